@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Node holds what the storage node's own code counts.
+// Node has the metrics that the storage node's code increments.
 type Node struct {
 	namespaces *namespaces
 
@@ -41,9 +41,9 @@ type Node struct {
 
 	ScrubbedBlocks prometheus.Counter
 	ScrubbedBytes  prometheus.Counter
-	CorruptBlocks  *prometheus.CounterVec // reason: where it was noticed
-	// UnreadableBlocks were dropped because their device cannot read them.
-	UnreadableBlocks *prometheus.CounterVec // reason: where it was noticed
+	CorruptBlocks  *prometheus.CounterVec // reason: where the corruption was detected
+	// UnreadableBlocks counts blocks that were dropped because their device cannot read them.
+	UnreadableBlocks *prometheus.CounterVec // reason: where the failure was detected
 
 	Syncs        prometheus.Counter
 	SyncFailures prometheus.Counter
@@ -129,9 +129,9 @@ func (r registrar) vec(name, help, label string) *prometheus.CounterVec {
 	return c
 }
 
-// reasons is a counter by reason, with every reason that there is: each is in its help
-// and exported as 0 from the start. A series that begins with its first count has no
-// increase for an alert to see.
+// reasons registers a counter by reason with all its reasons. Each reason is in the help text and
+// exported as 0 from the start, because an alert sees no increase in a series that begins with its
+// first count.
 func (r registrar) reasons(name, help string, all ...string) *prometheus.CounterVec {
 	c := r.vec(name, help+" ("+strings.Join(all, ", ")+").", "reason")
 	for _, reason := range all {
