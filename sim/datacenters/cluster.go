@@ -138,14 +138,14 @@ func newCluster(o Options, seed uint64) (*cluster, error) {
 	return c, nil
 }
 
-// doorFactor is the bandwidth of a cluster's egress and ingress relative to the link, so that only
+// accessFactor is the bandwidth of a cluster's egress and ingress relative to the link, so that only
 // the link is a bottleneck.
-const doorFactor = 16
+const accessFactor = 16
 
 func (c *cluster) buildLink() error {
 	b := c.opts.System.EgressBytes
-	door := flow.WANCluster{Egress: doorFactor * b, Ingress: doorFactor * b}
-	prefill, pd := door, door
+	access := flow.WANCluster{Egress: accessFactor * b, Ingress: accessFactor * b}
+	prefill, pd := access, access
 	prefill.Name, pd.Name = "prfaas", "pd"
 	wan, err := flow.WAN{Clusters: []flow.WANCluster{prefill, pd}, Links: [][]float64{{0, b}, {b, 0}}}.Build(c.net)
 	if err != nil {
