@@ -1680,7 +1680,7 @@ type ReadRequest struct {
 	// more_destinations are further windows of the same engine, for fragments.
 	MoreDestinations [][]byte `protobuf:"bytes,12,rep,name=more_destinations,json=moreDestinations,proto3" json:"more_destinations,omitempty"`
 	// alone finds each piece by itself. The pieces are those of one epoch of a mixed match; that
-	// epoch need not have the blocks between them.
+	// epoch need not have the other blocks.
 	Alone bool `protobuf:"varint,13,opt,name=alone,proto3" json:"alone,omitempty"`
 	// suffix allows block_ids to begin with any block of the prompt; the blocks of pieces count from
 	// that block. It requires a tree namespace with one full group.
