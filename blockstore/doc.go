@@ -64,9 +64,9 @@
 //
 // # Guarantees
 //
-//   - exact-or-miss: Read returns bytes whose header names the wanted block and whose every layer
-//     has the writer's checksum, or ErrStale (reused) or ErrCorrupt (drop the block). Both are
-//     misses.
+//   - exact-or-miss: Read returns the bytes only if the header names the requested block and every
+//     layer has the writer's checksum. Otherwise it returns ErrStale (the slot was reused) or
+//     ErrCorrupt (drop the block). Both are misses.
 //   - data-before-index: Commit refuses a slot whose write has not completed.
 //   - pinned-stays: a slot with a reader is not reused; a read checks the
 //     generation again after the device is done.

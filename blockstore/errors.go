@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 )
 
-// The sentinel errors differ in what the caller should do.
+// The sentinel errors differ in the reaction that they require of the caller.
 var (
 	// ErrFull: no slot of that size is free. Evict, Free, and try again. The error is a *FullError.
 	ErrFull = errors.New("store is full")
@@ -15,7 +15,7 @@ var (
 	// or treat the read as a miss.
 	ErrVolumeFailed = errors.New("volume has failed")
 	// ErrFloor: the file system is below the free-space floor, or a volume cannot be written any
-	// more. Refuse writes; reads go on.
+	// more. Refuse writes; reads still work.
 	ErrFloor = errors.New("no volume takes writes")
 	// ErrTooLarge: no segment can hold a slot of that size. Refuse the namespace.
 	ErrTooLarge = errors.New("slot does not fit a segment")

@@ -315,7 +315,7 @@ func TestOpenFaults(t *testing.T) {
 }
 
 // TestSyncFailure: a volume whose sync failed takes no more writes, reports its state, and is read
-// as before. The other volume goes on.
+// as before. The other volume works as before.
 func TestSyncFailure(t *testing.T) {
 	bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), rules(t, ""))
 	s := mustOpenBroken(t, Options{SegmentBytes: 64 << 10, StripeBytes: 16 << 10}, bad, memio.New(memio.Options{Path: "good"}))

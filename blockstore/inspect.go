@@ -51,7 +51,7 @@ func ofVolume(name string) bool {
 	return segment || name == ondisk.SuperblockName || name == ondisk.CatalogueName
 }
 
-// inspectSuperblock prints both copies and returns the one that counts, if any.
+// inspectSuperblock prints both copies and returns the newest valid one, if any.
 func inspectSuperblock(ctx context.Context, dev blockio.Device, w io.Writer) (ondisk.Superblock, error) {
 	b, err := readFile(ctx, dev, ondisk.SuperblockName, 0, ondisk.SuperblockFileBytes)
 	if err != nil {

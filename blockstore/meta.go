@@ -188,7 +188,7 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	return nil
 }
 
-// errProbeLate: a probe took so long that the store continued without its result.
+// errProbeLate: a probe took longer than SlowAfter, and the store continued without its result.
 var errProbeLate = errors.New("the probe did not complete in time")
 
 // probe tests a volume that is not ok: it writes the newest superblock and catalogue to the volume

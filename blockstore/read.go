@@ -117,8 +117,8 @@ func (s *Store) prepareRead(r *Read, body, head *job) error {
 	return nil
 }
 
-// retry repeats a failed job once, by itself: an error that occurs again is persistent. If the
-// catalogue cannot be read either, the error counts as the volume's and not as the block's.
+// retry repeats a failed job once, as a single request: an error that occurs again is persistent.
+// If the catalogue cannot be read either, the error counts as the volume's and not as the block's.
 func (j *job) retry(ctx context.Context) {
 	if j.outcome == nil || j.volume == nil || volumesFault(j.outcome) == nil || !j.volume.dev.health().Reads() {
 		return

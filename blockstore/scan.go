@@ -250,7 +250,7 @@ func (w *segmentScan) slots(ctx context.Context, first, n uint32) error {
 	return nil
 }
 
-// alone reads one slot by itself, after a read of several slots failed.
+// alone reads a single slot, after a read of several slots failed.
 func (w *segmentScan) alone(ctx context.Context, slot uint32, buf []byte) error {
 	return doOne(ctx, w.segment.volume.dev, blockio.Request{Op: blockio.Read, File: w.segment.file, Offset: w.header.SlotOffset(slot), Bufs: [][]byte{buf}})
 }

@@ -29,7 +29,7 @@ type ScrubResult struct {
 	// Next is the slot to continue from. Done is set, and Next is 0, after the last slot.
 	Next kv.Extent
 	Done bool
-	// Slots and Bytes count what was read, Corrupt and Unreadable the reported slots.
+	// Slots and Bytes count the verified slots, Corrupt and Unreadable the reported ones.
 	Slots, Bytes, Corrupt, Unreadable int64
 }
 

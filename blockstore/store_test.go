@@ -31,7 +31,7 @@ func TestConcurrent(t *testing.T) {
 	}
 	done := make(chan struct{})
 	var side sync.WaitGroup
-	side.Go(func() { // operations beside the traffic
+	side.Go(func() { // operations that run concurrently with reads and writes
 		for {
 			select {
 			case <-done:

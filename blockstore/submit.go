@@ -184,7 +184,7 @@ func (m *submission) do(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// again retries a failed job by itself.
+// again retries a failed job as a single request.
 func (j *job) again(ctx context.Context, op blockio.Op) error {
 	j.twice = true
 	r := blockio.Request{Op: op, File: j.file, Offset: j.offset, Bufs: [][]byte{j.bufs[0]}}

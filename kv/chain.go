@@ -17,8 +17,8 @@ const rootDomain = "penstock kv chain v1\x00"
 // not usable; make one with Namespace.Chain or NewChain. A Chain is a value:
 // copying it forks the prompt.
 //
-// The formulas, for implementations in other languages (test vectors are in
-// testdata/chain_vectors.json; all integers are little endian):
+// The formulas are the following, for implementations in other languages. Test vectors are in
+// testdata/chain_vectors.json. All integers are little endian:
 //
 //	root  = SHA-256("penstock kv chain v1\x00" ‖ u32 len(tenant) ‖ tenant ‖ u32 len(name) ‖ name
 //	                ‖ u32 len(salt) ‖ salt ‖ u32 BlockTokens)[:16]
@@ -63,8 +63,8 @@ func (c Chain) Resume(parent BlockID) Chain {
 	return c
 }
 
-// Salt returns a chain whose next ids also depend on extra. Pass in extra what the KV
-// depends on besides the tokens: an adapter, a cache salt, the hash of an image.
+// Salt returns a chain whose next ids also depend on extra. extra has the inputs of the KV apart
+// from the tokens: an adapter, a cache salt, the hash of an image.
 //
 //	tip = SHA-256("penstock kv salt v1\x00" ‖ tip ‖ u32 len(extra) ‖ extra)[:16]
 func (c Chain) Salt(extra []byte) Chain {

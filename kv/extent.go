@@ -13,9 +13,9 @@ import "fmt"
 type Extent uint64
 
 const (
-	// MaxVolumes is how many volumes one storage node can have.
+	// MaxVolumes bounds the volumes of one storage node.
 	MaxVolumes = 1 << 8
-	// MaxSegments is how many segments one volume can have.
+	// MaxSegments bounds the segments of one volume.
 	MaxSegments = 1 << 24
 )
 

@@ -26,8 +26,8 @@ const (
 // bytes that do not fit one.
 var ErrGeometry = errors.New("bad geometry")
 
-// GroupKind says which blocks of a prefix a layer group needs before the prefix
-// can be reused.
+// GroupKind is the rule for the blocks of a prefix that a layer group needs before the prefix can
+// be reused.
 type GroupKind uint8
 
 const (

@@ -33,7 +33,7 @@ const MaxEpoch Epoch = math.MaxInt64
 // is invalid.
 type NamespaceID uint32
 
-// IndexKind says how the blocks of a namespace are found.
+// IndexKind is the way in which the blocks of a namespace are found.
 type IndexKind uint8
 
 const (

@@ -362,7 +362,7 @@ func BenchmarkPut(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				if len(entries) == 0 {
-					// Stopping the timer is expensive, so many chains are made at a time.
+					// Stopping the timer is expensive, so each stop makes a large number of chains.
 					b.StopTimer()
 					for range 64 {
 						entries = append(entries, benchEntries(benchIDs(i), i*benchChain)...)

@@ -108,8 +108,8 @@ func (s *slots) put(r kv.Ref) {
 	delete(s.used, r)
 }
 
-// TestConcurrent lets writers, readers, evictors, movers, bumps, deletes and relocations run
-// against each other. At the end the index refers to exactly the slots that were handed out and not
+// TestConcurrent runs writers, readers, evictors, movers, bumps, deletes and relocations
+// concurrently. At the end the index refers to exactly the slots that were handed out and not
 // returned.
 func TestConcurrent(t *testing.T) {
 	for _, kind := range evict.Kinds() {

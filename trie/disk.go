@@ -295,8 +295,8 @@ func (d *disk) driveRecovered() {
 	}
 }
 
-// repair waits until inFlight is 0, writes the reverts, and accepts commits again. It
-// returns early if the drive fails again; driveRecovered then starts it anew.
+// repair waits until inFlight is 0, writes the reverts, and accepts commits again. It returns early
+// if the drive fails again; driveRecovered then starts repair again.
 func (d *disk) repair() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -396,7 +396,7 @@ func (d *disk) awaitIdle() error {
 	return nil
 }
 
-// pebbleLog writes Pebble's messages to slog. After Fatalf the process goes on.
+// pebbleLog writes Pebble's messages to slog. After Fatalf the process continues.
 type pebbleLog struct {
 	log   *slog.Logger
 	fatal atomic.Pointer[string]

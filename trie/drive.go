@@ -28,11 +28,11 @@ const (
 // operation succeeds, instead of returning the drive's error. It calls onFault while an operation
 // fails or hangs.
 //
-// After a failed sync, a second sync may succeed without the data: the kernel may have
-// dropped the pages that it could not write. So driveFS keeps what was written to a log
-// or a manifest since the file's last sync, and writes it again before the next sync.
-// It keeps nothing of a table: it returns the error of the failed sync when the drive
-// works again, and Pebble writes a new table.
+// After a failed sync, a second sync may succeed without the data: the kernel may have dropped the
+// pages that it could not write. So driveFS keeps the bytes written to a log or a manifest since
+// the file's last sync, and writes them again before the next sync. It keeps no bytes of a table:
+// it returns the error of the failed sync when the drive works again, and Pebble writes a new
+// table.
 type driveFS struct {
 	vfs.FS
 	// retry is false while the index is being opened: an error then fails Open.

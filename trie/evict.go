@@ -147,8 +147,8 @@ func (e *eviction) byPolicy() (more bool) {
 	for range victimsPerStep {
 		n, ok := t.policy.Victim(&looks, t.evictable)
 		if !ok {
-			// When the looks are used up the eviction still goes on: each look spent a touch, moved
-			// a node to another queue or parked it, so the number of looks is finite.
+			// When the looks are used up the eviction continues: each look spent a touch, moved a
+			// node to another queue or parked it, so the number of looks is finite.
 			return looks <= 0
 		}
 		t.policy.Evicted(n, t.contentKey(n))

@@ -166,8 +166,8 @@ func (m *model) suffix(ns int, epoch kv.Epoch, ids []kv.BlockID) (pieces []*mpie
 	return pieces
 }
 
-// longest tries every length, the longest first, and for each every epoch from
-// newest to oldest, the newest first.
+// longest tries every length in descending order, and for each length every epoch of the range, the
+// newest first.
 func (m *model) longest(ns int, def kv.Namespace, oldest, newest kv.Epoch, ids []kv.BlockID) (int, kv.Epoch, []*mpiece) {
 	for n := len(ids); n > 0; n-- {
 		for e := newest; e >= oldest; e-- {

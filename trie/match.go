@@ -70,7 +70,7 @@ type MatchOptions struct {
 	// Epoch is the newest epoch that may match; 0 means the namespace's newest.
 	Epoch kv.Epoch
 	// Oldest is the oldest epoch that may match; 0 means only Epoch. Each live epoch from Oldest to
-	// Epoch is matched by itself, and the longest match is returned; among equal lengths, that of
+	// Epoch is matched separately, and the longest match is returned; among equal lengths, that of
 	// the newest epoch. All blocks of the match have one epoch.
 	Oldest kv.Epoch
 	// Mix allows blocks of different epochs of the range in one match: each block has the newest
@@ -201,7 +201,7 @@ func (w *walk) longest(opts *MatchOptions) (Match, bool) {
 	return m, true
 }
 
-// wants reports whether a match may be of epoch e.
+// wants reports whether the range of o includes the epoch e.
 func (o *MatchOptions) wants(ns *namespace, e kv.Epoch) bool {
 	newest := o.Epoch
 	if newest == 0 {

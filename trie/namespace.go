@@ -62,7 +62,7 @@ func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error
 	epochs := def.Live()
 	live := make([]*space, len(epochs))
 	var fresh []*space
-	// The oldest epoch comes first: serials grow with the epochs.
+	// The loop begins with the oldest epoch, so that serials grow with the epochs.
 	for i, e := range slices.Backward(epochs) {
 		if live[i] = ns.version(e); live[i] == nil || wipe {
 			next.Serial++

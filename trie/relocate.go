@@ -88,7 +88,7 @@ func (t *Trie) openFresh(dir string) (*disk, error) {
 	}, func(late *disk) { t.logDisposed(late.dir, late.discard()) })
 }
 
-// within returns what f returns, or an error if f takes longer than limit. A value that f returns
+// within returns the results of f, or an error if f takes longer than limit. A value that f returns
 // later is passed to late.
 func within[T any](limit time.Duration, what string, f func() (T, error), late func(T)) (T, error) {
 	type outcome struct {

@@ -146,7 +146,7 @@ func (s Stats) String() string {
 	return b.String()
 }
 
-// String prints what Open found on one line.
+// String prints the counts on one line.
 func (s LoadStats) String() string {
 	return fmt.Sprintf("loaded %d  stale epoch %d  orphans %d  duplicates %d  corrupt %d", s.Loaded, s.StaleEpoch, s.Orphans, s.Duplicates, s.Corrupt)
 }

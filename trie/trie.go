@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/trie/evict"
 )
 
-// A Trie is the prefix index of one storage node. All methods may be called
-// concurrently unless they say otherwise.
+// A Trie is the prefix index of one storage node. All methods may be called concurrently, unless
+// their comments forbid it.
 type Trie struct {
 	opts Options
 	// disk changes only in Relocate, with defMu held and records held for writing.

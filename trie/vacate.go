@@ -39,7 +39,7 @@ const vacancyChoices = 7
 const markKnown = 1 << vacancyChoices
 
 // CheapestVacancy looks for a range that can be emptied without removing a held piece. A piece is
-// held if it is leased, pending or being read (reading reports that for its slot), or is an
+// held if it is leased, pending, or being read, which reading reports for its slot, or if it is an
 // ancestor of such a piece. ranges do not overlap and are in the order of preference. Of the first
 // few ranges that can be emptied, the one that evicts the fewest bytes is chosen. ok is false if no
 // range can be emptied.

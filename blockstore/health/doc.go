@@ -14,7 +14,7 @@
 // volume whose disk never completes a request fails. A disk whose writes or flushes hang is still
 // read, until a read hangs.
 //
-// # What each state permits
+// # Requests permitted in each state
 //
 //	state     new blocks   sync and catalogue   reads   probes
 //	ok        yes          yes                  yes     no

@@ -103,10 +103,10 @@ type Options struct {
 	// HungAfter is the time without a completion after which a request hangs and the
 	// volume fails. Default 10 s.
 	HungAfter time.Duration
-	// WriteErrors and ReadErrors are how many errors in a row, without a success of the same kind
-	// between them, make the volume fail. Defaults 3 and 16: failed reads may have one cause, a bad
-	// sector that several readers request. A single failed sync makes the volume fail, because the
-	// system may have dropped data that it could not write.
+	// WriteErrors and ReadErrors are the numbers of errors in a row, without a success of the same
+	// kind between them, after which the volume fails. Defaults 3 and 16: failed reads may have one
+	// cause, a bad sector that several readers request. A single failed sync makes the volume fail,
+	// because the system may have dropped data that it could not write.
 	WriteErrors, ReadErrors int
 	// ProbeEvery is the time between two probes. It doubles with each failed probe, up to ProbeMax.
 	// Defaults 1 s and 30 s.

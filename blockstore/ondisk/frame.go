@@ -20,7 +20,7 @@ const (
 	lengthOff   = 20
 )
 
-// The sentinel errors differ in what the caller should do.
+// The sentinel errors differ in the reaction that they require of the caller.
 var (
 	// ErrBlank: there is no record of the expected kind. The place is free, or holds something
 	// else.

@@ -54,8 +54,7 @@ func encodeSlot(t testing.TB, h SlotHeader) []byte {
 	return b
 }
 
-// TestRecords shows the bytes of the examples that doc.go draws, and decodes
-// them again.
+// TestRecords shows the bytes of the examples in doc.go, and decodes them again.
 func TestRecords(t *testing.T) {
 	datadriven.RunTest(t, "testdata/records.td", func(t *testing.T, d *datadriven.TestData) string {
 		var b []byte

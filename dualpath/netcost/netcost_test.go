@@ -244,7 +244,7 @@ func TestStaleness(t *testing.T) {
 	}
 }
 
-// TestNearer is Proposition 1 as a property: it agrees with the costs.
+// TestNearer is Proposition 1 as a property: Wins agrees with a comparison of the costs.
 func TestNearer(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	wins := 0

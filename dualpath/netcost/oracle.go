@@ -230,7 +230,7 @@ type way struct {
 	bandwidth, latency float64
 }
 
-// way returns the way between two instances.
+// way returns the bandwidth and the latency of one more transfer between two instances.
 func (o *Oracle[K]) way(from, to K, see signals) way {
 	t := o.snapshot.Tier(from, to)
 	return way{t, o.bandwidth(from, t, see), o.snapshot.Latency[t].Seconds()}

@@ -2,7 +2,7 @@ package prfaas
 
 import "fmt"
 
-// Side is the side that prefills a prompt.
+// Side is the cluster that prefills a prompt: the PD cluster or a PrfaaS cluster.
 type Side uint8
 
 // The sides.

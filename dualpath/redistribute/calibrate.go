@@ -214,10 +214,10 @@ func (f *Fit) judge(samples []Sample, weights []float64) {
 // flows on a link that is not full.
 const flat = 0.15
 
-// FitContention returns the contention of a fabric that was measured alone (loaded[0]) and beside
-// 1, 2, … other flows. Free is the number of flows up to which the time, for rows of p, is flat;
-// the factors are the increases of probe and byte time with one more flow. The result is zero if
-// the time is always flat, or was only measured alone.
+// FitContention returns the contention of a fabric that was measured without other flows
+// (loaded[0]) and with 1, 2, … other flows. Free is the number of flows up to which the time, for
+// rows of p, is flat; the factors are the increases of probe and byte time with one more flow. The
+// result is zero if the time is always flat, or was only measured alone.
 func FitContention(p Payload, rows int, loaded []Fabric) Contention {
 	bytes := p.RouteBytes(rows, 1)
 	for k, f := range loaded {

@@ -85,8 +85,8 @@ func TestCalibrateFallsBack(t *testing.T) {
 	}
 }
 
-// TestFitContention: the paper's contention is found from the fabric beside 0 to 4 flows. A fabric
-// that stays flat, or was only measured alone, has none.
+// TestFitContention finds the paper's contention from measurements with 0 to 4 other flows. A
+// fabric that stays flat, or was only measured without other flows, has none.
 func TestFitContention(t *testing.T) {
 	p, f := DeepSeekV2Lite(), ibgda(t)
 	var loaded []Fabric

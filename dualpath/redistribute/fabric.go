@@ -27,11 +27,11 @@ type Fabric struct {
 	Contention Contention `json:"contention,omitzero" yaml:"contention"`
 }
 
-// Contention is the model of section 8, "Congestion": beside up to Free other flows a round trip
-// takes as long as alone. With one more flow the link is fully subscribed: the probe takes Probe
-// times as long, and a byte Transfer times as long. Beyond that, both times grow in proportion to
-// the number of flows, as shares of a full link do; the paper's measurements end at that point. The
-// zero value has no effect.
+// Contention is the model of section 8, "Congestion": with up to Free other flows a round trip
+// takes as long as without them. With one more flow the link is fully subscribed: the probe takes
+// Probe times as long, and a byte Transfer times as long. Beyond that, both times grow in
+// proportion to the number of flows, as shares of a full link do; the paper's measurements end at
+// that point. The zero value has no effect.
 type Contention struct {
 	Free     int     `json:"free_flows,omitempty" yaml:"free_flows"`
 	Probe    float64 `json:"probe_factor,omitempty" yaml:"probe_factor"`
@@ -88,9 +88,9 @@ func (f Fabric) Validate() error {
 // Fabrics returns the five fabrics that the paper measured, in the order of its Table 2, with the
 // probe and the bandwidth of a single thread block. Bulk is the peak of the pair's link (section 8;
 // for PCIe Gen4 it is the fitted bandwidth, which the wire bounds). The paper states a turnaround
-// only for the first. The Contention of the first has the ratio of the measured probes beside three
-// flows and beside none, 39.5/14.5, and 2.2 for the bytes, which agrees with both 95 us at 256 rows
-// and 250 us at 1024.
+// only for the first. The Contention of the first has the ratio of the measured probes with and
+// without three other flows, 39.5/14.5, and 2.2 for the bytes, which agrees with both 95 us at 256
+// rows and 250 us at 1024.
 func Fabrics() []Fabric {
 	const us, gb = 1e-6, 1e9
 	return []Fabric{

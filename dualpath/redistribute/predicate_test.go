@@ -123,7 +123,7 @@ func TestPaper(t *testing.T) {
 	near(t, "MQ-10 slowest", high, 48e-6, 0.12)
 }
 
-// TestCongestion is MQ-12: times are flat beside two flows, and increase with the third.
+// TestCongestion is MQ-12: times are flat with two other flows, and increase with the third.
 func TestCongestion(t *testing.T) {
 	f, p := ibgda(t), DeepSeekV2Lite()
 	alone := f.RoundTrip(p.RouteBytes(1024, 1))

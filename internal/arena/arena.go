@@ -20,7 +20,7 @@ const MaxSizeBytes = int64(1<<31-1) / hugePages * hugePages * Granule
 // hugePages is the number of granules in a huge page.
 const hugePages = sys.HugePageSize / Granule
 
-// The sentinel errors differ in what the caller should do.
+// The sentinel errors differ in the reaction that they require of the caller.
 var (
 	// ErrBusy: the arena is full and the queue of its waiters too. The caller answers Busy to the
 	// client.
@@ -166,7 +166,7 @@ func (a *Arena) try(sizeBytes int, q *queue) (Buffer, error) {
 
 // Alloc lends sizeBytes, rounded up to a multiple of Granule. It waits, in order of arrival, until
 // that many contiguous bytes are free or ctx is done, and then returns ctx's error. It returns
-// ErrBusy at once if the queue is full. The memory contains what the previous holder wrote.
+// ErrBusy at once if the queue is full. The memory contains the bytes of its previous holder.
 func (a *Arena) Alloc(ctx context.Context, sizeBytes int) (Buffer, error) {
 	return a.alloc(ctx, sizeBytes, &a.waiting)
 }

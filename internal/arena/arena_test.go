@@ -288,7 +288,7 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestHugeTLBFallsBack asks for more reserved pages than there are.
+// TestHugeTLBFallsBack requests more reserved pages than exist.
 func TestHugeTLBFallsBack(t *testing.T) {
 	pool, err := sys.ReadHugePages()
 	if err != nil {

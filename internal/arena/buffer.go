@@ -7,8 +7,8 @@ import (
 )
 
 // Buffer is a piece of an Arena on loan: a small value, to be passed by value. The caller of Alloc,
-// or the owner to whom the caller passed the Buffer, calls Release once. The zero Buffer holds
-// nothing, and releasing it does nothing.
+// or the function to which it passed the Buffer, calls Release once. The zero Buffer holds nothing,
+// and releasing it does nothing.
 type Buffer struct {
 	arena       *Arena
 	page, pages uint32

@@ -76,8 +76,7 @@ func mapKind(o Options, hugetlb bool) (region, error) {
 	return r, nil
 }
 
-// settle asks for huge pages, makes every page resident, and keeps users' data
-// out of core dumps.
+// settle requests huge pages, makes every page resident, and keeps users' data out of core dumps.
 func (r *region) settle(hugetlb bool) error {
 	if !hugetlb {
 		// A kernel without transparent huge pages refuses the advice; Kind then reports Small.

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// takers records, by first page, who took each Buffer that is out.
+// takers records, by first page, the call stack that took each lent Buffer.
 type takers struct {
 	by map[uint32]taker
 }

@@ -29,7 +29,7 @@ const (
 	era    = 0xa0761d6478bd642f
 )
 
-// mask keeps constant products in 64 bits.
+// mask truncates products of constants to 64 bits.
 const mask = 1<<64 - 1
 
 // word returns word i of the content.
@@ -41,8 +41,8 @@ func scramble(x uint64) uint64 { return (x ^ x>>32) * factor }
 // executes several multiplications in parallel.
 const stepBytes = 32
 
-// From returns the content from an offset on, which is in bytes and a multiple of 8. So a layer of
-// a block can be generated or compared by itself.
+// From returns the content from an offset on, which is in bytes and a multiple of 8. So a single
+// layer of a block can be generated or compared.
 func (c Content) From(offset int64) Content { return Content{c.seed + uint64(offset/8)*stride} }
 
 // Fill writes the content to b.

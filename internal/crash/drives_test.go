@@ -349,7 +349,7 @@ func segmentBytes(t *testing.T, mount string) (sum int64) {
 	return sum
 }
 
-// discarded returns the bytes that the device was told to discard (Linux, Documentation/block/stat.rst).
+// discarded returns the number of discarded bytes of the device (Linux, Documentation/block/stat.rst).
 func discarded(t *testing.T, m mapped) int64 {
 	t.Helper()
 	var st syscall.Stat_t

@@ -52,9 +52,9 @@ type Report struct {
 	// Server is the address of the node. Node is its name.
 	Server string `json:"server"`
 	Node   string `json:"node,omitempty"`
-	// What is announced, gap, down or back. A report with announced means that all blocks of the
-	// node are published; Namespaces and Blocks count them. Reason is the cause of a gap, or the
-	// reason why the node is down.
+	// What is the kind of the report: announced, gap, down or back. A report with announced means
+	// that all blocks of the node are published; Namespaces and Blocks count them. Reason is the
+	// cause of a gap, or the reason why the node is down.
 	What       string `json:"what"`
 	Namespaces int    `json:"namespaces"`
 	Blocks     int    `json:"blocks"`

@@ -100,7 +100,8 @@ func load(t *testing.T) []*pkg {
 	return pkgs
 }
 
-// ours returns the path relative to the module, and whether the package is in the module.
+// ours returns the path of a package relative to the module, and whether the package belongs to the
+// module.
 func ours(importPath string) (string, bool) {
 	if importPath == module {
 		return ".", true

@@ -67,7 +67,7 @@ func TestFindKernelTakesTheNewestThatIsWhole(t *testing.T) {
 	}
 }
 
-// TestArchive: another implementation of the format reads what archive writes.
+// TestArchive: another implementation of the format reads the archive.
 func TestArchive(t *testing.T) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {

@@ -31,8 +31,9 @@ type Result struct {
 	// dropped in between.
 	LostBlocks int64
 
-	// StoredBlocks and WrittenBytes count what this replay stored, ExistedBlocks the blocks that
-	// were stored before. RefusedBlocks counts the other blocks, by reason.
+	// StoredBlocks and WrittenBytes count the blocks and bytes that this replay stored,
+	// ExistedBlocks the blocks that were stored before. RefusedBlocks counts the other blocks, by
+	// reason.
 	StoredBlocks, ExistedBlocks, WrittenBytes int64
 	RefusedBlocks                             map[string]int64
 	// BusyMatches, BusyReads and BusyWrites count the calls refused for lack of room, MissedCalls

@@ -13,7 +13,7 @@ const Align = 4096
 // MaxBatch is the largest number of requests in one Do.
 const MaxBatch = 1024
 
-// The sentinel errors differ in what the caller should do.
+// The sentinel errors differ in the reaction that they require of the caller.
 var (
 	// ErrAlign: an offset, length, size or address is misaligned. Fix the caller.
 	ErrAlign = errors.New("offset, length or address is not a multiple of 4096")

@@ -318,7 +318,8 @@ func budgetAgainstModel(t *testing.T, steps []byte) {
 	}
 	cancel()
 	for _, w := range waiting {
-		// A waiter that gives up may admit those behind it, before they give up as well.
+		// When a waiter gives up, smaller requests in the queue after it may be admitted, before
+		// they give up as well.
 		switch err := <-w.done; {
 		case err == nil:
 			sum += w.n

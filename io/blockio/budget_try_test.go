@@ -5,8 +5,8 @@ import (
 	"testing/synctest"
 )
 
-// TestTryAcquire: TryAcquire takes what fits and never overtakes a waiting caller. Like Acquire, it
-// admits a request larger than the limit when nothing else is in flight.
+// TestTryAcquire: TryAcquire takes bytes that are free, and never overtakes a waiting caller. Like
+// Acquire, it admits a request larger than the limit when nothing else is in flight.
 func TestTryAcquire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, err := NewBudget(BudgetOptions{MinBytes: 4 * Align, MaxBytes: 4 * Align})

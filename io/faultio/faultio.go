@@ -255,7 +255,7 @@ func (p *plan) mix(whole, old []byte) []byte {
 }
 
 // finish sets the request's outcome, damages the data of a read, and records the fault. If the
-// request failed by itself, the fault had no effect and is not recorded.
+// request failed for another reason, the fault had no effect and is not recorded.
 func (p *plan) finish(prog *program, r *blockio.Request) {
 	r.Err = p.send.Err
 	if p.rule == nil {

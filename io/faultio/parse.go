@@ -20,7 +20,7 @@ const (
 )
 
 // Parse reads rules, in the language of the package comment. An error has the position, in bytes
-// from the start, and what was expected.
+// from the start, and the expected words.
 func Parse(text string) (*Rules, error) {
 	p := &parser{text: text}
 	rules := &Rules{}

@@ -99,7 +99,7 @@ func (r rule) String() string {
 	return "(" + strings.Join(words, " ") + ")"
 }
 
-// call is the argument of predicates.
+// call describes one call of the device. Predicates test it.
 type call struct {
 	kind          Kind
 	files         []string

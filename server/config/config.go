@@ -58,8 +58,7 @@ type DataPlane struct {
 }
 
 // Encrypted reports whether the data plane's connections are encrypted. With a certificate they are
-// by default, because an operator who configures one expects that no KV leaves the node in plain
-// text.
+// by default, because a node with a certificate should not send KV in plain text.
 func (c *Config) Encrypted() bool { return c.Auth.TLSCert != "" && c.DataPlane.TLS != "off" }
 
 // Auth protects the control plane, over which the data plane's token is sent.

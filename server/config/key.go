@@ -18,9 +18,9 @@ const EnvPrefix = "PENSTOCK_"
 // a node.
 var clientEnv = []string{"PENSTOCK_SERVER", "PENSTOCK_PLANNER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA", "PENSTOCK_CERT", "PENSTOCK_KEY", "PENSTOCK_FORMAT", "PENSTOCK_TRACES"}
 
-// serviceEnv matches what Kubernetes puts into every pod for a Service whose name is penstock, or
-// begins with "penstock-": PENSTOCK_SERVICE_HOST, PENSTOCK_PORT, PENSTOCK_PORT_7420_TCP_ADDR, … The
-// operator did not set them, so they are no errors.
+// serviceEnv matches the variables that Kubernetes sets in every pod for a Service whose name is
+// penstock, or begins with "penstock-": PENSTOCK_SERVICE_HOST, PENSTOCK_PORT,
+// PENSTOCK_PORT_7420_TCP_ADDR, … The operator did not set them, so they are no errors.
 var serviceEnv = regexp.MustCompile(`^PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
 // A Key is one setting: its path in YAML, its help text, and a reference to its field.

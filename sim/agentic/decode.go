@@ -49,8 +49,8 @@ func newDecoder(c *Cluster, g *decodeGroup, n *node, id dualpath.EngineID) *deco
 	return e
 }
 
-// report fills in the group's reports. The free HBM in a report leaves out what assigned requests
-// will need.
+// report fills in the group's reports. The free HBM in a report does not include the part that
+// assigned requests will need.
 func (g *decodeGroup) report(nodes int, at []node) {
 	g.init(g.c, g.id, len(g.engines), at[:nodes], func(out []dualpath.EngineReport) {
 		for i, e := range g.engines {

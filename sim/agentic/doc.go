@@ -14,7 +14,7 @@
 //	                           over compute NICs, during the step        what it does not have, likewise
 //	     DE's memory ─► DE's compute NIC ─► HBM ─► decode: the whole batch, a token a step ─► next round
 //
-// # What is modelled, and where it comes from
+// # The model and its sources
 //
 //   - A storage NIC serves one request after the other at its full rate.
 //   - A compute NIC serves one transfer after the other, in each direction. A transfer occupies the

@@ -12,7 +12,7 @@
 //	   │     Long: every period ─► N_p, N_d                                                                 │
 //	   └── next turn of the session ◄── L_out steps of T_decode ◄── N_d instances, BS_max at a time ◄───────┘
 //
-// # What is modelled
+// # The model
 //
 //   - Arrivals are Poisson at a rate, or a closed loop with a constant number of requests in the
 //     system, which shows the highest throughput. With Turns above 1, a request is followed, after

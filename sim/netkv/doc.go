@@ -10,7 +10,7 @@
 //	                 hits, memory,    │    ▼
 //	                 queue, batch ────┘   Begin … End             oracle: refreshed every Refresh from the links' background
 //
-// # What the paper does not print
+// # Parameters that the paper does not print
 //
 // Paper returns the parameters that the paper's text gives or its tables determine. The prefill
 // instances are in both servers of the first rack: tiers 0 and 1 are never used, and a scheduler

@@ -1,8 +1,8 @@
-// Package reproduce compares the papers' tables with our values. A suite is one paper:
-// it runs the simulators and the closed forms and reports cells. Each cell has the
-// published value, our value, and the accepted range of our value. The package
-// simulates nothing itself and makes no decisions. Suite.Drives names the production
-// code that a suite runs, and whether a server runs it too.
+// Package reproduce compares the papers' tables with reproduced values. A suite is one paper: it
+// runs the simulators and the closed forms and reports cells. Each cell has the published value,
+// the reproduced value ("ours"), and the accepted range of the reproduced value. The package
+// simulates nothing itself and makes no decisions. Suite.Drives names the production code that a
+// suite runs, and whether a server runs it too.
 //
 //	Suite ── Run(ctx, *Report) ──┬── Table{Cells…} ──┐            ┌── WriteText      a terminal
 //	  netkv.go                   ├── Figure{Chart}   ├─ []Result ─┼── WriteMarkdown  docs/reproduction.md
@@ -16,11 +16,10 @@
 //	Within(id, name, unit, paper, ours, low, high)  ours within a range, published or not
 //	Holds(id, name, what is true)                   a statement, such as an order
 //
-// Each cell, or its table, has a Kind: Predicted, Fitted (one of our constants was chosen
-// to match the number, or another number of its figure or table), or Derived (arithmetic
-// on printed numbers). Totals count predictions with a published value. Comparing a
-// formula with a constant that it contains is not a cell. Report.Missing names the results
-// of a paper that have no cell.
+// Each cell, or its table, has a Kind: Predicted, Fitted (a constant of the simulation was chosen
+// to match the number, or another number of its figure or table), or Derived (arithmetic on printed
+// numbers). Totals count predictions with a published value. Comparing a formula with a constant
+// that it contains is not a cell. Report.Missing names the results of a paper that have no cell.
 //
 // A cell is out of range if ours lies outside Low..High: the reproduction then fails. A cell needs
 // a Note with the reason if it deviates from its published value by more than NoteAbove, or if its
@@ -47,9 +46,9 @@
 // belongs there. Tables and figures appear in the order in which a suite reports them, so a suite
 // reports from its own goroutine, after Each.
 //
-// A run with Options.Quick, for continuous integration, skips the longest simulations and
-// runs only the first seed. A suite reports what it skips by Report.LeftOut. The remaining
-// cells keep their ranges.
+// A run with Options.Quick, for continuous integration, skips the longest simulations and runs only
+// the first seed. A suite reports skipped simulations with Report.LeftOut. The remaining cells keep
+// their ranges.
 //
 // # Determinism
 //

@@ -58,8 +58,8 @@ type Result struct {
 	Tables  []Table  `json:"tables"`
 	Figures []Figure `json:"figures,omitempty"`
 	Drives  string   `json:"drives,omitempty"`
-	// Missing lists results of the paper that are not reproduced, LeftOut what a quick
-	// run skipped.
+	// Missing lists results of the paper that are not reproduced, LeftOut the simulations that a
+	// quick run skipped.
 	Missing []Omission `json:"not_reproduced,omitempty"`
 	LeftOut []Omission `json:"left_out,omitempty"`
 	// Err is the reason why the suite ended early, or nil.
@@ -131,8 +131,8 @@ func (r *Report) Missing(what, why string) {
 	r.missing = append(r.missing, Omission{what, why})
 }
 
-// Quick reports whether the suite must skip its longest simulations. The suite reports
-// what it skips by LeftOut.
+// Quick reports whether the suite must skip its longest simulations. The suite reports the skipped
+// ones with LeftOut.
 func (r *Report) Quick() bool { return r.opts.Quick }
 
 // LeftOut reports a simulation that a quick run skips.
@@ -160,7 +160,7 @@ func (r *Report) Figure(f Figure) {
 	r.figures = append(r.figures, f)
 }
 
-// Progress reports that done of total parts of what are complete.
+// Progress reports that done of total parts are complete; what names the work.
 func (r *Report) Progress(done, total int, what string) {
 	if r.opts.Progress != nil {
 		r.opts.Progress(r.suite, done, total, what)

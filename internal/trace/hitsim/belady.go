@@ -88,7 +88,7 @@ func (b *beladyCache) evictAfter(use, tip uint32) bool {
 	return true
 }
 
-// offer adds n to the leaves if it is one.
+// offer adds n to the leaves, if n is a leaf.
 func (b *beladyCache) offer(n uint32) {
 	if n != 0 && b.kids[n] == 0 {
 		b.leaves.add(n, b.next[n])
