@@ -238,10 +238,10 @@ func (o *Oracle) stateLocked() State {
 type collector struct{ o *Oracle }
 
 var (
-	upDesc         = prometheus.NewDesc("penstock_network_source_up", "1 if the oracle's source answered the last time it was asked.", []string{"source"}, nil)
+	upDesc         = prometheus.NewDesc("penstock_network_source_up", "1 if the last poll of the oracle's source succeeded, else 0.", []string{"source"}, nil)
 	ageDesc        = prometheus.NewDesc("penstock_network_source_age_seconds", "Time since the oracle's source last answered.", []string{"source"}, nil)
-	congestionDesc = prometheus.NewDesc("penstock_network_congestion_ratio", "Share of a tier of the network that others use, as the planner is told.", []string{"tier"}, nil)
-	bandwidthDesc  = prometheus.NewDesc("penstock_network_bandwidth_bytes_per_second", "Bandwidth of one path of a tier, as the planner is told.", []string{"tier"}, nil)
+	congestionDesc = prometheus.NewDesc("penstock_network_congestion_ratio", "Share of a tier of the network that other traffic uses, as reported to the planner.", []string{"tier"}, nil)
+	bandwidthDesc  = prometheus.NewDesc("penstock_network_bandwidth_bytes_per_second", "Bandwidth of one path of a tier, as reported to the planner.", []string{"tier"}, nil)
 )
 
 // Describe implements prometheus.Collector.
