@@ -51,7 +51,7 @@ type Node struct {
 
 	EventsDropped prometheus.Counter
 
-	Calls          *prometheus.CounterVec // road, method
+	Calls          *prometheus.CounterVec // transport, method
 	CallsMalformed prometheus.Counter
 
 	RecoverySeconds prometheus.Gauge
@@ -110,7 +110,7 @@ func NewNode(r prometheus.Registerer) *Node {
 
 		EventsDropped: reg.counter("events_dropped_total", "Events that a slow consumer missed."),
 
-		Calls:          reg.vec2("calls_total", "Calls over transports other than gRPC: messages over the data plane, or the local socket.", "road", "method"),
+		Calls:          reg.vec2("calls_total", "Calls over transports other than gRPC: messages over the data plane, or the local socket.", "transport", "method"),
 		CallsMalformed: reg.counter("calls_malformed_total", "Data sessions ended because a message was not a valid call, or there was no room for a reply."),
 
 		RecoverySeconds: reg.gauge("recovery_seconds", "Duration of the last start, from opening the volumes to serving."),
