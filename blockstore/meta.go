@@ -81,7 +81,7 @@ func (s *Store) onQuorum(what string, change func(v *volume) error) error {
 		}
 	}
 	if need := metaQuorum(s.membersCount()); held < need {
-		return fmt.Errorf("blockstore: %s: %d of %d volumes hold it, %d must: %w: %w", what, held, s.membersCount(), need, ErrFloor, errors.Join(errs...))
+		return fmt.Errorf("blockstore: %s: written to %d of %d volumes, want at least %d: %w: %w", what, held, s.membersCount(), need, ErrFloor, errors.Join(errs...))
 	}
 	for i, err := range errs {
 		if err != nil && s.volumes[i].dev.health().Syncs() {

@@ -318,7 +318,7 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 		byIndex[sb.Index] = c
 		count := int(sb.Count) - members.removed.len()
 		if count > given && !opts.Degraded {
-			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or set degraded to serve what is there: %w", c.path(), count, given, ErrForeign)
+			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or set degraded to serve the present volumes: %w", c.path(), count, given, ErrForeign)
 		}
 		if count < given && !opts.AddVolumes && !opts.Degraded {
 			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give those, or set add_volumes to format the others: %w", c.path(), count, given, ErrForeign)
@@ -329,7 +329,7 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 		complete = complete && !neverBooted(sb)
 	}
 	if missing := given - len(formatted); missing > 0 && complete && !opts.AddVolumes && !opts.Degraded {
-		return fmt.Errorf("blockstore: %d of %d directories are empty beside volumes of node %v; mount the missing disks, set degraded to serve what is there, or set add_volumes to format the empty ones: %w",
+		return fmt.Errorf("blockstore: %d of %d directories are empty, the others have volumes of node %v; mount the missing disks, set degraded to serve the present volumes, or set add_volumes to format the empty ones: %w",
 			missing, given, first.superblock.Node, ErrForeign)
 	}
 	return nil
@@ -550,7 +550,7 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 	case err != nil:
 		return err
 	case h.Volume != v.id || h.Number != number:
-		return fmt.Errorf("header says segment %d of volume %v, this is volume %v; remove the file: %w", h.Number, h.Volume, v.id, ErrForeign)
+		return fmt.Errorf("the header is that of segment %d of volume %v, but this is volume %v; remove the file: %w", h.Number, h.Volume, v.id, ErrForeign)
 	case h.Slots > ondisk.SegmentSlots(f.Size(), h.SlotBytes):
 		v.log.Warn("segment file is too short for its slots; its blocks are lost", "segment", number, "slots", h.Slots, "bytes", f.Size())
 		return nil

@@ -113,7 +113,7 @@ func within[T any](limit time.Duration, what string, f func() (T, error), late f
 		}
 	}()
 	var none T
-	return none, fmt.Errorf("%s: the drive has not answered for %v", what, limit)
+	return none, fmt.Errorf("%s: the drive has not responded for %v", what, limit)
 }
 
 // copying is an index that is being written while the old one is in use.

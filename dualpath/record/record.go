@@ -214,7 +214,7 @@ func eventOf(kind string, raw json.RawMessage) (dualpath.Event, error) {
 	case "Tick":
 		return decode[dualpath.Tick](kind, raw)
 	}
-	return nil, fmt.Errorf("an event %q, which this version does not know", kind)
+	return nil, fmt.Errorf("an event of the unknown kind %q", kind)
 }
 
 // decode decodes an event. It refuses unknown fields, because the planner would decide without

@@ -55,7 +55,7 @@ func (l *Lab) Switch(name string) (*Switch, error) {
 // Attach connects a namespace to the switch by a link, whose A is the namespace's end.
 func (s *Switch) Attach(n *Namespace, o LinkOptions) (*Link, error) {
 	if s.ports == portsMax {
-		return nil, fmt.Errorf("netlab: switch %s has %d ports, which is the most", s.ns.name, portsMax)
+		return nil, fmt.Errorf("netlab: switch %s has %d ports, the maximum", s.ns.name, portsMax)
 	}
 	s.ports++
 	ip := s.net.Addr().As4()

@@ -63,7 +63,7 @@ func Update(name string, raw []byte, settings []Setting) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: more than one YAML document; remove what follows the second ---", name)
+		return nil, fmt.Errorf("%s: more than one YAML document; remove the documents after the first", name)
 	}
 	if doc.Kind == 0 { // an empty file, or one with comments only, is no document
 		before = raw

@@ -115,7 +115,7 @@ func fill(ctx context.Context, r root) error {
 		_, err = aptGet(append([]string{"install", "--download-only", "-y", "--no-install-recommends"}, packages...)...)
 	}
 	if err != nil {
-		return fmt.Errorf("apt-get did not download them, which takes a Debian with sources of packages that it can reach: %w; apt-get update said: %s", err, lastOf(updated))
+		return fmt.Errorf("apt-get did not download the packages; it needs a Debian system with reachable package sources: %w; apt-get update said: %s", err, lastOf(updated))
 	}
 	if err := unpackAll(ctx, r, filepath.Join(apt, "cache/archives")); err != nil {
 		return err

@@ -57,7 +57,7 @@ func (o *Options) Validate() error {
 	case o.Store == nil || o.Trace == nil:
 		return errors.New("replay: Options.Store and Trace are required")
 	case len(o.Namespace.Geometry.Groups) != 1 || o.Namespace.Geometry.Groups[0].Kind != kv.Full:
-		return fmt.Errorf("replay: namespace %q has %v; a trace says nothing about windows and states, so one full layer group is needed", o.Namespace.Name, o.Namespace.Geometry)
+		return fmt.Errorf("replay: namespace %q has %v; a trace has no windows and states, so the namespace must have one full layer group", o.Namespace.Name, o.Namespace.Geometry)
 	case o.Namespace.Geometry.BlockTokens != o.Trace.BlockTokens():
 		return fmt.Errorf("replay: namespace %q has blocks of %d tokens and %s of %d; they must be equal", o.Namespace.Name, o.Namespace.Geometry.BlockTokens, o.Trace.Name(), o.Trace.BlockTokens())
 	case o.Concurrency < 1:
