@@ -66,8 +66,8 @@ func (t *Trie) noteGrowthLocked() {
 		return
 	}
 	bytes := t.nodes.bytes() + t.table.bytes() + t.policy.Bytes()
-	if bytes >= t.told+growthStep {
-		t.told = bytes
+	if bytes >= t.reportedBytes+growthStep {
+		t.reportedBytes = bytes
 		t.opts.Grew(bytes)
 	}
 }

@@ -51,8 +51,8 @@ type Trie struct {
 	byName     map[string]*namespace
 	// garbage counts the nodes that are doomed or in a dead space.
 	garbage int
-	// told is the DRAM, in bytes, of the last call of Options.Grew.
-	told int64
+	// reportedBytes is the DRAM, in bytes, of the last call of Options.Grew.
+	reportedBytes int64
 	// bytes is the size of the slots of all nodes.
 	bytes int64
 	sweep sweep
