@@ -96,8 +96,8 @@ func start(samples []Sample) (at, slope float64, err error) {
 	}
 	// The slopes of all pairs are cheap for up to a few hundred sizes; of more sizes every k-th is
 	// used.
-	const most = 256
-	if k := (len(sizes) + most - 1) / most; k > 1 {
+	const sizesMax = 256
+	if k := (len(sizes) + sizesMax - 1) / sizesMax; k > 1 {
 		var some []Sample
 		for i := 0; i < len(sizes); i += k {
 			some = append(some, sizes[i])

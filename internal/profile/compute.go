@@ -40,8 +40,8 @@ func (c Compute) Model() batch.Model {
 	return batch.Model{PerToken: c.PerToken, PerPair: c.PerPair}
 }
 
-// quotaMost bounds the number of tokens that is compared with a quota.
-const quotaMost = 1 << 24
+// quotaTokensMax bounds the number of tokens that is compared with a quota.
+const quotaTokensMax = 1 << 24
 
 // Fit computes the performance of an engine from its forward passes. The passes should have the mix
 // of the real load, because Rate is the mean over all. They must differ in tokens and in context;
@@ -85,7 +85,7 @@ func Fit(forwards []Forward, quota time.Duration) (Compute, error) {
 		c.MAPE += math.Abs(m.Seconds(s.Cached, s.Compute)/s.Took.Seconds()-1) / float64(len(samples))
 	}
 	fill := func(context int) int {
-		chunks := batch.Pack([]batch.Item{{Cached: context, Compute: quotaMost}}, quota, m, nil)
+		chunks := batch.Pack([]batch.Item{{Cached: context, Compute: quotaTokensMax}}, quota, m, nil)
 		if len(chunks) == 0 {
 			return 0
 		}

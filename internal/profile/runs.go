@@ -59,11 +59,11 @@ func Runs(blocks []Link, rng *rand.Rand) []Run {
 }
 
 // chainOf returns the chain from the root to a block; false if an ancestor is missing.
-func chainOf(id kv.BlockID, parent map[kv.BlockID]kv.BlockID, most int) ([]kv.BlockID, bool) {
+func chainOf(id kv.BlockID, parent map[kv.BlockID]kv.BlockID, maxLength int) ([]kv.BlockID, bool) {
 	var up []kv.BlockID
 	for id != (kv.BlockID{}) {
 		p, ok := parent[id]
-		if !ok || len(up) > most {
+		if !ok || len(up) > maxLength {
 			return nil, false
 		}
 		up, id = append(up, id), p
