@@ -31,9 +31,9 @@ type caller struct {
 	// batch numbers the batches, in the upper half of user_data. A completion of another batch
 	// would be a bug of the kernel or of this package.
 	batch uint32
-	// handed has the ops of the entries queued since the kernel last accepted all of them, in
+	// queued has the ops of the entries queued since the kernel last accepted all of them, in
 	// order.
-	handed []uint32
+	queued []uint32
 	// broken is the error with which the kernel refused the ring permanently, or nil. A broken ring
 	// does not enter the kernel again.
 	broken error
@@ -67,7 +67,7 @@ func (c *caller) run() {
 // none.
 func (c *caller) submit() {
 	if c.ring.unsubmitted() == 0 {
-		c.handed = c.handed[:0]
+		c.queued = c.queued[:0]
 	}
 	for len(c.todo) > 0 {
 		i := c.todo[len(c.todo)-1]
@@ -88,7 +88,7 @@ func (c *caller) submit() {
 		c.todo = c.todo[:len(c.todo)-1]
 		c.ops[i].prepare(e, c.env, c.registered)
 		e.UserData = uint64(c.batch)<<32 | uint64(i)
-		c.handed = append(c.handed, i)
+		c.queued = append(c.queued, i)
 		c.inFlight++
 	}
 }
@@ -116,11 +116,11 @@ func (c *caller) wait() {
 // abandon fails the ops whose entries the kernel has not accepted: the last ones.
 func (c *caller) abandon() {
 	left := int(c.ring.unsubmitted())
-	for _, i := range c.handed[len(c.handed)-left:] {
+	for _, i := range c.queued[len(c.queued)-left:] {
 		c.inFlight--
 		c.ops[i].end(c.broken, c.env)
 	}
-	c.handed = c.handed[:0]
+	c.queued = c.queued[:0]
 }
 
 // waitFor returns the number of completions to wait for: all for the last step, half for an earlier

@@ -42,8 +42,8 @@ type sharedRing struct {
 	// set with it, and can be read without the lock.
 	broken  error
 	refused atomic.Bool
-	// handed has the slots of entries that the kernel may not have accepted yet.
-	handed []uint32
+	// queued has the slots of entries that the kernel may not have accepted yet.
+	queued []uint32
 }
 
 // slot is one place in the table of requests.
@@ -178,12 +178,12 @@ func (s *sharedRing) handLocked(i uint32) {
 		return
 	}
 	if s.ring.unsubmitted() == 0 {
-		s.handed = s.handed[:0]
+		s.queued = s.queued[:0]
 	}
 	e := s.ring.next()
 	sl.op.prepare(e, s.env, s.registered)
 	e.UserData = uint64(sl.turn.Add(1))<<32 | uint64(i)
-	s.handed = append(s.handed, i)
+	s.queued = append(s.queued, i)
 }
 
 // enterLocked makes the kernel accept all entries. A shortage of resources in the kernel passes.
@@ -202,11 +202,11 @@ func (s *sharedRing) enterLocked() {
 			s.broken = fmt.Errorf("the kernel refused the shared ring: %w", err)
 			s.refused.Store(true)
 			left := int(s.ring.unsubmitted())
-			for _, i := range s.handed[len(s.handed)-left:] {
+			for _, i := range s.queued[len(s.queued)-left:] {
 				s.slots[i].op.end(s.broken, s.env)
 				s.release(i)
 			}
-			s.handed = s.handed[:0]
+			s.queued = s.queued[:0]
 		}
 	}
 }
