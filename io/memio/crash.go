@@ -24,25 +24,25 @@ func (d *Device) Crash(seed uint64) *Device {
 	}
 	m.lost = true
 	survivor := newMedium(m.opts)
-	s := &surgeon{rng: rand.New(rand.NewPCG(seed, 0x6d656d696f))}
-	s.operate(m.names, m.ghosts, survivor)
-	m.names, m.ghosts = nil, nil
+	s := &survival{rng: rand.New(rand.NewPCG(seed, 0x6d656d696f))}
+	s.operate(m.names, m.removed, survivor)
+	m.names, m.removed = nil, nil
 	m.mu.Unlock()
 	return attach(survivor)
 }
 
-// surgeon decides which content survives a crash. It visits everything in a fixed order, so that a
+// survival decides which content survives a crash. It visits everything in a fixed order, so that a
 // seed always has the same result.
-type surgeon struct {
+type survival struct {
 	rng *rand.Rand
 }
 
-func (s *surgeon) operate(names map[string]*inode, ghosts []*inode, survivor *medium) {
+func (s *survival) operate(names map[string]*inode, removed []*inode, survivor *medium) {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		s.admit(names[name], survivor)
 	}
 	// The newest removal is undone first, because it hides older files of the same name.
-	for _, ino := range slices.Backward(ghosts) {
+	for _, ino := range slices.Backward(removed) {
 		if _, taken := survivor.names[ino.name]; !taken && s.coin() {
 			s.admit(ino, survivor)
 		}
@@ -50,7 +50,7 @@ func (s *surgeon) operate(names map[string]*inode, ghosts []*inode, survivor *me
 }
 
 // admit adds the remains of ino, if any, to the survivor.
-func (s *surgeon) admit(ino *inode, survivor *medium) {
+func (s *survival) admit(ino *inode, survivor *medium) {
 	ino.mu.Lock()
 	defer ino.mu.Unlock()
 	size := ino.size
@@ -86,7 +86,7 @@ const (
 )
 
 // content replaces the present content of ino by the content that survives.
-func (s *surgeon) content(ino *inode) {
+func (s *survival) content(ino *inode) {
 	f := fate(s.rng.IntN(int(fates)))
 	for _, n := range slices.Sorted(maps.Keys(ino.earlier)) {
 		versions := append(ino.earlier[n], ino.pages[n])
@@ -95,7 +95,7 @@ func (s *surgeon) content(ino *inode) {
 }
 
 // survive chooses among the versions of one page. The first version is the durable one.
-func (s *surgeon) survive(f fate, versions []*page) *page {
+func (s *survival) survive(f fate, versions []*page) *page {
 	switch f {
 	case keepAll:
 		return versions[len(versions)-1]
@@ -113,7 +113,7 @@ func (s *surgeon) survive(f fate, versions []*page) *page {
 	return newPage(torn[:])
 }
 
-func (s *surgeon) coin() bool { return s.rng.IntN(2) == 0 }
+func (s *survival) coin() bool { return s.rng.IntN(2) == 0 }
 
 // PowerOffAfter allows n more mutations (writes, creates, removes, syncs; each request of a batch
 // is one) and fails the power at the next mutation. That mutation and all later calls return

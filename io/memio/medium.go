@@ -27,7 +27,7 @@ type medium struct {
 	mu        sync.RWMutex
 	lost      bool
 	names     map[string]*inode
-	ghosts    []*inode // removed since the last Sync, oldest first
+	removed   []*inode // removed since the last Sync, oldest first
 	usedBytes int64    // sum of the sizes in names
 	owner     *Device  // holds the lock, with identity
 	identity  string
@@ -42,9 +42,9 @@ func newMedium(opts Options) *medium {
 	return m
 }
 
-// strike counts one mutation. It returns ErrPowerLost if the power fails at this mutation; the
+// countMutation counts one mutation. It returns ErrPowerLost if the power fails at this mutation; the
 // caller then leaves the mutation partly done.
-func (m *medium) strike() error {
+func (m *medium) countMutation() error {
 	m.mutations.Add(1)
 	if m.left.Add(-1) < 0 {
 		return ErrPowerLost
@@ -75,7 +75,7 @@ func (m *medium) create(name string, sizeBytes int64) (*inode, error) {
 	ino := newInode(name, sizeBytes)
 	m.names[name] = ino
 	m.usedBytes += sizeBytes
-	if err := m.strike(); err != nil {
+	if err := m.countMutation(); err != nil {
 		return nil, err
 	}
 	return ino, nil
@@ -106,8 +106,8 @@ func (m *medium) remove(name string) error {
 	}
 	delete(m.names, name)
 	m.usedBytes -= ino.size
-	m.ghosts = append(m.ghosts, ino)
-	return m.strike()
+	m.removed = append(m.removed, ino)
+	return m.countMutation()
 }
 
 // sync makes the inodes' present content and existence durable, and every
@@ -118,13 +118,13 @@ func (m *medium) sync(inodes []*inode) error {
 	if err := m.aliveLocked(); err != nil {
 		return err
 	}
-	if err := m.strike(); err != nil {
+	if err := m.countMutation(); err != nil {
 		return err
 	}
 	for _, ino := range inodes {
 		ino.settle()
 	}
-	m.ghosts = nil
+	m.removed = nil
 	return nil
 }
 
@@ -140,7 +140,7 @@ func (m *medium) transfer(ino *inode, r *blockio.Request) error {
 		return nil
 	}
 	ino.write(r.Offset, r.Bufs, m.opts.VersionsMax)
-	return m.strike()
+	return m.countMutation()
 }
 
 func (m *medium) lock(d *Device, identity string) error {
@@ -176,8 +176,8 @@ func (m *medium) clone() *medium {
 	for name, ino := range m.names {
 		c.names[name] = ino.clone()
 	}
-	for _, ino := range m.ghosts {
-		c.ghosts = append(c.ghosts, ino.clone())
+	for _, ino := range m.removed {
+		c.removed = append(c.removed, ino.clone())
 	}
 	return c
 }
