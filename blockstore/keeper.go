@@ -32,7 +32,7 @@ func (v *volume) keep(ctx context.Context) {
 	ticker := time.NewTicker(keeperInterval)
 	defer ticker.Stop()
 	for v.dev.health().State != health.Removed {
-		v.tend(ctx)
+		v.runDue(ctx)
 		select {
 		case <-ctx.Done():
 			return
@@ -43,8 +43,8 @@ func (v *volume) keep(ctx context.Context) {
 	}
 }
 
-// tend runs the keeper's tasks that are due, once.
-func (v *volume) tend(ctx context.Context) {
+// runDue runs the keeper's tasks that are due, once.
+func (v *volume) runDue(ctx context.Context) {
 	if !v.dev.health().Syncs() {
 		return
 	}
