@@ -46,17 +46,17 @@ type Network struct {
 	Kubernetes      bool     `yaml:"kubernetes" doc:"read machines' places from the labels of Kubernetes nodes, with the pod's service account"`
 	PodLabel        string   `yaml:"pod_label" doc:"node label that names the pod of the network"`
 	RackLabel       string   `yaml:"rack_label" doc:"node label that names the rack"`
-	Prometheus      string   `yaml:"prometheus" doc:"URL of the Prometheus server that measures congestion, as http://prometheus:9090"`
-	PrometheusToken string   `yaml:"prometheus_token_file" doc:"file with its bearer token"`
-	RackQuery       string   `yaml:"rack_query" doc:"PromQL expression of the share of the links within racks that others use, one number from 0 to 1"`
-	PodQuery        string   `yaml:"pod_query" doc:"the same of the racks' uplinks"`
-	CoreQuery       string   `yaml:"core_query" doc:"the same of the pods' uplinks"`
-	Refresh         Duration `yaml:"refresh" doc:"how often congestion is measured"`
+	Prometheus      string   `yaml:"prometheus" doc:"URL of the Prometheus server that measures congestion, e.g. http://prometheus:9090"`
+	PrometheusToken string   `yaml:"prometheus_token_file" doc:"file with the bearer token for Prometheus"`
+	RackQuery       string   `yaml:"rack_query" doc:"PromQL expression of the share of the links within racks that other traffic uses, one number from 0 to 1"`
+	PodQuery        string   `yaml:"pod_query" doc:"PromQL expression of the same share of the racks' uplinks"`
+	CoreQuery       string   `yaml:"core_query" doc:"PromQL expression of the same share of the pods' uplinks"`
+	Refresh         Duration `yaml:"refresh" doc:"interval between measurements of congestion"`
 	BytesPerToken   int      `yaml:"bytes_per_token" doc:"KV of one token, bytes, all layers; needed with a source"`
 	MaxBatch        int      `yaml:"max_batch" doc:"requests that a decode engine serves together"`
 	Step            Duration `yaml:"step" doc:"time of a decode step"`
-	StepPerRequest  Duration `yaml:"step_per_request" doc:"what each request adds to it"`
-	CountsOwn       bool     `yaml:"counts_own" doc:"the measured congestion has the planner's own transfers in it"`
+	StepPerRequest  Duration `yaml:"step_per_request" doc:"additional time of a decode step for each request"`
+	CountsOwn       bool     `yaml:"counts_own" doc:"set this if the measured congestion includes the planner's own transfers"`
 	Overlap         bool     `yaml:"overlap" doc:"the two hops of a read overlap, so the slower one counts; otherwise their sum"`
 }
 
