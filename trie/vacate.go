@@ -240,8 +240,8 @@ func (s *vacancySearch) collect(which int) []vacated {
 	var pieces []vacated
 	bit := uint8(1) << which
 	s.each(func(n uint32, nd *node) {
-		// The node may belong to another piece by now: its mark counts only if the slot or the
-		// parent implies it.
+		// The node may belong to another piece by now. Its mark is used only if the node's present
+		// slot or parent still requires that mark.
 		if s.marks[n]&bit != 0 && (s.markOf(nd.extent)&bit != 0 || nd.parent != 0 && nd.parent <= s.top && s.marks[nd.parent]&bit != 0) {
 			pieces = append(pieces, vacated{ref: nd.ref(), node: n, depth: s.t.nodes.depth(n), group: nd.group()})
 		}

@@ -14,7 +14,7 @@ const MaxSegmentBytes = 1 << 40
 
 const segmentPrefix = "segment-"
 
-// SegmentName is the file name of segment number.
+// SegmentName returns the name of the file of a segment.
 func SegmentName(number uint32) string { return fmt.Sprintf("%s%08d", segmentPrefix, number) }
 
 // ParseSegmentName is the inverse of SegmentName.

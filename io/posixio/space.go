@@ -65,7 +65,7 @@ func (d *Dir) space() (blockio.SpaceStat, error) {
 // is removed at once.
 func (d *Dir) probe(buffered bool) error {
 	if buffered {
-		d.detail = d.fs + ", page cache as asked for"
+		d.detail = d.fs + ", page cache, as requested"
 		return nil
 	}
 	fd, err := d.probeFile(unix.O_DIRECT)

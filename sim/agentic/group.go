@@ -20,7 +20,7 @@ type fetcher struct {
 	nodes []node
 }
 
-// init makes room for the reports of engines on nodes.
+// init allocates the reports of the group's engines and of their nodes.
 func (f *fetcher) init(c *Cluster, id dualpath.GroupID, engines int, nodes []node, fill func([]dualpath.EngineReport)) {
 	f.id, f.nodes, f.fill = id, nodes, fill
 	f.phase = time.Duration(c.phases.Int64N(int64(c.opts.FetchEvery)))

@@ -18,7 +18,8 @@ const (
 	// Predicted: none of the constants on which the value depends was chosen to match the published
 	// value, or another value of the same figure or table.
 	Predicted Kind = iota + 1
-	// Fitted: a constant was chosen to match such a value.
+	// Fitted: a constant was chosen to match the published value, or another value of the same
+	// figure or table.
 	Fitted
 	// Derived: arithmetic on numbers that the paper prints. Nothing is simulated.
 	Derived

@@ -124,8 +124,8 @@ func (d *datacentersFile) runner(at source) (func(context.Context, uint64) (run,
 	}, nil
 }
 
-// changes returns the changes, which must be in order of time. mu and sigma make a distribution
-// with the bounds of the one before.
+// changes returns the changes, which must be in order of time. The bounds of a distribution given
+// by mu and sigma are those of the distribution before the change.
 func (d *datacentersFile) changes(at source, lengths prfaas.Lengths) ([]datacenters.Change, error) {
 	var out []datacenters.Change
 	for i, c := range d.Changes {
