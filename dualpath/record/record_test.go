@@ -128,8 +128,8 @@ func TestKinds(t *testing.T) {
 	for _, ev := range everyEvent() {
 		seen[reflect.TypeOf(ev).Name()] = true
 	}
-	// Reading refuses a kind that everyEvent lacks; the count is that of the at methods in
-	// dualpath.
+	// A kind that everyEvent lacks would be refused when it is read; the count is
+	// that of the at methods in dualpath.
 	if len(seen) != 12 {
 		t.Errorf("%d kinds of events", len(seen))
 	}

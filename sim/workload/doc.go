@@ -1,7 +1,8 @@
-// Package workload generates the load of the simulated clusters: agents with several rounds
-// (DualPath), requests of a recorded trace at a chosen rate (NetKV), lengths from a distribution
-// (PrfaaS). It has only lengths and times: no tokens, no clock, no cluster. The demo with real
-// bytes takes its agents from this package too, at a smaller Scale.
+// Package workload is what the simulated clusters are asked to do: agents that
+// speak round after round (DualPath), requests of a recorded trace at a chosen
+// rate (NetKV), lengths from a distribution (PrfaaS). It is lengths and times
+// only: no tokens, no clock, no cluster. The demo on real bytes takes its agents
+// from here too, at a smaller Scale.
 //
 //	Table2: turns, append, gen, total, MaxLen ─► Spec.Generate(500, seed) ─┐
 //	dualpath_agentic_64k.jsonl.gz ─────────────► ReadTrajectories ─────────┴► []Trajectory

@@ -206,7 +206,8 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// TestLogNormal checks PrfaaS section 4.1, and compares the closed forms with sampling.
+// TestLogNormal: PrfaaS section 4.1, and the closed forms against
+// sampling.
 func TestLogNormal(t *testing.T) {
 	d := PrfaaSLengths()
 	if err := d.Validate(); err != nil {
