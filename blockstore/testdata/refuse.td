@@ -20,7 +20,7 @@ ok
 
 open a
 ----
-blockstore: a is one of 2 volumes, 1 are given; give all of them, or set degraded to serve what is there: foreign volume
+blockstore: a is one of 2 volumes, 1 are given; give all of them, or set degraded to serve the present volumes: foreign volume
 
 open a b c
 ----
@@ -56,7 +56,7 @@ ok
 
 open a d
 ----
-blockstore: 1 of 2 directories are empty beside volumes of node 6ae6783f4fbde91b6eb88b73a48ed247; mount the missing disks, set degraded to serve what is there, or set add_volumes to format the empty ones: foreign volume
+blockstore: 1 of 2 directories are empty, the others have volumes of node 6ae6783f4fbde91b6eb88b73a48ed247; mount the missing disks, set degraded to serve the present volumes, or set add_volumes to format the empty ones: foreign volume
 
 # Order does not matter.
 
@@ -80,7 +80,7 @@ ok
 
 open a b
 ----
-blockstore: volume b: segment-00000005: header says segment 0 of volume 0cd87274d67084caaf0e0d36c8496db7, this is volume 0cd87274d67084caaf0e0d36c8496db7; remove the file: foreign volume
+blockstore: volume b: segment-00000005: the header is that of segment 0 of volume 0cd87274d67084caaf0e0d36c8496db7, but this is volume 0cd87274d67084caaf0e0d36c8496db7; remove the file: foreign volume
 
 remove file=segment-00000005 of=b
 ----

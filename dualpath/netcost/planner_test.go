@@ -30,7 +30,7 @@ func TestPlanner(t *testing.T) {
 	datadriven.RunTest(t, "testdata/planner.td", (&story{}).run)
 }
 
-// story is what the transcript has so far.
+// story is the state of a transcript.
 type story struct {
 	p    *dualpath.Planner
 	n    *Planner
@@ -164,7 +164,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	return ""
 }
 
-// step feeds an event and prints the actions.
+// step passes an event to the planner and prints the actions.
 func (s *story) step(ev dualpath.Event) string {
 	var b strings.Builder
 	for _, a := range s.p.Step(ev) {
@@ -190,8 +190,8 @@ func (s *story) step(ev dualpath.Event) string {
 	return b.String()
 }
 
-// TestPlannerForgets: whatever happens to requests, no transfer stays counted, and
-// two planners that are told the same do the same.
+// TestPlannerForgets: after any events, no transfer remains counted, and two planners with the same
+// events take the same actions.
 func TestPlannerForgets(t *testing.T) {
 	testkit.Long(t, "20 random planners, twice each")
 	for seed := range uint64(20) {
@@ -202,8 +202,7 @@ func TestPlannerForgets(t *testing.T) {
 	}
 }
 
-// randomPlanner feeds a planner random events, ends all requests and returns what it
-// did.
+// randomPlanner passes random events to a planner, ends all requests and returns the actions.
 func randomPlanner(t *testing.T, seed uint64) string {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -298,8 +297,8 @@ func TestPlannerRefuses(t *testing.T) {
 	}
 }
 
-// BenchmarkPlanner is a request's whole life in the planner, with and without the
-// network: 384 prefill and 768 decode engines on 144 machines.
+// BenchmarkPlanner measures all events of a request in the planner, with and without the network:
+// 384 prefill and 768 decode engines on 144 machines.
 func BenchmarkPlanner(b *testing.B) {
 	for _, with := range []bool{false, true} {
 		name := "without"

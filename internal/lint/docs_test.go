@@ -15,18 +15,18 @@ import (
 // pages are the documents that people read.
 var pages = []string{"*.md", "docs/*.md", "docs/*/*.md", "deploy/*.md", "deploy/*/*.md"}
 
-// document and source are the names of files as text has them. Behind a scheme or a
-// host they are somebody else's.
+// document and source match names of files in texts. A name after a scheme or a host belongs to
+// another site.
 var (
 	document = regexp.MustCompile(`(?:^|[\s("'` + "`" + `])([A-Za-z0-9_][A-Za-z0-9_./-]*\.md)\b`)
 	source   = regexp.MustCompile("`" + `([a-z0-9_]+/[A-Za-z0-9_./-]*\.(?:go|proto|yaml|sh))` + "`")
 )
 
-// readersPage is a name that the reader of a help text chooses.
+// readersPage is a placeholder in help texts for a name that the reader chooses.
 const readersPage = "PAGE.md"
 
-// TestNamesOfFiles: a page that a comment or another page sends its reader to is
-// there, and so is every source file that a page names. Help texts are in docs/cli.md.
+// TestNamesOfFiles: every page exists to which a comment or another page refers, and so does every
+// source file that a page names. Help texts are in docs/cli.md.
 func TestNamesOfFiles(t *testing.T) {
 	dir := root(t)
 	check := func(path string, text []byte, name *regexp.Regexp) {

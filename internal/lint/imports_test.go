@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// edges says which packages of ours the code of a package may import. The row
-// with the longest matching pattern counts. internal/invariants may be imported
-// by all and is not listed.
+// edges lists, for each package of the repository, the packages that its code may import. The row
+// with the longest matching pattern applies. All packages may import internal/invariants, which is
+// not listed.
 //
 //	kv ◄── trie ◄──────┐
 //	 ▲ ◄── api ◄─────┐ │
@@ -108,7 +108,7 @@ var edges = []struct {
 	{"cmd/...", []string{"..."}, "the composition root: here alone concrete backends meet contracts"},
 }
 
-// testEdges are what tests may import beyond what their package's code may.
+// testEdges lists the imports that tests may have in addition to those of their package's code.
 var testEdges = []struct {
 	pkg string
 	may []string
@@ -137,7 +137,7 @@ var testEdges = []struct {
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
 }
 
-// forbidden edges hold also through other packages.
+// forbidden lists edges that must not exist even indirectly.
 var forbidden = []struct {
 	from []string
 	to   []string
@@ -188,7 +188,7 @@ func TestTestImports(t *testing.T) {
 	for _, p := range load(t) {
 		i := rowFor(p.path)
 		if i < 0 {
-			continue // TestImports says so
+			continue // TestImports reports this
 		}
 		may := slices.Clone(edges[i].may)
 		for _, e := range testEdges {
@@ -221,15 +221,14 @@ func TestForbiddenEdges(t *testing.T) {
 	}
 }
 
-// decides says which package decides in production and, with the same code, in a
-// simulator.
+// decides lists the packages that decide in production and, with the same code, in a simulator.
 var decides = []struct{ decides, production, simulator string }{
 	{"dualpath", "server/planner", "sim/agentic"},
 	{"dualpath/netcost", "cmd/penstock", "sim/netkv"},
 	{"dualpath/prfaas", "cmd/penstock", "sim/datacenters"},
 }
 
-// TestOneDecider: what is simulated is the code that runs.
+// TestOneDecider: the simulators run the code that decides in production.
 func TestOneDecider(t *testing.T) {
 	imports := make(map[string][]string)
 	for _, p := range load(t) {
@@ -244,7 +243,7 @@ func TestOneDecider(t *testing.T) {
 	}
 }
 
-// TestEdgesAgree: no row allows what is forbidden.
+// TestEdgesAgree: no row allows a forbidden edge.
 func TestEdgesAgree(t *testing.T) {
 	for _, e := range edges {
 		from := strings.TrimSuffix(e.pkg, "/...")

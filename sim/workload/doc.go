@@ -10,9 +10,9 @@
 //
 //	mooncake, azure, agentic ─► ReadArrivals ─► Profile.Filter ─► Compress(to a rate) ─► Window ─► []Arrival
 //
-// A trajectory is a list of rounds. The prompt of round j is its context, which is
-// all that was appended and generated before it, and what it appends; the context
-// is what a cache can hold, in whole blocks:
+// A trajectory is a list of rounds. The prompt of round j consists of its context, which is
+// everything appended and generated before, and the tokens that the round appends. A cache can hold
+// the context, in whole blocks:
 //
 //	round 0   │append 3084│gen 156│
 //	round 1   │ context 3240      │append 4718         │gen 2040│
@@ -21,11 +21,11 @@
 //
 // # Means
 //
-// Table 2 of the DualPath paper cannot be pooled over rounds: 157 turns of 429+176
-// tokens are 94 985, more than its total of 55 958. Append and Gen are means of
-// each trajectory's own mean; only so is the table consistent. Measure returns both
-// readings, and a report says which it uses.
+// Table 2 of the DualPath paper cannot consist of means over all rounds: 157 turns of 429+176
+// tokens are 94 985, more than its total of 55 958. The table is consistent only if Append and Gen
+// are means of each trajectory's own mean. Measure returns both kinds of means, and a report names
+// the kind that it uses.
 //
-// Everything random follows from a seed by math/rand/v2's PCG: the same seed, the
-// same workload, on every machine. The package starts no goroutine and has no lock.
+// All random numbers follow from a seed by math/rand/v2's PCG: the same seed gives the same
+// workload on every machine. The package starts no goroutine and has no lock.
 package workload

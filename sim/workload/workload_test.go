@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// near fails unless got is within tolerance of want, a ratio.
+// near fails the test unless got is within the relative tolerance of want.
 func near(t *testing.T, what string, got, want, tolerance float64) {
 	t.Helper()
 	if !(math.Abs(got/want-1) <= tolerance) {
@@ -23,7 +23,7 @@ func near(t *testing.T, what string, got, want, tolerance float64) {
 	}
 }
 
-// checkTable2 is the acceptance of a set against Table 2 of the paper.
+// checkTable2 compares a set with Table 2 of the paper.
 func checkTable2(t *testing.T, s Spec, set []Trajectory) {
 	t.Helper()
 	m := Measure(set)
@@ -57,8 +57,7 @@ func TestGenerateTable2(t *testing.T) {
 	}
 }
 
-// TestSharedSets: the sets that everyone replays are such sets, and are read
-// without loss.
+// TestSharedSets: the shared sets have the means of Table 2, and are read without loss.
 func TestSharedSets(t *testing.T) {
 	for _, s := range Table2() {
 		set, err := ReadTrajectories(testkit.TraceFile(t, "dualpath_agentic_"+strings.ToLower(s.Name)+".jsonl.gz"))
@@ -108,7 +107,7 @@ func TestAgentsBeyondTheSet(t *testing.T) {
 	if !reflect.DeepEqual(agents, Agents(set, 1700, s.MaxLen, 3)) {
 		t.Error("one seed, two lists of agents")
 	}
-	// Each lap draws every trajectory once, so 500 more have the set's rounds.
+	// Each lap draws every trajectory once, so 500 more agents have the set's rounds.
 	count := func(list []Trajectory) (n int) {
 		for _, a := range list {
 			n += len(a.Rounds)
@@ -174,7 +173,7 @@ func TestProfiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Counts of the trace's README.
+	// The counts of the trace's README.
 	for i, want := range []int{6620, 7675, 2731} {
 		p := Profiles()[i]
 		got := p.Filter(all)
