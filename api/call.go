@@ -45,8 +45,8 @@ const (
 	ReplyHeaderBytes = 24
 )
 
-// The kinds of messages. On the data plane there may be messages of other kinds: a receiver passes
-// on those that are none of these.
+// The kinds of messages. The data plane may carry messages of other kinds, which a receiver passes
+// on.
 const (
 	// KindCall is a Call. KindReply answers a call. KindReturn, on the unix socket only, ends
 	// loans: 8 bytes for each follow. KindStage, on the unix socket only, requests the memory for

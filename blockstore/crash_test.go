@@ -163,7 +163,7 @@ func (c *crashStory) verify(t *testing.T) {
 			t.Errorf("close: %v", err)
 		}
 	}()
-	// An index has one entry for each extent: any of those that it ever had.
+	// An index has one entry for each extent: any of the entries that the extent ever had.
 	byExtent := make(map[kv.Extent]*block)
 	for _, b := range c.possible {
 		if old := byExtent[b.ref.Extent]; old == nil || (!c.synced[old] && (c.synced[b] || c.rng.IntN(2) == 0)) {

@@ -22,7 +22,7 @@ var (
 	// ErrStale: the slot is free or has other content by now. The read is a miss; drop an index
 	// entry that still has this Ref.
 	ErrStale = errors.New("stale reference")
-	// ErrCorrupt: the slot's bytes are not those that were written. The read is a miss; drop the
+	// ErrCorrupt: the slot's bytes differ from the written ones. The read is a miss; drop the
 	// block from the index.
 	ErrCorrupt = errors.New("slot is corrupt")
 	// ErrState: the state of the slot or of the store does not allow the call. Fix the caller.

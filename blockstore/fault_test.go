@@ -187,7 +187,7 @@ func soak(t *testing.T, seed uint64) {
 			}
 			if errors.Is(err, ErrFull) {
 				freeOne(t, f, live)
-				time.Sleep(2 * keeperInterval) // a file system that was full may have room again
+				time.Sleep(2 * keeperInterval) // virtual time: the keeper probes whether the full file system has room again
 			}
 		case p < 5:
 			freeOne(t, f, live)
@@ -637,7 +637,7 @@ func TestClaimWhileZeroing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := faultio.Wrap(memio.New(memio.Options{}), rules(t, `(Delay 100ms (And Writes (File "segment-*")))`))
 		s := mustOpen(t, Options{CapacityBytes: 80 << 20, SegmentBytes: 64 << 20, Prewrite: true}, d)
-		time.Sleep(time.Second) // the keeper has zeroed a part of the first segment
+		time.Sleep(time.Second) // virtual time: the keeper has written about 10 of the first segment's chunks, each of which takes 100 ms
 		start := time.Now()
 		var blocks []*block
 		for i := range 20 {
@@ -674,7 +674,7 @@ func TestSyncIsShared(t *testing.T) {
 		errs := make(chan error, callers)
 		for i := range callers {
 			go func() {
-				time.Sleep(time.Duration(i) * 10 * time.Millisecond) // all begin within the first sync
+				time.Sleep(time.Duration(i) * 10 * time.Millisecond) // virtual time: all begin within the first sync, which takes 1 s
 				if err := put(t, s, nil, newBlock(fmt.Sprint(i), 3000, 3)); err != nil {
 					errs <- err
 					return

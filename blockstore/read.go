@@ -31,7 +31,7 @@ type Read struct {
 	Parent kv.BlockID
 	Depth  uint32
 	Origin kv.Generation
-	// Err is the outcome: nil means that the bytes are exactly those that were written. ErrStale
+	// Err is the outcome: nil means that the bytes are exactly the written ones. ErrStale
 	// and ErrCorrupt are misses; any other error comes from the device.
 	Err error
 }

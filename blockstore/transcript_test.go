@@ -201,7 +201,7 @@ func (w *world) crash() string {
 	return "ok\n"
 }
 
-// made returns the named blocks, and creates those that do not exist, with [piece=N layers=N].
+// made returns the named blocks, and creates each that does not exist, with [piece=N layers=N].
 func (w *world) made() []*block {
 	var all []*block
 	for _, n := range w.names() {

@@ -37,8 +37,8 @@
 // When the weights change (Epoch), a request that waits is planned with the new ones, without
 // its cached prefix. The change names a policy (Drain) for requests that have been started:
 //
-//	recompute   those that are not prefilled yet are planned again, without their prefix, because
-//	            the planner does not know how much of it the model has used already. Decode goes on
+//	recompute   the planner plans requests that are not prefilled yet again, without their prefix, of
+//	            which the model may have used a part already. Decode goes on
 //	finish      all go on with the old weights and their prefix, as long as storage keeps the epoch
 //	abort       all are rejected
 //
@@ -46,7 +46,7 @@
 // as storage keeps the epoch.
 //
 // A group changes its role (SwitchRole) when it has been drained: the planner grants it nothing,
-// and what it has ends there (finish) or is planned again (recompute). Then its leader gets a
+// and its requests end there (finish) or are planned again (recompute). Then its leader gets a
 // Switch, and the group registers in its other role or works on. No request is lost. A group
 // keeps its role if no other group has it, or if a request under way fits into no other group.
 //

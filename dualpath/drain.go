@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Drain is what happens to requests under way that have to end: those of older weights when
-// the weights change (Epoch), and those of a group that changes its role (SwitchRole).
+// Drain is the policy for requests under way that have to end: requests of older weights when
+// the weights change (Epoch), and requests of a group that changes its role (SwitchRole).
 type Drain uint8
 
 const (
@@ -63,7 +63,7 @@ func (p *Planner) Older(ns NamespaceID, epoch uint64) (n Older) {
 func (p *Planner) Newest(ns NamespaceID) uint64 { return p.epochs[ns] }
 
 // OlderWeights counts the requests of all namespaces that use weights older than their
-// namespace's newest, without those that name their weights.
+// namespace's newest. Requests that name their weights do not count.
 func (p *Planner) OlderWeights() (n int) {
 	for _, r := range p.requests {
 		if !r.Exact && r.Epoch < p.epochs[r.Namespace] {
@@ -74,7 +74,7 @@ func (p *Planner) OlderWeights() (n int) {
 }
 
 // epoch begins a new epoch of a namespace's weights. A request that waits is planned with it.
-// The policy says what happens to those that have been started. An Exact request keeps its
+// The policy decides about requests that have been started. An Exact request keeps its
 // epoch and its prefix. The same epoch again applies another policy to the requests left.
 func (p *Planner) epoch(e Epoch) {
 	if e.Epoch == 0 || e.Epoch < p.epochs[e.Namespace] {
@@ -99,7 +99,7 @@ func (p *Planner) epoch(e Epoch) {
 			p.stats.Aborted++
 			p.end(r, OldWeights)
 		case e.Drain == DrainFinish || r.prefilled || orphan:
-			r.why.note(p.now, "weights of epoch %d: it goes on with those of epoch %d", int(e.Epoch), int(r.Epoch))
+			r.why.note(p.now, "weights of epoch %d: the request goes on with weights of epoch %d", int(e.Epoch), int(r.Epoch))
 		default:
 			// The planner does not know how much of the prefix the model has used. The whole
 			// prompt is computed, and its blocks are stored under the new epoch.

@@ -2,8 +2,8 @@ package dualpath
 
 import "math"
 
-// A group changes its role in three steps. First it is drained: no request is granted to it,
-// and what it has ends there or is planned again. Then its leader gets the order, a Switch.
+// A group changes its role in three steps. First it is drained: the planner grants it no request,
+// and its requests end there or are planned again. Then its leader gets the order, a Switch.
 // Then the group registers in its other role, or its leader refuses and the group works on in
 // the role that it had.
 //
@@ -132,7 +132,7 @@ func (p *Planner) unroute(g *group) {
 	g.cursor, g.full = nil, false
 }
 
-// evacuate plans again what a group has under way.
+// evacuate plans the requests that a group has under way again.
 func (p *Planner) evacuate(g *group) {
 	held := p.heldBy(g)
 	youngestFirst(held)
@@ -207,7 +207,7 @@ func (p *Planner) reconsider() {
 // recentMax is how many finished requests Recent has.
 const recentMax = 512
 
-// Recent is what the last finished requests were like. A division of groups into roles is
+// Recent describes the last finished requests. A division of groups into roles is
 // computed from it.
 type Recent struct {
 	// Uncached are the lengths of their prompts without the cached prefix, in tokens.
@@ -239,7 +239,7 @@ func (p *Planner) observe(r *request) {
 	p.samples[p.stats.Finished%recentMax] = s
 }
 
-// Recent returns what the last finished requests were like.
+// Recent returns a description of the last finished requests.
 func (p *Planner) Recent() (r Recent) {
 	var output, tokens int
 	var decode float64
@@ -259,8 +259,8 @@ func (p *Planner) Recent() (r Recent) {
 	return r
 }
 
-// Use returns how much of what limits a group is used, from 0 to 1: prefill by unfinished tokens
-// over Options.Beta, decode by device memory.
+// Use returns the used share of a group's limit, from 0 to 1: of prefill the unfinished tokens
+// over Options.Beta, of decode the device memory.
 func (p *Planner) Use(id GroupID) float64 {
 	g := p.groups[id]
 	if g == nil {

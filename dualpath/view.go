@@ -27,10 +27,10 @@ type EngineView struct {
 	Engine                    EngineID
 	Node                      NodeID
 	Tokens, Requests, HBMFree int
-	// HBMTokens is the size of its device memory; 0: it has not told.
+	// HBMTokens is the size of its device memory; 0: its leader did not report a size.
 	HBMTokens int
-	// BufferFree is what is left of the engine's buffer, in bytes; 0: it has not told
-	// its size.
+	// BufferFree is what is left of the engine's buffer, in bytes; 0: its
+	// leader did not report a size.
 	BufferFree int
 }
 

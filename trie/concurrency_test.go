@@ -287,7 +287,7 @@ func testCrash(t *testing.T, seed uint64) {
 	opts := Options{FS: fs, MemTableBytes: 256 << 10, SlotBytes: func(kv.Geometry, int) int64 { return 1 }}
 	tr := openTest(t, opts)
 	ns := benchNamespace(t, tr)
-	// refs has all pieces ever put; durable has those that must survive.
+	// refs has all pieces ever put; durable has the pieces that must survive.
 	refs, durable := make(map[kv.BlockID]map[kv.Ref]bool), make(map[kv.BlockID]bool)
 	slot := 0
 	for range 4 {

@@ -291,9 +291,9 @@ func (t *Trie) forget(gone []Evicted) error {
 	})
 }
 
-// Delivered drops the transfer pieces of the given blocks of an epoch, 0 for the newest, those that
-// are leaves without a lease, and appends them to dst. The blocks are in the order of the chain.
-// The next eviction takes the other pieces.
+// Delivered drops transfer pieces of the given blocks of an epoch, 0 for the newest, and appends
+// them to dst: the pieces that are leaves without a lease. The next eviction takes the other
+// pieces. The blocks are in the order of the chain.
 func (t *Trie) Delivered(dst []Evicted, id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID) ([]Evicted, error) {
 	base := len(dst)
 	dst, err := t.dropDelivered(dst, id, epoch, ids)

@@ -20,7 +20,7 @@ type Place struct {
 // long, and the lock is not held while the caller works.
 const refsPerLock = 1024
 
-// Refs yields the slot, namespace and group of every indexed piece, also those that wait for
+// Refs yields the slot, namespace and group of every indexed piece, also of pieces that wait for
 // ReclaimStep. The index may change meanwhile, also from inside the loop; the iteration may or may
 // not see such changes.
 func (t *Trie) Refs() iter.Seq2[kv.Ref, Place] {

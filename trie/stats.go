@@ -17,7 +17,7 @@ type EpochStats struct {
 	// Matches counts the matches with MatchOptions.Count that this epoch answered since Open, and
 	// Hits their blocks.
 	Matches, Hits int64
-	// Leases counts the open leases on its pieces, and Pins those that keep the epoch live.
+	// Leases counts the open leases on its pieces, and Pins the leases that keep the epoch live.
 	Leases, Pins int64
 }
 

@@ -153,7 +153,7 @@ func (t *table) split(s *segment, h uint64) {
 			high.add(nh, s.nodes[i])
 		}
 	}
-	// The directory entries of the segment are those that begin with its bits.
+	// The segment has the directory entries whose numbers begin with its bits.
 	width := 1 << (t.bits - s.bits)
 	first := int(h>>(64-t.bits)) &^ (width - 1)
 	for i := range width {

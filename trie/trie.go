@@ -89,7 +89,7 @@ type space struct {
 	bytes  int64
 	// leaves has the order of eviction for evictions from this space only.
 	leaves leaves
-	// leases counts the open leases on its pieces, and pins those that keep the epoch live.
+	// leases counts the open leases on its pieces, and pins the leases that keep the epoch live.
 	// Trie.leases.mu guards both.
 	leases, pins int64
 	// matches counts the matches with MatchOptions.Count that this space answered, and hits their

@@ -261,7 +261,7 @@ func bumpEpoch(tr *Trie, name string, to kv.Epoch, keep int) (retired []kv.Epoch
 	return tr.SetEpochs(def)
 }
 
-// epochs prints the live epochs of a namespace, and those that have just been retired.
+// epochs prints the live epochs of a namespace, and the epochs that have just been retired.
 func (s *story) epochs(b *strings.Builder, name string, retired []kv.Epoch) {
 	if def, err := s.tr.Namespace(name); err == nil {
 		fmt.Fprintf(b, "live %d, retired %d\n", def.Live(), retired)

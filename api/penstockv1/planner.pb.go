@@ -2021,7 +2021,8 @@ type BumpWeightsRequest struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Policy    Drain                  `protobuf:"varint,3,opt,name=policy,proto3,enum=penstock.v1.Drain" json:"policy,omitempty"`
-	// Change nothing, and answer as if. It shows how many requests of older weights are left.
+	// The planner changes nothing and returns the response that the call would have. So a caller can
+	// poll how many requests of older weights are left.
 	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2089,8 +2090,8 @@ type BumpWeightsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Requests of weights older than the epoch, before the call.
 	Older *OlderRequests `protobuf:"bytes,1,opt,name=older,proto3" json:"older,omitempty"`
-	// What became of those that had been started: rejected, planned again, going on with their
-	// weights.
+	// Requests that had been started: the planner rejected them, planned them again, or lets them go
+	// on with their weights.
 	Aborted       uint32 `protobuf:"varint,2,opt,name=aborted,proto3" json:"aborted,omitempty"`
 	Replanned     uint32 `protobuf:"varint,3,opt,name=replanned,proto3" json:"replanned,omitempty"`
 	GoingOn       uint32 `protobuf:"varint,4,opt,name=going_on,json=goingOn,proto3" json:"going_on,omitempty"`
@@ -2233,7 +2234,7 @@ type SwitchRoleRequest struct {
 	Role  Side                   `protobuf:"varint,2,opt,name=role,proto3,enum=penstock.v1.Side" json:"role,omitempty"`
 	// DRAIN_UNSPECIFIED: finish.
 	Policy Drain `protobuf:"varint,3,opt,name=policy,proto3,enum=penstock.v1.Drain" json:"policy,omitempty"`
-	// Change nothing, and answer as if.
+	// The planner changes nothing and returns the response that the call would have.
 	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2768,11 +2769,11 @@ type RolesResponse_Group struct {
 	Group   string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	Role    Side                   `protobuf:"varint,2,opt,name=role,proto3,enum=penstock.v1.Side" json:"role,omitempty"`
 	Engines uint32                 `protobuf:"varint,3,opt,name=engines,proto3" json:"engines,omitempty"`
-	// Requests under way, and those that wait in the group's own queue (decode).
+	// Requests under way, and requests in the group's own queue (decode).
 	Requests uint32 `protobuf:"varint,4,opt,name=requests,proto3" json:"requests,omitempty"`
 	Queued   uint32 `protobuf:"varint,5,opt,name=queued,proto3" json:"queued,omitempty"`
-	// How much of what limits the group is used, from 0 to 1: unfinished tokens of prefill over
-	// schedule.beta, device memory of decode.
+	// The used share of the group's limit, from 0 to 1: of prefill the unfinished tokens over
+	// schedule.beta, of decode the device memory.
 	Use          float64 `protobuf:"fixed64,6,opt,name=use,proto3" json:"use,omitempty"`
 	DeviceTokens uint64  `protobuf:"varint,7,opt,name=device_tokens,json=deviceTokens,proto3" json:"device_tokens,omitempty"`
 	// The group's leader takes SWITCH.
@@ -2780,7 +2781,7 @@ type RolesResponse_Group struct {
 	// The role that the group changes to, and whether its leader has the order.
 	Switching Side `protobuf:"varint,9,opt,name=switching,proto3,enum=penstock.v1.Side" json:"switching,omitempty"`
 	Ordered   bool `protobuf:"varint,10,opt,name=ordered,proto3" json:"ordered,omitempty"`
-	// How the last switch ended without the role; empty: it has it, or there was none.
+	// Why the group kept its role at the last switch; empty: the group changed its role, or there was no switch.
 	Kept          string `protobuf:"bytes,11,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -54,7 +54,7 @@ type PlannerClient interface {
 	// session a group: a new one replaces the old.
 	Lead(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaderMessage, LeaderAction], error)
 	// BumpWeights begins a new epoch of a namespace's weights. Requests that wait are planned with
-	// it; the policy says what happens to those that have been started. Requests with exact_epoch
+	// it; the policy decides about requests that have been started. Requests with exact_epoch
 	// keep their epoch. The same epoch again applies another policy to the requests that are left.
 	BumpWeights(ctx context.Context, in *BumpWeightsRequest, opts ...grpc.CallOption) (*BumpWeightsResponse, error)
 	// SwitchRole has a group change its role between prefill and decode. The planner drains the
@@ -174,7 +174,7 @@ type PlannerServer interface {
 	// session a group: a new one replaces the old.
 	Lead(grpc.BidiStreamingServer[LeaderMessage, LeaderAction]) error
 	// BumpWeights begins a new epoch of a namespace's weights. Requests that wait are planned with
-	// it; the policy says what happens to those that have been started. Requests with exact_epoch
+	// it; the policy decides about requests that have been started. Requests with exact_epoch
 	// keep their epoch. The same epoch again applies another policy to the requests that are left.
 	BumpWeights(context.Context, *BumpWeightsRequest) (*BumpWeightsResponse, error)
 	// SwitchRole has a group change its role between prefill and decode. The planner drains the

@@ -41,7 +41,7 @@ check
 ----
 checked
 
-# The slots that the index dropped are free; those that it kept are not.
+# The slots that the index dropped are free. The slots that the index kept are in use.
 
 free u v
 ----

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 
@@ -35,7 +33,7 @@ type answer struct {
 func (h *host) switching(name string, role Role) *switcher {
 	h.Helper()
 	s := &switcher{engine: h.newEngine(), name: name, asked: make(chan Role, 1), answers: make(chan answer)}
-	s.stop = h.leadOptions(Options{Group: name, Node: name, Role: role, Members: []Member{member(name, s.engine)}, SwitchRole: func(ctx context.Context, to Role) ([]Member, error) {
+	_, s.stop = h.leadOptions(Options{Group: name, Node: name, Role: role, Members: []Member{member(name, s.engine)}, SwitchRole: func(ctx context.Context, to Role) ([]Member, error) {
 		s.asked <- to
 		select {
 		case a := <-s.answers:
@@ -45,23 +43,6 @@ func (h *host) switching(name string, role Role) *switcher {
 		}
 	}})
 	return s
-}
-
-// leadOptions runs a leader until the test ends.
-func (h *host) leadOptions(o Options) (stop func()) {
-	h.Helper()
-	o.Geometry, o.Planner, o.FetchEvery = geo, h.Conn, time.Millisecond
-	l, err := New(o)
-	h.must(err)
-	ctx, cancel := context.WithCancel(h.ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() { l.Run(ctx) })
-	stop = func() {
-		cancel()
-		wg.Wait()
-	}
-	h.Cleanup(stop)
-	return stop
 }
 
 // awaitGroup waits until a group is as a condition says.

@@ -28,8 +28,9 @@ type planBumped struct {
 	Epoch     uint64 `json:"epoch"`
 	Policy    string `json:"policy"`
 	DryRun    bool   `json:"dry_run"`
-	// Queued, Prefilling, Decoding and Exact are the requests of older weights that the bump
-	// met; Aborted, Replanned and GoingOn are what became of those that had been started.
+	// Queued, Prefilling, Decoding and Exact count the requests that used older weights before the
+	// bump. The planner rejected Aborted of the started ones, planned Replanned again, and lets
+	// GoingOn go on.
 	Queued     uint32 `json:"queued"`
 	Prefilling uint32 `json:"prefilling"`
 	Decoding   uint32 `json:"decoding"`

@@ -2,7 +2,7 @@ package netcost
 
 import "math"
 
-// Hop is one hop of a path over a buffer: bytes wait behind those that are queued, and move at a
+// Hop is one hop of a path over a buffer: bytes wait behind the queued ones, and move at a
 // bandwidth. One hop is from storage to the buffer of an engine, another from there to the memory
 // of a device (§VII-D, multi-hop routing).
 type Hop struct {

@@ -258,8 +258,8 @@ type Stats struct {
 	Buffers                                int
 	// Waiting is the number of requests in the queues.
 	Waiting int
-	// Allocs counts the requests served, Waits those that had to queue (served or Cancelled), Busy
-	// those refused because the queue was full.
+	// Allocs counts the requests served, Waits the requests that had to queue (served or
+	// Cancelled), Busy the requests refused because the queue was full.
 	Allocs, Waits, Cancelled, Busy uint64
 	// DoubleReleases counts Release calls on a Buffer that was not lent. Each is a bug of the
 	// caller, but harmless: the second call does nothing.

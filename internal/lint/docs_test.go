@@ -22,7 +22,7 @@ var (
 	source   = regexp.MustCompile("`" + `([a-z0-9_]+/[A-Za-z0-9_./-]*\.(?:go|proto|yaml|sh))` + "`")
 )
 
-// readersPage is a placeholder in help texts for a name that the reader chooses.
+// readersPage stands in help texts for a file name that the reader chooses.
 const readersPage = "PAGE.md"
 
 // TestNamesOfFiles: every page exists to which a comment or another page refers, and so does every

@@ -1,5 +1,5 @@
 // Package profile measures the constants of the planner: the tokens per second that one storage NIC
-// reads, and those that one prefill engine computes (DualPath, section A.4: alpha is 3 s of the
+// reads and that one prefill engine computes (DualPath, section A.4: alpha is 3 s of the
 // former, beta 5 s of the latter). It also fits the attention time for the compute quota (section
 // 6.2).
 //

@@ -37,7 +37,7 @@ type Result struct {
 	StoredBlocks, ExistedBlocks, WrittenBytes int64
 	RefusedBlocks                             map[string]int64
 	// BusyMatches, BusyReads and BusyWrites count the calls refused for lack of room, MissedCalls
-	// those that no node answered.
+	// the calls that no node answered.
 	BusyMatches, BusyReads, BusyWrites, MissedCalls int64
 
 	// Elapsed is the time from the first request to the end of the last.

@@ -11,8 +11,8 @@ import (
 // is an error.
 //
 // A Short reports half of the bytes that the kernel moved, without rounding; an Err hides that the
-// kernel moved bytes. Surfaced faults are settled with Counter.Surfaced, and those that the device
-// repaired with Counter.Repaired.
+// kernel moved bytes. The caller settles surfaced faults with Counter.Surfaced, and faults that
+// the device repaired with Counter.Repaired.
 func Hook(rules *Rules) (blockio.ResultHook, *Counter, error) {
 	for _, r := range rules.list {
 		if r.action != Err && r.action != Short && r.action != Delay {

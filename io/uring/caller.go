@@ -22,7 +22,7 @@ type caller struct {
 	env  *env
 	// registered is set if env.regions are registered with the ring.
 	registered bool
-	// ops is the table of requests of the running batch. todo has the indices of those to be
+	// ops is the table of requests of the running batch. todo has the indices of the requests to be
 	// submitted, the next one last.
 	ops  []op
 	todo []uint32

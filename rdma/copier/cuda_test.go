@@ -38,12 +38,22 @@ func onGPU() bool { return os.Getenv("PENSTOCK_GPU") == "1" }
 
 func newCUDA(t testing.TB) DeviceCopier {
 	t.Helper()
-	o := CUDAOptions{Queue: 4}
-	if !onGPU() {
-		check := watchReport(t)
-		t.Cleanup(func() { check(1) })
-		o.Library = copiertest.Driver(t)
+	if onGPU() {
+		return openCUDA(t, CUDAOptions{Queue: 4})
 	}
+	return newTestCUDA(t)
+}
+
+// newTestCUDA is newCUDA over the driver of the tests, also on a machine with a GPU.
+func newTestCUDA(t testing.TB) DeviceCopier {
+	t.Helper()
+	check := watchReport(t)
+	t.Cleanup(func() { check(1) })
+	return openCUDA(t, CUDAOptions{Queue: 4, Library: copiertest.Driver(t)})
+}
+
+func openCUDA(t testing.TB, o CUDAOptions) DeviceCopier {
+	t.Helper()
 	c, err := NewCUDA(o)
 	if err != nil {
 		t.Fatal(err)
@@ -266,12 +276,9 @@ func BenchmarkCUDA(b *testing.B) {
 // TestCUDAImport: memory that another library of the process has allocated on the GPU is copied to and
 // from, and is not given back to the driver.
 func TestCUDAImport(t *testing.T) {
-	if onGPU() {
-		t.Skip("the imported memory is that of the tests' own driver")
-	}
 	const n = 3 << 10
 	device := copiertest.Device(t, 2*n)
-	c := newCUDA(t)
+	c := newTestCUDA(t)
 	d, err := c.Import(device.Address, 2*n)
 	if err != nil {
 		t.Fatal(err)

@@ -100,7 +100,7 @@ func TestMistakesAreNamed(t *testing.T) {
 	}
 }
 
-// TestOthersVariablesAreLeftAlone: variables of client commands, and those that Kubernetes sets for
+// TestOthersVariablesAreLeftAlone: variables of client commands, and the variables that Kubernetes sets for
 // Services named penstock and penstock-planner, are accepted.
 func TestOthersVariablesAreLeftAlone(t *testing.T) {
 	for _, name := range []string{

@@ -23,7 +23,7 @@ var (
 	descRecomputes = desc("recomputes_total", "Ranges that nobody could read, or that were of old weights.")
 	descAborted    = desc("aborted_requests_total", "Requests of older weights that a change of weights rejected.")
 	descSwitches   = desc("role_switches_total", "Switches of a group's role that ended, by result.", "result")
-	descOlder      = desc("older_weights_requests", "Requests that use weights older than their namespace's newest, without those that name their weights.")
+	descOlder      = desc("older_weights_requests", "Requests that use weights older than their namespace's newest. Requests that name their weights do not count.")
 	descSwitching  = desc("switching_groups", "Engine groups that are drained to change their role, or changing it.")
 	descQueued     = desc("queued_requests", "Requests that wait for an engine.")
 	descLoading    = desc("loading_requests", "Requests with a read under way.")

@@ -11,16 +11,16 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// roles is what the service knows of a group's roles beside the planner.
+// roles is the service's record of a group's roles, in addition to the planner's.
 type roles struct {
 	// switches: the leader takes SWITCH.
 	switches bool
-	// refusal is the reason of the leader's last RoleRefused, kept how the last switch ended
-	// without the role; empty: it has it, or there was none.
+	// refusal is the reason of the leader's last RoleRefused. kept is why the group kept its role at
+	// the last switch; empty: the group changed its role, or there was no switch.
 	refusal, kept string
 }
 
-// maxRefusalBytes bounds what is kept of a leader's refusal.
+// maxRefusalBytes is the length to which the reason of a leader's refusal is cut.
 const maxRefusalBytes = 1 << 10
 
 // drainOf translates a policy; unspecified is what the call takes by default.

@@ -18,7 +18,7 @@ func (h *host) bump(epoch uint64, policy pb.Drain, dryRun bool) *pb.BumpWeightsR
 	return r
 }
 
-// wantBumped checks what a change of weights met, and what it did.
+// wantBumped checks the counts of requests before a change of weights and after it.
 func wantBumped(t *testing.T, r *pb.BumpWeightsResponse, want string) {
 	t.Helper()
 	o := r.Older

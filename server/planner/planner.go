@@ -208,7 +208,7 @@ func (s *Service) stepLocked(ev dualpath.Event) {
 }
 
 // deliverLocked puts one action into the channels of the leaders and the gateway that it is
-// for, or notes what it tells the operator.
+// for, or records it for the operator.
 func (s *Service) deliverLocked(a *dualpath.Action) {
 	switch a.Kind {
 	case dualpath.Switch:

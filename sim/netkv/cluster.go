@@ -197,7 +197,7 @@ func (c *cluster) admit(arrivals []workload.Arrival) error {
 	return nil
 }
 
-// prefilled sends a request's KV to a decode instance, or queues the request behind those that wait
+// prefilled sends a request's KV to a decode instance, or queues the request behind the requests that wait
 // for room.
 func (c *cluster) prefilled(r *request) {
 	if len(c.waiting) > 0 || !c.dispatch(r) {

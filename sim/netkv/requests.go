@@ -15,7 +15,7 @@ type Workload struct {
 	Scale float64
 	// Capacity is the rate that counts as 100 %, in requests per second.
 	Capacity float64
-	// Weights are those that the paper's grid search found for CLA*; zero means (1, 1).
+	// Weights are the result of the paper's grid search for CLA*; zero means (1, 1).
 	Weights netcost.Weights
 }
 

@@ -182,7 +182,7 @@ func (r *Report) Trace(name string) (string, error) {
 }
 
 // Each calls f for 0 to n-1, concurrently on the workers of the pool that all suites share, and
-// reports progress. After the first error no further calls begin, and Each waits for those that
+// reports progress. After the first error no further calls begin, and Each waits for the calls that
 // run. Each must not be called from within f.
 func (r *Report) Each(ctx context.Context, what string, n int, f func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)

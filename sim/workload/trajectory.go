@@ -29,7 +29,7 @@ func (t *Trajectory) Total() int {
 
 // Turn is one request of an agent.
 type Turn struct {
-	// Context has the tokens of earlier rounds, Append those that this round adds: the prompt
+	// Context has the tokens of earlier rounds, Append the tokens that this round adds: the prompt
 	// consists of both. Gen tokens are generated.
 	Context, Append, Gen int
 }

@@ -11,7 +11,7 @@ type Kind uint8
 
 const (
 	// S3FIFO is a small FIFO queue in front of a large one. Touched nodes of the large queue get
-	// further rounds. S3FIFO remembers the nodes that left the small queue, to detect those that
+	// further rounds. S3FIFO remembers the nodes that left the small queue, to detect nodes that
 	// left it too early.
 	S3FIFO Kind = iota + 1
 	// LRU evicts the node whose last touch is the oldest.

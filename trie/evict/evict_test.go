@@ -243,7 +243,7 @@ func TestGhost(t *testing.T) {
 	}
 }
 
-// FuzzPolicy compares a policy with a map of the nodes that it holds and of those that are
+// FuzzPolicy compares a policy with a map of the nodes that it holds and of the nodes that are
 // evictable. A victim must be evictable, and a node is returned whenever one is evictable.
 func FuzzPolicy(f *testing.F) {
 	rng := rand.New(rand.NewPCG(2, 2))

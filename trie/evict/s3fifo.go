@@ -1,6 +1,6 @@
 package evict
 
-// s3fifo inserts new nodes into a small queue and moves only those that are touched there to the
+// s3fifo inserts new nodes into a small queue and moves only nodes that are touched there to the
 // main queue. A scan of blocks that are used once passes through the small queue and does not
 // affect the main queue (Yang et al., FIFO queues are all you need for cache eviction, SOSP 2023).
 type s3fifo struct {

@@ -65,7 +65,7 @@ explain request=2
    0.000  decode engine 21: fewest requests (1) of those that stay below Z = 472 with 200 tokens more (2 queued fit)
    0.000  started on engines 11 and 21: prefill side reads 0 of 128 cached tokens
    0.000  read queues: 128 tokens on the prefill side, 0 on the decode side
-   0.000  weights of epoch 4: it goes on with those of epoch 3
+   0.000  weights of epoch 4: the request goes on with weights of epoch 3
 
 fetch group=1 tok=(0)
 ----
@@ -114,7 +114,7 @@ explain request=1
    0.000  started on engines 11 and 21: prefill side reads 128 of 128 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    0.000  prefill done
-   0.000  weights of epoch 4: it goes on with those of epoch 3
+   0.000  weights of epoch 4: the request goes on with weights of epoch 3
    0.000  planned anew: group 2 is gone
    0.000  weights of epoch 4: the prefix of 128 tokens is of epoch 3 and is recomputed
    0.000  decode group 3: least tokens of all groups (250 with this request)
