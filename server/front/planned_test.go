@@ -564,12 +564,17 @@ func TestEveryAttemptFails(t *testing.T) {
 	checkError(t, text, "planner_refused")
 }
 
-// TestPlannerRestarts: the planner is replaced while the decode engine answers. The answer goes
-// on, and the new planner ends the request.
+// TestPlannerRestarts: the planner is replaced when the prefill engine has done its part and the
+// decode engine answers. The answer goes on, and the new planner ends the request.
 func TestPlannerRestarts(t *testing.T) {
 	var log testkit.Log
 	c := newCluster(t, Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}, dualpath.Options{})
-	arrived, next := make(chan struct{}, 1), make(chan struct{})
+	arrived, prefilled, next := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
+	prefill := *c.p.work.Load()
+	c.p.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		prefill(w, r, q)
+		prefilled <- struct{}{}
+	})
 	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
 		fmt.Fprint(w, "one ")
 		w.(http.Flusher).Flush()
@@ -588,6 +593,7 @@ func TestPlannerRestarts(t *testing.T) {
 		over <- result{text, err}
 	}()
 	receive(t, arrived)
+	receive(t, prefilled) // without its Start there, the new planner would plan the request again
 	c.Planner.Restart()
 	c.await(func() bool {
 		if strings.Count(log.String(), "the planner has accepted a request") < 2 {
