@@ -230,7 +230,7 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 	if err != nil {
 		return err
 	}
-	m, err := g.match(ctx, r.IDs[:r.Prompt/bt])
+	m, err := g.Match(ctx, r.IDs[:r.Prompt/bt])
 	if err != nil {
 		return fmt.Errorf("gateway: request %q: %w", r.ID, err)
 	}
@@ -309,8 +309,8 @@ func (g *Gateway) submission(r Request, hit int, epoch kv.Epoch) (*pb.SubmitRequ
 	return s, nil
 }
 
-// match finds the cached prefix under the options' epoch or the nodes' newest.
-func (g *Gateway) match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
+// Match finds the cached prefix of a chain under the options' epoch or the nodes' newest, as Serve does.
+func (g *Gateway) Match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
 	if g.opts.Epoch != 0 {
 		return g.opts.Store.Match(ctx, client.MatchRequest{Namespace: g.opts.Namespace, IDs: ids, Epoch: g.opts.Epoch})
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/testnode"
-	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
 // geo has blocks of 16 tokens and 4 KiB in two layers.
@@ -32,14 +31,8 @@ func newSite(t *testing.T) *site {
 	node := testnode.Start(t, testnode.Options{})
 	node.Namespace(t, "m", geo)
 	s := &site{t: t}
-	engine, err := tcp.New(t.Context(), tcp.Options{})
-	s.must(err)
-	t.Cleanup(func() { s.must(engine.Close()) })
-	s.Store, err = client.Open(t.Context(), client.Options{Engine: engine, Servers: []string{node.Addr}})
-	s.must(err)
-	t.Cleanup(func() { s.must(s.Close()) })
-	s.ns, err = s.Namespace(t.Context(), "m")
-	s.must(err)
+	var err error
+	s.Store, s.ns = node.Open(t, "m")
 	s.memory, err = arena.New(arena.Options{SizeBytes: 2 << 20})
 	s.must(err)
 	t.Cleanup(func() { s.must(s.memory.Close()) })

@@ -251,3 +251,32 @@ func (c *otherVersion) Write(b []byte) (int, error) {
 	}
 	return c.Conn.Write(b)
 }
+
+// Open opens a client of the node, over a transfer engine of its own, and the namespace of a name. The
+// client is closed when the test ends.
+func (n *Node) Open(t testing.TB, namespace string) (*client.Store, kv.Namespace) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	engine, err := tcp.New(context.Background(), tcp.Options{})
+	must(err)
+	t.Cleanup(func() {
+		if err := engine.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	store, err := client.Open(context.Background(), client.Options{Engine: engine, Servers: []string{n.Addr}})
+	must(err)
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	ns, err := store.Namespace(t.Context(), namespace)
+	must(err)
+	return store, ns
+}
