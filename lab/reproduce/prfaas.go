@@ -23,7 +23,7 @@ func PrfaaS() Suite {
 const egressNote = `"approximately 13 Gbps" in the paper; 1.61 req/s times the 916 MiB of the mean long prompt are 12.3`
 
 // prfaasDrives is the suite's Drives.
-const prfaasDrives = "the model, the router and the two controllers of `dualpath/prfaas`. `penstock plan prfaas` computes plans with the model. `penstock plan roles` proposes by the long-term controller which group should change its role. The router and the controllers are imported by no server: no request crosses datacenters by them in production."
+const prfaasDrives = "the model, the router and the two controllers of `dualpath/prfaas`. `penstock plan prfaas` computes plans with the model. `penstock plan roles` proposes by the long-term controller which group should change its role. `penstock gateway --offload-url` routes by the router with a threshold that the operator gives (`server/offload`). No server imports the short-term controller, which changes the threshold, or sends prefixes to PrfaaS clusters."
 
 const prfaasCommand = "penstock sim reproduce prfaas"
 

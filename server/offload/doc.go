@@ -26,9 +26,9 @@
 // # Bounds
 //
 // At most Options.InFlight requests are prefilled there at a time, each for at most Options.Timeout, and
-// none begins while the link needs longer than Options.BacklogMax for the bytes that wait for it. A
-// datacenter that does not answer, or refuses a request, gets none for Options.DownFor. Further requests
-// are prefilled here.
+// none begins while the link needs longer than Options.BacklogMax for the bytes that wait for it. After a
+// request that failed there, or on the link, no request goes there for Options.DownFor. Further requests are
+// prefilled here.
 //
 // There is one lock, which is not held across a call.
 package offload

@@ -53,7 +53,7 @@ type Options struct {
 	// BacklogMax is the time that the link may need for the waiting bytes when a request begins.
 	// Default 2 s.
 	BacklogMax time.Duration
-	// DownFor is the time without requests after one that failed there. Default 5 s.
+	// DownFor is the time without requests after one that failed there, or on the link. Default 5 s.
 	DownFor time.Duration
 	// Client sends the requests to URL. Default: http.DefaultTransport's, without a time limit of its own.
 	Client *http.Client
@@ -155,6 +155,7 @@ func (f *Offload) prefill(ctx context.Context, r gateway.Request) {
 		f.metrics.seconds.Observe(time.Since(begin).Seconds())
 	}
 	if err != nil && ctx.Err() == nil {
+		f.down()
 		f.opts.Logger.Warn("a prompt was not prefilled in the other datacenter; this cluster prefills it", "request", r.ID, "tokens", len(r.Tokens), "err", err)
 	}
 }
@@ -176,12 +177,15 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.opts.Timeout)
 	defer cancel()
+	if !f.up() {
+		return outcomeBusy, nil
+	}
 	there, err := f.opts.There.Match(ctx, client.MatchRequest{Namespace: f.opts.Namespace, IDs: ids, Epoch: here.Epoch})
 	if err != nil {
 		return outcomeFailed, fmt.Errorf("storage there: %w", err)
 	}
 	route, err := f.opts.Router.Route(prfaas.Request{
-		Total: r.Prompt, Cached: here.Tokens, Remote: []prfaas.Cluster{{Cached: there.Tokens, Down: !f.up()}},
+		Total: r.Prompt, Cached: here.Tokens, Remote: []prfaas.Cluster{{Cached: there.Tokens}},
 	})
 	if err != nil {
 		return outcomeFailed, err
@@ -193,8 +197,6 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 			return outcomeFailed, err
 		}
 		return outcomeFetched, nil
-	case float64(r.Prompt-here.Tokens) > f.opts.Router.Threshold:
-		return outcomeBusy, nil
 	default:
 		return outcomeLocal, nil
 	}
@@ -215,7 +217,6 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 func (f *Offload) remote(ctx context.Context, tokens []kv.Token, ids []kv.BlockID, here client.MatchResult, there int) error {
 	if there < len(ids) {
 		if err := f.complete(ctx, tokens); err != nil {
-			f.down()
 			return err
 		}
 		var err error

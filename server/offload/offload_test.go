@@ -303,6 +303,7 @@ func TestTimeout(t *testing.T) {
 	if hit := w.hit(prompt(1, 320)); hit != 0 || w.asked.Load() != 1 {
 		t.Errorf("a hit of %d tokens, %d requests", hit, w.asked.Load())
 	}
+	w.offload.downUntil = time.Time{}
 	silent := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	w.answer.Store(&silent)
 	if hit := w.hit(prompt(2, 320)); hit != 0 || w.asked.Load() != 2 {
