@@ -112,6 +112,44 @@ func TestGatewayMistakes(t *testing.T) {
 	}
 }
 
+// TestGatewayOffload: a complete configuration of another datacenter is valid, and the error of each other
+// one names its key.
+func TestGatewayOffload(t *testing.T) {
+	complete := func() config.Gateway {
+		g := gatewayOf("http://10.0.0.1:8000")
+		g.Planner, g.Namespace, g.Servers = "a:7430", "m", []string{"a:7420"}
+		g.Offload.URL, g.Offload.Servers, g.Offload.Threshold, g.Offload.LinkRate = "http://far:7440", []string{"far:7420"}, 1000, 1<<20
+		return g
+	}
+	g := complete()
+	if err := g.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		key   string
+		spoil func(g *config.Gateway)
+	}{
+		{"planner", func(g *config.Gateway) { g.Planner, g.Namespace, g.Servers = "", "", nil }},
+		{"offload.url", func(g *config.Gateway) { g.Offload.URL = "" }},
+		{"offload.url", func(g *config.Gateway) { g.Offload.URL = "far:7440" }},
+		{"offload.url", func(g *config.Gateway) { g.Offload.URL = "http://user:hidden@far" }},
+		{"offload.servers", func(g *config.Gateway) { g.Offload.Servers = nil }},
+		{"offload.threshold", func(g *config.Gateway) { g.Offload.Threshold = 0 }},
+		{"offload.link_rate", func(g *config.Gateway) { g.Offload.LinkRate = 0 }},
+		{"offload.timeout", func(g *config.Gateway) { g.Offload.Timeout = 0 }},
+		{"offload.timeout", func(g *config.Gateway) { g.Offload.Timeout = g.QueueWait }},
+		{"offload.backlog", func(g *config.Gateway) { g.Offload.Backlog = -1 }},
+		{"offload.in_flight", func(g *config.Gateway) { g.Offload.InFlight = 0 }},
+		{"offload.memory", func(g *config.Gateway) { g.Offload.Memory = 1 }},
+	} {
+		g := complete()
+		c.spoil(&g)
+		if err := g.Validate(); !errors.Is(err, config.ErrConfig) || !strings.HasPrefix(err.Error(), "config: "+c.key+": ") || strings.Contains(err.Error(), "hidden") {
+			t.Errorf("%s: %v", c.key, err)
+		}
+	}
+}
+
 // TestGatewayFromTheEnvironment: the elements of a list are separated by commas, and an invalid
 // value is an error.
 func TestGatewayFromTheEnvironment(t *testing.T) {
