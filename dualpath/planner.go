@@ -38,7 +38,7 @@ type Planner struct {
 	expiry time.Duration
 	// leastTotal are the decode groups by total tokens; oldest are those that offer a
 	// request to be granted, by its age.
-	leastTotal, oldest groupHeap
+	leastTotal, oldest ordered[group]
 	turn               Role // RoundRobin
 	// steps counts the calls of Step.
 	steps uint64
@@ -317,7 +317,7 @@ func (p *Planner) sized(q *Request) *request {
 // still holds goes on where it was; the rest of what it had is planned anew.
 func (p *Planner) groupUp(e *GroupUp) {
 	p.seq = max(p.seq, e.Seen)
-	g := &group{id: e.Group, role: e.Role, heard: p.now, returns: e.Returns, seen: e.Seen, least: noEngine, totalAt: -1, oldestAt: -1}
+	g := &group{id: e.Group, role: e.Role, heard: p.now, returns: e.Returns, seen: e.Seen, least: noEngine}
 	fresh := make(map[EngineID]*engine, len(e.Engines))
 	for _, s := range e.Engines {
 		n := p.nodes[s.Node]
@@ -703,7 +703,7 @@ func (p *Planner) take(en *engine, a assigned) {
 	en.left = en.left.minus(a.room)
 	g := en.group
 	g.total += a.tokens
-	if g.totalAt >= 0 {
+	if g.totalAt != 0 {
 		p.leastTotal.put(g)
 	}
 }

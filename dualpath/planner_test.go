@@ -51,7 +51,7 @@ func check(p *Planner) {
 			if g.cursor != g.private.Front() {
 				fail("group %d offers a request that is not the head of its queue", g.id)
 			}
-			if offers := g.cursor != nil && !g.full; offers != (g.oldestAt >= 0) {
+			if offers := g.cursor != nil && !g.full; offers != (g.oldestAt != 0) {
 				fail("group %d: a request to offer: %v, at place %d of those that do", g.id, offers, g.oldestAt)
 			}
 		}
@@ -59,9 +59,9 @@ func check(p *Planner) {
 			fail("group %d: total %d, counted %d", g.id, g.total, total)
 		}
 	}
-	for _, q := range [...]*groupHeap{&p.leastTotal, &p.oldest} {
-		for i, g := range q.h {
-			if *q.at(g) != i || (i > 0 && q.less(g, q.h[(i-1)/2])) {
+	for _, q := range [...]*ordered[group]{&p.leastTotal, &p.oldest} {
+		for i, g := range q.items {
+			if *q.at(g) != i+1 || (i > 0 && q.less(g, q.items[(i-1)/2])) {
 				fail("a heap of decode groups is out of order at %d", i)
 			}
 		}
