@@ -21,9 +21,7 @@ func (p *Planner) route() {
 		}
 		g.total += r.decodeLen()
 		p.leastTotal.put(g)
-		if r.at == g.private.Front() {
-			p.rewind(g)
-		}
+		p.offer(r)
 		r.why.note(p.now, "decode group %d: least tokens of all groups (%d with this request)", int(g.id), g.total)
 	}
 }
@@ -132,14 +130,5 @@ func byTotal() ordered[group] {
 	return ordered[group]{
 		less: func(a, b *group) bool { return a.total < b.total || (a.total == b.total && a.id < b.id) },
 		at:   func(g *group) *int { return &g.totalAt },
-	}
-}
-
-// byAge orders decode groups by the age of the requests that they offer.
-func byAge() ordered[group] {
-	age := func(g *group) int64 { return g.cursor.Value.(*request).order }
-	return ordered[group]{
-		less: func(a, b *group) bool { return age(a) < age(b) },
-		at:   func(g *group) *int { return &g.oldestAt },
 	}
 }

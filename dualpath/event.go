@@ -48,6 +48,10 @@ type Request struct {
 	// exist. Its engines must hold these weights. If storage does not keep the epoch, it
 	// reports the prefix as gone.
 	Exact bool `json:",omitempty"`
+	// Tenant is whose request it is; Options.Weights has its weight. Requests of a higher
+	// Priority go first, whatever their tenant.
+	Tenant   string `json:",omitempty"`
+	Priority int    `json:",omitempty"`
 	// Prompt is the length in tokens, with the Hit first of which are cached
 	// (whole blocks). Output is how many are expected to be generated; it is
 	// counted against a decode engine's HBM.

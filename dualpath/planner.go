@@ -28,6 +28,10 @@ type Planner struct {
 	unrouted    *list.List
 	front, back int64
 	queued      int
+	// priorities are the levels of the requests that wait; levels are those that offer a
+	// request to be granted.
+	priorities map[int]*level
+	levels     ordered[level]
 	// loading are the requests with a read under way.
 	loading *list.List
 	// partial were found with one engine alone after a restart.
@@ -36,10 +40,9 @@ type Planner struct {
 	// expiry is the earliest deadline that may be that of a request in a queue; 0:
 	// none. Until then no queue is looked through.
 	expiry time.Duration
-	// leastTotal are the decode groups by total tokens; oldest are those that offer a
-	// request to be granted, by its age.
-	leastTotal, oldest ordered[group]
-	turn               Role // RoundRobin
+	// leastTotal are the decode groups by total tokens.
+	leastTotal ordered[group]
+	turn       Role // RoundRobin
 	// steps counts the calls of Step.
 	steps uint64
 	// reserve is Options.Network's.
@@ -111,14 +114,18 @@ type group struct {
 	// returns and seen come from its GroupUp.
 	returns bool
 	seen    uint64
-	// private is the queue of a decode group, of *request; total the tokens of
-	// its engines and of that queue. cursor is the request of the queue that is to be
-	// granted next: its head, but for those that this fetch has left. full: no engine
-	// had room for that request at the group's last report.
+	// private is the queue of a decode group, of *request, in the order in which they were
+	// routed; total the tokens of its engines and of that queue.
 	private *list.List
 	total   int
-	cursor  *list.Element
-	full    bool
+	// turn is the request that the group keeps its room for, if there is one. full: no
+	// engine had room for it at the group's last report. shut are the lanes that wait
+	// for the end of the turn.
+	turn *request
+	full bool
+	shut []*lane
+	// owed is the request that a prefill group keeps its room for.
+	owed *request
 	// z and fitting are threshold's, as of the Step zStep.
 	z       float64
 	fitting int
@@ -126,8 +133,8 @@ type group struct {
 	// least is the load of a prefill group's least loaded engine after its last
 	// fetch, or noEngine.
 	least int
-	// totalAt and oldestAt are its places in the planner's heaps.
-	totalAt, oldestAt int
+	// totalAt is its place in Planner.leastTotal.
+	totalAt int
 }
 
 // phase is where a request is.
@@ -154,8 +161,14 @@ type request struct {
 	home *group
 	// at is its element in unrouted or home.private, nil when it is served; order is
 	// its age among those that wait.
-	at        *list.Element
-	order     int64
+	at    *list.Element
+	order int64
+	// flow is its tenant's or level.anew, work its cost there; lane is where it is offered.
+	// All are unset when it is served.
+	flow      *flow
+	work      float64
+	lane      *lane
+	laneAt    int
 	loadingAt *list.Element
 	sides     [2]side
 	// rest are ranges that a side left unread and that neither side reads yet.
@@ -189,7 +202,8 @@ func New(opts Options) (*Planner, error) {
 		opts:   opts,
 		groups: make(map[GroupID]*group), engines: make(map[EngineID]*engine), nodes: make(map[NodeID]*node),
 		requests: make(map[RequestID]*request), epochs: make(map[NamespaceID]uint64),
-		unrouted: list.New(), loading: list.New(), leastTotal: byTotal(), oldest: byAge(),
+		unrouted: list.New(), loading: list.New(), leastTotal: byTotal(),
+		priorities: make(map[int]*level), levels: byPriority(),
 		turn: Prefill, explained: newExplainRing(opts.MaxExplain),
 	}
 	if opts.Network != nil {
@@ -579,7 +593,6 @@ func (p *Planner) groupDown(g *group) {
 		p.order = slices.Delete(p.order, at, at+1)
 	}
 	p.leastTotal.remove(g)
-	p.oldest.remove(g)
 	for _, en := range g.engines {
 		delete(p.engines, en.id)
 		en.node.engines--
@@ -590,8 +603,15 @@ func (p *Planner) groupDown(g *group) {
 	if g.private != nil {
 		for el := g.private.Back(); el != nil; el = g.private.Back() {
 			r := g.private.Remove(el).(*request)
+			p.withdraw(r)
 			r.home = nil
 			r.at = p.unrouted.PushFront(r)
+		}
+		for _, l := range p.priorities {
+			delete(l.anew.byHome, g)
+			for _, f := range l.flows {
+				delete(f.byHome, g)
+			}
 		}
 	}
 	var lost []*request
@@ -659,7 +679,7 @@ func (p *Planner) fetch(e *Fetch) {
 	}
 	if g.role == Decode {
 		p.leastTotal.put(g)
-		p.rewind(g)
+		p.retry(g)
 		return
 	}
 	p.grant(g)
@@ -836,6 +856,7 @@ func (p *Planner) renew(r *request, epoch uint64) {
 	r.why.note(p.now, "weights of epoch %d: the prefix of %d tokens is of epoch %d and is recomputed", int(epoch), r.Hit, int(r.Epoch))
 	if r.Hit > 0 {
 		r.Hit, r.unfit = 0, EpochOver
+		p.reprice(r)
 	}
 	r.Epoch = epoch
 }

@@ -48,24 +48,14 @@ func check(p *Planner) {
 			for el := g.private.Front(); el != nil; el = el.Next() {
 				total += el.Value.(*request).decodeLen()
 			}
-			if g.cursor != g.private.Front() {
-				fail("group %d offers a request that is not the head of its queue", g.id)
-			}
-			if offers := g.cursor != nil && !g.full; offers != (g.oldestAt != 0) {
-				fail("group %d: a request to offer: %v, at place %d of those that do", g.id, offers, g.oldestAt)
-			}
+			checkTurn(g, fail)
 		}
 		if total != g.total {
 			fail("group %d: total %d, counted %d", g.id, g.total, total)
 		}
 	}
-	for _, q := range [...]*ordered[group]{&p.leastTotal, &p.oldest} {
-		for i, g := range q.items {
-			if *q.at(g) != i+1 || (i > 0 && q.less(g, q.items[(i-1)/2])) {
-				fail("a heap of decode groups is out of order at %d", i)
-			}
-		}
-	}
+	checkHeap("decode groups", &p.leastTotal, fail)
+	checkFair(p, fail)
 }
 
 // ledger is a cluster of engines that do as they are told, and a book of every
