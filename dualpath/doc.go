@@ -98,6 +98,7 @@
 // Network it is O(n) in all decode engines. The next request is found in O(log t) in the
 // tenants and priorities that wait; a tenant is looked at once more for each full decode
 // group that its first request waits for, between two reports of the group. Time alone
-// (Tick) costs what is being read, and a look through the queues when a deadline
-// has come.
+// (Tick) costs what is being read, and O(log n) for each deadline that has come in the queue.
+// A request with a deadline of its first token costs O(t) in the tenants that wait and
+// O(n log n) in the prefill engines when it is submitted and when it is refused.
 package dualpath

@@ -58,6 +58,9 @@ type Request struct {
 	Prompt, Hit, Output int
 	// Deadline, if not zero, is when nobody wants the answer any more.
 	Deadline time.Duration
+	// FirstToken, if not zero, is the deadline of the first token. The request is refused
+	// when it cannot be met any more.
+	FirstToken time.Duration `json:",omitempty"`
 	// Resident are leading tokens of the prompt that decode engines hold in their
 	// device memory and need not be sent. Options.Network counts them.
 	Resident []Resident `json:",omitempty"`

@@ -196,8 +196,10 @@ func (p *Planner) rest(l *level, last *flow) {
 func (p *Planner) reprice(r *request) {
 	if r.flow != nil {
 		r.flow.work -= r.work
+		p.sizes.count(r.work, -1)
 		r.work = p.cost(r)
 		r.flow.work += r.work
+		p.sizes.count(r.work, 1)
 	}
 }
 

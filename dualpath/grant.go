@@ -135,6 +135,8 @@ func (p *Planner) enqueue(r *request, again bool) {
 		r.at = p.unrouted.PushBack(r)
 	}
 	p.join(r, again)
+	p.sizes.count(r.work, 1)
+	p.watch(r)
 	if p.opts.Network != nil {
 		p.offer(r)
 	}
@@ -146,6 +148,8 @@ func (p *Planner) unqueue(r *request) {
 		return
 	}
 	p.queued--
+	p.deadlines.remove(r)
+	p.sizes.count(r.work, -1)
 	p.leave(r)
 	g := r.home
 	if g == nil {

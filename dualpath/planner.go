@@ -37,9 +37,14 @@ type Planner struct {
 	// partial were found with one engine alone after a restart.
 	partial []*request
 	epochs  map[NamespaceID]uint64
-	// expiry is the earliest deadline that may be that of a request in a queue; 0:
-	// none. Until then no queue is looked through.
-	expiry time.Duration
+	// deadlines are the requests that wait and have one. prefills is the rate of prefill
+	// engines, sizes those of the requests that wait.
+	deadlines ordered[request]
+	prefills  measured
+	sizes     sizes
+	// free is enginesFree's, as of the Step freeStep.
+	free     []float64
+	freeStep uint64
 	// leastTotal are the decode groups by total tokens.
 	leastTotal ordered[group]
 	turn       Role // RoundRobin
@@ -79,6 +84,12 @@ type engine struct {
 	// size is what the engine has of each memory, left what is free of it.
 	size, left room
 	tok, seq   int
+	// under counts the requests that were started and not prefilled yet on a prefill engine,
+	// underWork is their work. begun is since when the engine works on it: its last end, or
+	// when it had none.
+	under     int
+	underWork float64
+	begun     time.Duration
 	// strikes are failures since it last served a request; avoidUntil is when they
 	// are forgiven.
 	strikes    int
@@ -170,7 +181,15 @@ type request struct {
 	lane      *lane
 	laneAt    int
 	loadingAt *list.Element
-	sides     [2]side
+	// due is when it must be looked at, dueAt its place in Planner.deadlines.
+	due   time.Duration
+	dueAt int
+	// under is its work on the engine underAt (beginPrefill). answered: it has had its first
+	// token, by this attempt or an earlier one.
+	under    float64
+	underAt  *engine
+	answered bool
+	sides    [2]side
 	// rest are ranges that a side left unread and that neither side reads yet.
 	rest      []Part
 	started   time.Duration
@@ -203,7 +222,7 @@ func New(opts Options) (*Planner, error) {
 		groups: make(map[GroupID]*group), engines: make(map[EngineID]*engine), nodes: make(map[NodeID]*node),
 		requests: make(map[RequestID]*request), epochs: make(map[NamespaceID]uint64),
 		unrouted: list.New(), loading: list.New(), leastTotal: byTotal(),
-		priorities: make(map[int]*level), levels: byPriority(),
+		priorities: make(map[int]*level), levels: byPriority(), deadlines: byDue(),
 		turn: Prefill, explained: newExplainRing(opts.MaxExplain),
 	}
 	if opts.Network != nil {
@@ -297,6 +316,8 @@ func (p *Planner) submit(q *Request) {
 		reason = QueueFull
 	case q.Deadline != 0 && q.Deadline <= p.now:
 		reason = PastDeadline
+	case q.FirstToken < 0:
+		reason = BadRequest
 	}
 	if reason != NoReason {
 		p.stats.Rejected++
@@ -309,9 +330,10 @@ func (p *Planner) submit(q *Request) {
 	}
 	p.requests[q.ID] = r
 	p.enqueue(r, false)
-	p.due(r)
 	if s := p.shortfall(r); s.why != NoReason {
 		p.refuse(r, s)
+	} else if estimate, left, late := p.late(r); late {
+		p.refuseLate(r, estimate, left)
 	}
 }
 
@@ -357,6 +379,9 @@ func (p *Planner) groupUp(e *GroupUp) {
 		}
 		if old := r.engineOf(g.role); old != nil && old.id == h.Engine && old.group.id == g.id && old.group.role == g.role {
 			r.setEngine(g.role, en)
+			if g.role == Prefill {
+				p.movePrefill(r)
+			}
 		}
 	}
 	if old := p.groups[e.Group]; old != nil {
@@ -423,7 +448,6 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 		r.why.note(p.now, "found with engine %d, as its group reports", int(h.Engine))
 		p.requests[r.ID] = r
 		p.enqueue(r, false)
-		p.due(r)
 	}
 	if !h.Ended {
 		p.take(en, p.held(en, r))
@@ -444,10 +468,14 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 		r.setEngine(g.role, en)
 		r.phase, r.attempt, r.started, r.adopted = serving, h.Attempt, p.now, true
 		r.found = [2]*Held{}
+		p.beginPrefill(r)
 		p.restore(r, g.role, h)
 		p.partial = append(p.partial, r)
 	case h.Attempt == r.attempt:
 		r.setEngine(g.role, en)
+		if g.role == Prefill && !r.prefilled {
+			p.beginPrefill(r)
+		}
 		if r.adopted && !r.prefilled {
 			p.restore(r, g.role, h)
 			p.adopt(r)
@@ -536,8 +564,8 @@ func (p *Planner) held(en *engine, r *request) assigned {
 // unless they have done their part.
 func (p *Planner) requeue(r *request, why Reason) {
 	p.stats.Replanned++
-	p.due(r)
 	p.stopLoading(r)
+	p.leavePrefill(r)
 	p.endTransfers(r)
 	for _, role := range [...]Role{Prefill, Decode} {
 		if en := r.engineOf(role); en != nil && !(role == Prefill && r.prefilled) {
@@ -751,6 +779,7 @@ func (p *Planner) end(r *request, why Reason) {
 // forget removes a request from every list.
 func (p *Planner) forget(r *request) {
 	p.unqueue(r)
+	p.leavePrefill(r)
 	p.stopLoading(r)
 	p.endTransfers(r)
 	delete(p.requests, r.ID)
@@ -774,7 +803,9 @@ func (p *Planner) finished(e Finished) {
 	}
 	p.stopLoading(r)
 	p.endTransfers(r)
+	r.answered = true
 	if e.Role == Prefill {
+		p.endPrefill(r)
 		r.prefilled = true
 		p.inform(Prefilled, r, NoReason)
 		if r.pe != nil { // it may have said so before its group was lost
@@ -868,44 +899,7 @@ func (p *Planner) tick() {
 			p.groupDown(g)
 		}
 	}
-	if p.expiry != 0 && p.expiry <= p.now {
-		p.expireAll()
-	}
+	p.expire()
 	p.complete()
 	p.rescue()
-}
-
-// expireAll rejects what is past its deadline in every queue, and finds the next
-// deadline.
-func (p *Planner) expireAll() {
-	p.expire(p.unrouted)
-	for _, g := range p.order {
-		if g.private != nil {
-			p.expire(g.private)
-		}
-	}
-	p.expiry = 0
-	for _, r := range p.requests {
-		if r.Deadline > p.now {
-			p.due(r)
-		}
-	}
-}
-
-// due notes the deadline of a request that waits, or may have to again.
-func (p *Planner) due(r *request) {
-	if r.Deadline != 0 && (p.expiry == 0 || r.Deadline < p.expiry) {
-		p.expiry = r.Deadline
-	}
-}
-
-// expire rejects what has waited in a queue beyond its deadline.
-func (p *Planner) expire(queue *list.List) {
-	for el := queue.Front(); el != nil; {
-		r := el.Value.(*request)
-		el = el.Next()
-		if r.Deadline != 0 && r.Deadline <= p.now {
-			p.end(r, PastDeadline)
-		}
-	}
 }

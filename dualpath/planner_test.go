@@ -56,6 +56,7 @@ func check(p *Planner) {
 	}
 	checkHeap("decode groups", &p.leastTotal, fail)
 	checkFair(p, fail)
+	checkSLO(p, fail)
 }
 
 // ledger is a cluster of engines that do as they are told, and a book of every
