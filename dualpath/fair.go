@@ -1,6 +1,10 @@
 package dualpath
 
-import "math"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // The requests that wait are ordered by priority, then fairly among tenants, then by age.
 //
@@ -130,11 +134,7 @@ func newFlow(l *level, tenant string, weight, served float64) *flow {
 func (p *Planner) flowOf(l *level, tenant string) *flow {
 	f := l.flows[tenant]
 	if f == nil {
-		weight := p.opts.Weights[tenant]
-		if weight == 0 {
-			weight = 1
-		}
-		f = newFlow(l, tenant, weight, max(l.virtual, l.floor))
+		f = newFlow(l, tenant, p.weightOf(tenant), max(l.virtual, l.floor))
 		l.flows[tenant] = f
 	}
 	return f
@@ -152,6 +152,7 @@ func (p *Planner) join(r *request, again bool) {
 	f.waiting++
 	f.work += r.work
 	l.waiting++
+	p.shareOf(r.Tenant).Queued++
 }
 
 // leave is the inverse of join. It forgets tenants without requests and without debts, and
@@ -164,6 +165,7 @@ func (p *Planner) leave(r *request) {
 	f.waiting--
 	f.work -= r.work
 	l.waiting--
+	p.shareOf(r.Tenant).Queued--
 	switch {
 	case l.waiting == 0:
 		p.rest(l, f)
@@ -211,7 +213,9 @@ func (p *Planner) charge(r *request) {
 	if r.flow != l.anew {
 		l.virtual = max(l.virtual, f.served)
 	}
-	f.served += p.cost(r) / f.weight
+	work := p.cost(r)
+	f.served += work / f.weight
+	p.shareOf(r.Tenant).Granted += work
 	if f.readyAt != 0 {
 		l.ready.put(f)
 	}
@@ -367,4 +371,90 @@ func (p *Planner) nextOf(g *group) *request {
 		return r
 	}
 	return o
+}
+
+// TenantView is the requests of one tenant and one priority that wait.
+type TenantView struct {
+	Tenant   string
+	Priority int
+	Weight   float64
+	Waiting  int
+	// Work is in tokens of computing, in which cached tokens count by the time of their read.
+	Work float64
+}
+
+// Tenants returns what waits, those of a higher priority first, and of one priority those
+// with the most requests first. Requests that are planned anew count as their tenant's.
+func (p *Planner) Tenants() []TenantView {
+	type key struct {
+		priority int
+		tenant   string
+	}
+	sums := make(map[key]*TenantView)
+	add := func(l *level, tenant string, n int, work float64) {
+		v := sums[key{l.priority, tenant}]
+		if v == nil {
+			v = &TenantView{Tenant: tenant, Priority: l.priority, Weight: p.weightOf(tenant)}
+			sums[key{l.priority, tenant}] = v
+		}
+		v.Waiting += n
+		v.Work += work
+	}
+	for _, l := range p.priorities {
+		for _, f := range l.flows {
+			if f.waiting > 0 {
+				add(l, f.tenant, f.waiting, f.work)
+			}
+		}
+		if l.anew.waiting == 0 {
+			continue
+		}
+		for _, r := range p.requests {
+			if r.flow == l.anew {
+				add(l, r.Tenant, 1, r.work)
+			}
+		}
+	}
+	views := make([]TenantView, 0, len(sums))
+	for _, v := range sums {
+		views = append(views, *v)
+	}
+	slices.SortFunc(views, func(a, b TenantView) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Waiting, a.Waiting), cmp.Compare(a.Tenant, b.Tenant))
+	})
+	return views
+}
+
+// Share is what a tenant of Options.Weights was granted and has in the queue, of all priorities.
+type Share struct {
+	// Granted is in tokens of computing (TenantView.Work), since the planner was made.
+	Granted float64
+	Queued  int
+}
+
+// Shares returns those of the tenants in Options.Weights, and others: all other tenants'
+// together. So it does not grow with the tenants.
+func (p *Planner) Shares() (named map[string]Share, others Share) {
+	named = make(map[string]Share, len(p.opts.Weights))
+	for tenant := range p.opts.Weights {
+		named[tenant] = *p.shares[tenant]
+	}
+	return named, p.others
+}
+
+// shareOf returns a tenant's share, or that of the tenants that have no name in
+// Options.Weights.
+func (p *Planner) shareOf(tenant string) *Share {
+	if s := p.shares[tenant]; s != nil {
+		return s
+	}
+	return &p.others
+}
+
+// weightOf returns a tenant's weight.
+func (p *Planner) weightOf(tenant string) float64 {
+	if w, ok := p.opts.Weights[tenant]; ok {
+		return w
+	}
+	return 1
 }

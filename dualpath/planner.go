@@ -32,6 +32,9 @@ type Planner struct {
 	// request to be granted.
 	priorities map[int]*level
 	levels     ordered[level]
+	// shares are those of the tenants in Options.Weights, others the sum of all others'.
+	shares map[string]*Share
+	others Share
 	// loading are the requests with a read under way.
 	loading *list.List
 	// partial were found with one engine alone after a restart.
@@ -69,9 +72,14 @@ type Stats struct {
 	// their lengths; Splits the requests read by both.
 	PartsPrefill, PartsDecode, TokensPrefill, TokensDecode, Splits uint64
 	Cuts, Hedges, Recomputes                                       uint64
+	// Late are those of Rejected whose first token could not come by its deadline.
+	Late uint64
 	// Queued wait for their engines, Loading have a read under way,
 	// Serving are all that have not ended. Gauges.
 	Queued, Loading, Serving int
+	// PrefillRate is what a prefill engine with work computes, as measured, tokens a second; 0:
+	// too few prefills have ended. A gauge.
+	PrefillRate float64
 }
 
 // engine is one GPU.
@@ -222,8 +230,11 @@ func New(opts Options) (*Planner, error) {
 		groups: make(map[GroupID]*group), engines: make(map[EngineID]*engine), nodes: make(map[NodeID]*node),
 		requests: make(map[RequestID]*request), epochs: make(map[NamespaceID]uint64),
 		unrouted: list.New(), loading: list.New(), leastTotal: byTotal(),
-		priorities: make(map[int]*level), levels: byPriority(), deadlines: byDue(),
+		shares: make(map[string]*Share), priorities: make(map[int]*level), levels: byPriority(), deadlines: byDue(),
 		turn: Prefill, explained: newExplainRing(opts.MaxExplain),
+	}
+	for tenant := range opts.Weights {
+		p.shares[tenant] = new(Share)
 	}
 	if opts.Network != nil {
 		p.reserve = opts.Network.Reserve()
@@ -299,7 +310,7 @@ func (p *Planner) inform(kind ActionKind, r *request, why Reason) {
 // Stats returns the counters as of the last Step.
 func (p *Planner) Stats() Stats {
 	st := p.stats
-	st.Serving, st.Loading, st.Queued = len(p.requests), p.loading.Len(), p.queued
+	st.Serving, st.Loading, st.Queued, st.PrefillRate = len(p.requests), p.loading.Len(), p.queued, p.prefills.rate()
 	return st
 }
 

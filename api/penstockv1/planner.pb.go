@@ -43,6 +43,8 @@ const (
 	Refusal_REFUSAL_TOO_LONG Refusal = 2
 	// Its lengths contradict each other.
 	Refusal_REFUSAL_INVALID Refusal = 3
+	// The first token cannot come by its deadline. It may be submitted again later.
+	Refusal_REFUSAL_LATE Refusal = 5
 )
 
 // Enum value maps for Refusal.
@@ -52,12 +54,14 @@ var (
 		1: "REFUSAL_BUSY",
 		2: "REFUSAL_TOO_LONG",
 		3: "REFUSAL_INVALID",
+		5: "REFUSAL_LATE",
 	}
 	Refusal_value = map[string]int32{
 		"REFUSAL_UNSPECIFIED": 0,
 		"REFUSAL_BUSY":        1,
 		"REFUSAL_TOO_LONG":    2,
 		"REFUSAL_INVALID":     3,
+		"REFUSAL_LATE":        5,
 	}
 )
 
@@ -293,9 +297,17 @@ type SubmitRequest struct {
 	// exact_epoch: the request is computed and stored with the weights of epoch, also when
 	// newer weights exist: for a group of rollouts on weights that the namespace keeps live.
 	// Its engines must hold these weights.
-	ExactEpoch    bool `protobuf:"varint,10,opt,name=exact_epoch,json=exactEpoch,proto3" json:"exact_epoch,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ExactEpoch bool `protobuf:"varint,10,opt,name=exact_epoch,json=exactEpoch,proto3" json:"exact_epoch,omitempty"`
+	// Whose request it is, at most 256 bytes: tenants share the engines by their weights
+	// (schedule.weights).
+	Tenant string `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Requests of a higher priority go first.
+	Priority int32 `protobuf:"varint,12,opt,name=priority,proto3" json:"priority,omitempty"`
+	// The first token is of no use after so long; 0: no limit. The request is rejected
+	// (REFUSAL_LATE) when the planner finds that it cannot come by then.
+	FirstTokenMilliseconds uint64 `protobuf:"varint,13,opt,name=first_token_milliseconds,json=firstTokenMilliseconds,proto3" json:"first_token_milliseconds,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *SubmitRequest) Reset() {
@@ -398,6 +410,27 @@ func (x *SubmitRequest) GetExactEpoch() bool {
 	return false
 }
 
+func (x *SubmitRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SubmitRequest) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *SubmitRequest) GetFirstTokenMilliseconds() uint64 {
+	if x != nil {
+		return x.FirstTokenMilliseconds
+	}
+	return 0
+}
+
 // Resident is how many leading tokens of a prompt a decode engine holds.
 type Resident struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -463,9 +496,12 @@ type RequestUpdate struct {
 	Attempt uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Epoch   uint64 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// REJECTED.
-	Refusal       Refusal `protobuf:"varint,8,opt,name=refusal,proto3,enum=penstock.v1.Refusal" json:"refusal,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Refusal Refusal `protobuf:"varint,8,opt,name=refusal,proto3,enum=penstock.v1.Refusal" json:"refusal,omitempty"`
+	// REFUSAL_LATE: by the planner's estimate the deadline could be met after so long, if no
+	// other requests come; 0: not known.
+	RetryAfterMilliseconds uint64 `protobuf:"varint,9,opt,name=retry_after_milliseconds,json=retryAfterMilliseconds,proto3" json:"retry_after_milliseconds,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *RequestUpdate) Reset() {
@@ -552,6 +588,13 @@ func (x *RequestUpdate) GetRefusal() Refusal {
 		return x.Refusal
 	}
 	return Refusal_REFUSAL_UNSPECIFIED
+}
+
+func (x *RequestUpdate) GetRetryAfterMilliseconds() uint64 {
+	if x != nil {
+		return x.RetryAfterMilliseconds
+	}
+	return 0
 }
 
 // Part is the cached tokens [from, to), read by one side.
@@ -2110,8 +2153,16 @@ type TopResponse struct {
 	Cuts              uint64                 `protobuf:"varint,12,opt,name=cuts,proto3" json:"cuts,omitempty"`
 	Hedges            uint64                 `protobuf:"varint,13,opt,name=hedges,proto3" json:"hedges,omitempty"`
 	Recomputes        uint64                 `protobuf:"varint,14,opt,name=recomputes,proto3" json:"recomputes,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// In the order of priorities; of one priority, those with the most requests first. At most
+	// 32, with the number of the others in more_tenants.
+	Tenants     []*TopResponse_Tenant `protobuf:"bytes,15,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	MoreTenants uint32                `protobuf:"varint,16,opt,name=more_tenants,json=moreTenants,proto3" json:"more_tenants,omitempty"`
+	// Requests rejected with REFUSAL_LATE.
+	Late uint64 `protobuf:"varint,17,opt,name=late,proto3" json:"late,omitempty"`
+	// What a prefill engine computes, as measured, tokens a second; 0: not measured yet.
+	PrefillTokensPerSecond float64 `protobuf:"fixed64,18,opt,name=prefill_tokens_per_second,json=prefillTokensPerSecond,proto3" json:"prefill_tokens_per_second,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *TopResponse) Reset() {
@@ -2238,6 +2289,34 @@ func (x *TopResponse) GetHedges() uint64 {
 func (x *TopResponse) GetRecomputes() uint64 {
 	if x != nil {
 		return x.Recomputes
+	}
+	return 0
+}
+
+func (x *TopResponse) GetTenants() []*TopResponse_Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *TopResponse) GetMoreTenants() uint32 {
+	if x != nil {
+		return x.MoreTenants
+	}
+	return 0
+}
+
+func (x *TopResponse) GetLate() uint64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+func (x *TopResponse) GetPrefillTokensPerSecond() float64 {
+	if x != nil {
+		return x.PrefillTokensPerSecond
 	}
 	return 0
 }
@@ -2525,11 +2604,89 @@ func (x *TopResponse_Group) GetNodes() []*TopResponse_Node {
 	return nil
 }
 
+// Tenant is the requests of one tenant and one priority that wait.
+type TopResponse_Tenant struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Tenant   string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Priority int32                  `protobuf:"varint,2,opt,name=priority,proto3" json:"priority,omitempty"`
+	Weight   float64                `protobuf:"fixed64,3,opt,name=weight,proto3" json:"weight,omitempty"`
+	Waiting  uint32                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Their work: tokens to compute, and cached ones by the time of their read.
+	Tokens        uint64 `protobuf:"varint,5,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopResponse_Tenant) Reset() {
+	*x = TopResponse_Tenant{}
+	mi := &file_penstockv1_planner_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopResponse_Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopResponse_Tenant) ProtoMessage() {}
+
+func (x *TopResponse_Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopResponse_Tenant.ProtoReflect.Descriptor instead.
+func (*TopResponse_Tenant) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23, 3}
+}
+
+func (x *TopResponse_Tenant) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TopResponse_Tenant) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *TopResponse_Tenant) GetWeight() float64 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *TopResponse_Tenant) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *TopResponse_Tenant) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
 var File_penstockv1_planner_proto protoreflect.FileDescriptor
 
 const file_penstockv1_planner_proto_rawDesc = "" +
 	"\n" +
-	"\x18penstockv1/planner.proto\x12\vpenstock.v1\"\xdf\x02\n" +
+	"\x18penstockv1/planner.proto\x12\vpenstock.v1\"\xcd\x03\n" +
 	"\rSubmitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x14\n" +
@@ -2543,10 +2700,13 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\bresident\x18\t \x03(\v2\x15.penstock.v1.ResidentR\bresident\x12\x1f\n" +
 	"\vexact_epoch\x18\n" +
 	" \x01(\bR\n" +
-	"exactEpoch\":\n" +
+	"exactEpoch\x12\x16\n" +
+	"\x06tenant\x18\v \x01(\tR\x06tenant\x12\x1a\n" +
+	"\bpriority\x18\f \x01(\x05R\bpriority\x128\n" +
+	"\x18first_token_milliseconds\x18\r \x01(\x04R\x16firstTokenMilliseconds\":\n" +
 	"\bResident\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x16\n" +
-	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xc3\x03\n" +
+	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xfd\x03\n" +
 	"\rRequestUpdate\x123\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.penstock.v1.RequestUpdate.KindR\x04kind\x12%\n" +
 	"\x0eprefill_engine\x18\x02 \x01(\tR\rprefillEngine\x12#\n" +
@@ -2555,7 +2715,8 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x18\n" +
 	"\aattempt\x18\x06 \x01(\x04R\aattempt\x12\x14\n" +
 	"\x05epoch\x18\a \x01(\x04R\x05epoch\x12.\n" +
-	"\arefusal\x18\b \x01(\x0e2\x14.penstock.v1.RefusalR\arefusal\"\x8f\x01\n" +
+	"\arefusal\x18\b \x01(\x0e2\x14.penstock.v1.RefusalR\arefusal\x128\n" +
+	"\x18retry_after_milliseconds\x18\t \x01(\x04R\x16retryAfterMilliseconds\"\x8f\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rKIND_ACCEPTED\x10\x01\x12\x10\n" +
@@ -2696,7 +2857,8 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\fmicroseconds\x18\x01 \x01(\x04R\fmicroseconds\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"\f\n" +
 	"\n" +
-	"TopRequest\"\x83\b\n" +
+	"TopRequest\"\xb9\n" +
+	"\n" +
 	"\vTopResponse\x126\n" +
 	"\x06groups\x18\x01 \x03(\v2\x1e.penstock.v1.TopResponse.GroupR\x06groups\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\rR\awaiting\x12\x18\n" +
@@ -2714,7 +2876,11 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x06hedges\x18\r \x01(\x04R\x06hedges\x12\x1e\n" +
 	"\n" +
 	"recomputes\x18\x0e \x01(\x04R\n" +
-	"recomputes\x1a\x90\x01\n" +
+	"recomputes\x129\n" +
+	"\atenants\x18\x0f \x03(\v2\x1f.penstock.v1.TopResponse.TenantR\atenants\x12!\n" +
+	"\fmore_tenants\x18\x10 \x01(\rR\vmoreTenants\x12\x12\n" +
+	"\x04late\x18\x11 \x01(\x04R\x04late\x129\n" +
+	"\x19prefill_tokens_per_second\x18\x12 \x01(\x01R\x16prefillTokensPerSecond\x1a\x90\x01\n" +
 	"\x06Engine\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -2732,12 +2898,19 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x06queued\x18\x03 \x01(\rR\x06queued\x12/\n" +
 	"\x13silent_milliseconds\x18\x04 \x01(\x04R\x12silentMilliseconds\x129\n" +
 	"\aengines\x18\x05 \x03(\v2\x1f.penstock.v1.TopResponse.EngineR\aengines\x123\n" +
-	"\x05nodes\x18\x06 \x03(\v2\x1d.penstock.v1.TopResponse.NodeR\x05nodes*_\n" +
+	"\x05nodes\x18\x06 \x03(\v2\x1d.penstock.v1.TopResponse.NodeR\x05nodes\x1a\x86\x01\n" +
+	"\x06Tenant\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\bpriority\x18\x02 \x01(\x05R\bpriority\x12\x16\n" +
+	"\x06weight\x18\x03 \x01(\x01R\x06weight\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\x12\x16\n" +
+	"\x06tokens\x18\x05 \x01(\x04R\x06tokens*q\n" +
 	"\aRefusal\x12\x17\n" +
 	"\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fREFUSAL_BUSY\x10\x01\x12\x14\n" +
 	"\x10REFUSAL_TOO_LONG\x10\x02\x12\x13\n" +
-	"\x0fREFUSAL_INVALID\x10\x03*?\n" +
+	"\x0fREFUSAL_INVALID\x10\x03\x12\x10\n" +
+	"\fREFUSAL_LATE\x10\x05*?\n" +
 	"\x04Side\x12\x14\n" +
 	"\x10SIDE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSIDE_PREFILL\x10\x01\x12\x0f\n" +
@@ -2762,7 +2935,7 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_penstockv1_planner_proto_goTypes = []any{
 	(Refusal)(0),                 // 0: penstock.v1.Refusal
 	(Side)(0),                    // 1: penstock.v1.Side
@@ -2796,6 +2969,7 @@ var file_penstockv1_planner_proto_goTypes = []any{
 	(*TopResponse_Engine)(nil),   // 29: penstock.v1.TopResponse.Engine
 	(*TopResponse_Node)(nil),     // 30: penstock.v1.TopResponse.Node
 	(*TopResponse_Group)(nil),    // 31: penstock.v1.TopResponse.Group
+	(*TopResponse_Tenant)(nil),   // 32: penstock.v1.TopResponse.Tenant
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
 	5,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
@@ -2829,24 +3003,25 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	4,  // 28: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
 	28, // 29: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
 	31, // 30: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	1,  // 31: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	29, // 32: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	30, // 33: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	4,  // 34: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	8,  // 35: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	22, // 36: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	24, // 37: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	26, // 38: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	6,  // 39: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	21, // 40: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	23, // 41: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	25, // 42: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	27, // 43: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	39, // [39:44] is the sub-list for method output_type
-	34, // [34:39] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	32, // 31: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
+	1,  // 32: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	29, // 33: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	30, // 34: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	4,  // 35: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	8,  // 36: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	22, // 37: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	24, // 38: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	26, // 39: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	6,  // 40: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	21, // 41: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	23, // 42: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	25, // 43: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	27, // 44: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	40, // [40:45] is the sub-list for method output_type
+	35, // [35:40] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }
@@ -2868,7 +3043,7 @@ func file_penstockv1_planner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
