@@ -26,6 +26,38 @@ func (p *Planner) route() {
 	}
 }
 
+// rehome moves a request whose decode group is full to a group that has room for it and nothing
+// in its queue: of these, the one with the least total. It reports whether there is one. A
+// group's requests may end sooner than was to be seen when the request was routed.
+func (p *Planner) rehome(r *request) bool {
+	var to *group
+	for _, g := range p.order {
+		if r.home == nil || g.role != Decode || g.private.Len() > 0 || (to != nil && g.total >= to.total) {
+			continue
+		}
+		for _, en := range g.engines {
+			if p.accepts(en, r) && !(p.careful(r) && p.avoids(r, en)) {
+				to = g
+				break
+			}
+		}
+	}
+	if to == nil {
+		return false
+	}
+	from := r.home
+	p.withdraw(r)
+	p.unlist(&r.at, from.private)
+	from.total -= r.decodeLen()
+	p.leastTotal.put(from)
+	r.home, r.at = to, to.private.PushBack(r)
+	to.total += r.decodeLen()
+	p.leastTotal.put(to)
+	p.offer(r)
+	r.why.note(p.now, "decode group %d is full; group %d has room and no queue", int(from.id), int(to.id))
+	return true
+}
+
 // decodeGroup returns the group with the least total among those with an engine
 // that takes the request; nil if there is none. Groups that it should avoid come
 // last.

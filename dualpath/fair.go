@@ -322,11 +322,38 @@ func (p *Planner) next() *request {
 }
 
 // wait gives a request the turn of its group, which has no room for it.
-func (p *Planner) wait(r *request) { r.home.turn, r.home.full = r, true }
+func (p *Planner) wait(r *request) {
+	r.home.turn = r
+	p.setFull(r.home, true)
+}
+
+// setFull notes whether a decode group has no room for the request whose turn it is.
+func (p *Planner) setFull(g *group, full bool) {
+	switch {
+	case full && !g.full:
+		p.full++
+	case !full && g.full:
+		p.full--
+	}
+	g.full = full
+}
+
+// retryAll has all full groups offer the requests whose turn it is, when a group without a
+// queue may have room for them (rehome).
+func (p *Planner) retryAll() {
+	if p.full == 0 {
+		return
+	}
+	for _, g := range p.order {
+		if g.full {
+			p.retry(g)
+		}
+	}
+}
 
 // retry has a decode group that may have room again offer the request whose turn it is.
 func (p *Planner) retry(g *group) {
-	g.full = false
+	p.setFull(g, false)
 	if g.turn == nil {
 		return
 	}
@@ -351,7 +378,8 @@ func deleteLane(list []*lane, n *lane) []*lane {
 
 // open ends the turn of a request: the group offers all its requests.
 func (p *Planner) open(g *group) {
-	g.turn, g.full = nil, false
+	g.turn = nil
+	p.setFull(g, false)
 	for _, n := range g.shut {
 		n.shut = false
 		p.seat(n)

@@ -469,3 +469,50 @@ func TestBadWeights(t *testing.T) {
 		}
 	}
 }
+
+// TestRehome: a request that its decode group has no room for goes to a group that has room
+// and no queue, and not to one that has requests of its own waiting.
+func TestRehome(t *testing.T) {
+	l := newFairCluster(t, Options{Beta: 1 << 20, BlockTokens: 1},
+		GroupUp{Group: 2, Role: Decode, Engines: []EngineSpec{{Engine: 2, Node: 2, HBMTokens: 1000}}},
+		GroupUp{Group: 3, Role: Decode, Engines: []EngineSpec{{Engine: 3, Node: 3, HBMTokens: 1000}}},
+		GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})
+	report := func(g GroupID, free int) {
+		l.now += time.Millisecond
+		l.step(Fetch{At: l.now, Group: g, Seen: l.p.seq, Engines: []EngineReport{{Engine: EngineID(g), Tokens: 1000 - free, HBMFree: free}}})
+	}
+	grants := func() (on []EngineID) {
+		for _, a := range l.step(Fetch{At: l.now, Group: 1, Seen: l.p.seq, Engines: []EngineReport{{Engine: 1}}}) {
+			if a.Kind == Start {
+				on = append(on, a.DE)
+			}
+		}
+		return on
+	}
+	report(2, 0)
+	report(3, 0)
+	for range 4 {
+		l.submit(Request{Prompt: 600})
+	}
+	if got := grants(); len(got) != 0 {
+		t.Fatalf("granted on %v; both groups are full", got)
+	}
+	if v := l.p.View(); v[1].Queued != 2 || v[2].Queued != 2 {
+		t.Fatalf("%d and %d requests are routed to the groups; want 2 each", v[1].Queued, v[2].Queued)
+	}
+	report(3, 1000)
+	if got := grants(); !slices.Equal(got, []EngineID{3}) {
+		t.Fatalf("granted on %v; want engine 3 once: it has room for one of its two", got)
+	}
+	report(3, 1000)
+	if got := grants(); !slices.Equal(got, []EngineID{3}) {
+		t.Fatalf("granted on %v; want engine 3", got)
+	}
+	report(3, 1000)
+	if got := grants(); !slices.Equal(got, []EngineID{3}) {
+		t.Fatalf("granted on %v; want engine 3, which is idle and whose queue is empty", got)
+	}
+	if v := l.p.View(); v[1].Queued != 1 || v[2].Queued != 0 {
+		t.Errorf("%d and %d requests wait; want 1 and none", v[1].Queued, v[2].Queued)
+	}
+}

@@ -160,6 +160,9 @@ func (p *Planner) unqueue(r *request) {
 	r.home = nil
 	g.total -= r.decodeLen()
 	p.leastTotal.put(g)
+	if g.private.Len() == 0 {
+		p.retryAll()
+	}
 }
 
 // grant gives requests to the engines of a prefill group that fetches, each
@@ -202,16 +205,22 @@ func (p *Planner) grant(g *group) {
 				continue
 			}
 		}
-		if pe == nil || (p.careful(r) && p.avoids(r, pe) && p.othersTake(r, g)) {
-			// Another group takes it, which fetches soon.
+		careful := p.careful(r)
+		lessElsewhere := pe != nil && elsewhere != noEngine && elsewhere+r.Prompt <= pe.tok
+		if lessElsewhere && !careful {
+			return
+		}
+		if pe == nil || lessElsewhere || (careful && p.avoids(r, pe) && p.othersTake(r, g)) {
+			// Another group takes it, which fetches soon. Others may have a less loaded
+			// engine here, which this one avoids.
 			p.withdraw(r)
 			left = append(left, r)
 			continue
 		}
-		if elsewhere != noEngine && elsewhere+r.Prompt <= pe.tok {
-			return
-		}
 		de := p.chooseDecode(r, pe)
+		if de.engine == nil && p.rehome(r) {
+			de = p.chooseDecode(r, pe)
+		}
 		if de.engine == nil {
 			if r.home == nil {
 				return

@@ -32,6 +32,8 @@ type Planner struct {
 	// request to be granted.
 	priorities map[int]*level
 	levels     ordered[level]
+	// full counts the decode groups that are.
+	full int
 	// shares are those of the tenants in Options.Weights, others the sum of all others'.
 	shares map[string]*Share
 	others Share
@@ -412,6 +414,7 @@ func (p *Planner) groupUp(e *GroupUp) {
 	if g.role == Decode {
 		g.private = list.New()
 		p.leastTotal.put(g)
+		p.retryAll()
 	}
 	for i := range e.Holding {
 		p.hold(g, &e.Holding[i], e.Again)
@@ -718,9 +721,12 @@ func (p *Planner) fetch(e *Fetch) {
 	}
 	if g.role == Decode {
 		p.leastTotal.put(g)
-		p.retry(g)
+		if p.retry(g); g.private.Len() == 0 {
+			p.retryAll()
+		}
 		return
 	}
+	p.expire()
 	p.grant(g)
 }
 

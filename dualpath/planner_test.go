@@ -54,6 +54,15 @@ func check(p *Planner) {
 			fail("group %d: total %d, counted %d", g.id, g.total, total)
 		}
 	}
+	full := 0
+	for _, g := range p.order {
+		if g.full {
+			full++
+		}
+	}
+	if full != p.full {
+		fail("%d groups are full, %d are counted", full, p.full)
+	}
 	checkHeap("decode groups", &p.leastTotal, fail)
 	checkFair(p, fail)
 	checkSLO(p, fail)

@@ -170,32 +170,32 @@ func fill(free []float64, work float64) float64 {
 // ahead returns the work in the queue that goes before a request in the queue, taken as the
 // last one of its tenant: that of higher priorities, that of requests that are planned anew,
 // that of its tenant, and that of other tenants until their counters have reached its
-// tenant's.
-func (p *Planner) ahead(r *request) (work float64) {
-	own := r.flow
+// tenant's. It is in whole tokens of each tenant, so that the order of the sum does not matter.
+func (p *Planner) ahead(r *request) float64 {
+	own, work := r.flow, 0
 	for priority, l := range p.priorities {
 		switch {
 		case priority > r.Priority:
 			for _, f := range l.flows {
-				work += f.work
+				work += int(f.work)
 			}
-			work += l.anew.work
+			work += int(l.anew.work)
 		case priority == r.Priority && own != l.anew:
-			work += l.anew.work
+			work += int(l.anew.work)
 		}
 	}
 	if own == own.level.anew {
-		return work
+		return float64(work)
 	}
 	before := own.work - r.work
 	until := own.served + before/own.weight
-	work += before
+	work += int(before)
 	for _, f := range own.level.flows {
 		if f != own && f.waiting > 0 {
-			work += min(f.work, max(0, (until-f.served)*f.weight))
+			work += int(min(f.work, max(0, (until-f.served)*f.weight)))
 		}
 	}
-	return work
+	return float64(work)
 }
 
 // sizes counts the requests in the queue by the power of two above their work.
