@@ -37,7 +37,8 @@
 // of a higher one wait and have room: order is strict, and deadlines bound the wait. Within a
 // priority, tenants are granted work in proportion to Options.Weights while they have requests
 // in the queue, and each tenant's requests go in the order in which they came. A decode group
-// that is full delays only the requests that are routed there.
+// that is full delays only the requests that are routed there, until another group has room for
+// them and no queue.
 //
 // When the weights change (Epoch), the planner plans every request that is not prefilled
 // yet again, without its cached prefix, because it does not know how much of the old
@@ -97,7 +98,8 @@
 // decision O(log g) in the groups and O(n) in the engines of one group; with a
 // Network it is O(n) in all decode engines. The next request is found in O(log t) in the
 // tenants and priorities that wait; a tenant is looked at once more for each full decode
-// group that its first request waits for, between two reports of the group. Time alone
+// group that its first request waits for, between two reports of the group. A request whose
+// decode group is full costs O(n) in all decode engines. Time alone
 // (Tick) costs what is being read, and O(log n) for each deadline that has come in the queue.
 // A request with a deadline of its first token costs O(t) in the tenants that wait and
 // O(n log n) in the prefill engines when it is submitted and when it is refused.
