@@ -26,6 +26,24 @@ func (p *Planner) route() {
 	}
 }
 
+// unroute returns the requests in the queue of a decode group, which takes no more, to those
+// without a group, in their order.
+func (p *Planner) unroute(g *group) {
+	for el := g.private.Back(); el != nil; el = g.private.Back() {
+		r := g.private.Remove(el).(*request)
+		p.withdraw(r)
+		g.total -= r.decodeLen()
+		r.home = nil
+		r.at = p.unrouted.PushFront(r)
+	}
+	for _, l := range p.priorities {
+		delete(l.anew.byHome, g)
+		for _, f := range l.flows {
+			delete(f.byHome, g)
+		}
+	}
+}
+
 // rehome moves a request whose decode group is full to a group that has room for it and nothing
 // in its queue: of these, the one with the least total. It reports whether there is one. A
 // group's requests may end sooner than was to be seen when the request was routed.

@@ -643,18 +643,7 @@ func (p *Planner) groupDown(g *group) {
 		}
 	}
 	if g.private != nil {
-		for el := g.private.Back(); el != nil; el = g.private.Back() {
-			r := g.private.Remove(el).(*request)
-			p.withdraw(r)
-			r.home = nil
-			r.at = p.unrouted.PushFront(r)
-		}
-		for _, l := range p.priorities {
-			delete(l.anew.byHome, g)
-			for _, f := range l.flows {
-				delete(f.byHome, g)
-			}
-		}
+		p.unroute(g)
 	}
 	var lost []*request
 	for _, r := range p.requests {
