@@ -26,8 +26,8 @@ func (p *Planner) route() {
 	}
 }
 
-// unroute returns the requests in the queue of a decode group, which takes no more, to those
-// without a group, in their order.
+// unroute returns the requests in the queue of a decode group, which is lost or changes its role,
+// to those without a group, in their order.
 func (p *Planner) unroute(g *group) {
 	for el := g.private.Back(); el != nil; el = g.private.Back() {
 		r := g.private.Remove(el).(*request)
@@ -50,7 +50,7 @@ func (p *Planner) unroute(g *group) {
 func (p *Planner) rehome(r *request) bool {
 	var to *group
 	for _, g := range p.order {
-		if r.home == nil || g.role != Decode || g.private.Len() > 0 || (to != nil && g.total >= to.total) {
+		if r.home == nil || g.role != Decode || g.switching() || g.private.Len() > 0 || (to != nil && g.total >= to.total) {
 			continue
 		}
 		for _, en := range g.engines {
@@ -87,7 +87,7 @@ func (p *Planner) decodeGroup(r *request) *group {
 	var best *group
 	last := false // best is to be avoided
 	for _, g := range p.order {
-		if g.role != Decode || !p.takenBy(g, r) {
+		if g.role != Decode || g.switching() || !p.takenBy(g, r) {
 			continue
 		}
 		avoid := careful && p.avoidsAll(r, g)

@@ -125,7 +125,7 @@ func (w *workshop) judge(a *Action) {
 // for a request that cannot use the idle engine, the engine waits with the group.
 func (w *workshop) conserving(s *shop) {
 	g := w.p.groups[s.id]
-	if g == nil || g.role != Prefill || w.p.queued == 0 {
+	if g == nil || g.role != Prefill || g.switching() || w.p.queued == 0 {
 		return
 	}
 	idle := func(en *engine) bool { return en.tok == 0 && en.left == en.size && w.now >= en.avoidUntil }
@@ -135,7 +135,7 @@ func (w *workshop) conserving(s *shop) {
 			continue
 		}
 		for _, d := range w.p.order {
-			if d.role != Decode {
+			if d.role != Decode || d.switching() {
 				continue
 			}
 			for _, de := range d.engines {

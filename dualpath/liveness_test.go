@@ -30,6 +30,7 @@ type workshop struct {
 	// checked counts the steps, of which each one of checkEvery is checked.
 	checked, checkEvery int
 	trouble             trouble
+	changing
 }
 
 // shop is one group.
@@ -41,6 +42,8 @@ type shop struct {
 	back    time.Duration
 	broken  bool
 	engines []*bench
+	// order is what the group's leader has to do about its role.
+	order order
 }
 
 // reached reports whether the planner and the group reach each other.
@@ -101,7 +104,7 @@ func newWorkshop(t *testing.T, seed uint64, o Options) *workshop {
 	w := &workshop{
 		t: t, p: newPlanner(t, o), rng: rand.New(rand.NewPCG(seed, 3)), seed: seed, engines: map[EngineID]*bench{},
 		jobs: map[RequestID]*task{}, waiting: map[RequestID]bool{}, over: map[RequestID]bool{}, lost: map[ActionKind]int{},
-		checkEvery: 1, trouble: newTrouble(false),
+		checkEvery: 1, trouble: newTrouble(false), changing: changing{ended: map[Reason]int{}},
 	}
 	for g := range GroupID(5) {
 		s := &shop{id: g, role: Prefill}
@@ -131,7 +134,7 @@ func (w *workshop) clear(s *shop) {
 // raise registers a group again. After a loss the registration lists no request. After a broken
 // session it lists the running and the ended ones, and the leader repeats its reports.
 func (w *workshop) raise(s *shop) {
-	ev := GroupUp{At: w.now, Group: s.id, Role: s.role, Again: s.broken}
+	ev := GroupUp{At: w.now, Group: s.id, Role: s.role, Again: s.broken, Switching: s.order.to}
 	s.up, s.broken = true, false
 	var reports []Event
 	for _, b := range s.engines {
@@ -164,6 +167,7 @@ func sortedIDs[V any](m map[RequestID]V) []RequestID { return slices.Sorted(maps
 // lose ends a group and what it held: at once, or without a word.
 func (w *workshop) lose(s *shop, silent bool) {
 	s.up, s.broken, s.back = false, false, w.now+time.Duration(w.rng.IntN(3000))*time.Millisecond
+	s.order = order{}
 	w.clear(s)
 	if !silent {
 		w.step(GroupDown{w.now, s.id})
@@ -245,6 +249,9 @@ func (w *workshop) perform(a *Action) {
 		return
 	case Replan, Prefilled:
 		return
+	case Switch, Switched:
+		w.switched(a)
+		return
 	}
 	b := w.engines[a.Engine]
 	if !b.shop.reached() {
@@ -296,6 +303,7 @@ func (w *workshop) perform(a *Action) {
 func (w *workshop) start(a *Action) {
 	r := w.p.requests[a.Request]
 	delete(w.waiting, a.Request)
+	w.checkEpoch(a)
 	k := &task{attempt: a.Seq, engines: [2]*bench{w.engines[a.PE], w.engines[a.DE]}, have: make([]bool, r.cached/shopBlock)}
 	k.prefills = w.now + time.Duration(10+w.rng.IntN(200))*time.Millisecond
 	k.decodes = k.prefills + time.Duration(w.rng.IntN(400))*time.Millisecond
@@ -428,6 +436,7 @@ func (w *workshop) pass() {
 	w.now += 10 * time.Millisecond
 	w.work()
 	for _, s := range w.groups {
+		w.answer(s)
 		if !s.reached() {
 			if w.now >= s.back {
 				w.raise(s)
@@ -448,13 +457,13 @@ func (w *workshop) pass() {
 	w.step(Tick{w.now})
 }
 
-// TestEveryRequestEnds: groups are lost, fall silent or fail, broken sessions lose messages,
-// and storage NICs are slow for some time. Requests have tenants, priorities and deadlines. No
-// request waits without end: after the last loss each one ends within a bounded time, and no
-// engine holds anything of it. No memory of an engine is given twice, and no engine is idle while
-// a request waits that it could take (conserving). No request is started after a deadline or
-// refused before it. Tenants that always have requests in the queue are granted work by weight,
-// within 10 % in each run.
+// TestEveryRequestEnds: groups are lost, fall silent or fail, broken sessions lose messages, and
+// storage NICs are slow for some time. The weights change, and groups change their roles. Requests
+// have tenants, priorities and deadlines. No request waits without end: after the last loss each
+// one ends within a bounded time, and no engine holds anything of it. No memory of an engine is
+// given twice, and no engine is idle while a request waits that it could take (conserving). No
+// request is started after a deadline or refused before it. Tenants that always have requests in
+// the queue are granted work by weight, within 10 % in each run.
 func TestEveryRequestEnds(t *testing.T) {
 	t.Parallel()
 	seeds := uint64(10_000) // the first 60 are longer, every third of them with a backlog of all tenants
@@ -463,6 +472,7 @@ func TestEveryRequestEnds(t *testing.T) {
 	}
 	lost, messages := 0, map[ActionKind]int{}
 	ended, looked := map[Reason]int{}, 0
+	all := changing{ended: map[Reason]int{}}
 	for seed := range seeds {
 		policy := ReadPolicy(seed % 4)
 		w := newWorkshop(t, seed, Options{
@@ -472,7 +482,7 @@ func TestEveryRequestEnds(t *testing.T) {
 		next := func() Request {
 			id++
 			hit := shopBlock * w.rng.IntN(60)
-			return Request{ID: id, Prompt: hit + 1 + w.rng.IntN(900), Hit: hit, Output: w.rng.IntN(300)}
+			return Request{ID: id, Prompt: hit + 1 + w.rng.IntN(900), Hit: hit, Output: w.rng.IntN(300), Epoch: w.epoch, Exact: w.rng.IntN(8) == 0}
 		}
 		w.trouble, w.checkEvery = newTrouble(seed < 60 && seed%3 == 0), 1
 		calm := 8 * time.Second
@@ -501,6 +511,7 @@ func TestEveryRequestEnds(t *testing.T) {
 			if live := w.live(id); len(live) > 0 && w.rng.IntN(40) == 0 {
 				w.giveUp(live[w.rng.IntN(len(live))])
 			}
+			w.change()
 			w.pass()
 		}
 		if w.trouble.backlog {
@@ -517,6 +528,7 @@ func TestEveryRequestEnds(t *testing.T) {
 		if st := w.p.Stats(); st.Queued != 0 || st.Serving != 0 {
 			t.Errorf("seed %d: something is left: %+v", seed, st)
 		}
+		w.settled()
 		w.pass()
 		for _, b := range w.engines {
 			if len(b.holds) != 0 {
@@ -530,6 +542,12 @@ func TestEveryRequestEnds(t *testing.T) {
 			ended[why] += n
 		}
 		looked += w.trouble.looked
+		for policy, n := range w.bumps {
+			all.bumps[policy] += n
+		}
+		for why, n := range w.ended {
+			all.ended[why] += n
+		}
 	}
 	if lost < int(seeds) {
 		t.Errorf("%d groups were lost in %d runs: nothing was tested", lost, seeds)
@@ -542,11 +560,12 @@ func TestEveryRequestEnds(t *testing.T) {
 	if looked == 0 {
 		t.Error("no engine was idle while a request waited for it: nothing was tested")
 	}
-	for _, kind := range []ActionKind{0, Assign, Start, Read, Cut, Drop, Recompute, Abort} {
+	for _, kind := range []ActionKind{0, Assign, Start, Read, Cut, Drop, Recompute, Abort, Switch, Switched} {
 		if messages[kind] == 0 && !testing.Short() {
 			t.Errorf("broken sessions lost %v; none of kind %v (none: reports)", messages, kind)
 		}
 	}
+	checkChanged(t, all)
 }
 
 // TestLostDecodeGroup: two requests are enough to hold each other for ever, where one

@@ -65,6 +65,8 @@ type Planner struct {
 
 	explained explainRing
 	stats     Stats
+	// samples are the last finished requests.
+	samples []sample
 }
 
 // Stats counts what the planner did since it was made.
@@ -74,6 +76,10 @@ type Stats struct {
 	// their lengths; Splits the requests read by both.
 	PartsPrefill, PartsDecode, TokensPrefill, TokensDecode, Splits uint64
 	Cuts, Hedges, Recomputes                                       uint64
+	// Aborted are the requests of older weights that a change of weights has rejected. Switched
+	// are the groups that have changed their role, SwitchesFailed the switches that ended
+	// without it.
+	Aborted, Switched, SwitchesFailed uint64
 	// Late are those of Rejected whose first token could not come by its deadline.
 	Late uint64
 	// Queued wait for their engines, Loading have a read under way,
@@ -154,6 +160,8 @@ type group struct {
 	// least is the load of a prefill group's least loaded engine after its last
 	// fetch, or noEngine.
 	least int
+	// leaving is the change of its role that is under way.
+	leaving leaving
 	// totalAt is its place in Planner.leastTotal.
 	totalAt int
 }
@@ -204,6 +212,8 @@ type request struct {
 	rest      []Part
 	started   time.Duration
 	prefilled bool
+	// prefilledAt is when the last attempt was prefilled; 0: not known.
+	prefilledAt time.Duration
 	// transfers are counted with Options.Network.
 	transfers []transfer
 	// attempt is the number of its Start. orders are the actions after it for each side
@@ -275,6 +285,12 @@ func (p *Planner) Step(ev Event) []Action {
 		}
 	case Epoch:
 		p.epoch(e)
+	case SwitchRole:
+		p.switchRole(e)
+	case SwitchRefused:
+		if g := p.groups[e.Group]; g != nil && g.leaving.ordered {
+			p.keep(g, RoleRefused)
+		}
 	case NetworkReport:
 		if p.opts.Network != nil {
 			p.opts.Network.Update(&e)
@@ -304,10 +320,8 @@ func (p *Planner) say(a Action) uint64 {
 	return a.Seq
 }
 
-// inform appends an action for the request's gateway.
-func (p *Planner) inform(kind ActionKind, r *request, why Reason) {
-	p.out = append(p.out, Action{Kind: kind, Request: r.ID, Why: why})
-}
+// inform appends an action for the request's gateway, or for the operator.
+func (p *Planner) inform(a Action) { p.out = append(p.out, a) }
 
 // Stats returns the counters as of the last Step.
 func (p *Planner) Stats() Stats {
@@ -338,9 +352,7 @@ func (p *Planner) submit(q *Request) {
 		return
 	}
 	r := p.newRequest(q)
-	if now := p.epochs[r.Namespace]; r.Epoch < now && !r.Exact {
-		p.renew(r, now)
-	}
+	p.renew(r)
 	p.requests[q.ID] = r
 	p.enqueue(r, false)
 	if s := p.shortfall(r); s.why != NoReason {
@@ -397,9 +409,9 @@ func (p *Planner) groupUp(e *GroupUp) {
 			}
 		}
 	}
-	if old := p.groups[e.Group]; old != nil {
-		p.groupDown(old)
-	}
+	old := p.groups[e.Group]
+	p.returning(g, old, e)
+	p.groupDown(old)
 	for _, s := range e.Engines {
 		if other := p.engines[s.Engine]; other != nil {
 			p.groupDown(other.group)
@@ -413,12 +425,15 @@ func (p *Planner) groupUp(e *GroupUp) {
 	p.order = slices.Insert(p.order, at, g)
 	if g.role == Decode {
 		g.private = list.New()
-		p.leastTotal.put(g)
-		p.retryAll()
+		if !g.switching() {
+			p.leastTotal.put(g)
+			p.retryAll()
+		}
 	}
 	for i := range e.Holding {
 		p.hold(g, &e.Holding[i], e.Again)
 	}
+	p.reconsider()
 	p.complete()
 }
 
@@ -587,8 +602,9 @@ func (p *Planner) requeue(r *request, why Reason) {
 		}
 		r.setEngine(role, nil)
 	}
-	r.phase, r.prefilled, r.rest = queued, false, r.rest[:0]
-	p.inform(Replan, r, why)
+	r.phase, r.prefilled, r.prefilledAt, r.rest = queued, false, 0, r.rest[:0]
+	p.renew(r)
+	p.inform(Action{Kind: Replan, Request: r.ID, Why: why})
 	p.enqueue(r, true)
 }
 
@@ -645,17 +661,17 @@ func (p *Planner) groupDown(g *group) {
 	if g.private != nil {
 		p.unroute(g)
 	}
+	if g.switching() {
+		p.endSwitch(g.id, g.leaving.to, GroupLost)
+	}
+	p.reconsider()
 	var lost []*request
 	for _, r := range p.requests {
 		if (r.pe != nil && r.pe.group == g) || (r.de != nil && r.de.group == g) {
 			lost = append(lost, r)
 		}
 	}
-	// The oldest goes to the head of the queues last, so that it stays the
-	// first.
-	slices.SortFunc(lost, func(a, b *request) int {
-		return cmp.Or(cmp.Compare(b.started, a.started), cmp.Compare(b.ID, a.ID))
-	})
+	youngestFirst(lost)
 	for _, r := range lost {
 		p.replan(r, g)
 	}
@@ -708,15 +724,17 @@ func (p *Planner) fetch(e *Fetch) {
 			p.take(en, en.since[i])
 		}
 	}
-	if g.role == Decode {
+	switch {
+	case g.switching():
+	case g.role == Decode:
 		p.leastTotal.put(g)
 		if p.retry(g); g.private.Len() == 0 {
 			p.retryAll()
 		}
-		return
+	default:
+		p.expire()
+		p.grant(g)
 	}
-	p.expire()
-	p.grant(g)
 }
 
 // reportNode takes a node's report.
@@ -813,7 +831,8 @@ func (p *Planner) finished(e Finished) {
 	if e.Role == Prefill {
 		p.endPrefill(r)
 		r.prefilled = true
-		p.inform(Prefilled, r, NoReason)
+		r.prefilledAt = p.now
+		p.inform(Action{Kind: Prefilled, Request: r.ID})
 		if r.pe != nil { // it may have said so before its group was lost
 			r.pe.served()
 		}
@@ -828,7 +847,8 @@ func (p *Planner) finished(e Finished) {
 	if r.pe != nil && !r.prefilled {
 		p.say(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id})
 	}
-	p.inform(Done, r, NoReason)
+	p.observe(r)
+	p.inform(Action{Kind: Done, Request: r.ID})
 	p.forget(r)
 }
 
@@ -860,44 +880,6 @@ func (p *Planner) failed(e Failed) {
 	p.requeue(r, EngineFailed)
 }
 
-// epoch plans every request again that loads or computes with a prefix of an older epoch,
-// because the planner does not know how much of the prefix the model has used. The whole
-// prompt is computed, and its blocks are stored under the new epoch. An Exact request keeps
-// its epoch and its prefix.
-func (p *Planner) epoch(e Epoch) {
-	if e.Epoch <= p.epochs[e.Namespace] {
-		return
-	}
-	p.epochs[e.Namespace] = e.Epoch
-	var old []*request
-	for _, r := range p.requests {
-		// A request that only a decode group reported after a restart has no prefill engine
-		// to compute it. Its prefill has ended, or the prefill group will report it later.
-		orphan := r.phase == serving && r.pe == nil
-		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && !r.Exact && !r.prefilled && !orphan {
-			old = append(old, r)
-		}
-	}
-	// The oldest goes to the head of the queue last, so that it stays the first.
-	slices.SortFunc(old, func(a, b *request) int { return cmp.Or(cmp.Compare(b.started, a.started), cmp.Compare(b.ID, a.ID)) })
-	for _, r := range old {
-		p.renew(r, e.Epoch)
-		if r.phase == serving {
-			p.requeue(r, EpochOver)
-		}
-	}
-}
-
-// renew has a request computed with newer weights than its prefix.
-func (p *Planner) renew(r *request, epoch uint64) {
-	r.why.note(p.now, "weights of epoch %d: the prefix of %d tokens is of epoch %d and is recomputed", int(epoch), r.Hit, int(r.Epoch))
-	if r.Hit > 0 {
-		r.Hit, r.unfit = 0, EpochOver
-		p.reprice(r)
-	}
-	r.Epoch = epoch
-}
-
 // tick looks for what time alone changes.
 func (p *Planner) tick() {
 	for i := len(p.order) - 1; i >= 0; i-- {
@@ -908,4 +890,7 @@ func (p *Planner) tick() {
 	p.expire()
 	p.complete()
 	p.rescue()
+	for _, g := range p.order {
+		p.orderSwitch(g)
+	}
 }

@@ -138,7 +138,7 @@ func (p *Planner) enginesFree(rate float64) []float64 {
 	}
 	p.free, p.freeStep = p.free[:0], p.steps
 	for _, g := range p.order {
-		if g.role != Prefill {
+		if g.role != Prefill || g.switching() {
 			continue
 		}
 		for _, en := range g.engines {
