@@ -122,13 +122,14 @@ func (w *workshop) judge(a *Action) {
 // request waits that it takes, and so does an idle decode engine of the group that the
 // request is routed to. An engine with a long reading queue comes after those with a short
 // one, and a request that failed avoids the engines where it did. If a group keeps its room
-// for a request that cannot use the idle engine, the engine waits with the group.
+// for a request that cannot use the idle engine, the engine waits with the group. An engine
+// that was avoided is used again when its group has reported.
 func (w *workshop) conserving(s *shop) {
 	g := w.p.groups[s.id]
 	if g == nil || g.role != Prefill || g.switching() || w.p.queued == 0 {
 		return
 	}
-	idle := func(en *engine) bool { return en.tok == 0 && en.left == en.size && w.now >= en.avoidUntil }
+	idle := func(en *engine) bool { return en.tok == 0 && en.left == en.size && en.group.heard >= en.avoidUntil }
 	useful := func(en *engine, r *request) bool { return w.p.takes(en, r) && !w.p.careful(r) }
 	for _, pe := range g.engines {
 		if !idle(pe) || w.p.classOf(pe) != shortQueue || (g.owed != nil && !useful(pe, g.owed)) {
