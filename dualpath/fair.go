@@ -194,7 +194,7 @@ func (p *Planner) rest(l *level, last *flow) {
 	}
 }
 
-// reprice counts a request by its work as it is now.
+// reprice counts a request by its work as it is now. Its prefill may have to begin sooner.
 func (p *Planner) reprice(r *request) {
 	if r.flow != nil {
 		r.flow.work -= r.work
@@ -202,6 +202,7 @@ func (p *Planner) reprice(r *request) {
 		r.work = p.cost(r)
 		r.flow.work += r.work
 		p.sizes.count(r.work, 1)
+		p.watch(r)
 	}
 }
 

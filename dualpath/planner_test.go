@@ -49,6 +49,12 @@ func check(p *Planner) {
 				total += el.Value.(*request).decodeLen()
 			}
 			checkTurn(g, fail)
+			if g.switching() && g.private.Len() > 0 {
+				fail("group %d changes its role and has %d requests in its queue", g.id, g.private.Len())
+			}
+		}
+		if (g.totalAt != 0) != (g.role == Decode && !g.switching()) {
+			fail("group %d, role %v, switching: %v: place %d among the decode groups", g.id, g.role, g.switching(), g.totalAt)
 		}
 		if total != g.total {
 			fail("group %d: total %d, counted %d", g.id, g.total, total)

@@ -159,6 +159,38 @@ func TestLateInQueue(t *testing.T) {
 	}
 }
 
+// TestLateWithNewWeights: a request whose prefix is of older weights must begin sooner, because
+// the whole prompt is computed.
+func TestLateWithNewWeights(t *testing.T) {
+	l := newMeasured(t, 1)
+	begin := l.now
+	id := l.submit(Request{Prompt: 2000, Hit: 1984, FirstToken: begin + 5*time.Second})
+	l.step(Epoch{At: begin, Epoch: 1})
+	if a := l.step(Tick{begin + 3*time.Second - 1}); len(a) != 0 {
+		t.Fatalf("%v: request %d can meet its deadline on an idle engine", a, id)
+	}
+	if a := rejected(l.step(Tick{begin + 3*time.Second}), id); a == nil || a.Why != FirstTokenLate {
+		t.Errorf("request %d takes 2 s and has 2 s left: %+v", id, a)
+	}
+}
+
+// TestEstimateWithoutSwitching: the estimate does not count the engines of a group that changes
+// its role.
+func TestEstimateWithoutSwitching(t *testing.T) {
+	l := newMeasured(t, 1)
+	other := GroupUp{Group: 3, Role: Prefill, Engines: []EngineSpec{{Engine: 30, Node: 30}}}
+	l.step(other)
+	l.submit(Request{Prompt: 4000})
+	l.fetch(l.ups[1])
+	if a := l.try(Request{Prompt: 500}, time.Second); a != nil {
+		t.Errorf("refused although engine 30 is idle: %+v", a)
+	}
+	l.step(SwitchRole{At: l.now, Group: 3, Role: Decode, Drain: DrainFinish})
+	if a := l.try(Request{Prompt: 500}, time.Second); a == nil || a.Why != FirstTokenLate {
+		t.Errorf("got %+v; engine 30 prefills no more, and engine 10 is free in 4 s", a)
+	}
+}
+
 // TestFewMeasured: a few prefills are no measurement.
 func TestFewMeasured(t *testing.T) {
 	var m measured
