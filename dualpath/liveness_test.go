@@ -1,11 +1,20 @@
 package dualpath
 
 import (
+	"flag"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+// The seeds of TestEveryRequestEnds. .ci/run takes 10,000, and .ci/weekly others each week.
+var (
+	requestSeeds = flag.Uint64("requests.seeds", testkit.Rounds[uint64](1000, 100), "number of seeds of TestEveryRequestEnds")
+	requestFirst = flag.Uint64("requests.first", 0, "first seed of TestEveryRequestEnds")
 )
 
 // workshop is a cluster in virtual time whose engines have memories of a fixed size and
@@ -466,14 +475,21 @@ func (w *workshop) pass() {
 // the queue are granted work by weight, within 10 % in each run.
 func TestEveryRequestEnds(t *testing.T) {
 	t.Parallel()
-	seeds := uint64(10_000) // the first 60 are longer, every third of them with a backlog of all tenants
+	again := uint64(0)
+	defer func() {
+		if t.Failed() {
+			t.Logf("the last seed again: go test ./dualpath -run TestEveryRequestEnds -requests.first=%d -requests.seeds=1", again)
+		}
+	}()
+	seeds := *requestSeeds
 	if testing.Short() {
 		seeds = 10
 	}
 	lost, messages := 0, map[ActionKind]int{}
 	ended, looked := map[Reason]int{}, 0
 	all := changing{ended: map[Reason]int{}}
-	for seed := range seeds {
+	for seed := *requestFirst; seed < *requestFirst+seeds; seed++ {
+		again = seed
 		policy := ReadPolicy(seed % 4)
 		w := newWorkshop(t, seed, Options{
 			Policy: policy, Alpha: 4000, Beta: 3000, BlockTokens: shopBlock, MinPart: 64, ReadRate: 10_000, PrefillRate: 1000, Weights: troubleWeights, GroupTimeout: time.Second, MaxAttempts: 1000,
@@ -484,12 +500,14 @@ func TestEveryRequestEnds(t *testing.T) {
 			hit := shopBlock * w.rng.IntN(60)
 			return Request{ID: id, Prompt: hit + 1 + w.rng.IntN(900), Hit: hit, Output: w.rng.IntN(300), Epoch: w.epoch, Exact: w.rng.IntN(8) == 0}
 		}
-		w.trouble, w.checkEvery = newTrouble(seed < 60 && seed%3 == 0), 1
+		// Of 10,000 seeds 60 are longer, every third of them with a backlog of all tenants.
+		longer := seed%10_000 < 60
+		w.trouble, w.checkEvery = newTrouble(longer && seed%3 == 0), 1
 		calm := 8 * time.Second
 		switch {
 		case w.trouble.backlog:
 			calm, w.checkEvery = time.Minute, 16
-		case seed >= 60:
+		case !longer:
 			calm, w.checkEvery = time.Second, 16
 		}
 		for w.now < calm {
@@ -549,10 +567,13 @@ func TestEveryRequestEnds(t *testing.T) {
 			all.ended[why] += n
 		}
 	}
+	if seeds < 10 {
+		return // too few to see all
+	}
 	if lost < int(seeds) {
 		t.Errorf("%d groups were lost in %d runs: nothing was tested", lost, seeds)
 	}
-	for _, why := range []Reason{FirstTokenLate, PastDeadline, ByGateway} {
+	for _, why := range []Reason{FirstTokenLate, PastDeadline, ByGateway, OldWeights} {
 		if ended[why] == 0 {
 			t.Errorf("requests ended as %v; none: %v", ended, why)
 		}
@@ -560,8 +581,11 @@ func TestEveryRequestEnds(t *testing.T) {
 	if looked == 0 {
 		t.Error("no engine was idle while a request waited for it: nothing was tested")
 	}
+	if seeds < 60 {
+		return
+	}
 	for _, kind := range []ActionKind{0, Assign, Start, Read, Cut, Drop, Recompute, Abort, Switch, Switched} {
-		if messages[kind] == 0 && !testing.Short() {
+		if messages[kind] == 0 {
 			t.Errorf("broken sessions lost %v; none of kind %v (none: reports)", messages, kind)
 		}
 	}
