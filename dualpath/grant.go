@@ -121,50 +121,6 @@ func (p *Planner) shortfallAt(en *engine, r *request) shortfall {
 	return shortfall{}
 }
 
-// enqueue puts a request into the queue: at the end of its tenant's, or before all others of
-// its priority if it was there before.
-func (p *Planner) enqueue(r *request, again bool) {
-	p.queued++
-	if again {
-		p.front--
-		r.order = p.front
-		r.at = p.unrouted.PushFront(r)
-	} else {
-		p.back++
-		r.order = p.back
-		r.at = p.unrouted.PushBack(r)
-	}
-	p.join(r, again)
-	p.sizes.count(r.work, 1)
-	p.watch(r)
-	if p.opts.Network != nil {
-		p.offer(r)
-	}
-}
-
-// unqueue removes a request from the queue, if it is queued.
-func (p *Planner) unqueue(r *request) {
-	if r.at == nil {
-		return
-	}
-	p.queued--
-	p.deadlines.remove(r)
-	p.sizes.count(r.work, -1)
-	p.leave(r)
-	g := r.home
-	if g == nil {
-		p.unlist(&r.at, p.unrouted)
-		return
-	}
-	p.unlist(&r.at, g.private)
-	r.home = nil
-	g.total -= r.decodeLen()
-	p.leastTotal.put(g)
-	if g.private.Len() == 0 {
-		p.retryAll()
-	}
-}
-
 // grant gives requests to the engines of a prefill group that fetches, each
 // together with a decode engine, until its engines are overloaded or full. Requests
 // are granted in the order of fair.go; one waits for a decode group that is full only
