@@ -22,9 +22,9 @@ import (
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/internal/testnode"
-	"github.com/penstock-kv/penstock/internal/testplanner"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/lab/testplanner"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server/planner"
 )
