@@ -478,7 +478,7 @@ func TestEveryRequestEnds(t *testing.T) {
 	again := uint64(0)
 	defer func() {
 		if t.Failed() {
-			t.Logf("the last seed again: go test ./dualpath -run TestEveryRequestEnds -requests.first=%d -requests.seeds=1", again)
+			t.Logf("again: go test ./dualpath -run TestEveryRequestEnds -requests.first=%d -requests.seeds=1", again)
 		}
 	}()
 	seeds := *requestSeeds
@@ -489,7 +489,9 @@ func TestEveryRequestEnds(t *testing.T) {
 	ended, looked := map[Reason]int{}, 0
 	all := changing{ended: map[Reason]int{}}
 	for seed := *requestFirst; seed < *requestFirst+seeds; seed++ {
-		again = seed
+		if !t.Failed() {
+			again = seed
+		}
 		policy := ReadPolicy(seed % 4)
 		w := newWorkshop(t, seed, Options{
 			Policy: policy, Alpha: 4000, Beta: 3000, BlockTokens: shopBlock, MinPart: 64, ReadRate: 10_000, PrefillRate: 1000, Weights: troubleWeights, GroupTimeout: time.Second, MaxAttempts: 1000,

@@ -114,6 +114,7 @@ func (w *workshop) answer(s *shop) {
 
 // settled fails the test if a group does not work in the role of its engines.
 func (w *workshop) settled() {
+	w.pass() // each lost group is back
 	for end := w.now + calmWithin; ; w.pass() {
 		busy := false
 		for _, g := range w.p.order {
