@@ -81,7 +81,8 @@ type Action struct {
 	// Need and Most are set in a Reject because of the request's size: Need is the
 	// amount that the request needs, Most the largest amount that any engine has. The
 	// unit is tokens; for TooLarge it is bytes. For FirstTokenLate, Need is the estimated
-	// time until the first token and Most the time that was left, in microseconds.
+	// time until the first token (0: not known) and Most the time that was left, in
+	// microseconds.
 	Need, Most int
 }
 

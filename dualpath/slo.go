@@ -228,7 +228,11 @@ func (p *Planner) late(r *request) (estimate, left time.Duration, late bool) {
 
 // refuseLate ends a request that cannot have its first token by the deadline.
 func (p *Planner) refuseLate(r *request, estimate, left time.Duration) {
-	r.why.note(p.now, "its first token comes in %d ms at the earliest; its deadline is in %d ms", int(estimate.Milliseconds()), int(left.Milliseconds()))
+	if estimate == 0 {
+		r.why.note(p.now, "the deadline of its first token has come; too few prefills have ended for an estimate")
+	} else {
+		r.why.note(p.now, "its first token comes in %d ms at the earliest; its deadline is in %d ms", int(estimate.Milliseconds()), int(left.Milliseconds()))
+	}
 	p.stats.Late++
 	p.refuse(r, shortfall{FirstTokenLate, int(estimate.Microseconds()), int(max(left, 0).Microseconds())})
 }

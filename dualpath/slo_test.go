@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -89,8 +90,11 @@ func TestNoEstimate(t *testing.T) {
 	if a := l.step(Tick{time.Second - 1}); len(a) != 0 {
 		t.Fatalf("%v before the deadline", a)
 	}
-	if a := rejected(l.step(Tick{time.Second}), id); a == nil || a.Why != FirstTokenLate {
-		t.Errorf("rejected as %+v; want %v", a, FirstTokenLate)
+	if a := rejected(l.step(Tick{time.Second}), id); a == nil || a.Why != FirstTokenLate || a.Need != 0 {
+		t.Errorf("rejected as %+v; want %v without an estimate", a, FirstTokenLate)
+	}
+	if x, _ := l.p.Explain(id); !strings.Contains(x.String(), "too few prefills have ended") {
+		t.Errorf("the explanation has no reason:\n%v", x.String())
 	}
 }
 

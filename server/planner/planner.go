@@ -264,7 +264,7 @@ func reasonOf(a *dualpath.Action) string {
 	case dualpath.TooLarge:
 		return fmt.Sprintf("%v: %d bytes, and at most %d fit", a.Why, a.Need, a.Most)
 	}
-	if a.Why == dualpath.FirstTokenLate {
+	if a.Why == dualpath.FirstTokenLate && a.Need > 0 {
 		return fmt.Sprintf("%v: it comes in %v at the earliest, and %v are left", a.Why, microseconds(a.Need), microseconds(a.Most))
 	}
 	return a.Why.String()

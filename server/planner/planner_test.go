@@ -557,10 +557,15 @@ func TestTenantMetrics(t *testing.T) {
 	}
 }
 
-// TestFirstTokenLate: a request that the planner's estimate refuses is told when it would
-// have been in time.
+// TestFirstTokenLate: the refusal of a request has the planner's estimate, if there is one, and
+// the time after which the request would be in time.
 func TestFirstTokenLate(t *testing.T) {
 	h := newHost(t, Options{Planner: dualpath.Options{PrefillRate: 1, Beta: 1 << 20}})
+	none := h.ask(&pb.SubmitRequest{Id: "none", Namespace: "m", PromptTokens: 1, FirstTokenMilliseconds: 1})
+	none.want(pb.RequestUpdate_KIND_ACCEPTED)
+	if u := none.want(pb.RequestUpdate_KIND_REJECTED); u.Refusal != pb.Refusal_REFUSAL_LATE || u.RetryAfterMilliseconds != 0 || u.Reason != dualpath.FirstTokenLate.String() {
+		t.Errorf("%v; no prefill has ended, so there is no estimate", u)
+	}
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
 	seen := uint64(0)
 	for i := range 8 {
