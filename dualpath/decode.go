@@ -46,7 +46,7 @@ func (p *Planner) unroute(g *group) {
 
 // rehome moves a request whose decode group is full to a group that has room for it and nothing
 // in its queue: of these, the one with the least total. It reports whether there is one. A
-// group's requests may end sooner than was to be seen when the request was routed.
+// group's requests may end sooner than the planner expected when it routed the request.
 func (p *Planner) rehome(r *request) bool {
 	var to *group
 	for _, g := range p.order {

@@ -48,7 +48,7 @@ type Request struct {
 	// exist. Its engines must hold these weights. If storage does not keep the epoch, it
 	// reports the prefix as gone.
 	Exact bool `json:",omitempty"`
-	// Tenant is whose request it is; Options.Weights has its weight. Requests of a higher
+	// Tenant is the name of the tenant; Options.Weights has its weight. Requests of a higher
 	// Priority go first, whatever their tenant.
 	Tenant   string `json:",omitempty"`
 	Priority int    `json:",omitempty"`

@@ -412,8 +412,8 @@ type TenantView struct {
 	Work float64
 }
 
-// Tenants returns what waits, those of a higher priority first, and of one priority those
-// with the most requests first. Requests that are planned anew count as their tenant's.
+// Tenants returns the requests that wait by tenant and priority: higher priorities first, and of
+// one priority the tenants with the most requests first. Requests that are planned anew count as their tenant's.
 func (p *Planner) Tenants() []TenantView {
 	type key struct {
 		priority int
@@ -461,8 +461,8 @@ type Share struct {
 	Queued  int
 }
 
-// Shares returns those of the tenants in Options.Weights, and others: all other tenants'
-// together. So it does not grow with the tenants.
+// Shares returns the shares of the tenants in Options.Weights, and the sum of all other tenants'.
+// So its size does not grow with the number of tenants.
 func (p *Planner) Shares() (named map[string]Share, others Share) {
 	named = make(map[string]Share, len(p.opts.Weights))
 	for tenant := range p.opts.Weights {

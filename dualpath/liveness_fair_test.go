@@ -2,7 +2,7 @@ package dualpath
 
 import "time"
 
-// trouble is what a workshop has of tenants, priorities, deadlines and slow NICs.
+// trouble is a workshop's state of tenants, priorities, deadlines and slow NICs.
 type trouble struct {
 	// backlog: three tenants always have requests of one priority in the queue. granted is
 	// the work of the starts of each.
@@ -71,7 +71,7 @@ func (w *workshop) slowNIC() {
 	}
 }
 
-// rateOf is what a group's node reports of its storage NIC, in tokens a second.
+// rateOf is the rate of a group's storage NIC that its node reports, in tokens a second.
 func (w *workshop) rateOf(g GroupID) float64 {
 	if w.now < w.trouble.slow[g] {
 		return 500
@@ -95,7 +95,7 @@ func (w *workshop) note(ev Event) {
 	}
 }
 
-// judge checks an action against what its request asked for.
+// judge checks an action against the deadlines of its request.
 func (w *workshop) judge(a *Action) {
 	x, q := &w.trouble, w.trouble.asked[a.Request]
 	first := q.FirstToken != 0 && !x.answered[a.Request]

@@ -367,13 +367,13 @@ type SubmitRequest struct {
 	// newer weights exist: for a group of rollouts on weights that the namespace keeps live.
 	// Its engines must hold these weights.
 	ExactEpoch bool `protobuf:"varint,10,opt,name=exact_epoch,json=exactEpoch,proto3" json:"exact_epoch,omitempty"`
-	// Whose request it is, at most 256 bytes: tenants share the engines by their weights
+	// The tenant of the request, at most 256 bytes. Tenants share the engines by their weights
 	// (schedule.weights).
 	Tenant string `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Requests of a higher priority go first.
 	Priority int32 `protobuf:"varint,12,opt,name=priority,proto3" json:"priority,omitempty"`
-	// The first token is of no use after so long; 0: no limit. The request is rejected
-	// (REFUSAL_LATE) when the planner finds that it cannot come by then.
+	// The deadline of the first token, from now; 0: no limit. The planner rejects the request
+	// (REFUSAL_LATE) when it finds that the first token cannot come by then.
 	FirstTokenMilliseconds uint64 `protobuf:"varint,13,opt,name=first_token_milliseconds,json=firstTokenMilliseconds,proto3" json:"first_token_milliseconds,omitempty"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
@@ -566,8 +566,8 @@ type RequestUpdate struct {
 	Epoch   uint64 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// REJECTED.
 	Refusal Refusal `protobuf:"varint,8,opt,name=refusal,proto3,enum=penstock.v1.Refusal" json:"refusal,omitempty"`
-	// REFUSAL_LATE: by the planner's estimate the deadline could be met after so long, if no
-	// other requests come; 0: not known.
+	// REFUSAL_LATE: the time after which the same request could meet its deadline, by the planner's
+	// estimate, if no other requests come; 0: not known.
 	RetryAfterMilliseconds uint64 `protobuf:"varint,9,opt,name=retry_after_milliseconds,json=retryAfterMilliseconds,proto3" json:"retry_after_milliseconds,omitempty"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache

@@ -80,8 +80,8 @@ type Request struct {
 	// Deadline, if not 0, is how long after its submission the request may wait for its
 	// engines before the planner refuses it.
 	Deadline time.Duration
-	// Tenant is whose request it is: at most 256 bytes. Tenants whose requests wait share the
-	// engines by the weights that the planner has for them. Requests of a higher Priority go
+	// Tenant is the name of the tenant, at most 256 bytes. Tenants with requests in the queue share
+	// the engines by the weights that the planner has for them. Requests of a higher Priority go
 	// first, whatever their tenant.
 	Tenant   string
 	Priority int32

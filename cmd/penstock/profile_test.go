@@ -104,7 +104,7 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestPrintTop: who waits is in the table, and how many it leaves out.
+// TestPrintTop: the table has the requests that wait, and the number of those that it leaves out.
 func TestPrintTop(t *testing.T) {
 	var b strings.Builder
 	tab := &table{tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)}

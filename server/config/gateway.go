@@ -172,7 +172,7 @@ func (g *Gateway) checkCluster(bad complaint) {
 	}
 }
 
-// checkClass complains of settings for tenants and first tokens.
+// checkClass reports errors in the settings for tenants and first tokens.
 func (g *Gateway) checkClass(bad complaint) {
 	named := func(header string) bool { return header == "" || headerName.MatchString(header) }
 	switch {

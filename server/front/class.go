@@ -20,8 +20,8 @@ const (
 	maxFirstToken = 24 * time.Hour
 )
 
-// class sets what the planner orders requests by: tenant, priority, and the time for the first
-// token.
+// class sets the fields by which the planner orders requests: tenant, priority, and the deadline of
+// the first token.
 func (r *planned) class(ask *gateway.Request, h http.Header, req *request) (err error) {
 	o := &r.front.opts
 	if o.TenantHeader != "" {

@@ -495,7 +495,7 @@ func TestMetricsPage(t *testing.T) {
 	}
 }
 
-// TestTenants: what waits, by tenant and priority, in Top; its names bounded.
+// TestTenants: Top has the requests that wait, by tenant and priority; the length of names is bounded.
 func TestTenants(t *testing.T) {
 	h := newHost(t, Options{Planner: dualpath.Options{Weights: map[string]float64{"b": 4}}})
 	asked := 0
