@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -170,7 +171,7 @@ func Node(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger) (e
 	lines.Buffer(nil, maxLine)
 	n := &node{log: log, out: out}
 	if !lines.Scan() {
-		return fmt.Errorf("cluster: standard input ended before the configuration of the node (%w); this command is run by penstock demo", lines.Err())
+		return fmt.Errorf("cluster: standard input ended before the configuration of the node (%w); penstock demo runs this command", cmp.Or(lines.Err(), io.ErrUnexpectedEOF))
 	}
 	if err := json.Unmarshal(lines.Bytes(), &n.cfg); err != nil {
 		return fmt.Errorf("cluster: configuration of the node: %w", err)

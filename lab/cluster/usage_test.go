@@ -4,8 +4,6 @@ import (
 	"math"
 	"testing"
 	"time"
-
-	"github.com/penstock-kv/penstock/sim/workload"
 )
 
 // TestUse: two storage NICs of 8 Mbit/s that begin late, are busy together, and of
@@ -43,26 +41,5 @@ func TestUse(t *testing.T) {
 	idle := []Sample{{At: time.Second, Received: make([]uint64, 4)}}
 	if u := use(nics, idle, time.Second, 8*full, reads); u.Whole != 0 || u.Head != time.Second || u.Tail != 0 {
 		t.Errorf("NICs that carry nothing: %+v", u)
-	}
-}
-
-// TestLate: the context of the skipped rounds is the same tokens in both replays, a
-// short trajectory begins earlier, and one that has no past is not warmed.
-func TestLate(t *testing.T) {
-	rounds := func(n int) (r []workload.Round) {
-		for i := range n {
-			r = append(r, workload.Round{Append: 10 + i, Gen: 1})
-		}
-		return r
-	}
-	warm, agents := Late("x", []workload.Trajectory{{Rounds: rounds(9)}, {Rounds: rounds(5)}, {Rounds: rounds(2)}}, 4, 3)
-	for i, want := range []struct{ turns, past, first int }{{3, 4*11 + 6, 14}, {3, 2*11 + 1, 12}, {2, 0, 10}} {
-		a, past := agents[i], 0
-		for _, w := range warm[i].Turns {
-			past += w.Append + w.Output
-		}
-		if a.Name != warm[i].Name || len(a.Turns) != want.turns || past != want.past || a.Turns[0].Append != want.past+want.first || len(warm[i].Turns) > 1 {
-			t.Errorf("agent %d: %+v after %+v, want %+v", i, a, warm[i], want)
-		}
 	}
 }
