@@ -501,3 +501,38 @@ func TestPayload(t *testing.T) {
 		t.Errorf("%s, %v: %+v, %v", b, err, p, perr)
 	}
 }
+
+// TestFirstToken: a request whose first token is late is refused as such, and its tenant and
+// priority reach the planner.
+func TestFirstToken(t *testing.T) {
+	h := newHost(t)
+	full := h.serve(h.ctx, h.gateway(0), Request{ID: "full", Tokens: tokens(100 * 16 / 2)}, 0)
+	full.want(Matched)
+	full.want(Accepted)
+	full.want(Started)
+	waits := Request{ID: "waits", Tokens: tokens(100 * 16 * 3 / 4), Tenant: "a", Priority: -3, FirstToken: time.Hour}
+	ctx, cancel := context.WithCancel(h.ctx)
+	s := h.serve(ctx, h.gateway(0), waits, 0)
+	s.want(Matched)
+	s.want(Accepted)
+	top, err := pb.NewPlannerClient(h.Conn).Top(h.ctx, &pb.TopRequest{})
+	h.must(err)
+	if len(top.Tenants) != 1 || top.Tenants[0].Tenant != "a" || top.Tenants[0].Priority != -3 || top.Tenants[0].Waiting != 1 {
+		t.Errorf("the planner has %v", top.Tenants)
+	}
+	late := waits
+	late.ID, late.FirstToken = "late", time.Millisecond
+	l := h.serve(h.ctx, h.gateway(0), late, 0)
+	l.want(Matched)
+	l.want(Accepted)
+	var refused *RefusedError
+	if err := l.end(); !errors.As(err, &refused) || refused.Refusal != Late || !strings.Contains(refused.Reason, "the first token cannot come by its deadline") {
+		t.Errorf("%v", err)
+	}
+	cancel()
+	_ = s.end()
+	h.p.started().Done(nil)
+	full.want(Prefilled)
+	h.d.started().Done(nil)
+	full.want(Done)
+}

@@ -152,6 +152,7 @@ func frontOf(cfg config.Gateway) (front.Options, error) {
 		MaxAttempts: cfg.MaxAttempts, LoadFactor: cfg.LoadFactor, PrefixBlocks: cfg.PrefixBlocks,
 		MaxBodyBytes: int64(cfg.MaxBody), BodyMemoryBytes: int64(cfg.BodyMemory),
 		HealthInterval: cfg.HealthInterval.Std(), HealthTimeout: cfg.HealthTimeout.Std(),
+		TenantHeader: cfg.TenantHeader, FirstToken: cfg.FirstToken.Std(), FirstTokenHeader: cfg.FirstHeader,
 		OutputTokens: cfg.OutputTokens, ReplanWait: cfg.ReplanWait.Std(),
 	}
 	for _, text := range cfg.Engines {

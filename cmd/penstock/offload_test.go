@@ -226,8 +226,8 @@ func TestGatewayOffload(t *testing.T) {
 		t.Errorf("%d bytes took %v s; the budget allows them in %v s", copied, took, least)
 	}
 	for name, want := range map[string]string{
-		`penstock_gateway_offload_requests_total{outcome="local"}`: "1", `penstock_gateway_offload_requests_total{outcome="remote"}`: "1",
-		"penstock_gateway_offload_copied_bytes_total": strconv.FormatFloat(copied, 'e', -1, 64), "penstock_gateway_hit_tokens_total": "1600",
+		`penstock_offload_requests_total{outcome="local"}`: "1", `penstock_offload_requests_total{outcome="remote"}`: "1",
+		"penstock_offload_copied_bytes_total": strconv.FormatFloat(copied, 'e', -1, 64), "penstock_gateway_hit_tokens_total": "1600",
 	} {
 		if got := metric(7442, name); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
@@ -243,7 +243,7 @@ func TestGatewayOffload(t *testing.T) {
 	ask(7450, 1601, 200_000)
 	ask(7450, 1601, 300_000)
 	for outcome, want := range map[string]string{"failed": "1", "busy": "1", "remote": "0"} {
-		if got := metric(7452, `penstock_gateway_offload_requests_total{outcome="`+outcome+`"}`); got != want {
+		if got := metric(7452, `penstock_offload_requests_total{outcome="`+outcome+`"}`); got != want {
 			t.Errorf("with the link down: %s requests are %s, want %s", got, outcome, want)
 		}
 	}

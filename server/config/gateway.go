@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -33,6 +34,9 @@ type Gateway struct {
 	Namespace    string   `yaml:"namespace" doc:"namespace of the cluster's KV at the storage nodes; needed with a planner"`
 	Servers      []string `yaml:"servers" doc:"gRPC addresses of the storage nodes, host:port with commas between; needed with a planner"`
 	OutputTokens int      `yaml:"output_tokens" doc:"tokens that the planner reserves for the output of a request that does not limit it"`
+	TenantHeader string   `yaml:"tenant_header" doc:"header of a request that names its tenant, at most 256 bytes; the planner has the tenants' weights (schedule.weights). Empty: requests have no tenant"`
+	FirstToken   Duration `yaml:"first_token" doc:"how long after a request its first token is of use: the planner refuses requests that it cannot start in time, which is a 429. 0: no limit"`
+	FirstHeader  string   `yaml:"first_token_header" doc:"header of a request that has the same in milliseconds, in place of first_token. Empty: there is none"`
 	ReplanWait   Duration `yaml:"replan_wait" doc:"how long a request whose engines failed before the first byte of the answer waits for the planner to start it again"`
 	TokenFile    string   `yaml:"token_file" doc:"file with the bearer token of planner and storage nodes"`
 	CA           string   `yaml:"ca" doc:"CA (PEM) that their certificates are signed by; implies tls"`
@@ -85,6 +89,9 @@ func DefaultGateway() Gateway {
 		Log:            Log{Level: "info", Format: "text"},
 	}
 }
+
+// headerName matches a token of HTTP (RFC 9110, section 5.6.2).
+var headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 
 // NamedEngine splits an element of Engines, NAME=URL or URL, into both.
 func NamedEngine(text string) (name, base string) {
@@ -148,6 +155,7 @@ func (g *Gateway) Validate() error {
 		bad("body_memory", "%v is less than max_body, %v, and 1 MiB", g.BodyMemory, g.MaxBody)
 	}
 	g.checkCluster(bad)
+	g.checkClass(bad)
 	g.checkOffload(bad)
 	g.Auth.check(bad)
 	g.Log.check(bad)
@@ -218,5 +226,20 @@ func (g *Gateway) checkOffload(bad complaint) {
 	}
 	if o.Memory < 1<<20 {
 		bad("offload.memory", "must be at least 1 MiB, is %v", o.Memory)
+	}
+}
+
+// checkClass reports errors in the settings for tenants and first tokens.
+func (g *Gateway) checkClass(bad complaint) {
+	named := func(header string) bool { return header == "" || headerName.MatchString(header) }
+	switch {
+	case g.FirstToken < 0:
+		bad("first_token", "must not be negative, is %v", g.FirstToken)
+	case !named(g.TenantHeader):
+		bad("tenant_header", "%q is no name of a header", g.TenantHeader)
+	case !named(g.FirstHeader):
+		bad("first_token_header", "%q is no name of a header", g.FirstHeader)
+	case g.Planner == "" && (g.TenantHeader != "" || g.FirstHeader != "" || g.FirstToken != 0):
+		bad("planner", "is empty, but tenant_header, first_token or first_token_header are given, which only a cluster with a planner needs")
 	}
 }

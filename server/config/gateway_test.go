@@ -38,6 +38,9 @@ func TestGatewayNeedsOnlyEngines(t *testing.T) {
 		func(c *config.Gateway) { c.Listen, c.Auth.TokenFile = "0.0.0.0:7440", "token" },
 		func(c *config.Gateway) { c.TokenFile, c.CA, c.TLS = "token", "ca", true },
 		func(c *config.Gateway) {
+			c.Planner, c.Namespace, c.Servers, c.TenantHeader, c.FirstHeader, c.FirstToken = "a:7430", "m", []string{"a:7420"}, "X-Tenant", "X-First-Token-Ms", 1
+		},
+		func(c *config.Gateway) {
 			c.Planner, c.Namespace, c.Servers, c.Cert, c.CertKey = "a:7430", "m", []string{"a:7420", "b:7420"}, "cert", "key"
 		},
 	} {
@@ -73,6 +76,12 @@ func TestGatewayMistakes(t *testing.T) {
 		{"engine", func(c *config.Gateway) { c.Engines = []string{"a=http://engine", "a=http://another"} }},
 		{"engine", func(c *config.Gateway) { c.Engines = []string{"a=engine"} }},
 		{"drain_timeout", func(c *config.Gateway) { c.DrainWithin = -1 }},
+		{"first_token", func(c *config.Gateway) { c.FirstToken = -1 }},
+		{"tenant_header", func(c *config.Gateway) { c.TenantHeader = "X Tenant" }},
+		{"first_token_header", func(c *config.Gateway) { c.FirstHeader = "X-First:" }},
+		{"planner", func(c *config.Gateway) { c.TenantHeader = "X-Tenant" }},
+		{"planner", func(c *config.Gateway) { c.FirstHeader = "X-First-Token-Ms" }},
+		{"planner", func(c *config.Gateway) { c.FirstToken = 1 }},
 		{"max_in_flight", func(c *config.Gateway) { c.MaxInFlight = 0 }},
 		{"max_queue", func(c *config.Gateway) { c.MaxQueue = -1 }},
 		{"queue_wait", func(c *config.Gateway) { c.QueueWait = 0 }},

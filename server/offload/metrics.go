@@ -17,7 +17,7 @@ var secondsBuckets = prometheus.ExponentialBuckets(0.01, 2, 14)
 
 // newMetrics registers the metrics with the registry of the options.
 func newMetrics(f *Offload) *metrics {
-	const prefix = "penstock_gateway_offload_"
+	const prefix = "penstock_offload_"
 	outcomes := []string{outcomeLocal, outcomeBusy, outcomeRemote, outcomeFetched, outcomeFailed}
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "requests_total", Help: "Requests by where their prompt was prefilled (" + strings.Join(outcomes, ", ") + ")."}, []string{"outcome"}),

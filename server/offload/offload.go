@@ -127,7 +127,11 @@ func New(o Options) (*Offload, error) {
 func (f *Offload) Serve(ctx context.Context, r gateway.Request) iter.Seq2[gateway.Event, error] {
 	return func(yield func(gateway.Event, error) bool) {
 		if r.Tokens != nil {
+			begin := time.Now()
 			f.prefill(ctx, r)
+			if r.FirstToken > 0 {
+				r.FirstToken = max(1, r.FirstToken-time.Since(begin)) // which counts from the call of Serve
+			}
 		}
 		for ev, err := range f.opts.Gateway.Serve(ctx, r) {
 			if !yield(ev, err) {

@@ -198,7 +198,7 @@ func (w *world) outcomes(registry *prometheus.Registry) string {
 	w.here.must(err)
 	var out []string
 	for _, f := range families {
-		if f.GetName() == "penstock_gateway_offload_requests_total" {
+		if f.GetName() == "penstock_offload_requests_total" {
 			for _, m := range f.Metric {
 				if v := m.Counter.GetValue(); v > 0 {
 					out = append(out, fmt.Sprintf("%s %v", m.Label[0].GetValue(), v))
@@ -312,6 +312,34 @@ func TestTimeout(t *testing.T) {
 	if got := w.outcomes(registry); got != "failed 2" {
 		t.Error(got)
 	}
+}
+
+// TestMetricsPage: docs/metrics.md and the registry agree.
+func TestMetricsPage(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	newMetrics(&Offload{opts: Options{Registry: registry}})
+	testkit.CheckMetricsPage(t, "penstock_offload_", registry.Describe)
+}
+
+// TestFirstToken: the time in the other datacenter counts in the limit of the first token, so the planner
+// refuses a request whose limit it has used up.
+func TestFirstToken(t *testing.T) {
+	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 100}, Timeout: 50 * time.Millisecond}, 1<<30)
+	silent := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	w.answer.Store(&silent)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for ev, err := range w.offload.Serve(ctx, gateway.Request{ID: "r", Tokens: prompt(1, 320), FirstToken: 10 * time.Millisecond}) {
+		var refused *gateway.RefusedError
+		if err == nil {
+			continue
+		}
+		if !errors.As(err, &refused) || refused.Refusal != gateway.Late {
+			t.Errorf("%+v, %v", ev, err)
+		}
+		return
+	}
+	t.Error("the request has ended without a refusal")
 }
 
 // TestBusy: no request is added to a link whose waiting bytes take too long, or beyond the bound of
