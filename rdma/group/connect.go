@@ -67,7 +67,7 @@ func (e *Engine) admitConn(nc net.Conn) error {
 	if err != nil {
 		// A connection that Close of this engine ended proved nothing and failed nothing.
 		if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
-			e.stats.authFailures.Add(1)
+			e.stats.AuthFailures.Add(1)
 		}
 		return err
 	}
@@ -134,7 +134,7 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 	}
 	theirs, err := decodeSetup(payload)
 	if err != nil {
-		e.stats.malformedFrames.Add(1)
+		e.stats.MalformedFrames.Add(1)
 		return nil, err
 	}
 	if theirs.provider != mine.provider || theirs.counted != mine.counted {
@@ -170,7 +170,7 @@ func (e *Engine) activate(s *session) error {
 	// Counted before anybody can find the session and end it.
 	s.running.Add(2)
 	e.mu.Unlock()
-	e.stats.sessionsOpened.Add(1)
+	e.stats.SessionsOpened.Add(1)
 	if e.opts.OnPeerUp != nil {
 		e.opts.OnPeerUp(s.peer)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/inbox"
 	"github.com/penstock-kv/penstock/rdma/internal/peers"
 	"github.com/penstock-kv/penstock/rdma/internal/quiet"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // Engine is the transfer engine over a group of NICs.
@@ -32,7 +33,7 @@ type Engine struct {
 	imms   *rdma.ImmCounters
 	inbox  atomic.Pointer[inbox.Inbox]
 	outbox *outbox
-	stats  counters
+	stats  sessions.Counters
 	log    *quiet.Log[logKind]
 	// ticks is the engine's coarse clock: it counts the watch's rounds.
 	ticks       atomic.Uint64
@@ -302,7 +303,7 @@ func (s *session) key() peers.Key { return peers.Key{ID: s.peer, Dialed: s.diale
 
 // removed removes a session whose operations have all ended.
 func (e *Engine) removed(s *session) {
-	e.stats.sessionsClosed.Add(1)
+	e.stats.SessionsClosed.Add(1)
 	e.imms.PeerDied(s.peer, s.why)
 	e.logEnd(s)
 	if e.opts.OnPeerDown != nil {

@@ -305,7 +305,7 @@ func (s *session) received(b []byte) {
 	case m.kind == kindImm:
 		s.counted(m.imm, 0)
 	case m.kind == kindEmpty:
-		s.e.stats.writesIn.Add(1)
+		s.e.stats.WritesIn.Add(1)
 	}
 	// Last, so that the sender's Done comes after the count.
 	s.ctl.ack(ack{m.seq, reason})
@@ -349,8 +349,8 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 
 // counted counts an immediate of the peer, whose n bytes are in place.
 func (s *session) counted(imm uint32, n uint64) {
-	s.e.stats.writesIn.Add(1)
-	s.e.stats.writeBytesIn.Add(n)
+	s.e.stats.WritesIn.Add(1)
+	s.e.stats.WriteBytesIn.Add(n)
 	s.e.imms.Count(s.peer, imm)
 }
 
@@ -367,7 +367,7 @@ func (s *session) deliver(payload []byte) rdma.Reason {
 	if buf == nil {
 		return rdma.ReasonNoBuffer
 	}
-	s.e.stats.sendsIn.Add(1)
+	s.e.stats.SendsIn.Add(1)
 	pool.Deliver(s.peer, buf[:copy(buf, payload)])
 	return rdma.ReasonNone
 }

@@ -155,6 +155,15 @@ func (o *op) add(src, dst, n, most uint64) {
 	}
 }
 
+// runBytes returns how many bytes the runs of o have.
+func (o *op) runBytes() uint64 {
+	n := uint64(0)
+	for _, r := range o.runs {
+		n += r.n
+	}
+	return n
+}
+
 // layPages lays out the pages of w.
 func (o *op) layPages(w *rdma.PagedWrite, most uint64) error {
 	size := uint64(0)

@@ -305,6 +305,6 @@ func (s *session) answer(w why) {
 
 // refused counts and logs an operation of the peer that was not performed.
 func (s *session) refused(reason rdma.Reason, addr, n uint64) {
-	s.e.stats.refusedIn[reason].Add(1)
+	s.e.stats.RefusedIn[reason].Add(1)
 	s.e.log.Warn(logRefused, "data-plane operation refused", "peer", s.peer.String(), "remote", s.remote, "reason", reason.String(), "address", addr, "length", n)
 }

@@ -282,10 +282,7 @@ func (s *session) layLocked(o *op, touched *laneSet, out []ended) []ended {
 	_, withImm := o.imm.Get()
 	lanes := s.usableLocked(o.class)
 	n := uint32(len(o.runs))
-	total := uint64(0)
-	for _, r := range o.runs {
-		total += r.n
-	}
+	total := o.runBytes()
 	whole := lanes <= 1 || total <= uint64(s.e.opts.PieceBytes) && n <= pieceRuns
 	if o.attempts == 0 && whole && (!withImm || n == 1 || s.e.counted) {
 		o.left = int(n)
@@ -443,19 +440,10 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []ended) []ended {
 // endLocked gives o back and returns what is left to do outside of the lock.
 func (s *session) endLocked(o *op, err error) ended {
 	x := ended{o.done, err, o.src}
-	st := &s.e.stats
-	switch message := o.kind == opMessage && !o.empty; {
-	case message && err == nil:
-		st.sendsOut.Add(1)
-	case message:
-		st.sendFailuresOut.Add(1)
-	case err == nil:
-		st.writesOut.Add(1)
-		for _, r := range o.runs {
-			st.writeBytesOut.Add(r.n)
-		}
-	default:
-		st.writeFailuresOut.Add(1)
+	if o.kind == opMessage && !o.empty {
+		s.e.stats.SendEnded(err)
+	} else {
+		s.e.stats.WriteEnded(o.runBytes(), err)
 	}
 	if o.kind == opMessage && o.slotIndex >= 0 {
 		s.e.outbox.give(o.slotIndex)

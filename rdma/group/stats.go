@@ -1,43 +1,11 @@
 package group
 
-import (
-	"sync/atomic"
+import "github.com/penstock-kv/penstock/rdma"
 
-	"github.com/penstock-kv/penstock/rdma"
-)
-
-// counters are an engine's counters, without the gauges.
-type counters struct {
-	writesOut, writeBytesOut, writeFailuresOut    atomic.Uint64
-	writesIn, writeBytesIn                        atomic.Uint64
-	sendsOut, sendFailuresOut, sendsIn            atomic.Uint64
-	refusedIn                                     [rdma.ReasonNoBuffer + 1]atomic.Uint64
-	authFailures, malformedFrames                 atomic.Uint64
-	sessionsOpened, sessionsClosed, peersTimedOut atomic.Uint64
-}
-
-// Stats implements rdma.Engine. What peers wrote without an immediate this side
-// does not see: WritesIn counts writes whose immediate arrived, WriteBytesIn the
+// Stats implements rdma.Engine. This side does not see a peer's writes without an
+// immediate: WritesIn counts writes whose immediate arrived, WriteBytesIn the
 // payload that came with it.
-func (e *Engine) Stats() rdma.Stats {
-	c := &e.stats
-	st := rdma.Stats{
-		WritesOut: c.writesOut.Load(), WriteBytesOut: c.writeBytesOut.Load(), WriteFailuresOut: c.writeFailuresOut.Load(),
-		WritesIn: c.writesIn.Load(), WriteBytesIn: c.writeBytesIn.Load(),
-		SendsOut: c.sendsOut.Load(), SendFailuresOut: c.sendFailuresOut.Load(), SendsIn: c.sendsIn.Load(),
-		AuthFailures: c.authFailures.Load(), MalformedFrames: c.malformedFrames.Load(),
-		SessionsOpened: c.sessionsOpened.Load(), SessionsClosed: c.sessionsClosed.Load(), PeersTimedOut: c.peersTimedOut.Load(),
-	}
-	for i := range c.refusedIn {
-		st.RefusedIn[i] = c.refusedIn[i].Load()
-	}
-	st.ImmediatesIn, st.ImmediatesDropped = e.imms.Stats()
-	for _, p := range e.Peers() {
-		st.InFlightOps += int64(p.InFlightOps)
-		st.InFlightBytes += p.InFlightBytes
-	}
-	return st
-}
+func (e *Engine) Stats() rdma.Stats { return e.stats.Stats(e.imms, e.Peers()) }
 
 // logKind is a kind of event that is limited by itself.
 type logKind int

@@ -201,7 +201,7 @@ func (s *session) readFailed(err error) {
 
 // malformed ends the session for what its peer said.
 func (s *session) malformed(err error) {
-	s.e.stats.malformedFrames.Add(1)
+	s.e.stats.MalformedFrames.Add(1)
 	s.e.log.Warn(logMalformed, "data-plane peer sent a malformed frame; session closed", "peer", s.peer.String(), "remote", s.remote, "err", err)
 	s.fail(fmt.Errorf("rdma: %v: %w: %w", s.peer, rdma.ErrPeerDied, err))
 }

@@ -42,7 +42,7 @@ func (e *Engine) watch() {
 				why = fmt.Errorf("rdma: %v did not end an operation in %v: %w", s.peer, e.opts.TransferTimeout, rdma.ErrPeerDied)
 			}
 			if why != nil {
-				e.stats.peersTimedOut.Add(1)
+				e.stats.PeersTimedOut.Add(1)
 				s.fail(why)
 				continue
 			}

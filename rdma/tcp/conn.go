@@ -411,7 +411,7 @@ var errDisconnected = errors.New("disconnected")
 // readError says what the end of the stream means.
 func (c *conn) readError(err error) error {
 	if errors.Is(err, errFrame) {
-		c.s.e.stats.malformedFrames.Add(1)
+		c.s.e.stats.MalformedFrames.Add(1)
 		c.s.e.log.Warn(logMalformed, "data-plane peer sent a malformed frame; session closed", "peer", c.s.peer.String(), "remote", c.nc.RemoteAddr(), "err", err)
 	}
 	if err == errHungUp {
@@ -618,7 +618,7 @@ func advance(into [][]byte, n uint64) [][]byte {
 
 // drain reads n bytes and drops them.
 func (c *conn) drain(n uint64) error {
-	c.s.e.stats.drainedBytesIn.Add(n)
+	c.s.e.stats.DrainedBytesIn.Add(n)
 	r := &c.r
 	for n > 0 {
 		if r.start == r.end {
@@ -754,7 +754,7 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 			return left, err
 		}
 	}
-	c.s.e.stats.writeBytesIn.Add(n)
+	c.s.e.stats.WriteBytesIn.Add(n)
 	c.nic.bytesIn.Add(n)
 	return 0, nil
 }
@@ -802,7 +802,7 @@ func (c *conn) conclude(h *header, reason rdma.Reason) {
 		return
 	}
 	if reason == rdma.ReasonNone {
-		c.s.e.stats.writesIn.Add(1)
+		c.s.e.stats.WritesIn.Add(1)
 		if h.flags&flagImm != 0 {
 			c.s.e.imms.Count(c.s.peer, h.imm)
 		}
@@ -813,7 +813,7 @@ func (c *conn) conclude(h *header, reason rdma.Reason) {
 // refuse counts and logs a refused frame and drops what is left of its payload.
 func (c *conn) refuse(h *header, reason rdma.Reason, left uint64) error {
 	e := c.s.e
-	e.stats.refusedIn[reason].Add(1)
+	e.stats.RefusedIn[reason].Add(1)
 	e.log.Warn(logRefused, "data-plane operation refused", "peer", c.s.peer.String(), "remote", c.nc.RemoteAddr(), "reason", reason.String(), "offset", h.offset, "length", h.length)
 	return c.drain(left)
 }
@@ -851,7 +851,7 @@ func (c *conn) readMessage(h *header) error {
 		return nil
 	}
 	if msg != nil {
-		c.s.e.stats.sendsIn.Add(1)
+		c.s.e.stats.SendsIn.Add(1)
 		c.s.e.inbox.Load().Deliver(c.s.peer, msg)
 	}
 	c.s.acknowledge(c, h, reason)

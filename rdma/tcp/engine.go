@@ -214,7 +214,7 @@ func (s *session) key() peers.Key { return peers.Key{ID: s.peerID(), Dialed: s.d
 func (e *Engine) removed(s *session) {
 	select {
 	case <-s.ready:
-		e.stats.sessionsClosed.Add(1)
+		e.stats.SessionsClosed.Add(1)
 		e.imms.PeerDied(s.peer, s.why)
 		e.logEnd(s)
 		if e.opts.OnPeerDown != nil {
@@ -286,7 +286,7 @@ func (e *Engine) activate(s *session) error {
 	if !ok {
 		return fmt.Errorf("rdma: session with %v ended before it began: %w", s.peer, rdma.ErrPeerDied)
 	}
-	e.stats.sessionsOpened.Add(1)
+	e.stats.SessionsOpened.Add(1)
 	if e.opts.OnPeerUp != nil {
 		e.opts.OnPeerUp(s.peer)
 	}

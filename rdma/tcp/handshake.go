@@ -61,7 +61,7 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	if err != nil {
 		// A connection that Close of this engine ended proved nothing and failed nothing.
 		if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
-			e.stats.authFailures.Add(1)
+			e.stats.AuthFailures.Add(1)
 		}
 		return err
 	}

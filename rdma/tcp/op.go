@@ -99,6 +99,15 @@ func (o *op) add(src, dst, n, piece, frame uint64) uint64 {
 	return frame
 }
 
+// runBytes returns how many bytes the runs of o have.
+func (o *op) runBytes() uint64 {
+	n := uint64(0)
+	for _, r := range o.runs {
+		n += r.n
+	}
+	return n
+}
+
 // seal ends the last frame; an operation without bytes has one empty frame.
 func (o *op) seal() {
 	o.cuts = append(o.cuts, uint32(len(o.runs)))

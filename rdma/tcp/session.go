@@ -259,21 +259,10 @@ func (s *session) lane(class rdma.Class) *lane {
 // endLocked gives o back and returns what is left to do outside of the lock.
 func (s *session) endLocked(o *op, err error) ended {
 	x := ended{o.done, err, o.src}
-	st := &s.e.stats
-	switch {
-	case o.kind == frameMessage && err == nil:
-		st.sendsOut.Add(1)
-	case o.kind == frameMessage:
-		st.sendFailuresOut.Add(1)
-	case err == nil:
-		st.writesOut.Add(1)
-		sum := uint64(0) // of up to a million pages: one count for all
-		for _, r := range o.runs {
-			sum += r.n
-		}
-		st.writeBytesOut.Add(sum)
-	default:
-		st.writeFailuresOut.Add(1)
+	if o.kind == frameMessage {
+		s.e.stats.SendEnded(err)
+	} else {
+		s.e.stats.WriteEnded(o.runBytes(), err)
 	}
 	s.giveLocked(o)
 	return x

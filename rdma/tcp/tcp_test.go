@@ -234,7 +234,7 @@ func TestStalledPayload(t *testing.T) {
 		p := newRawPeer(t, e, 1)
 		h := header{kind: frameWrite, frames: 1, op: 1<<32 | 77, key: win.Desc().NICs[0].Key, length: 1 << 20, flags: flagImm, imm: 5}
 		half := bytes.Repeat([]byte{1}, 1<<19)
-		before := e.stats.writesIn.Load()
+		before := e.stats.WritesIn.Load()
 		if table {
 			runs := make([]byte, 2*runSize)
 			putSpan(runs, span{1 << 19, 1 << 19})
@@ -264,7 +264,7 @@ func TestStalledPayload(t *testing.T) {
 		if a := p.nextAck(0); a != (ack{1<<32 | 78, rdma.ReasonKey}) {
 			t.Fatalf("ack %+v", a)
 		}
-		if n := e.stats.writesIn.Load(); n != before {
+		if n := e.stats.WritesIn.Load(); n != before {
 			t.Errorf("%d writes counted", n-before)
 		}
 	}

@@ -36,7 +36,7 @@ func (e *Engine) watch() {
 		for _, s := range e.sessions() {
 			s.watch(railSilence, silence)
 			if now > transfer && s.overdue(now-transfer) {
-				e.stats.peersTimedOut.Add(1)
+				e.stats.PeersTimedOut.Add(1)
 				s.fail(fmt.Errorf("rdma: %v did not end an operation in %v: %w", s.peer, e.opts.TransferTimeout, rdma.ErrPeerDied))
 			}
 		}
@@ -106,7 +106,7 @@ func (s *session) watch(railSilence, silence uint64) {
 		last := s.up == 1
 		s.mu.Unlock()
 		if last { // counted first, as OnPeerDown may look
-			s.e.stats.peersTimedOut.Add(1)
+			s.e.stats.PeersTimedOut.Add(1)
 		}
 		s.drop(h.r, h.generation, fmt.Errorf("rdma: %v silent for %v: %w", s.peer, timeout, rdma.ErrPeerDied))
 	}
