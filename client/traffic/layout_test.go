@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/rdma/simrdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
