@@ -41,7 +41,7 @@ build: ## bin/penstock, with io_uring
 
 # The linker's version script hides all symbols but those of penstock.h. Go also writes a header, which is removed because penstock.h replaces it.
 lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc
-	go build -buildmode=c-shared -ldflags='-s -w -extldflags=-Wl,--version-script=$(CURDIR)/client/capi/penstock.map' -o $(LIB)/libpenstock.so ./client/capi
+	go build -buildmode=c-shared -tags=cuda -ldflags='-s -w -extldflags=-Wl,--version-script=$(CURDIR)/client/capi/penstock.map' -o $(LIB)/libpenstock.so ./client/capi
 	rm -f $(LIB)/libpenstock.h
 	cp client/capi/penstock.h $(LIB)/penstock.h
 

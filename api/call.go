@@ -12,11 +12,10 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// A gRPC call takes several times as long as what it asks for, where the blocks
-// are in memory. So the calls that an engine waits for can come by two other
-// roads, on which a message costs two changes of process: the data-plane session
-// (rdma Send and Recv), and the node's unix socket. Both carry the same two
-// messages, all integers little endian:
+// A gRPC call takes several times as long as the operation itself if the blocks are in memory. So
+// the calls for which an engine waits can also be sent over two other transports, on which a
+// message costs two changes of process: the data-plane session (rdma Send and Recv), and the node's
+// unix socket. Both transports carry the same two messages. All integers are little endian:
 //
 //	call   0      1        2        4            8      16           24         40        48
 //	       │ kind │ method │ flags  │ reply max  │ id   │ timeout    │ trace id │ span id │ request (protobuf)
@@ -28,37 +27,37 @@ import (
 //
 //	kind        KindCall or KindReply
 //	flags       bit 0: the caller's span is sampled
-//	reply max   bytes of reply that the caller has room for
+//	reply max   maximum size of the reply, in bytes
 //	id          the caller's number for the call, repeated in the reply
-//	timeout     how long the caller waits; 0: as long as it takes
-//	code        of gRPC; unless it is 0 a text follows that says what is wrong
+//	timeout     maximum wait of the caller; 0: no maximum
+//	code        of gRPC; unless it is 0 the text of the error follows
 //	immediates  of a read: how many the caller must count before its bytes are
 //	            there. The reply may overtake them.
 //
-// A node that gives up a call, or does not read it, lets the caller know by gRPC's
-// codes, or refuses the message (rdma.ErrRefused): then nothing was done, and the
-// call can be made over gRPC.
+// A node that cancels a call, or does not read it, replies with one of gRPC's codes, or refuses the
+// message (rdma.ErrRefused). Nothing was done in either case, and the call can be made over gRPC.
 const (
-	// CallVersion is DescribeResponse.call_version of this package.
+	// CallVersion is the DescribeResponse.call_version of this package.
 	CallVersion = 1
-	// CallHeaderBytes and ReplyHeaderBytes precede request and response.
+	// CallHeaderBytes and ReplyHeaderBytes are the sizes of the headers before the request and the
+	// response.
 	CallHeaderBytes  = 48
 	ReplyHeaderBytes = 24
 )
 
-// Kinds of messages. On the data plane others may follow: a receiver passes on
-// what is none of these.
+// The kinds of messages. The data plane may carry messages of other kinds, which a receiver passes
+// on.
 const (
-	// KindCall is a Call. KindReturn, on the unix socket only, gives loans back:
-	// 8 bytes each follow. KindReply answers a call. KindStage, on the unix socket only,
-	// asks for memory from which the node takes the bytes of Write calls.
+	// KindCall is a Call. KindReply answers a call. KindReturn, on the unix socket only, ends
+	// loans: 8 bytes for each follow. KindStage, on the unix socket only, requests the memory for
+	// the bytes of Write calls.
 	KindCall   = 1
 	KindReturn = 2
 	KindReply  = 3
 	KindStage  = 4
 )
 
-// Method names the operation of a Call: a call of penstock.v1.Cache, or Write.
+// Method is the operation of a Call: a call of penstock.v1.Cache, or Write.
 type Method uint8
 
 const (
@@ -71,7 +70,8 @@ const (
 	MethodExists
 )
 
-// String returns the method's name, in penstock.v1.Cache if it is one of its calls.
+// String returns the method's name, which is that of penstock.v1.Cache if the method is one of its
+// calls.
 func (m Method) String() string {
 	switch m {
 	case MethodMatch:
@@ -90,8 +90,7 @@ func (m Method) String() string {
 	return fmt.Sprintf("Method(%d)", uint8(m))
 }
 
-// Request and Response return an empty message of the method's; nil for a method
-// that is none.
+// Request and Response return an empty message of the method; nil for an unknown method.
 func (m Method) Request() proto.Message {
 	switch m {
 	case MethodMatch:
@@ -110,10 +109,10 @@ func (m Method) Request() proto.Message {
 	return nil
 }
 
-// ErrCall is wrapped by every complaint about a message.
+// ErrCall is wrapped by every error about a malformed message.
 var ErrCall = errors.New("malformed message")
 
-// Trace is the caller's span, as W3C trace context has it; zero: none.
+// Trace is the caller's span, as in W3C trace context; the zero value means none.
 type Trace struct {
 	TraceID [16]byte
 	SpanID  [8]byte
@@ -124,10 +123,9 @@ type Trace struct {
 type Call struct {
 	Method Method
 	ID     uint64
-	// Timeout is how long the caller waits from now; 0: as long as it takes.
+	// Timeout is the time from now for which the caller waits; 0 means no limit.
 	Timeout time.Duration
-	// ReplyMax is how many bytes of reply the caller has room for, header
-	// included.
+	// ReplyMax is the maximum size of the reply in bytes, header included.
 	ReplyMax uint32
 	Trace    Trace
 }
@@ -135,8 +133,7 @@ type Call struct {
 // flagSampled is bit 0 of a call's flags.
 const flagSampled = 1
 
-// Append appends the call with its request. Error: the request's, which is
-// invalid UTF-8 in a string of it.
+// Append appends the call with its request. It fails if a string of the request is not valid UTF-8.
 func (c Call) Append(dst []byte, request proto.Message) ([]byte, error) {
 	var flags uint16
 	if c.Trace.Sampled {
@@ -156,10 +153,11 @@ func (c Call) Append(dst []byte, request proto.Message) ([]byte, error) {
 	return dst, nil
 }
 
-// ParseCall takes a call apart; request is a part of msg. Error: ErrCall.
+// ParseCall splits a call into its header and its request, which is a part of msg. It fails with
+// ErrCall.
 func ParseCall(msg []byte) (c Call, request []byte, err error) {
 	if len(msg) < CallHeaderBytes || msg[0] != KindCall {
-		return c, nil, fmt.Errorf("api: %d bytes are no call, which has %d and more, of kind %d: %w", len(msg), CallHeaderBytes, KindCall, ErrCall)
+		return c, nil, fmt.Errorf("api: a message of %d bytes is not a call; a call has at least %d bytes and the kind %d: %w", len(msg), CallHeaderBytes, KindCall, ErrCall)
 	}
 	c = Call{
 		Method:   Method(msg[1]),
@@ -186,13 +184,13 @@ func ParseCall(msg []byte) (c Call, request []byte, err error) {
 // Reply is the header of a reply.
 type Reply struct {
 	ID uint64
-	// Code is gRPC's; unless it is 0, text follows that says what is wrong.
+	// Code is gRPC's code; unless it is 0, the text of the error follows.
 	Code uint32
-	// Immediates are what the caller of a read has to count.
+	// Immediates is the number of immediates that the caller of a read must count.
 	Immediates uint32
 }
 
-// Append appends the header; what follows is the caller's to append.
+// Append appends the header. The caller appends the rest.
 func (r Reply) Append(dst []byte) []byte {
 	dst = append(dst, KindReply, 0)
 	dst = binary.LittleEndian.AppendUint16(dst, CallVersion)
@@ -202,13 +200,14 @@ func (r Reply) Append(dst []byte) []byte {
 	return binary.LittleEndian.AppendUint64(dst, r.ID)
 }
 
-// ParseReply takes a reply apart; body is a part of msg. Error: ErrCall.
+// ParseReply splits a reply into its header and its body, which is a part of msg. It fails with
+// ErrCall.
 func ParseReply(msg []byte) (r Reply, body []byte, err error) {
 	if len(msg) < ReplyHeaderBytes || msg[0] != KindReply {
-		return r, nil, fmt.Errorf("api: %d bytes are no reply, which has %d and more, of kind %d: %w", len(msg), ReplyHeaderBytes, KindReply, ErrCall)
+		return r, nil, fmt.Errorf("api: a message of %d bytes is not a reply; a reply has at least %d bytes and the kind %d: %w", len(msg), ReplyHeaderBytes, KindReply, ErrCall)
 	}
 	if version := binary.LittleEndian.Uint16(msg[2:]); version != CallVersion || msg[1] != 0 || binary.LittleEndian.Uint32(msg[12:]) != 0 {
-		return r, nil, fmt.Errorf("api: a reply of version %d, or with reserved bytes that are not zero; this program speaks %d: %w", version, CallVersion, ErrCall)
+		return r, nil, fmt.Errorf("api: a reply of version %d, or with reserved bytes that are not zero; this program has version %d: %w", version, CallVersion, ErrCall)
 	}
 	r = Reply{
 		ID:         binary.LittleEndian.Uint64(msg[16:]),

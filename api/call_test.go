@@ -13,7 +13,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// TestCallDrawing: the bytes are those that are drawn.
+// TestCallDrawing: the encoded bytes are those of the drawing.
 func TestCallDrawing(t *testing.T) {
 	c := Call{Method: MethodRead, ID: 0x0102, Timeout: time.Microsecond, ReplyMax: 4096, Trace: Trace{TraceID: [16]byte{0xaa, 15: 0xbb}, SpanID: [8]byte{0xcc, 7: 0xdd}, Sampled: true}}
 	msg, err := c.Append(nil, &pb.ReadRequest{Namespace: "m"})
@@ -75,7 +75,7 @@ func TestCallRefused(t *testing.T) {
 	}
 }
 
-// FuzzCall: what parses is what would be written, and every method has a request.
+// FuzzCall: a message that parses is encoded to the same bytes, and every method has a request.
 func FuzzCall(f *testing.F) {
 	for _, m := range []Method{MethodMatch, MethodRead, MethodReserve, MethodCommit, MethodWrite, MethodExists} {
 		b, err := Call{Method: m, ID: 9, Timeout: math.MaxInt64, ReplyMax: 24}.Append(nil, m.Request())
@@ -92,7 +92,7 @@ func FuzzCall(f *testing.F) {
 			if err != nil || !bytes.Equal(append(head, request...), b) {
 				t.Errorf("%x parses as %+v, which is %x, %v", b, c, head, err)
 			}
-			// Garbage in place of the request is an error, not a panic.
+			// Arbitrary bytes in place of the request cause an error and not a panic.
 			_ = proto.Unmarshal(request, c.Method.Request())
 		} else if !errors.Is(err, ErrCall) {
 			t.Errorf("%v is not ErrCall", err)

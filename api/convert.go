@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// AppendIDs concatenates ids as messages carry them, 16 bytes each.
+// AppendIDs concatenates ids in the form of the messages, 16 bytes each.
 func AppendIDs(dst []byte, ids []kv.BlockID) []byte {
 	for i := range ids {
 		dst = append(dst, ids[i][:]...)
@@ -61,10 +61,10 @@ func Geometry(m *pb.Geometry) (kv.Geometry, error) {
 	return g, g.Validate()
 }
 
-// clampInt keeps huge values huge on 32-bit platforms instead of negative.
+// clampInt converts huge values to huge ones also on 32-bit platforms, and not to negative ones.
 func clampInt(v uint32) int { return int(min(uint64(v), math.MaxInt32)) }
 
-// NamespaceProto returns ns as a message; the counters are left zero.
+// NamespaceProto returns ns as a message; the counters are zero.
 func NamespaceProto(ns kv.Namespace) *pb.Namespace {
 	return &pb.Namespace{
 		Id:         uint32(ns.ID),
@@ -101,6 +101,6 @@ func Namespace(m *pb.Namespace) (kv.Namespace, error) {
 	return ns, ns.Validate()
 }
 
-// AttemptName returns the name of an attempt at a request: both engines and the gateway
-// have the same. seq is that of START.
+// AttemptName returns the name of an attempt at a request: both engines and the gateway use the
+// same name. seq is the sequence number of the action START.
 func AttemptName(request string, seq uint64) string { return fmt.Sprintf("%s#%d", request, seq) }

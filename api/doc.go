@@ -1,7 +1,6 @@
-// Package api converts between the nouns of kv and the messages of penstock.v1,
-// for server and client alike. Every conversion from a message validates: what
-// it returns can be used without another check. The messages themselves are in
-// penstockv1. It also defines the calls over transports other than gRPC (Call,
-// LocalHello), and the names that several programs derive alike (AttemptName). It does no
-// I/O but on a given reader, and has no lock.
+// Package api converts between the types of kv and the messages of penstock.v1, for server and
+// client alike. Every conversion from a message validates its result, which needs no further check.
+// The messages themselves are in penstockv1. It also defines the calls over transports other than
+// gRPC (Call, LocalHello), and the names that several programs must derive in the same way
+// (AttemptName). It does no I/O except on a given reader, and has no lock.
 package api

@@ -10,20 +10,20 @@ import (
 // random bits.
 type LocalID [16]byte
 
-// LocalStatus says whether a node lends its arena to whoever has connected to its
-// unix socket.
+// LocalStatus states whether a node lends its arena to the process that connected to its unix
+// socket, or the reason for a refusal.
 type LocalStatus uint16
 
 const (
 	// LocalWelcome: the arena's descriptor comes with the hello.
 	LocalWelcome LocalStatus = iota
-	// LocalWrongUser: the caller is another user than the node.
+	// LocalWrongUser: the caller's user differs from the node's.
 	LocalWrongUser
-	// LocalFull: as many sessions are open as the node allows.
+	// LocalFull: the maximum number of sessions is open.
 	LocalFull
 )
 
-// String returns the reason of a refusal, for people.
+// String returns the reason of a refusal, for errors.
 func (s LocalStatus) String() string {
 	switch s {
 	case LocalWelcome:
@@ -36,9 +36,9 @@ func (s LocalStatus) String() string {
 	return fmt.Sprintf("refused with status %d", uint16(s))
 }
 
-// LocalHello is the first message on a node's unix socket: the node sends it as
-// soon as somebody connects, with the arena's descriptor (SCM_RIGHTS) if he is
-// welcome. The session lasts as long as the connection.
+// LocalHello is the first message on a node's unix socket. The node sends it as soon as a process
+// connects, with the arena's descriptor (SCM_RIGHTS) if the status is LocalWelcome. The session
+// lasts as long as the connection.
 //
 //	0       8         10        12  16             24           40             56
 //	│ magic │ version │ status  │ 0 │ arena bytes  │ node       │ session      │   little endian
@@ -46,10 +46,10 @@ type LocalHello struct {
 	Status LocalStatus
 	// ArenaBytes is the size of the arena.
 	ArenaBytes int64
-	// Node is DescribeResponse.local_id: two nodes on one host cannot be
-	// confused, nor two runs of one node.
+	// Node is DescribeResponse.local_id. It distinguishes two nodes on one host, and two runs of
+	// one node.
 	Node LocalID
-	// Session is ReadRequest.local_session. Only who connected knows it.
+	// Session is ReadRequest.local_session. Only the connected process receives it.
 	Session LocalID
 }
 
@@ -60,7 +60,7 @@ const (
 	localVersion    = 2
 )
 
-// ErrLocalHello is wrapped by every complaint about a hello.
+// ErrLocalHello is wrapped by every error about a hello.
 var ErrLocalHello = errors.New("not the hello of a storage node's local socket")
 
 // MarshalBinary implements encoding.BinaryMarshaler.
@@ -81,7 +81,7 @@ func (h *LocalHello) UnmarshalBinary(b []byte) error {
 		return fmt.Errorf("%d bytes without the magic %q: %w", len(b), localMagic, ErrLocalHello)
 	}
 	if v := binary.LittleEndian.Uint16(b[8:]); v != localVersion {
-		return fmt.Errorf("version %d, this program speaks %d: %w", v, localVersion, ErrLocalHello)
+		return fmt.Errorf("version %d, this program has version %d: %w", v, localVersion, ErrLocalHello)
 	}
 	size := binary.LittleEndian.Uint64(b[16:])
 	if size > 1<<62 || binary.LittleEndian.Uint32(b[12:]) != 0 {

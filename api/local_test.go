@@ -24,7 +24,7 @@ func TestLocalHello(t *testing.T) {
 	}
 }
 
-// FuzzLocalHello: what decodes is what would be encoded.
+// FuzzLocalHello: a hello that decodes is encoded to the same bytes.
 func FuzzLocalHello(f *testing.F) {
 	b, _ := LocalHello{ArenaBytes: 1 << 21, Node: LocalID{7}}.MarshalBinary()
 	f.Add(b)
@@ -44,7 +44,7 @@ func FuzzLocalHello(f *testing.F) {
 	})
 }
 
-// FuzzLocalFrame: what is read is what was framed, and nothing else is.
+// FuzzLocalFrame: a frame is read as the message that was framed, and other bytes are refused.
 func FuzzLocalFrame(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 2})
 	f.Add(AppendReturn(nil, []uint64{1, 1 << 60}))

@@ -7,32 +7,32 @@ import (
 	"io"
 )
 
-// After the hello an engine may send calls (see Call) over the unix socket, and
-// give loans back there. A stream has no messages, so each is preceded by its
-// length:
+// After the hello an engine may send calls (see Call) over the unix socket, and end loans. A stream
+// has no message boundaries, so each message is preceded by its length:
 //
 //	0        4
 //	│ length │ message      4 bytes, little endian
 //
-// Calls are answered in order, one reply each; returns have no answer.
+// Calls are answered in order, with one reply each. A KindReturn has no answer.
 //
-// Before the first Write call the engine asks for memory with a message that is KindStage and
-// nothing else. The answer is a Reply with the id 0. Without an error the memory's descriptor
-// comes with its first byte (SCM_RIGHTS). The memory is the session's as long as the connection lasts.
+// Before the first Write call the engine requests memory with a message that consists only of
+// KindStage. The answer is a Reply with the id 0. If there is no error, the memory's descriptor comes
+// with the first byte of the reply (SCM_RIGHTS). The memory belongs to the session until the
+// connection ends.
 
-// LocalFrameMax bounds a message on the socket, in bytes: as much as one of gRPC.
+// LocalFrameMax bounds a message on the socket, in bytes. The bound is that of gRPC.
 const LocalFrameMax = 16 << 20
 
-// LocalFrameHeaderBytes is what precedes a message.
+// LocalFrameHeaderBytes is the size of the length before a message.
 const LocalFrameHeaderBytes = 4
 
-// PutLocalFrame fills in the length of a frame that was begun with
-// LocalFrameHeaderBytes bytes and has got its message.
+// PutLocalFrame sets the length of a frame, which consists of LocalFrameHeaderBytes bytes and the
+// message.
 func PutLocalFrame(frame []byte) {
 	binary.LittleEndian.PutUint32(frame, uint32(len(frame)-LocalFrameHeaderBytes))
 }
 
-// AppendReturn appends the frame that gives loans back.
+// AppendReturn appends the frame that ends loans.
 func AppendReturn(dst []byte, loans []uint64) []byte {
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(1+8*len(loans)))
 	dst = append(dst, KindReturn)
@@ -42,11 +42,11 @@ func AppendReturn(dst []byte, loans []uint64) []byte {
 	return dst
 }
 
-// ParseReturn returns the numbers of the loans that a message of KindReturn gives
-// back, appended to dst. Error: ErrCall.
+// ParseReturn appends the numbers of the loans that a message of KindReturn ends to dst, and
+// returns dst. It fails with ErrCall.
 func ParseReturn(dst []uint64, msg []byte) ([]uint64, error) {
 	if len(msg)%8 != 1 || msg[0] != KindReturn {
-		return dst, fmt.Errorf("api: %d bytes do not return loans: %w", len(msg), ErrCall)
+		return dst, fmt.Errorf("api: a message of %d bytes is not a list of returned loans: %w", len(msg), ErrCall)
 	}
 	for msg = msg[1:]; len(msg) > 0; msg = msg[8:] {
 		dst = append(dst, binary.LittleEndian.Uint64(msg))
@@ -54,12 +54,12 @@ func ParseReturn(dst []uint64, msg []byte) ([]uint64, error) {
 	return dst, nil
 }
 
-// AppendStage appends the frame that asks for memory.
+// AppendStage appends the frame that requests memory.
 func AppendStage(dst []byte) []byte {
 	return append(binary.LittleEndian.AppendUint32(dst, 1), KindStage)
 }
 
-// ReadLocalFrame reads one message, of one byte at least. It is the caller's.
+// ReadLocalFrame reads one message of at least one byte. The caller owns the result.
 func ReadLocalFrame(r *bufio.Reader) (msg []byte, err error) {
 	head, err := r.Peek(LocalFrameHeaderBytes)
 	if err != nil {
@@ -72,7 +72,7 @@ func ReadLocalFrame(r *bufio.Reader) (msg []byte, err error) {
 	if _, err := r.Discard(LocalFrameHeaderBytes); err != nil {
 		return nil, err
 	}
-	// Grown as it arrives: a length alone costs nothing.
+	// The buffer grows as bytes arrive, so that a length alone allocates little.
 	msg = make([]byte, 0, min(n, 64<<10))
 	for uint32(len(msg)) < n {
 		step := min(int(n)-len(msg), 1<<20)

@@ -10,11 +10,11 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// errAbsent: the volume was not there when the store was opened.
+// errAbsent: the volume was not present when the store was opened.
 var errAbsent = errors.New("the volume was missing when the node started; bring it back and restart")
 
-// Absent stands for the device of a volume that cannot be opened, in
-// Options.Devices of a store that may be Degraded: every request fails with cause.
+// Absent returns a device for a volume that cannot be opened, for Options.Devices of a store that
+// may be Degraded. Every request to it fails with cause.
 func Absent(path string, cause error) blockio.Device {
 	return &absentDevice{path: path, cause: cause}
 }
@@ -47,7 +47,7 @@ func (d *absentDevice) Do(context.Context, []blockio.Request) error { return d.f
 // Sync implements blockio.Device.
 func (d *absentDevice) Sync(context.Context, ...blockio.File) error { return d.failure() }
 
-// Lock implements blockio.Device: there is nothing to own.
+// Lock implements blockio.Device. There is nothing to lock.
 func (d *absentDevice) Lock(string) error { return nil }
 
 // Stat implements blockio.Device.
@@ -70,9 +70,8 @@ func absent(dev blockio.Device) error {
 	return nil
 }
 
-// fillAbsent completes the volumes of a store that may be degraded: found are
-// those that are there, missing the devices that stand for the others. The result
-// has one candidate for each index.
+// fillAbsent completes the volumes of a store that may be degraded. found has the present volumes,
+// missing the absent devices of the others. The result has one candidate for each index.
 func fillAbsent(found, missing []candidate, members membership, count int) []candidate {
 	all := make([]candidate, count)
 	for _, c := range found {
@@ -82,17 +81,17 @@ func fillAbsent(found, missing []candidate, members membership, count int) []can
 		if all[i].formatted {
 			continue
 		}
-		// Of an absent volume only what all volumes have in common is known.
+		// Only the fields that all volumes share are known for an absent volume.
 		sb := found[0].superblock
 		sb.Index, sb.Volume, sb.Boot = uint32(i), ondisk.UUID{}, 0
 		c := candidate{superblock: sb}
 		switch {
 		case members.removed.has(i):
-			c.dev = Absent(fmt.Sprintf("volume-%d", i), errors.New("it was removed from the node"))
+			c.dev = Absent(fmt.Sprintf("volume-%d", i), errors.New("the volume was removed from the node"))
 		case len(missing) > 0:
 			c.dev, missing = missing[0].dev, missing[1:]
 		default:
-			c.dev = Absent(fmt.Sprintf("volume-%d", i), errors.New("its directory was not given"))
+			c.dev = Absent(fmt.Sprintf("volume-%d", i), errors.New("the volume's directory was not given"))
 		}
 		all[i] = c
 	}
@@ -105,8 +104,8 @@ func (s *Store) Missing(index uint32) bool {
 	return int(index) < len(s.volumes) && s.volumes[index].missing
 }
 
-// MissingVolumes returns the paths of the volumes that were missing when the store
-// was opened, as far as they are known.
+// MissingVolumes returns the paths of the volumes that were missing when the store was opened, if
+// their paths are known.
 func (s *Store) MissingVolumes() (paths []string) {
 	for _, v := range s.volumes {
 		if v.missing {
@@ -116,7 +115,7 @@ func (s *Store) MissingVolumes() (paths []string) {
 	return paths
 }
 
-// present returns the volumes that are there: not missing, not removed.
+// present returns the volumes that are neither missing nor removed.
 func (s *Store) present() []*volume {
 	var volumes []*volume
 	for _, v := range s.volumes {
@@ -127,10 +126,10 @@ func (s *Store) present() []*volume {
 	return volumes
 }
 
-// bootMargin is how far the boot counter, and the sequence of the catalogue, jump
-// when too few volumes are there to be sure of the newest: further than the store
-// can have gone on without those that are.
+// bootMargin is added to the boot counter, and to the sequence of the catalogue, when the present
+// volumes are too few to be certain of the newest values. The store cannot have advanced further
+// than that without the present volumes.
 const bootMargin = 64
 
-// counts reports whether the volume is there: not missing, not removed.
+// counts reports whether the volume is neither missing nor removed.
 func (v *volume) counts() bool { return !v.missing && v.dev.health().State != health.Removed }

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// benchStore is a store on a real file system, full of blocks of one size.
+// benchStore is a store on a real file system, filled with blocks of one size.
 type benchStore struct {
 	*Store
 	dev    *posixio.Device
@@ -27,8 +27,8 @@ type benchStore struct {
 	layout ondisk.Layout
 }
 
-// newBenchStore writes totalBytes of blocks. Benchmarks run in a directory on
-// the disk to be measured: $PENSTOCK_BENCH_DIR, else the temporary one.
+// newBenchStore writes totalBytes of blocks into a directory on the disk to be measured:
+// $PENSTOCK_BENCH_DIR, or a temporary directory.
 func newBenchStore(b *testing.B, pieceBytes int64, layers int, totalBytes int64) *benchStore {
 	dir, err := os.MkdirTemp(os.Getenv("PENSTOCK_BENCH_DIR"), "blockstore")
 	if err != nil {
@@ -76,7 +76,7 @@ func newBenchStore(b *testing.B, pieceBytes int64, layers int, totalBytes int64)
 	return s
 }
 
-// alloc is how an engine gives the store scratch memory from its arena.
+// alloc returns an Options.Alloc that allocates scratch memory from an arena, as the engine's does.
 func alloc(mem *arena.Arena) func(context.Context, int) ([]byte, func(), error) {
 	return func(ctx context.Context, sizeBytes int) ([]byte, func(), error) {
 		buf, err := mem.Alloc(ctx, sizeBytes)
@@ -96,10 +96,10 @@ func (s *benchStore) buffer(b *testing.B, sizeBytes int64) []byte {
 	return buf.Bytes()
 }
 
-// BenchmarkRead compares verified reads of the store with the same requests
-// given to the bare device: rounds of both take turns, so that whatever else the
-// machine does hits both. ofdevice is the median of the ratios of one round's
-// rates, which the design has a goal for; the other figures say little alone.
+// BenchmarkRead compares verified reads of the store with the same requests to the bare device.
+// Rounds of the two alternate, so that other load on the machine affects both. ofdevice is the
+// median, over the rounds, of the ratio of the two rates; the design has a goal for it. The
+// absolute figures depend on the machine.
 func BenchmarkRead(b *testing.B) {
 	for _, c := range []struct {
 		piece          int64
@@ -152,7 +152,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// cpuTime is what the process has used of all CPUs.
+// cpuTime returns the CPU time that the process has used.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -161,7 +161,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// benchCaller reads batches of blocks, each time others.
+// benchCaller reads batches of blocks, other blocks in each batch.
 type benchCaller struct {
 	s     *benchStore
 	ctx   context.Context
@@ -211,8 +211,8 @@ func (k *benchCaller) device() error {
 	return k.s.dev.Do(k.ctx, k.batch)
 }
 
-// BenchmarkScan is what a rebuild of the index reads: slots a second by headers
-// alone, and with every payload verified.
+// BenchmarkScan measures the scan that a rebuild of the index needs, in slots per second: by
+// headers only, and with every payload verified.
 func BenchmarkScan(b *testing.B) {
 	for _, piece := range []int64{32 << 10, 1 << 20} {
 		s := newBenchStore(b, piece, 16, 512<<20)
@@ -230,7 +230,7 @@ func BenchmarkScan(b *testing.B) {
 	}
 }
 
-// BenchmarkPinUnpin is the cost of a lease on a slot.
+// BenchmarkPinUnpin measures a lease on a slot.
 func BenchmarkPinUnpin(b *testing.B) {
 	s := mustOpen(b, Options{}, memio.New(memio.Options{}))
 	blk := newBlock("b", 12000, 3)
@@ -247,8 +247,8 @@ func BenchmarkPinUnpin(b *testing.B) {
 	}
 }
 
-// BenchmarkReserve is the cost of placing a sequence of 16 in a full store in
-// which single sequences come and go.
+// BenchmarkReserve measures the placement of a sequence of 16 slots in a full store in which single
+// sequences are freed and reserved.
 func BenchmarkReserve(b *testing.B) {
 	s := mustOpen(b, Options{CapacityBytes: 8 << 30, SegmentBytes: 256 << 20}, memio.New(memio.Options{}))
 	const piece, layers, n = 60 << 10, 16, 16

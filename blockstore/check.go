@@ -7,12 +7,12 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// OneOwner is the name of the invariant that Check proves.
+// OneOwner is the name of the invariant that Check verifies.
 const OneOwner = "one-owner"
 
 // Finding is one violation of an invariant.
 type Finding struct {
-	// Invariant is its name in ARCHITECTURE.md.
+	// Invariant is the invariant's name in ARCHITECTURE.md.
 	Invariant string
 	Ref       kv.Ref
 	Detail    string
@@ -21,9 +21,9 @@ type Finding struct {
 // String prints the finding on one line.
 func (f Finding) String() string { return fmt.Sprintf("%s: %v: %s", f.Invariant, f.Ref, f.Detail) }
 
-// Check compares the slot table with all references of the index (one-owner):
-// each reference names a live slot of that generation, no slot is referenced
-// twice, each live slot is referenced. The store should be quiet meanwhile.
+// Check compares the slot table with all references of the index (one-owner): each reference names
+// a live slot of that generation, no slot is referenced twice, each live slot is referenced. No
+// other call should run meanwhile.
 func (s *Store) Check(refs iter.Seq[kv.Ref]) []Finding {
 	var found []Finding
 	report := func(ref kv.Ref, format string, args ...any) {
@@ -63,7 +63,7 @@ func (s *Store) Check(refs iter.Seq[kv.Ref]) []Finding {
 	return found
 }
 
-// word returns a slot's word and how many slots there are.
+// word returns a slot's word and the number of slots.
 func (g *segment) word(slot uint32) (slotWord, uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -74,7 +74,7 @@ func (g *segment) word(slot uint32) (slotWord, uint32) {
 	return g.words[slot], n
 }
 
-// unreferenced returns the live slots that are not seen.
+// unreferenced returns the live slots that are not in seen.
 func (g *segment) unreferenced(seen []bool) []kv.Ref {
 	g.mu.Lock()
 	defer g.mu.Unlock()

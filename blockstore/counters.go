@@ -2,7 +2,7 @@ package blockstore
 
 import "sync/atomic"
 
-// counters are the live form of a volume's counts.
+// counters are the atomic counters behind a volume's CounterStats.
 type counters struct {
 	reads, readBytes, readStale, readCorrupt, readFailures atomic.Uint64
 	writes, writtenBytes, writeFailures                    atomic.Uint64

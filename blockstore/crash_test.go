@@ -17,18 +17,18 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// crashStory is a random life of a store that ends with a power failure, and
-// what an index could still believe after it.
+// crashStory runs random operations on a store until a power failure, and records the references
+// that an index could hold afterwards.
 type crashStory struct {
 	rng  *rand.Rand
 	devs []*memio.Device
 	live []*block
-	// synced are the blocks that a Sync covered before they were freed: they
-	// must be there. possible are all that an index with any suffix of its
-	// updates lost could refer to.
+	// synced has the blocks that a Sync covered before they were freed: they must be there after
+	// the crash. possible has all blocks to which an index could refer, if any suffix of its
+	// updates was lost.
 	synced   map[*block]bool
 	possible []*block
-	// catalogues: the last that was set, and one that was being set.
+	// catalogue is the last catalogue that was set, next one that was being set.
 	catalogue, next []byte
 }
 
@@ -50,8 +50,8 @@ func (c *crashStory) open(t *testing.T) (*Store, error) {
 	return open(t, opts, c.devs...)
 }
 
-// run runs the store until the power fails or the story ends. It returns the
-// error that ended it, if any.
+// run runs the store until the power fails or the story ends. It returns the error that ended the
+// story, if any.
 func (c *crashStory) run(t *testing.T, steps int) error {
 	s, err := c.open(t)
 	if err != nil {
@@ -99,8 +99,8 @@ func (c *crashStory) putSome(t *testing.T, s *Store) error {
 	size := storySizes[c.rng.IntN(len(storySizes))]
 	var blocks []*block
 	for range 1 + c.rng.IntN(5) {
-		// Names come again, with other bytes: an old slot of the same block must
-		// not pass for a newer one.
+		// Names are reused with other bytes: an old slot of the same block must not be accepted for
+		// a newer one.
 		blocks = append(blocks, newBlock(fmt.Sprint("b", c.rng.IntN(12)), size.piece, size.layers))
 	}
 	var after *block
@@ -125,7 +125,7 @@ func (c *crashStory) freeSome(s *Store, n int) error {
 		i := c.rng.IntN(len(c.live))
 		b := c.live[i]
 		c.live = slices.Delete(c.live, i, i+1)
-		delete(c.synced, b) // the free is as good as durable: the test may not insist
+		delete(c.synced, b) // the free may be durable, so the block may be missing
 		if err := s.Free(b.ref); err != nil {
 			return err
 		}
@@ -144,15 +144,15 @@ func (c *crashStory) readSome(t *testing.T, s *Store) error {
 	return nil
 }
 
-// crash fails the power and replaces the devices by what is left.
+// crash fails the power and replaces the devices by their content after the failure.
 func (c *crashStory) crash(seed uint64) {
 	for i, d := range c.devs {
 		c.devs[i] = d.Crash(seed + uint64(i))
 	}
 }
 
-// verify opens what is left and reads whatever an index could ask for: each is
-// exact or a miss, what was synced is exact.
+// verify opens the remaining volumes and reads every block to which an index could refer: each read
+// is exact or a miss, and reads of synced blocks are exact.
 func (c *crashStory) verify(t *testing.T) {
 	s, err := c.open(t)
 	if err != nil {
@@ -163,7 +163,7 @@ func (c *crashStory) verify(t *testing.T) {
 			t.Errorf("close: %v", err)
 		}
 	}()
-	// An index has one entry for each extent: any of those it ever had.
+	// An index has one entry for each extent: any of the entries that the extent ever had.
 	byExtent := make(map[kv.Extent]*block)
 	for _, b := range c.possible {
 		if old := byExtent[b.ref.Extent]; old == nil || (!c.synced[old] && (c.synced[b] || c.rng.IntN(2) == 0)) {
@@ -205,7 +205,7 @@ func (c *crashStory) verify(t *testing.T) {
 	c.goOn(t, s, adopted)
 }
 
-// goOn writes into the recovered store: new blocks must not disturb old ones.
+// goOn writes into the recovered store: new blocks must not damage old ones.
 func (c *crashStory) goOn(t *testing.T, s *Store, adopted map[string]*block) {
 	for i := range 3 {
 		b := newBlock(fmt.Sprint("new", i), 3000, 3)
@@ -225,7 +225,7 @@ func (c *crashStory) goOn(t *testing.T, s *Store, adopted map[string]*block) {
 	}
 }
 
-// TestCrashPoints fails the power at every mutation of many random lives.
+// TestCrashPoints fails the power at every mutation of many random stories.
 func TestCrashPoints(t *testing.T) {
 	const steps = 40
 	want := testkit.Rounds(10_000, 1000)
@@ -233,7 +233,7 @@ func TestCrashPoints(t *testing.T) {
 	case testing.Short():
 		want = 1000
 	case invariants.Enabled:
-		want = min(want, 2500) // the plain build runs all
+		want = min(want, 2500) // the plain build runs all crash points
 	}
 	points := 0
 	for seed := uint64(1); points < want; seed++ {
@@ -248,10 +248,10 @@ func TestCrashPoints(t *testing.T) {
 		}
 		for at := range mutations {
 			c := newCrashStory(seed)
-			// Both volumes lose power together, when the first has come so far.
+			// Both volumes lose power together, when the first has completed that many mutations.
 			c.devs[c.rng.IntN(len(c.devs))].PowerOffAfter(at)
 			c.rng = rand.New(rand.NewPCG(seed, 7))
-			c.rng.IntN(2) // as newCrashStory drew
+			c.rng.IntN(2) // as newCrashStory drew the value
 			err := c.run(t, steps)
 			if err != nil && !errors.Is(err, memio.ErrPowerLost) {
 				t.Fatalf("seed %d, power off after %d: %v", seed, at, err)
@@ -270,8 +270,8 @@ func TestCrashPoints(t *testing.T) {
 	t.Logf("%d crash points", points)
 }
 
-// TestBootCounterNeverGoesBack: whatever one damaged superblock copy says, no
-// generation is given out twice.
+// TestBootCounterNeverGoesBack: whatever value one damaged superblock copy holds, no generation is
+// assigned twice.
 func TestBootCounterNeverGoesBack(t *testing.T) {
 	d := memio.New(memio.Options{})
 	seen := make(map[kv.Generation]string)

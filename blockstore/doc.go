@@ -1,9 +1,8 @@
-// Package blockstore keeps pieces of KV blocks in slots on the volumes of one
-// storage node and gives back exactly the bytes that were written, or says that
-// it cannot. It is not a cache and not an index: it knows slots, headers,
-// checksums, generations, free space and readers, but no prefixes, it never
-// chooses a victim, and it finds nothing by name. It reaches storage only
-// through blockio.Device and does not know which one.
+// Package blockstore keeps pieces of KV blocks in slots on the volumes of one storage node and
+// returns exactly the bytes that were written, or an error. It is not a cache and not an index: it
+// manages slots, headers, checksums, generations, free space and readers, but no prefixes. It never
+// chooses a victim, and it finds no block by name. It reaches storage only through blockio.Device,
+// with any implementation.
 //
 //	             engine ── Reserve ─► Write ─► Commit ─► Read … ─► Free
 //	                          │         │        │        │          │
@@ -13,23 +12,21 @@
 //	volume 0   superblock  catalogue  segment-00000000 [ header | slot | slot | … ]   one slot size each
 //	volume 1   superblock  catalogue  segment-00000000 [ header | slot | slot | … ]
 //
-// Package ondisk draws the bytes. A Ref (extent and generation) is the only way
-// to remember a slot: generations are never given out twice, not even by
-// another process after a crash, so a Ref to a reused slot is recognised in the
-// table (Pin), in the slot's header (Read), and at the next start (Adopt).
+// Package ondisk defines the bytes. A Ref (extent and generation) is the only reference to a slot.
+// A generation is never assigned twice, not even by another process after a crash, so a Ref to a
+// reused slot is recognised in the table (Pin), in the slot's header (Read), and at the next start
+// (Adopt).
 //
-// # Life of a store
+// # Lifecycle of a store
 //
-// Open formats empty volumes or checks that the volumes are those of one store,
-// takes their owner locks, raises the boot counter and reads the segment
-// headers. Every slot is free then. The engine Adopts the slots that its index
-// refers to and calls Ready. Without an index it Scans first: headers name the
-// blocks.
+// Open formats empty volumes or checks that the volumes are those of one store, takes their owner
+// locks, raises the boot counter and reads the segment headers. At that point every slot is free.
+// The engine Adopts the slots that its index refers to and calls Ready. Without an index it Scans
+// first: headers name the blocks.
 //
-// A store that may be Degraded opens without volumes that are missing: a device
-// that fails every request stands for each, and its volume has failed. Half of the
-// volumes must be there. If those that are there might not have the newest
-// superblock, the boot counter jumps.
+// A store that may be Degraded opens without missing volumes. Each missing volume gets a device
+// that fails every request, and has the state failed. Half of the volumes must be present. If the
+// present volumes might not have the newest superblock, the boot counter jumps by bootMargin.
 //
 // # Placement
 //
@@ -51,37 +48,35 @@
 //	cut segments of  8 KiB   open  ▼ by longest free run │ being emptied ▼ │ empty
 //	cut segments of 64 KiB   open  ▼ by longest free run │ being emptied ▼ │ empty
 //
-// The columns are heaps, so a search for a run of free slots reads one segment only. I/O
-// happens only while a segment is preparing or changing, and without the mutex: one
-// goroutine owns the segment then. For each slot size at most one cut runs at a time.
-// Writers that need a segment of that size wait for the cut, until their context ends or
-// the volume fails; other calls do not wait.
+// The columns are heaps, so a search for a run of free slots reads one segment only. I/O happens
+// only while a segment is preparing or changing, and without the mutex, by the one goroutine that
+// owns the segment at that time. For each slot size at most one cut runs at a time. Writers that
+// need a segment of that size wait for the cut, until their context ends or the volume fails; other
+// calls do not wait.
 //
-// Reserve puts the n slots of one sequence next to each other where it can:
-// right after the slot the caller names, else into the longest free run of the
-// segments of that slot size, else into a fresh segment. With several volumes a
-// sequence changes the volume every StripeBytes, so that one long read uses all
-// of them. A segment is cut to one slot size; when all its slots are free it may
-// be cut to another, with the new header synced before a slot of it is used. A
-// segment whose header could not be written may be cut again after the volume has
-// recovered, but only when there is no other.
+// Reserve places the n slots of one sequence next to each other where possible: right after the
+// slot that the caller names, else in the longest free run of the segments of that slot size, else
+// in a new segment. With several volumes, a sequence moves on to the next volume every StripeBytes,
+// so that one long read uses all volumes. A segment is cut to one slot size. When all its slots are
+// free, it may be cut to another size; the new header is synced before a slot is used. A segment
+// whose header could not be written may be cut again after the volume has recovered, but only if
+// there is no other segment.
 //
-// # What is promised
+// # Guarantees
 //
-//   - exact-or-miss: Read returns bytes whose header names the wanted block and
-//     whose every layer has the checksum that the writer gave, or ErrStale
-//     (reused) or ErrCorrupt (drop the block). Both are misses.
-//   - data-before-index: Commit is refused for a slot whose write has not
-//     completed.
+//   - exact-or-miss: Read returns the bytes only if the header names the requested block and every
+//     layer has the writer's checksum. Otherwise it returns ErrStale (the slot was reused) or
+//     ErrCorrupt (drop the block). Both are misses.
+//   - data-before-index: Commit refuses a slot whose write has not completed.
 //   - pinned-stays: a slot with a reader is not reused; a read checks the
 //     generation again after the device is done.
-//   - bounded: all files together stay within CapacityBytes. Full is ErrFull
-//     (evict), a file system below the floor is ErrFloor (refuse writes).
+//   - bounded: all files together stay within CapacityBytes. A full store returns ErrFull (evict);
+//     below the free-space floor of the file system it returns ErrFloor (refuse writes).
 //   - one-owner: Check compares the slot table with the index.
 //
-// Durability is the caller's choice of when to Sync. After a failed sync the system
-// may have dropped what it could not write: the slots that were written and not
-// committed are unwritten again, and their Commit is refused.
+// The caller chooses when to Sync, and so the durability. After a failed sync the system may have
+// dropped data that it could not write. Slots that were written and not committed then count as
+// unwritten, and their Commit is refused.
 //
 // # Health
 //
@@ -91,34 +86,31 @@
 // caller's buffer return ErrVolumeFailed as soon as their volume fails, even if the
 // device has not completed them.
 //
-// A change of superblocks or catalogue is acknowledged when half of the volumes
-// hold it (metaQuorum), so one of two is enough. A volume that misses an
-// acknowledged change fails. A probe of the failed volume writes superblock and newest
-// catalogue and reads the catalogue back; after that the volume is no longer failed. The
-// probe holds the meta token, so that no change happens meanwhile.
+// A change of the superblocks or of the catalogue is acknowledged when half of the volumes hold it
+// (metaQuorum); of two volumes, one is enough. A volume that misses an acknowledged change fails. A
+// probe of the failed volume writes the superblock and the newest catalogue and reads the catalogue
+// back. If that succeeds, the volume is no longer failed. The probe holds the meta token, so that
+// no change happens meanwhile.
 //
 // # Draining and removing a volume
 //
 //	ok ◄── UndrainVolume / DrainVolume ──► draining ── RemoveVolume ──► removed
 //
-// The membership is the set of draining and of removed volumes, as ordered by the
-// operator. Every superblock holds it, with a version. A change is acknowledged like a
-// change of the catalogue. A draining volume takes no new blocks; it is synced and read
-// as before. The engine finds its slots with LiveFrom, copies the blocks, and frees the
-// slots. A removed volume is not used, and Open does not need it. The next new volume
-// gets its index.
+// The membership is the set of draining and of removed volumes, as ordered by the operator. Every
+// superblock holds it, with a version. A change is acknowledged like a change of the catalogue. A
+// draining volume takes no new blocks, and is synced and read as before. The engine lists its slots
+// with LiveFrom, copies the blocks, and frees the slots. A removed volume is not used, and Open
+// does not need it. The next new volume gets its index.
 //
-// Open takes the newest catalogue of all volumes by its sequence. It is certain to
-// be the newest acknowledged one if more volumes are read than a quorum leaves out
-// (CatalogueCertain). Otherwise only an index that knows the epochs by itself may
-// be served: one rebuilt from an uncertain catalogue could match blocks of an epoch
-// that was bumped.
+// Open takes the newest catalogue of all volumes by its sequence. That catalogue is certainly the
+// newest acknowledged one if the volumes that were not read are fewer than a quorum
+// (CatalogueCertain). Otherwise a node may serve only an index that survived: an index rebuilt from
+// an uncertain catalogue could match blocks of an epoch that was bumped.
 //
 // # Lock order
 //
-// Two tokens (channels of capacity 1) serialise slow work and are taken before every
-// lock: Store.meta (superblocks and catalogue of all volumes), then volume.meta (those
-// of one volume). No lock is taken under another lock: space.mu, to which segment.mu
-// points, Store.mu, generations.mu, syncer.mu, watchedDevice.mu. No I/O happens under a
-// lock.
+// Two tokens (channels of capacity 1) serialise slow work and are taken before every lock:
+// Store.meta (superblocks and catalogue of all volumes), then volume.meta (superblock and catalogue
+// of one volume). No lock is taken under another lock: space.mu, to which segment.mu points,
+// Store.mu, generations.mu, syncer.mu, watchedDevice.mu. No I/O happens under a lock.
 package blockstore

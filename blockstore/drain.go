@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	// ErrVolumeUnknown: the store has no such volume; look at Stats.
+	// ErrVolumeUnknown: the store has no such volume. Stats lists the volumes.
 	ErrVolumeUnknown = errors.New("no such volume")
 	// ErrVolumeState: the volume is not in a state that allows the operation.
 	ErrVolumeState = errors.New("refused in this state of the volume")
@@ -30,11 +30,11 @@ func (s *Store) VolumeNamed(name string) (uint32, error) {
 	return 0, fmt.Errorf("blockstore: volume %q: %w: want an index from 0 to %d, or the directory of a volume", name, ErrVolumeUnknown, len(s.volumes)-1)
 }
 
-// DrainVolume makes a volume take no new blocks, now and after the next Open, so that
-// the engine can move its blocks away. Its blocks can be read as before. DrainVolume
-// fails with ErrVolumeState if no other volume could take blocks, or if the volume was
-// removed. When it returns nil, the change is durable. After any other error the next
-// Open may find the volume draining or not.
+// DrainVolume marks a volume as draining, also after the next Open: it takes no new blocks, so that
+// the engine can move its blocks away. Its blocks can be read as before. DrainVolume fails with
+// ErrVolumeState if no other volume could take blocks, or if the volume was removed. When it
+// returns nil, the change is durable. After any other error the next Open may find the volume
+// draining or not.
 func (s *Store) DrainVolume(ctx context.Context, volume uint32) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
 		switch {
@@ -48,7 +48,7 @@ func (s *Store) DrainVolume(ctx context.Context, volume uint32) error {
 	})
 }
 
-// UndrainVolume lets a draining volume take new blocks again. It fails with
+// UndrainVolume ends the draining of a volume, which may then take new blocks again. It fails with
 // ErrVolumeState if the volume was removed.
 func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
@@ -66,10 +66,10 @@ func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
 // engine has to drop them from its index. A quorum of the other volumes must hold the
 // change.
 //
-// When RemoveVolume returns nil, the volume's files are closed, so that its disk can be
-// unmounted. If the device does not close within Health.HungAfter, because a request hangs
-// or ctx ends, RemoveVolume returns nil all the same. The device is then closed in the background, and
-// the log says so.
+// When RemoveVolume returns nil, the volume's files are closed, so that its disk can be unmounted. If
+// the device does not close within Health.HungAfter, because a request hangs or ctx ends, RemoveVolume
+// returns nil all the same. The device is then closed in the background, and the log reports both
+// facts.
 func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) error {
 	if err := s.removeVolume(ctx, volume, force); err != nil {
 		return err
@@ -90,7 +90,7 @@ func (s *Store) removeVolume(ctx context.Context, volume uint32, force bool) err
 		case !force && v.volume.missing:
 			return fmt.Errorf("%v is missing, so it may hold blocks: mount it and restart the node, or force the removal to lose them: %w", v, ErrVolumeState)
 		}
-		// No slot of a draining volume is taken, so an empty volume stays empty.
+		// No slot of a draining volume is reserved, so an empty volume stays empty.
 		if used := v.volume.space.used(); used > 0 && !force {
 			return fmt.Errorf("%v still holds %d bytes of blocks: wait until it is drained, or force the removal to lose them: %w", v, used, ErrVolumeState)
 		}
@@ -137,11 +137,11 @@ func (v *volume) awaitClosed(ctx context.Context) {
 	case <-ctx.Done():
 	case <-hung.C:
 	}
-	v.log.Warn("the removed volume is still open, because a request has not completed: its disk cannot be unmounted until the log says that the volume is closed, or the node has stopped")
+	v.log.Warn("the removed volume is still open, because a request has not completed: its disk cannot be unmounted until the log reports that the volume is closed, or the node has stopped")
 }
 
-// volumeOrder is a change of the membership of one volume: the operator's decision that
-// the volume is used, draining or removed. Store.meta is held.
+// volumeOrder is a change of the membership of one volume: the operator orders that the volume is
+// used, draining or removed. Store.meta is held.
 type volumeOrder struct {
 	store   *Store
 	volume  *volume
@@ -155,7 +155,7 @@ func (o *volumeOrder) String() string {
 
 func (o *volumeOrder) is(duty health.State) bool { return o.volume.dev.health().Duty == duty }
 
-// changeMembers calls change with a copy of the membership that has the next version.
+// changeMembers calls change with a copy of the membership under the next version.
 func (s *Store) changeMembers(ctx context.Context, volume uint32, change func(*volumeOrder) error) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -184,8 +184,8 @@ func (o *volumeOrder) commit(ctx context.Context, duty health.State) error {
 	}
 	o.store.members = o.members
 	if err := o.store.writeSuperblocks(ctx); err != nil {
-		// Some superblocks may have the new membership with that version. The old one
-		// needs a higher version, so that it wins when it is next written.
+		// Some superblocks may have the new membership with that version. The old membership gets a
+		// higher version, so that it wins when it is next written.
 		was.version = o.members.version + 1
 		o.store.members = was
 		return err
@@ -194,8 +194,8 @@ func (o *volumeOrder) commit(ctx context.Context, duty health.State) error {
 	return nil
 }
 
-// othersPlace reports whether another volume than v is present and neither draining nor
-// removed, so that it can take new blocks.
+// othersPlace reports whether a volume other than v can take new blocks: it is present and neither
+// draining nor removed.
 func (s *Store) othersPlace(v *volume) bool {
 	for _, other := range s.volumes {
 		if other != v && !other.missing && other.dev.health().Duty == health.OK {

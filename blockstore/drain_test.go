@@ -68,9 +68,9 @@ func putMany(t *testing.T, s *Store, name string, n int) (blocks []*block) {
 
 func duty(s *Store, volume uint32) health.State { return s.Stats().Volumes[volume].Health.Duty }
 
-// TestDrainAndRemove: a draining volume takes no new blocks and can be read, also after
-// a restart. An empty draining volume can be removed. The store then opens without it
-// and misses no other block.
+// TestDrainAndRemove: a draining volume takes no new blocks and can be read, also after a restart.
+// An empty draining volume can be removed. The store then opens without that volume and has all
+// other blocks.
 func TestDrainAndRemove(t *testing.T) {
 	const gone = 1
 	devs := []*memio.Device{memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}), memio.New(memio.Options{Path: "c"})}
@@ -215,8 +215,8 @@ func TestLastVolumeStays(t *testing.T) {
 	putMany(t, s, "b", 2)
 }
 
-// TestRemoveNeedsQuorum: a removal fails if too few other volumes can write their
-// superblocks. Then the volume is draining as before, and its blocks can be read.
+// TestRemoveNeedsQuorum: a removal fails if too few other volumes can write their superblocks. The
+// volume is then draining as before, and its blocks can be read.
 func TestRemoveNeedsQuorum(t *testing.T) {
 	var devs []blockio.Device
 	var bad []*faultio.Device
@@ -271,9 +271,9 @@ func (d *slowClose) Close() error {
 	return d.Device.Close()
 }
 
-// TestRemoveAwaitsClose: RemoveVolume returns when the device is closed. It waits no longer
-// than HungAfter for a device that hangs, and not after its context has ended. The log says
-// which volume is still open, and later that it is closed.
+// TestRemoveAwaitsClose: RemoveVolume returns when the device is closed. It waits no longer than
+// HungAfter for a device that hangs, and not after its context has ended. The log reports that the
+// volume is still open, and later that it is closed.
 func TestRemoveAwaitsClose(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -325,9 +325,9 @@ type sizeOne struct{}
 
 func (sizeOne) upTo(uint32) uint32 { return 1 }
 
-// TestNoSlotOnceOrdered: a Reserve has chosen a volume, and then the volume is ordered
-// to drain or removed. The Reserve takes no slot there and starts no cut. Its error is
-// neither that the store is full nor that it is broken.
+// TestNoSlotOnceOrdered: a Reserve has chosen a volume, and then the volume is ordered draining or
+// removed. The Reserve takes no slot of the volume and starts no cut. Its error is neither ErrFull
+// nor a failure of the volume.
 func TestNoSlotOnceOrdered(t *testing.T) {
 	s := mustOpen(t, drainOptions, memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}))
 	blocks := putMany(t, s, "b", 4)
@@ -335,7 +335,7 @@ func TestNoSlotOnceOrdered(t *testing.T) {
 		for _, v := range s.volumes {
 			v.dev.order(duty)
 			used := v.space.used()
-			for _, slotBytes := range []int64{16384, 8192} { // of a size that has free slots, and of one that has none
+			for _, slotBytes := range []int64{16384, 8192} { // of a size with free slots, and of a size without
 				if _, _, err := v.take(t.Context(), slotBytes, sizeOne{}); !errors.Is(err, errNoRoom) {
 					t.Errorf("a %v volume gave a slot of %d bytes: %v", duty, slotBytes, err)
 				}
@@ -353,8 +353,8 @@ func TestNoSlotOnceOrdered(t *testing.T) {
 	}
 }
 
-// TestRemoveMissing: a missing volume can be removed by force only, even if it was
-// draining, because it may hold blocks.
+// TestRemoveMissing: a missing volume can only be removed by force, even if it was draining,
+// because it may hold blocks.
 func TestRemoveMissing(t *testing.T) {
 	devs := []*memio.Device{memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}), memio.New(memio.Options{Path: "c"})}
 	s, err := open(t, drainOptions, devs...)

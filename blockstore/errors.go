@@ -7,53 +7,50 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 )
 
-// Sentinels, by what the caller should do.
+// The sentinel errors differ in the reaction that they require of the caller.
 var (
-	// ErrFull: no slot of that size is free; evict, Free, and try again. The
-	// error is a *FullError.
+	// ErrFull: no slot of that size is free. Evict, Free, and try again. The error is a *FullError.
 	ErrFull = errors.New("store is full")
-	// ErrVolumeFailed: the volume of the slot has failed, or is removed; write
-	// elsewhere, or take it for a miss.
+	// ErrVolumeFailed: the volume of the slot has failed or was removed. Write to another volume,
+	// or treat the read as a miss.
 	ErrVolumeFailed = errors.New("volume has failed")
-	// ErrFloor: the file system is below the free-space floor, or a volume
-	// cannot be written any more; refuse writes, go on reading.
+	// ErrFloor: the file system is below the free-space floor, or a volume cannot be written any
+	// more. Refuse writes; reads still work.
 	ErrFloor = errors.New("no volume takes writes")
-	// ErrTooLarge: no segment can hold such a slot; refuse the namespace.
+	// ErrTooLarge: no segment can hold a slot of that size. Refuse the namespace.
 	ErrTooLarge = errors.New("slot does not fit a segment")
-	// ErrStale: the slot holds something else by now, or nothing; a miss, and an
-	// index entry that still has this Ref should be dropped.
+	// ErrStale: the slot is free or has other content by now. The read is a miss; drop an index
+	// entry that still has this Ref.
 	ErrStale = errors.New("stale reference")
-	// ErrCorrupt: the slot's bytes are not what was written; a miss, and the
-	// block should be dropped from the index.
+	// ErrCorrupt: the slot's bytes differ from the written ones. The read is a miss; drop the
+	// block from the index.
 	ErrCorrupt = errors.New("slot is corrupt")
-	// ErrState: the call does not fit the state of the slot or the store; fix
-	// the caller.
+	// ErrState: the state of the slot or of the store does not allow the call. Fix the caller.
 	ErrState = errors.New("wrong state")
-	// ErrBusy: a slot has as many readers as can be counted; try again.
+	// ErrBusy: the slot has MaxReaders readers. Try again.
 	ErrBusy = errors.New("too many readers")
-	// ErrForeign: the directories are not the volumes of one store, or not all
-	// of them; fix the configuration.
+	// ErrForeign: the directories are not the volumes of one store, or not all of them. Fix the
+	// configuration.
 	ErrForeign = errors.New("foreign volume")
-	// ErrVersion: a volume of another format version; use that version's
-	// binary, or an empty directory.
+	// ErrVersion: a volume has another format version. Use the binary of that version, or an empty
+	// directory.
 	ErrVersion = ondisk.ErrVersion
-	// ErrDamaged: a volume whose superblock cannot be read; restore the
-	// directory or start with an empty one.
+	// ErrDamaged: the superblock of a volume cannot be read. Restore the directory, or start with
+	// an empty one.
 	ErrDamaged = ondisk.ErrDamaged
-	// ErrClosed: the store is closed; stop.
+	// ErrClosed: the store is closed. The caller stops.
 	ErrClosed = errors.New("blockstore is closed")
 )
 
-// FullError says how much was asked for when the store was full. It is
-// ErrFull.
+// FullError has the size of the request for which the store was full. It matches ErrFull.
 type FullError struct {
-	// SlotBytes is the slot size, Slots how many were wanted, FreeSlots how
-	// many of that size were free.
+	// SlotBytes is the slot size, Slots the number of requested slots, FreeSlots the number of free
+	// slots of that size.
 	SlotBytes        int64
 	Slots, FreeSlots int
 }
 
-// Error says what was wanted and what there was.
+// Error states the request and the free slots.
 func (e *FullError) Error() string {
 	return fmt.Sprintf("blockstore: %d slots of %d bytes wanted, %d free, and no room for another segment: %v", e.Slots, e.SlotBytes, e.FreeSlots, ErrFull)
 }

@@ -22,7 +22,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer s.Close(ctx)
-	// Here an engine would Adopt what its index refers to.
+	// An engine would Adopt here every slot that its index refers to.
 	if err := s.Ready(); err != nil {
 		log.Fatal(err)
 	}
@@ -46,24 +46,24 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := s.Commit(refs[0]); err != nil { // now the index may know
+	if err := s.Commit(refs[0]); err != nil { // now the index may refer to the slot
 		log.Fatal(err)
 	}
 
-	// The second layer alone.
+	// Read the second layer alone.
 	_, bytes, skip := layout.Range(1, 1)
 	reads := []blockstore.Read{{Ref: refs[0], Want: key, FirstLayer: 1, Layers: 1, Buf: alignedPages(bytes)}}
 	if err := s.Read(ctx, reads); err != nil {
 		log.Fatal(err)
 	}
 	if reads[0].Err != nil {
-		log.Fatal(reads[0].Err) // ErrStale, ErrCorrupt: a miss
+		log.Fatal(reads[0].Err) // ErrStale and ErrCorrupt are misses
 	}
 	fmt.Printf("%v: %q\n", refs[0].Extent, reads[0].Buf[skip:][:layout.LayerBytes()])
 	// Output: v0/s0/0: "world"
 }
 
-// alignedPages stands for an arena.
+// alignedPages is a substitute for an arena.
 func alignedPages(n int64) []byte {
 	b := make([]byte, n+blockio.Align)
 	for !blockio.Aligned(b) {

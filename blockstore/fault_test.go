@@ -41,9 +41,8 @@ func openFaulty(t testing.TB, opts Options) *faulty {
 	return &faulty{mustOpen(t, opts, d), d}
 }
 
-// settle accounts for the faults that a read of b met: an exact read proves that
-// none of them harmed it, a miss that they were found, and any other error must
-// be the fault's own.
+// settle accounts for the faults during a read of b: after an exact read they count as harmless,
+// after a miss as detected, and any other error must be the fault's own.
 func (f *faulty) settle(b *block, err error) {
 	g, e := f.segmentOf(b.ref)
 	if e == nil && (err == nil || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrStale)) {
@@ -59,7 +58,7 @@ func (f *faulty) pending(t testing.TB) {
 	}
 }
 
-// TestTransientReadError: a read that fails once is tried again in the same call.
+// TestTransientReadError: a read that fails once is retried in the same call.
 func TestTransientReadError(t *testing.T) {
 	f := openFaulty(t, Options{})
 	b := newBlock("b", 12000, 3)
@@ -74,8 +73,8 @@ func TestTransientReadError(t *testing.T) {
 	}
 }
 
-// TestReadFaults: each kind of fault in a read is an error or a miss, and
-// counted as what it is.
+// TestReadFaults: each kind of fault in a read causes an error or a miss, and the right counter
+// counts it.
 func TestReadFaults(t *testing.T) {
 	for _, c := range []struct {
 		rule          string
@@ -124,8 +123,7 @@ func TestReadFaults(t *testing.T) {
 	}
 }
 
-// TestMergedReadFault: a fault in one slot of a merged request costs that slot
-// alone.
+// TestMergedReadFault: a fault in one slot of a merged request affects that slot only.
 func TestMergedReadFault(t *testing.T) {
 	f := openFaulty(t, Options{})
 	blocks := []*block{newBlock("a", 3000, 3), newBlock("b", 3000, 3), newBlock("c", 3000, 3)}
@@ -152,8 +150,8 @@ func TestMergedReadFault(t *testing.T) {
 	f.pending(t)
 }
 
-// TestFaultSoak lives a random life on a device on which everything fails now
-// and then: no read is wrong, every fault is accounted for.
+// TestFaultSoak runs random operations on a device that fails now and then: no read is wrong, and
+// every fault is accounted for.
 func TestFaultSoak(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
@@ -189,12 +187,12 @@ func soak(t *testing.T, seed uint64) {
 			}
 			if errors.Is(err, ErrFull) {
 				freeOne(t, f, live)
-				time.Sleep(2 * keeperInterval) // a file system that was full may not be any more
+				time.Sleep(2 * keeperInterval) // virtual time: the keeper probes whether the full file system has room again
 			}
 		case p < 5:
 			freeOne(t, f, live)
 		default:
-			for _, b := range live { // any one
+			for _, b := range live { // any one of them
 				reads++
 				count := rng.IntN(3)
 				err := get(t, f.Store, b, min(count, 1), count)
@@ -239,8 +237,8 @@ func freeOne(t *testing.T, f *faulty, live map[string]*block) {
 	}
 }
 
-// settleFree accounts for what nobody will ever read: free slots, and segment
-// files that could not be made or cut.
+// settleFree accounts for faults in bytes that no call reads: free slots, and segment files that
+// could not be created or cut.
 func (f *faulty) settleFree(live map[string]*block) {
 	used := make(map[kv.Extent]bool)
 	for _, b := range live {
@@ -269,8 +267,8 @@ func (f *faulty) settleProbes(t *testing.T) {
 	}
 }
 
-// TestOpenFaults lets each single call of an Open fail: the error says so, and
-// the volumes are none the worse.
+// TestOpenFaults makes each single call of an Open fail: the error names the fault, and the volumes
+// are undamaged.
 func TestOpenFaults(t *testing.T) {
 	for _, fresh := range []bool{true, false} {
 		for n := 0; ; n++ {
@@ -316,13 +314,13 @@ func TestOpenFaults(t *testing.T) {
 	}
 }
 
-// TestSyncFailure: a volume whose sync failed takes no more writes, says so, and
-// is read as before; the other volume goes on.
+// TestSyncFailure: a volume whose sync failed takes no more writes, reports its state, and is read
+// as before. The other volume works as before.
 func TestSyncFailure(t *testing.T) {
 	bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), rules(t, ""))
 	s := mustOpenBroken(t, Options{SegmentBytes: 64 << 10, StripeBytes: 16 << 10}, bad, memio.New(memio.Options{Path: "good"}))
 	var blocks []*block
-	for i := range 4 { // a stripe is one slot: two on each volume
+	for i := range 4 { // a stripe is one slot, so each volume gets two
 		blocks = append(blocks, newBlock(fmt.Sprint(i), 12000, 3))
 	}
 	if err := put(t, s, nil, blocks...); err != nil {
@@ -377,13 +375,13 @@ func TestSyncFailure(t *testing.T) {
 	}
 }
 
-// TestSyncReportsLostSlots: a Sync of all volumes returns nil only if every
-// committed slot is durable, or an earlier one has reported its volume, whatever
-// made the volume fail, and also if the volume has recovered since.
+// TestSyncReportsLostSlots: a Sync of all volumes returns nil only if every committed slot is
+// durable, or an earlier Sync has reported the slot's volume. That holds for every cause of the
+// volume's failure, and also if the volume has recovered since.
 func TestSyncReportsLostSlots(t *testing.T) {
 	const syncsFail = `(Err EIO Syncs)`
-	// failByCatalogue makes a volume fail without a sync of its blocks: the other
-	// volume is enough for a catalogue.
+	// failByCatalogue makes a volume fail without a sync of its blocks: the other volume is enough
+	// for a quorum.
 	failByCatalogue := func(t *testing.T, s *Store, bad *faultio.Device) {
 		bad.SetRules(rules(t, `(Err EIO (And Writes (File "catalogue")))`))
 		if err := s.SetCatalogue(t.Context(), []byte("c")); err != nil {
@@ -394,7 +392,7 @@ func TestSyncReportsLostSlots(t *testing.T) {
 		name string
 		// fail makes the volume fail when blocks on both volumes are committed.
 		fail func(t *testing.T, s *Store, bad *faultio.Device)
-		want []bool // does this call of Sync report the volume?
+		want []bool // for each call of Sync: whether it must report the volume
 	}{
 		{"catalogue", failByCatalogue, []bool{true, false}},
 		{"sync", func(t *testing.T, s *Store, bad *faultio.Device) { bad.SetRules(rules(t, syncsFail)) }, []bool{true, false}},
@@ -430,7 +428,7 @@ func TestSyncReportsLostSlots(t *testing.T) {
 				bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), rules(t, ""))
 				s := mustOpenBroken(t, Options{SegmentBytes: 64 << 10, StripeBytes: 16 << 10}, bad, memio.New(memio.Options{Path: "good"}))
 				var blocks []*block
-				for i := range 4 { // a stripe is one slot: two on each volume
+				for i := range 4 { // a stripe is one slot, so each volume gets two
 					blocks = append(blocks, newBlock(fmt.Sprint(i), 12000, 3))
 				}
 				if err := put(t, s, nil, blocks...); err != nil {
@@ -475,7 +473,7 @@ func recoverVolume(t *testing.T, s *Store, bad *faultio.Device) {
 	awaitState(t, s, 0, health.OK, 2*time.Minute)
 }
 
-// mustOpenBroken is mustOpen for a store that will not close without an error.
+// mustOpenBroken is mustOpen for a store whose Close returns an error.
 func mustOpenBroken(t *testing.T, opts Options, devs ...blockio.Device) *Store {
 	opts.CapacityBytes, opts.Devices = 1<<20, devs
 	s, err := Open(t.Context(), opts)
@@ -489,8 +487,8 @@ func mustOpenBroken(t *testing.T, opts Options, devs ...blockio.Device) *Store {
 	return s
 }
 
-// TestCutFailure: a segment whose header could not be written is left alone, and
-// the same call takes another one.
+// TestCutFailure: a segment whose header could not be written is not used, and the same call takes
+// another one.
 func TestCutFailure(t *testing.T) {
 	f := openFaulty(t, Options{})
 	f.dev.SetRules(rules(t, `(Err EIO (And Writes (File "segment-*") (Offset 0 4096) (Count 1)))`))
@@ -509,8 +507,8 @@ func TestCutFailure(t *testing.T) {
 	}
 }
 
-// TestCatalogueFailure: after a failed SetCatalogue the next one works, and a
-// reopened store has one of those that were set.
+// TestCatalogueFailure: after a failed SetCatalogue the next one succeeds, and a reopened store has
+// one of the catalogues that were set.
 func TestCatalogueFailure(t *testing.T) {
 	m := memio.New(memio.Options{})
 	d := faultio.Wrap(m, rules(t, ""))
@@ -541,8 +539,7 @@ func TestCatalogueFailure(t *testing.T) {
 	}
 }
 
-// TestOtherVersion: a volume of another format version is refused by name, and
-// left as it is.
+// TestOtherVersion: a volume of another format version is refused with ErrVersion, and not changed.
 func TestOtherVersion(t *testing.T) {
 	for _, c := range []struct {
 		file   string
@@ -568,8 +565,8 @@ func TestOtherVersion(t *testing.T) {
 	}
 }
 
-// TestFormatKeepsForeignFiles: formatting replaces what an earlier attempt left, and
-// never a file that holds something.
+// TestFormatKeepsForeignFiles: formatting replaces the files of an earlier attempt, and never a
+// file with content.
 func TestFormatKeepsForeignFiles(t *testing.T) {
 	for _, name := range []string{ondisk.SuperblockName, ondisk.CatalogueName} {
 		for _, text := range []string{"", "of somebody else"} {
@@ -613,7 +610,7 @@ func TestFormatKeepsForeignFiles(t *testing.T) {
 	}
 }
 
-// makeVersion turns a record into an intact one of another version.
+// makeVersion turns a record into an intact record of another version.
 func makeVersion(t *testing.T, d *memio.Device, file string, offset int64, version byte) {
 	defer d.Close()
 	f, err := d.Open(file)
@@ -634,13 +631,13 @@ func makeVersion(t *testing.T, d *memio.Device, file string, offset int64, versi
 	}
 }
 
-// TestClaimWhileZeroing: a segment is taken away from the keeper while it is
-// being zeroed, without waiting for the end and without losing a byte.
+// TestClaimWhileZeroing: a writer claims a segment while the keeper is zeroing it. The writer does
+// not wait for the end of the zeroing, and no byte is lost.
 func TestClaimWhileZeroing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := faultio.Wrap(memio.New(memio.Options{}), rules(t, `(Delay 100ms (And Writes (File "segment-*")))`))
 		s := mustOpen(t, Options{CapacityBytes: 80 << 20, SegmentBytes: 64 << 20, Prewrite: true}, d)
-		time.Sleep(time.Second) // the keeper is in the middle of the first segment
+		time.Sleep(time.Second) // virtual time: the keeper has written about 10 of the first segment's chunks, each of which takes 100 ms
 		start := time.Now()
 		var blocks []*block
 		for i := range 20 {
@@ -661,8 +658,8 @@ func TestClaimWhileZeroing(t *testing.T) {
 	})
 }
 
-// TestSyncIsShared: callers that wait together share the device's syncs, and
-// none returns before one that began after its write.
+// TestSyncIsShared: concurrent callers share the device's syncs, and none returns before a sync
+// that began after its write.
 func TestSyncIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := faultio.Wrap(memio.New(memio.Options{}), rules(t, ""))
@@ -670,14 +667,14 @@ func TestSyncIsShared(t *testing.T) {
 		before := d.Stats().Syncs
 		d.SetRules(rules(t, `(Delay 1s (And Syncs (File "segment-*")))`))
 		b := newBlock("first", 3000, 3)
-		if err := put(t, s, nil, b); err != nil { // cuts a segment: one sync
+		if err := put(t, s, nil, b); err != nil { // cuts a segment, which takes one sync
 			t.Fatal(err)
 		}
 		const callers = 50
 		errs := make(chan error, callers)
 		for i := range callers {
 			go func() {
-				time.Sleep(time.Duration(i) * 10 * time.Millisecond) // all within the first sync
+				time.Sleep(time.Duration(i) * 10 * time.Millisecond) // virtual time: all begin within the first sync, which takes 1 s
 				if err := put(t, s, nil, newBlock(fmt.Sprint(i), 3000, 3)); err != nil {
 					errs <- err
 					return

@@ -11,9 +11,9 @@ import (
 
 const sequenceBits = 32
 
-// generations gives out generations: the boot counter, which is on disk, over a
-// sequence, which is not. No two starts of the store have the same boot counter,
-// so nothing needs to be written for a single generation.
+// generations assigns generations: the boot counter, which is on disk, above a sequence, which is
+// not. No two starts of the store have the same boot counter, so a single generation needs no write
+// to disk.
 type generations struct {
 	mu   sync.Mutex
 	boot uint32
@@ -54,21 +54,20 @@ func (g *generations) take(ctx context.Context, b booter, n int) (kv.Generation,
 	}
 }
 
-// newest returns the highest generation that can have been given out.
+// newest returns the highest generation that may have been assigned.
 func (g *generations) newest() kv.Generation {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return kv.Generation(uint64(g.boot)<<sequenceBits | (g.next - 1))
 }
 
-// NewestGeneration is the highest generation that any slot can have by now.
+// NewestGeneration returns the highest generation that any slot can have now.
 func (s *Store) NewestGeneration() kv.Generation { return s.generations.newest() }
 
-// Boot is the number of this start of the store; later starts have higher ones.
+// Boot returns the number of this start of the store; later starts have higher numbers.
 func (s *Store) Boot() uint64 { return uint64(s.generations.newest() >> sequenceBits) }
 
-// raiseBoot makes a boot counter beyond the given one durable, unless another call
-// has.
+// raiseBoot makes a boot counter above beyond durable, unless another call has done so.
 func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {
 	if err := s.takeMeta(ctx); err != nil {
 		return 0, err

@@ -10,13 +10,13 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// shortSegmentShare: the last segment of a volume may be shorter than the
-// others, to use what is left of the capacity, but not shorter than this part.
+// shortSegmentShare: the last segment of a volume may be shorter than the others, to use the rest
+// of the capacity, but not shorter than this fraction of a segment.
 const shortSegmentShare = 16
 
-// cut gives a claimed segment slots of the size c.slotBytes.
+// cut divides a claimed segment into slots of the size c.slotBytes.
 func (v *volume) cut(g *segment, c *cutting) {
-	// Several requests wait for this cut, so it must not end with the context of one.
+	// Several requests wait for this cut, so it must not end with the context of one of them.
 	ctx := context.Background()
 	otherwise := useBlank
 	h, err := v.plan(ctx, g, c.slotBytes)
@@ -46,10 +46,10 @@ func (v *volume) plan(ctx context.Context, g *segment, slotBytes int64) (ondisk.
 	}, err
 }
 
-// writeHeader writes a segment's header durably, before the first slot is used. Without
-// the header, a start could not find the slots; with an older header, it could read
-// parts of slots as slots of another size. writeHeader waits for the device even if the
-// volume fails: a write that completes later must not replace a newer header.
+// writeHeader writes a segment's header durably, before the first slot is used. Without the header,
+// the next start could not find the slots; with an older header, it could read parts of slots as
+// slots of another size. writeHeader waits for the device even if the volume fails: a write that
+// completes later must not replace a newer header.
 func (v *volume) writeHeader(ctx context.Context, g *segment, h ondisk.SegmentHeader) error {
 	page, release, err := heapAlloc(ctx, ondisk.Page)
 	if err != nil {

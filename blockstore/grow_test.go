@@ -33,8 +33,8 @@ func reserveSlots(ctx context.Context, s *Store, pieceBytes int64, n int) ([]kv.
 	return s.Reserve(ctx, pieceBytes, 1, n, 0, false)
 }
 
-// TestBadSegmentIsCutAgain: a segment whose header could not be written is blank, and
-// can be cut, after a probe of its volume has succeeded.
+// TestBadSegmentIsCutAgain: a segment whose header could not be written becomes blank, and can be
+// cut again, after a probe of its volume has succeeded.
 func TestBadSegmentIsCutAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, d := openGrowing(t, Options{}, `(Err EIO (And Writes (File "segment-00000000") (Offset 0 4096) (Count 1)))`)
@@ -61,8 +61,8 @@ func TestBadSegmentIsCutAgain(t *testing.T) {
 	})
 }
 
-// TestBadHeaderForEver: one segment's header can never be written. The store uses the
-// other segments, and returns ErrFull when these are full, so that the caller evicts.
+// TestBadHeaderForEver: the header of one segment can never be written. The store uses the other
+// segments, and returns ErrFull when they are full, so that the caller evicts.
 func TestBadHeaderForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, d := openGrowing(t, Options{}, `(Err EIO (And Writes (File "segment-00000000") (Offset 0 4096)))`)
@@ -91,9 +91,8 @@ func TestBadHeaderForEver(t *testing.T) {
 	})
 }
 
-// TestCutIsWaitedFor: several writers wait for one cut. A writer whose context ends
-// first returns, and the cut goes on for the others. A writer of another slot size does
-// not wait.
+// TestCutIsWaitedFor: several writers wait for one cut. A writer whose context ends first returns,
+// and the cut continues for the others. A writer of another slot size does not wait.
 func TestCutIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := openGrowing(t, Options{}, `(Delay 2s (And Writes (File "segment-00000000") (Offset 0 4096)))`)
@@ -125,8 +124,8 @@ func TestCutIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestReserveWithoutKeepersMemory: a writer does not wait for a keeper that waits for
-// memory. Otherwise both could wait for ever, because the writer may hold that memory.
+// TestReserveWithoutKeepersMemory: a writer does not wait for a keeper that waits for memory.
+// Otherwise both could wait forever, because the writer may hold that memory.
 func TestReserveWithoutKeepersMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 )
 
-// headerPool lends aligned memory for the slot headers of layer-range reads:
-// one page, or more for slots of many layers.
+// headerPool provides aligned memory for the slot headers of layer-range reads: one page, or more
+// for slots of many layers.
 type headerPool struct {
 	pages sync.Pool // of *[]byte of one page
 }
@@ -24,7 +24,7 @@ func (p *headerPool) get(sizeBytes int64) []byte {
 	return b
 }
 
-// put takes a buffer back.
+// put returns a buffer to the pool.
 func (p *headerPool) put(b []byte) {
 	if len(b) == ondisk.Page {
 		p.pages.Put((*[ondisk.Page]byte)(b))

@@ -11,10 +11,9 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// InspectVolume prints the superblock copies, the catalogue's areas and one line
-// a segment. It reads the device as it is: the volume may be damaged, foreign,
-// incomplete, or in use by a store; no lock is taken and nothing is written. It
-// fails if nothing there is of a volume.
+// InspectVolume prints the superblock copies, the catalogue's areas and one line per segment. It
+// reads the device in any state: damaged, foreign, incomplete, or in use by a store. It takes no
+// lock and writes nothing. It fails if the device has no part of a volume.
 func InspectVolume(ctx context.Context, dev blockio.Device, w io.Writer) error {
 	fmt.Fprintf(w, "volume %s\n", dev.Info().Path)
 	names, err := dev.List()
@@ -24,7 +23,7 @@ func InspectVolume(ctx context.Context, dev blockio.Device, w io.Writer) error {
 	if !slices.ContainsFunc(names, ofVolume) {
 		return fmt.Errorf("blockstore: inspect: %s is not a volume: neither superblock nor catalogue nor segments are there: %w", dev.Info().Path, blockio.ErrNotExist)
 	}
-	// A part that cannot be read is said to be so, and the others are printed.
+	// For a part that cannot be read, the error is printed; the other parts are printed as usual.
 	sb, err := inspectSuperblock(ctx, dev, w)
 	if err != nil {
 		fmt.Fprintf(w, "superblock: %v\n", err)
@@ -52,7 +51,7 @@ func ofVolume(name string) bool {
 	return segment || name == ondisk.SuperblockName || name == ondisk.CatalogueName
 }
 
-// inspectSuperblock prints both copies and returns the one that counts, if any.
+// inspectSuperblock prints both copies and returns the newest valid one, if any.
 func inspectSuperblock(ctx context.Context, dev blockio.Device, w io.Writer) (ondisk.Superblock, error) {
 	b, err := readFile(ctx, dev, ondisk.SuperblockName, 0, ondisk.SuperblockFileBytes)
 	if err != nil {
@@ -129,8 +128,8 @@ func InspectSegment(ctx context.Context, dev blockio.Device, number uint32, w io
 	return nil
 }
 
-// InspectSlot prints the header of a slot and says whether it and every layer
-// have their checksums.
+// InspectSlot prints the header of a slot and whether the checksums of the header and of every
+// layer are right.
 func InspectSlot(ctx context.Context, dev blockio.Device, segment, slot uint32, w io.Writer) error {
 	f, h, err := openSegment(ctx, dev, segment)
 	if err != nil {
@@ -178,7 +177,7 @@ func openSegment(ctx context.Context, dev blockio.Device, number uint32) (blocki
 	return f, h, nil
 }
 
-// readSlotHeader reads and decodes one slot's header, however long.
+// readSlotHeader reads and decodes the header of one slot, of any length.
 func readSlotHeader(ctx context.Context, dev blockio.Device, f blockio.File, h ondisk.SegmentHeader, slot uint32) (ondisk.SlotHeader, error) {
 	b, err := readPages(ctx, dev, f, h.SlotOffset(slot), ondisk.Page)
 	if err != nil {

@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// keeperInterval is how often the file system is asked for its free space.
+	// keeperInterval is the time between two queries of the file system's free space.
 	keeperInterval = time.Second
-	// zeroChunkBytes is written at a time, one in flight: the zeroing is never
-	// in a hurry, the requests it shares the device with are.
+	// zeroChunkBytes is the size of one write of zeroes. Only one is in flight, because the other
+	// requests on the device are more urgent than zeroing.
 	zeroChunkBytes = 1 << 20
 )
 
-// wake lets the keeper look now; it never blocks.
+// wake makes the keeper run soon; it never blocks.
 func (v *volume) wake() {
 	select {
 	case v.kick <- struct{}{}:
@@ -26,13 +26,13 @@ func (v *volume) wake() {
 	}
 }
 
-// keep is the volume's goroutine: it watches free space, gives back surplus
-// segments and zeroes one ahead of need, until ctx ends.
+// keep is the volume's goroutine. Until ctx ends, it watches the free space, removes surplus
+// segments, and zeroes one segment ahead of need.
 func (v *volume) keep(ctx context.Context) {
 	ticker := time.NewTicker(keeperInterval)
 	defer ticker.Stop()
 	for v.dev.health().State != health.Removed {
-		v.tend(ctx)
+		v.runDue(ctx)
 		select {
 		case <-ctx.Done():
 			return
@@ -43,13 +43,13 @@ func (v *volume) keep(ctx context.Context) {
 	}
 }
 
-// tend does what is due once.
-func (v *volume) tend(ctx context.Context) {
+// runDue runs the keeper's tasks that are due, once.
+func (v *volume) runDue(ctx context.Context) {
 	if !v.dev.health().Syncs() {
 		return
 	}
 	if err := v.retire(); err != nil && ctx.Err() == nil {
-		v.log.Warn("could not give back a surplus segment", "err", err)
+		v.log.Warn("could not remove a surplus segment", "err", err)
 	}
 	if v.store.opts.Prewrite && ctx.Err() == nil {
 		if err := v.zeroAhead(ctx); err != nil && ctx.Err() == nil {
@@ -61,7 +61,7 @@ func (v *volume) tend(ctx context.Context) {
 func (v *volume) watchSpace() {
 	was := v.belowFloor()
 	if err := v.lookAtSpace(); err != nil {
-		v.log.Warn("could not ask for free space", "err", err)
+		v.log.Warn("could not read the free space", "err", err)
 		return
 	}
 	v.denied.Store(false)
@@ -104,9 +104,8 @@ func (v *volume) zeroAhead(ctx context.Context) error {
 	if !v.takesWrites() || !v.space.wantsBlank() {
 		return nil
 	}
-	// Allocate before the segment is claimed. A writer that claims the segment from the
-	// keeper waits for the keeper, and the keeper may wait here for memory of that
-	// writer.
+	// The memory is allocated before the segment is claimed. A writer that claims the segment from
+	// the keeper waits for the keeper, and the keeper may wait here for memory of that writer.
 	buf, release, err := v.store.opts.Alloc(ctx, zeroChunkBytes)
 	if err != nil {
 		return err

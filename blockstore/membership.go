@@ -20,8 +20,8 @@ func (s *volumeSet) len() (n int) {
 	return n
 }
 
-// membership is what the operator wants of the volumes. It is in every
-// superblock; the one with the highest version counts.
+// membership has the operator's order for each volume. It is in every superblock; the one with the
+// highest version is valid.
 type membership struct {
 	version           uint32
 	draining, removed volumeSet

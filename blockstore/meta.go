@@ -24,13 +24,13 @@ func (s *Store) takeMeta(ctx context.Context) error {
 
 func (s *Store) giveMeta() { <-s.meta }
 
-// onVolumes runs f for every volume, at once, and joins the errors.
+// onVolumes runs f for every volume, concurrently, and joins the errors.
 func onVolumes(volumes []*volume, f func(v *volume) error) error {
 	return errors.Join(eachVolume(volumes, f)...)
 }
 
-// eachVolume runs f for every volume, at once, and returns the errors in the order
-// of the volumes.
+// eachVolume runs f for every volume, concurrently, and returns the errors in the order of the
+// volumes.
 func eachVolume(volumes []*volume, f func(v *volume) error) []error {
 	errs := make([]error, len(volumes))
 	if len(volumes) == 1 {
@@ -45,19 +45,19 @@ func eachVolume(volumes []*volume, f func(v *volume) error) []error {
 	return errs
 }
 
-// metaQuorum is how many of count volumes must hold a change of superblock or
-// catalogue before it is acknowledged: half of them. With two volumes the node
-// goes on while one has failed.
+// metaQuorum returns the number of volumes, out of count, that must hold a change of superblock or
+// catalogue before it is acknowledged: half of them. So a node with two volumes continues while one
+// has failed.
 func metaQuorum(count int) int { return (count + 1) / 2 }
 
-// catalogueCertain reports whether present volumes of count are enough to find the
-// newest acknowledged catalogue: so many that no quorum fits into the others.
+// catalogueCertain reports whether present volumes of count are enough to find the newest
+// acknowledged catalogue: the other volumes are fewer than a quorum.
 func catalogueCertain(present, count int) bool { return present > count-metaQuorum(count) }
 
-// CatalogueCertain reports whether Open is sure to have found the newest acknowledged
-// catalogue. If not, too few volumes could be read, and an epoch of the catalogue may
-// have been bumped since. Then a node must not rebuild its index from the catalogue. An
-// index that was not lost has every acknowledged epoch.
+// CatalogueCertain reports whether Open is sure to have found the newest acknowledged catalogue. If
+// it returns false, too few volumes could be read, and an epoch of the catalogue may have been
+// bumped since. A node must not rebuild its index from such a catalogue. An index that was not lost
+// has every acknowledged epoch.
 func (s *Store) CatalogueCertain() bool { return s.catalogueCertain }
 
 // onQuorum performs a change of superblock or catalogue on every volume that has
@@ -81,7 +81,7 @@ func (s *Store) onQuorum(what string, change func(v *volume) error) error {
 		}
 	}
 	if need := metaQuorum(s.membersCount()); held < need {
-		return fmt.Errorf("blockstore: %s: %d of %d volumes hold it, %d must: %w: %w", what, held, s.membersCount(), need, ErrFloor, errors.Join(errs...))
+		return fmt.Errorf("blockstore: %s: written to %d of %d volumes, want at least %d: %w: %w", what, held, s.membersCount(), need, ErrFloor, errors.Join(errs...))
 	}
 	for i, err := range errs {
 		if err != nil && s.volumes[i].dev.health().Syncs() {
@@ -122,8 +122,8 @@ func (s *Store) membersCount() int {
 // completed.
 var errMetaHangs = errors.New("an earlier write of superblock or catalogue has not completed")
 
-// holdMeta performs a change under the volume's meta token. It fails while an earlier
-// change has not completed, because that one could overwrite this one.
+// holdMeta performs a change under the volume's meta token. It fails while an earlier change has
+// not completed, because the earlier change could overwrite the new one.
 func (v *volume) holdMeta(change func(v *volume) error) error {
 	select {
 	case v.meta <- struct{}{}:
@@ -147,8 +147,8 @@ func (v *volume) writeSuperblock(ctx context.Context) error {
 	sb.Boot, sb.Count = v.store.boot, uint32(len(v.store.volumes))
 	v.store.members.put(&sb)
 	sb.Sequence++
-	// The copy that is not the newest: were this write torn, the newest would
-	// still be there.
+	// The copy to overwrite is the one that is not the newest: if this write is torn, the newest
+	// copy still exists.
 	copyOffset := int64(sb.Sequence%2) * ondisk.Page
 	if err := v.writePage(ctx, v.super, copyOffset, sb.Encode(), &v.metaPending); err != nil {
 		return err
@@ -157,9 +157,9 @@ func (v *volume) writeSuperblock(ctx context.Context) error {
 	return nil
 }
 
-// SetCatalogue replaces the catalogue, an opaque blob, on every volume that has
-// not failed. When it returns nil a quorum holds the new one, durably; if it fails
-// or the process dies, either the old or the new one is found at the next Open.
+// SetCatalogue replaces the catalogue, an opaque blob, on every volume that has not failed. When it
+// returns nil, a quorum holds the new blob, durably. If it fails or the process dies, the next Open
+// finds either the old or the new blob.
 func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -172,8 +172,8 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	if room := s.catalogueRoom(); int64(len(blob)) > room {
 		return fmt.Errorf("blockstore: catalogue of %d bytes; the volumes have room for %d: %w", len(blob), room, ErrTooLarge)
 	}
-	// A sequence is never used twice, also not after a failure: an area of a
-	// failed try must lose against the next try.
+	// A sequence is never used twice, not even after a failure: the area of a failed attempt must
+	// be older than that of the next attempt.
 	s.mu.Lock()
 	s.catalogueSequence++
 	seq := s.catalogueSequence
@@ -188,13 +188,13 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	return nil
 }
 
-// errProbeLate: a probe took so long that the store went on without it.
-var errProbeLate = errors.New("it did not complete in time")
+// errProbeLate: a probe took longer than SlowAfter, and the store continued without its result.
+var errProbeLate = errors.New("the probe did not complete in time")
 
-// probe finds out whether a volume that is not ok works, by bringing its superblock
-// and catalogue up to date and reading them back. The store's meta token is held
-// until the outcome counts, so that the volume misses no change in between. A probe
-// that takes longer than a request may gives the token back and has failed.
+// probe tests a volume that is not ok: it writes the newest superblock and catalogue to the volume
+// and reads them back. The store's meta token is held until the outcome counts, so that the volume
+// misses no change in between. A probe that takes longer than SlowAfter returns the token and has
+// failed.
 func (v *volume) probe() {
 	ctx := v.store.life
 	started := time.Now()
@@ -220,13 +220,14 @@ func (v *volume) probe() {
 	}
 }
 
-// refresh writes superblock and catalogue as they should be, and reads them back.
+// refresh writes the current superblock and catalogue, and reads them back.
 func (v *volume) refresh(ctx context.Context) error {
 	if err := v.writeSuperblock(ctx); err != nil {
 		return fmt.Errorf("superblock: %w", err)
 	}
 	v.store.mu.Lock()
-	// Of a sequence of its own: an area of a failed try may hold a newer one.
+	// The catalogue gets a new sequence, because an area of a failed attempt may have a newer one
+	// than the volume's.
 	v.store.catalogueSequence++
 	seq, blob := v.store.catalogueSequence, v.store.catalogue
 	v.store.mu.Unlock()
@@ -260,8 +261,8 @@ func (s *Store) catalogueRoom() int64 {
 	return room
 }
 
-// writeCatalogue writes header and blob, as one request, to the area that does
-// not hold the newest durable one.
+// writeCatalogue writes header and blob, as one request, to the area without the newest durable
+// catalogue.
 func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, blob []byte) error {
 	area := 1 - v.catArea
 	n := ondisk.Page + (len(blob)+ondisk.Page-1)/ondisk.Page*ondisk.Page
@@ -280,8 +281,7 @@ func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, b
 	return nil
 }
 
-// readCatalogue finds the newest valid catalogue of the volume and notes its
-// area.
+// readCatalogue finds the newest valid catalogue of the volume and records its area.
 func (v *volume) readCatalogue(ctx context.Context) (h ondisk.CatalogueHeader, blob []byte, err error) {
 	for area := range 2 {
 		ah, ab, err := readCatalogueArea(ctx, v.dev, v.catalogue, area, v.superblock.CatalogueBytes)

@@ -11,13 +11,13 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// segmentShare: by default a volume has this many segments or more, so that
-// several slot sizes find room; a quarter as many where they would be too small.
+// segmentShare is the default for the least number of segments of a volume, so that several slot
+// sizes have room. A volume has a quarter as many if the segments would be too small otherwise.
 const segmentShare = 16
 
-// Open opens, or formats if they are empty, the volumes of opts and locks them
-// for this process. Another owner is a *blockio.OwnedError. If it fails the
-// devices stay the caller's, which should close them.
+// Open opens the volumes of opts, or formats them if they are empty, and locks them for this
+// process. If another process owns one, the error is a *blockio.OwnedError. After an error the
+// caller still owns the devices and should close them.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	opts = opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -46,7 +46,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	return s, nil
 }
 
-// newStore builds the store over volumes that are in order.
+// newStore builds the store from checked volumes.
 func newStore(opts Options, found []candidate, members membership) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{opts: opts, log: opts.Logger, node: found[0].superblock.Node, meta: make(chan struct{}, 1), closed: make(chan struct{}), life: life, stop: stop}
@@ -138,10 +138,10 @@ func assemble(ctx context.Context, opts Options) ([]candidate, membership, error
 	return complete(ctx, all, formatted, members, opts)
 }
 
-// leaveOutRemoved closes the devices of volumes that were removed from the node, and
-// returns the others. If all other volumes of the node are present, it takes an empty
-// or missing directory for that of a removed volume. So the node starts even if its list
-// of directories still names a removed volume.
+// leaveOutRemoved closes the devices of volumes that were removed from the node, and returns the
+// others. If all other volumes of the node are present, it assumes that an empty or missing
+// directory belongs to a removed volume. So the node starts even if its list of directories still
+// has that of a removed volume.
 func leaveOutRemoved(all []candidate, formatted []*candidate, members membership, opts Options) ([]candidate, []*candidate, error) {
 	removed, count, there := members.removed.len(), 0, 0
 	if removed == 0 {
@@ -186,15 +186,15 @@ func leaveOutRemoved(all []candidate, formatted []*candidate, members membership
 func complete(ctx context.Context, all []candidate, formatted []*candidate, members membership, opts Options) ([]candidate, membership, error) {
 	var use, missing []candidate
 	for _, c := range all {
-		// If the other volumes have been in use, an empty directory is taken for a disk
-		// that is not mounted, unless AddVolumes is set.
+		// If the other volumes have been in use, an empty directory is assumed to be a disk that is
+		// not mounted, unless AddVolumes is set.
 		lost := absent(c.dev) != nil
 		if !c.formatted && !lost && opts.Degraded && !opts.AddVolumes && slices.ContainsFunc(formatted, func(f *candidate) bool { return !neverBooted(f.superblock) }) {
 			lost = true
 			if err := c.dev.Close(); err != nil {
 				return nil, members, fmt.Errorf("blockstore: volume %s: %w", c.path(), err)
 			}
-			c.dev = Absent(c.path(), errors.New("its directory is empty: the disk is not mounted, or is a new one, which add_volumes formats"))
+			c.dev = Absent(c.path(), errors.New("the volume's directory is empty: the disk is not mounted, or is a new one, which add_volumes formats"))
 		}
 		if lost {
 			missing = append(missing, c)
@@ -209,7 +209,7 @@ func complete(ctx context.Context, all []candidate, formatted []*candidate, memb
 	for _, c := range formatted {
 		count = max(count, int(c.superblock.Count))
 	}
-	// A missing volume that was not formatted yet is in no superblock.
+	// A missing volume that was never formatted is in no superblock.
 	if unknown := len(missing) - (count - members.removed.len() - len(formatted)); len(missing) > 0 && unknown > 0 {
 		return nil, members, fmt.Errorf("blockstore: volume %s: %w; node %v has no such volume: take it out of the list, or set add_volumes when it is there: %w",
 			missing[len(missing)-1].path(), absent(missing[len(missing)-1].dev), formatted[0].superblock.Node, ErrForeign)
@@ -221,7 +221,7 @@ func complete(ctx context.Context, all []candidate, formatted []*candidate, memb
 	return fillAbsent(use, missing, members, count), members, nil
 }
 
-// probe reads what a device says it is.
+// probe reads the superblock and the file names of a device.
 func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
 	c := candidate{dev: dev}
 	if absent(dev) != nil {
@@ -240,8 +240,8 @@ func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
 	default:
 		return c, err
 	}
-	// No superblock: a volume whose formatting was cut short, if it has no
-	// segments, since those come later.
+	// There is no superblock. If the device has no segments, formatting was interrupted, because
+	// segments come later.
 	for _, n := range c.names {
 		if _, ok := ondisk.ParseSegmentName(n); ok {
 			return c, fmt.Errorf("%s but no superblock; restore it, or empty the directory: %w: %w", n, err, ErrDamaged)
@@ -250,8 +250,8 @@ func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
 	return c, nil
 }
 
-// readSuperblock returns the newest valid copy. It fails with ErrVersion if one
-// is of another version, and with the reason if neither is valid.
+// readSuperblock returns the newest valid copy. It fails with ErrVersion if one copy has another
+// version, and with the errors of both if neither is valid.
 func readSuperblock(ctx context.Context, dev blockio.Device) (ondisk.Superblock, error) {
 	f, err := dev.Open(ondisk.SuperblockName)
 	if err != nil {
@@ -287,25 +287,25 @@ func newestSuperblock(a, b []byte) (ondisk.Superblock, error) {
 	case errA != nil:
 		sa = sb
 	}
-	// One copy is not valid. It may have been the newer one, with a boot counter
-	// that is one higher and whose generations were given out: skip that one. The
-	// copy that a fresh volume has not written yet costs nothing.
+	// One copy is not valid. It may have been the newer one, with a boot counter that is higher by
+	// one and generations that were assigned, so that boot counter is skipped. On a new volume the
+	// second copy was never written, and skipping one boot counter is harmless.
 	sa.Boot = min(sa.Boot+1, ondisk.MaxBoot)
 	return sa, nil
 }
 
-// neverBooted reports that formatting was as far as the volume came: both the
-// first superblock and its blank neighbour are as format left them.
+// neverBooted reports whether the volume was formatted but never used: both superblock copies are
+// as format left them.
 func neverBooted(sb ondisk.Superblock) bool { return sb.Sequence == 1 }
 
-// checkTogether refuses volumes that are not those of one store, all of them.
+// checkTogether refuses the volumes unless they are all the volumes of one store.
 func checkTogether(formatted []*candidate, given int, members membership, opts Options) error {
 	if len(formatted) == 0 {
 		return nil
 	}
 	first := formatted[0]
 	byIndex := make(map[uint32]*candidate)
-	complete := true // a start had all volumes formatted
+	complete := true // set if a start had formatted all volumes
 	for _, c := range formatted {
 		sb := c.superblock
 		if sb.Node != first.superblock.Node {
@@ -318,7 +318,7 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 		byIndex[sb.Index] = c
 		count := int(sb.Count) - members.removed.len()
 		if count > given && !opts.Degraded {
-			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or set degraded to serve what is there: %w", c.path(), count, given, ErrForeign)
+			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or set degraded to serve the present volumes: %w", c.path(), count, given, ErrForeign)
 		}
 		if count < given && !opts.AddVolumes && !opts.Degraded {
 			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give those, or set add_volumes to format the others: %w", c.path(), count, given, ErrForeign)
@@ -329,15 +329,15 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 		complete = complete && !neverBooted(sb)
 	}
 	if missing := given - len(formatted); missing > 0 && complete && !opts.AddVolumes && !opts.Degraded {
-		return fmt.Errorf("blockstore: %d of %d directories are empty beside volumes of node %v; mount the missing disks, set degraded to serve what is there, or set add_volumes to format the empty ones: %w",
+		return fmt.Errorf("blockstore: %d of %d directories are empty, the others have volumes of node %v; mount the missing disks, set degraded to serve the present volumes, or set add_volumes to format the empty ones: %w",
 			missing, given, first.superblock.Node, ErrForeign)
 	}
 	return nil
 }
 
-// formatRest formats the candidates that are not formatted, with the indices that
-// are free: those of removed volumes first, and of lost ones unless keep says
-// that a missing volume may come back. It returns the number of indices.
+// formatRest formats the candidates that are not formatted, with the free indices: first those of
+// removed volumes, then those of missing volumes, unless keep is set because a missing volume may
+// return. It returns the number of indices.
 func formatRest(ctx context.Context, all []candidate, members membership, count int, keep bool, opts Options) (membership, int, error) {
 	proto := ondisk.Superblock{Count: uint32(max(count, len(all)))}
 	taken := make(map[uint32]bool)
@@ -386,7 +386,7 @@ func formatRest(ctx context.Context, all []candidate, members membership, count 
 	return members, int(proto.Count), nil
 }
 
-// fit chooses sizes that the capacity allows.
+// fit chooses sizes for the capacity.
 func (o Options) fit(sb *ondisk.Superblock) error {
 	share := o.CapacityBytes / int64(sb.Count)
 	part := share / segmentShare / ondisk.Page * ondisk.Page
@@ -396,8 +396,8 @@ func (o Options) fit(sb *ondisk.Superblock) error {
 		remedy = ", or choose smaller segments"
 	}
 	if sb.SegmentBytes == 0 {
-		// A segment holds at least one slot, so in a small store it is a larger
-		// share: large blocks must fit.
+		// A segment holds at least one slot. In a small store it is a larger share of the volume,
+		// so that large blocks fit.
 		large := min(smallSegmentBytes, share/4) / ondisk.Page * ondisk.Page
 		sb.SegmentBytes = max(2*ondisk.Page, min(defaultSegmentBytes, max(part, large)))
 	}
@@ -413,8 +413,8 @@ func (o Options) fit(sb *ondisk.Superblock) error {
 	return nil
 }
 
-// format makes an empty volume. The superblock comes last: without it the
-// directory still counts as empty.
+// format creates an empty volume. The superblock is written last: without it the directory still
+// counts as empty.
 func (c *candidate) format(ctx context.Context, sb ondisk.Superblock, opts Options) error {
 	var err error
 	if sb.Volume, err = ondisk.NewUUID(opts.Rand); err != nil {
@@ -433,9 +433,9 @@ func (c *candidate) format(ctx context.Context, sb ondisk.Superblock, opts Optio
 	return nil
 }
 
-// removeBlank removes a file that an earlier attempt to format left. Its first page
-// is blank in both files: the catalogue was not written yet, the superblock only
-// in its second page. Anything else is not ours to remove.
+// removeBlank removes a file of an earlier attempt to format. The first page of both files is blank
+// then: the catalogue was not written yet, and the superblock only in its second page. A file with
+// other content is not removed.
 func (c *candidate) removeBlank(ctx context.Context, name string) error {
 	f, err := c.dev.Open(name)
 	if err != nil {
@@ -449,13 +449,12 @@ func (c *candidate) removeBlank(ctx context.Context, name string) error {
 		return err
 	}
 	if slices.ContainsFunc(page, func(b byte) bool { return b != 0 }) {
-		return fmt.Errorf("%s is there and holds something, without a superblock that can be read; restore that, or empty the directory: %w", name, ErrForeign)
+		return fmt.Errorf("%s exists and has content, without a readable superblock; restore the superblock, or empty the directory: %w", name, ErrForeign)
 	}
 	return c.dev.Remove(name)
 }
 
-// create makes a file with content, durably, in the place of one that an
-// earlier attempt left.
+// create creates a file with content, durably. It replaces a file of an earlier attempt.
 func (c *candidate) create(ctx context.Context, name string, sizeBytes int64, content []byte) error {
 	if slices.Contains(c.names, name) {
 		if err := c.removeBlank(ctx, name); err != nil {
@@ -515,15 +514,14 @@ func (v *volume) loadFiles(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	// What an earlier process wrote and did not sync is believed from here on,
-	// and the next superblock and catalogue overwrite the copy that would be
-	// left without it.
+	// Data that an earlier process wrote and did not sync is used from here on, and the next
+	// superblock and catalogue overwrite the older copies. So that data is synced first.
 	return v.dev.Sync(ctx)
 }
 
-// loadSegment opens one segment. What a crash can leave, a file too short for a
-// slot or without an intact header, holds nothing; anything else that does not
-// belong here is refused.
+// loadSegment opens one segment. A file that is too short for a slot or has no intact header may be
+// the result of a crash, and counts as blank. Any other file that does not belong to the volume is
+// refused.
 func (v *volume) loadSegment(ctx context.Context, number uint32, name string) error {
 	f, err := v.dev.Open(name)
 	if err != nil {
@@ -552,7 +550,7 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 	case err != nil:
 		return err
 	case h.Volume != v.id || h.Number != number:
-		return fmt.Errorf("header says segment %d of volume %v, this is volume %v; remove the file: %w", h.Number, h.Volume, v.id, ErrForeign)
+		return fmt.Errorf("the header is that of segment %d of volume %v, but this is volume %v; remove the file: %w", h.Number, h.Volume, v.id, ErrForeign)
 	case h.Slots > ondisk.SegmentSlots(f.Size(), h.SlotBytes):
 		v.log.Warn("segment file is too short for its slots; its blocks are lost", "segment", number, "slots", h.Slots, "bytes", f.Size())
 		return nil
@@ -563,8 +561,8 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 	return nil
 }
 
-// loadCatalogue finds the newest catalogue of all volumes. A volume whose
-// catalogue cannot be read has failed, until a probe has written the newest one.
+// loadCatalogue finds the newest catalogue of all volumes. A volume whose catalogue cannot be read
+// has failed until a probe has written the newest catalogue to it.
 func (s *Store) loadCatalogue(ctx context.Context) error {
 	read := 0
 	for _, v := range s.present() {
@@ -573,7 +571,7 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 		case errors.Is(err, ErrVersion) || ctx.Err() != nil:
 			return err
 		case err != nil:
-			v.dev.lost(fmt.Errorf("its catalogue could not be read: %w", err))
+			v.dev.lost(fmt.Errorf("the volume's catalogue could not be read: %w", err))
 			continue
 		}
 		read++
@@ -583,23 +581,22 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 	}
 	s.catalogueCertain = catalogueCertain(read, s.membersCount())
 	if !s.catalogueCertain {
-		// What a missing volume holds beyond this must lose against what follows.
+		// A newer catalogue on a missing volume must be older than the catalogues that follow.
 		s.catalogueSequence += bootMargin << 16
 	}
 	return nil
 }
 
-// beginBoot raises the boot counter beyond that of every volume, and notes how
-// many volumes there are.
+// beginBoot raises the boot counter above that of every volume, and records the number of volumes.
 func (s *Store) beginBoot(ctx context.Context) error {
 	var last uint32
 	for _, v := range s.present() {
 		last = max(last, v.superblock.Boot)
 	}
 	if n := s.membersCount(); !catalogueCertain(len(s.present()), n) {
-		// A missing volume may have seen starts that these have not: no generation
-		// of theirs may be given out again.
-		s.log.Warn("too few volumes are there to know the newest superblock for certain: the boot counter jumps", "present", len(s.present()), "volumes", n)
+		// A missing volume may have seen starts that the present volumes missed: the generations of
+		// those starts must not be assigned again.
+		s.log.Warn("too few volumes are present to be certain of the newest superblock: the boot counter jumps", "present", len(s.present()), "volumes", n)
 		last += bootMargin
 	}
 	if last >= ondisk.MaxBoot {

@@ -16,53 +16,49 @@ import (
 // Options configure a Store. Devices and CapacityBytes are required; the zero
 // value of every other field is its default.
 type Options struct {
-	// Devices are the volumes, in any order. Open takes them over if it
-	// succeeds: Close closes them.
+	// Devices are the volumes, in any order. If Open succeeds, the store owns them, and Close
+	// closes them.
 	Devices []blockio.Device
-	// Identity is the owner line of the volumes' locks: one line that tells a
-	// person which process holds them.
+	// Identity is the owner line of the volumes' locks. It shows a person which process holds them.
 	Identity string
-	// CapacityBytes caps the bytes of all files of all volumes together. It may
-	// change from one Open to the next; surplus segments are given back as they
-	// become free.
+	// CapacityBytes caps the bytes of all files of all volumes together. It may differ between two
+	// Opens; surplus segments are removed when they become empty.
 	CapacityBytes int64
-	// SegmentBytes is the size of a segment file, a multiple of 4096, fixed when
-	// a volume is formatted. Default 1 GiB, or a sixteenth of a volume's share
-	// of the capacity if that is less, but no less than 16 MiB or a quarter of
-	// the share. 0 accepts whatever the volumes have.
+	// SegmentBytes is the size of a segment file, a multiple of 4096, fixed when a volume is
+	// formatted. Default 1 GiB, or a sixteenth of a volume's share of the capacity if that is less,
+	// but no less than 16 MiB or a quarter of the share. 0 accepts the size that the volumes have.
 	SegmentBytes int64
-	// CatalogueBytes is the room for the catalogue blob, fixed when a volume is
-	// formatted. Default 1 MiB, or less if the capacity is small.
+	// CatalogueBytes is the room for the catalogue blob, fixed when a volume is formatted. Default
+	// 1 MiB, less if the capacity is small.
 	CatalogueBytes int64
 	// FreeFloorBytes is the free space of a volume's file system below which no
 	// write is accepted and no segment created. Default 0: no floor.
 	FreeFloorBytes int64
-	// StripeBytes is how much of a sequence is put on one volume before the
-	// next one takes over, if there are several. Default 64 MiB.
+	// StripeBytes is the number of bytes of a sequence that are placed on one volume before the
+	// next volume is used, if there are several. Default 64 MiB.
 	StripeBytes int64
-	// Prewrite keeps one segment ahead of need filled with zeroes on each
-	// volume: first writes into merely allocated space cost twice.
+	// Prewrite keeps one segment filled with zeroes ahead of need on each volume: the first write
+	// to space that is only allocated costs twice as much.
 	Prewrite bool
-	// AddVolumes accepts empty volumes next to formatted ones: an added disk,
-	// or the replacement of a lost one. Otherwise an empty directory is taken
-	// for a disk that is not mounted, and refused.
+	// AddVolumes accepts empty volumes next to formatted ones: an added disk, or the replacement of
+	// a lost one. Otherwise an empty directory is assumed to be a disk that is not mounted, and
+	// refused.
 	AddVolumes bool
-	// Health are the limits by which a volume's state is decided.
+	// Health has the limits that decide a volume's state.
 	Health health.Options
-	// Degraded opens the store although volumes are missing, as long as one is
-	// there: an absent device, an empty directory (unless AddVolumes), or one that
-	// was not given. Otherwise all must be there.
+	// Degraded opens the store although volumes are missing, if at least one is present: the device
+	// of a missing volume is absent, its directory is empty (unless AddVolumes), or was not given.
+	// Otherwise all volumes must be present.
 	Degraded bool
-	// CapacityOfPresent says that CapacityBytes is for the volumes that are there,
-	// not for missing and removed ones as well.
+	// CapacityOfPresent means that CapacityBytes is for the present volumes. Otherwise it includes
+	// the shares of missing and removed volumes.
 	CapacityOfPresent bool
-	// Alloc gives scratch memory that starts at a multiple of 4096, for scans,
-	// scrubbing and zeroing; release gives it back. Default: the Go heap. An
-	// arena makes them faster.
+	// Alloc allocates scratch memory that starts at a multiple of 4096, for scans, scrubbing and
+	// zeroing; release frees it. Default: the Go heap. Memory of an arena makes these tasks faster.
 	Alloc func(ctx context.Context, sizeBytes int) (buf []byte, release func(), err error)
-	// Logger gets what a person should act on. Default: none.
+	// Logger receives messages on which an operator should act. Default: none.
 	Logger *slog.Logger
-	// Rand gives the random bytes of uuids. Default: crypto/rand.
+	// Rand is the source of the random bytes of uuids. Default: crypto/rand.
 	Rand io.Reader
 }
 
@@ -73,9 +69,8 @@ const (
 	defaultStripeBytes    = 64 << 20
 )
 
-// EnsureDefaults returns o with every zero field that has a default filled in.
-// SegmentBytes and CatalogueBytes stay 0: their defaults are applied when a
-// volume is formatted.
+// EnsureDefaults returns o with defaults in the zero fields. SegmentBytes and CatalogueBytes stay
+// 0: their defaults are applied when a volume is formatted.
 func (o Options) EnsureDefaults() Options {
 	if o.Identity == "" {
 		o.Identity = "a penstock block store"
@@ -99,7 +94,7 @@ func (o Options) Validate() error {
 	case n < 1 || n > kv.MaxVolumes:
 		return fmt.Errorf("blockstore: %d volumes; want 1 to %d", n, kv.MaxVolumes)
 	case o.CapacityBytes < 1:
-		return fmt.Errorf("blockstore: capacity of %d bytes; want some", o.CapacityBytes)
+		return fmt.Errorf("blockstore: capacity of %d bytes; want more than 0", o.CapacityBytes)
 	case o.SegmentBytes < 0 || o.SegmentBytes%ondisk.Page != 0 || o.SegmentBytes > ondisk.MaxSegmentBytes || o.SegmentBytes == ondisk.Page:
 		return fmt.Errorf("blockstore: segments of %d bytes; want a multiple of %d from %d to %d", o.SegmentBytes, ondisk.Page, 2*ondisk.Page, int64(ondisk.MaxSegmentBytes))
 	case o.CatalogueBytes < 0 || o.CatalogueBytes%ondisk.Page != 0 || o.CatalogueBytes > ondisk.MaxCatalogueBytes:
@@ -117,18 +112,18 @@ func (o Options) Validate() error {
 	return o.Health.Validate()
 }
 
-// Durability says when a write is acknowledged, relative to the sync that makes
-// it survive a power loss. The engine acts on it; it is defined here so that
-// every layer uses the same words.
+// Durability decides whether a write is acknowledged before or after the sync that protects it from
+// a power loss. The engine implements it; the type is defined here so that every layer uses the
+// same words.
 type Durability uint8
 
 const (
-	// DurabilityBatch, the default: acknowledged at once, data and index are
-	// synced together at least each second.
+	// DurabilityBatch, the default: a write is acknowledged at once; data and index are synced
+	// together at least once per second.
 	DurabilityBatch Durability = iota
-	// DurabilityAsync: acknowledged at once, synced when the system pleases.
+	// DurabilityAsync: a write is acknowledged at once, and synced when the system decides.
 	DurabilityAsync
-	// DurabilitySync: acknowledged after data and index are synced.
+	// DurabilitySync: a write is acknowledged after data and index are synced.
 	DurabilitySync
 )
 
@@ -170,8 +165,8 @@ func (d *Durability) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// heapAlloc cuts an aligned slice out of a larger one. The Go heap does not
-// move, and the device returns before the slice can be collected.
+// heapAlloc returns an aligned part of a larger slice. The Go heap does not move objects, and the
+// device is done before the slice can be collected.
 func heapAlloc(_ context.Context, sizeBytes int) ([]byte, func(), error) {
 	b := make([]byte, sizeBytes+blockio.Align)
 	for off := range blockio.Align {

@@ -12,44 +12,41 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Read is one piece, or a range of its layers, to be read.
+// Read is a request to read one piece, or a range of its layers.
 type Read struct {
 	Ref kv.Ref
-	// Want is what the slot must hold.
+	// Want is the content that the slot must have.
 	Want ondisk.SlotKey
-	// FirstLayer and Layers choose the layers; Layers 0 means all, from
-	// FirstLayer 0.
+	// FirstLayer and Layers select the layers; Layers 0 means all, from FirstLayer 0.
 	FirstLayer, Layers int
-	// Buf is aligned memory. For all layers it is Layout.SlotBytes long and gets
-	// the whole slot, payload at Layout.HeaderBytes. For a range it is as long as
-	// the bytes result of Layout.Range says, and the first layer starts at its
-	// skip. It is the store's until Read returns; unless Err is nil its content
-	// means nothing.
+	// Buf is aligned memory. For all layers it has the length Layout.SlotBytes and receives the
+	// whole slot, with the payload at Layout.HeaderBytes. For a range it has the length bytes of
+	// Layout.Range, and the first layer starts at skip. The store owns Buf until Read returns. Its
+	// content is undefined unless Err is nil.
 	Buf []byte
-	// LayerSums gets the checksums of the chosen layers, as the writer made
-	// them; its capacity is reused.
+	// LayerSums receives the writer's checksums of the selected layers; its capacity is reused.
 	LayerSums []uint64
-	// Class, Parent, Depth and Origin are as in the slot's header.
+	// Class, Parent, Depth and Origin are those of the slot's header.
 	Class  ondisk.Class
 	Parent kv.BlockID
 	Depth  uint32
 	Origin kv.Generation
-	// Err is the outcome: nil means that the bytes are those that were written.
-	// ErrStale and ErrCorrupt are misses; another error is the device's.
+	// Err is the outcome: nil means that the bytes are exactly the written ones. ErrStale
+	// and ErrCorrupt are misses; any other error comes from the device.
 	Err error
 }
 
-// Read reads and verifies the pieces, as one batch for each volume, and returns
-// when every one has its outcome in Err. The error is ctx's or the device's if
-// the batch was not admitted, or ErrClosed; outcomes of single pieces are not
-// errors of the call. Each slot is pinned meanwhile; the caller need not.
+// Read reads and verifies the pieces, as one batch for each volume, and returns when every piece
+// has its outcome in Err. Outcomes of single pieces are not errors of the call: the call fails with
+// ErrClosed, or if the batch was not admitted, with the error of ctx or of the device. Read pins
+// each slot itself.
 func (s *Store) Read(ctx context.Context, batch []Read) error {
 	if err := s.enter(); err != nil {
 		return failReads(batch, err)
 	}
 	defer s.gate.Leave()
-	// The header of a layer range is a job of its own unless it lies right
-	// before the range: job i is item i's bytes, job n+i its header, if any.
+	// The header of a layer range has a job of its own, unless it lies right before the range: job
+	// i is for the bytes of item i, job n+i for its header, if needed.
 	n := len(batch)
 	m := s.submissions.get(blockio.Read, 2*n)
 	defer s.submissions.put(m)
@@ -78,7 +75,7 @@ func failReads(batch []Read, err error) error {
 	return err
 }
 
-// prepareRead checks a read and holds its slot.
+// prepareRead checks a read and pins its slot.
 func (s *Store) prepareRead(r *Read, body, head *job) error {
 	l, err := r.Want.Layout()
 	if err != nil {
@@ -113,16 +110,15 @@ func (s *Store) prepareRead(r *Read, body, head *job) error {
 	header := s.headers.get(l.HeaderBytes())
 	if offset == l.HeaderBytes() {
 		body.offset, body.bytes, body.bufs = slot, l.HeaderBytes()+bytes, [2][]byte{header, r.Buf}
-		head.bufs[0] = header // for finishRead; skipped
+		head.bufs[0] = header // for finishRead; the job is skipped
 		return nil
 	}
 	*head = job{volume: g.volume, file: g.file, offset: slot, bufs: [2][]byte{header}, bytes: l.HeaderBytes()}
 	return nil
 }
 
-// retry reads a job again that the device failed, by itself, unless that was done:
-// an error that comes back is persistent. It is the volume's error rather than the
-// block's if the catalogue cannot be read either.
+// retry repeats a failed job once, as a single request: an error that occurs again is persistent.
+// If the catalogue cannot be read either, the error counts as the volume's and not as the block's.
 func (j *job) retry(ctx context.Context) {
 	if j.outcome == nil || j.volume == nil || volumesFault(j.outcome) == nil || !j.volume.dev.health().Reads() {
 		return
@@ -142,15 +138,15 @@ func (j *job) retry(ctx context.Context) {
 	}
 }
 
-// Unreadable reports whether the error of a Read or a Scrub says that the slot
-// cannot be read although its volume can: the device failed it twice, and other
-// pages can be read. Drop the block, so that it is written elsewhere.
+// Unreadable reports whether the error of a Read or a Scrub means that the slot cannot be read
+// although its volume can: the device failed twice on this slot, and can read other pages. The
+// caller should drop the block, so that it is written to another slot.
 func (s *Store) Unreadable(ref kv.Ref, err error) bool {
 	return err != nil && volumesFault(err) != nil && s.VolumeHealth(ref).Reads() &&
 		!errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrStale) && !errors.Is(err, ErrVolumeFailed) && !errors.Is(err, ErrBusy) && !errors.Is(err, ErrState) && !errors.Is(err, ErrClosed)
 }
 
-// finishRead verifies what came and lets go of the slot.
+// finishRead verifies the bytes and unpins the slot.
 func (s *Store) finishRead(r *Read, body, head *job, admission error) error {
 	err := errors.Join(body.outcome, head.outcome)
 	switch {
@@ -180,8 +176,8 @@ func (s *Store) finishRead(r *Read, body, head *job, admission error) error {
 	return err
 }
 
-// verify compares what was read with what is wanted. header is where the slot
-// header was read to, nil if it is at the start of Buf.
+// verify compares the bytes with Want. header has the slot header, or is nil if the header is at
+// the start of Buf.
 func (r *Read) verify(header []byte) error {
 	payload := r.Buf
 	if header == nil {

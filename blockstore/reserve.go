@@ -17,7 +17,7 @@ import (
 // reserveMax bounds the slots of one Reserve.
 const reserveMax = 1 << 20
 
-// placement is the slots of one Reserve as they are found.
+// placement is the state of one Reserve: the slots found so far.
 type placement struct {
 	store     *Store
 	slotBytes int64
@@ -32,11 +32,10 @@ type taken struct {
 	run     runs.Run
 }
 
-// Reserve takes n free slots for the consecutive pieces of one sequence and
-// returns them in order, in the state writing, each with a new generation. If
-// hasAfter is set it tries to go on right after that extent. It takes all n or
-// none. It may create or cut a segment, which is I/O. It fails with ErrFull (a
-// *FullError), ErrFloor, ErrTooLarge.
+// Reserve takes n free slots for the consecutive pieces of one sequence and returns them in order,
+// in the state reserved, each with a new generation. If hasAfter is set, it first tries the slots
+// right after that extent. It takes all n slots or none. It may create or cut a segment, which
+// needs I/O. It fails with ErrFull (a *FullError), ErrFloor, ErrTooLarge.
 func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
@@ -57,8 +56,8 @@ func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, af
 		p.undo()
 		return nil, err
 	}
-	// After the slots were found: a segment that was cut for them has an older
-	// generation than they.
+	// The generations are taken after the slots were found, so that a segment that was cut for them
+	// has an older generation.
 	gen, err := s.generations.take(ctx, s, n)
 	if err != nil {
 		p.undo()
@@ -67,9 +66,9 @@ func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, af
 	return p.refs(gen), nil
 }
 
-// find takes slots until there are as many as wanted.
+// find takes slots until it has the requested number.
 func (p *placement) find(ctx context.Context, after kv.Extent, hasAfter bool) error {
-	at := -1 // the volume to go on with
+	at := -1 // the volume to continue with
 	if hasAfter {
 		if v := p.store.volume(after); v != nil && v.takesWrites() && v.dev.health().State == p.store.bestState() {
 			at = int(v.index)
@@ -103,14 +102,14 @@ func (p *placement) add(g *segment, r runs.Run) {
 	p.n += int(r.N)
 }
 
-// stripe is how many slots of a segment go to one volume before the next takes
-// over. Boundaries are at fixed slot numbers: wherever a sequence is continued,
-// it changes the volume at the same place.
+// stripe returns the number of slots of a segment that are placed on one volume before the next
+// volume is used. Boundaries are at fixed slot numbers, so a sequence changes the volume at the
+// same slots wherever it is continued.
 func (p *placement) stripe() uint32 {
 	return uint32(max(1, p.store.opts.StripeBytes/p.slotBytes))
 }
 
-// upTo is how many slots may be taken in one run that starts at a slot.
+// upTo returns the number of slots that may be taken in one run that starts at a slot.
 func (p *placement) upTo(slot uint32) uint32 {
 	n := uint32(p.want - p.n)
 	if len(p.store.volumes) > 1 {
@@ -125,8 +124,8 @@ func (p *placement) atStripeEnd(slot uint32) bool {
 
 func (p *placement) next(volume int) int { return (volume + 1) % len(p.store.volumes) }
 
-// bestState is the state of the volumes that new blocks go to: suspect ones take
-// them only while no volume that is ok does.
+// bestState returns the state of the volumes that get new blocks: suspect volumes get them only
+// while no ok volume takes them.
 func (s *Store) bestState() health.State {
 	for _, v := range s.volumes {
 		if v.takesWrites() && v.dev.health().State == health.OK {
@@ -136,7 +135,7 @@ func (s *Store) bestState() health.State {
 	return health.Suspect
 }
 
-// leastUsed picks the volume for a new sequence.
+// leastUsed returns the volume for a new sequence.
 func (p *placement) leastUsed() int {
 	n := len(p.store.volumes)
 	if n == 1 {
@@ -154,8 +153,8 @@ func (p *placement) leastUsed() int {
 	return max(best, 0)
 }
 
-// takeSomewhere takes one run, on the given volume or else on the first after it
-// that has room; on a suspect one only if no volume that is ok has.
+// takeSomewhere takes one run, on the given volume or else on the first volume after it that has
+// room. It uses a suspect volume only if no ok volume has room.
 func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.Run, error) {
 	var trouble []error
 	full := false
@@ -177,7 +176,7 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.R
 			return nil, runs.Run{}, err
 		}
 		if errors.Is(err, errNoRoom) {
-			full = full || v.takesWrites() // it may have ceased to since it was chosen
+			full = full || v.takesWrites() // the volume may have stopped taking writes since it was chosen
 			continue
 		}
 		if !errors.Is(err, errCutHangs) { // the change of the volume's state was logged
@@ -203,8 +202,8 @@ func (s *Store) Writable() error {
 	return s.noWritableVolume()
 }
 
-// Elsewhere reports whether a volume takes new blocks, other than the one of
-// except, if that is given.
+// Elsewhere reports whether a volume takes new blocks, apart from the volume of except, if that is
+// not nil.
 func (s *Store) Elsewhere(except *kv.Ref) bool {
 	for _, v := range s.volumes {
 		if v.takesWrites() && (except == nil || v.index != except.Extent.Volume()) {
@@ -232,7 +231,7 @@ func (s *Store) VolumeHealth(ref kv.Ref) health.Status {
 	return health.Status{State: health.Removed}
 }
 
-// noWritableVolume says for each volume why it takes no writes.
+// noWritableVolume returns an error with the reason of each volume for taking no writes.
 func (s *Store) noWritableVolume() error {
 	var why []string
 	for _, v := range s.volumes {
@@ -250,7 +249,7 @@ func (s *Store) noWritableVolume() error {
 	return fmt.Errorf("blockstore: %w: %s", ErrFloor, strings.Join(why, "; "))
 }
 
-// full says what is missing; the slots taken so far are given back first.
+// full returns the error for a full store, after freeing the slots taken so far.
 func (p *placement) full() error {
 	p.undo()
 	e := &FullError{SlotBytes: p.slotBytes, Slots: p.want}
@@ -262,7 +261,7 @@ func (p *placement) full() error {
 	return e
 }
 
-// undo gives the slots back.
+// undo frees the slots.
 func (p *placement) undo() {
 	for _, t := range p.taken {
 		for i := range t.run.N {
@@ -272,7 +271,7 @@ func (p *placement) undo() {
 	p.taken, p.n = nil, 0
 }
 
-// refs stamps the slots with consecutive generations.
+// refs assigns consecutive generations to the slots.
 func (p *placement) refs(gen kv.Generation) []kv.Ref {
 	refs := make([]kv.Ref, 0, p.n)
 	for _, t := range p.taken {
@@ -285,9 +284,9 @@ func (p *placement) refs(gen kv.Generation) []kv.Ref {
 	return refs
 }
 
-// Surplus returns the live slots of the segments that have to go because the
-// capacity is smaller than at the last start: their files are removed once the
-// engine has freed the slots. It is known after Ready.
+// Surplus returns the live slots of the segments that exceed the capacity, because it is smaller
+// than at the last start. The files of these segments are removed after the engine has freed the
+// slots. Surplus is known after Ready.
 func (s *Store) Surplus() []kv.Ref {
 	var refs []kv.Ref
 	for _, v := range s.volumes {
@@ -320,17 +319,16 @@ func (g *segment) appendLiveLocked(refs []kv.Ref) []kv.Ref {
 // EmptiableSegment is a segment that could be emptied and cut to another slot
 // size.
 type EmptiableSegment struct {
-	// First is its first slot, End the slot behind its last one.
+	// First is the first slot, End the slot after the last one.
 	First, End kv.Extent
-	// UsedBytes is the size of its slots that are in use.
+	// UsedBytes is the size of the slots in use.
 	UsedBytes int64
 }
 
-// Emptiable returns the segments of another slot size that could be emptied and
-// cut to slots for such pieces, those with the fewest bytes in use first. A
-// segment with a reader, or in which something is being written, is none. It is
-// for an engine that got ErrFull although it evicted enough bytes, of another
-// size.
+// Emptiable returns the segments of another slot size that could be emptied and cut to slots for
+// such pieces, those with the fewest bytes in use first. It leaves out segments with a reader or a
+// write in progress. An engine calls it after ErrFull, if it has evicted enough bytes but in slots
+// of another size.
 func (s *Store) Emptiable(pieceBytes int64, layers int) []EmptiableSegment {
 	l, err := s.SlotLayout(pieceBytes, layers)
 	if err != nil {
@@ -367,8 +365,8 @@ func (g *segment) emptiable(slotBytes int64) (EmptiableSegment, bool) {
 	}, true
 }
 
-// DrainSegment makes Reserve take slots of a segment only when there are no others, so
-// that the engine can empty the segment. It holds until the segment is cut again.
+// DrainSegment makes Reserve take slots of a segment only if there are no others, so that the
+// engine can empty the segment. The mark lasts until the segment is cut again.
 func (s *Store) DrainSegment(e kv.Extent) {
 	if v := s.volume(e); v != nil {
 		if g := v.space.segment(e.Segment()); g != nil {

@@ -11,8 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// naiveOwner is the dumbest model of a store's space: who owns each page of each
-// file.
+// naiveOwner is the simplest model of a store's space: the owner of each page of each file.
 type naiveOwner map[naivePage]kv.Generation
 
 type naivePage struct {
@@ -34,10 +33,9 @@ func (n naiveOwner) pages(s *Store, ref kv.Ref, f func(naivePage)) {
 	}
 }
 
-// FuzzReserve reserves and gives back sequences of several slot sizes, over
-// segments that are cut again and again: no page has two owners, a freed page
-// can be had again, generations rise, and the files stay within the capacity.
-// Each byte pair is one call.
+// FuzzReserve reserves and frees sequences of several slot sizes, in segments that are cut
+// repeatedly. No page has two owners, a freed page can be reserved again, generations increase, and
+// the files stay within the capacity. Each pair of bytes is one call.
 func FuzzReserve(f *testing.F) {
 	f.Add([]byte{0, 5, 1, 7, 2, 3, 4, 0, 0, 30})
 	f.Add([]byte{0, 200, 4, 0, 1, 200, 4, 0, 2, 200, 4, 0, 0, 1})
@@ -117,7 +115,7 @@ func FuzzReserve(f *testing.F) {
 	})
 }
 
-// BenchmarkAdopt is the store's part of a start: ns for each index entry.
+// BenchmarkAdopt measures the store's part of a start, in ns per index entry.
 func BenchmarkAdopt(b *testing.B) {
 	s, err := open(b, Options{CapacityBytes: 64 << 30, SegmentBytes: 1 << 30}, memio.New(memio.Options{}))
 	if err != nil {

@@ -15,37 +15,36 @@ import (
 )
 
 const (
-	// scanBytes is read at a time by a sequential scan, in scanRequests requests.
+	// scanBytes is the size of one step of a sequential scan, read with scanRequests requests.
 	scanBytes    = 8 << 20
 	scanRequests = 8
-	// sparseBytes is the slot size from which reading only the headers is less
-	// work than reading everything.
+	// sparseBytes is the slot size from which reading only the headers is cheaper than reading
+	// everything.
 	sparseBytes = 64 << 10
-	// sparseBatch is how many headers are read at a time.
+	// sparseBatch is the number of headers read at a time.
 	sparseBatch = 256
 )
 
 // ScanOptions configure a Scan.
 type ScanOptions struct {
-	// Verify reads the payloads as well and passes on only slots whose every
-	// layer has its checksum.
+	// Verify reads the payloads too, and yields only slots in which every layer has its checksum.
 	Verify bool
-	// Slots, if not nil, are the only slots that are read. They are in ascending order.
+	// Slots, if not nil, limits the scan to these slots. They are in ascending order.
 	Slots []kv.Extent
-	// Progress, if not nil, is called after each segment with the bytes of the files, or
-	// of Slots, that the scan has finished, and the bytes of all.
+	// Progress, if not nil, is called after each segment with the bytes that the scan has finished,
+	// and with the bytes of all files, or of Slots.
 	Progress func(done, total int64)
 }
 
-// ScanStats counts what a Scan saw.
+// ScanStats counts the slots of a Scan.
 type ScanStats struct {
-	// Segments and Slots were looked at; Found were passed on.
+	// Segments and Slots count those read, Found the slots passed to fn.
 	Segments, Slots, Found int64
-	// Blank slots hold no header, or one from before the segment was cut;
-	// Damaged ones a header, or with Verify a layer, with a wrong checksum;
-	// Unreadable ones an I/O error.
+	// Blank slots have no header, or one from before the segment was cut. Damaged slots have a
+	// wrong checksum in the header or, with Verify, in a layer. Unreadable slots returned an I/O
+	// error.
 	Blank, Damaged, Unreadable int64
-	// Bytes were read.
+	// Bytes is the number of bytes read.
 	Bytes int64
 }
 
@@ -59,12 +58,11 @@ func (s *ScanStats) add(o ScanStats) {
 	s.Bytes += o.Bytes
 }
 
-// Scan reads the header of every slot of every segment, or of opts.Slots, whatever its
-// state, and calls fn for each that holds an intact header that belongs there. Volumes are
-// read in parallel; fn is called from one goroutine at a time, and an error from
-// it ends the scan. The same block may be found several times: the highest
-// generation is the newest. The header is fn's only during the call. Freed slots
-// are found as well, until they are reused.
+// Scan reads the header of every slot of every segment, or of opts.Slots, in any state, and calls
+// fn for each slot with an intact header of its own. Volumes are read in parallel; fn is called
+// from one goroutine at a time, and an error from it ends the scan. The same block may be found
+// several times: the highest generation is the newest. fn must not keep the header after it
+// returns. Freed slots are found as well, until they are reused.
 func (s *Store) Scan(ctx context.Context, opts ScanOptions, fn func(ref kv.Ref, h *ondisk.SlotHeader) error) (ScanStats, error) {
 	if err := s.enter(); err != nil {
 		return ScanStats{}, err
@@ -81,7 +79,7 @@ func (s *Store) Scan(ctx context.Context, opts ScanOptions, fn func(ref kv.Ref, 
 	err := onVolumes(s.volumes, func(v *volume) error {
 		err := all.volume(ctx, v)
 		if err != nil {
-			cancel() // the others need not go on
+			cancel() // the other volumes need not continue
 		}
 		return err
 	})
@@ -91,7 +89,7 @@ func (s *Store) Scan(ctx context.Context, opts ScanOptions, fn func(ref kv.Ref, 
 	return all.stats, err
 }
 
-// scan is one Scan under way.
+// scan is one running Scan.
 type scan struct {
 	store      *Store
 	opts       ScanOptions
@@ -147,7 +145,7 @@ func (c *scan) bytesOf(g *segment) int64 {
 	return int64(len(c.slotsOf(g, h))) * h.SlotBytes
 }
 
-// account adds a segment's counts.
+// account adds a segment's counts to the totals.
 func (c *scan) account(st ScanStats, fileBytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +156,7 @@ func (c *scan) account(st ScanStats, fileBytes int64) {
 	}
 }
 
-// cutHeader returns how the segment is cut, if it is.
+// cutHeader returns the header of the segment, if it is cut.
 func (g *segment) cutHeader() (ondisk.SegmentHeader, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -252,7 +250,7 @@ func (w *segmentScan) slots(ctx context.Context, first, n uint32) error {
 	return nil
 }
 
-// alone reads one slot whose neighbours could not be read.
+// alone reads a single slot, after a read of several slots failed.
 func (w *segmentScan) alone(ctx context.Context, slot uint32, buf []byte) error {
 	return doOne(ctx, w.segment.volume.dev, blockio.Request{Op: blockio.Read, File: w.segment.file, Offset: w.header.SlotOffset(slot), Bufs: [][]byte{buf}})
 }
@@ -294,7 +292,7 @@ func (w *segmentScan) unreadable(n int64) {
 	w.stats.Unreadable += n
 }
 
-// look decides what one slot is; b is the slot, or its header.
+// look classifies one slot; b has the slot, or its header.
 func (w *segmentScan) look(slot uint32, b []byte) error {
 	w.stats.Slots++
 	h, err := ondisk.DecodeSlotHeader(b, w.sums[:0])
@@ -320,7 +318,7 @@ func (w *segmentScan) look(slot uint32, b []byte) error {
 	return w.pass(&h)
 }
 
-// pass hands a header to the caller.
+// pass calls fn with a header.
 func (w *segmentScan) pass(h *ondisk.SlotHeader) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -16,28 +16,27 @@ import (
 type ScrubOptions struct {
 	// BytesPerSecond limits the reading; 0 means no limit.
 	BytesPerSecond int64
-	// From is where to start: the Next of an earlier result, or 0.
+	// From is the slot to start with: the Next of an earlier result, or 0.
 	From kv.Extent
-	// MaxBytes ends the call after that many bytes; 0 means at the end.
+	// MaxBytes ends the call after that many bytes; with 0 it ends after the last slot.
 	MaxBytes int64
-	// Report is called for each live slot that is corrupt or unreadable. It may
-	// Free it.
+	// Report is called for each live slot that is corrupt or unreadable. It may Free the slot.
 	Report func(ref kv.Ref, err error)
 }
 
-// ScrubResult says how far a Scrub came.
+// ScrubResult is the progress of a Scrub.
 type ScrubResult struct {
 	// Next is the slot to continue from. Done is set, and Next is 0, after the last slot.
 	Next kv.Extent
 	Done bool
-	// Slots and Bytes were read, Corrupt and Unreadable were reported.
+	// Slots and Bytes count the verified slots, Corrupt and Unreadable the reported ones.
 	Slots, Bytes, Corrupt, Unreadable int64
 }
 
-// Scrub reads live slots in order and verifies header and every layer. It ends after
-// the last slot, after MaxBytes, or with ctx, whose error it returns. If a read hangs,
-// Scrub does not wait for it: the memory and the slot of that read are released when the
-// device completes, and until then Scrub skips the slots of that volume.
+// Scrub reads live slots in order and verifies header and every layer. It ends after the last slot,
+// after MaxBytes, or with ctx, whose error it returns. Scrub does not wait for a read that hangs:
+// the memory and the slot of that read are released when the device completes the read, and until
+// then Scrub skips the slots of that volume.
 func (s *Store) Scrub(ctx context.Context, opts ScrubOptions) (ScrubResult, error) {
 	if err := s.enter(); err != nil {
 		return ScrubResult{Next: opts.From}, err
@@ -83,7 +82,7 @@ func (b *scrub) free() {
 	b.buf, b.release = nil, nil
 }
 
-// room makes buf at least sizeBytes long.
+// room grows buf to at least sizeBytes.
 func (b *scrub) room(ctx context.Context, sizeBytes int64) error {
 	if int64(len(b.buf)) >= sizeBytes {
 		return nil
@@ -97,7 +96,7 @@ func (b *scrub) room(ctx context.Context, sizeBytes int64) error {
 	return nil
 }
 
-// wait spends n bytes of the rate.
+// wait delays until the rate allows n more bytes.
 func (b *scrub) wait(ctx context.Context, n int64) error {
 	for b.limiter != nil && n > 0 {
 		part := min(n, int64(b.limiter.Burst()))
@@ -112,7 +111,7 @@ func (b *scrub) wait(ctx context.Context, n int64) error {
 	return nil
 }
 
-// slot verifies one slot. It fails with the error of ctx, or for want of memory.
+// slot verifies one slot. It fails with the error of ctx, or if there is no memory.
 func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
 	if err := b.wait(ctx, slotBytes); err != nil {
 		return err
@@ -199,7 +198,7 @@ func (b *scrub) account(ctx context.Context, c *counters, ref kv.Ref, slotBytes 
 	return nil
 }
 
-// verifySlot checks a whole slot against itself and its ref.
+// verifySlot checks the checksums of a whole slot, and its header against the ref.
 func verifySlot(ref kv.Ref, slotBytes int64, slot []byte) error {
 	h, err := ondisk.DecodeSlotHeader(slot, nil)
 	if err != nil {
@@ -220,8 +219,8 @@ func verifySlot(ref kv.Ref, slotBytes int64, slot []byte) error {
 	return nil
 }
 
-// nextLive returns the first live slot at or after an extent. It looks at the
-// slots and segments between the two, and at no others.
+// nextLive returns the first live slot at or after an extent. It reads only the slots and segments
+// between the two.
 func (s *Store) nextLive(from kv.Extent) (ref kv.Ref, slotBytes int64, ok bool) {
 	for _, v := range s.volumes {
 		if v.index < from.Volume() {

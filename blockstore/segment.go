@@ -78,7 +78,7 @@ func (g *segment) setUseLocked(u use) {
 	delete(s.blank, g.number)
 }
 
-// cutLocked gives the segment the slots that h describes, all free.
+// cutLocked assigns the slots of h to the segment, all of them free.
 func (g *segment) cutLocked(h ondisk.SegmentHeader) {
 	g.setUseLocked(useCut)
 	g.header, g.class = h, g.volume.space.classLocked(h.SlotBytes)
@@ -92,7 +92,7 @@ func (g *segment) cutLocked(h ondisk.SegmentHeader) {
 	}
 }
 
-// findFreeLocked makes the set of free slots from the words.
+// findFreeLocked builds the set of free slots from the words.
 func (g *segment) findFreeLocked() {
 	if g.use != useCut || g.free != nil {
 		return
@@ -110,7 +110,7 @@ func (g *segment) findFreeLocked() {
 	g.settleLocked()
 }
 
-// blankLocked drops the slots of a segment, all of which are free.
+// blankLocked removes the slots of a segment, all of which are free.
 func (g *segment) blankLocked(u use) {
 	g.countLocked(slotFree, -g.counts.free)
 	if g.class.segments--; g.class.segments == 0 {
@@ -189,7 +189,7 @@ func (g *segment) extent(slot uint32) kv.Extent {
 // isEmptyLocked reports whether no slot is in use.
 func (g *segment) isEmptyLocked() bool { return g.counts.free == int64(g.header.Slots) }
 
-// setLocked moves a slot to a state, with the counts and the free map.
+// setLocked changes the state of a slot, the counts and the set of free slots.
 func (g *segment) setLocked(slot uint32, w slotWord) {
 	old := g.words[slot].state()
 	g.words[slot] = w
@@ -214,7 +214,7 @@ func (g *segment) setLocked(slot uint32, w slotWord) {
 	}
 }
 
-// checkLocked compares table, counts and free map.
+// checkLocked compares words, counts and the set of free slots.
 func (g *segment) checkLocked() {
 	var c slotCounts
 	for i, w := range g.words {
@@ -226,8 +226,8 @@ func (g *segment) checkLocked() {
 	invariants.Assert(g.free == nil || c.free == int64(g.free.Size()), "segment %d has %d free slots, and its set another number", g.number, c.free)
 }
 
-// takeLocked reserves a run of free slots. Their generations come later, from
-// stamp: a slot without one cannot be named.
+// takeLocked reserves a run of free slots. Their generations come later, from stamp; a slot without
+// a generation has no valid Ref.
 func (g *segment) takeLocked(r runs.Run) {
 	if g.free != nil {
 		g.free.Remove(r)
@@ -243,7 +243,7 @@ func (g *segment) takeLocked(r runs.Run) {
 	}
 }
 
-// stamp gives the slots of a run that was just taken consecutive generations.
+// stamp assigns consecutive generations to the slots of a run that was just taken.
 func (g *segment) stamp(r runs.Run, gen kv.Generation) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -252,7 +252,7 @@ func (g *segment) stamp(r runs.Run, gen kv.Generation) {
 	}
 }
 
-// untake gives back a slot that was taken and not stamped.
+// untake frees a slot that was taken and not stamped.
 func (g *segment) untake(slot uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -277,7 +277,7 @@ func (g *segment) adopt(ref kv.Ref, slotBytes int64) error {
 	return nil
 }
 
-// findLocked returns the slot's word if it is of the ref's generation.
+// findLocked returns the slot's word if it has the generation of the ref.
 func (g *segment) findLocked(ref kv.Ref) (uint32, slotWord, error) {
 	slot := ref.Extent.Slot()
 	if slot >= uint32(len(g.words)) {
@@ -290,7 +290,7 @@ func (g *segment) findLocked(ref kv.Ref) (uint32, slotWord, error) {
 	return slot, w, nil
 }
 
-// pin counts a reader in.
+// pin adds a reader.
 func (g *segment) pin(ref kv.Ref) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -304,9 +304,9 @@ func (g *segment) pin(ref kv.Ref) error {
 	return g.addReaderLocked(ref, slot)
 }
 
-// hold counts a reader in for the time of one device request and returns where
-// the slot lies in the file. A reader may rely on its own earlier pin, so a
-// condemned slot will do; a writer needs a slot that it has reserved.
+// hold adds a reader for the duration of one device request and returns the offset of the slot in
+// the file. A reader may rely on its earlier pin, so the slot may be condemned; a writer needs a
+// slot that it has reserved.
 func (g *segment) hold(ref kv.Ref, slotBytes int64, op blockio.Op) (offset int64, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -335,7 +335,7 @@ func (g *segment) addReaderLocked(ref kv.Ref, slot uint32) error {
 	return nil
 }
 
-// unpin counts a reader out; the last one of a condemned slot frees it.
+// unpin removes a reader; the last reader of a condemned slot frees it.
 func (g *segment) unpin(ref kv.Ref) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -355,7 +355,7 @@ func (g *segment) unpin(ref kv.Ref) error {
 	return nil
 }
 
-// written notes that the device completed the slot's write.
+// written records that the device completed the slot's write.
 func (g *segment) written(ref kv.Ref) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -379,8 +379,8 @@ func (g *segment) commit(ref kv.Ref) error {
 	return nil
 }
 
-// release makes a slot free, or condemned while it has readers. The slot must be live if
-// live is set, and else reserved or written.
+// release frees a slot, or condemns it while it has readers. The slot must be live if live is set,
+// and otherwise reserved or written.
 func (g *segment) release(ref kv.Ref, live bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -6,25 +6,25 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// MaxReaders is how many readers a slot can have at once.
+// MaxReaders is the maximum number of concurrent readers of a slot.
 const MaxReaders = 1<<readerBits - 1
 
-// slotState is where a slot is in its life.
+// slotState is the state of a slot.
 type slotState uint8
 
 const (
 	slotFree slotState = iota
-	// slotReserved: handed out, not yet written.
+	// slotReserved: returned by Reserve, not yet written.
 	slotReserved
-	// slotWritten: the device completed the write; the index does not know yet.
+	// slotWritten: the device completed the write; the slot is not committed yet.
 	slotWritten
 	// slotLive: the index refers to it.
 	slotLive
-	// slotCondemned: given up while it had readers; free when they have left.
+	// slotCondemned: freed while it had readers. It becomes free when the last reader leaves.
 	slotCondemned
 )
 
-// String returns the state as errors and pictures show it.
+// String returns the state as errors and transcripts print it.
 func (s slotState) String() string {
 	switch s {
 	case slotFree:
@@ -41,15 +41,15 @@ func (s slotState) String() string {
 	return fmt.Sprintf("slotState(%d)", uint8(s))
 }
 
-// slotWord is all that DRAM knows of a slot, in 8 bytes:
+// slotWord is the state of a slot in DRAM, in 8 bytes:
 //
 //	63         16 15   13 12      0
 //	┌────────────┬───────┬─────────┐
 //	│ generation │ state │ readers │
 //	└────────────┴───────┴─────────┘
 //
-// Invariant: a free slot has no readers, and is in the segment's set of free
-// slots; a condemned one has at least one.
+// Invariant: a free slot has no readers, and is in the segment's set of free slots; a condemned
+// slot has at least one reader.
 type slotWord uint64
 
 const (
@@ -59,7 +59,7 @@ const (
 	genShift   = readerBits + stateBits
 )
 
-// The three parts fill the word.
+// The three parts must fill the word.
 var _ [64]struct{} = [kv.GenerationBits + stateBits + readerBits]struct{}{}
 
 func makeSlotWord(g kv.Generation, s slotState) slotWord {

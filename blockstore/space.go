@@ -22,7 +22,7 @@ import (
 // does I/O for it.
 type space struct {
 	volume *volume
-	// table has the segments by number, nil where there is none. A change replaces the
+	// table has the segments by number, nil for numbers without a segment. A change replaces the
 	// slice, so that readers need no mutex.
 	table atomic.Pointer[[]*segment]
 
@@ -32,7 +32,7 @@ type space struct {
 	// blank has the segments that are useBlank or usePreparing, surplus the segments
 	// that are retiring.
 	blank, surplus map[uint32]*segment
-	// Invariant: every segment number below lowest is taken.
+	// lowest bounds the free segment numbers. Invariant: every number below lowest is taken.
 	lowest uint32
 	// fileBytes is the size of all files of the volume. creatingBytes is the part of
 	// fileBytes in files that are being created.
@@ -55,9 +55,9 @@ type class struct {
 	counts slotCounts
 	// free counts the free slots of the segments that are not retiring.
 	free int64
-	// open has the segments with such slots that are not draining, last the draining
-	// ones. In both the segment with the longest free run is first. last is used only
-	// when open and the other sources of slots have none.
+	// open has the segments with such slots that are not draining, last the draining ones. In both
+	// heaps the segment with the longest free run is first. last is used only when open and the
+	// other sources of slots are empty.
 	open, last segmentHeap
 	// empty has the segments whose slots are all free.
 	empty segmentHeap
@@ -93,7 +93,7 @@ func (s *space) sorted() []*segment {
 	return slices.DeleteFunc(slices.Clone(*s.table.Load()), func(g *segment) bool { return g == nil })
 }
 
-// found adds a segment whose file exists.
+// found adds a segment with an existing file.
 func (s *space) found(number uint32, f blockio.File) *segment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +130,7 @@ func (s *space) publishLocked(number uint32, g *segment) {
 	s.table.Store(&table)
 }
 
-// classLocked returns the class of a slot size. It adds the class if there is none.
+// classLocked returns the class of a slot size. It creates the class if there is none.
 func (s *space) classLocked(slotBytes int64) *class {
 	c := s.classes[slotBytes]
 	if c == nil {
@@ -140,8 +140,8 @@ func (s *space) classLocked(slotBytes int64) *class {
 	return c
 }
 
-// opensLocked reports whether slots may be taken. Takers call it under mu, which used
-// takes as well. So used cannot grow after the volume was ordered to drain.
+// opensLocked reports whether slots may be taken. Takers call it under mu, which used takes as
+// well. So the result of used cannot grow after the volume was ordered to drain.
 func (s *space) opensLocked() bool { return s.volume.dev.health().Places() }
 
 // used returns the size of the slots that are not free.
@@ -151,8 +151,8 @@ func (s *space) used() int64 {
 	return s.volume.usedBytes.Load()
 }
 
-// take reserves one run of free slots, of the longest one there is, if that has
-// at least enough. Draining segments are left alone unless lastResort.
+// take reserves a run of free slots from the longest run, if that has at least enough slots. It
+// skips draining segments unless lastResort is set.
 func (s *space) take(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, runs.Run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,9 +197,9 @@ func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment,
 	return g, r
 }
 
-// takeOrCut is take. If there is no such run, it returns the cut of that slot size
-// which is under way, and starts one if there is none; nil if no segment can be
-// cut, or no slot may be taken.
+// takeOrCut is take. If there is no such run, it returns the running cut of that slot size, and
+// starts a cut if none is running. The cut is nil if no segment can be cut, or no slot may be
+// taken.
 func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment, runs.Run, *cutting) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,9 +224,8 @@ func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment
 	return nil, runs.Run{}, c
 }
 
-// claimLocked takes a segment to be cut: a blank one, else an empty one of another
-// slot size, else a new one, else one whose last cut failed. It returns nil if
-// there is none.
+// claimLocked claims a segment to be cut: a blank one, else an empty one of another slot size, else
+// a new one, else one whose last cut failed. It returns nil if there is none.
 func (s *space) claimLocked(slotBytes int64) *segment {
 	var blank, failed *segment
 	for _, g := range s.blank {
@@ -256,9 +255,9 @@ func (s *space) claimLocked(slotBytes int64) *segment {
 	return blank
 }
 
-// emptyLocked returns an empty segment of another slot size that has room for a
-// slot, the one that was cut first, or nil. Only a volume's last segment is shorter
-// than the others, so of a size one or two are looked at.
+// emptyLocked returns an empty segment of another slot size that has room for a slot: the one that
+// was cut first, or nil. Only a volume's last segment is shorter than the others, so at most two
+// segments of each slot size are read.
 func (s *space) emptyLocked(slotBytes int64) (oldest *segment) {
 	for size, c := range s.classes {
 		if size == slotBytes {
@@ -277,7 +276,7 @@ func (s *space) emptyLocked(slotBytes int64) (oldest *segment) {
 	return oldest
 }
 
-// newBytesLocked is the size of the next segment file, 0 if there is no room for it.
+// newBytesLocked returns the size of the next segment file, or 0 if there is no room for one.
 func (s *space) newBytesLocked() int64 {
 	full := s.volume.segmentBytes
 	size := min(full, (s.volume.capacityBytes-s.fileBytes)/ondisk.Page*ondisk.Page)
@@ -316,7 +315,7 @@ func (s *space) beginCreate(g *segment) int64 {
 	return s.creatingBytes
 }
 
-// endCreate ends the creation of a segment's file; f is nil if it failed.
+// endCreate ends the creation of a segment's file; f is nil if the creation failed.
 func (s *space) endCreate(g *segment, f blockio.File) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -324,8 +323,8 @@ func (s *space) endCreate(g *segment, f blockio.File) {
 	g.file = f
 }
 
-// finishCut ends a cut. If err is nil, the segment gets the slots that h describes. If
-// not, it gets the use otherwise, or is dropped if it has no file.
+// finishCut ends a cut. If err is nil, the segment gets the slots that h describes. Otherwise its
+// use becomes otherwise, or it is dropped if it has no file.
 func (s *space) finishCut(g *segment, h ondisk.SegmentHeader, otherwise use, c *cutting, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -399,8 +398,8 @@ func (s *space) retryBad() {
 	}
 }
 
-// markSurplus marks segments for removal until the rest fits the capacity. It takes
-// those with the fewest used slots first, so that the fewest blocks are lost.
+// markSurplus marks segments for removal until the other segments fit the capacity. It starts with
+// those with the fewest used slots, so that the fewest blocks are lost.
 func (s *space) markSurplus() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -513,7 +512,7 @@ func (h *segmentHeap) first() *segment {
 	return h.list[0]
 }
 
-// Len is for container/heap, as are Less, Swap, Push and Pop.
+// Len implements container/heap, as do Less, Swap, Push and Pop.
 func (h *segmentHeap) Len() int { return len(h.list) }
 
 // Less orders by the longest free run, longest first, then by the time of the cut.
@@ -526,20 +525,20 @@ func (h *segmentHeap) Less(i, j int) bool {
 	return a.header.Cut < b.header.Cut
 }
 
-// Swap is for container/heap.
+// Swap implements container/heap.
 func (h *segmentHeap) Swap(i, j int) {
 	h.list[i], h.list[j] = h.list[j], h.list[i]
 	h.list[i].places[h.kind].at, h.list[j].places[h.kind].at = i, j
 }
 
-// Push is for container/heap.
+// Push implements container/heap.
 func (h *segmentHeap) Push(x any) {
 	g := x.(*segment)
 	g.places[h.kind].at = len(h.list)
 	h.list = append(h.list, g)
 }
 
-// Pop is for container/heap.
+// Pop implements container/heap.
 func (h *segmentHeap) Pop() any {
 	last := len(h.list) - 1
 	g := h.list[last]

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// spacious returns a store of one volume with that many segments of 512 slots of
-// 8 KiB, all of them live.
+// spacious returns a store of one volume with the given number of segments of 512 slots of 8 KiB,
+// all of them live.
 func spacious(tb testing.TB, segments int) (*Store, []kv.Ref) {
 	const slots, slotBytes = 512, 8 << 10
 	s, err := open(tb, Options{
@@ -49,8 +49,8 @@ func spacious(tb testing.TB, segments int) (*Store, []kv.Ref) {
 	return s, refs
 }
 
-// BenchmarkSpace is one Reserve in a store of 4 M live slots in 8192 segments:
-// of a slot when there is none, and of one that was just freed.
+// BenchmarkSpace measures one Reserve in a store of 4 M live slots in 8192 segments: when no slot
+// is free, and when one was just freed.
 func BenchmarkSpace(b *testing.B) {
 	s, refs := spacious(b, 8192)
 	defer s.Close(b.Context())
@@ -86,9 +86,9 @@ func BenchmarkSpace(b *testing.B) {
 	})
 }
 
-// TestSpaceSteps counts what a Reserve looks at in volumes of 16 and of 2048
-// full segments, where it fails, and where one slot is free: the logarithm of
-// their number, not their number. A scrub looks at each slot once.
+// TestSpaceSteps counts the heap entries that a Reserve reads in volumes of 16 and of 2048 full
+// segments, when it fails and when one slot is free. The count grows with the logarithm of the
+// number of segments. A scrub reads each slot once.
 func TestSpaceSteps(t *testing.T) {
 	steps := func(segments int) (full, one uint64) {
 		s, refs := spacious(t, segments)
@@ -100,8 +100,7 @@ func TestSpaceSteps(t *testing.T) {
 			t.Fatal(err)
 		}
 		full = count() - before
-		// Another slot in every second segment, so that the heap has something in
-		// it.
+		// A slot is freed in every second segment, so that the heap has entries.
 		for i := 0; i < len(refs); i += 1024 {
 			if err := s.Free(refs[i]); err != nil {
 				t.Fatal(err)
@@ -135,7 +134,7 @@ func TestSpaceSteps(t *testing.T) {
 	}
 	fullFew, oneFew := steps(16)
 	fullMany, oneMany := steps(2048)
-	// 2048 is seven doublings of 16, and a heap operation compares two at each.
+	// 2048 is 16 doubled seven times, and a heap operation compares two entries per level.
 	if fullMany > fullFew || oneMany > oneFew+4*7 {
 		t.Errorf("a Reserve that fails takes %d steps at 16 segments and %d at 2048, one that succeeds %d and %d", fullFew, fullMany, oneFew, oneMany)
 	}
@@ -263,7 +262,7 @@ func TestTableBytes(t *testing.T) {
 func heapBytesNow() int64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // a sync.Pool holds its objects through one collection
+	runtime.GC() // a sync.Pool keeps its objects through one collection
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }

@@ -9,16 +9,15 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/health"
 )
 
-// Stats describes the store at one moment. Byte gauges of slots count whole
-// slots, header and padding included.
+// Stats describes the store at one moment. Byte gauges of slots include header and padding.
 type Stats struct {
 	// CapacityBytes is the capacity of the present volumes, FileBytes the size of their
 	// files.
 	CapacityBytes, FileBytes int64
 	// TableBytes is the DRAM of the segment tables and the slot tables.
 	TableBytes int64
-	// LostBytes are the shares of the configured capacity that missing and removed
-	// volumes would have.
+	// LostBytes is the part of the configured capacity that would belong to missing and removed
+	// volumes.
 	LostBytes int64
 	Slots     SlotStats
 	Counters  CounterStats
@@ -30,15 +29,15 @@ type Stats struct {
 
 // SlotStats has the bytes of the slots in each state.
 type SlotStats struct {
-	// LiveBytes are in slots that the index refers to, ReservedBytes in slots that are
-	// being written, CondemnedBytes in freed slots that still have readers, FreeBytes in
-	// free slots of cut segments.
+	// LiveBytes is in slots that the index refers to, ReservedBytes in slots that are being
+	// written, CondemnedBytes in freed slots that still have readers, FreeBytes in free slots of
+	// cut segments.
 	LiveBytes, ReservedBytes, CondemnedBytes, FreeBytes int64
 	// Live is the number of live slots.
 	Live int64
 }
 
-// UsedBytes is the bytes of slots that are not free.
+// UsedBytes returns the bytes of the slots that are not free.
 func (s SlotStats) UsedBytes() int64 { return s.LiveBytes + s.ReservedBytes + s.CondemnedBytes }
 
 func (s *SlotStats) add(o SlotStats) {
@@ -49,14 +48,14 @@ func (s *SlotStats) add(o SlotStats) {
 	s.Live += o.Live
 }
 
-// CounterStats counts since Open.
+// CounterStats has counters since Open.
 type CounterStats struct {
-	// Reads are pieces asked for. Each ends as good (ReadBytes), as stale, as
-	// corrupt, or as a failure of another kind.
+	// Reads counts the requested pieces. Each ends as exact (ReadBytes), stale, corrupt, or with
+	// another failure.
 	Reads, ReadBytes, ReadStale, ReadCorrupt, ReadFailures uint64
-	// Writes are slots given to a device, WrittenBytes those that it completed.
+	// Writes counts the slots submitted to a device, WrittenBytes the bytes that it completed.
 	Writes, WrittenBytes, WriteFailures uint64
-	// Scrubbed are slots read by Scrub.
+	// Scrubbed counts the slots read by Scrub.
 	Scrubbed, ScrubbedBytes, ScrubCorrupt, ScrubFailures uint64
 }
 
@@ -78,7 +77,7 @@ func (c *CounterStats) add(o CounterStats) {
 // ClassStats describes the segments of one slot size.
 type ClassStats struct {
 	SlotBytes int64
-	// Segments is how many there are; Slots, Live and Free count their slots.
+	// Segments is the number of segments; Slots, Live and Free count their slots.
 	Segments          int
 	Slots, Live, Free int64
 }
@@ -87,22 +86,20 @@ type ClassStats struct {
 type VolumeStats struct {
 	// Path is the volume's directory.
 	Path string
-	// CapacityBytes is its share, FileBytes what its files take of it,
-	// FreeSpaceBytes what the file system had left when last asked.
+	// CapacityBytes is the volume's share of the capacity, FileBytes the size of its files,
+	// FreeSpaceBytes the free space of its file system when last read.
 	CapacityBytes, FileBytes, FreeSpaceBytes int64
-	// Segments are files; Blank ones have no slots yet, Bad ones could not be
-	// cut, Retiring ones are beyond the capacity.
+	// Segments counts the files. Blank segments have no slots yet, Bad ones could not be cut,
+	// Retiring ones exceed the capacity.
 	Segments, Blank, Bad, Retiring int
 	Slots                          SlotStats
 	Counters                       CounterStats
-	// BelowFloor and Health say why the volume takes no new blocks, if it does
-	// not.
+	// BelowFloor and Health give the reason if the volume takes no new blocks.
 	BelowFloor bool
 	Health     health.Status
 }
 
-// Stats returns counters and gauges. They are taken one volume after the other,
-// while the store goes on.
+// Stats returns counters and gauges. They are read one volume after the other while the store runs.
 func (s *Store) Stats() Stats {
 	st := Stats{CapacityBytes: s.opts.CapacityBytes}
 	classes := make(map[int64]*ClassStats)

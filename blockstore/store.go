@@ -30,20 +30,19 @@ type Store struct {
 	ready       atomic.Bool
 	submissions submissionPool
 	headers     headerPool
-	// turn rotates the volume that is preferred among equals.
+	// turn rotates the preferred volume among equals.
 	turn atomic.Uint32
 
 	// gate admits calls; Close closes it.
 	gate blockio.Gate
-	// meta is the token of whoever writes superblocks or catalogues. boot is the
-	// boot counter of this start, and changes only under it.
+	// meta is the token for writing superblocks or catalogues. boot is the boot counter of this
+	// start, and changes only under the token.
 	meta chan struct{}
 	boot uint32
-	// members is what the operator wants of the volumes; it changes under the
-	// meta token.
+	// members has the operator's orders for the volumes; it changes under the meta token.
 	members membership
-	// keepers are the volumes' goroutines, which stop ends; background are the
-	// syncs under way.
+	// keepers are the volumes' goroutines, which stop ends; background has the running syncs and
+	// cuts.
 	keepers, background sync.WaitGroup
 	stop                context.CancelFunc
 	life                context.Context
@@ -51,21 +50,21 @@ type Store struct {
 	closed              chan struct{} // closed when closeErr is set
 	closeErr            error
 
-	// catalogueCertain says what CatalogueCertain returns; it is set by Open.
+	// catalogueCertain is the result of CatalogueCertain, set by Open.
 	catalogueCertain bool
 
 	mu sync.Mutex
-	// catalogue is the newest acknowledged one, catalogueSequence the newest
-	// sequence that was tried.
+	// catalogue is the newest acknowledged catalogue, catalogueSequence the newest sequence that
+	// was tried.
 	catalogue         []byte
 	catalogueSequence uint64
 }
 
-// Node is the identity that all volumes of the store share, drawn when they were
-// formatted: what belongs to the store, such as its index, is known by it.
+// Node returns the identity that all volumes of the store share. It was drawn when they were
+// formatted. Data that belongs to the store, such as its index, is labelled with it.
 func (s *Store) Node() ondisk.UUID { return s.node }
 
-// Volumes is how many volumes the store has. Extents number them from 0.
+// Volumes returns the number of volumes. Extents number them from 0.
 func (s *Store) Volumes() int { return len(s.volumes) }
 
 // enter admits a call, until Leave.
@@ -94,9 +93,9 @@ func (s *Store) segmentOf(ref kv.Ref) (*segment, error) {
 	return nil, fmt.Errorf("blockstore: %v: no such segment: %w", ref, ErrStale)
 }
 
-// SlotLayout returns the shape of the slot that holds a piece: the payload lies
-// HeaderBytes into a buffer of SlotBytes. It fails with ondisk.ErrLayout for a
-// piece that cannot be, and with ErrTooLarge for one that no segment can hold.
+// SlotLayout returns the shape of the slot that holds a piece: the payload lies HeaderBytes into a
+// buffer of SlotBytes. It fails with ondisk.ErrLayout for an impossible piece, and with ErrTooLarge
+// for a piece that no segment can hold.
 func (s *Store) SlotLayout(pieceBytes int64, layers int) (ondisk.Layout, error) {
 	l, err := ondisk.NewLayout(pieceBytes, layers)
 	if err != nil {
@@ -108,9 +107,9 @@ func (s *Store) SlotLayout(pieceBytes int64, layers int) (ondisk.Layout, error) 
 	return l, nil
 }
 
-// Adopt makes the slot of an index entry live, before Ready. It fails with
-// ErrStale if the slot cannot hold such a piece of that generation any more, and
-// with ErrState if another entry has claimed it: drop the entry.
+// Adopt makes the slot of an index entry live, before Ready. It fails with ErrStale if the slot can
+// no longer hold such a piece of that generation, and with ErrState if another entry has the same
+// slot. After an error the caller drops the entry.
 func (s *Store) Adopt(ref kv.Ref, pieceBytes int64, layers int) error {
 	if s.ready.Load() {
 		return fmt.Errorf("blockstore: adopt %v after Ready: %w", ref, ErrState)
@@ -123,14 +122,14 @@ func (s *Store) Adopt(ref kv.Ref, pieceBytes int64, layers int) error {
 	if err != nil {
 		return err
 	}
-	// This start's generations are not in any index yet.
+	// No index has generations of this start yet.
 	if boot := s.generations.newest() >> sequenceBits; ref.Generation>>sequenceBits >= boot {
 		return fmt.Errorf("blockstore: adopt %v: generation of start %d, this is start %d: %w", ref, ref.Generation>>sequenceBits, boot, ErrStale)
 	}
 	return g.adopt(ref, l.SlotBytes())
 }
 
-// Ready ends the time of Adopt: every other slot is free, and Reserve works.
+// Ready ends the phase of Adopt: every other slot becomes free, and Reserve works.
 func (s *Store) Ready() error {
 	if err := s.enter(); err != nil {
 		return err
@@ -163,8 +162,8 @@ func (s *Store) Commit(ref kv.Ref) error {
 	return nil
 }
 
-// Abandon frees a slot that was reserved and not committed; at once, or when a
-// Write of it that is going on has returned.
+// Abandon frees a slot that was reserved and not committed: at once, or when a running Write of the
+// slot has returned.
 func (s *Store) Abandon(ref kv.Ref) error {
 	g, err := s.segmentOf(ref)
 	if err != nil {
@@ -173,8 +172,8 @@ func (s *Store) Abandon(ref kv.Ref) error {
 	return g.release(ref, false)
 }
 
-// Free frees a live slot: at once, or when its last reader has left. It fails
-// with ErrStale if the slot is not live in that generation.
+// Free frees a live slot: at once, or when its last reader has left. It fails with ErrStale if the
+// slot is not live with that generation.
 func (s *Store) Free(ref kv.Ref) error {
 	g, err := s.segmentOf(ref)
 	if err != nil {
@@ -183,9 +182,8 @@ func (s *Store) Free(ref kv.Ref) error {
 	return g.release(ref, true)
 }
 
-// Pin counts a reader in: the slot is not reused until Unpin. It fails with
-// ErrStale if the slot is not live in that generation, and with ErrBusy at
-// MaxReaders.
+// Pin adds a reader: the slot is not reused until Unpin. It fails with ErrStale if the slot is not
+// live with that generation, and with ErrBusy at MaxReaders.
 func (s *Store) Pin(ref kv.Ref) error {
 	g, err := s.segmentOf(ref)
 	if err != nil {
@@ -194,7 +192,7 @@ func (s *Store) Pin(ref kv.Ref) error {
 	return g.pin(ref)
 }
 
-// Unpin counts a reader out.
+// Unpin removes a reader.
 func (s *Store) Unpin(ref kv.Ref) error {
 	g, err := s.segmentOf(ref)
 	if err != nil {
@@ -203,15 +201,14 @@ func (s *Store) Unpin(ref kv.Ref) error {
 	return g.unpin(ref)
 }
 
-// Sync with refs is for slots that are not committed yet. It makes durable every
-// Write to the volumes of refs that had returned before, and returns an error if
-// one of these volumes has failed; after a failed sync Commit refuses their slots.
+// Sync with refs makes slots durable that are not committed yet. It syncs every Write to the
+// volumes of refs that returned before the call, and returns an error if one of these volumes has
+// failed. After a failed sync, Commit refuses their slots.
 //
-// Sync without refs does so for all volumes. It syncs no failed volume. nil says
-// that every slot committed before is durable, except what an earlier Sync without
-// refs has reported: a failed volume with committed slots that may not be durable
-// is an error of one such call, and the next ones leave the volume out. The report
-// survives the volume's recovery.
+// Sync without refs syncs all volumes that have not failed. It returns nil if every slot committed
+// before the call is durable, apart from slots that an earlier Sync without refs reported. If a
+// volume fails while committed slots on it may not be durable, exactly one such call reports an
+// error for the volume, also if the volume has recovered since.
 //
 // Concurrent calls share the device's syncs. The error is ctx's, or a *SyncError
 // that names each volume with writes that may not be durable; the others are
@@ -240,7 +237,7 @@ func (s *Store) Sync(ctx context.Context, refs ...kv.Ref) error {
 	return failed
 }
 
-// SyncError says which volumes were not synced, and why.
+// SyncError has the volumes that were not synced, with the reasons.
 type SyncError struct{ Volumes map[uint32]error }
 
 // Error names each volume with its error.
@@ -256,7 +253,7 @@ func (e *SyncError) Error() string {
 // Unwrap returns the errors of the volumes.
 func (e *SyncError) Unwrap() []error { return slices.Collect(maps.Values(e.Volumes)) }
 
-// Of returns the error of the ref's volume, or nil if that was synced.
+// Of returns the error of the ref's volume, or nil if the volume was synced.
 func (e *SyncError) Of(ref kv.Ref) error { return e.Volumes[ref.Extent.Volume()] }
 
 // syncing returns the volumes that are synced and hold superblock and catalogue.
@@ -284,9 +281,9 @@ func (s *Store) volumesOf(refs []kv.Ref) []*volume {
 	return volumes
 }
 
-// Close waits for calls that are in flight, syncs the volumes that have not failed,
-// and closes the devices. It may be called twice. If ctx ends first, Close goes on in the background and
-// returns ctx's error.
+// Close waits for calls that are in flight, syncs the volumes that have not failed, and closes the
+// devices. It may be called twice. If ctx ends first, Close continues in the background and returns
+// ctx's error.
 func (s *Store) Close(ctx context.Context) error {
 	s.closing.Do(func() {
 		go func() {
@@ -298,11 +295,11 @@ func (s *Store) Close(ctx context.Context) error {
 	case <-s.closed:
 		return s.closeErr
 	case <-ctx.Done():
-		return fmt.Errorf("blockstore: close goes on in the background: %w", context.Cause(ctx))
+		return fmt.Errorf("blockstore: close continues in the background: %w", context.Cause(ctx))
 	}
 }
 
-// shut does Close's work.
+// shut performs Close.
 func (s *Store) shut() error {
 	s.stop()
 	s.gate.Close()

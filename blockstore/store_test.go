@@ -19,8 +19,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestConcurrent runs everything at once over two volumes: no read is wrong, no
-// slot has two owners, and nothing is left behind.
+// TestConcurrent runs all operations at once over two volumes: no read is wrong, no slot has two
+// owners, and no slot leaks.
 func TestConcurrent(t *testing.T) {
 	s := mustOpen(t, Options{CapacityBytes: 2 << 20, SegmentBytes: 64 << 10, StripeBytes: 32 << 10, Prewrite: true},
 		memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}))
@@ -31,7 +31,7 @@ func TestConcurrent(t *testing.T) {
 	}
 	done := make(chan struct{})
 	var side sync.WaitGroup
-	side.Go(func() { // what goes on beside the traffic
+	side.Go(func() { // operations that run concurrently with reads and writes
 		for {
 			select {
 			case <-done:
@@ -65,7 +65,7 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// shelf is what the workers know of each other's blocks.
+// shelf has the blocks that the workers share.
 type shelf struct {
 	mu   sync.Mutex
 	live map[string]*block
@@ -83,7 +83,7 @@ func (h *shelf) pinned(s *Store) *block {
 	return nil
 }
 
-// drop takes any block off the shelf and frees it, pinned by others or not.
+// drop takes any block off the shelf and frees it, even if others have pinned it.
 func (h *shelf) drop(s *Store) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -129,7 +129,7 @@ func worker(t *testing.T, s *Store, h *shelf, seed uint64) {
 			if b == nil {
 				continue
 			}
-			// Pinned: it stays exact, whoever frees it meanwhile.
+			// The block is pinned, so it stays exact even if another worker frees it.
 			if err := get(t, s, b, 0, rng.IntN(2)); err != nil {
 				t.Errorf("read of a pinned block: %v", err)
 			}
@@ -140,8 +140,8 @@ func worker(t *testing.T, s *Store, h *shelf, seed uint64) {
 	}
 }
 
-// TestSequenceRunsOut: the boot counter is raised when a start has given out
-// all its generations, and the store ends when there are no more starts.
+// TestSequenceRunsOut: the boot counter is raised when a start has assigned all its generations,
+// and the store stops when there are no more boot counters.
 func TestSequenceRunsOut(t *testing.T) {
 	d := memio.New(memio.Options{})
 	s := mustOpen(t, Options{}, d)
@@ -228,7 +228,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestCheckFindings shows each finding that Check can make.
+// TestCheckFindings produces each finding of Check.
 func TestCheckFindings(t *testing.T) {
 	s := mustOpen(t, Options{SegmentBytes: 64 << 10}, memio.New(memio.Options{}))
 	a, b, c := newBlock("a", 3000, 3), newBlock("b", 3000, 3), newBlock("c", 3000, 3)
@@ -288,7 +288,7 @@ func TestMaxReaders(t *testing.T) {
 	}
 }
 
-// TestReadRefuses: malformed reads are the caller's error, and touch nothing.
+// TestReadRefuses: malformed reads are errors of the caller, and change nothing.
 func TestReadRefuses(t *testing.T) {
 	s := mustOpen(t, Options{}, memio.New(memio.Options{}))
 	b := newBlock("b", 12000, 3)
@@ -339,7 +339,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// TestWriteRefuses: malformed writes are the caller's error.
+// TestWriteRefuses: malformed writes are errors of the caller.
 func TestWriteRefuses(t *testing.T) {
 	s := mustOpen(t, Options{}, memio.New(memio.Options{}))
 	for name, spoil := range map[string]func(w *Write){
@@ -384,8 +384,8 @@ func TestWriteRefuses(t *testing.T) {
 	}
 }
 
-// TestClosed: every call after Close says so; Close may be called twice, and
-// from several goroutines.
+// TestClosed: every call after Close returns ErrClosed. Close may be called twice, and
+// concurrently.
 func TestClosed(t *testing.T) {
 	d := memio.New(memio.Options{})
 	s, err := open(t, Options{}, d)
@@ -426,8 +426,8 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestManyLayers: headers of more than one page, written, read in ranges,
-// scanned, scrubbed.
+// TestManyLayers: slots with headers of more than one page are written, read in ranges, scanned and
+// scrubbed.
 func TestManyLayers(t *testing.T) {
 	d := memio.New(memio.Options{})
 	s := mustOpen(t, Options{CapacityBytes: 64 << 20, SegmentBytes: 4 << 20}, d)
@@ -462,7 +462,7 @@ func TestManyLayers(t *testing.T) {
 	}
 }
 
-// TestOnDisk is the same life on a real file system.
+// TestOnDisk runs the same operations on a real file system.
 func TestOnDisk(t *testing.T) {
 	dir := t.TempDir()
 	dev := func() blockio.Device {
@@ -523,9 +523,8 @@ func TestOnDisk(t *testing.T) {
 	}
 }
 
-// TestReadAllocatesNothing: a read must not feed the garbage collector. What
-// would break it: a submission that is not reused, a header that escapes, an
-// error made and dropped.
+// TestReadAllocatesNothing: a read makes no garbage. A submission that is not reused, an escaping
+// header, or an unused error would make some.
 func TestReadAllocatesNothing(t *testing.T) {
 	if invariants.Enabled || testkit.Race {
 		t.Skip("the claim is about builds without the tag invariants and without -race, which drops pooled objects on purpose")

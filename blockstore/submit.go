@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	// mergeBytes bounds a request made of neighbouring slots. Larger requests
-	// gain nothing and would keep a device with parallel channels from using them.
+	// mergeBytes bounds a request that merges adjacent slots. Larger requests gain nothing, and
+	// would keep a device with parallel channels from using them.
 	mergeBytes = 1 << 20
-	// mergeVecs bounds its buffers.
+	// mergeVecs bounds the buffers of such a request.
 	mergeVecs = 64
 )
 
-// job is what one item of a batch asks of the device: consecutive bytes of one
-// file, into or from one or two buffers.
+// job is the device request of one item of a batch: consecutive bytes of one file, into or from one
+// or two buffers.
 type job struct {
 	volume  *volume
 	file    blockio.File
@@ -24,11 +24,11 @@ type job struct {
 	bufs    [2][]byte // the second may be nil
 	bytes   int64
 	outcome error
-	// twice: the outcome is that of a second try.
+	// twice is set if the outcome is that of a retry.
 	twice bool
-	// skip: decided already, nothing to submit.
+	// skip is set if the outcome is already decided, so nothing is submitted.
 	skip bool
-	// entire: the whole slot, which may be merged with its neighbour.
+	// entire is set for a whole slot, which may be merged with the adjacent one.
 	entire bool
 }
 
@@ -37,14 +37,14 @@ type job struct {
 type submission struct {
 	op   blockio.Op
 	jobs []job
-	// The requests of one volume, the jobs of each, and its buffers.
+	// reqs has the requests of one volume, spans the jobs of each request, vecs the buffers.
 	reqs  []blockio.Request
 	spans []span
 	vecs  [][]byte
 	order []int // indices of jobs of the volume
 }
 
-// span is jobs order[first:first+n] of a request.
+// span has the jobs order[first:first+n] of one request.
 type span struct{ first, n int }
 
 // submissionPool keeps submissions for reuse.
@@ -59,7 +59,7 @@ func (p *submissionPool) get(op blockio.Op, n int) *submission {
 	return m
 }
 
-// put takes a submission back, without the buffers it referred to.
+// put returns a submission to the pool, without its references to buffers.
 func (p *submissionPool) put(m *submission) {
 	m.drop()
 	p.pool.Put(m)
@@ -74,17 +74,17 @@ func (m *submission) reset(op blockio.Op, n int) {
 	m.jobs = m.jobs[:n]
 }
 
-// drop lets go of the buffers. Elements beyond the lengths are zero already, so
-// that a small read does not pay for a large one before it.
-// Invariant: only the first len elements of jobs, reqs and vecs are not zero.
+// drop clears the references to the buffers. Elements beyond the lengths are zero already, so a
+// small read does not clear the elements of a larger read before it. Invariant: only the first len
+// elements of jobs, reqs and vecs are not zero.
 func (m *submission) drop() {
 	clear(m.jobs)
 	clear(m.reqs)
 	clear(m.vecs)
 }
 
-// run performs the jobs and sets their outcomes. It returns an error only if a
-// batch was not admitted, and only after every batch that was has completed.
+// run performs the jobs and sets their outcomes. It returns an error only if a batch was not
+// admitted, and only after every admitted batch has completed.
 func (m *submission) run(ctx context.Context, volumes []*volume) error {
 	var one *volume
 	several := false
@@ -101,8 +101,7 @@ func (m *submission) run(ctx context.Context, volumes []*volume) error {
 		return m.runOn(ctx, one)
 	}
 	return onVolumes(volumes, func(v *volume) error {
-		// Each volume needs its own requests; the jobs are shared, but no job is
-		// touched by two volumes.
+		// Each volume needs its own requests. The volumes share the jobs, but use different ones.
 		part := submission{op: m.op, jobs: m.jobs}
 		return part.runOn(ctx, v)
 	})
@@ -126,8 +125,8 @@ func (m *submission) runOn(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// build makes requests of the jobs order[start:], at most a batch, and returns
-// how many jobs they cover.
+// build makes at most one batch of requests from the jobs order[start:], and returns the number of
+// jobs in it.
 func (m *submission) build(start int) int {
 	clear(m.reqs)
 	clear(m.vecs)
@@ -160,16 +159,15 @@ func (m *submission) build(start int) int {
 				}
 			}
 		}
-		// Appending may move the array; requests made so far keep the old one,
-		// whose content does not change.
+		// Appending may move the array; earlier requests keep the old array, whose content does not
+		// change.
 		m.reqs[i].Bufs = m.vecs[from:len(m.vecs):len(m.vecs)]
 	}
 	return at - start
 }
 
-// do performs the requests and hands each job its outcome. The jobs of a merged
-// request that failed are tried one by one: a bad spot in one slot must not
-// cost its neighbours.
+// do performs the requests and sets the outcome of each job. The jobs of a failed merged request
+// are retried one by one: a bad sector in one slot must not affect the adjacent slots.
 func (m *submission) do(ctx context.Context, v *volume) error {
 	if err := v.dev.Do(ctx, m.reqs); err != nil {
 		return err
@@ -186,7 +184,7 @@ func (m *submission) do(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// again performs by itself a job whose first try failed.
+// again retries a failed job as a single request.
 func (j *job) again(ctx context.Context, op blockio.Op) error {
 	j.twice = true
 	r := blockio.Request{Op: op, File: j.file, Offset: j.offset, Bufs: [][]byte{j.bufs[0]}}

@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// TestSmallReadPaysForItself: a submission that once was large clears what the
-// current read used, and nothing else.
+// TestSmallReadPaysForItself: a submission that was large before clears only the elements that the
+// current read used.
 func TestSmallReadPaysForItself(t *testing.T) {
 	var m submission
 	m.reset(blockio.Read, 4096)
@@ -22,7 +22,7 @@ func TestSmallReadPaysForItself(t *testing.T) {
 	}
 	m.reset(blockio.Read, 2)
 	beyond := &m.jobs[:4096][2048]
-	beyond.bytes = 1 // shows whether it is written to
+	beyond.bytes = 1 // shows whether the element is written to
 	m.drop()
 	if beyond.bytes == 0 {
 		t.Error("a read of one piece cleared the jobs of an earlier one of 2048")

@@ -11,19 +11,18 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// syncer shares the syncs of one volume among concurrent callers. A caller
-// joins the run that starts next, since the one that is going on may have begun
-// before the caller's write was done:
+// syncer shares the syncs of one volume among concurrent callers. A caller joins the run that
+// starts next, because the current run may have begun before the caller's write was done:
 //
 //	time ──►   write A    write B      write C
 //	              │          │ join run 2  │ join run 2
 //	run 1  ───────┴──────────────────┐     │
 //	run 2                            └─────┴────────► both durable
 //
-// A run that fails fails the one that waits behind it as well: a later sync may
-// succeed although the system dropped what the failed one could not write. For
-// the same reason syncer remembers that committed slots were at stake until a
-// call of syncAll has reported the failure, also if the volume recovers before.
+// After a failed run, the run that waits behind it fails too: a later sync may succeed although the
+// system dropped data that the failed sync could not write. For the same reason syncer remembers
+// that committed slots may be lost until a call of syncAll has reported the failure, also if the
+// volume recovers before.
 type syncer struct {
 	dev *watchedDevice
 	// spawn runs f on a goroutine that Close waits for.
@@ -32,17 +31,17 @@ type syncer struct {
 	failed func()
 
 	mu sync.Mutex
-	// dirty are the files with completed writes that no run has made durable, except
-	// the files of the running one. The value is true if a slot of the file was
-	// committed since: somebody may count on that slot.
+	// dirty are the files with completed writes that no run has made durable, except the files of
+	// the running one. The value is true if a slot of the file was committed since, so that a
+	// caller may rely on the slot.
 	dirty         map[blockio.File]bool
 	running, next *syncRun
-	// lost is the error of a failed run of files with committed slots, until a
-	// syncAll has returned an error.
+	// lost is the error of a failed run on files with committed slots. A syncAll that returns the
+	// error clears it.
 	lost error
 }
 
-// syncRun is one sync of the device; done is closed when err is set.
+// syncRun is one sync of the device. done is closed when err is set.
 type syncRun struct {
 	done chan struct{}
 	err  error
@@ -50,7 +49,7 @@ type syncRun struct {
 	files map[blockio.File]bool
 }
 
-// wrote notes a completed write.
+// wrote records a completed write.
 func (y *syncer) wrote(files ...blockio.File) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -66,8 +65,8 @@ func (y *syncer) markLocked(f blockio.File, committed bool) {
 	y.dirty[f] = y.dirty[f] || committed
 }
 
-// committed notes that a slot of the file is live. Unless the file is dirty or
-// being synced, its writes are durable already.
+// committed records that a slot of the file is live. Unless the file is dirty or being synced, its
+// writes are durable already.
 func (y *syncer) committed(f blockio.File) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -82,8 +81,8 @@ func (y *syncer) committed(f blockio.File) {
 	}
 }
 
-// forget drops a file that is about to be closed and removed, and waits for a
-// sync of it that may be going on.
+// forget drops a file that is about to be closed and removed, and waits for a running sync of the
+// file.
 func (y *syncer) forget(f blockio.File) {
 	y.mu.Lock()
 	run := y.running
@@ -96,8 +95,7 @@ func (y *syncer) forget(f blockio.File) {
 	delete(y.dirty, f)
 }
 
-// join returns a run after which everything written so far is durable, or nil
-// if it is already.
+// join returns a run after which all completed writes are durable, or nil if they already are.
 func (y *syncer) join() (*syncRun, error) {
 	if !y.dev.health().Syncs() {
 		return nil, y.dev.failure(health.Sync)
@@ -108,7 +106,7 @@ func (y *syncer) join() (*syncRun, error) {
 		return y.next, nil
 	}
 	if len(y.dirty) == 0 {
-		return y.running, nil // which may have picked up the caller's write
+		return y.running, nil // the run may include the caller's write
 	}
 	y.next = &syncRun{done: make(chan struct{})}
 	run := y.next
@@ -171,9 +169,9 @@ func (y *syncer) sync(ctx context.Context) error {
 	}
 }
 
-// syncAll is sync for a caller who counts on every committed slot. It syncs no
-// failed volume, and returns an error for one only if that has committed slots
-// which may not be durable and which no syncAll has reported.
+// syncAll is sync for a caller that relies on every committed slot. It syncs no failed volume. It
+// returns an error for a failed volume only if the volume has committed slots that may not be
+// durable, and no earlier syncAll has reported them.
 func (y *syncer) syncAll(ctx context.Context) error {
 	if y.dev.health().Syncs() {
 		if err := y.sync(ctx); err != nil {
@@ -186,8 +184,8 @@ func (y *syncer) syncAll(ctx context.Context) error {
 	return y.takeLost()
 }
 
-// takeLost returns why committed slots may not be durable, or nil if there are
-// none or an earlier call has returned that.
+// takeLost returns the reason why committed slots may not be durable. It returns nil if there are
+// no such slots, or if an earlier call has returned the reason.
 func (y *syncer) takeLost() error {
 	st := y.dev.health()
 	y.mu.Lock()

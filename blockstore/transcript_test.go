@@ -18,9 +18,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestTranscripts runs testdata/*.td. A transcript owns memory volumes named a,
-// b, c, …; the blocks it puts are remembered as an index would, and adopted at
-// the next open.
+// TestTranscripts runs testdata/*.td. A transcript has memory volumes named a, b, c, …. The blocks
+// that it puts are recorded as in an index, and adopted at the next open.
 func TestTranscripts(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.td")
 	if err != nil || len(paths) == 0 {
@@ -50,7 +49,7 @@ func runTranscript(t *testing.T, path string) {
 	datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 		w.t, w.d = t, d
 		out := w.run()
-		synctest.Wait() // the keepers have done what the command gave them to do
+		synctest.Wait() // the keepers have done all work of the command
 		return out
 	})
 }
@@ -126,7 +125,7 @@ func outcome(err error) string {
 	return "ok\n"
 }
 
-// volume makes an empty memory volume: volume a [capacity=N].
+// volume creates an empty memory volume: volume a [capacity=N].
 func (w *world) volume() string {
 	for _, n := range w.names() {
 		w.devs[n] = memio.New(memio.Options{Path: n, CapacityBytes: w.intArg("capacity", 0)})
@@ -134,8 +133,8 @@ func (w *world) volume() string {
 	return "ok\n"
 }
 
-// open opens the store over the named volumes, adopts what the index knows, and
-// makes it ready: open a b [capacity=N segment=N catalogue=N floor=N stripe=N] [add=1 prewrite=1 raw=1].
+// open opens the store over the named volumes, adopts the recorded blocks, and calls Ready: open a b
+// [capacity=N segment=N catalogue=N floor=N stripe=N] [add=1 prewrite=1 raw=1].
 func (w *world) open() string {
 	opts := Options{
 		CapacityBytes: w.intArg("capacity", 0), SegmentBytes: w.intArg("segment", 0), CatalogueBytes: w.intArg("catalogue", 4096),
@@ -202,8 +201,7 @@ func (w *world) crash() string {
 	return "ok\n"
 }
 
-// made returns the named blocks, new ones for names that are not known, of
-// [piece=N layers=N].
+// made returns the named blocks, and creates each that does not exist, with [piece=N layers=N].
 func (w *world) made() []*block {
 	var all []*block
 	for _, n := range w.names() {
@@ -372,7 +370,7 @@ func (w *world) check() string {
 	return out.String() + "checked\n"
 }
 
-// nameOf finds the block with an id.
+// nameOf returns the name of the block with an id.
 func (w *world) nameOf(id kv.BlockID) string {
 	for _, b := range w.blocks {
 		if b.key.ID == id {
@@ -464,7 +462,7 @@ func (w *world) catalogue() string {
 	return fmt.Sprintf("%q\n", w.store.Catalogue())
 }
 
-// sleep lets the bubble's clock run: sleep seconds=N.
+// sleep advances the bubble's clock: sleep seconds=N.
 func (w *world) sleep() string {
 	time.Sleep(time.Duration(w.intArg("seconds", 1)) * time.Second)
 	return "ok\n"

@@ -14,15 +14,14 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// errNoRoom: the volume can take no slot of that size as things are.
+// errNoRoom: the volume has no slot of that size now.
 var errNoRoom = errors.New("no room on volume")
 
-// errCutHangs: the volume has not completed the header of a new segment.
+// errCutHangs: the volume has not completed the write of a new segment's header.
 var errCutHangs = errors.New("the header of a new segment has not been written in time")
 
-// runTargetBytes is how long a run of free slots should be before it is worth
-// taking while the volume could still grow: long enough that a device reads it
-// at full speed.
+// runTargetBytes is the length of a free run that is worth taking while the volume could still
+// grow. A device reads a run of that length at full speed.
 const runTargetBytes = 4 << 20
 
 // volume is one device with its segments.
@@ -33,28 +32,28 @@ type volume struct {
 	index uint32
 	// missing is set if Open had no device for the volume, or could not read it.
 	missing bool
-	// capacityBytes is the volume's share of the store's; metaBytes are in the
+	// capacityBytes is the volume's share of the store's capacity; metaBytes is the size of the
 	// superblock and catalogue files.
 	capacityBytes, metaBytes int64
 
-	// id and segmentBytes are copied from the superblock; they do not change.
+	// id and segmentBytes are copied from the superblock; both are constant.
 	id           ondisk.UUID
 	segmentBytes int64
 
 	super     blockio.File
 	catalogue blockio.File
-	// meta is the token for writes of the superblock and the catalogue of this volume.
-	// superblock and catArea (the area that holds the newest durable catalogue) change
-	// only under it.
+	// meta is the token for writes of the superblock and the catalogue of this volume. superblock
+	// and catArea (the area that holds the newest durable catalogue) change only under the token.
 	meta       chan struct{}
 	superblock ondisk.Superblock
 	catArea    int
-	// metaPending counts the writes of either that have not completed.
+	// metaPending counts the writes of the superblock or the catalogue that have not completed.
 	metaPending atomic.Int32
-	// scrubsHung counts the reads that Scrub gave up and the device has not completed.
+	// scrubsHung counts the reads that Scrub stopped waiting for and that the device has not
+	// completed.
 	scrubsHung atomic.Int32
 
-	// closed is set when the volume is removed. It is closed when the device is.
+	// closed is set when the volume is removed. The channel is closed when the device is closed.
 	closed atomic.Pointer[chan struct{}]
 
 	// space is the allocator.
@@ -68,8 +67,8 @@ type volume struct {
 	// denied is set when the file system had no room for another segment. The keeper
 	// clears it when it next reads the free space.
 	denied atomic.Bool
-	// full is set when a write into a segment found no space, because a file system may
-	// preallocate more than it has. The keeper clears it like denied.
+	// full is set when a write into a segment found no space, because a file system may preallocate
+	// more than it has. The keeper clears it together with denied.
 	full atomic.Bool
 
 	syncer  syncer
@@ -96,13 +95,11 @@ func (v *volume) lookAtSpace() error {
 	return nil
 }
 
-// sizer bounds the length of the run that may be taken from a slot on. The bound is at
-// least 1.
+// sizer bounds the length of a run that starts at a slot. The bound is at least 1.
 type sizer interface{ upTo(slot uint32) uint32 }
 
-// take reserves one run, as long as bound allows: a long run if there is one,
-// else one of a segment that is cut for it, else the longest there is. It fails
-// with errNoRoom.
+// take reserves one run, of at most the bound: a long run if there is one, else one of a segment
+// that is cut for it, else the longest one. It fails with errNoRoom.
 func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segment, runs.Run, error) {
 	perSegment := ondisk.SegmentSlots(v.segmentBytes, slotBytes)
 	enough := min(bound.upTo(0), max(1, min(uint32(runTargetBytes/slotBytes), perSegment/4)))
@@ -151,9 +148,9 @@ func (v *volume) await(ctx context.Context, c *cutting) error {
 	}
 }
 
-// spoilWritten makes the slots that were written and not committed unwritten
-// again: a sync failed, so it is not known what of them is durable. Their Commit
-// is refused, and the caller writes the pieces elsewhere.
+// spoilWritten marks the slots that were written and not committed as unwritten: after a failed
+// sync, their data may not be durable. Their Commit is refused, and the caller writes the pieces to
+// other slots.
 func (v *volume) spoilWritten() {
 	for _, g := range v.space.sorted() {
 		g.spoilWritten()

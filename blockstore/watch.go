@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// watchEvery is how often outstanding requests are looked at. It bounds how late
-// a hung volume is noticed, and needs no I/O.
+// watchEvery is the interval at which outstanding requests are examined, without I/O. It bounds the
+// delay until a hung volume is detected.
 const watchEvery = 250 * time.Millisecond
 
 // watchedDevice is the device of a volume. It reports each request, also one that
@@ -64,7 +64,7 @@ func (w *watchedDevice) whenDown() <-chan struct{} {
 	return w.down
 }
 
-// begin adds a request to the outstanding ones. reads is set if it contains a read.
+// begin records the start of a request. reads is set if it contains a read.
 func (w *watchedDevice) begin(reads bool) *outstanding {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,8 +84,8 @@ func (w *watchedDevice) begin(reads bool) *outstanding {
 	return o
 }
 
-// end removes a completed request from the outstanding ones. It calls report with the
-// duration of the request, under mu.
+// end removes a completed request from the outstanding ones. It calls report with the duration of
+// the request, under mu.
 func (w *watchedDevice) end(o *outstanding, report func(m *health.Machine, now time.Time, took time.Duration) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,10 +143,9 @@ type VolumeChange struct {
 	Is  health.Status
 }
 
-// OnVolumeChange makes the store call f with each change of the state of a volume. The
-// calls for one volume are in order. OnVolumeChange itself calls f for each volume that
-// is not OK. f must not block and must not call the store. A second OnVolumeChange
-// replaces f.
+// OnVolumeChange registers f, which the store calls with each change of the state of a volume. The
+// calls for one volume are in order. OnVolumeChange itself calls f for each volume that is not OK.
+// f must not block and must not call the store. A second OnVolumeChange replaces f.
 func (s *Store) OnVolumeChange(f func(VolumeChange)) {
 	for _, v := range s.volumes {
 		v.dev.onStateChange(func(was health.State, is health.Status) {
@@ -165,7 +164,7 @@ func (w *watchedDevice) onStateChange(f func(was health.State, is health.Status)
 	}
 }
 
-// tick passes the time to the machine. others is the mean latency of the other volumes.
+// tick informs the machine of the time. others is the mean latency of the other volumes.
 func (w *watchedDevice) tick(now time.Time, others time.Duration) (probeDue bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -187,7 +186,7 @@ func (w *watchedDevice) tick(now time.Time, others time.Duration) (probeDue bool
 	return w.machine.ProbeDue(now)
 }
 
-// probed reports the outcome of a probe that tick said was due.
+// probed reports the outcome of a probe that tick requested.
 func (w *watchedDevice) probed(started time.Time, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -206,8 +205,7 @@ func (w *watchedDevice) lost(cause error) {
 	}
 }
 
-// order sets what the operator wants of the volume: health.OK, health.Draining or
-// health.Removed.
+// order sets the duty that the operator ordered: health.OK, health.Draining or health.Removed.
 func (w *watchedDevice) order(duty health.State) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -222,8 +220,8 @@ func (w *watchedDevice) mean() time.Duration {
 	return w.machine.Mean()
 }
 
-// volumesFault returns err if the volume is to blame for it, and nil if it says
-// something about the caller, the process or free space.
+// volumesFault returns err if it is a fault of the volume, and nil if the caller, the process or a
+// lack of free space is the cause.
 func volumesFault(err error) error {
 	if err == nil {
 		return nil
@@ -240,11 +238,10 @@ func volumesFault(err error) error {
 	return err
 }
 
-// watched performs and reports a call that is one request and has no buffers of
-// the caller. If the volume fails meanwhile it returns early with ErrVolumeFailed;
-// the call goes on in the background, and a late success is given to undo, if that
-// is not nil. A volume that has failed already is waited for: only a probe and a
-// reader ask one.
+// watched performs and reports a call that is one request and has no buffers of the caller. If the
+// volume fails meanwhile, watched returns early with ErrVolumeFailed. The call continues in the
+// background, and undo, if not nil, gets the result of a late success. If the volume had failed
+// before, watched waits for the call: only probes and readers call a failed volume.
 func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo func(T)) (T, error) {
 	type outcome struct {
 		value T
@@ -272,7 +269,7 @@ func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo
 	case <-down:
 	}
 	select {
-	case out := <-done: // this call was what failed
+	case out := <-done: // the failure of this call made the volume fail
 		return out.value, out.err
 	default:
 	}
@@ -287,7 +284,7 @@ func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo
 	return none, w.failure(op)
 }
 
-// failure is the error of a request that the volume's failure cut short.
+// failure returns the error of a request that the volume's failure interrupted.
 func (w *watchedDevice) failure(op health.Op) error {
 	return fmt.Errorf("%v on volume %s: %w: %w", op, w.Device.Info().Path, ErrVolumeFailed, causeOf(w.health()))
 }
@@ -295,7 +292,7 @@ func (w *watchedDevice) failure(op health.Op) error {
 // errOrdered is the cause of a state that has no other.
 var errOrdered = errors.New("by the operator")
 
-// causeOf says why a volume is in its state.
+// causeOf returns the cause of a volume's state.
 func causeOf(s health.Status) error {
 	if s.Cause == nil {
 		return errOrdered
@@ -309,7 +306,7 @@ type nothing struct{}
 func (w *watchedDevice) Create(name string, sizeBytes int64) (blockio.File, error) {
 	return watched(w, health.Write, func() (blockio.File, error) { return w.Device.Create(name, sizeBytes) }, func(f blockio.File) {
 		if err := errors.Join(f.Close(), w.Device.Remove(name)); err != nil {
-			w.log.Warn("could not remove a file that was created too late; the next start takes it for a blank segment", "file", name, "err", err)
+			w.log.Warn("could not remove a file that was created too late; the next start treats it as a blank segment", "file", name, "err", err)
 		}
 	})
 }
@@ -345,9 +342,8 @@ func (w *watchedDevice) Sync(ctx context.Context, files ...blockio.File) error {
 	return err
 }
 
-// doDetached is Do for one request whose buffers the garbage collector keeps: it
-// returns early when the volume fails. pending, if not nil, counts the request
-// until it has completed.
+// doDetached is Do for one request whose buffers the garbage collector keeps: doDetached returns
+// early when the volume fails. pending, if not nil, counts the request until it has completed.
 func (w *watchedDevice) doDetached(ctx context.Context, r blockio.Request, pending *atomic.Int32) error {
 	if pending != nil {
 		pending.Add(1)
@@ -419,8 +415,8 @@ func opOf(op blockio.Op) health.Op {
 	return health.Read
 }
 
-// watch looks at the outstanding requests of all volumes until ctx ends. It does
-// no I/O, so that a hung volume cannot stop it.
+// watch examines the outstanding requests of all volumes until ctx ends. It does no I/O, so a hung
+// volume cannot stop it.
 func (s *Store) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchEvery)
 	defer ticker.Stop()
@@ -434,7 +430,7 @@ func (s *Store) watch(ctx context.Context) {
 	}
 }
 
-// look lets each volume's machine see the time.
+// look calls tick for each volume.
 func (s *Store) look(now time.Time) {
 	means := make([]time.Duration, len(s.volumes))
 	for i, v := range s.volumes {
@@ -447,8 +443,8 @@ func (s *Store) look(now time.Time) {
 	}
 }
 
-// othersMean is the median of the mean latencies of the other volumes, of those
-// that are known; 0 if none is.
+// othersMean returns the median of the known mean latencies of the other volumes; 0 if none is
+// known.
 func othersMean(means []time.Duration, except int) time.Duration {
 	var known []time.Duration
 	for i, m := range means {

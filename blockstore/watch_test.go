@@ -18,8 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestHungRequest: a request that has not completed changes the state of its
-// volume, and of no other.
+// TestHungRequest: a request that has not completed changes the state of its volume only.
 func TestHungRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), rules(t, ""))
@@ -137,7 +136,7 @@ func TestScrubPassesHungVolume(t *testing.T) {
 	})
 }
 
-// twoVolumes is a store on two volumes of which the first fails by rules.
+// twoVolumes is a store on two volumes, the first of which fails by rules.
 type twoVolumes struct {
 	*Store
 	bad *faultio.Device
@@ -185,9 +184,9 @@ func (w *twoVolumes) state(path string) health.Status {
 	return health.Status{}
 }
 
-// TestOneOfTwoVolumesFails: while one volume cannot be written, new blocks go to
-// the other, syncs and the catalogue go on, and when it works again it is brought
-// up to date before it counts. A volume that can be read is read throughout.
+// TestOneOfTwoVolumesFails: while one volume cannot be written, new blocks go to the other, and
+// syncs and changes of the catalogue succeed. When the volume works again, the newest state is
+// written to it before it counts. A readable volume is read throughout.
 func TestOneOfTwoVolumesFails(t *testing.T) {
 	for _, fault := range []string{`(Err EIO Writes)`, `(Err EIO Syncs)`, `(Err EIO Any)`, `(Delay 3600s Writes)`, `(Delay 3600s Syncs)`, `(Delay 3600s Any)`} {
 		t.Run(fault, func(t *testing.T) {
@@ -296,8 +295,8 @@ func newestCatalogue(t *testing.T, d *memio.Device) (ondisk.CatalogueHeader, []b
 	return newest, blob
 }
 
-// TestCatalogueQuorum: however few volumes acknowledged a change, a start that is
-// certain of the catalogue sees at least one of them.
+// TestCatalogueQuorum: for every number of volumes that acknowledged a change, a start that is
+// certain of the catalogue sees at least one of these volumes.
 func TestCatalogueQuorum(t *testing.T) {
 	for count := 1; count <= kv.MaxVolumes; count++ {
 		for present := 0; present <= count; present++ {

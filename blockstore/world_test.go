@@ -20,8 +20,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// block is a piece that a test knows: what was written, and where the test's
-// index says it is.
+// block is a piece of a test: the written bytes, and the ref in the test's index.
 type block struct {
 	name    string
 	key     ondisk.SlotKey
@@ -29,8 +28,8 @@ type block struct {
 	ref     kv.Ref
 }
 
-// newBlock makes a block whose bytes follow from its name and generation, so
-// that two writes of one name differ.
+// newBlock makes a block whose bytes are derived from its name and generation, so that two writes
+// of one name differ.
 func newBlock(name string, pieceBytes int64, layers int) *block {
 	sum := sha256.Sum256([]byte(name))
 	return &block{name: name, key: ondisk.SlotKey{
@@ -38,7 +37,7 @@ func newBlock(name string, pieceBytes int64, layers int) *block {
 	}}
 }
 
-// fill makes the bytes of the block at its present ref.
+// fill computes the bytes of the block at its present ref.
 func (b *block) fill() {
 	seed := sha256.Sum256(fmt.Appendf(nil, "%s %d", b.name, b.ref.Generation))
 	b.payload = make([]byte, b.key.PayloadBytes)
@@ -53,14 +52,14 @@ func (b *block) layout(t testing.TB) ondisk.Layout {
 	return l
 }
 
-// aligned is memory for one slot. It lives on the heap: ten thousand crashes
-// would map and unmap a lot.
+// aligned returns memory for one slot. It is heap memory, because ten thousand crashes would map
+// and unmap too often.
 func aligned(sizeBytes int64) []byte {
 	b, _, _ := heapAlloc(context.Background(), int(sizeBytes))
 	return b
 }
 
-// write is what a writer hands to Store.Write.
+// write returns the Write of the block.
 func (b *block) write(t testing.TB) Write {
 	l := b.layout(t)
 	buf := aligned(l.SlotBytes())
@@ -70,7 +69,7 @@ func (b *block) write(t testing.TB) Write {
 	}}
 }
 
-// read is a Read of all layers, or of count from first on.
+// read returns a Read of all layers, or of count layers from first on.
 func (b *block) read(t testing.TB, first, count int) Read {
 	l := b.layout(t)
 	n := l.SlotBytes()
@@ -80,7 +79,7 @@ func (b *block) read(t testing.TB, first, count int) Read {
 	return Read{Ref: b.ref, Want: b.key, FirstLayer: first, Layers: count, Buf: aligned(n)}
 }
 
-// got is what a finished Read brought, and wanted what it should be.
+// got returns the bytes of a finished Read and the expected bytes.
 func (b *block) got(t testing.TB, r *Read) (got, wanted []byte) {
 	l := b.layout(t)
 	if r.Layers == 0 {
@@ -126,8 +125,7 @@ func reserve(ctx context.Context, s *Store, after *block, blocks ...*block) ([]k
 	return s.Reserve(ctx, blocks[0].key.PayloadBytes, blocks[0].key.Layers, len(blocks), at, after != nil)
 }
 
-// get reads a block and compares it. A miss is an error; other bytes than those
-// written end the test.
+// get reads a block and compares it. A miss is an error; wrong bytes end the test.
 func get(t testing.TB, s *Store, b *block, first, count int) error {
 	rs := []Read{b.read(t, first, count)}
 	if err := s.Read(t.Context(), rs); err != nil {
@@ -147,7 +145,7 @@ func get(t testing.TB, s *Store, b *block, first, count int) error {
 	return nil
 }
 
-// refs returns what an index that knows the blocks refers to.
+// refs returns the refs that an index with the blocks has.
 func refs(blocks map[string]*block) []kv.Ref {
 	var all []kv.Ref
 	for _, name := range slices.Sorted(maps.Keys(blocks)) {
@@ -158,7 +156,7 @@ func refs(blocks map[string]*block) []kv.Ref {
 	return all
 }
 
-// open opens a store over memory volumes, with uuids that follow from a seed.
+// open opens a store over memory volumes, with uuids derived from a seed.
 func open(t testing.TB, opts Options, devs ...*memio.Device) (*Store, error) {
 	opts.Devices = nil
 	for _, d := range devs {
@@ -173,8 +171,7 @@ func open(t testing.TB, opts Options, devs ...*memio.Device) (*Store, error) {
 	return Open(t.Context(), opts)
 }
 
-// mustOpen opens a store that is ready, over fresh volumes, and closes it in the
-// end.
+// mustOpen opens a store over new volumes and calls Ready. The test's cleanup closes it.
 func mustOpen(t testing.TB, opts Options, devs ...blockio.Device) *Store {
 	t.Helper()
 	if opts.CapacityBytes == 0 {

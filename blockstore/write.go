@@ -12,25 +12,23 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Write is one slot to be written.
+// Write is a request to write one slot.
 type Write struct {
 	// Ref is a reserved slot.
 	Ref kv.Ref
-	// Header describes the block. Its Extent and Generation are set by
-	// Store.Write; LayerSums are the writer's, and the caller has verified them
-	// or trusts them: they are not computed again.
+	// Header describes the block. Store.Write sets its Extent and Generation. LayerSums come from
+	// the writer and are not computed again: the caller must have verified them or trust them.
 	Header ondisk.SlotHeader
-	// Buf is Layout.SlotBytes of aligned memory with the payload at
-	// Layout.HeaderBytes. Store.Write fills in the header and clears the
-	// padding; the buffer is its own until it returns.
+	// Buf is aligned memory of Layout.SlotBytes with the payload at Layout.HeaderBytes. Store.Write
+	// fills in the header and clears the padding. The store owns Buf until Write returns.
 	Buf []byte
-	// Err is the outcome of this slot: nil means that the device completed it.
+	// Err is the outcome of this slot: nil means that the device completed the write.
 	Err error
 }
 
-// Write writes the slots as one batch for each volume and returns when every
-// one has completed, with the outcome in its Err. The error is that of the first
-// slot that failed, or nil. A slot that failed should be Abandoned.
+// Write writes the slots as one batch for each volume and returns when all have completed, each
+// with its outcome in Err. The error is that of the first slot that failed, or nil. The caller
+// should Abandon a slot that failed.
 func (s *Store) Write(ctx context.Context, batch []Write) error {
 	if err := s.enter(); err != nil {
 		return failWrites(batch, err)
@@ -62,7 +60,7 @@ func failWrites(batch []Write, err error) error {
 	return err
 }
 
-// prepareWrite checks a write, completes its buffer, and holds its slot.
+// prepareWrite checks a write, completes its buffer, and pins its slot.
 func (s *Store) prepareWrite(w *Write, j *job) error {
 	l, err := w.Header.Layout()
 	if err != nil {
@@ -96,12 +94,12 @@ func (s *Store) prepareWrite(w *Write, j *job) error {
 	return nil
 }
 
-// finishWrite notes what the device said and lets go of the slot.
+// finishWrite records the outcome and unpins the slot.
 func (s *Store) finishWrite(w *Write, j *job, admission error) error {
 	err := j.outcome
 	if admission != nil && err == nil {
-		// Of several volumes, one may have completed; it does not matter, the
-		// slot will be abandoned.
+		// If there are several volumes, some writes may have completed. The slot will be abandoned
+		// all the same.
 		err = admission
 	}
 	g, stale := s.segmentOf(w.Ref)

@@ -31,9 +31,14 @@ const (
 	Replan
 	Prefilled
 	Done
+	// Switch: the group's engines are to change their role to Side. The group has no request.
+	Switch
+	// Switched: the group has changed its role to Side, or works on in the role that it had, for
+	// the reason Why. It goes to the operator and has no Seq.
+	Switched
 )
 
-var actionNames = [...]string{"none", "assign", "start", "read", "cut", "drop", "recompute", "abort", "reject", "replan", "prefilled", "done"}
+var actionNames = [...]string{"none", "assign", "start", "read", "cut", "drop", "recompute", "abort", "reject", "replan", "prefilled", "done", "switch", "switched"}
 
 // String returns the kind's name.
 func (k ActionKind) String() string {
@@ -79,7 +84,7 @@ type Action struct {
 	Need, Most int
 }
 
-// Reason is why a request was rejected or planned anew.
+// Reason is why a request was rejected or planned anew, or why a group keeps its role.
 type Reason uint8
 
 const (
@@ -111,12 +116,30 @@ const (
 	PromptTooLong
 	// TooLarge: no engine of a role has a buffer that holds the request.
 	TooLarge
+	// OldWeights: the weights changed, and that ended the requests of older weights.
+	OldWeights
+	// RoleChange: its group changes its role.
+	RoleChange
+	// LastOfRole: the group is the last one of its role.
+	LastOfRole
+	// OnlyTaker: a request under way fits into no other group of the role.
+	OnlyTaker
+	// SameRole: the group has the role already.
+	SameRole
+	// Ordered: the group's leader has the order to change the role.
+	Ordered
+	// RoleRefused: the group's leader refused the role.
+	RoleRefused
+	// ByOperator: the operator took it back.
+	ByOperator
 )
 
 var reasonTexts = [...]string{
 	"", "the queue is full", "longer than any decode engine's HBM", "past its deadline", "a request of that ID is being served",
 	"prompt, hit and output contradict each other", "its group is gone", "the weights' epoch is over", "given up by the gateway", "storage does not have it any more", "an engine could not do its part",
 	"longer than any prefill engine's device memory", "the prompt is longer than any engine takes", "larger than any engine's buffer",
+	"the weights changed, and the change ended the requests of older weights", "its group changes its role",
+	"no other group has its role", "a request under way fits into no other group of its role", "it has this role", "its leader has the order to change it", "its leader refused", "taken back by the operator",
 }
 
 // String returns a phrase for people.

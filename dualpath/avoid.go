@@ -47,11 +47,11 @@ func (p *Planner) avoidsAll(r *request, g *group) bool {
 	return true
 }
 
-// othersTake reports whether there is another group of g's role, heard within
-// Options.Patience, with an engine that the request need not avoid.
+// othersTake reports whether there is another group of g's role that keeps the role, heard
+// within Options.Patience, with an engine that the request need not avoid.
 func (p *Planner) othersTake(r *request, g *group) bool {
 	for _, o := range p.order {
-		if o != g && o.role == g.role && p.now-o.heard <= p.opts.Patience && !p.avoidsAll(r, o) {
+		if o != g && o.role == g.role && !o.switching() && p.now-o.heard <= p.opts.Patience && !p.avoidsAll(r, o) {
 			return true
 		}
 	}

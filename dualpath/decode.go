@@ -39,7 +39,7 @@ func (p *Planner) decodeGroup(r *request) *group {
 	var best *group
 	last := false // best is to be avoided
 	for _, g := range p.order {
-		if g.role != Decode || !p.takenBy(g, r) {
+		if g.role != Decode || g.switching() || !p.takenBy(g, r) {
 			continue
 		}
 		avoid := careful && p.avoidsAll(r, g)

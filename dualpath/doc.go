@@ -16,6 +16,7 @@
 //	        ── Finished ┤    └───────────────────────┘  ├── Read, Cut, Drop ───────────► re-planning, hedging
 //	timer   ── Tick ────┤                               │
 //	admin   ── Epoch ───┤                               ├── Reject, Recompute, Abort ──► gateway, leaders
+//	        ── SwitchRole                               ├── Switch ────────────────────► leader of the group
 //	oracle  ── Network ─┘                               └── Replan, Prefilled, Done ─────► gateway
 //
 // The life of a request:
@@ -33,10 +34,21 @@
 // waits for room. A request that no engine could ever hold is rejected when it is
 // submitted.
 //
-// When the weights change (Epoch), the planner plans every request that is not prefilled
-// yet again, without its cached prefix, because it does not know how much of the old
-// prefix the model has used already. An Exact request names its weights: it keeps them and
-// its prefix, as long as storage keeps the epoch.
+// When the weights change (Epoch), a request that waits is planned with the new ones, without
+// its cached prefix. The change names a policy (Drain) for requests that have been started:
+//
+//	recompute   the planner plans requests that are not prefilled yet again, without their prefix, of
+//	            which the model may have used a part already. Decode goes on
+//	finish      all go on with the old weights and their prefix, as long as storage keeps the epoch
+//	abort       all are rejected
+//
+// An Exact request names its weights. It keeps them and its prefix under each policy, as long
+// as storage keeps the epoch.
+//
+// A group changes its role (SwitchRole) when it has been drained: the planner grants it nothing,
+// and its requests end there (finish) or are planned again (recompute). Then its leader gets a
+// Switch, and the group registers in its other role or works on. No request is lost. A group
+// keeps its role if no other group has it, or if a request under way fits into no other group.
 //
 // With Options.Network (package netcost) the decode engine is the one with the first
 // token soonest, as the network is between it and the prefill engine, among all

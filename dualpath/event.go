@@ -99,6 +99,9 @@ type GroupUp struct {
 	// the highest Seq that has reached it since it began.
 	Returns bool   `json:",omitempty"`
 	Seen    uint64 `json:",omitempty"`
+	// Switching is the role that the group's engines are changing to; 0: none. The group takes
+	// no request until it has registered again, in either role.
+	Switching Role `json:",omitempty"`
 }
 
 // EngineSpec is one engine of a group. A size that is 0 is not limited.
@@ -250,19 +253,39 @@ type Epoch struct {
 	At        time.Duration
 	Namespace NamespaceID
 	Epoch     uint64
+	// Drain is what happens to requests of older weights that have been started.
+	Drain Drain `json:",omitempty"`
+}
+
+// SwitchRole has a group change its role. Role is the one to change to; that of the group takes
+// a switch back that is not ordered yet. Drain is DrainFinish or DrainRecompute.
+type SwitchRole struct {
+	At    time.Duration
+	Group GroupID
+	Role  Role
+	Drain Drain
+}
+
+// SwitchRefused is a leader that has its engines keep their role: they cannot change it, or
+// failed to.
+type SwitchRefused struct {
+	At    time.Duration
+	Group GroupID
 }
 
 // Tick is nothing but time: deadlines, timeouts, slow sides.
 type Tick struct{ At time.Duration }
 
-func (e Submit) at() time.Duration    { return e.At }
-func (e GroupUp) at() time.Duration   { return e.At }
-func (e GroupDown) at() time.Duration { return e.At }
-func (e Fetch) at() time.Duration     { return e.At }
-func (e Progress) at() time.Duration  { return e.At }
-func (e Stopped) at() time.Duration   { return e.At }
-func (e Finished) at() time.Duration  { return e.At }
-func (e Failed) at() time.Duration    { return e.At }
-func (e Cancelled) at() time.Duration { return e.At }
-func (e Epoch) at() time.Duration     { return e.At }
-func (e Tick) at() time.Duration      { return e.At }
+func (e Submit) at() time.Duration        { return e.At }
+func (e GroupUp) at() time.Duration       { return e.At }
+func (e GroupDown) at() time.Duration     { return e.At }
+func (e Fetch) at() time.Duration         { return e.At }
+func (e Progress) at() time.Duration      { return e.At }
+func (e Stopped) at() time.Duration       { return e.At }
+func (e Finished) at() time.Duration      { return e.At }
+func (e Failed) at() time.Duration        { return e.At }
+func (e Cancelled) at() time.Duration     { return e.At }
+func (e Epoch) at() time.Duration         { return e.At }
+func (e SwitchRole) at() time.Duration    { return e.At }
+func (e SwitchRefused) at() time.Duration { return e.At }
+func (e Tick) at() time.Duration          { return e.At }

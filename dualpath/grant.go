@@ -88,10 +88,10 @@ func (p *Planner) shortfall(r *request) shortfall {
 	return shortfall{}
 }
 
-// shortfallOf is shortfall for the engines of one role.
+// shortfallOf is shortfall for the engines of one role, without groups that leave it.
 func (p *Planner) shortfallOf(role Role, r *request) (nearest shortfall) {
 	for _, g := range p.order {
-		if g.role != role {
+		if g.role != role || g.switching() {
 			continue
 		}
 		for _, en := range g.engines {

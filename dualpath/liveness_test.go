@@ -27,6 +27,7 @@ type workshop struct {
 	over    map[RequestID]bool
 	// lost counts the actions of each kind, and reports (0), that a broken session lost.
 	lost map[ActionKind]int
+	changing
 }
 
 // shop is one group.
@@ -38,6 +39,8 @@ type shop struct {
 	back    time.Duration
 	broken  bool
 	engines []*bench
+	// order is what the group's leader has to do about its role.
+	order order
 }
 
 // reached reports whether the planner and the group reach each other.
@@ -98,6 +101,7 @@ func newWorkshop(t *testing.T, seed uint64, o Options) *workshop {
 	w := &workshop{
 		t: t, p: newPlanner(t, o), rng: rand.New(rand.NewPCG(seed, 3)), seed: seed, engines: map[EngineID]*bench{},
 		jobs: map[RequestID]*task{}, waiting: map[RequestID]bool{}, over: map[RequestID]bool{}, lost: map[ActionKind]int{},
+		changing: changing{ended: map[Reason]int{}},
 	}
 	for g := range GroupID(5) {
 		s := &shop{id: g, role: Prefill}
@@ -127,7 +131,7 @@ func (w *workshop) clear(s *shop) {
 // raise registers a group again. After a loss the registration lists no request. After a broken
 // session it lists the running and the ended ones, and the leader repeats its reports.
 func (w *workshop) raise(s *shop) {
-	ev := GroupUp{At: w.now, Group: s.id, Role: s.role, Again: s.broken}
+	ev := GroupUp{At: w.now, Group: s.id, Role: s.role, Again: s.broken, Switching: s.order.to}
 	s.up, s.broken = true, false
 	var reports []Event
 	for _, b := range s.engines {
@@ -160,6 +164,7 @@ func sortedIDs[V any](m map[RequestID]V) []RequestID { return slices.Sorted(maps
 // lose ends a group and what it held: at once, or without a word.
 func (w *workshop) lose(s *shop, silent bool) {
 	s.up, s.broken, s.back = false, false, w.now+time.Duration(w.rng.IntN(3000))*time.Millisecond
+	s.order = order{}
 	w.clear(s)
 	if !silent {
 		w.step(GroupDown{w.now, s.id})
@@ -237,6 +242,9 @@ func (w *workshop) perform(a *Action) {
 		return
 	case Replan, Prefilled:
 		return
+	case Switch, Switched:
+		w.switched(a)
+		return
 	}
 	b := w.engines[a.Engine]
 	if !b.shop.reached() {
@@ -288,6 +296,7 @@ func (w *workshop) perform(a *Action) {
 func (w *workshop) start(a *Action) {
 	r := w.p.requests[a.Request]
 	delete(w.waiting, a.Request)
+	w.checkEpoch(a)
 	k := &task{attempt: a.Seq, engines: [2]*bench{w.engines[a.PE], w.engines[a.DE]}, have: make([]bool, r.cached/shopBlock)}
 	k.prefills = w.now + time.Duration(10+w.rng.IntN(200))*time.Millisecond
 	k.decodes = k.prefills + time.Duration(w.rng.IntN(400))*time.Millisecond
@@ -419,6 +428,7 @@ func (w *workshop) pass() {
 	w.now += 10 * time.Millisecond
 	w.work()
 	for _, s := range w.groups {
+		w.answer(s)
 		if !s.reached() {
 			if w.now >= s.back {
 				w.raise(s)
@@ -439,7 +449,7 @@ func (w *workshop) pass() {
 }
 
 // TestEveryRequestEnds: groups are lost, fall silent or fail, and broken sessions lose
-// messages. No request waits without end: after the last loss each one ends within a
+// messages. The weights change, and groups change their roles. No request waits without end: after the last loss each one ends within a
 // bounded time, and no engine holds anything of it; and no memory of an engine was given
 // twice meanwhile.
 func TestEveryRequestEnds(t *testing.T) {
@@ -449,6 +459,7 @@ func TestEveryRequestEnds(t *testing.T) {
 		seeds = 10
 	}
 	lost, messages := 0, map[ActionKind]int{}
+	all := changing{ended: map[Reason]int{}}
 	for seed := range seeds {
 		policy := ReadPolicy(seed % 4)
 		w := newWorkshop(t, seed, Options{
@@ -459,7 +470,7 @@ func TestEveryRequestEnds(t *testing.T) {
 			if len(w.waiting) < 20 && w.rng.IntN(4) == 0 {
 				id++
 				hit := shopBlock * w.rng.IntN(60)
-				r := Request{ID: id, Prompt: hit + 1 + w.rng.IntN(900), Hit: hit, Output: w.rng.IntN(300)}
+				r := Request{ID: id, Prompt: hit + 1 + w.rng.IntN(900), Hit: hit, Output: w.rng.IntN(300), Epoch: w.epoch, Exact: w.rng.IntN(8) == 0}
 				w.waiting[id] = true
 				w.step(Submit{w.now, r})
 			}
@@ -473,6 +484,7 @@ func TestEveryRequestEnds(t *testing.T) {
 			if live := w.live(id); len(live) > 0 && w.rng.IntN(40) == 0 {
 				w.giveUp(live[w.rng.IntN(len(live))])
 			}
+			w.change()
 			w.pass()
 		}
 		for _, s := range w.groups {
@@ -486,6 +498,7 @@ func TestEveryRequestEnds(t *testing.T) {
 		if st := w.p.Stats(); st.Queued != 0 || st.Serving != 0 {
 			t.Errorf("seed %d: something is left: %+v", seed, st)
 		}
+		w.settled()
 		w.pass()
 		for _, b := range w.engines {
 			if len(b.holds) != 0 {
@@ -495,15 +508,22 @@ func TestEveryRequestEnds(t *testing.T) {
 		for kind, n := range w.lost {
 			messages[kind] += n
 		}
+		for policy, n := range w.bumps {
+			all.bumps[policy] += n
+		}
+		for why, n := range w.ended {
+			all.ended[why] += n
+		}
 	}
 	if lost < int(seeds) {
 		t.Errorf("%d groups were lost in %d runs: nothing was tested", lost, seeds)
 	}
-	for _, kind := range []ActionKind{0, Assign, Start, Read, Cut, Drop, Recompute, Abort} {
+	for _, kind := range []ActionKind{0, Assign, Start, Read, Cut, Drop, Recompute, Abort, Switch, Switched} {
 		if messages[kind] == 0 && !testing.Short() {
 			t.Errorf("broken sessions lost %v; none of kind %v (none: reports)", messages, kind)
 		}
 	}
+	checkChanged(t, all)
 }
 
 // TestLostDecodeGroup: two requests are enough to hold each other for ever, where one

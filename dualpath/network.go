@@ -117,7 +117,7 @@ func (p *Planner) cheapest(r *request, pe *engine) (best *engine, seconds float6
 func (p *Planner) cheapestOf(r *request, pe *engine, careful bool) (*engine, float64) {
 	p.candidates, p.candidateEngines = p.candidates[:0], p.candidateEngines[:0]
 	for _, g := range p.order {
-		if g.role != Decode {
+		if g.role != Decode || g.switching() {
 			continue
 		}
 		for _, en := range g.engines {

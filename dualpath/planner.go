@@ -52,6 +52,8 @@ type Planner struct {
 
 	explained explainRing
 	stats     Stats
+	// samples are the last finished requests.
+	samples []sample
 }
 
 // Stats counts what the planner did since it was made.
@@ -61,6 +63,10 @@ type Stats struct {
 	// their lengths; Splits the requests read by both.
 	PartsPrefill, PartsDecode, TokensPrefill, TokensDecode, Splits uint64
 	Cuts, Hedges, Recomputes                                       uint64
+	// Aborted are the requests of older weights that a change of weights has rejected. Switched
+	// are the groups that have changed their role, SwitchesFailed the switches that ended
+	// without it.
+	Aborted, Switched, SwitchesFailed uint64
 	// Queued wait for their engines, Loading have a read under way,
 	// Serving are all that have not ended. Gauges.
 	Queued, Loading, Serving int
@@ -126,6 +132,8 @@ type group struct {
 	// least is the load of a prefill group's least loaded engine after its last
 	// fetch, or noEngine.
 	least int
+	// leaving is the change of its role that is under way.
+	leaving leaving
 	// totalAt and oldestAt are its places in the planner's heaps.
 	totalAt, oldestAt int
 }
@@ -162,6 +170,8 @@ type request struct {
 	rest      []Part
 	started   time.Duration
 	prefilled bool
+	// prefilledAt is when the last attempt was prefilled; 0: not known.
+	prefilledAt time.Duration
 	// transfers are counted with Options.Network.
 	transfers []transfer
 	// attempt is the number of its Start. orders are the actions after it for each side
@@ -229,6 +239,12 @@ func (p *Planner) Step(ev Event) []Action {
 		}
 	case Epoch:
 		p.epoch(e)
+	case SwitchRole:
+		p.switchRole(e)
+	case SwitchRefused:
+		if g := p.groups[e.Group]; g != nil && g.leaving.ordered {
+			p.keep(g, RoleRefused)
+		}
 	case NetworkReport:
 		if p.opts.Network != nil {
 			p.opts.Network.Update(&e)
@@ -258,10 +274,8 @@ func (p *Planner) say(a Action) uint64 {
 	return a.Seq
 }
 
-// inform appends an action for the request's gateway.
-func (p *Planner) inform(kind ActionKind, r *request, why Reason) {
-	p.out = append(p.out, Action{Kind: kind, Request: r.ID, Why: why})
-}
+// inform appends an action for the request's gateway, or for the operator.
+func (p *Planner) inform(a Action) { p.out = append(p.out, a) }
 
 // Stats returns the counters as of the last Step.
 func (p *Planner) Stats() Stats {
@@ -290,9 +304,7 @@ func (p *Planner) submit(q *Request) {
 		return
 	}
 	r := p.newRequest(q)
-	if now := p.epochs[r.Namespace]; r.Epoch < now && !r.Exact {
-		p.renew(r, now)
-	}
+	p.renew(r)
 	p.requests[q.ID] = r
 	p.enqueue(r, false)
 	p.due(r)
@@ -345,9 +357,9 @@ func (p *Planner) groupUp(e *GroupUp) {
 			r.setEngine(g.role, en)
 		}
 	}
-	if old := p.groups[e.Group]; old != nil {
-		p.groupDown(old)
-	}
+	old := p.groups[e.Group]
+	p.returning(g, old, e)
+	p.groupDown(old)
 	for _, s := range e.Engines {
 		if other := p.engines[s.Engine]; other != nil {
 			p.groupDown(other.group)
@@ -361,11 +373,14 @@ func (p *Planner) groupUp(e *GroupUp) {
 	p.order = slices.Insert(p.order, at, g)
 	if g.role == Decode {
 		g.private = list.New()
-		p.leastTotal.put(g)
+		if !g.switching() {
+			p.leastTotal.put(g)
+		}
 	}
 	for i := range e.Holding {
 		p.hold(g, &e.Holding[i], e.Again)
 	}
+	p.reconsider()
 	p.complete()
 }
 
@@ -531,8 +546,9 @@ func (p *Planner) requeue(r *request, why Reason) {
 		}
 		r.setEngine(role, nil)
 	}
-	r.phase, r.prefilled, r.rest = queued, false, r.rest[:0]
-	p.inform(Replan, r, why)
+	r.phase, r.prefilled, r.prefilledAt, r.rest = queued, false, 0, r.rest[:0]
+	p.renew(r)
+	p.inform(Action{Kind: Replan, Request: r.ID, Why: why})
 	p.enqueue(r, true)
 }
 
@@ -588,23 +604,19 @@ func (p *Planner) groupDown(g *group) {
 		}
 	}
 	if g.private != nil {
-		for el := g.private.Back(); el != nil; el = g.private.Back() {
-			r := g.private.Remove(el).(*request)
-			r.home = nil
-			r.at = p.unrouted.PushFront(r)
-		}
+		p.unroute(g)
 	}
+	if g.switching() {
+		p.endSwitch(g.id, g.leaving.to, GroupLost)
+	}
+	p.reconsider()
 	var lost []*request
 	for _, r := range p.requests {
 		if (r.pe != nil && r.pe.group == g) || (r.de != nil && r.de.group == g) {
 			lost = append(lost, r)
 		}
 	}
-	// The oldest goes to the head of the queues last, so that it stays the
-	// first.
-	slices.SortFunc(lost, func(a, b *request) int {
-		return cmp.Or(cmp.Compare(b.started, a.started), cmp.Compare(b.ID, a.ID))
-	})
+	youngestFirst(lost)
 	for _, r := range lost {
 		p.replan(r, g)
 	}
@@ -657,12 +669,14 @@ func (p *Planner) fetch(e *Fetch) {
 			p.take(en, en.since[i])
 		}
 	}
-	if g.role == Decode {
+	switch {
+	case g.switching():
+	case g.role == Decode:
 		p.leastTotal.put(g)
 		p.rewind(g)
-		return
+	default:
+		p.grant(g)
 	}
-	p.grant(g)
 }
 
 // reportNode takes a node's report.
@@ -756,7 +770,8 @@ func (p *Planner) finished(e Finished) {
 	p.endTransfers(r)
 	if e.Role == Prefill {
 		r.prefilled = true
-		p.inform(Prefilled, r, NoReason)
+		r.prefilledAt = p.now
+		p.inform(Action{Kind: Prefilled, Request: r.ID})
 		if r.pe != nil { // it may have said so before its group was lost
 			r.pe.served()
 		}
@@ -771,7 +786,8 @@ func (p *Planner) finished(e Finished) {
 	if r.pe != nil && !r.prefilled {
 		p.say(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id})
 	}
-	p.inform(Done, r, NoReason)
+	p.observe(r)
+	p.inform(Action{Kind: Done, Request: r.ID})
 	p.forget(r)
 }
 
@@ -803,43 +819,6 @@ func (p *Planner) failed(e Failed) {
 	p.requeue(r, EngineFailed)
 }
 
-// epoch plans every request again that loads or computes with a prefix of an older epoch,
-// because the planner does not know how much of the prefix the model has used. The whole
-// prompt is computed, and its blocks are stored under the new epoch. An Exact request keeps
-// its epoch and its prefix.
-func (p *Planner) epoch(e Epoch) {
-	if e.Epoch <= p.epochs[e.Namespace] {
-		return
-	}
-	p.epochs[e.Namespace] = e.Epoch
-	var old []*request
-	for _, r := range p.requests {
-		// A request that only a decode group reported after a restart has no prefill engine
-		// to compute it. Its prefill has ended, or the prefill group will report it later.
-		orphan := r.phase == serving && r.pe == nil
-		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && !r.Exact && !r.prefilled && !orphan {
-			old = append(old, r)
-		}
-	}
-	// The oldest goes to the head of the queue last, so that it stays the first.
-	slices.SortFunc(old, func(a, b *request) int { return cmp.Or(cmp.Compare(b.started, a.started), cmp.Compare(b.ID, a.ID)) })
-	for _, r := range old {
-		p.renew(r, e.Epoch)
-		if r.phase == serving {
-			p.requeue(r, EpochOver)
-		}
-	}
-}
-
-// renew has a request computed with newer weights than its prefix.
-func (p *Planner) renew(r *request, epoch uint64) {
-	r.why.note(p.now, "weights of epoch %d: the prefix of %d tokens is of epoch %d and is recomputed", int(epoch), r.Hit, int(r.Epoch))
-	if r.Hit > 0 {
-		r.Hit, r.unfit = 0, EpochOver
-	}
-	r.Epoch = epoch
-}
-
 // tick looks for what time alone changes.
 func (p *Planner) tick() {
 	for i := len(p.order) - 1; i >= 0; i-- {
@@ -852,6 +831,9 @@ func (p *Planner) tick() {
 	}
 	p.complete()
 	p.rescue()
+	for _, g := range p.order {
+		p.leave(g)
+	}
 }
 
 // expireAll rejects what is past its deadline in every queue, and finds the next

@@ -231,7 +231,7 @@ func (l *ledger) ids() []RequestID {
 
 // bump starts an epoch: what was cached before is of no use.
 func (l *ledger) bump(ns NamespaceID, epoch uint64) {
-	l.step(Epoch{l.now, ns, epoch})
+	l.step(Epoch{At: l.now, Namespace: ns, Epoch: epoch})
 	if epoch <= l.epochs[ns] {
 		return
 	}

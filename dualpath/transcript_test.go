@@ -2,6 +2,7 @@ package dualpath
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,11 +14,12 @@ import (
 // milliseconds, everything else tokens.
 //
 //	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [queue=N]
-//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO[rREAD]]…[~PEER],…) [hit=N]] [again] [seen=N]
+//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO[rREAD]]…[~PEER],…) [hit=N]] [again] [seen=N] [switching=prefill|decode]
 //	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N]
 //	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [buffer=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
 //	progress request=N side=prefill|decode upto=N [landed=N]      stopped request=N side=… upto=N [failed] [gone]
-//	finished request=N side=…      failed request=N side=… [upto=N]      cancel request=N      down group=G      epoch ns=N to=N
+//	finished request=N side=…      failed request=N side=… [upto=N]      cancel request=N      down group=G      epoch ns=N to=N [drain=recompute|finish|abort]: first the counts of older requests
+//	switch  group=G to=prefill|decode [drain=recompute|finish]      refused group=G
 //	tick    at=N
 //	explain request=N              state                stats
 //
@@ -77,7 +79,12 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "down":
 		return s.step(GroupDown{s.now, GroupID(c.num("group", 0))})
 	case "epoch":
-		return s.step(Epoch{s.now, NamespaceID(c.num("ns", 0)), uint64(c.num("to", 0))})
+		older := s.p.Older(NamespaceID(c.num("ns", 0)), uint64(c.num("to", 0)))
+		return fmt.Sprintf("%+v\n", older) + s.step(Epoch{s.now, NamespaceID(c.num("ns", 0)), uint64(c.num("to", 0)), c.drain()})
+	case "switch":
+		return s.step(SwitchRole{s.now, GroupID(c.num("group", 0)), c.role("to"), c.drain()})
+	case "refused":
+		return s.step(SwitchRefused{s.now, GroupID(c.num("group", 0))})
 	case "tick":
 		return s.step(Tick{s.now})
 	case "explain":
@@ -133,6 +140,9 @@ func (s *story) up(c *args) string {
 		g.Holding = append(g.Holding, h)
 	}
 	g.Again, g.Returns, g.Seen = c.d.HasArg("again"), c.d.HasArg("seen"), uint64(c.num("seen", 0))
+	if c.d.HasArg("switching") {
+		g.Switching = c.role("switching")
+	}
 	s.spec[g.Group] = g.Engines
 	return s.step(g)
 }
@@ -177,7 +187,11 @@ func (s *story) step(ev Event) string {
 		if a.Seq != 0 {
 			fmt.Fprintf(&b, "%d ", a.Seq)
 		}
-		fmt.Fprintf(&b, "%v request %d", a.Kind, a.Request)
+		if a.Kind == Switch || a.Kind == Switched {
+			fmt.Fprintf(&b, "%v group %d to %v", a.Kind, a.Group, a.Side)
+		} else {
+			fmt.Fprintf(&b, "%v request %d", a.Kind, a.Request)
+		}
 		switch a.Kind {
 		case Assign:
 			fmt.Fprintf(&b, ": %v engine %d", a.Side, a.Engine)
@@ -237,6 +251,14 @@ func (c *args) list(name string) []string {
 func (c *args) attempt() uint64 { return uint64(c.num("attempt", 0)) }
 
 func (c *args) read() uint64 { return uint64(c.num("read", 0)) }
+
+func (c *args) drain() Drain {
+	at := slices.Index(drainNames[:], c.text("drain", "recompute"))
+	if at < 0 {
+		c.t.Fatalf("%s: no such policy", c.d.Pos)
+	}
+	return Drain(at)
+}
 
 func (c *args) request() RequestID { return RequestID(c.num("request", 0)) }
 

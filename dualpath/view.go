@@ -15,6 +15,9 @@ type GroupView struct {
 	// Silent is how long ago it fetched.
 	Silent  time.Duration
 	Engines []EngineView
+	// Leaving is the role that the group changes to; 0: none. Ordered: its leader has the order.
+	Leaving Role
+	Ordered bool
 	// Nodes are the machines of the engines, each once.
 	Nodes []NodeView
 }
@@ -24,8 +27,10 @@ type EngineView struct {
 	Engine                    EngineID
 	Node                      NodeID
 	Tokens, Requests, HBMFree int
-	// BufferFree is what is left of the engine's buffer, in bytes; 0: it has not told
-	// its size.
+	// HBMTokens is the size of its device memory; 0: its leader did not report a size.
+	HBMTokens int
+	// BufferFree is what is left of the engine's buffer, in bytes; 0: its
+	// leader did not report a size.
 	BufferFree int
 }
 
@@ -46,7 +51,7 @@ func (p *Planner) Has(g GroupID) bool { return p.groups[g] != nil }
 func (p *Planner) View() []GroupView {
 	views := make([]GroupView, 0, len(p.order))
 	for _, g := range p.order {
-		v := GroupView{Group: g.id, Role: g.role, Total: g.total, Silent: p.now - g.heard}
+		v := GroupView{Group: g.id, Role: g.role, Total: g.total, Silent: p.now - g.heard, Leaving: g.leaving.to, Ordered: g.leaving.ordered}
 		if g.private != nil {
 			v.Queued = g.private.Len()
 		}
@@ -65,7 +70,7 @@ func (p *Planner) View() []GroupView {
 
 // view returns an engine as the planner sees it.
 func (en *engine) view() EngineView {
-	v := EngineView{Engine: en.id, Node: en.node.id, Tokens: en.tok, Requests: en.seq}
+	v := EngineView{Engine: en.id, Node: en.node.id, Tokens: en.tok, Requests: en.seq, HBMTokens: en.spec.HBMTokens}
 	if en.spec.HBMTokens != 0 {
 		v.HBMFree = en.left.hbm + en.spec.HBMTokens - en.size.hbm
 	}

@@ -17,17 +17,17 @@ const rootDomain = "penstock kv chain v1\x00"
 // not usable; make one with Namespace.Chain or NewChain. A Chain is a value:
 // copying it forks the prompt.
 //
-// The formulas, for implementations in other languages (test vectors are in
-// testdata/chain_vectors.json; all integers are little endian):
+// The formulas are the following, for implementations in other languages. Test vectors are in
+// testdata/chain_vectors.json. All integers are little endian:
 //
 //	root  = SHA-256("penstock kv chain v1\x00" ‖ u32 len(tenant) ‖ tenant ‖ u32 len(name) ‖ name
 //	                ‖ u32 len(salt) ‖ salt ‖ u32 BlockTokens)[:16]
 //	id(0) = SHA-256(root   ‖ u32 n ‖ u32 t(0) ‖ … ‖ u32 t(n-1))[:16]        n = BlockTokens
 //	id(i) = SHA-256(id(i-1) ‖ u32 n ‖ …the tokens of block i…)[:16]
 //
-// SHA-256 rather than a faster hash: ids cross tenants, so a collision that can
-// be constructed would hand one tenant another's KV. The weight epoch is not in
-// the id; it is part of the key under which the index stores it.
+// SHA-256 is used and not a faster hash because ids cross tenants: if an attacker could construct a
+// collision, one tenant would read another tenant's KV. The weight epoch is not in the id. It is
+// part of the key under which the index stores the block.
 type Chain struct {
 	tip         BlockID
 	blockTokens int
@@ -54,7 +54,7 @@ func NewChain(tenant, name string, salt []byte, blockTokens int) (Chain, error) 
 // Tip returns the id of the last block appended, or the root before the first.
 func (c Chain) Tip() BlockID { return c.tip }
 
-// saltDomain keeps salted tips distinct from ids of blocks, which are other hashes.
+// saltDomain keeps salted tips distinct from block ids, which hash other fields.
 const saltDomain = "penstock kv salt v1\x00"
 
 // Resume returns a chain whose last block is parent.
@@ -63,8 +63,8 @@ func (c Chain) Resume(parent BlockID) Chain {
 	return c
 }
 
-// Salt returns a chain whose next ids also depend on extra. Pass in extra what the KV
-// depends on besides the tokens: an adapter, a cache salt, the hash of an image.
+// Salt returns a chain whose next ids also depend on extra. extra has the inputs of the KV apart
+// from the tokens: an adapter, a cache salt, the hash of an image.
 //
 //	tip = SHA-256("penstock kv salt v1\x00" ‖ tip ‖ u32 len(extra) ‖ extra)[:16]
 func (c Chain) Salt(extra []byte) Chain {

@@ -14,8 +14,8 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite testdata/chain_vectors.json from the implementation")
 
-// chainVector is one published case: another language that reproduces all of
-// them chains as we do.
+// chainVector is one published case. An implementation in another language that reproduces all
+// cases computes the same chains.
 type chainVector struct {
 	Tenant      string       `json:"tenant"`
 	Name        string       `json:"name"`

@@ -1,7 +1,7 @@
-// Package kv holds the nouns of Penstock: namespaces and their geometry, block
-// ids and how they are chained, and the names of places on storage. It is pure:
-// no I/O, no clock, no goroutine, no lock, and it imports the standard library
-// only. It does not know how blocks are stored, found, or moved.
+// Package kv defines the basic types of Penstock: namespaces and their geometry, block ids and how
+// they are chained, and the names of places on storage. It is pure: no I/O, no clock, no goroutine,
+// no lock, and it imports the standard library only. Storing, finding and moving blocks is the work
+// of other packages.
 //
 // A namespace is one model's KV cache under one geometry. Its prompt is cut into
 // blocks of BlockTokens tokens; block i of a prompt is named by a BlockID that
@@ -11,7 +11,7 @@
 //	            │             │              │
 //	root ──► id0 ─────────► id1 ─────────► id2        id(i) = SHA-256(id(i-1) ‖ n ‖ tokens)[:16]
 //
-// so two prompts share an id exactly where they share the whole prefix.
+// Two prompts share an id exactly where they share the whole prefix.
 //
 // A block's bytes are laid out [layers, tokens, bytes], one layer after the
 // other without padding. That is a Full Block, the only unit on storage; one
@@ -22,23 +22,22 @@
 //	             └────────────┴────────────┴─ ─ ─┴──────────────┘
 //	             each layer:  BlockTokens × TokenBytes
 //
-// Hybrid models have several layer groups (full attention, sliding window,
-// recurrent state). Each group of a block is stored by itself, as a piece: the
-// same layout over the group's own layers. A namespace with one full group,
-// which nearly all are, has one piece per block: the Full Block.
+// Hybrid models have several layer groups (full attention, sliding window, recurrent state). Each
+// group of a block is stored by itself, as a piece: the same layout over the group's own layers. A
+// namespace with one full group, the usual case, has one piece per block: the Full Block.
 //
 // # Live epochs
 //
-// An epoch is a version of the weights. A namespace has one newest epoch and may
-// have older live ones; blocks of any other epoch do not exist. A plain bump leaves
-// the new epoch only. A bump with keep leaves the newest keep epochs. A pin keeps an
-// epoch live beyond that, until the pin ends.
+// An epoch is a version of the weights. A namespace has one newest epoch and may have older live
+// ones; blocks of any other epoch do not exist. A plain bump leaves only the new epoch live. A bump
+// with keep leaves the newest keep epochs live. A pin keeps an epoch live beyond that, until the
+// pin ends.
 //
 //	Bump(8, keep 3)      newest ┌────── Keep = 3 ──────┐
 //	Live()                      8        7        6        4        2
 //	                            └ new    └──┬─────┘        └──┬─────┘
 //	                                   kept by the bump     pinned, end with their pins
 //
-// MaxLive bounds all of them: a bump is never refused because of pins, the oldest
+// MaxLive bounds the number of live epochs. A bump is never refused because of pins: the oldest
 // pinned epochs are retired instead.
 package kv

@@ -2,10 +2,9 @@ package kv
 
 import "fmt"
 
-// Extent names one slot of one volume of a storage node: where a piece lies.
-// The next slot of the same segment is Extent+1, so a sequence that was placed
-// consecutively has consecutive extents. Only blockstore gives the parts a
-// meaning; to everyone else an Extent is an opaque, unique key.
+// Extent names the place of a piece: one slot of one volume of a storage node. The next slot of the
+// same segment is Extent+1, so pieces written to consecutive slots have consecutive extents. Only
+// blockstore interprets the parts; in other packages an Extent is an opaque, unique key.
 //
 //	63      56 55               32 31                              0
 //	┌─────────┬───────────────────┬────────────────────────────────┐
@@ -14,14 +13,14 @@ import "fmt"
 type Extent uint64
 
 const (
-	// MaxVolumes is how many volumes one storage node can have.
+	// MaxVolumes bounds the volumes of one storage node.
 	MaxVolumes = 1 << 8
-	// MaxSegments is how many segments one volume can have.
+	// MaxSegments bounds the segments of one volume.
 	MaxSegments = 1 << 24
 )
 
-// MakeExtent packs the three parts. The caller has checked them against
-// MaxVolumes and MaxSegments; excess bits are cut off.
+// MakeExtent packs the three parts. The caller must have checked them against MaxVolumes and
+// MaxSegments; excess bits are cut off.
 func MakeExtent(volume, segment, slot uint32) Extent {
 	return Extent(uint64(volume)&(MaxVolumes-1)<<56 | uint64(segment)&(MaxSegments-1)<<32 | uint64(slot))
 }
@@ -40,17 +39,17 @@ func (e Extent) String() string {
 	return fmt.Sprintf("v%d/s%d/%d", e.Volume(), e.Segment(), e.Slot())
 }
 
-// Generation distinguishes the successive contents of one slot. A storage node
-// never gives the same generation out twice, also across restarts. 0 is no
-// generation. Only the low GenerationBits bits are used.
+// Generation distinguishes the successive contents of one slot. A storage node never assigns one
+// generation twice, not even after a restart. The generation 0 is invalid. Only the low
+// GenerationBits bits are used.
 type Generation uint64
 
-// GenerationBits is the width of a Generation: 16 bits count the starts of the
-// store, 32 bits count the writes since; blockstore assigns them.
+// GenerationBits is the width of a Generation: 16 bits count the starts of the store, 32 bits count
+// the writes since the last start. Package blockstore assigns generations.
 const GenerationBits = 48
 
-// Ref is an Extent together with the generation that it must still hold: the
-// only safe way to remember where a piece lies.
+// Ref is an Extent with the generation that the slot must still hold. A holder of a Ref detects
+// when the slot has been overwritten.
 type Ref struct {
 	Extent     Extent
 	Generation Generation

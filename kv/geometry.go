@@ -26,8 +26,8 @@ const (
 // bytes that do not fit one.
 var ErrGeometry = errors.New("bad geometry")
 
-// GroupKind says which blocks of a prefix a layer group needs before the prefix
-// can be reused.
+// GroupKind is the rule for the blocks of a prefix that a layer group needs before the prefix can
+// be reused.
 type GroupKind uint8
 
 const (
@@ -68,8 +68,8 @@ type Group struct {
 	Kind GroupKind
 	// Layers is the number of layers in the group.
 	Layers int
-	// TokenBytes is the KV of one token in one layer, in bytes; for a State group
-	// it is the size of one layer's snapshot instead, whatever the tokens.
+	// TokenBytes is the KV of one token in one layer, in bytes; for a State group it is the size of
+	// one layer's snapshot, independent of the number of tokens.
 	TokenBytes int
 	// WindowTokens is the length of a Window group's window; 0 for other kinds.
 	WindowTokens int
@@ -80,11 +80,10 @@ type Group struct {
 type Geometry struct {
 	// BlockTokens is the number of tokens in one block, 64 for example.
 	BlockTokens int
-	// DType and Layout are free tags ("fp8_e4m3", "tp1") that must match between
-	// writer and reader: same sizes with another meaning are another geometry.
+	// DType and Layout are free tags ("fp8_e4m3", "tp1"). Writer and reader must use the same tags:
+	// bytes of the same size but another meaning are another geometry.
 	DType, Layout string
-	// Groups are the layer groups, at most MaxGroups, in the order in which
-	// their pieces make up a block.
+	// Groups are the layer groups, at most MaxGroups, in the order of their pieces within a block.
 	Groups []Group
 }
 
@@ -169,8 +168,8 @@ func (g Geometry) BlockBytes() int64 {
 	return n
 }
 
-// PieceOffset is where the group's piece of a block starts, in bytes, when the
-// blocks of a prompt lie one behind the other from its first.
+// PieceOffset returns the offset of the group's piece in bytes, when all blocks of a prompt lie one
+// after the other from the prompt's first block on.
 func (g Geometry) PieceOffset(block, group int) int64 {
 	at := int64(block) * g.BlockBytes()
 	for i := range group {
@@ -179,9 +178,9 @@ func (g Geometry) PieceOffset(block, group int) int64 {
 	return at
 }
 
-// WindowBlocks is how many blocks, counted back from the end of a prefix, the
-// group needs: ceil(WindowTokens / BlockTokens) for a Window group, 1 for State,
-// and 0, meaning all of them, for Full.
+// WindowBlocks returns the number of blocks, counted back from the end of a prefix, that the group
+// needs: ceil(WindowTokens / BlockTokens) for a Window group, 1 for State, and 0 for Full, which
+// needs all blocks.
 func (g Geometry) WindowBlocks(group int) int {
 	switch gr := g.Groups[group]; gr.Kind {
 	case Window:
@@ -192,8 +191,8 @@ func (g Geometry) WindowBlocks(group int) int {
 	return 0
 }
 
-// FirstNeeded returns the first of the blocks [FirstNeeded, blocks) whose piece
-// of the group a prefix of the given length needs: 0 for a Full group.
+// FirstNeeded returns the index of the first block whose piece of the group is needed by a prefix
+// of the given length in blocks: 0 for a Full group.
 func (g Geometry) FirstNeeded(group, blocks int) int {
 	w := g.WindowBlocks(group)
 	if w == 0 {

@@ -182,8 +182,8 @@ func TestNamespaceRefuses(t *testing.T) {
 	}
 }
 
-// FuzzGeometry: whatever Validate accepts has sizes that are positive, bounded
-// and consistent.
+// FuzzGeometry: a geometry that Validate accepts has sizes that are positive, bounded and
+// consistent.
 func FuzzGeometry(f *testing.F) {
 	f.Add(64, 61, 656, uint8(1), 0)
 	f.Add(64, 61, 656, uint8(2), 4096)
@@ -223,16 +223,16 @@ func TestLiveEpochs(t *testing.T) {
 		}
 	}
 	expect(1, 1)
-	ns = ns.Bump(2, 3, pinned) // there is one older epoch only
+	ns = ns.Bump(2, 3, pinned) // there is only one older epoch
 	expect(2, 2, 1)
 	ns = ns.Bump(5, 3, pinned)
 	expect(3, 5, 2, 1)
 	ns = ns.Bump(6, 3, pinned)
 	expect(3, 6, 5, 2)
 	pins[2], pins[5] = true, true
-	ns = ns.Bump(7, 1, pinned) // strict, but for the pins
+	ns = ns.Bump(7, 1, pinned) // keep 1: only pinned epochs stay live besides the newest
 	expect(1, 7, 5, 2)
-	ns = ns.Bump(8, 3, pinned) // what needs a pin is not kept by a later bump
+	ns = ns.Bump(8, 3, pinned) // a later bump does not keep an epoch that needs a pin
 	expect(2, 8, 7, 5, 2)
 	delete(pins, 5)
 	ns = ns.Settle(pinned)

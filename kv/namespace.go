@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// ErrNamespace is wrapped by every error about a namespace that cannot be.
+// ErrNamespace is wrapped by every error about an invalid namespace.
 var ErrNamespace = errors.New("bad namespace")
 
-// Epoch is the version of the weights under which KV was computed. A block of
-// one epoch is never served as one of another.
+// Epoch is the version of the weights under which KV was computed. A block of one epoch is never
+// served to a reader of another epoch.
 type Epoch uint64
 
-// EpochRun is a number of consecutive blocks of a chain that are of one epoch.
+// EpochRun is a run of consecutive blocks of a chain that have one epoch.
 type EpochRun struct {
 	Epoch  Epoch
 	Blocks int
@@ -24,20 +24,20 @@ type EpochRun struct {
 // MaxLive bounds the live epochs of a namespace.
 const MaxLive = 16
 
-// MaxEpoch is the highest epoch that a caller may name: a bump to the next epoch may
-// pass it, so that a bump can always follow.
+// MaxEpoch is the highest epoch that a caller may name: a bump to the next epoch may exceed it, so
+// that another bump is always possible.
 const MaxEpoch Epoch = math.MaxInt64
 
-// NamespaceID is a namespace's number on one storage node. It is never reused
-// there, so the slots of a deleted namespace cannot be taken for those of a
-// later one of the same name. 0 is no namespace.
+// NamespaceID is a namespace's number on one storage node. It is never reused there, so slots of a
+// deleted namespace cannot be mistaken for slots of a later namespace with the same name. The id 0
+// is invalid.
 type NamespaceID uint32
 
-// IndexKind says how the blocks of a namespace are found.
+// IndexKind is the way in which the blocks of a namespace are found.
 type IndexKind uint8
 
 const (
-	// IndexTrie: ids are chained, a block is matchable while its ancestors are.
+	// IndexTrie: ids are chained. A block can be matched while all its ancestors are stored.
 	IndexTrie IndexKind = iota + 1
 	// IndexFlat: ids are opaque keys without parents (LMCache chunks, vLLM's
 	// block hashes); a match is the run of keys that are present.
@@ -67,14 +67,14 @@ func ParseIndexKind(s string) (IndexKind, error) {
 
 // Namespace is one model's KV cache under one geometry.
 type Namespace struct {
-	// ID is given by the node at creation.
+	// ID is assigned by the node at creation.
 	ID NamespaceID
 	// Name is unique on the node: 1 to 128 of [A-Za-z0-9._/-].
 	Name string
-	// Tenant is whose cache it is; it and Salt go into every BlockID, so that
-	// equal prompts of two tenants have unrelated ids.
+	// Tenant owns the cache. Tenant and Salt are hashed into every BlockID, so equal prompts of two
+	// tenants have unrelated ids.
 	Tenant string
-	// Salt is mixed into every BlockID; at most 64 bytes.
+	// Salt is hashed into every BlockID; at most 64 bytes.
 	Salt     []byte
 	Geometry Geometry
 	Index    IndexKind
@@ -85,9 +85,9 @@ type Namespace struct {
 	// live can be neither matched nor stored.
 	// Invariant: strictly descending, below Epoch, fewer than MaxLive.
 	Older []Epoch `json:",omitempty"`
-	// Keep is how many of the live epochs, from the newest on, stay live until a bump
-	// or Retire ends them; 0 means 1. Those beyond are pinned, and end with their pins.
-	// Invariant: at most 1 + len(Older).
+	// Keep is the number of live epochs, from the newest on, that stay live until a bump or Retire
+	// ends them; 0 means 1. Live epochs beyond Keep are pinned, and end with their pins. Invariant:
+	// at most 1 + len(Older).
 	Keep int `json:",omitempty"`
 	// QuotaBytes caps the slots the namespace may occupy; 0 means no cap of its
 	// own.
@@ -117,12 +117,12 @@ func (n Namespace) Live() []Epoch { return append([]Epoch{n.Epoch}, n.Older...) 
 // IsLive reports whether blocks of epoch e can be matched and stored.
 func (n Namespace) IsLive(e Epoch) bool { return e == n.Epoch || slices.Contains(n.Older, e) }
 
-// kept is how many of the live epochs do not need a pin.
+// kept is the number of live epochs that do not need a pin.
 func (n Namespace) kept() int { return max(1, n.Keep) }
 
-// Bump returns n with the newest epoch to, which is greater than n.Epoch. With it
-// the newest keep-1 epochs stay live that did not need a pin, and of the others
-// those that are pinned: the newest of them, if there are more than MaxLive in all.
+// Bump returns n with the newest epoch to, which must be greater than n.Epoch. Of the epochs that
+// needed no pin, the newest keep-1 stay live. Of the other epochs, the pinned ones stay live. If
+// more than MaxLive epochs would be live, the oldest are dropped.
 func (n Namespace) Bump(to Epoch, keep int, pinned func(Epoch) bool) Namespace {
 	was := n.Live()
 	keep = 1 + min(keep-1, n.kept())
@@ -160,8 +160,7 @@ func (n Namespace) Retire(e Epoch) Namespace {
 	return n
 }
 
-// Validate reports the first thing that is wrong with n, or nil. ID and Epoch
-// may be anything.
+// Validate reports the first thing that is wrong with n, or nil. Every ID and every Epoch is valid.
 func (n Namespace) Validate() error {
 	if err := validateName("namespace name", n.Name, 1); err != nil {
 		return err

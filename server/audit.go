@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"path"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -20,8 +21,9 @@ import (
 // audit logs each call of the Admin service on one line, with the peer, the request and
 // the result. A successful call that changes state is logged at info, a refused call at
 // warn. A call that only reads is logged at debug, because monitors poll Status. Calls
-// of the Cache service that make or end a pin are logged in the same way. Leases on
-// blocks with a TTL, which engines take, are not logged.
+// of the Cache service that make or end a pin are logged in the same way, and so are the
+// planner's calls that change weights or roles. Leases on blocks with a TTL, which engines
+// take, are not logged.
 type audit struct{ log *slog.Logger }
 
 // adminPrefix begins the full name of each method of the Admin service.
@@ -36,6 +38,12 @@ var adminReads = map[string]bool{
 	"ListBlocks":     true,
 	"ListPins":       true,
 	"ListVolumes":    true,
+}
+
+// plannerChanges are the methods of the Planner service that an operator changes things with.
+var plannerChanges = map[string]bool{
+	pb.Planner_BumpWeights_FullMethodName: true,
+	pb.Planner_SwitchRole_FullMethodName:  true,
 }
 
 // unary is a grpc.UnaryServerInterceptor.
@@ -80,7 +88,10 @@ func (s *auditedStream) SendMsg(m any) error {
 // line logs one call. req is nil if none was received, resp if the call failed.
 func (a audit) line(ctx context.Context, method string, req, resp any, err error) {
 	name, ok := strings.CutPrefix(method, adminPrefix)
-	if !ok {
+	switch {
+	case plannerChanges[method]:
+		name = path.Base(method)
+	case !ok:
 		return
 	}
 	level := slog.LevelInfo

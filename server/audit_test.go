@@ -2,12 +2,16 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"net"
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -15,6 +19,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/planner"
 )
 
 // audited returns the log lines of admin calls since its last call.
@@ -136,5 +141,53 @@ func TestEachAdminCallIsAudited(t *testing.T) {
 		if strings.Contains(lines[0], "secret") {
 			t.Errorf("%s: the salt is in the log: %s", c.name, lines[0])
 		}
+	}
+}
+
+// TestPlannerChangesAreAudited: a planner logs the calls that change weights and roles, and no
+// others.
+func TestPlannerChangesAreAudited(t *testing.T) {
+	var log testkit.Log
+	service, err := planner.New(planner.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := server.NewPlannerNode(server.PlannerOptions{Service: service, Registry: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- n.Serve(l, nil) }()
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := pb.NewPlannerClient(conn)
+	if _, err := c.Top(t.Context(), &pb.TopRequest{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.BumpWeights(t.Context(), &pb.BumpWeightsRequest{Namespace: "m", Epoch: 3, Policy: pb.Drain_DRAIN_FINISH}); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.SwitchRole(t.Context(), &pb.SwitchRoleRequest{Group: "g", Role: pb.Side_SIDE_DECODE}); status.Code(err) != codes.NotFound {
+		t.Error(err)
+	}
+	lines := audited(&log)
+	for i, want := range [][]string{
+		{"level=INFO", "call=BumpWeights", "peer=127.0.0.1:", "request.namespace=m", "request.epoch=3", "request.policy=DRAIN_FINISH", "result=OK"},
+		{"level=WARN", "call=SwitchRole", "request.group=g", "request.role=SIDE_DECODE", "result=NotFound"},
+	} {
+		for _, word := range want {
+			if len(lines) != 2 || !strings.Contains(lines[i], word) {
+				t.Errorf("lines %q; want %s in line %d of 2", lines, word, i)
+			}
+		}
+	}
+	if err := errors.Join(conn.Close(), n.Shutdown(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		t.Error(err)
 	}
 }

@@ -29,6 +29,8 @@ type neighbour struct {
 	conn  *net.UnixConn
 	in    *bufio.Reader
 	arena *arena.View
+	// local is the node's end.
+	local *handoff.Listener
 	// staging is nil before stage.
 	staging *arena.Staging
 }
@@ -36,13 +38,14 @@ type neighbour struct {
 func newNeighbour(t testing.TB) (*neighbour, *host) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "local.sock")
+	e := &neighbour{t: t}
 	h := newHost(t, func(o *server.Options) {
 		var err error
 		if o.Local, err = handoff.Listen(handoff.Options{Path: path, Arena: o.Arena}); err != nil {
 			t.Fatal(err)
 		}
+		e.local = o.Local
 	}, nil)
-	e := &neighbour{t: t}
 	var err error
 	if e.conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"}); err != nil {
 		t.Fatal(err)

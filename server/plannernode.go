@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"log/slog"
 	"net"
 	"net/http"
 
@@ -21,6 +22,8 @@ type PlannerOptions struct {
 	BearerToken string
 	TLS         *tls.Config
 	Registry    *prometheus.Registry
+	// Logger takes the operator's calls (audit); nil: none.
+	Logger *slog.Logger
 }
 
 // PlannerNode is a planner on the network: gRPC for gateways and leaders, HTTP
@@ -38,7 +41,7 @@ const plannerMessageBytes = 288 << 20
 
 // NewPlannerNode makes the servers; nothing is served yet.
 func NewPlannerNode(opts PlannerOptions) *PlannerNode {
-	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.BearerToken, opts.TLS, nil), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
+	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.BearerToken, opts.TLS, opts.Logger), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	mux := commonRoutes(opts.Registry)
 	mux.HandleFunc("GET /readyz", n.readyz)

@@ -21,7 +21,7 @@ const (
 // Never is later than every event.
 const Never = time.Duration(math.MaxInt64)
 
-// Kernel is virtual time and what is to happen in it.
+// Kernel has the virtual time and the queue of events.
 type Kernel struct {
 	seed   uint64
 	now    time.Duration
@@ -30,42 +30,42 @@ type Kernel struct {
 	free   []*event
 	fired  uint64
 	digest uint64
-	// stopped ends Run after the event that is being called.
+	// stopped ends Run after the current event.
 	stopped bool
 }
 
-// event is a function that is to be called.
+// event is a scheduled function call.
 type event struct {
 	at     time.Duration
 	number uint64
 	phase  Phase
-	// once: it belongs to the kernel and is used again.
+	// once is set for an event that belongs to the kernel and is reused after its call.
 	once bool
-	// place in the heap, from 0; -1: not in it.
+	// place is the index in the heap; -1 if the event is not in the heap.
 	place int
 	call  func()
 }
 
-// New returns a kernel at time 0. The seed decides every random number.
+// New returns a kernel at time 0. The seed determines every random number.
 func New(seed uint64) *Kernel { return &Kernel{seed: seed, digest: fnvOffset} }
 
-// Now is the time of the event that is being called, since the beginning.
+// Now returns the time of the current event, since the beginning.
 func (k *Kernel) Now() time.Duration { return k.now }
 
-// Fired is how many events were called.
+// Fired returns the number of events called.
 func (k *Kernel) Fired() uint64 { return k.fired }
 
-// Pending is how many events wait.
+// Pending returns the number of scheduled events.
 func (k *Kernel) Pending() int { return len(k.queue) }
 
-// Rand returns the stream of random numbers of that name, from its beginning.
+// Rand returns the stream of random numbers with that name, from its beginning.
 func (k *Kernel) Rand(name string) *rand.Rand {
 	h := fnv.New64a()
 	h.Write([]byte(name)) // never fails
 	return rand.New(rand.NewPCG(k.seed, h.Sum64()))
 }
 
-// At calls f at time t, in the Normal phase. A time that has passed is now.
+// At calls f at time t, in the Normal phase. A past time means now.
 func (k *Kernel) At(t time.Duration, f func()) { k.schedule(t, Normal, f) }
 
 // After calls f when d has passed.
@@ -87,43 +87,42 @@ func (k *Kernel) schedule(t time.Duration, p Phase, f func()) {
 	k.push(e, t, p)
 }
 
-// push queues an event as the latest of its instant and phase.
+// push queues an event as the last of its instant and phase.
 func (k *Kernel) push(e *event, t time.Duration, p Phase) {
 	k.number++
 	e.at, e.phase, e.number = max(t, k.now), p, k.number
 	k.queue.push(e)
 }
 
-// Timer is an event that can be moved and taken back. Setting it again is a new
-// event in the order of an instant.
+// Timer is an event that can be moved and cancelled. A Set counts as a new event in the order of
+// its instant.
 type Timer struct {
 	k *Kernel
 	e event
 }
 
-// NewTimer returns a timer that calls f whenever it is due, in the given phase. It
-// is not set.
+// NewTimer returns a timer that is not set. It calls f in the given phase whenever it is due.
 func (k *Kernel) NewTimer(p Phase, f func()) *Timer {
 	return &Timer{k: k, e: event{place: -1, phase: p, call: f}}
 }
 
-// Set lets the timer be due at time t, once.
+// Set schedules the timer at time at, once.
 func (t *Timer) Set(at time.Duration) {
 	t.Stop()
 	t.k.push(&t.e, at, t.e.phase)
 }
 
-// SetAfter lets the timer be due when d has passed.
+// SetAfter schedules the timer when d has passed.
 func (t *Timer) SetAfter(d time.Duration) { t.Set(t.k.now + max(d, 0)) }
 
-// Stop takes the timer back.
+// Stop cancels the timer.
 func (t *Timer) Stop() {
 	if t.e.place >= 0 {
 		t.k.queue.remove(t.e.place)
 	}
 }
 
-// Due returns when the timer is due, Never if it is not set.
+// Due returns the time at which the timer is due, Never if it is not set.
 func (t *Timer) Due() time.Duration {
 	if t.e.place < 0 {
 		return Never
@@ -131,18 +130,18 @@ func (t *Timer) Due() time.Duration {
 	return t.e.at
 }
 
-// Stop lets Run return after the event that is being called.
+// Stop makes Run return after the current event.
 func (k *Kernel) Stop() { k.stopped = true }
 
 // Run calls events until none is left, Stop is called or ctx ends.
 func (k *Kernel) Run(ctx context.Context) error { return k.RunUntil(ctx, Never) }
 
-// RunUntil calls the events up to time t, those at t included, and lets Now be t
-// if that is finite and Stop was not called.
+// RunUntil calls the events up to time t, those at t included. If t is finite and Stop was not
+// called, Now is t afterwards.
 func (k *Kernel) RunUntil(ctx context.Context, t time.Duration) error {
 	k.stopped = false
 	for n := 0; len(k.queue) > 0 && k.queue[0].at <= t && !k.stopped; n++ {
-		// A look at the context costs as much as an event.
+		// Checking the context costs as much as an event.
 		if n%1024 == 0 {
 			if err := ctx.Err(); err != nil {
 				return fmt.Errorf("sim: stopped at %v: %w", k.now, err)
@@ -176,22 +175,22 @@ const (
 	fnvPrime  = 1099511628211
 )
 
-// Note adds to the digest: what was decided, who got what.
+// Note adds values to the digest, such as decisions.
 func (k *Kernel) Note(values ...uint64) {
 	d := k.digest
 	for _, v := range values {
 		d = (d ^ v) * fnvPrime
-		d ^= d >> 29 // FNV alone leaves the low bits to the low bits
+		d ^= d >> 29 // FNV alone mixes low bits only into low bits
 	}
 	k.digest = d
 }
 
-// Digest is a hash over all that happened so far. It is for comparing two runs of
-// one program, not for keeping.
+// Digest returns a hash over all events so far. It serves to compare two runs of one program, and
+// may change with the program.
 func (k *Kernel) Digest() uint64 { return k.digest }
 
-// eventHeap is a heap of four children a node: fewer levels, and the children of
-// one lie beside each other.
+// eventHeap is a heap with four children per node: it has fewer levels, and the children of a node
+// are adjacent in memory.
 type eventHeap []*event
 
 // before orders events by time, phase and number.
@@ -211,7 +210,7 @@ func (h *eventHeap) push(e *event) {
 	h.up(len(*h)-1, e)
 }
 
-// remove takes out the event at place i.
+// remove removes the event at index i.
 func (h *eventHeap) remove(i int) {
 	q := *h
 	last := len(q) - 1
@@ -229,7 +228,7 @@ func (h *eventHeap) remove(i int) {
 	h.down(i, e)
 }
 
-// up puts e at place i or above.
+// up moves e from index i up to its place.
 func (h *eventHeap) up(i int, e *event) {
 	q := *h
 	for i > 0 {
@@ -245,7 +244,7 @@ func (h *eventHeap) up(i int, e *event) {
 	e.place = i
 }
 
-// down puts e at place i or below.
+// down moves e from index i down to its place.
 func (h *eventHeap) down(i int, e *event) {
 	q := *h
 	for {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestOrder: the picture of doc.go.
+// TestOrder checks the order that doc.go shows.
 func TestOrder(t *testing.T) {
 	k := New(1)
 	var log []string
@@ -86,8 +86,7 @@ func TestRunUntil(t *testing.T) {
 	}
 }
 
-// TestStreams: a stream depends on seed and name alone, and the digest tells runs
-// apart.
+// TestStreams: a stream depends only on seed and name, and the digests of different runs differ.
 func TestStreams(t *testing.T) {
 	a, b := New(7), New(7)
 	b.Rand("other").Uint64()
@@ -169,7 +168,7 @@ func FuzzOrder(f *testing.F) {
 	})
 }
 
-// TestNoAllocs: an event whose function exists already costs no memory.
+// TestNoAllocs: scheduling an event with an existing function allocates nothing.
 func TestNoAllocs(t *testing.T) {
 	k := New(1)
 	f := func() {}
@@ -185,7 +184,7 @@ func TestNoAllocs(t *testing.T) {
 	}
 }
 
-// BenchmarkEvent is an event among n others.
+// BenchmarkEvent measures one event among n others.
 func BenchmarkEvent(b *testing.B) {
 	for _, n := range []int{100, 100_000} {
 		b.Run(fmt.Sprintf("pending=%d", n), func(b *testing.B) {

@@ -23,8 +23,8 @@ const (
 	benchBatch = 64
 )
 
-// benchBlocks is the size of the index that is measured; docs/benchmarks.md
-// speaks of 2 M blocks. PENSTOCK_BENCH_BLOCKS changes it.
+// benchBlocks is the number of blocks in the measured index. The figures of docs/benchmarks.md are
+// for 2 M blocks; PENSTOCK_BENCH_BLOCKS changes the number.
 func benchBlocks(b *testing.B) int {
 	s := os.Getenv("PENSTOCK_BENCH_BLOCKS")
 	if s == "" {
@@ -37,7 +37,7 @@ func benchBlocks(b *testing.B) int {
 	return n
 }
 
-// benchID is as random as a hash, and cheap.
+// benchID returns an id that is as random as a hash, and cheap to make.
 func benchID(chain, block int) (id kv.BlockID) {
 	x := rand.New(rand.NewPCG(uint64(chain), uint64(block)))
 	binary.LittleEndian.PutUint64(id[:], x.Uint64())
@@ -116,9 +116,9 @@ func heapBytes() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// BenchmarkIndex measures an index of 2 M blocks in chains of 512: filling it,
-// memory and disk per block, opening it, matching warm and just opened, against
-// the same number of Pebble gets.
+// BenchmarkIndex measures an index of 2 M blocks in chains of 512: the time to fill and to open the
+// index, memory and disk per block, and matches, both warm and just after opening. It compares the
+// matches with the same number of Pebble gets.
 func BenchmarkIndex(b *testing.B) {
 	blocks := benchBlocks(b)
 	dir := b.TempDir()
@@ -164,7 +164,7 @@ func BenchmarkIndex(b *testing.B) {
 
 func benchMatch(b *testing.B, tr *Trie, ns kv.Namespace, chains int, opts MatchOptions) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	// Chains are made outside of what is measured; 64 of them stay warm.
+	// The chains are made outside of the measured time; 64 chains stay warm.
 	var ids [64][]kv.BlockID
 	for i := range ids {
 		ids[i] = benchIDs(rng.IntN(chains))
@@ -205,7 +205,7 @@ func benchMatchParallel(b *testing.B, tr *Trie, ns kv.Namespace, chains int) {
 	})
 }
 
-// benchMatchWhilePut has one writer commit batches all the time.
+// benchMatchWhilePut measures matches while one writer commits batches without a pause.
 func benchMatchWhilePut(b *testing.B, tr *Trie, ns kv.Namespace, chains int) {
 	other, err := tr.Create(kv.Namespace{Name: "writer", Index: kv.IndexTrie, Geometry: ns.Geometry, Epoch: 1})
 	if err != nil {
@@ -233,8 +233,8 @@ func benchMatchWhilePut(b *testing.B, tr *Trie, ns kv.Namespace, chains int) {
 	<-done
 }
 
-// benchCold matches every chain once, in random order: each is a chain that
-// nobody looked at since the index was opened.
+// benchCold matches every chain once, in random order. No chain was matched since the index was
+// opened.
 func benchCold(b *testing.B, tr *Trie, ns kv.Namespace, chains int) {
 	order := rand.New(rand.NewPCG(3, 4)).Perm(chains)
 	pieces := make([]Piece, 0, benchChain)
@@ -255,8 +255,8 @@ func benchCold(b *testing.B, tr *Trie, ns kv.Namespace, chains int) {
 	quantiles(b, took)
 }
 
-// benchGets is what the index would cost without DRAM: a Pebble get per block, in
-// a database of its own with the id as the key.
+// benchGets measures an index without DRAM: one Pebble get per block, in a separate database with
+// the id as the key.
 func benchGets(b *testing.B, dir string, chains int) {
 	db, err := pebble.Open(dir+"/gets", &pebble.Options{Cache: pebble.NewCache(512 << 20), Logger: quiet()})
 	if err != nil {
@@ -295,9 +295,9 @@ func benchGets(b *testing.B, dir string, chains int) {
 	quantiles(b, took)
 }
 
-// BenchmarkEvictTenant evicts 8 blocks of a tenant that has 64, which lie in the
-// middle of 4 M of another, after a match of all 64, and puts them back. The
-// quantiles are of Evict alone.
+// BenchmarkEvictTenant evicts 8 of a tenant's 64 blocks, which lie among 4 M blocks of another
+// tenant. Before, a match touches all 64; afterwards the evicted blocks are put again. The
+// quantiles are those of Evict alone.
 func BenchmarkEvictTenant(b *testing.B) {
 	blocks := max(benchBlocks(b), 4_000_000)
 	tr := openTest(b, Options{Dir: b.TempDir(), FS: vfs.Default, SlotBytes: func(kv.Geometry, int) int64 { return 1 }})
@@ -351,7 +351,7 @@ func benchEvict(b *testing.B, tr *Trie) {
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "pieces/s")
 }
 
-// BenchmarkPut commits chains in batches of 64, the growing index included.
+// BenchmarkPut commits chains in batches of 64; the growth of the index is included.
 func BenchmarkPut(b *testing.B) {
 	for _, durable := range []bool{false, true} {
 		b.Run(fmt.Sprintf("Durable=%v", durable), func(b *testing.B) {
@@ -362,7 +362,7 @@ func BenchmarkPut(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				if len(entries) == 0 {
-					// Stopping the timer is dear: make many at a time.
+					// Stopping the timer is expensive, so each stop makes a large number of chains.
 					b.StopTimer()
 					for range 64 {
 						entries = append(entries, benchEntries(benchIDs(i), i*benchChain)...)
@@ -382,8 +382,8 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// BenchmarkPebbleSet is the bound of BenchmarkPut/Durable=true: batches of as many
-// bytes, without an index.
+// BenchmarkPebbleSet is the lower bound for BenchmarkPut/Durable=true: batches of the same number
+// of bytes, without an index.
 func BenchmarkPebbleSet(b *testing.B) {
 	db, err := pebble.Open(b.TempDir(), &pebble.Options{MemTableSize: defaultMemTableBytes, Logger: quiet()})
 	if err != nil {
@@ -408,7 +408,7 @@ func BenchmarkPebbleSet(b *testing.B) {
 	b.ReportMetric(float64(b.N*benchBatch)/b.Elapsed().Seconds(), "keys/s")
 }
 
-// BenchmarkPutParallel has eight committers share Pebble's group commit.
+// BenchmarkPutParallel measures eight committers that share Pebble's group commit.
 func BenchmarkPutParallel(b *testing.B) {
 	tr := openTest(b, Options{Dir: b.TempDir(), FS: vfs.Default})
 	ns := benchNamespace(b, tr)
@@ -439,7 +439,7 @@ func BenchmarkPutParallel(b *testing.B) {
 	closeTest(b, tr)
 }
 
-// BenchmarkBump shows that an epoch bump does not depend on the number of blocks.
+// BenchmarkBump measures an epoch bump. Its duration does not depend on the number of blocks.
 func BenchmarkBump(b *testing.B) {
 	for _, blocks := range []int{0, 100_000} {
 		b.Run(fmt.Sprintf("Blocks=%d", blocks), func(b *testing.B) {

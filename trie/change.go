@@ -8,9 +8,8 @@ type ChangeKind uint8
 const (
 	// BlockAdded: the first piece of a block became matchable.
 	BlockAdded ChangeKind = iota + 1
-	// BlockRemoved: the first piece of a block, which had been added, left the index or
-	// was doomed. Pieces below a doomed piece are reported when ReclaimStep or a Put
-	// reaches them.
+	// BlockRemoved: the first piece of a block, after its BlockAdded, left the index or was doomed.
+	// Pieces below a doomed piece are reported when ReclaimStep or a Put reaches them.
 	BlockRemoved
 	// SpaceCleared: no piece of the namespace's Epoch is matchable any more. Its blocks
 	// are not reported one by one.
@@ -48,7 +47,7 @@ func (t *Trie) changeLocked(kind ChangeKind, why Why, sp *space, group uint8, id
 	t.onChange(Change{Kind: kind, Why: why, Index: def.Index, Namespace: def.Name, Epoch: sp.epoch, ID: id, Parent: parent})
 }
 
-// addedLocked reports the piece of an entry that is not pending any more.
+// addedLocked reports the piece of an entry that is no longer pending.
 func (t *Trie) addedLocked(n uint32, e *Entry) {
 	nd := t.nodes.at(n)
 	if sp := t.spaces[nd.space]; !sp.dead && !nd.has(flagDoomed) {
@@ -56,8 +55,8 @@ func (t *Trie) addedLocked(n uint32, e *Entry) {
 	}
 }
 
-// goneLocked reports a piece that is about to be doomed or removed, unless it has not
-// been reported as added, or was reported as removed.
+// goneLocked reports a piece that is about to be doomed or removed. It reports no piece whose
+// addition was not reported, and none twice.
 func (t *Trie) goneLocked(nd *node, why Why) {
 	if sp := t.spaces[nd.space]; !sp.dead && !nd.has(flagPending|flagDoomed) {
 		t.changeLocked(BlockRemoved, why, sp, nd.group(), nd.id, kv.BlockID{})

@@ -7,9 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Check verifies every invariant of the index in DRAM, and that Pebble holds
-// the same pieces. It is slow and must not run concurrently with writes. Each
-// error names the invariant that is broken.
+// Check verifies every invariant of the index in DRAM, and that Pebble holds the same pieces. It is
+// slow and must not run concurrently with writes. Each error names the violated invariant.
 func (t *Trie) Check() error {
 	t.mu.Lock()
 	t.leases.applyUnparks(t)
@@ -43,7 +42,7 @@ type checker struct {
 	pinned int
 }
 
-// maxFindings keeps the report readable.
+// maxFindings bounds the errors that one report lists.
 const maxFindings = 20
 
 func (c *checker) fail(invariant, format string, args ...any) {
@@ -202,9 +201,8 @@ func (c *checker) pins() {
 	}
 }
 
-// disk compares Pebble with DRAM: every record is a node's, and every node that is
-// not doomed has its record. Where records were hidden by Options.Absent, a record
-// may be nobody's.
+// disk compares Pebble with DRAM: every record belongs to a node, and every node that is not doomed
+// has its record. If Options.Absent hid records, a record may belong to no node.
 func (c *checker) disk() error {
 	t := c.t
 	recorded := make(map[uint32]bool)

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/trie/evict"
 )
 
-// TestMatchDoesNotAllocate: with a buffer for the pieces, a match allocates
-// nothing. A map, a closure that escapes, or an error on the way would break it.
+// TestMatchDoesNotAllocate: with a buffer for the pieces, a match allocates nothing. A map, an
+// escaping closure or an error on this path would allocate.
 func TestMatchDoesNotAllocate(t *testing.T) {
 	for _, kind := range evict.Kinds() {
 		t.Run(kind.String(), func(t *testing.T) {
@@ -58,8 +58,8 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// slots hands out slots as a store does: one that an entry refers to, or that was
-// given back, has one owner. It fails the test when a slot comes back twice.
+// slots hands out slots as a store does: a slot that an entry refers to, or that was returned, has
+// one owner. It fails the test when a slot is returned twice.
 type slots struct {
 	t    *testing.T
 	mu   sync.Mutex
@@ -69,8 +69,8 @@ type slots struct {
 	moves map[kv.Ref][]kv.Ref
 }
 
-// moveFrom takes a slot as the target of a move. From now on the piece may be in the old
-// slot or in the new one.
+// moveFrom allocates a slot as the target of a move. From now on the piece may be in the old slot
+// or in the new one.
 func (s *slots) moveFrom(from kv.Ref) Moved {
 	to := s.get()
 	s.mu.Lock()
@@ -79,7 +79,7 @@ func (s *slots) moveFrom(from kv.Ref) Moved {
 	return Moved{From: from, To: to}
 }
 
-// places returns the slots in which the piece that lay in r can be.
+// places returns the slots in which a piece, originally in r, can be.
 func (s *slots) places(r kv.Ref) []kv.Ref {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,9 +108,9 @@ func (s *slots) put(r kv.Ref) {
 	delete(s.used, r)
 }
 
-// TestConcurrent lets writers, readers, evictors, movers, bumps, deletes and relocations run
-// against each other. At the end the index refers to exactly the slots that were handed
-// out and did not come back.
+// TestConcurrent runs writers, readers, evictors, movers, bumps, deletes and relocations
+// concurrently. At the end the index refers to exactly the slots that were handed out and not
+// returned.
 func TestConcurrent(t *testing.T) {
 	for _, kind := range evict.Kinds() {
 		t.Run(kind.String(), func(t *testing.T) { testConcurrent(t, kind) })
@@ -185,7 +185,7 @@ func testConcurrent(t *testing.T, kind evict.Kind) {
 		if m.Lease == 0 {
 			return
 		}
-		// pinned-stays: what the lease holds is still indexed.
+		// pinned-stays: every piece that the lease pins is still indexed.
 		indexed := make(map[kv.Ref]bool)
 		for ref := range tr.Refs() {
 			indexed[ref] = true
@@ -273,8 +273,8 @@ func testConcurrent(t *testing.T, kind evict.Kind) {
 	closeTest(t, tr)
 }
 
-// TestCrash crashes at random points. What was durable is there again, with the
-// same slots; whatever is matchable was put, below the same ancestors.
+// TestCrash crashes at random points. Durable pieces are in the index afterwards, in the same
+// slots. Every matchable piece was put before, below the same ancestors.
 func TestCrash(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { testCrash(t, seed) })
@@ -287,7 +287,7 @@ func testCrash(t *testing.T, seed uint64) {
 	opts := Options{FS: fs, MemTableBytes: 256 << 10, SlotBytes: func(kv.Geometry, int) int64 { return 1 }}
 	tr := openTest(t, opts)
 	ns := benchNamespace(t, tr)
-	// refs are all that were ever put; durable are those that must survive.
+	// refs has all pieces ever put; durable has the pieces that must survive.
 	refs, durable := make(map[kv.BlockID]map[kv.Ref]bool), make(map[kv.BlockID]bool)
 	slot := 0
 	for range 4 {

@@ -8,16 +8,15 @@ type PieceKey struct {
 	Group uint8
 }
 
-// Deletion is a deletion as the owner of the slots remembers it: the piece, and
-// everything that hangs on it, is deleted as far as it lies in slots of
-// generations up to UpTo.
+// Deletion is the record that the owner of the slots keeps of a deletion: the piece and all its
+// descendants are deleted, if their slots have generations up to UpTo.
 type Deletion struct {
 	PieceKey
 	UpTo kv.Generation
 }
 
-// Owner returns the indexed piece that lies in the slot, or false. A piece that
-// waits for ReclaimStep counts.
+// Owner returns the indexed piece that lies in the slot, or false. The piece may be one that waits
+// for ReclaimStep.
 func (t *Trie) Owner(ref kv.Ref) (Evicted, bool) {
 	t.records.RLock()
 	value, err := t.disk.Load().get(appendBlockKey(nil, ref.Extent))
@@ -42,11 +41,11 @@ func (t *Trie) Owner(ref kv.Ref) (Evicted, bool) {
 	}, true
 }
 
-// Redo dooms what the deletions cover and the index still has in that epoch, and
-// returns how many pieces it doomed, none if the epoch is not live. ReclaimStep returns
-// them. It is for the time before the index serves: a crash between Delete and
-// ReclaimStep leaves the records below a deleted block, and if the block was put again
-// they hang on its new piece.
+// Redo dooms the pieces that the deletions cover and that the index still has in that epoch. It
+// returns the number of doomed pieces: 0 if the epoch is not live. ReclaimStep returns them. Redo
+// is called before the index serves: a crash between Delete and ReclaimStep leaves the records
+// below a deleted block, and if the block was put again, these records are descendants of its new
+// piece.
 func (t *Trie) Redo(id kv.NamespaceID, epoch kv.Epoch, deletions []Deletion) (pieces int, err error) {
 	t.records.RLock()
 	defer t.records.RUnlock()
@@ -68,7 +67,7 @@ func (t *Trie) doomDeleted(id kv.NamespaceID, epoch kv.Epoch, deletions []Deleti
 	if sp == nil {
 		return d, nil
 	}
-	// The pieces that were put again stay; what is below them may be older.
+	// The pieces that were put again stay; their descendants may be older.
 	again := make(map[uint32]kv.Generation)
 	for _, del := range deletions {
 		n := t.table.find(sp.number, del.Group, &del.ID)
@@ -87,12 +86,11 @@ func (t *Trie) doomDeleted(id kv.NamespaceID, epoch kv.Epoch, deletions []Deleti
 	return d, nil
 }
 
-// doomBelowLocked dooms each piece below a node of upTo whose generation is not
-// above that node's.
+// doomBelowLocked dooms each descendant of a node of upTo whose generation is not above that
+// node's.
 func (t *Trie) doomBelowLocked(sp *space, upTo map[uint32]kv.Generation, d *doomed) {
 	known := make(bitmap, t.nodes.top/64+1)
-	// limits has the highest generation that is deleted, of the known nodes for
-	// which there is one.
+	// limits has the highest deleted generation for each node that has one.
 	limits := make(map[uint32]kv.Generation)
 	var path []uint32
 	for n := uint32(1); n <= t.nodes.top; n++ {

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestRedo compares Redo with a model that climbs from every piece to the root.
+// TestRedo compares Redo with a model that walks from every piece up to the root.
 func TestRedo(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 3))

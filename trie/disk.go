@@ -14,7 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/sstable"
 )
 
-// disk is Pebble as the index uses it.
+// disk is the Pebble database of the index.
 type disk struct {
 	dir       string
 	db        *pebble.DB
@@ -44,7 +44,8 @@ type disk struct {
 	retired bool
 }
 
-// openDisk opens the Pebble database in opts.Dir. With fresh it fails if there is one.
+// openDisk opens the Pebble database in opts.Dir. If fresh is set, an existing database is an
+// error.
 func openDisk(opts Options, fresh bool) (*disk, error) {
 	d := &disk{dir: opts.Dir, cache: pebble.NewCache(opts.CacheBytes), log: &pebbleLog{log: opts.Logger}, failed: make(chan struct{}), reverts: make(reverts)}
 	d.idle = sync.NewCond(&d.mu)
@@ -56,7 +57,7 @@ func openDisk(opts Options, fresh bool) (*disk, error) {
 		// Ids are random and do not compress.
 		MemTableSize:                uint64(opts.MemTableBytes),
 		MemTableStopWritesThreshold: 3,
-		// A burst of evictions is all deletes in key order; it must not stall Put.
+		// A burst of evictions deletes in key order. It must not stall Put.
 		L0StopWritesThreshold: 24,
 		MaxOpenFiles:          512,
 		FormatMajorVersion:    pebble.FormatNewest,
@@ -74,7 +75,7 @@ func openDisk(opts Options, fresh bool) (*disk, error) {
 	return d, nil
 }
 
-// reverts are the records, by key, that make Pebble equal to DRAM again after commits
+// reverts are the records, by key, that Pebble must hold, to be equal to DRAM again, after commits
 // of unknown outcome. A nil value deletes the record.
 type reverts map[string][]byte
 
@@ -99,11 +100,11 @@ func (r reverts) stage(b *pebble.Batch) error {
 
 // commit applies the batch and closes it. All writes to Pebble go through commit.
 //
-// If the drive fails before or during the call, commit returns ErrBroken at once. A
-// batch that Pebble has not taken after hungAfter, for whatever reason, is such a fault.
-// Pebble may then apply the batch later or never. revert adds the records that Pebble
-// must hold instead; repair writes them before any other commit is accepted. revert
-// may be nil if the index is right with and without the batch.
+// If the drive fails before or during the call, commit returns ErrBroken at once. A batch that
+// Pebble has not accepted after hungAfter counts as such a failure. Pebble may then apply the batch
+// later or never. revert adds the records that Pebble must hold instead; repair writes them before
+// any other commit is accepted. revert may be nil if the index is correct both with and without the
+// batch.
 func (d *disk) commit(b *pebble.Batch, sync bool, revert func(reverts)) error {
 	failed, err := d.begin(revert)
 	if err != nil {
@@ -185,7 +186,7 @@ func (d *disk) apply(b *pebble.Batch, sync bool) (err error) {
 	return nil
 }
 
-// sync makes all that was committed durable.
+// sync makes all committed batches durable.
 func (d *disk) sync() error {
 	b := d.db.NewBatch()
 	if err := b.LogData(nil, nil); err != nil {
@@ -251,7 +252,7 @@ func (d *disk) unuse() {
 	d.idle.Broadcast()
 }
 
-// broken returns nil, or ErrBroken with the reason why the index cannot be written.
+// broken returns nil, or ErrBroken with the reason for which the index cannot be written.
 func (d *disk) broken() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -294,8 +295,8 @@ func (d *disk) driveRecovered() {
 	}
 }
 
-// repair waits until inFlight is 0, writes the reverts, and accepts commits again. It
-// returns early if the drive fails again; driveRecovered then starts it anew.
+// repair waits until inFlight is 0, writes the reverts, and accepts commits again. It returns early
+// if the drive fails again; driveRecovered then starts repair again.
 func (d *disk) repair() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -346,8 +347,8 @@ func (d *disk) close() error {
 
 func (d *disk) closeDB() error {
 	if err := d.broken(); err != nil {
-		// db.Close could wait for ever, for the drive or for a goroutine of Pebble that
-		// Fatalf ended. What was synced stays durable without it.
+		// db.Close could wait forever, for the drive or for a goroutine of Pebble that Fatalf
+		// ended. Synced data is durable without it.
 		return err
 	}
 	err := d.sync()
@@ -395,13 +396,13 @@ func (d *disk) awaitIdle() error {
 	return nil
 }
 
-// pebbleLog writes Pebble's messages to slog. After Fatalf the process goes on.
+// pebbleLog writes Pebble's messages to slog. After Fatalf the process continues.
 type pebbleLog struct {
 	log   *slog.Logger
 	fatal atomic.Pointer[string]
 }
 
-// fatal is what Fatalf panics with.
+// fatal is the value with which Fatalf panics.
 type fatal struct{ msg string }
 
 // Infof implements pebble.Logger.

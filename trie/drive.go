@@ -22,17 +22,17 @@ const (
 	unsyncedMax = 1 << 20
 )
 
-// driveFS is the file system under Pebble. Pebble ends the process when it cannot
-// write its log, and repeats a compaction that cannot read, without a pause, while
-// commits wait for it. So once the index is open, driveFS retries each operation on a
-// file until the operation succeeds, instead of returning the drive's error. It calls
-// onFault while an operation fails or hangs.
+// driveFS is the file system under Pebble. Pebble ends the process when it cannot write its log,
+// and repeats a compaction whose reads fail, without a pause, while commits wait for the
+// compaction. So once the index is open, driveFS retries each operation on a file until the
+// operation succeeds, instead of returning the drive's error. It calls onFault while an operation
+// fails or hangs.
 //
-// After a failed sync, a second sync may succeed without the data: the kernel may have
-// dropped the pages that it could not write. So driveFS keeps what was written to a log
-// or a manifest since the file's last sync, and writes it again before the next sync.
-// It keeps nothing of a table: it returns the error of the failed sync when the drive
-// works again, and Pebble writes a new table.
+// After a failed sync, a second sync may succeed without the data: the kernel may have dropped the
+// pages that it could not write. So driveFS keeps the bytes written to a log or a manifest since
+// the file's last sync, and writes them again before the next sync. It keeps no bytes of a table:
+// it returns the error of the failed sync when the drive works again, and Pebble writes a new
+// table.
 type driveFS struct {
 	vfs.FS
 	// retry is false while the index is being opened: an error then fails Open.
@@ -124,8 +124,8 @@ func (d *driveFS) unreadableLocked() chan struct{} {
 	return d.unreadable
 }
 
-// driveWorks reports whether err is nil or is about a name, a handle or the end of a
-// file, so that a retry is of no use.
+// driveWorks reports whether err is nil or an error that a retry cannot change: about a name, a
+// handle or the end of a file.
 func driveWorks(err error) bool {
 	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrClosed)
 }

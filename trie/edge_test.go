@@ -30,7 +30,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestForeign: a directory that holds something else is refused and left alone.
+// TestForeign: Open refuses a directory that holds other data, and does not change it.
 func TestForeign(t *testing.T) {
 	for name, record := range map[string][2]string{
 		"another database": {"some key", "value"},
@@ -55,8 +55,8 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestSingleEpochFormat: an index of the format that has one epoch for each namespace
-// keeps its blocks, and afterwards has the format that programs of the old one refuse.
+// TestSingleEpochFormat: an index in the format with one epoch per namespace keeps its blocks.
+// Afterwards it has the new format, which older programs refuse.
 func TestSingleEpochFormat(t *testing.T) {
 	opts := Options{FS: vfs.NewMem(), Dir: "index"}
 	tr := openTest(t, opts)
@@ -78,18 +78,18 @@ func TestSingleEpochFormat(t *testing.T) {
 	}
 }
 
-// TestOwner: an index is opened for the store it was made for, and for no other.
+// TestOwner: an index opens only for the store for which it was made.
 func TestOwner(t *testing.T) {
 	fs := vfs.NewMem()
 	for _, c := range []struct {
 		owner   string
 		foreign bool
 	}{
-		{owner: ""},                 // made for nobody
-		{owner: "a"},                // claimed
-		{owner: "b", foreign: true}, // and refused to others
-		{owner: ""}, {owner: "a"},   // who does not ask gets it
-		{owner: "aa", foreign: true}, // all of the name counts
+		{owner: ""},                 // made without an owner
+		{owner: "a"},                // gets an owner
+		{owner: "b", foreign: true}, // refused to another owner
+		{owner: ""}, {owner: "a"},   // an Open without an owner succeeds
+		{owner: "aa", foreign: true}, // the whole name is compared
 	} {
 		index, err := Open(Options{Dir: "index", FS: fs, Owner: c.owner})
 		if errors.Is(err, ErrForeign) != c.foreign || (err == nil) == c.foreign {
@@ -118,8 +118,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestDamagedRecord: a record that does not decode, or does not fit its
-// namespace, costs its block and what hangs on it, and no more.
+// TestDamagedRecord: if a record does not decode or does not fit its namespace, only its block and
+// the descendants are lost.
 func TestDamagedRecord(t *testing.T) {
 	fs := vfs.NewMem()
 	opts := Options{FS: fs, Dir: "index"}
@@ -245,7 +245,7 @@ func TestTooManyNamespaces(t *testing.T) {
 	}
 }
 
-// TestBumpLoop: bumps of an empty namespace use nothing up.
+// TestBumpLoop: bumps of an empty namespace use up no resource.
 func TestBumpLoop(t *testing.T) {
 	tr := openTest(t, Options{})
 	defer closeTest(t, tr)
@@ -304,7 +304,7 @@ func TestMatchTokens(t *testing.T) {
 	}
 }
 
-// TestPinLimits: one node has room for 65,535 leases, all leases for MaxPins.
+// TestPinLimits: one node takes at most 65,535 leases, and all leases together at most MaxPins.
 func TestPinLimits(t *testing.T) {
 	tr := openTest(t, Options{MaxLeases: 1 << 17})
 	ns := benchNamespace(t, tr)
@@ -345,7 +345,7 @@ func TestPinLimits(t *testing.T) {
 	closeTest(t, tr)
 }
 
-// TestWords holds the words that users see.
+// TestWords checks the words that users see.
 func TestWords(t *testing.T) {
 	var words []string
 	for c := CutComplete; c <= CutTooLong+1; c++ {
@@ -364,8 +364,8 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestHold: a held block and its ancestors outlast eviction; what is below and
-// beside them goes, and Release lets the rest go.
+// TestHold: eviction spares a held block and its ancestors and takes their other descendants. After
+// Release it takes them too.
 func TestHold(t *testing.T) {
 	tr := openTest(t, Options{FS: vfs.NewMem(), Dir: "index", MaxLeases: 1})
 	defer closeTest(t, tr)
@@ -395,8 +395,8 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// Leases are counted for the namespace they were granted in, also after its
-// blocks became unmatchable.
+// Leases are counted in the namespace in which they were granted, also after its blocks became
+// unmatchable.
 func TestLeasesAreCountedByNamespace(t *testing.T) {
 	tr := openTest(t, Options{})
 	defer closeTest(t, tr)

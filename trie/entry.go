@@ -8,14 +8,14 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Class says how long a piece is wanted.
+// Class is the reason for which a piece is stored.
 type Class uint8
 
 const (
 	// Prefix pieces are kept until they are evicted.
 	Prefix Class = iota
-	// Transfer pieces only pass through: Delivered drops them, and the policy
-	// gives them up before anything else.
+	// Transfer pieces are read once: Delivered drops them, and the policy evicts them before all
+	// others.
 	Transfer
 )
 
@@ -34,21 +34,22 @@ func (c Class) String() string {
 type Entry struct {
 	// ID names the block; not zero.
 	ID kv.BlockID
-	// Parent is the block before it; zero for the first block of a prompt and in
-	// a flat namespace. It is ignored for pieces of window and state groups, and
-	// where the geometry has no full group.
+	// Parent names the block before it; zero for the first block of a prompt and in a flat
+	// namespace. Parent is ignored for pieces of window and state groups, and where the geometry
+	// has no full group.
 	Parent kv.BlockID
 	// Group is the index of the layer group in the namespace's geometry.
 	Group int
-	// Class of a piece that exists already as Transfer is raised by Prefix.
+	// Class is Prefix or Transfer. If the piece exists as Transfer, an entry with Prefix makes it
+	// Prefix.
 	Class Class
-	// Ref is the slot that holds the piece. Its device write is complete
+	// Ref is the slot that holds the piece. The device write of the piece must be complete
 	// (invariant data-before-index).
 	Ref kv.Ref
 }
 
-// PutStatus says what became of one entry. Only after Added does the index
-// refer to the entry's slot; after any other the caller frees it.
+// PutStatus is the outcome of one entry. Only after Added does the index refer to the entry's slot;
+// after any other status the caller frees the slot.
 type PutStatus uint8
 
 const (
@@ -65,7 +66,7 @@ const (
 	TooDeep
 	// StaleEpoch: the epoch is not a live one of the namespace.
 	StaleEpoch
-	// OverQuota: the namespace's quota has no room for it.
+	// OverQuota: the piece does not fit into the namespace's quota.
 	OverQuota
 )
 
@@ -113,21 +114,21 @@ func (e *Entry) validate(ns *namespace) error {
 	return nil
 }
 
-// putScratch is the memory of one Put.
+// putScratch is the scratch memory of one Put.
 type putScratch struct {
 	added []addedNode
 	gone  []Evicted
-	// raised are pieces whose class goes from Transfer to Prefix; they are guarded.
+	// raised has the pieces whose class changes from Transfer to Prefix. They are guarded.
 	raised []addedNode
 	buf    []byte
-	// exists is set if some entries are in the index already, perhaps not durably.
-	// pending is set if another Put, still running, added some of these.
+	// exists is set if some entries are in the index already, perhaps not durably. pending is set
+	// if another Put, still running, added some of these entries.
 	exists, pending bool
 	// wrote is set if the batch had a record.
 	wrote bool
 }
 
-// addedNode is a piece on its way to disk.
+// addedNode is a piece whose record is not written yet.
 type addedNode struct {
 	entry int // index in the call's entries
 	node  uint32
@@ -140,19 +141,18 @@ func (s *putScratch) reset() {
 	s.exists, s.pending, s.wrote = false, false, false
 }
 
-// Put indexes pieces of a live epoch whose bytes are on storage. Entries of one call may be
-// parents of later ones. They become matchable after the one Pebble batch that
-// holds them was applied, and, if durable, synced; a durable Put that finds an
-// entry of a concurrent Put waits for it. dst is appended to and returned: one
-// status per entry.
+// Put indexes pieces of a live epoch whose bytes are on storage. An entry may be the parent of
+// later entries of the same call. The entries become matchable after the one Pebble batch with
+// their records was applied and, if durable, synced. A durable Put that finds an entry of a
+// concurrent Put waits for that Put. Put appends one status per entry to dst and returns it.
 //
-// An error (ErrEntry, ErrNamespaceUnknown, ErrFull, ErrBroken, ErrClosed) with no
-// status appended means that none of the entries is matchable, and their slots are
-// the caller's. ErrBroken leaves open what is on disk: Pebble writes a batch to its
-// log in pieces, and a restart finds all of it or nothing; a record whose slot has
-// been given up by then names an old generation, which is a miss. ErrBroken with
-// statuses means that the entries that are Added are matchable and keep their
-// slots, but that those which Exist could not be made durable.
+// An error (ErrEntry, ErrNamespaceUnknown, ErrFull, ErrBroken, ErrClosed) with no status appended
+// means that none of the entries is matchable, and that the caller owns their slots. After
+// ErrBroken the records on disk are undetermined: Pebble writes a batch to its log in pieces, and a
+// restart finds all of the batch or nothing. If the caller reused a slot before, its record has an
+// old generation, which is a miss. ErrBroken with statuses means that the Added entries are
+// matchable and keep their slots, but that the entries with status Exists could not be made
+// durable.
 func (t *Trie) Put(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry, durable bool) ([]PutStatus, error) {
 	s := t.putPool.Get().(*putScratch)
 	defer t.putPool.Put(s)
@@ -192,7 +192,7 @@ func (t *Trie) stageAndWrite(s *putScratch, dst []PutStatus, id kv.NamespaceID, 
 	return dst, nil
 }
 
-// stage decides on every entry and links those to be added, pending.
+// stage decides on every entry, and links the nodes of the new entries as pending.
 func (t *Trie) stage(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry) ([]PutStatus, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -253,7 +253,7 @@ func (t *Trie) stageEntry(s *putScratch, a *admission, i int, e *Entry, p placem
 	return true
 }
 
-// raiseClass turns an existing transfer piece into one to be kept.
+// raiseClass changes an existing Transfer piece to Prefix.
 func (t *Trie) raiseClass(s *putScratch, a *admission, e *Entry, n uint32) {
 	nd := t.nodes.at(n)
 	if e.Class != Prefix || !nd.has(flagTransfer) || nd.has(flagPending) || !guard(nd) {
@@ -321,7 +321,7 @@ func (s *putScratch) set(b *pebble.Batch, a *addedNode) error {
 	return b.Set(s.buf[:blockKeyLen], s.buf[blockKeyLen:], nil)
 }
 
-// settle makes what was written matchable, unless its space died meanwhile.
+// settle makes the written pieces matchable, unless their space died in the meantime.
 func (t *Trie) settle(s *putScratch, entries []Entry, status []PutStatus) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -330,7 +330,8 @@ func (t *Trie) settle(s *putScratch, entries []Entry, status []PutStatus) {
 		t.clearPendingLocked(a.node)
 		t.addedLocked(a.node, &entries[a.entry])
 	}
-	// All are of one space. From the leaves up, so that they can be removed.
+	// All nodes are of one space. The loop goes from the leaves up, so that each node can be
+	// removed.
 	for i := len(s.added) - 1; i >= 0; i-- {
 		a := &s.added[i]
 		if t.spaces[t.nodes.at(a.node).space].dead && t.evictable(a.node) {
@@ -343,7 +344,7 @@ func (t *Trie) settle(s *putScratch, entries []Entry, status []PutStatus) {
 	t.settled.Broadcast()
 }
 
-// unguardRaised ends what raiseClass began. Trie.mu is held.
+// unguardRaised removes the guards that raiseClass set. Trie.mu is held.
 func (t *Trie) unguardRaised(s *putScratch) {
 	for _, r := range s.raised {
 		t.leases.unguard(t, r.node)
@@ -351,7 +352,7 @@ func (t *Trie) unguardRaised(s *putScratch) {
 	s.raised = s.raised[:0]
 }
 
-// clearPendingLocked lets a node be matched and evicted.
+// clearPendingLocked makes a node matchable and evictable.
 func (t *Trie) clearPendingLocked(n uint32) {
 	nd := t.nodes.at(n)
 	nd.state.And(^uint32(flagPending))
@@ -383,7 +384,7 @@ func (t *Trie) unstageLocked(s *putScratch) {
 			s.gone = t.removeNodeLocked(s.gone[:0], n, Dropped)
 			continue
 		}
-		// A concurrent Put hung a child on it: doomed, it is collected later.
+		// A concurrent Put added a child to the node: the node is doomed now and collected later.
 		t.doomLocked(n, Dropped)
 		t.clearPendingLocked(n)
 	}
@@ -416,8 +417,8 @@ func (t *Trie) pendingLocked(id kv.NamespaceID, epoch kv.Epoch, e *Entry) bool {
 	return n != 0 && t.nodes.at(n).has(flagPending)
 }
 
-// Known appends to dst what Put would say now, without putting anything: Added
-// for an entry that would be. Ref is ignored.
+// Known appends to dst the status that Put would return now for each entry, without indexing it:
+// Added for a new entry. Ref is ignored.
 func (t *Trie) Known(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry) ([]PutStatus, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -450,13 +451,13 @@ type admission struct {
 	t  *Trie
 	ns *namespace
 	sp *space
-	// write: the write lock is held and what is in the way may be doomed.
+	// write is set while the write lock is held, so that nodes in the way can be doomed.
 	write bool
-	// last is the full node of the last entry that was added or found, lastID its
-	// id: nearly always the parent of the next.
+	// last is the full node of the last entry that was added or found, lastID its id. It is nearly
+	// always the parent of the next entry.
 	last   uint32
 	lastID kv.BlockID
-	// promised are the blocks that Known said would be added, with their depth.
+	// promised has the depths of the blocks for which Known returned Added.
 	promised map[pieceKey]uint32
 	bytes    int64
 }
@@ -466,10 +467,10 @@ type pieceKey struct {
 	group int
 }
 
-// placement is where an entry belongs, and whether it may go there.
+// placement is the place of an entry in the index, and whether the entry is admitted.
 type placement struct {
 	status PutStatus
-	// node is the existing one; parent and depth are for a new one.
+	// node is the existing node; parent and depth are for a new one.
 	node, parent, depth uint32
 }
 
@@ -499,7 +500,7 @@ func (a *admission) place(e *Entry) placement {
 	return placement{status: Added, parent: parent, depth: depth}
 }
 
-// parent finds what e hangs on: 0 for a root.
+// parent finds the parent node of e: 0 for a root.
 func (a *admission) parent(e *Entry) (parent, depth uint32, ok bool) {
 	want := e.Parent
 	var deeper uint32 = 1
@@ -524,7 +525,7 @@ func (a *admission) parent(e *Entry) (parent, depth uint32, ok bool) {
 	return n, a.t.nodes.depth(n) + deeper, true
 }
 
-// find returns the node of a piece that is, or is about to be, matchable.
+// find returns the node of a piece that is matchable or pending.
 func (a *admission) find(group uint8, id *kv.BlockID) uint32 {
 	n := a.t.table.find(a.sp.number, group, id)
 	if n == 0 || a.sp.doomed == 0 || a.t.rootedLocked(n) {
@@ -536,7 +537,7 @@ func (a *admission) find(group uint8, id *kv.BlockID) uint32 {
 	return 0
 }
 
-// promise remembers an entry that would be added, for those that follow it.
+// promise records an entry that would be added, for the entries after it.
 func (a *admission) promise(e *Entry, p placement) {
 	if a.promised == nil {
 		a.promised = make(map[pieceKey]uint32)

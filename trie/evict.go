@@ -13,20 +13,18 @@ import (
 type Why uint8
 
 const (
-	// Chosen: by Evict or Vacate, or by a Remove with this reason.
+	// Chosen: Evict or Vacate removed the piece, or a Remove with this reason.
 	Chosen Why = iota
-	// Deleted: by Delete, or it was below a deleted piece.
+	// Deleted: Delete removed the piece or one of its ancestors.
 	Deleted
-	// Dropped: by a Remove whose caller found that the slot has other bytes or cannot be
-	// read, or below such a piece.
+	// Dropped: Remove removed the piece or an ancestor, because the slot has other bytes or cannot
+	// be read.
 	Dropped
-	// Lost: by a Remove because the volume of the slot was removed, or below such a
-	// piece.
+	// Lost: Remove removed the piece or an ancestor, because the volume of its slot was removed.
 	Lost
-	// Delivered: by Trie.Delivered.
+	// Delivered: Trie.Delivered removed the piece.
 	Delivered
-	// Cleared: with its space, when its epoch was retired, or by DeleteAll or
-	// DeleteNamespace.
+	// Cleared: the piece's space ended: its epoch was retired, or DeleteAll or DeleteNamespace ran.
 	Cleared
 )
 
@@ -39,26 +37,25 @@ type Evicted struct {
 	Group     int
 	Class     Class
 	Why       Why
-	// SlotBytes is what Options.SlotBytes says of it.
+	// SlotBytes is the result of Options.SlotBytes for the piece.
 	SlotBytes int64
 }
 
 const (
-	// Work under the write lock is done in steps of at most this many victims or
-	// nodes looked at, some 100 µs, so that no match waits for long.
+	// Work under the write lock is done in steps of at most this many victims or nodes looked at,
+	// about 100 µs, so that no match waits for long.
 	victimsPerStep = 128
 	looksPerStep   = 8192
-	// secondChances per leaf: a policy notes up to 3 touches of a node.
+	// secondChances bounds the passes over a leaf: a policy records up to 3 touches of a node.
 	secondChances = 3
 )
 
-// Evict removes pieces until they make up want bytes of slots, and appends them
-// to dst. What is unmatchable goes first, then namespaces over their quota, then
-// live epochs that are not their namespace's newest, then transfer pieces, then the
-// policy's order; always leaf first, never what a lease holds. With only != 0 it
-// takes from that namespace alone. Within a namespace the oldest epoch goes first,
-// and pieces of one epoch go by age, with a second chance for a touched piece. Fewer bytes than wanted means that nothing else may be evicted. The pieces have
-// left the index even if Evict returns an error of the write to Pebble.
+// Evict removes pieces until their slots have want bytes in total, and appends them to dst. The order is: unmatchable
+// pieces, namespaces over their quota, live epochs that are not the newest of their namespace, Transfer pieces, then
+// the policy's order. Evict always goes leaf first and never takes a leased piece. With only != 0 it takes from that
+// namespace alone. Within a namespace the oldest epoch goes first, and pieces of one epoch go by age, with a second
+// chance for a touched piece. If Evict returns fewer bytes than want, nothing else is evictable. The pieces have left
+// the index even if Evict returns an error of the write to Pebble.
 func (t *Trie) Evict(dst []Evicted, want int64, only kv.NamespaceID, now time.Time) ([]Evicted, error) {
 	if err := t.usable(); err != nil {
 		return dst, err
@@ -78,10 +75,10 @@ type eviction struct {
 	base int
 	want int64
 	only kv.NamespaceID
-	// counted is the length of dst up to which freed is known.
+	// counted is the length of dst up to which freed is computed.
 	counted int
 	freed   int64
-	// chances counts the touched leaves of list that were passed over.
+	// chances counts the touched leaves of list that were skipped.
 	chances int
 	list    *leaves
 }
@@ -115,7 +112,7 @@ func (e *eviction) run() error {
 	return e.steps(e.byPolicy)
 }
 
-// garbage takes what is unmatchable, if any of it can count.
+// garbage evicts unmatchable pieces, if any can count towards want.
 func (e *eviction) garbage() error {
 	for more := e.t.hasGarbage(e.only); more && !e.done(); {
 		var err error
@@ -126,8 +123,8 @@ func (e *eviction) garbage() error {
 	return nil
 }
 
-// steps calls step under the write lock until it says that it is done, and
-// removes from Pebble after each.
+// steps calls step under the write lock until step returns false, and removes the evicted pieces
+// from Pebble after each call.
 func (e *eviction) steps(step func() (more bool)) error {
 	for more := true; more && !e.done(); {
 		from := len(e.dst)
@@ -139,7 +136,7 @@ func (e *eviction) steps(step func() (more bool)) error {
 	return nil
 }
 
-// byPolicy takes a step's worth of victims in the policy's order.
+// byPolicy evicts one step of victims in the policy's order.
 func (e *eviction) byPolicy() (more bool) {
 	t := e.t
 	t.mu.Lock()
@@ -150,8 +147,8 @@ func (e *eviction) byPolicy() (more bool) {
 	for range victimsPerStep {
 		n, ok := t.policy.Victim(&looks, t.evictable)
 		if !ok {
-			// Out of looks is no reason to stop: each look spent a touch, moved a node
-			// to another queue or parked it, and there is a last one.
+			// When the looks are used up the eviction continues: each look spent a touch, moved a
+			// node to another queue or parked it, so the number of looks is finite.
 			return looks <= 0
 		}
 		t.policy.Evicted(n, t.contentKey(n))
@@ -163,7 +160,7 @@ func (e *eviction) byPolicy() (more bool) {
 	return true
 }
 
-// overQuota returns the namespaces that hold more than they may.
+// overQuota returns the namespaces that hold more bytes than their quota.
 func (t *Trie) overQuota() (ids []kv.NamespaceID) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -187,11 +184,10 @@ func (t *Trie) superseded() (spaces []*space) {
 	return spaces
 }
 
-// fromNamespace evicts one step of a namespace's pieces, oldest epoch first. With excess
-// it evicts only until the namespace is within its quota. The policy has one order for
-// all namespaces, so a search of that order for one namespace would step over the nodes
-// of all others. Therefore each space lists its leaves. A leaf that was touched gets a
-// second chance.
+// fromNamespace evicts one step of a namespace's pieces, oldest epoch first. With excess it evicts
+// only until the namespace is within its quota. The policy has one order for all namespaces, so a
+// search of that order for one namespace would step over the nodes of all others. Therefore each
+// space has a list of its leaves. A touched leaf gets a second chance.
 func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 	t := e.t
 	t.mu.Lock()
@@ -228,7 +224,7 @@ func (ns *namespace) oldestWithLeaves() *space {
 	return nil
 }
 
-// fromSpace takes a step's worth of a space's pieces. One that has died meanwhile is
+// fromSpace evicts one step of a space's pieces. The pieces of a space that has died meanwhile are
 // left to ReclaimStep.
 func (e *eviction) fromSpace(sp *space) (more bool) {
 	t := e.t
@@ -248,8 +244,8 @@ func (e *eviction) fromSpace(sp *space) (more bool) {
 	return true
 }
 
-// oldestLeaf evicts a list's oldest leaf, or moves it out of the way: to the end of
-// the line if it was touched, out of the line if a lease holds it.
+// oldestLeaf evicts a list's oldest leaf. A touched leaf moves to the end of the list instead, and
+// a leased leaf leaves the list.
 func (e *eviction) oldestLeaf(l *leaves) {
 	t, n := e.t, l.oldest
 	t.looks++
@@ -260,8 +256,8 @@ func (e *eviction) oldestLeaf(l *leaves) {
 	if e.list != l {
 		e.list, e.chances = l, 0
 	}
-	// Matches may touch leaves as fast as eviction looks at them, so the second
-	// chances of one call are limited to what can be noted of each leaf.
+	// Matches may touch leaves as fast as eviction looks at them, so one call gives each leaf at
+	// most as many second chances as the policy records touches.
 	if e.chances < secondChances*l.len && t.policy.Cool(n) {
 		e.chances++
 		l.remove(&t.nodes, n)
@@ -272,8 +268,8 @@ func (e *eviction) oldestLeaf(l *leaves) {
 	e.dst = t.removeNodeLocked(e.dst, n, Chosen)
 }
 
-// forget removes evicted pieces from Pebble, without a sync: undone by a crash,
-// the records come back with generations that the store knows to be stale.
+// forget removes evicted pieces from Pebble, without a sync. If a crash undoes the removal, the
+// records return with generations that the store recognises as stale.
 func (t *Trie) forget(gone []Evicted) error {
 	if len(gone) == 0 {
 		return nil
@@ -295,9 +291,9 @@ func (t *Trie) forget(gone []Evicted) error {
 	})
 }
 
-// Delivered drops the transfer pieces of the given blocks of an epoch, 0 for the
-// newest, as far as they are leaves without a lease, and appends them to dst. The
-// blocks are in order of the chain. The other pieces go with the next eviction.
+// Delivered drops transfer pieces of the given blocks of an epoch, 0 for the newest, and appends
+// them to dst: the pieces that are leaves without a lease. The next eviction takes the other
+// pieces. The blocks are in the order of the chain.
 func (t *Trie) Delivered(dst []Evicted, id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID) ([]Evicted, error) {
 	base := len(dst)
 	dst, err := t.dropDelivered(dst, id, epoch, ids)
@@ -322,7 +318,7 @@ func (t *Trie) dropDelivered(dst []Evicted, id kv.NamespaceID, epoch kv.Epoch, i
 		return dst, nil
 	}
 	for i := len(ids) - 1; i >= 0; i-- {
-		// The full piece last: the others hang on it.
+		// The full piece comes last, because the other pieces are its children.
 		for g := len(ns.def.Geometry.Groups) - 1; g >= 0; g-- {
 			n := t.table.find(sp.number, uint8(g), &ids[i])
 			if n != 0 && t.nodes.at(n).has(flagTransfer) && t.evictable(n) {

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// The blocks of a prompt are put once their bytes are on storage; a later prompt
-// that begins alike finds them.
+// The blocks of a prompt are put after their bytes were written to storage. A later prompt with the
+// same beginning matches them.
 func Example() {
 	index, err := trie.Open(trie.Options{Dir: "index", FS: vfs.NewMem()})
 	if err != nil {

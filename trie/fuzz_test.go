@@ -14,8 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/trie/evict"
 )
 
-// model is the index as one would write it without a care for speed: a list of
-// pieces, and scans over it.
+// model is the simplest correct index: a list of pieces, and scans over it.
 type model struct {
 	pieces []*mpiece
 	leases []mlease
@@ -28,15 +27,15 @@ type mpiece struct {
 	parent    *mpiece
 	ref       kv.Ref
 	class     Class
-	// garbage can no longer be matched, and waits to be reclaimed.
+	// garbage is set if the piece is unmatchable and waits to be reclaimed.
 	garbage bool
 }
 
 type mlease struct {
 	id      LeaseID
-	expires time.Time // zero: never
+	expires time.Time // zero means never
 	pieces  []*mpiece
-	// ns and epoch are what a lease without pieces holds.
+	// ns and epoch are those of a lease without pieces.
 	ns    int
 	epoch kv.Epoch
 }
@@ -48,8 +47,8 @@ func (m *model) pinnedEpoch(ns int) func(kv.Epoch) bool {
 	}
 }
 
-// retire makes everything of ns garbage that is not of a live epoch, and ends the
-// hold of leases on such epochs: they stay open until they are released or expire.
+// retire makes all pieces of ns garbage whose epoch is not live. It ends the hold of leases on such
+// epochs; the leases stay open until they are released or expire.
 func (m *model) retire(ns int, def kv.Namespace) {
 	m.discard(func(p *mpiece) bool { return p.ns == ns && !def.IsLive(p.epoch) })
 	for i := range m.leases {
@@ -77,7 +76,7 @@ func (m *model) pinned(p *mpiece) bool {
 	return false
 }
 
-// evictable: a leaf without a lease.
+// evictable reports whether a piece is a leaf without a lease.
 func (m *model) evictable(p *mpiece) bool {
 	return !m.pinned(p) && !slices.ContainsFunc(m.pieces, func(q *mpiece) bool { return q.parent == p })
 }
@@ -91,7 +90,7 @@ func (m *model) bytes(ns int) (n int64) {
 	return n
 }
 
-// discard makes everything for which f is true, and what hangs below, garbage.
+// discard makes every piece for which f is true garbage, with its descendants.
 func (m *model) discard(f func(*mpiece) bool) {
 	for _, p := range m.pieces {
 		for q := p; q != nil; q = q.parent {
@@ -133,8 +132,8 @@ func (m *model) put(ns int, def kv.Namespace, epoch kv.Epoch, e Entry) PutStatus
 	return Added
 }
 
-// needs returns the pieces that reuse of the first n blocks takes, or nil and the
-// kind of the group that lacks one.
+// needs returns the pieces that a reuse of the first n blocks needs. If a group lacks one, it
+// returns nil and the kind of that group.
 func (m *model) needs(ns int, def kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, n int) ([]*mpiece, kv.GroupKind) {
 	needed := []*mpiece{}
 	for g, group := range def.Geometry.Groups {
@@ -167,8 +166,8 @@ func (m *model) suffix(ns int, epoch kv.Epoch, ids []kv.BlockID) (pieces []*mpie
 	return pieces
 }
 
-// longest tries every length, the longest first, and for each every epoch from
-// newest to oldest, the newest first.
+// longest tries every length in descending order, and for each length every epoch of the range, the
+// newest first.
 func (m *model) longest(ns int, def kv.Namespace, oldest, newest kv.Epoch, ids []kv.BlockID) (int, kv.Epoch, []*mpiece) {
 	for n := len(ids); n > 0; n-- {
 		for e := newest; e >= oldest; e-- {
@@ -180,8 +179,8 @@ func (m *model) longest(ns int, def kv.Namespace, oldest, newest kv.Epoch, ids [
 	return 0, 0, nil
 }
 
-// held returns the pieces of block i of an epoch that reuse of n blocks takes, by group, or
-// nil if one is not there.
+// held returns the pieces of block i of an epoch that a reuse of n blocks needs, by group, or nil
+// if one is missing.
 func (m *model) held(ns int, def kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, i, n int) map[int]*mpiece {
 	held := make(map[int]*mpiece)
 	for g, group := range def.Geometry.Groups {
@@ -255,7 +254,7 @@ func (f *fuzzer) byte() int {
 	return int(b)
 }
 
-// chain is a path in a tree of three branches; flat ids are its paths too.
+// chain returns a path in a tree with three branches; flat ids are paths of the tree too.
 func (f *fuzzer) chain() (ids []kv.BlockID) {
 	path := []byte{1}
 	steps, bits := f.byte()%7, f.byte()
@@ -269,9 +268,9 @@ func (f *fuzzer) chain() (ids []kv.BlockID) {
 	return ids
 }
 
-// FuzzModel compares every operation of the index with the model. Pebble's
-// goroutines make coverage differ from run to run, which the fuzzer would spend its
-// time minimising: run it with -fuzzminimizetime=1x.
+// FuzzModel compares every operation of the index with the model. Because of Pebble's goroutines,
+// coverage differs between runs, and the fuzzer would spend its time minimising inputs. Run it with
+// -fuzzminimizetime=1x.
 func FuzzModel(f *testing.F) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	for i := range 24 {
@@ -353,7 +352,7 @@ func (f *fuzzer) step() {
 	}
 }
 
-// epoch is one of the namespace's live epochs, mostly the newest, or the next to come.
+// epoch returns one of the namespace's live epochs, mostly the newest, or the next epoch.
 func (f *fuzzer) epoch(ns int) kv.Epoch {
 	live := f.defs[ns].Live()
 	if b := f.byte(); b%4 == 0 {
@@ -395,7 +394,7 @@ func (f *fuzzer) put(ns int) {
 	}
 }
 
-// expireIfFull does what the index does before it grants a lease.
+// expireIfFull expires leases as the index does before it grants a lease.
 func (f *fuzzer) expireIfFull() {
 	if s := f.tr.Stats(); s.Leases >= int64(f.opts.MaxLeases) || s.Pins*8 >= int64(f.opts.MaxPins)*7 {
 		f.m.expire(f.now)
@@ -407,7 +406,7 @@ func (f *fuzzer) match(ns int) {
 	opts := MatchOptions{Lease: f.byte()%3 == 0, TTL: time.Duration(f.byte()%4) * time.Minute, Now: f.now}
 	newest, oldest := def.Epoch, def.Epoch
 	switch b := f.byte() % 8; {
-	case b < 4: // the newest
+	case b < 4: // the newest epoch
 	case b < 6:
 		opts.Epoch = f.epoch(ns)
 		newest, oldest = opts.Epoch, opts.Epoch
@@ -511,8 +510,8 @@ func (f *fuzzer) cut(ns int, epoch kv.Epoch, m Match, ids []kv.BlockID) {
 	}
 }
 
-// take removes what the index gave back from the model, where all of it must be
-// free to go at its turn.
+// take removes the pieces that the index returned from the model. Each must be evictable at its
+// turn.
 func (f *fuzzer) take(gone []Evicted, what string) {
 	for _, g := range gone {
 		i := slices.IndexFunc(f.m.pieces, func(p *mpiece) bool { return p.ref == g.Ref })
@@ -556,9 +555,9 @@ func (f *fuzzer) evict(ns int) {
 	}
 }
 
-// order checks that nothing of an epoch went while an older one of the namespace had
-// pieces that could go: always if only that namespace was asked, and otherwise if
-// none is over its quota.
+// order checks that no piece of an epoch was evicted while an older epoch of the namespace had
+// evictable pieces: always if only that namespace was evicted from, and otherwise if no namespace
+// is over its quota.
 func (f *fuzzer) order(gone []Evicted, only kv.NamespaceID) {
 	if only == 0 && slices.ContainsFunc(f.tr.Stats().Namespaces, func(s NamespaceStats) bool { return s.QuotaBytes > 0 }) {
 		return
@@ -650,9 +649,9 @@ func (f *fuzzer) reclaim() {
 	}
 }
 
-// vacate offers ranges of slots to be emptied, some slots being read, and does
-// the same the slow way: a range needs every piece in it or below one in it, and
-// none of them may be held.
+// vacate calls CheapestVacancy and Vacate for some ranges of slots, with reads of some slots in
+// progress, and compares the results with the model: to empty a range, every piece in it and every
+// descendant must be removable.
 func (f *fuzzer) vacate() {
 	f.m.expire(f.now)
 	var ranges []ExtentRange
@@ -764,7 +763,7 @@ func (f *fuzzer) live(ns int, want kv.Namespace) {
 	f.m.retire(ns, want)
 }
 
-// epochs pins an epoch, retires one, or ends those whose pins have ended.
+// epochs pins an epoch, retires an epoch, or retires the epochs whose pins have ended.
 func (f *fuzzer) epochs(ns int) {
 	def := f.defs[ns]
 	switch f.byte() % 4 {
@@ -872,8 +871,8 @@ func (f *fuzzer) reopen() {
 	f.compare()
 }
 
-// revive: what hung below a deleted block and was not reclaimed is found again
-// when the index is opened, if the block was put again; it is as good as ever.
+// revive models Open: the descendants of a deleted block that were not reclaimed are matchable
+// again, if the block was put again.
 func (f *fuzzer) revive() {
 	var revived []*mpiece
 	for ref := range f.tr.Refs() {

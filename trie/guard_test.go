@@ -8,15 +8,15 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestRecordIsWrittenForItsOwnNode: between the step in DRAM and the write to
-// Pebble of a delete, of a corrupt piece's removal, and of a class that is raised,
-// another goroutine reclaims or evicts what it can and puts a new piece into the
-// slots that it got. The late write must not hit the new piece's record.
+// TestRecordIsWrittenForItsOwnNode: three operations change DRAM first and write to Pebble
+// afterwards: a delete, the removal of a corrupt piece, and a change of class. Between the two
+// steps, another goroutine reclaims or evicts pieces and puts new pieces into the freed slots. The
+// late write must not change the record of a new piece.
 func TestRecordIsWrittenForItsOwnNode(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		class Class
-		// begin is the step in DRAM, and returns the write.
+		// begin runs the step in DRAM, and returns the write to Pebble.
 		begin func(tr *Trie, ns kv.Namespace, e Entry) (write func() error, err error)
 	}{
 		{"delete", Prefix, func(tr *Trie, ns kv.Namespace, e Entry) (func() error, error) {

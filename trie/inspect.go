@@ -10,19 +10,19 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Place says whose a slot is.
+// Place is the owner of a slot.
 type Place struct {
 	Namespace kv.NamespaceID
 	Group     int
 }
 
-// refsPerLock is how many nodes an iteration reads at a time, so that it neither
-// holds up writers nor is held while its caller works.
+// refsPerLock is the number of nodes that an iteration reads per lock. Writers do not wait for
+// long, and the lock is not held while the caller works.
 const refsPerLock = 1024
 
-// Refs yields the slot, namespace and group of every indexed piece, those that
-// wait for ReclaimStep included. The index may be changed meanwhile, also from
-// inside the loop; what changes may or may not be seen.
+// Refs yields the slot, namespace and group of every indexed piece, also of pieces that wait for
+// ReclaimStep. The index may change meanwhile, also from inside the loop; the iteration may or may
+// not see such changes.
 func (t *Trie) Refs() iter.Seq2[kv.Ref, Place] {
 	return func(yield func(kv.Ref, Place) bool) {
 		type found struct {
@@ -46,8 +46,8 @@ func (t *Trie) Refs() iter.Seq2[kv.Ref, Place] {
 	}
 }
 
-// visit calls f for up to limit nodes that hold a committed piece, beginning at
-// number from, and returns where to go on, 0 at the end.
+// visit calls f for up to limit nodes that hold a committed piece, beginning at number from, and
+// returns the number to continue from, 0 at the end.
 func (t *Trie) visit(from uint32, limit int, f func(n uint32) bool) (next uint32) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -72,8 +72,8 @@ type Info struct {
 	Ref       kv.Ref
 	Class     Class
 	Epoch     kv.Epoch
-	Children  int // blocks and pieces that hang on it
-	Leases    int // that pin this very piece
+	Children  int // child blocks and pieces
+	Leases    int // leases that pin this piece itself
 	SlotBytes int64
 }
 
@@ -89,8 +89,8 @@ func (t *Trie) infoLocked(n uint32) Info {
 	return i
 }
 
-// Stat returns the pieces of one block, by epoch, the newest first, and by group,
-// or ErrAbsent.
+// Stat returns the pieces of one block, by epoch, the newest first, and then by group. It returns
+// ErrAbsent if there is none.
 func (t *Trie) Stat(id kv.NamespaceID, block kv.BlockID) ([]Info, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -113,10 +113,10 @@ func (t *Trie) Stat(id kv.NamespaceID, block kv.BlockID) ([]Info, error) {
 	return infos, nil
 }
 
-// Below counts the pieces of a block and of everything that hangs on it, in every
-// live epoch, and the bytes of their slots: what Delete would make unmatchable. It
-// looks at every piece of the index, in short steps, and needs two bits for each; what
-// is put or removed meanwhile may or may not be counted. It fails with ErrAbsent.
+// Below counts the pieces of a block and of all its descendants, in every live epoch, and the bytes
+// of their slots: the pieces that Delete would make unmatchable. It looks at every piece of the
+// index, in short steps, and needs two bits for each. Pieces put or removed meanwhile may or may
+// not be counted. It fails with ErrAbsent.
 func (t *Trie) Below(id kv.NamespaceID, block kv.BlockID) (pieces, bytes int64, err error) {
 	if _, err := t.Stat(id, block); err != nil {
 		return 0, 0, err
@@ -153,7 +153,7 @@ func (t *Trie) Below(id kv.NamespaceID, block kv.BlockID) (pieces, bytes int64, 
 			for n != 0 && n <= top && !known.has(n) {
 				path = append(path, n)
 				if t.nodes.at(n).has(flagDoomed) {
-					n = 0 // what hangs on a deleted block is unmatchable already
+					n = 0 // the descendants of a deleted block are unmatchable already
 					break
 				}
 				n = t.nodes.at(n).parent
@@ -179,10 +179,9 @@ type bitmap []uint64
 func (b bitmap) set(n uint32)      { b[n/64] |= 1 << (n % 64) }
 func (b bitmap) has(n uint32) bool { return b[n/64]&(1<<(n%64)) != 0 }
 
-// List returns up to limit matchable pieces of the namespace in no particular
-// order, and the cursor for the next call; the first cursor and the last one
-// returned are 0. There may be fewer than limit before the last. Pieces put or
-// removed between two calls may be missed.
+// List returns up to limit matchable pieces of the namespace in no particular order, and the cursor
+// for the next call; the first cursor and the last one returned are 0. Any call may return fewer
+// than limit. Pieces put or removed between two calls may be missed.
 func (t *Trie) List(id kv.NamespaceID, cursor uint32, limit int) (infos []Info, next uint32, err error) {
 	if _, err := t.NamespaceByID(id); err != nil {
 		return nil, 0, err
@@ -198,10 +197,10 @@ func (t *Trie) List(id kv.NamespaceID, cursor uint32, limit int) (infos []Info, 
 	return infos, next, nil
 }
 
-// String draws the index, for tests and small indexes: a tree per namespace, one
-// line a piece, children below their parents. A line has the first bytes of the
-// id, the group if it is not the first, the slot, and then marks: "leases N",
-// "transfer", "pending", "doomed". Each epoch is drawn apart, also one that is retired ("dead").
+// String draws the index, for tests and small indexes: a tree per namespace, one line a piece,
+// children below their parents. A line has the first bytes of the id, the group if it is not the
+// first, the slot, and then marks: "leases N", "transfer", "pending", "doomed". Each epoch has a
+// tree of its own, also a retired epoch ("dead").
 func (t *Trie) String() string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -234,7 +233,7 @@ func (t *Trie) String() string {
 func (t *Trie) drawLocked(b *strings.Builder, nodes []uint32, kids map[uint32][]uint32, indent string) {
 	slices.SortFunc(nodes, func(x, y uint32) int {
 		nx, ny := t.nodes.at(x), t.nodes.at(y)
-		// Pieces before blocks, then by id.
+		// Pieces come before blocks, then the order is by id.
 		if d := int(ny.group()) - int(nx.group()); d != 0 {
 			return d
 		}

@@ -11,10 +11,10 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// LeaseID names a lease. 0 is none; an id is not reused while the process lives.
+// LeaseID names a lease. 0 means no lease. An id is not reused while the process lives.
 type LeaseID uint64
 
-// leases are the open leases: slots in an array, and a heap of them by expiry.
+// leases holds the open leases: slots in an array, and a heap by expiry.
 //
 //	LeaseID  ┌ serial (32 b) ┬ slot (32 b) ┐   the serial changes at each use of a slot
 //	         └───────────────┴──────┬──────┘
@@ -29,10 +29,9 @@ type leases struct {
 	free  []uint32
 	heap  []uint32
 	pins  int
-	// unpark lists nodes whose last pin went while the policy had them parked, or
-	// while they were in no list of leaves; evictableAgainLocked is called for each
-	// by whoever next has the write lock.
-	// Invariant: a node is in the list iff it has flagUnpark.
+	// unpark lists nodes whose last pin was removed while the policy had them parked, or while they
+	// were in no list of leaves. The next holder of the write lock calls evictableAgainLocked for
+	// each. Invariant: a node is in the list iff it has flagUnpark.
 	unpark []uint32
 }
 
@@ -42,12 +41,12 @@ type leaseSlot struct {
 	heapAt int32
 	// expires is in Unix nanoseconds; never is math.MaxInt64.
 	expires int64
-	// since is when a match was granted the lease, in Unix nanoseconds, and owner
-	// who asked; since is 0 for a lease of Hold.
+	// since is the time at which a match was granted the lease, in Unix nanoseconds, and owner is
+	// the requester. since is 0 for a lease of Hold.
 	since int64
 	owner string
-	// node is the first pinned node, more are the others: most leases pin one.
-	// It is 0 in a lease of PinEpoch, which holds epoch instead.
+	// node is the first pinned node and more has the others: most leases pin one node. node is 0 in
+	// a lease of PinEpoch, which has epoch instead.
 	node  uint32
 	more  []uint32
 	epoch *space
@@ -63,13 +62,13 @@ func expiry(ttl time.Duration, now time.Time) int64 {
 	return now.Add(ttl).UnixNano()
 }
 
-// grantOptions are what leaseSlot keeps of a grant.
+// grantOptions are the properties of a grant that leaseSlot stores.
 type grantOptions struct {
 	expires, since int64
 	owner          string
 }
 
-// grant opens a lease on nodes, which are not empty. Trie.mu is held for reading.
+// grant opens a lease on nodes, of which there is at least one. Trie.mu is held for reading.
 func (l *leases) grant(t *Trie, nodes []uint32, o grantOptions) (LeaseID, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +106,7 @@ func (s *leaseSlot) count(t *Trie, by int64) {
 	}
 }
 
-// openSlotLocked takes a slot for a lease.
+// openSlotLocked allocates a slot for a lease.
 func (l *leases) openSlotLocked(o grantOptions) uint32 {
 	i := l.slotLocked()
 	s := &l.slots[i]
@@ -121,10 +120,10 @@ func (l *leases) idLocked(i uint32) LeaseID {
 	return LeaseID(uint64(l.slots[i].serial)<<32 | uint64(i))
 }
 
-// PinEpoch leases a live epoch of a namespace for ttl, 0 for the newest: no bump ends
-// it meanwhile, unless more than kv.MaxLive epochs would be live. Its blocks may still
-// be evicted. It returns the epoch. Errors: ErrNamespaceUnknown, ErrEpoch if the
-// epoch is not live, ErrTooManyLeases.
+// PinEpoch leases a live epoch of a namespace for ttl; epoch 0 means the newest. Until the lease
+// ends, no bump retires the epoch, unless more than kv.MaxLive epochs would be live. The blocks of
+// the epoch may still be evicted. PinEpoch returns the epoch. Errors: ErrNamespaceUnknown, ErrEpoch
+// if the epoch is not live, ErrTooManyLeases.
 func (t *Trie) PinEpoch(id kv.NamespaceID, epoch kv.Epoch, owner string, ttl time.Duration, now time.Time) (LeaseID, kv.Epoch, error) {
 	t.leases.expireIfFull(t, now)
 	t.mu.RLock()
@@ -189,7 +188,7 @@ func (l *leases) endLocked(t *Trie, i uint32) {
 	if s.epoch != nil {
 		s.epoch.pins--
 	} else {
-		// A pinned node is not removed, so its space is still the one it was leased in.
+		// A pinned node is not removed, so its space is still the one in which it was leased.
 		s.count(t, -1)
 		l.unpinLocked(t, []uint32{s.node})
 		l.unpinLocked(t, s.more)
@@ -219,22 +218,21 @@ func (l *leases) unpinLocked(t *Trie, nodes []uint32) {
 	}
 }
 
-// A guarded node has a pin for as long as its record is written: it stays in the
-// index, so its slot stays its own, and the write cannot hit the record of a piece
-// that came after it. Trie.mu is held for writing. Where there is no room for
-// another pin, as many leases hold the node.
+// guard pins a node while its record is written. The node stays in the index and keeps its slot, so
+// the write cannot change the record of a later piece. Trie.mu is held for writing. guard returns
+// false if the node has the maximum number of pins; then its leases keep it in the index.
 func guard(nd *node) bool { return nd.pin() }
 
-// unguard takes those pins away. Trie.mu is held.
+// unguard removes the pins of guard. Trie.mu is held.
 func (l *leases) unguard(t *Trie, nodes ...uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.unpinLocked(t, nodes)
 }
 
-// applyUnparks puts nodes in line for eviction that lost their last pin. Trie.mu is
-// held for writing. A node may have been removed since; then its number is free,
-// or another's, whose flag is its own.
+// applyUnparks makes the nodes of unpark evictable again, which lost their last pin. Trie.mu is
+// held for writing. A node may have been removed since. Its number is then free, or belongs to
+// another node with a flag of its own.
 func (l *leases) applyUnparks(t *Trie) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -247,8 +245,8 @@ func (l *leases) applyUnparks(t *Trie) {
 	l.unpark = l.unpark[:0]
 }
 
-// Hold leases one matchable block of an epoch by its id, and with it its ancestors, until
-// Release: for a writer whose blocks will hang on it. It fails with ErrAbsent or
+// Hold leases one matchable block of an epoch by its id, and with it the block's ancestors, until
+// Release. A writer holds the parent of the blocks that it will put. Hold fails with ErrAbsent or
 // ErrTooManyLeases.
 func (t *Trie) Hold(id kv.NamespaceID, epoch kv.Epoch, block kv.BlockID) (LeaseID, error) {
 	t.mu.RLock()
@@ -271,9 +269,9 @@ func (t *Trie) Hold(id kv.NamespaceID, epoch kv.Epoch, block kv.BlockID) (LeaseI
 	return lease, nil
 }
 
-// Renew makes the lease end ttl after now; 0 means at Release. It fails with
-// ErrLeaseUnknown if the lease has ended, also before a call of ExpireLeases, or if the
-// lease held an epoch that is not live any more.
+// Renew makes the lease end ttl after now; ttl 0 means that only Release ends it. It fails with
+// ErrLeaseUnknown if the lease has ended, also before a call of ExpireLeases, or if the lease held
+// an epoch that is not live any more.
 func (t *Trie) Renew(id LeaseID, ttl time.Duration, now time.Time) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -305,7 +303,7 @@ func (t *Trie) IsPin(id LeaseID) bool {
 	return err == nil && (l.slots[i].expires == math.MaxInt64 || l.slots[i].epoch != nil)
 }
 
-// Release ends the lease. Ending it twice is ErrLeaseUnknown.
+// Release ends the lease. A second call returns ErrLeaseUnknown.
 func (t *Trie) Release(id LeaseID) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -320,8 +318,7 @@ func (t *Trie) Release(id LeaseID) error {
 	return nil
 }
 
-// ExpireLeases ends every lease whose time has come and returns how many. Evict
-// does so too.
+// ExpireLeases ends every expired lease and returns their number. Evict does the same first.
 func (t *Trie) ExpireLeases(now time.Time) int {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -336,7 +333,7 @@ func (t *Trie) ExpireLeases(now time.Time) int {
 	return n
 }
 
-// expireIfFull makes room for a lease where time has made room.
+// expireIfFull ends expired leases if there is no room for another lease.
 func (l *leases) expireIfFull(t *Trie, now time.Time) {
 	l.mu.Lock()
 	full := len(l.heap) >= l.max || l.pins*8 >= l.maxPins*7
@@ -352,8 +349,8 @@ func (l *leases) bytes() int64 {
 	return int64(cap(l.slots))*int64(reflect.TypeFor[leaseSlot]().Size()) + int64(cap(l.free)+cap(l.heap)+cap(l.unpark)+l.pins)*4
 }
 
-// The heap: each slot knows its position, so that a renewal moves one lease and
-// looks at no other than those on its way.
+// The heap: each slot stores its position in the heap, so a renewal moves one lease and touches
+// only the leases on its path.
 
 func (l *leases) pushLocked(i uint32) {
 	l.heap = append(l.heap, i)

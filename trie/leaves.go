@@ -14,10 +14,9 @@ import "github.com/penstock-kv/penstock/internal/invariants"
 // its depth follows from its parent. node.kidsOrNewer and node.depthOrOlder hold
 // them while the node has flagLeaf.
 //
-// Invariant: a node that may be evicted is in its space's list. A node that
-// has children or is pending is in no list. A leased node may be in the list or not:
-// eviction removes a leased node that it finds there, and the end of the node's last
-// pin adds the node again.
+// Invariant: a node that may be evicted is in its space's list. A node that has children or is
+// pending is in no list. A leased node may be in the list or not: eviction removes a leased node
+// from the list, and the removal of the node's last pin adds the node again.
 type leaves struct {
 	newest, oldest uint32
 	len            int
@@ -43,7 +42,7 @@ func (s *slab) depth(n uint32) uint32 {
 	case nd.group() != 0:
 		return s.at(nd.parent).depthOrOlder
 	}
-	// The parent has a child, so it is no leaf.
+	// The parent has a child, so the parent is no leaf.
 	return s.at(nd.parent).depthOrOlder + 1
 }
 
@@ -86,7 +85,7 @@ func (l *leaves) setNewer(s *slab, n, newer uint32) {
 	s.at(n).kidsOrNewer = newer
 }
 
-// remove takes n out of the list; a node that is in none is ignored.
+// remove takes n out of the list; a node in no list is ignored.
 func (l *leaves) remove(s *slab, n uint32) {
 	nd := s.at(n)
 	if !nd.has(flagLeaf) {
@@ -103,10 +102,9 @@ func (l *leaves) remove(s *slab, n uint32) {
 // leavesOf returns the list that n belongs to. Trie.mu is held.
 func (t *Trie) leavesOf(n uint32) *leaves { return &t.spaces[t.nodes.at(n).space].leaves }
 
-// evictableAgainLocked makes a node that lost its last child or pin the next to be
-// evicted, both in its space and in the policy, because eviction had reached the
-// node before. It does nothing if the node may not be evicted yet. Trie.mu is held for
-// writing.
+// evictableAgainLocked makes a node that lost its last child or pin the next to be evicted, both in
+// its space and in the policy, because eviction had already reached the node. It does nothing if
+// the node may not be evicted yet. Trie.mu is held for writing.
 func (t *Trie) evictableAgainLocked(n uint32) {
 	if !t.evictable(n) {
 		return

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// tenantAmong returns an index of one byte per slot in which a tenant has one
-// chain of 64 blocks and another namespace has chains before and after it.
+// tenantAmong returns an index with slots of one byte. A tenant has one chain of 64 blocks, and
+// another namespace has chains before and after that chain.
 func tenantAmong(t *testing.T, chains int) (tr *Trie, tenant kv.Namespace, ids []kv.BlockID) {
 	tr = openTest(t, Options{SlotBytes: func(kv.Geometry, int) int64 { return 1 }})
 	other := benchNamespace(t, tr)
@@ -25,8 +25,8 @@ func tenantAmong(t *testing.T, chains int) (tr *Trie, tenant kv.Namespace, ids [
 	return tr, tenant, ids
 }
 
-// TestEvictTenantLooks: what an eviction from one namespace costs does not grow
-// with what the others hold.
+// TestEvictTenantLooks: the cost of an eviction from one namespace does not grow with the number of
+// pieces of the others.
 func TestEvictTenantLooks(t *testing.T) {
 	for _, chains := range []int{2, 64} {
 		tr, tenant, ids := tenantAmong(t, chains)
@@ -50,8 +50,8 @@ func TestEvictTenantLooks(t *testing.T) {
 	}
 }
 
-// TestEvictTouchedTenant: a touched leaf is passed over once for each touch that
-// was noted, and a leased one costs one look, not one per call.
+// TestEvictTouchedTenant: eviction skips a touched leaf once for each recorded touch. A leased leaf
+// costs one look in total, not one per call.
 func TestEvictTouchedTenant(t *testing.T) {
 	tr, tenant, ids := tenantAmong(t, 2)
 	defer closeTest(t, tr)
@@ -79,8 +79,8 @@ func TestEvictTouchedTenant(t *testing.T) {
 	}
 }
 
-// TestEvictAfterAllWasLeased: once the leases end, eviction from the namespace
-// finds its pieces again, whatever it found before.
+// TestEvictAfterAllWasLeased: after the leases end, eviction from the namespace finds its pieces
+// again, also if an earlier call found nothing evictable.
 func TestEvictAfterAllWasLeased(t *testing.T) {
 	tr, tenant, ids := tenantAmong(t, 64)
 	defer closeTest(t, tr)

@@ -10,14 +10,14 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// LoadStats say what Open found.
+// LoadStats count the records that Open dropped or hid.
 type LoadStats struct {
 	Loaded int64
-	// StaleEpoch records belong to a retired epoch or a deleted namespace, Orphans
-	// lost an ancestor, Duplicates name a piece that another slot holds too,
-	// Corrupt ones do not decode or do not fit their namespace. All were dropped.
+	// StaleEpoch records belong to a retired epoch or a deleted namespace. Orphans lost an
+	// ancestor. Duplicates name a piece that another slot holds too. Corrupt records do not decode
+	// or do not fit their namespace. Open dropped all of these records.
 	StaleEpoch, Orphans, Duplicates, Corrupt int64
-	// Hidden records lie on a missing volume, or below what does. They were kept.
+	// Hidden records lie on a missing volume, or have an ancestor on one. Open kept them in Pebble.
 	Hidden int64
 	Took   time.Duration
 }
@@ -25,16 +25,16 @@ type LoadStats struct {
 // loading is the state of Open.
 type loading struct {
 	t *Trie
-	// drops are changes to be made to Pebble: mostly records to be dropped.
+	// drops are changes to be made to Pebble, mostly the deletion of dropped records.
 	drops *pebble.Batch
 	key   []byte
-	// The record before: where it lay and which node it became.
+	// prevExtent and prev are the slot and the node of the previous record.
 	prevExtent kv.Extent
 	prev       uint32
-	// hides: a record lies on a missing volume. A piece without its ancestor may
-	// be below that one then, so its record is kept.
+	// hides is set if a record lies on a missing volume. A piece without its ancestor may be a
+	// descendant of that record, so the piece's record is kept.
 	hides bool
-	// moved are the nodes that are in another slot than an older record said.
+	// moved are the nodes whose slot is not that of an older record.
 	moved map[uint32]bool
 }
 
@@ -83,7 +83,7 @@ func (t *Trie) loadNamespaces() error {
 		if !bytes.Equal(key, appendNamespaceKey(nil, def.ID)) {
 			return fmt.Errorf("key % x holds namespace %d: %w", key, def.ID, errRecord)
 		}
-		// Pins end with the process, and the epochs that need one with them.
+		// Pins end with the process, and so do the epochs that need a pin.
 		def = def.Settle(unpinned)
 		ns := newNamespace(def, t.opts.SlotBytes)
 		for _, sp := range live {
@@ -139,7 +139,7 @@ func (l *loading) blocks() error {
 	})
 }
 
-// drop counts a record and removes it.
+// drop counts a record and stages its deletion.
 func (l *loading) drop(count *int64, ext kv.Extent) error {
 	*count++
 	l.key = appendBlockKey(l.key[:0], ext)
@@ -161,7 +161,7 @@ func (l *loading) flush() error {
 	return l.t.commit(b, false, nil)
 }
 
-// block turns a record into a node, not yet counted among its parent's kids.
+// block makes a node of a record. The node is not counted among its parent's kids yet.
 func (l *loading) block(ext kv.Extent, rec *record) error {
 	t := l.t
 	if t.opts.Absent != nil && t.opts.Absent(ext.Volume()) {
@@ -190,8 +190,8 @@ func (l *loading) block(ext kv.Extent, rec *record) error {
 	return nil
 }
 
-// duplicate decides between two slots of one piece: the one written later wins,
-// because the deletion of the other was only lost, or not yet due.
+// duplicate decides between two slots of one piece: the slot written later wins, because the
+// deletion of the other record was lost or had not been written.
 func (l *loading) duplicate(n uint32, ref kv.Ref, rec *record, sp *space) error {
 	nd := l.t.nodes.at(n)
 	if nd.gen() > rec.gen {
@@ -218,8 +218,8 @@ func classFlag(rec *record) uint32 {
 	return 0
 }
 
-// lost marks, during loading, a node whose parent cannot be found. No node has
-// this number.
+// lost marks, while the index is loaded, a node whose parent cannot be found. No node has this
+// number.
 const lost = maxNodes + 1
 
 func (l *loading) parent(n uint32, ext kv.Extent, rec *record, sp *space) {
@@ -245,9 +245,9 @@ func (l *loading) isParent(p uint32, child *node, rec *record) bool {
 	return pd.space == child.space && pd.group() == 0 && hintOf(&pd.id) == [parentHint]byte(rec.parent[:parentHint])
 }
 
-// parentByID sets the parent of a node whose record names it by id. If that block comes
-// later in the scan, the node keeps the hash of the id for join: a list of ids would be
-// tens of bytes a block more than the index takes in the end.
+// parentByID sets the parent of a node whose record names the parent by id. If the scan has not
+// reached the parent yet, the node stores the hash of the id for join. A list of ids would need
+// tens of bytes per block more than the loaded index.
 func (l *loading) parentByID(n uint32, id *kv.BlockID) {
 	nd := l.t.nodes.at(n)
 	if p := l.t.table.find(nd.space, 0, id); p != 0 {
@@ -259,8 +259,8 @@ func (l *loading) parentByID(n uint32, id *kv.BlockID) {
 	nd.state.Or(flagAwaits)
 }
 
-// join finds the parents that came behind their children. Another block than the parent,
-// in its place, would need the same 64 bits of a seeded hash and the right depth (prune).
+// join finds the parents that follow their children in the scan. To be mistaken for the parent,
+// another block would need the same 64 bits of a seeded hash and the right depth (prune).
 func (l *loading) join() {
 	for n := uint32(1); n <= l.t.nodes.top; n++ {
 		nd := l.t.nodes.at(n)
@@ -276,8 +276,8 @@ func (l *loading) join() {
 	}
 }
 
-// prune drops every node that a match could not reach. Depth falls by one from
-// child to parent (a piece has the depth of its block), so that climbing ends.
+// prune drops every node that a match cannot reach. The depth decreases by one from child to parent
+// (a piece of another group has the depth of its block), so each walk to the root ends.
 func (l *loading) prune() error {
 	t := l.t
 	const unknown, good, bad = 0, 1, 2
@@ -322,8 +322,8 @@ func (l *loading) prune() error {
 	return nil
 }
 
-// rewrite renews the records of the children of moved nodes: they may say that
-// their parent is in the slot before theirs, where it no longer is.
+// rewrite renews the records of the children of moved nodes, because such a record may state that
+// the parent is in the previous slot.
 func (l *loading) rewrite() error {
 	t := l.t
 	if l.moved == nil {
@@ -343,8 +343,8 @@ func (l *loading) rewrite() error {
 	return nil
 }
 
-// deeper reports whether nd is as deep as a child of its parent must be. No node
-// is in a list of leaves yet.
+// deeper reports whether nd has the depth that a child of its parent must have. No node is in a
+// list of leaves yet.
 func (l *loading) deeper(nd *node) bool {
 	p := l.t.nodes.at(nd.parent)
 	if nd.group() != 0 {
@@ -353,7 +353,7 @@ func (l *loading) deeper(nd *node) bool {
 	return nd.depthOrOlder == p.depthOrOlder+1
 }
 
-// admit lets a node be evicted.
+// admit makes a node evictable.
 func (l *loading) admit(n uint32) {
 	if l.t.nodes.at(n).kids() == 0 {
 		l.t.leavesOf(n).addNewest(&l.t.nodes, n)

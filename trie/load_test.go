@@ -12,9 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestOpenWithParentsBehind: blocks whose parents come later in the index are loaded as
-// blocks in order are, and Open allocates no memory for each of them beside the
-// index itself.
+// TestOpenWithParentsBehind: blocks whose parents come later in the scan are loaded like blocks in
+// order, and Open allocates no extra memory for each of them.
 func TestOpenWithParentsBehind(t *testing.T) {
 	const chains, length = 256, 512
 	open := func(place func(chain, block int) int) (allocated uint64) {
@@ -66,9 +65,9 @@ func TestOpenWithParentsBehind(t *testing.T) {
 	behind := open(func(c, b int) int { return c*length + length - 1 - b })
 	t.Logf("allocated for a block: %.1f B in order, %.1f B with parents behind", float64(inOrder)/(chains*length), float64(behind)/(chains*length))
 	if testkit.Race || invariants.Enabled {
-		return // in these builds pebble makes random checks, which allocate
+		return // in these builds Pebble makes random checks, which allocate
 	}
-	// A list of ids took 110 B a block.
+	// A list of ids would need 110 B per block.
 	if behind > inOrder+40*chains*length {
 		t.Errorf("Open allocated %d bytes for a block more where parents come behind", (behind-inOrder)/(chains*length))
 	}

@@ -8,22 +8,22 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Cut says why a match ended.
+// Cut is the reason why a match ended.
 type Cut uint8
 
 const (
-	// CutComplete: every block asked for matched.
+	// CutComplete: every requested block matched.
 	CutComplete Cut = iota
 	// CutAbsent: the next block is not stored.
 	CutAbsent
-	// CutEpoch: no epoch asked for is live.
+	// CutEpoch: no requested epoch is live.
 	CutEpoch
-	// CutLeaseDenied: a lease was asked for and there are too many; nothing is
-	// matched, since nothing would hold it.
+	// CutLeaseDenied: a lease was requested and there are too many leases. Nothing matches, because
+	// nothing would keep the pieces from eviction.
 	CutLeaseDenied
-	// CutStateMissing: the blocks are there, but no state snapshot at that length.
+	// CutStateMissing: the blocks are stored, but no state snapshot at that length.
 	CutStateMissing
-	// CutWindowMissing: the blocks are there, but not the last of the window.
+	// CutWindowMissing: the blocks are stored, but not all pieces of the window.
 	CutWindowMissing
 	// CutLimit: MatchOptions.MaxBlocks was reached.
 	CutLimit
@@ -31,8 +31,8 @@ const (
 	CutTooLong
 )
 
-// String returns the stable name that the API and the CLI show: complete,
-// absent, epoch, lease_denied, state_missing, window_missing, limit, too_long.
+// String returns the stable name that the API and the CLI use: complete, absent, epoch,
+// lease_denied, state_missing, window_missing, limit, too_long.
 func (c Cut) String() string {
 	switch c {
 	case CutComplete:
@@ -55,10 +55,10 @@ func (c Cut) String() string {
 	return fmt.Sprintf("Cut(%d)", uint8(c))
 }
 
-// Piece is where one layer group of one matched block lies.
+// Piece is the slot of one layer group of one matched block.
 type Piece struct {
 	Ref kv.Ref
-	// Block is the index in the chain that was asked for.
+	// Block is the index of the block in the requested chain.
 	Block uint32
 	// Group is the index of the layer group.
 	Group uint8
@@ -69,77 +69,72 @@ type Piece struct {
 type MatchOptions struct {
 	// Epoch is the newest epoch that may match; 0 means the namespace's newest.
 	Epoch kv.Epoch
-	// Oldest is the oldest epoch that may match; 0 means none but Epoch. Each live
-	// epoch from Oldest to Epoch is matched by itself, and the longest match is the
-	// answer, of several the newest: all of its blocks are of one epoch.
+	// Oldest is the oldest epoch that may match; 0 means only Epoch. Each live epoch from Oldest to
+	// Epoch is matched separately, and the longest match is returned; among equal lengths, that of
+	// the newest epoch. All blocks of the match have one epoch.
 	Oldest kv.Epoch
-	// Mix lets blocks of one match be of different epochs of the range: each block is of
-	// the newest live epoch that has all pieces of the block that the match needs.
+	// Mix allows blocks of different epochs of the range in one match: each block has the newest
+	// live epoch that has all pieces of the block that the match needs.
 	Mix bool
-	// Suffix lets the chain begin in the middle: the first of ids may have ancestors. They
-	// are stored too, and neither count in the match nor as used. It is for trees of one
-	// full group, without Mix.
+	// Suffix allows the chain to begin in the middle: the first of ids may have ancestors. The
+	// ancestors must be stored too, are not counted in the match and are not touched. Suffix needs
+	// a tree of one full group, and excludes Mix.
 	Suffix bool
-	// MaxBlocks shortens the match; 0 means no limit.
+	// MaxBlocks bounds the length of the match; 0 means no limit.
 	MaxBlocks int
-	// Lease asks for a lease on what matched. A match of 0 blocks gets none.
+	// Lease requests a lease on the matched pieces. A match of 0 blocks gets none.
 	Lease bool
-	// TTL is the length of the lease; 0 means until Release.
+	// TTL is the duration of the lease; 0 means until Release.
 	TTL time.Duration
-	// Owner says who asks for the lease, for Pins. Empty: unknown.
+	// Owner is the requester of the lease, as Pins returns it. Empty: unknown.
 	Owner string
-	// Now is the current time; needed with Lease.
+	// Now is the current time; required with Lease.
 	Now time.Time
-	// Pieces is appended to and becomes Match.Pieces, so that a caller who reuses
-	// it makes the match free of allocation.
+	// Pieces is appended to and becomes Match.Pieces. A caller that reuses the buffer avoids the
+	// allocation.
 	Pieces []Piece
 	// Epochs is appended to and becomes Match.Epochs in the same way.
 	Epochs []kv.EpochRun
-	// NoTouch leaves the order of eviction alone: for inspection.
+	// NoTouch does not change the order of eviction: for inspection.
 	NoTouch bool
-	// Count counts the match in EpochStats.
+	// Count includes the match in EpochStats.
 	Count bool
 }
 
-// Match is the answer to a match.
+// Match is the result of a match.
 type Match struct {
-	// Blocks is the length of the prefix that can be reused, Tokens the same in
-	// tokens.
+	// Blocks is the length of the reusable prefix in blocks, Tokens the same in tokens.
 	Blocks, Tokens int
-	// Cut says why it is not longer; the block at index Blocks is the one that
-	// was missing.
+	// Cut is the reason why the match is not longer. The block at index Blocks is the missing one.
 	Cut Cut
-	// Stored is how many blocks of the chain are stored from the first on in
-	// group 0, at least Blocks in a namespace with a full group: a writer need not
-	// send those pieces again.
+	// Stored is the number of blocks whose group 0 piece is stored, from the first block on. In a
+	// namespace with a full group it is at least Blocks. A writer need not send those pieces again.
 	Stored int
-	// Epoch is that of the blocks, with Mix the newest of theirs; if none matched, the
-	// newest that may match, or with CutEpoch the namespace's newest.
+	// Epoch is the epoch of the blocks; with Mix, the newest of their epochs. If no block matched,
+	// it is the newest epoch that may match, or with CutEpoch the namespace's newest.
 	Epoch kv.Epoch
-	// Epochs are the epochs of the blocks, from the first block on; only with Mix.
+	// Epochs are the epochs of the blocks, from the first block on. It is set only with Mix.
 	Epochs []kv.EpochRun
 	// Lease holds the pieces until it is released or expires; 0 if none.
 	Lease LeaseID
-	// Pieces are those that reuse at this length needs, group by group and in
-	// order of blocks: all of a full group, the last ones of a window group, the
-	// last of a state group.
+	// Pieces are the pieces that a reuse of this length needs, group by group and in the order of
+	// blocks: all of a full group, the last ones of a window group, the last of a state group.
 	Pieces []Piece
 }
 
-// matchScratch is the memory of one match: the nodes that a lease would pin and
-// that a hit touches, where parents do not lead to them.
+// matchScratch is the scratch memory of one match: the nodes that a lease pins and a hit touches,
+// and that cannot be found through parents.
 type matchScratch struct {
 	nodes []uint32
 	mix   []mixable
 }
 
-// Match finds the longest prefix of the chain ids for which every layer group
-// has what it needs; in a flat namespace, the longest run of keys from the first.
-// A range of epochs costs one such descent for each live epoch in it, and at most one
-// more. With Mix it costs one for each live epoch, and up to one look-up for each block
-// and live epoch.
-// It fails only with ErrNamespaceUnknown or ErrClosed. It does not allocate if
-// opts.Pieces and opts.Epochs have room, except that a lease may grow the table of leases.
+// Match finds the longest prefix of the chain ids for which every layer group has the pieces that
+// it needs. In a flat namespace it finds the longest run of keys from the first. A range of epochs
+// costs one such descent for each live epoch of the range, and at most one more. With Mix the match
+// costs one descent for each live epoch, and up to one look-up for each block and live epoch. Match
+// fails only with ErrNamespaceUnknown or ErrClosed. It does not allocate if opts.Pieces and
+// opts.Epochs have room, except that a lease may grow the table of leases.
 func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Match, error) {
 	s := t.matchPool.Get().(*matchScratch)
 	defer t.matchPool.Put(s)
@@ -175,8 +170,7 @@ func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Ma
 	return m, nil
 }
 
-// longest returns the longest match of one epoch, and false if no epoch that may match is
-// live.
+// longest returns the longest match of one epoch, and false if no epoch of the range is live.
 func (w *walk) longest(opts *MatchOptions) (Match, bool) {
 	m := Match{Epoch: w.ns.def.Epoch, Cut: CutEpoch, Pieces: opts.Pieces}
 	var best *space
@@ -188,7 +182,7 @@ func (w *walk) longest(opts *MatchOptions) (Match, bool) {
 		if best == nil || next.Blocks > m.Blocks {
 			best, m = sp, next
 		}
-		// Older pieces are written over those of the best; it is matched again.
+		// The pieces of older epochs overwrote those of the best match, which is matched again.
 		m.Pieces = next.Pieces
 		if m.Blocks == len(w.ids) {
 			break
@@ -207,7 +201,7 @@ func (w *walk) longest(opts *MatchOptions) (Match, bool) {
 	return m, true
 }
 
-// wants reports whether a match may be of epoch e.
+// wants reports whether the range of o includes the epoch e.
 func (o *MatchOptions) wants(ns *namespace, e kv.Epoch) bool {
 	newest := o.Epoch
 	if newest == 0 {
@@ -220,9 +214,8 @@ func (o *MatchOptions) wants(ns *namespace, e kv.Epoch) bool {
 	return oldest <= e && e <= newest
 }
 
-// MatchTokens hashes the whole blocks of tokens and matches their chain. The
-// ids are appended to dst and returned. It is not for flat namespaces, whose ids
-// are not ours to make (ErrEntry).
+// MatchTokens hashes the whole blocks of tokens and matches their chain. The ids are appended to
+// dst and returned. It fails with ErrEntry in a flat namespace, whose ids are the engine's keys.
 func (t *Trie) MatchTokens(dst []kv.BlockID, id kv.NamespaceID, tokens []kv.Token, opts MatchOptions) (Match, []kv.BlockID, error) {
 	def, err := t.NamespaceByID(id)
 	if err != nil {
@@ -247,7 +240,7 @@ type walk struct {
 	ns   *namespace
 	sp   uint16
 	ids  []kv.BlockID
-	base int // pieces that were in the caller's buffer
+	base int // number of pieces in the caller's buffer before the match
 	s    *matchScratch
 	// suffix is MatchOptions.Suffix. above is the parent of the first node, or 0.
 	suffix bool
@@ -276,7 +269,7 @@ func (w *walk) descend(sp *space, pieces []Piece) Match {
 	return m
 }
 
-// limit shortens the chain to what may be looked at.
+// limit shortens the chain to the length that the options allow.
 func (w *walk) limit(maxBlocks int) {
 	if n := w.t.opts.MaxChainBlocks; len(w.ids) > n {
 		w.ids, w.cut = w.ids[:n], CutTooLong
@@ -288,9 +281,8 @@ func (w *walk) limit(maxBlocks int) {
 
 func (w *walk) flat() bool { return w.ns.def.Index == kv.IndexFlat }
 
-// full matches the pieces of group 0: along the tree, or as a run of roots. In a
-// geometry without a full group, which needs no run from the first block, it only
-// finds Stored.
+// full matches the pieces of group 0: along the tree, or as a run of roots. If the geometry has no
+// full group, no group needs a run from the first block, and full only computes Stored.
 func (w *walk) full(m *Match) {
 	m.Cut = w.cut
 	prev := w.above
@@ -315,8 +307,8 @@ func (w *walk) full(m *Match) {
 	m.Blocks = m.Stored
 }
 
-// next returns the node of id after prev, or 0. Node prev+1 is tried first: it
-// is the right one whenever the sequence was put in one go.
+// next returns the node of id after prev, or 0. Node prev+1 is tried first: if the sequence was put
+// in one call, it is the right one.
 func (w *walk) next(prev uint32, id *kv.BlockID) uint32 {
 	parent := prev
 	if !w.ns.tree {
@@ -342,15 +334,15 @@ func (w *walk) piece(group uint8, id *kv.BlockID) uint32 {
 	if n == 0 || w.t.nodes.at(n).has(flagPending) {
 		return 0
 	}
-	// A piece whose block was deleted is in the table until ReclaimStep finds it. The
-	// block may have been put again meanwhile, as another node.
+	// A piece whose block was deleted is in the table until ReclaimStep finds the piece. The block
+	// may have been put again meanwhile, with another node.
 	if group != 0 && w.ns.tree && w.t.spaces[w.sp].doomed > 0 && w.t.nodes.at(n).parent != w.t.table.find(w.sp, 0, id) {
 		return 0
 	}
 	return n
 }
 
-// hybrid shortens the match until every group is satisfied, and adds the pieces
+// hybrid shortens the match until every group has the pieces that it needs, and adds the pieces
 // that the groups need at that length.
 func (w *walk) hybrid(m *Match) {
 	if !w.ns.tree {
@@ -369,8 +361,8 @@ func (w *walk) hybrid(m *Match) {
 		if groups[g].Kind == kv.Window {
 			m.Cut = CutWindowMissing
 		}
-		// A prefix that ends before the missing block does not need it. Every group
-		// must be asked again at the new length.
+		// A prefix that ends before the missing block does not need that block. Every group is
+		// checked again at the new length.
 		m.Blocks, g = missing, -1
 	}
 	if w.ns.tree {
@@ -416,7 +408,7 @@ func (w *walk) append(m *Match, g uint8) {
 	}
 }
 
-// touch tells the policy about the hit, deepest first and root last.
+// touch reports the hit to the policy, the deepest node first and the root last.
 func (w *walk) touch(m *Match) {
 	for _, n := range slices.Backward(w.s.nodes) {
 		w.t.policy.Touch(n)
@@ -429,7 +421,7 @@ func (w *walk) touch(m *Match) {
 	}
 }
 
-// lease pins what matched; false means that there are too many leases.
+// lease pins the matched nodes. It returns false if there are too many leases.
 func (w *walk) lease(m *Match, opts MatchOptions) bool {
 	if w.tip != 0 {
 		w.s.nodes = append(w.s.nodes, w.tip)

@@ -5,14 +5,13 @@ import "github.com/penstock-kv/penstock/kv"
 // mixable is a live epoch whose blocks may be in a mixed match.
 type mixable struct {
 	sp *space
-	// full is the number of blocks, from the first on, that a tree has in the epoch.
+	// full is the number of blocks, from the first on, that are stored in the epoch, in a tree.
 	full int
 }
 
-// mixed returns the longest match whose blocks may be of different epochs, and false if no
-// epoch that may match is live. In a tree, an epoch that has a block has all blocks before
-// it too. So the match has the length of the longest match of one epoch at least, and
-// newer blocks.
+// mixed returns the longest match whose blocks may be of different epochs, and false if no epoch of
+// the range is live. In a tree, an epoch that has a block has all blocks before it too. So the
+// match is at least as long as the longest match of one epoch, and its blocks are newer.
 //
 //	epoch 8   a b
 //	epoch 7   a b c d
@@ -40,7 +39,8 @@ func (w *walk) mixed(opts *MatchOptions) (Match, bool) {
 			m.Cut = CutAbsent
 		}
 	}
-	// No epoch holds block i for this length, nor for a shorter one that has the block.
+	// No epoch holds block i for a match of this length. The next length is the longest one that
+	// does not need block i.
 	for i := w.unheld(m.Blocks); i >= 0; i = w.unheld(m.Blocks) {
 		m.Cut, m.Blocks = w.lacking(i, m.Blocks), i
 	}
@@ -77,8 +77,8 @@ func (w *walk) stored(i int) bool {
 	return false
 }
 
-// has reports whether an epoch has the piece of block i of the group that every match
-// needs from its first block on.
+// has reports whether an epoch has the piece of block i in the group that every match needs from
+// its first block on.
 func (w *walk) has(e mixable, i int) bool {
 	w.sp = e.sp.number
 	switch {
@@ -90,7 +90,7 @@ func (w *walk) has(e mixable, i int) bool {
 	return true
 }
 
-// lacks returns the first other group that a match of n blocks needs at block i and that
+// lacks returns the first other group whose piece of block i a match of n blocks needs, and which
 // the space of the last call of has lacks, or -1.
 func (w *walk) lacks(i, n int) int {
 	for g := range w.ns.def.Geometry.Groups {
@@ -106,8 +106,8 @@ func (w *walk) other(g int) bool {
 	return w.ns.def.Geometry.Groups[g].Kind != kv.Full && !w.flat()
 }
 
-// holder sets the space to that of the newest epoch that has all pieces of block i that a
-// match of n blocks needs, and returns the epoch's index in s.mix, or -1.
+// holder sets the walk's space to the newest epoch that has all pieces of block i that a match of n
+// blocks needs, and returns the epoch's index in s.mix, or -1.
 func (w *walk) holder(i, n int) int {
 	for k, e := range w.s.mix {
 		if w.has(e, i) && w.lacks(i, n) < 0 {
@@ -134,8 +134,8 @@ func (w *walk) unheld(n int) int {
 	return -1
 }
 
-// lacking returns the cut of a match that would need block i for n blocks: the newest epoch
-// that has the block lacks a piece of another group.
+// lacking returns the cut of a match of n blocks that needs block i: the newest epoch that has the
+// block lacks a piece of another group.
 func (w *walk) lacking(i, n int) Cut {
 	for _, e := range w.s.mix {
 		if !w.has(e, i) {
@@ -149,8 +149,8 @@ func (w *walk) lacking(i, n int) Cut {
 	return CutAbsent
 }
 
-// take adds the pieces of a match of m.Blocks blocks, its runs, and the nodes that a lease
-// pins: of a tree the last full node of each run, which keeps the nodes before it.
+// take adds the pieces of a match of m.Blocks blocks, its runs, and the nodes that a lease pins: in
+// a tree the last full node of each run, whose ancestors are safe.
 func (w *walk) take(m *Match) {
 	base := len(m.Epochs)
 	for i := range m.Blocks {
@@ -218,12 +218,12 @@ func (w *walk) touchRuns(runs []kv.EpochRun) {
 	}
 }
 
-// Locate finds pieces of one live epoch of a chain by themselves, as a mixed match needs
-// them, where Match finds the pieces of a prefix. It sets Ref of each piece that is stored
-// and, in a tree, whose ancestors are; the zero Ref of the others. They count as used in the
-// order of eviction. Epoch 0 means the newest. Blocks of the result is the block of the first
-// piece that is missing, or the length of the chain. The result has the pieces.
-// Errors: ErrNamespaceUnknown and ErrClosed.
+// Locate finds given pieces of one live epoch of a chain, as a mixed match needs them; Match, in
+// contrast, finds the pieces of a prefix. Locate sets Ref of each piece that is stored and, in a
+// tree, whose ancestors are stored. The other pieces get the zero Ref. The found pieces count as
+// used in the order of eviction. Epoch 0 means the newest. Blocks of the result is the block of the
+// first missing piece, or the length of the chain. Pieces of the result are the pieces. Errors:
+// ErrNamespaceUnknown and ErrClosed.
 func (t *Trie) Locate(id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID, pieces []Piece) (Match, error) {
 	s := t.matchPool.Get().(*matchScratch)
 	defer t.matchPool.Put(s)

@@ -11,13 +11,13 @@ import (
 // Moved is a piece whose bytes were copied from slot From to slot To.
 type Moved struct{ From, To kv.Ref }
 
-// Move replaces the slots From by the slots To in the index, in one Pebble batch that
-// is not synced. Leases, class, children, quota and the order of eviction do not
-// change. moved[i] is false if the index has no matchable piece in moves[i].From; then
-// the index does not refer to moves[i].To. After an error no piece was moved.
+// Move replaces the slots From by the slots To in the index, in one Pebble batch that is not
+// synced. Leases, class, children, quota and the order of eviction do not change. moved[i] is false
+// if the index has no matchable piece in moves[i].From; then the index does not refer to
+// moves[i].To either. After an error no piece was moved.
 //
-// The owner of the slots frees From when Move has returned. The result of an earlier
-// match may still name From: its reader calls Find.
+// The owner of the slots frees From when Move has returned. The result of an earlier match may
+// still name From; the reader of that match calls Find.
 func (t *Trie) Move(moves []Moved) (moved []bool, err error) {
 	if err := t.usable(); err != nil {
 		return nil, err
@@ -53,8 +53,8 @@ type moving struct {
 	// pieces[i] is the record in slot moves[i].From. next[i] is the record in the slot
 	// after it, which may refer to its parent as "the slot before" (recParentPrev).
 	pieces, next []*record
-	// nodes[i] is the node of moves[i], 0 if none is moved. The nodes in guarded cannot
-	// be removed from the index until finish.
+	// nodes[i] is the node of moves[i], or 0 if that piece is not moved. The nodes in guarded
+	// cannot be removed from the index until finish.
 	nodes   []uint32
 	guarded []uint32
 	// rewritten[i] is set if the batch has a new record for the slot of next[i].
@@ -168,8 +168,7 @@ func (m *moving) revert(r reverts) {
 	}
 }
 
-// finish releases the guarded nodes. If undo is set, the moved nodes get their old
-// slots back first.
+// finish unguards the nodes. If undo is set, the moved nodes get their old slots back first.
 func (m *moving) finish(undo bool) {
 	t := m.t
 	t.mu.Lock()
@@ -182,8 +181,8 @@ func (m *moving) finish(undo bool) {
 	t.leases.unguard(t, m.guarded...)
 }
 
-// Find returns the slot of a matchable piece in that epoch. A reader whose slot was
-// freed calls Find to learn whether the piece was moved.
+// Find returns the slot of a matchable piece in that epoch. A reader whose slot was freed calls
+// Find, because the piece may have been moved.
 func (t *Trie) Find(id kv.NamespaceID, epoch kv.Epoch, piece PieceKey) (kv.Ref, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

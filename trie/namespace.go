@@ -18,10 +18,9 @@ var (
 	ownerKey  = []byte{metaKey, 'o', 'w', 'n', 'e', 'r'}
 )
 
-// Create adds a namespace under def.Name, gives it an id that was never used
-// before in this index, and makes it durable. Its only live epoch is def.Epoch;
-// def.ID, Older and Keep are ignored. When the name is
-// taken it returns the namespace that has it and ErrNamespaceExists.
+// Create adds a namespace under def.Name, gives it an id that this index never used before, and
+// writes it durably. Its only live epoch is def.Epoch; def.ID, Older and Keep are ignored. If the
+// name is taken, Create returns the namespace with that name and ErrNamespaceExists.
 func (t *Trie) Create(def kv.Namespace) (kv.Namespace, error) {
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("trie: create: %w", err)
@@ -46,7 +45,7 @@ func (t *Trie) Create(def kv.Namespace) (kv.Namespace, error) {
 	return clone(def), nil
 }
 
-// clone copies what def refers to, so that no caller can change the index's own.
+// clone copies the slices of def, so that no caller can change the definition in the index.
 func clone(def kv.Namespace) kv.Namespace {
 	def.Salt = slices.Clone(def.Salt)
 	def.Older = slices.Clone(def.Older)
@@ -54,16 +53,16 @@ func clone(def kv.Namespace) kv.Namespace {
 	return def
 }
 
-// writeDefinition makes def durable and gives each live epoch that has no space yet
-// an empty one; with wipe, all of them. Spaces that are not those of def any more are
-// left to ReclaimStep. defMu is held.
+// writeDefinition makes def durable and creates an empty space for each live epoch that has none;
+// with wipe, for every live epoch. Spaces that def does not name are left to ReclaimStep. defMu is
+// held.
 func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error {
 	next := t.marks
 	next.NamespaceID = max(next.NamespaceID, def.ID)
 	epochs := def.Live()
 	live := make([]*space, len(epochs))
 	var fresh []*space
-	// The oldest first: serials grow with the epochs.
+	// The loop begins with the oldest epoch, so that serials grow with the epochs.
 	for i, e := range slices.Backward(epochs) {
 		if live[i] = ns.version(e); live[i] == nil || wipe {
 			next.Serial++
@@ -93,7 +92,7 @@ func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error
 	return nil
 }
 
-// reserveSpaces gives all of the spaces numbers, or none.
+// reserveSpaces assigns numbers to all of the spaces, or to none.
 func (t *Trie) reserveSpaces(spaces []*space) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +108,7 @@ func (t *Trie) reserveSpaces(spaces []*space) error {
 	return nil
 }
 
-// dropSpacesLocked takes back the numbers of spaces that were never used.
+// dropSpacesLocked frees the numbers of spaces that were never used.
 func (t *Trie) dropSpacesLocked(spaces []*space) {
 	for _, sp := range spaces {
 		sp.dead = true
@@ -117,8 +116,7 @@ func (t *Trie) dropSpacesLocked(spaces []*space) {
 	}
 }
 
-// commitDefinition writes def durably. If that fails, ns.def stays the definition on
-// disk.
+// commitDefinition writes def durably. After an error ns.def is still the definition on disk.
 func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, live []*space, m marks) error {
 	value, err := encodeNamespace(def, live)
 	if err != nil {
@@ -208,9 +206,9 @@ func (t *Trie) sortedLocked() []*namespace {
 	})
 }
 
-// DeleteNamespace removes the definition durably. Afterwards no piece of the namespace
-// is matchable, and ReclaimStep returns its pieces. Leases without a TTL on its pieces
-// end, unless Hold made them.
+// DeleteNamespace removes the definition durably. Afterwards no piece of the namespace is
+// matchable, and ReclaimStep returns its pieces. Leases without a TTL on its pieces end, except
+// those of Hold.
 func (t *Trie) DeleteNamespace(name string) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -241,10 +239,10 @@ func (t *Trie) DeleteNamespace(name string) error {
 	return nil
 }
 
-// PlanBump returns the namespace as a bump to a later epoch leaves it: see
-// kv.Namespace.Bump. SetEpochs carries it out. to 0 means the next epoch, keep 0 means
-// 1. Errors: ErrNamespaceUnknown, ErrEpoch if to is not greater than the newest epoch
-// or is above kv.MaxEpoch, or keep is more than kv.MaxLive.
+// PlanBump returns the definition of the namespace after a bump to a later epoch: see
+// kv.Namespace.Bump. SetEpochs applies the definition. to 0 means the next epoch, and keep 0 means
+// 1. Errors: ErrNamespaceUnknown, ErrEpoch if to is not greater than the newest epoch or is above
+// kv.MaxEpoch, or keep is more than kv.MaxLive.
 func (t *Trie) PlanBump(name string, to kv.Epoch, keep int) (kv.Namespace, error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -267,9 +265,9 @@ func (t *Trie) PlanBump(name string, to kv.Epoch, keep int) (kv.Namespace, error
 	return ns.def.Bump(to, max(1, keep), t.pinned(ns)), nil
 }
 
-// PlanRetire returns the namespace as it is without an older epoch; SetEpochs carries
-// it out. Errors: ErrNamespaceUnknown, ErrEpoch if the epoch is the newest or not
-// live, and ErrPinned if it is pinned, unless force is set.
+// PlanRetire returns the definition of the namespace without an older epoch. SetEpochs applies the
+// definition. Errors: ErrNamespaceUnknown, ErrEpoch if the epoch is the newest or not live, and
+// ErrPinned if it is pinned and force is not set.
 func (t *Trie) PlanRetire(name string, epoch kv.Epoch, force bool) (kv.Namespace, error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -287,8 +285,8 @@ func (t *Trie) PlanRetire(name string, epoch kv.Epoch, force bool) (kv.Namespace
 	return ns.def.Retire(epoch), nil
 }
 
-// Unsettled returns the namespaces with live epochs that needed a pin and have none,
-// as they are without those epochs: SetEpochs retires them.
+// Unsettled returns the definitions, without these epochs, of the namespaces with live epochs that
+// needed a pin and have none any more. SetEpochs retires the epochs.
 func (t *Trie) Unsettled() (defs []kv.Namespace) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -303,12 +301,11 @@ func (t *Trie) Unsettled() (defs []kv.Namespace) {
 	return defs
 }
 
-// SetEpochs gives the namespace want.ID the newest epoch, the older live epochs and
-// Keep of want, with one synced write, whatever the number of blocks. An older epoch
-// that is not live already cannot become so and is left out. The blocks of epochs
-// that are no longer live become unmatchable, and ReclaimStep returns them; a lease
-// of PinEpoch on such an epoch is of no effect. It returns the epochs that were
-// retired. Errors: ErrNamespaceUnknown, ErrEpoch if want.Epoch is below the newest.
+// SetEpochs gives the namespace want.ID the newest epoch, the older live epochs and Keep of want,
+// with one synced write, whatever the number of blocks. An older epoch of want that is not live is
+// left out. The blocks of epochs that are no longer live become unmatchable, and ReclaimStep
+// returns them; a lease of PinEpoch on such an epoch has no effect. SetEpochs returns the retired
+// epochs. Errors: ErrNamespaceUnknown, ErrEpoch if want.Epoch is below the newest.
 func (t *Trie) SetEpochs(want kv.Namespace) (retired []kv.Epoch, err error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -344,8 +341,8 @@ func (t *Trie) SetEpochs(want kv.Namespace) (retired []kv.Epoch, err error) {
 	return retired, nil
 }
 
-// DeleteAll makes every block of the namespace unmatchable, durably. The live epochs do
-// not change. Their pins end.
+// DeleteAll makes every block of the namespace unmatchable, durably. The live epochs do not change.
+// The pins of the epochs end.
 func (t *Trie) DeleteAll(id kv.NamespaceID) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -358,9 +355,9 @@ func (t *Trie) DeleteAll(id kv.NamespaceID) error {
 	return t.writeDefinition(ns, ns.def, true)
 }
 
-// SetQuota changes a namespace's quota durably; 0 means none. SetQuota evicts nothing.
-// If the namespace holds more than the new quota, Evict takes from that namespace
-// first, and Put refuses until the namespace is below the quota.
+// SetQuota changes a namespace's quota durably; 0 means no quota. SetQuota evicts nothing. If the
+// namespace holds more than the new quota, Evict takes from that namespace first, and Put refuses
+// until the namespace is below the quota.
 func (t *Trie) SetQuota(name string, bytes int64) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -376,8 +373,8 @@ func (t *Trie) SetQuota(name string, bytes int64) error {
 	return t.writeDefinition(ns, def, false)
 }
 
-// Room returns how many bytes of slots may still be put into the namespace before
-// its quota is reached: math.MaxInt64 without a quota, 0 above the quota.
+// Room returns the number of bytes of slots that the namespace may still take before its quota is
+// reached: math.MaxInt64 without a quota, 0 above the quota.
 func (t *Trie) Room(id kv.NamespaceID) (int64, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -391,8 +388,8 @@ func (t *Trie) Room(id kv.NamespaceID) (int64, error) {
 	return max(0, ns.def.QuotaBytes-ns.bytes), nil
 }
 
-// start writes the format version into an empty database or one of singleEpochFormat,
-// refuses any other, and reads the marks.
+// start writes the format version into an empty database or into one of singleEpochFormat, refuses
+// any other version, and reads the marks.
 func (t *Trie) start() error {
 	version, err := t.disk.Load().get(formatKey)
 	if err != nil {
@@ -422,8 +419,8 @@ func (t *Trie) start() error {
 	return nil
 }
 
-// checkOwner returns ErrForeign for the index of another store. It writes Options.Owner
-// into an index without an owner.
+// checkOwner returns ErrForeign for the index of another store. If the index has no owner, it
+// writes Options.Owner.
 func (t *Trie) checkOwner() error {
 	owner, err := t.disk.Load().get(ownerKey)
 	switch {
@@ -432,7 +429,7 @@ func (t *Trie) checkOwner() error {
 	case t.opts.Owner == "" || string(owner) == t.opts.Owner:
 		return nil
 	case owner != nil:
-		return fmt.Errorf("it was made for store %s, not for %s: %w", owner, t.opts.Owner, ErrForeign)
+		return fmt.Errorf("the index was made for store %s, not for %s: %w", owner, t.opts.Owner, ErrForeign)
 	}
 	return t.setMeta(ownerKey, t.opts.Owner)
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// node is one indexed piece. It has no pointers, so the garbage collector never
-// looks inside; with 2 M pieces that is the difference between a pause and none. It is
-// 48 B; each further byte is a byte per block of DRAM.
+// node is one indexed piece. It has no pointers, so the garbage collector does not scan the nodes;
+// with 2 M pieces, scanning would cause a pause. It has 48 B; each further byte is one byte of DRAM
+// per block.
 //
 // Invariant: kids() counts the nodes whose parent is this one.
 // Invariant: a node with kids() > 0 or pins > 0, or that is pending, is not removed.
@@ -21,24 +21,23 @@ type node struct {
 	genHigh uint16
 	// space is the index in Trie.spaces; 0 marks a free node.
 	space uint16
-	// parent is the node this one hangs on; 0 for a root. In a free node it is
-	// the next free one.
+	// parent is the parent's number; 0 for a root. In a free node it is the next free node.
 	parent uint32
-	// kidsOrNewer counts the children, depthOrOlder is the distance from the root:
-	// ask kids and slab.depth. While the node has flagLeaf, they are its neighbours
-	// in its space's leaves.
+	// kidsOrNewer counts the children and depthOrOlder is the distance from the root. While the
+	// node has flagLeaf, the two fields are its neighbours in its space's leaves. The methods kids
+	// and slab.depth return the values.
 	kidsOrNewer  uint32
 	depthOrOlder uint32
-	// state is pins<<16 | group<<8 | flags. Pins, and the flags named below, change
-	// under the read lock, so it is atomic.
+	// state is pins<<16 | group<<8 | flags. Pins and the flags named below change under the read
+	// lock, so state is atomic.
 	state atomic.Uint32
 }
 
 const (
-	// flagPending: the Pebble batch that holds the piece is not applied yet. It
-	// cannot be matched, evicted or reclaimed.
+	// flagPending: the Pebble batch that holds the piece is not applied yet. The node cannot be
+	// matched, evicted or reclaimed.
 	flagPending = 1 << iota
-	// flagDoomed: unlinked from the table, waits for ReclaimStep.
+	// flagDoomed: the node is not in the table and waits for ReclaimStep.
 	flagDoomed
 	// flagTransfer: the piece's class is Transfer.
 	flagTransfer
@@ -46,7 +45,7 @@ const (
 	flagUnpark
 	// flagDropped and flagLost encode why a doomed node is doomed; doomedWhy decodes them.
 	flagDropped
-	// flagLeaf: the node is in its space's leaves. Changes under the write lock only.
+	// flagLeaf: the node is in its space's leaves. flagLeaf changes under the write lock only.
 	flagLeaf
 	flagLost
 	// flagAwaits: while the index is loaded, kidsOrNewer<<32 | parent is the hash of the
@@ -109,7 +108,7 @@ func (n *node) class() Class {
 	return Prefix
 }
 
-// pin adds a pin, or reports false when there is no room for one.
+// pin adds a pin. It returns false if the node has the maximum number of pins.
 func (n *node) pin() bool {
 	for {
 		v := n.state.Load()
@@ -122,7 +121,7 @@ func (n *node) pin() bool {
 	}
 }
 
-// unpin takes a pin away and reports whether it was the last.
+// unpin removes a pin and reports whether it was the last.
 func (n *node) unpin() bool {
 	v := n.state.Load()
 	for !n.state.CompareAndSwap(v, v-pinOne) {
@@ -135,16 +134,16 @@ const (
 	chunkBits = 13
 	chunkLen  = 1 << chunkBits
 	chunkMask = chunkLen - 1
-	// maxNodes leaves room for the number after the last, which match guesses.
+	// maxNodes leaves one number after the last node, because match tries node n+1.
 	maxNodes = 1<<32 - 2
 )
 
-// slab holds the nodes in chunks that never move, so that growing stalls nobody.
-// Node numbers start at 1 and are reused, the last freed first: a chain is evicted
-// from its leaf up, so the next chain gets its numbers in ascending order.
+// slab holds the nodes in chunks that never move, so growing stalls no reader. Node numbers start
+// at 1 and are reused, the last freed first: a chain is evicted from its leaf up, so the next chain
+// gets the numbers in ascending order.
 type slab struct {
 	chunks []*[chunkLen]node
-	// top is the highest number ever given out.
+	// top is the highest number ever assigned.
 	top  uint32
 	free uint32
 	live int
@@ -172,7 +171,7 @@ func (s *slab) alloc() uint32 {
 	return n
 }
 
-// release takes a node back.
+// release frees a node.
 func (s *slab) release(n uint32) {
 	nd := s.at(n)
 	nd.id, nd.extent, nd.genLow, nd.genHigh = kv.BlockID{}, 0, 0, 0

@@ -16,22 +16,21 @@ import (
 type Options struct {
 	// Dir holds the Pebble database; it is created if absent.
 	Dir string
-	// Owner names the store whose slots the index refers to. A new index keeps
-	// it; one that was made for another store is refused with ErrForeign: none of
-	// its refs would be right. Empty: whose it is is neither noted nor asked.
+	// Owner names the store whose slots the index refers to. A new index records Owner. Open
+	// refuses an index of another store with ErrForeign, because none of its refs would be right.
+	// With an empty Owner, nothing is recorded or checked.
 	Owner string
-	// FS is the file system Dir is on. Default: the operating system's.
+	// FS is the file system of Dir. Default: the operating system's.
 	FS vfs.FS
 	// Policy orders eviction. Default: evict.Default.
 	Policy evict.Kind
 	// Tuning adjusts the policy. Default: evict's.
 	Tuning evict.Tuning
-	// SlotBytes says how many bytes of storage one piece of the group occupies,
-	// header and padding included; quotas, Evict and Stats count in it.
-	// Default: kv.Geometry.PieceBytes.
+	// SlotBytes returns the bytes of storage that one piece of the group occupies, with header and
+	// padding. Quotas, Evict and Stats count in these bytes. Default: kv.Geometry.PieceBytes.
 	SlotBytes func(g kv.Geometry, group int) int64
-	// CacheBytes is Pebble's block cache. The DRAM index answers every match, so
-	// it only serves compactions and Remove. Default 8 MiB.
+	// CacheBytes is Pebble's block cache. Matches are answered from DRAM, so the cache serves only
+	// compactions and Remove. Default 8 MiB.
 	CacheBytes int64
 	// MemTableBytes is the size of one Pebble memtable; up to three exist at a
 	// time under load. Default 16 MiB.
@@ -41,25 +40,24 @@ type Options struct {
 	HungAfter time.Duration
 	// MaxLeases bounds the open leases. Default 65,536.
 	MaxLeases int
-	// MaxPins bounds the pieces pinned by all leases together: a lease pins one
-	// piece in a namespace with a full group only, and each of its pieces in a
-	// flat one. Default 4,194,304.
+	// MaxPins bounds the pieces pinned by all leases together. A lease pins one piece in a
+	// namespace with a full group only, and all of its pieces in a flat namespace. Default
+	// 4,194,304.
 	MaxPins int
-	// MaxChainBlocks bounds the chain that one match looks at, and with it the
-	// depth of the tree. Default 131,072.
+	// MaxChainBlocks bounds the length of the chain that one match examines, and so the depth of
+	// the tree. Default 131,072.
 	MaxChainBlocks int
 	// MaxNamespaces bounds the namespaces. Default 4,096.
 	MaxNamespaces int
-	// Grew is called with the DRAM of the index, in bytes, when it has changed by
-	// about growthStep since the last call; while Open reads the index, too. Trie.mu
-	// is held: Grew must not wait and must not call the Trie. Default: not called.
+	// Grew is called with the DRAM of the index, in bytes, when it has changed by about growthStep
+	// since the last call, also while Open reads the index. Trie.mu is held: Grew must not wait and
+	// must not call the Trie. Default: not called.
 	Grew func(bytes int64)
-	// Absent reports whether a volume is missing for now. What lies on it, and what
-	// hangs on that, is not matchable and may be put again; the records stay in
-	// Pebble, so that the next Open without the volume missing finds them, except
-	// those whose slots were used again. Default: no volume is.
+	// Absent reports whether a volume is temporarily missing. The pieces on such a volume and their
+	// descendants are not matchable and may be put again. Their records stay in Pebble for the next
+	// Open with that volume, except those whose slots were reused. Default: no volume is missing.
 	Absent func(volume uint32) bool
-	// Logger takes what a person should act on. Default: discard.
+	// Logger receives messages on which an operator should act. Default: discard.
 	Logger *slog.Logger
 }
 
@@ -71,10 +69,10 @@ const (
 	defaultMaxPins        = 4 << 20
 	defaultMaxChainBlocks = 1 << 17
 	defaultMaxNamespaces  = 4096
-	// growthStep is 4 MiB: some 50,000 blocks.
+	// growthStep is 4 MiB: about 50,000 blocks.
 	growthStep = 4 << 20
-	// maxSpaces bounds the (namespace, epoch) pairs that are live or hold pieces: a
-	// node has 16 bits for its space, and space 0 is none.
+	// maxSpaces bounds the (namespace, epoch) pairs that are live or hold pieces: a node has 16
+	// bits for its space, and 0 means no space.
 	maxSpaces = 1<<16 - 1
 )
 

@@ -7,37 +7,37 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Pin is a lease that a match, or PinEpoch, was granted. Those without an end of
-// their own, and those of PinEpoch, are what people call pins.
+// Pin describes a lease of a match or of PinEpoch. The leases without an expiry, and those of
+// PinEpoch, are called pins in the CLI and the documentation.
 type Pin struct {
 	Lease     LeaseID
 	Namespace string
-	// Epoch is that of the first block, if the blocks are of several.
+	// Epoch is the epoch of the first block, if the blocks have several.
 	Epoch kv.Epoch
-	// OfEpoch: it keeps the epoch live and holds no blocks.
+	// OfEpoch is set if the lease keeps the epoch live and pins no blocks.
 	OfEpoch bool
-	// Owner is MatchOptions.Owner, or that of PinEpoch.
+	// Owner is MatchOptions.Owner, or the owner given to PinEpoch.
 	Owner string
 	Since time.Time
-	// Expires is the zero time if Release alone ends the lease.
+	// Expires is zero if only Release ends the lease.
 	Expires time.Time
-	// Blocks is the length of the prefix that it holds, Bytes the slots of it.
+	// Blocks is the length of the prefix that the lease pins, Bytes the size of its slots.
 	Blocks int
 	Bytes  int64
 }
 
-// PinFilter says which pins are listed; the zero value lists all.
+// PinFilter selects the pins to list; the zero value selects all.
 type PinFilter struct {
-	// Namespace, if not 0, is the only one.
+	// Namespace, if not 0, selects one namespace.
 	Namespace kv.NamespaceID
 	// Endless leaves out the leases on blocks that expire.
 	Endless bool
 }
 
-// Pins appends to dst the open leases of matches and of PinEpoch, at most limit of
-// them, in no order of age. It leaves out those of PinEpoch whose epoch was retired.
-// cursor is 0 or what the last call returned; next 0 means that these were the last. A
-// lease that is granted or ended between two calls may be missed.
+// Pins appends to dst up to limit open leases of matches and of PinEpoch, in no particular order.
+// It leaves out leases of PinEpoch whose epoch was retired. cursor is 0 or the result of the last
+// call; next 0 means that there are no more. A lease that is granted or ended between two calls may
+// be missed.
 func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pin, next uint32) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -60,7 +60,7 @@ func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pi
 	return dst, 0
 }
 
-// spaceOf returns the space in which a lease holds something. Trie.mu is held.
+// spaceOf returns the space of a lease. Trie.mu is held.
 func (t *Trie) spaceOf(s *leaseSlot) *space {
 	if s.epoch != nil {
 		return s.epoch
@@ -88,9 +88,9 @@ func (t *Trie) pinLocked(i uint32, s *leaseSlot) Pin {
 	return p
 }
 
-// hold counts what a pin of n keeps: of the full group the chain up to the root,
-// of another group, and in a flat namespace, the piece. A lease has one pin in the
-// full group for each run of a mixed match.
+// hold counts the pieces that a pin of n keeps: for the full group the chain up to the root, for
+// another group, and in a flat namespace, the piece itself. A lease on a mixed match has one pin in
+// the full group for each run.
 func (p *Pin) hold(t *Trie, ns *namespace, n uint32) {
 	group := t.nodes.at(n).group()
 	switch {
@@ -105,8 +105,8 @@ func (p *Pin) hold(t *Trie, ns *namespace, n uint32) {
 	p.Bytes += ns.slotBytes[group]
 }
 
-// endPins ends the leases in ns that nothing but Release would end. A writer
-// still needs those that Hold gave it. Trie.mu is held for writing.
+// endPins ends the leases in ns that only Release would end, except those of Hold, which writers
+// still need. Trie.mu is held for writing.
 func (l *leases) endPins(t *Trie, ns *namespace) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

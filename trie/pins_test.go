@@ -56,7 +56,7 @@ func TestPins(t *testing.T) {
 		{PinFilter{Namespace: ns.ID}, []LeaseID{long, short}},
 		{PinFilter{Namespace: ns.ID, Endless: true}, []LeaseID{long}},
 	} {
-		// One at a time, so that each call but the last returns a cursor.
+		// The limit is 1, so that each call but the last returns a cursor.
 		got := make(map[LeaseID]bool)
 		for cursor, more := uint32(0), true; more; {
 			var pins []Pin
@@ -79,8 +79,8 @@ func TestPins(t *testing.T) {
 			t.Errorf("%+v: %d leases; want %d", c.filter, len(got), len(c.want))
 		}
 	}
-	// Deleting the namespace ends its pins; leases of readers and writers end as
-	// they would have, and other namespaces keep theirs.
+	// Deleting the namespace ends its pins. Leases of readers and writers end as usual, and other
+	// namespaces keep their pins.
 	if err := tr.DeleteNamespace("bench"); err != nil {
 		t.Fatal(err)
 	}

@@ -7,9 +7,9 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Delete makes a block and everything below it unmatchable in the epochs given, or in
-// every live epoch if none is given, durably, and returns ErrAbsent if none has it.
-// ReclaimStep returns the pieces.
+// Delete makes a block and all its descendants unmatchable, durably, in the given epochs, or in
+// every live epoch if none is given. It returns ErrAbsent if no epoch has the block. ReclaimStep
+// returns the pieces.
 func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID, epochs ...kv.Epoch) error {
 	t.records.RLock()
 	defer t.records.RUnlock()
@@ -20,8 +20,8 @@ func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID, epochs ...kv.Epoch) e
 	return t.unrecord(doomed, true)
 }
 
-// doomed are nodes that were doomed and whose records are to be deleted; until
-// then they are guarded.
+// doomed has nodes that were doomed and whose records are about to be deleted. The nodes are
+// guarded until then.
 type doomed struct {
 	extents []kv.Extent
 	guarded []uint32
@@ -36,8 +36,8 @@ func (d *doomed) add(t *Trie, n uint32, why Why) {
 	t.doomLocked(n, why)
 }
 
-// doomBlock dooms, in each live epoch that epochs names, or in all if it names none, the
-// full piece of a block or, in a namespace that is no tree, all of its pieces.
+// doomBlock dooms a block in the live epochs of epochs, or in all if epochs is empty: its full
+// piece or, in a namespace that is no tree, all of its pieces.
 func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID, epochs []kv.Epoch) (d doomed, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,10 +67,9 @@ func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID, epochs []kv.Epoch)
 	return d, nil
 }
 
-// Remove makes the piece in that slot, and everything below its block,
-// unmatchable: its slot cannot be used any more. why is Dropped, Lost or Chosen. It is
-// ErrAbsent if the index does not refer to ref, or no longer. ReclaimStep returns the
-// pieces, this one too.
+// Remove makes the piece in that slot, and all descendants of its block, unmatchable, because the
+// slot cannot be used any more. why is Dropped, Lost or Chosen. Remove returns ErrAbsent if the
+// index does not refer to ref. ReclaimStep returns the pieces, this piece included.
 func (t *Trie) Remove(ref kv.Ref, why Why) error {
 	if err := t.usable(); err != nil {
 		return err
@@ -96,7 +95,7 @@ func (t *Trie) Remove(ref kv.Ref, why Why) error {
 	return t.unrecord(doomed, false)
 }
 
-// doomRecord dooms the node of a record, if it is still in that slot.
+// doomRecord dooms the node of a record, if the node is still in that slot.
 func (t *Trie) doomRecord(ref kv.Ref, rec *record, why Why) (d doomed) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -108,8 +107,8 @@ func (t *Trie) doomRecord(ref kv.Ref, rec *record, why Why) (d doomed) {
 	return d
 }
 
-// unrecord deletes the records of doomed nodes. What hangs on them loses its
-// ancestor with that, so a crash cannot bring it back.
+// unrecord deletes the records of doomed nodes. Their descendants lose an ancestor, so they do not
+// return after a crash.
 func (t *Trie) unrecord(d doomed, sync bool) error {
 	defer func() {
 		t.mu.RLock()
@@ -130,9 +129,8 @@ func (t *Trie) unrecord(d doomed, sync bool) error {
 	})
 }
 
-// doomLocked unlinks a node from the table: it cannot be matched any more, nor
-// can anything below it, since a match comes from the root. why is what doomedWhy
-// returns then.
+// doomLocked unlinks a node from the table. Neither the node nor a descendant can be matched any
+// more, because a match starts at the root. why becomes the result of doomedWhy.
 func (t *Trie) doomLocked(n uint32, why Why) {
 	nd := t.nodes.at(n)
 	if nd.has(flagDoomed) {
@@ -163,7 +161,7 @@ func (t *Trie) rootedLocked(n uint32) bool {
 	return true
 }
 
-// doomedAbove returns why the nearest doomed ancestor of n is doomed; there is one.
+// doomedAbove returns the reason of the nearest doomed ancestor of n; there must be one.
 func (t *Trie) doomedAbove(n uint32) Why {
 	for !t.nodes.at(n).has(flagDoomed) {
 		n = t.nodes.at(n).parent
@@ -180,10 +178,9 @@ func (t *Trie) hasGarbage(only kv.NamespaceID) bool {
 	return t.garbage > 0
 }
 
-// ReclaimStep takes up to limit unmatchable pieces (retired epochs, deleted or
-// corrupt subtrees) out of the index and appends them to dst. more false means
-// that nothing is left to do now: what remains is held by leases. The pieces are
-// out of the index even if an error says that Pebble could not be told.
+// ReclaimStep removes up to limit unmatchable pieces (retired epochs, deleted or corrupt subtrees)
+// from the index and appends them to dst. more false means that nothing is left to do now: leases
+// hold the rest. The pieces are out of the index even if the write to Pebble returned an error.
 func (t *Trie) ReclaimStep(dst []Evicted, limit int) (out []Evicted, more bool, err error) {
 	if err := t.usable(); err != nil {
 		return dst, false, err
@@ -199,11 +196,10 @@ func (t *Trie) ReclaimStep(dst []Evicted, limit int) (out []Evicted, more bool, 
 	return dst, more, nil
 }
 
-// sweepStep looks for garbage from where the last step ended. A subtree is found
-// from its doomed root down: a node whose parent is doomed is doomed too, so a
-// pass over all nodes reaches at least one level further, and usually all, since
-// children have higher numbers than their parents. It is removed from its leaves
-// up.
+// sweepStep looks for garbage from the position where the last step ended. A subtree is found from
+// its doomed root down: a node whose parent is doomed becomes doomed too. A pass over all nodes
+// reaches at least one level further, and usually all levels, because children have higher numbers
+// than their parents. The subtree is removed from its leaves up.
 func (t *Trie) sweepStep(dst []Evicted, end int) (out []Evicted, more bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// The records in Pebble. Integers in keys are big endian, so that they sort; in
-// values little endian, or varints.
+// The records in Pebble. Integers in keys are big endian, so that they sort; integers in values are
+// little endian or varints.
 //
 //	key                       value
 //	'b' u64 extent            block record, below
@@ -19,9 +19,9 @@ import (
 //	'm' "owner"               Options.Owner, if it was given
 //	'm' "marks"               JSON marks
 //
-// A block record. The parent of most blocks lies in the slot before theirs; then
-// a digest of 4 bytes stands for its id, enough to notice that another block is
-// there after a crash.
+// A block record. The parent of most blocks is in the previous slot. The record then holds a digest
+// of 4 bytes in place of the parent's id, enough to detect that another block is in that slot after
+// a crash.
 //
 //	┌───────┬───────┬────────┬────────────┬────────┬───────┬──────────────────┐
 //	│ flags │ group │ id     │ generation │ space  │ depth │ parent           │
@@ -32,9 +32,10 @@ const (
 	namespaceKey = 'n'
 	metaKey      = 'm'
 
-	// formatVersion is written. Its namespace records may have older live epochs.
-	// singleEpochFormat is read too: its records have none and are otherwise the same.
-	// An older program, which reads only that format, would drop the blocks of older epochs.
+	// formatVersion is the version that is written. Its namespace records may have older live
+	// epochs. singleEpochFormat can be read too: its records have no older epochs and are otherwise
+	// the same. An older program, which reads only singleEpochFormat, would drop the blocks of
+	// older epochs.
 	formatVersion     = "2"
 	singleEpochFormat = "1"
 
@@ -51,8 +52,8 @@ const (
 
 var errRecord = errors.New("trie: malformed record")
 
-// record is the decoded form of a block record. For a piece of a window or state
-// group there is no parent: the full piece of the same id is.
+// record is the decoded form of a block record. The record of a window or state group's piece has
+// no parent: its parent is the full piece of the same id.
 type record struct {
 	id     kv.BlockID
 	gen    kv.Generation
@@ -65,7 +66,7 @@ type record struct {
 	parent kv.BlockID
 }
 
-// hintOf folds an id, which may be an opaque key of any pattern, into few bytes.
+// hintOf folds an id into few bytes. The id may be an opaque key of any pattern.
 func hintOf(id *kv.BlockID) (hint [parentHint]byte) {
 	for i, c := range id {
 		hint[i%parentHint] = hint[i%parentHint]*31 + c
@@ -100,7 +101,7 @@ func (r *record) append(dst []byte) []byte {
 	return dst
 }
 
-// decodeRecord is the inverse of append. It refuses what it would not write.
+// decodeRecord is the inverse of append. It refuses an encoding that append does not produce.
 func decodeRecord(b []byte) (r record, err error) {
 	if len(b) < recordMin {
 		return r, fmt.Errorf("%w: %d bytes; want at least %d", errRecord, len(b), recordMin)
@@ -144,8 +145,8 @@ func uvarint(b []byte) (uint64, []byte, error) {
 	return v, b[n:], nil
 }
 
-// namespaceRecord is the durable form of a namespace. Serial names the space of its
-// newest epoch: the number that block records carry in place of namespace and epoch.
+// namespaceRecord is the durable form of a namespace. Serial names the space of its newest epoch:
+// the number that block records have in place of namespace and epoch.
 type namespaceRecord struct {
 	ID          kv.NamespaceID `json:"id"`
 	Name        string         `json:"name"`
@@ -176,8 +177,8 @@ type groupRecord struct {
 	WindowTokens int    `json:"window_tokens,omitempty"`
 }
 
-// marks are the highest numbers ever given out; they are never reused, so the
-// remains of a deleted namespace cannot be taken for another's.
+// marks are the highest numbers ever assigned. Numbers are never reused, so records of a deleted
+// namespace cannot be mistaken for those of another.
 type marks struct {
 	NamespaceID kv.NamespaceID `json:"namespace_id"`
 	Serial      uint64         `json:"space"`
@@ -203,7 +204,7 @@ func encodeNamespace(def kv.Namespace, live []*space) ([]byte, error) {
 	return json.Marshal(r)
 }
 
-// decodeNamespace is the inverse of encodeNamespace; the spaces have no namespace yet.
+// decodeNamespace is the inverse of encodeNamespace; the namespace of the spaces is not set yet.
 func decodeNamespace(b []byte) (def kv.Namespace, live []*space, err error) {
 	var r namespaceRecord
 	if err := json.Unmarshal(b, &r); err != nil {

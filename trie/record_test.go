@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// FuzzRecord: what decodes encodes to the same bytes, so that there is one way to
-// write each record; anything else is refused with errRecord.
+// FuzzRecord: a record that decodes encodes to the same bytes, so each record has exactly one
+// encoding. Any other input is refused with errRecord.
 func FuzzRecord(f *testing.F) {
 	id := blockID("a1a2a3a4")
 	for _, r := range []record{
@@ -73,7 +73,7 @@ func FuzzNamespaceRecord(f *testing.F) {
 }
 
 func TestRecordSize(t *testing.T) {
-	// Most records name their parent by the slot before theirs.
+	// Most records name their parent as the block in the previous slot.
 	r := record{id: blockID("a1"), gen: 1 << 40, serial: 200, depth: 500, flags: recParentPrev}
 	if n := blockKeyLen + len(r.append(nil)); n > 42 {
 		t.Errorf("a block takes %d bytes of key and value; want at most 42", n)

@@ -12,29 +12,28 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// relocateStep is how many nodes one step of Relocate looks at. It bounds the time for
+// relocateStep is the number of nodes that one step of Relocate examines. It bounds the time for
 // which changes wait.
 const relocateStep = 4096
 
-// Relocate makes the index anew in dir, which must not exist, and uses it instead of the
-// one in Dir. The new index is written from DRAM, so Relocate does not read the old drive,
-// which may have failed. Matches go on, and so do changes, which wait for one step at a
-// time.
+// Relocate rebuilds the index in dir, which must not exist, and uses it instead of the index in
+// Dir. The new index is written from DRAM, so Relocate does not read the old drive, which may have
+// failed. Matches and changes continue; a change waits for one step at most.
 //
 //	records in DRAM ── a step at a time ──┐
 //	                                      ▼
 //	commit ──► old index ── applied? ──► new index ─► sync ─► ready ─► Dir is the new one
 //
-// ready is called when the new index is complete and durable. It makes the next start of
-// the program choose the new index. The records are the same until ready has returned, so
-// after a crash either index will do.
+// ready is called when the new index is complete and durable. It makes the next start of the
+// program choose the new index. Both indexes have the same records until ready has returned, so
+// after a crash either index is correct.
 //
 // Then Relocate closes the old index and deletes its directory. If that takes longer than
-// Options.HungAfter, because the drive hangs or fails, it goes on in the background until the drive
-// works, and Relocate writes a warning to the log. After an error Dir is the old index.
-// Relocate then deletes what it wrote, in the same way.
+// Options.HungAfter, because the drive hangs or fails, the deletion continues in the background
+// until the drive works, and Relocate writes a warning to the log. After an error Dir still names
+// the old index, and Relocate deletes the new directory in the same way.
 //
-// Relocate fails if there are records of missing volumes, because DRAM does not have them.
+// Relocate fails if there are records of missing volumes, because DRAM does not have these records.
 func (t *Trie) Relocate(ctx context.Context, dir string, ready func() error) error {
 	t.relocating.Lock()
 	defer t.relocating.Unlock()
@@ -72,7 +71,7 @@ func (t *Trie) relocate(ctx context.Context, dir string, ready func() error) err
 	return nil
 }
 
-// openFresh makes an empty database. It fails if the drive takes longer than HungAfter.
+// openFresh creates an empty database. It fails if the drive takes longer than HungAfter.
 func (t *Trie) openFresh(dir string) (*disk, error) {
 	return within(t.opts.HungAfter, "make the index", func() (*disk, error) {
 		if _, err := t.opts.FS.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -89,8 +88,8 @@ func (t *Trie) openFresh(dir string) (*disk, error) {
 	}, func(late *disk) { t.logDisposed(late.dir, late.discard()) })
 }
 
-// within returns what f returns, or an error if f takes longer than limit. A value that f
-// returns later goes to late.
+// within returns the results of f, or an error if f takes longer than limit. A value that f returns
+// later is passed to late.
 func within[T any](limit time.Duration, what string, f func() (T, error), late func(T)) (T, error) {
 	type outcome struct {
 		value T
@@ -114,17 +113,17 @@ func within[T any](limit time.Duration, what string, f func() (T, error), late f
 		}
 	}()
 	var none T
-	return none, fmt.Errorf("%s: the drive has not answered for %v", what, limit)
+	return none, fmt.Errorf("%s: the drive has not responded for %v", what, limit)
 }
 
-// copying is an index that is being made while the other one is in use.
+// copying is an index that is being written while the old one is in use.
 type copying struct {
 	disk *disk
-	// failed is the first error of a change that the copy lacks for that reason.
+	// failed is the first error of a copied change. The copy lacks that change.
 	failed atomic.Pointer[error]
 }
 
-// apply writes a change that was committed to the index in use.
+// apply writes a change to the copy after it was committed to the index in use.
 func (c *copying) apply(change []byte) {
 	c.write(func(b *pebble.Batch) error { return b.SetRepr(change) })
 }
@@ -173,7 +172,7 @@ func (t *Trie) copyTo(ctx context.Context, next *disk) error {
 			return err
 		}
 	}
-	// The drive writes the bulk now, so that changes do not wait for it in replace.
+	// The bulk is synced now, so that changes do not wait for the sync in replace.
 	return next.sync()
 }
 
@@ -190,7 +189,7 @@ func (t *Trie) startCopying(next *disk) error {
 	return nil
 }
 
-// stageDefinitions adds format, owner, marks and namespaces. defMu is held.
+// stageDefinitions adds the format, the owner, the marks and the namespaces. defMu is held.
 func (t *Trie) stageDefinitions(b *pebble.Batch) error {
 	meta, err := json.Marshal(t.marks)
 	if err != nil {
@@ -212,8 +211,8 @@ func (t *Trie) stageDefinitions(b *pebble.Batch) error {
 	return err
 }
 
-// copyStep copies the records of the nodes from first on, and returns the node to continue
-// from, or 0.
+// copyStep copies the records of the nodes from first on, and returns the node to continue from, or
+// 0 at the end.
 func (t *Trie) copyStep(next *disk, first uint32) (rest uint32, err error) {
 	t.records.Lock()
 	defer t.records.Unlock()
@@ -221,8 +220,8 @@ func (t *Trie) copyStep(next *disk, first uint32) (rest uint32, err error) {
 	return rest, err
 }
 
-// stageRecords adds the records of up to relocateStep nodes. A doomed node has no record,
-// or one that the next Open drops. records is held for writing, so no node is pending.
+// stageRecords adds the records of up to relocateStep nodes. A doomed node has no record, or a
+// record that the next Open drops. records is held for writing, so no node is pending.
 func (t *Trie) stageRecords(b *pebble.Batch, first uint32) (rest uint32, err error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -295,13 +294,13 @@ func (t *Trie) dispose(ctx context.Context, d *disk) {
 	case <-hung.C:
 	case <-ctx.Done():
 	}
-	t.opts.Logger.Warn("an index that is not used any more is still open, because its drive does not answer: the disk cannot be unmounted until this log says that the index was deleted, or the node has stopped", "dir", d.dir)
+	t.opts.Logger.Warn("an unused index is still open because its drive does not respond: the disk cannot be unmounted until this log reports that the index was deleted, or the node has stopped", "dir", d.dir)
 }
 
 func (t *Trie) logDisposed(dir string, err error) {
 	if err != nil {
-		t.opts.Logger.Warn("an index that is not used any more could not be deleted: its files may be open until the node stops; delete the directory", "dir", dir, "err", err)
+		t.opts.Logger.Warn("an unused index could not be deleted: its files may be open until the node stops; delete the directory", "dir", dir, "err", err)
 		return
 	}
-	t.opts.Logger.Info("an index that is not used any more was deleted", "dir", dir)
+	t.opts.Logger.Info("an unused index was deleted", "dir", dir)
 }

@@ -75,8 +75,8 @@ func (r *relocation) relocate(dir string) error {
 	return r.tr.Relocate(r.t.Context(), dir, func() error { return nil })
 }
 
-// holds checks that exactly the first blocks of the chain match, now and after a restart in
-// dir, and that the index has no other directory.
+// holds checks that exactly the first blocks of the chain match, now and after a restart in dir,
+// and that no other index directory exists.
 func (r *relocation) holds(dir string, blocks int) {
 	r.t.Helper()
 	match := func(when string) {
@@ -114,16 +114,15 @@ func driveFaults() map[string]*driveFault {
 	}
 }
 
-// TestRelocateFromFailedDrive: an index whose drive fails or hangs moves to another
-// directory, and takes changes there at once. When the old drive works again, the old
-// directory is deleted.
+// TestRelocateFromFailedDrive: an index whose drive fails or hangs moves to another directory, and
+// accepts changes at once. When the old drive works again, the old directory is deleted.
 func TestRelocateFromFailedDrive(t *testing.T) {
 	for name, fault := range driveFaults() {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRelocation(t, "/a", fault)
 				fault.armed.Store(true)
-				// This fails, unless only reads do.
+				// This Put fails, unless only reads fail.
 				_, err := r.tr.Put(nil, r.ns.ID, r.ns.Epoch, r.entries[10:12], true)
 				kept := r.blocks()
 				if want := map[bool]int{true: 12, false: 10}[err == nil]; kept != want {
@@ -156,12 +155,12 @@ func (r *relocation) blocks() int {
 	return m.Blocks
 }
 
-// TestRelocateToFailedDrive: if the new drive fails or hangs, Relocate returns an error in
-// time, the old index stays in use and takes changes, and what was written is deleted when
-// the drive works again. A second Relocate succeeds then.
+// TestRelocateToFailedDrive: if the new drive fails or hangs, Relocate returns an error within its
+// time limit, and the old index stays in use and accepts changes. The new directory is deleted when
+// the drive works again. A second Relocate then succeeds.
 func TestRelocateToFailedDrive(t *testing.T) {
 	for name, fault := range driveFaults() {
-		if name == "EIO of reads" { // Relocate reads nothing there
+		if name == "EIO of reads" { // Relocate reads nothing from the new drive
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -190,8 +189,8 @@ func TestRelocateToFailedDrive(t *testing.T) {
 	}
 }
 
-// TestRelocateFailsHalfWay: the new drive fails when a change is copied, or ready returns an
-// error or hangs, or the context has ended. The old index is complete and in use.
+// TestRelocateFailsHalfWay: the new drive fails when a change is copied, or ready returns an error
+// or hangs, or the context has ended. The old index is complete and stays in use.
 func TestRelocateFailsHalfWay(t *testing.T) {
 	late := errors.New("late")
 	for name, ready := range map[string]func(lifted chan struct{}) error{
@@ -219,7 +218,7 @@ func TestRelocateFailsHalfWay(t *testing.T) {
 		if err := r.tr.Relocate(ctx, "/b/index", nil); !errors.Is(err, late) {
 			t.Errorf("Relocate: %v", err)
 		}
-		// Relocate does not wait for the deletion if its caller has given up.
+		// Relocate does not wait for the deletion if its context has ended.
 		if err := r.relocate("/b/other"); err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +240,7 @@ func TestRelocateFailsHalfWay(t *testing.T) {
 			if err := next.sync(); !errors.Is(err, ErrBroken) {
 				t.Fatalf("sync of the copy: %v", err)
 			}
-			r.put(10, 20) // is written to the old index alone
+			r.put(10, 20) // written to the old index only
 			fault.armed.Store(false)
 			r.log.Await("the index accepts changes again")
 			if err := r.tr.replace(next, func() error { return nil }); !errors.Is(err, ErrBroken) {
@@ -254,7 +253,7 @@ func TestRelocateFailsHalfWay(t *testing.T) {
 	})
 }
 
-// TestRelocateRefused: Relocate overwrites nothing, and refuses where DRAM lacks records.
+// TestRelocateRefused: Relocate overwrites no directory, and refuses if DRAM lacks records.
 func TestRelocateRefused(t *testing.T) {
 	r := newRelocation(t, "/b", &driveFault{})
 	if err := r.mem.MkdirAll("/b/index/other", 0o700); err != nil {
@@ -279,8 +278,8 @@ func TestRelocateRefused(t *testing.T) {
 	closeTest(t, r.tr)
 }
 
-// TestRelocateCrash: after a crash at any time of a Relocate, the index that ready has
-// chosen, or else the old one, has every block that was durably put.
+// TestRelocateCrash: after a crash at any time of a Relocate, the index that ready has chosen, or
+// the old one if ready had not returned, has every block that was put durably.
 func TestRelocateCrash(t *testing.T) {
 	mem := vfs.NewCrashableMem()
 	if err := errors.Join(mem.MkdirAll("/a", 0o700), mem.MkdirAll("/b", 0o700)); err != nil {

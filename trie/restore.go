@@ -7,22 +7,22 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Fresh reports whether no namespace id was ever given out in this index: it is
-// new, or was lost and made anew.
+// Fresh reports whether this index never assigned a namespace id: it is new, or it was lost and
+// created again.
 func (t *Trie) Fresh() bool {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
 	return t.marks.NamespaceID == 0
 }
 
-// HighestNamespace is the highest namespace id that was ever given out.
+// HighestNamespace returns the highest namespace id ever assigned.
 func (t *Trie) HighestNamespace() kv.NamespaceID {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
 	return t.marks.NamespaceID
 }
 
-// RaiseHighest makes namespace ids up to id count as given out, durably.
+// RaiseHighest reserves all namespace ids up to id, durably.
 func (t *Trie) RaiseHighest(id kv.NamespaceID) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -32,12 +32,11 @@ func (t *Trie) RaiseHighest(id kv.NamespaceID) error {
 	return t.raiseHighest(id)
 }
 
-// Restore puts namespaces back into a fresh index, durably, under the ids and live
-// epochs that they had. Epochs that needed a pin are retired. highest is the highest
-// namespace id that the node may ever have given out, deleted namespaces included: ids
-// up to it are not given out again, so that what is left of a deleted namespace's slots
-// cannot be taken for a later one's. It fails with ErrNamespaceExists if the index is
-// not fresh.
+// Restore creates namespaces in a fresh index, durably, with the ids and live epochs that they had
+// before. Epochs that needed a pin are retired. highest is the highest namespace id that the node
+// may ever have assigned, for deleted namespaces too. Ids up to highest are not assigned again, so
+// slots of a deleted namespace cannot be mistaken for those of a later one. Restore fails with
+// ErrNamespaceExists if the index is not fresh.
 func (t *Trie) Restore(defs []kv.Namespace, highest kv.NamespaceID) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -70,14 +69,14 @@ func (t *Trie) checkRestore(defs []kv.Namespace) error {
 			return fmt.Errorf("trie: restore: %w", err)
 		}
 		if def.ID == 0 || ids[def.ID] || names[def.Name] {
-			return fmt.Errorf("trie: restore: namespace %q with id %d: the id is 0, or one of the two is there twice: %w", def.Name, def.ID, ErrNamespaceExists)
+			return fmt.Errorf("trie: restore: namespace %q with id %d: the id is 0, or the name or the id occurs twice: %w", def.Name, def.ID, ErrNamespaceExists)
 		}
 		ids[def.ID], names[def.Name] = true, true
 	}
 	return nil
 }
 
-// raiseHighest makes ids up to highest used, durably. defMu is held.
+// raiseHighest reserves the ids up to highest, durably. defMu is held.
 func (t *Trie) raiseHighest(highest kv.NamespaceID) error {
 	next := t.marks
 	next.NamespaceID = max(next.NamespaceID, highest)

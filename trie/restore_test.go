@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestRestore: namespaces come back under the ids and epochs they had, also
-// after a restart, and ids that were ever used are not given out again.
+// TestRestore: restored namespaces have their ids and epochs, also after a restart, and used ids
+// are not assigned again.
 func TestRestore(t *testing.T) {
 	fs := vfs.NewMem()
 	open := func() *Trie {
@@ -73,7 +73,7 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestRestoreOfNothing: with no namespace left the highest id still counts.
+// TestRestoreOfNothing: the highest id is kept also if no namespace is restored.
 func TestRestoreOfNothing(t *testing.T) {
 	index, err := Open(Options{Dir: "index", FS: vfs.NewMem()})
 	if err != nil {

@@ -10,14 +10,14 @@ import (
 // EpochStats are the figures of one live epoch.
 type EpochStats struct {
 	Epoch kv.Epoch
-	// Kept: it is live without a pin.
+	// Kept is set if the epoch is live without a pin.
 	Kept bool
 	// Blocks, Pieces and Bytes are as in NamespaceStats, of this epoch.
 	Blocks, Pieces, Bytes int64
-	// Matches counted by MatchOptions.Count that this epoch answered since Open, and
-	// the blocks that they matched.
+	// Matches counts the matches with MatchOptions.Count that this epoch answered since Open, and
+	// Hits their blocks.
 	Matches, Hits int64
-	// Leases are open on its pieces, and Pins hold the epoch.
+	// Leases counts the open leases on its pieces, and Pins the leases that keep the epoch live.
 	Leases, Pins int64
 }
 
@@ -28,46 +28,46 @@ type NamespaceStats struct {
 	Epoch kv.Epoch
 	// Live are its live epochs, the newest first.
 	Live []EpochStats
-	// Blocks are matchable pieces of the first group, Pieces those of every group.
+	// Blocks counts the matchable pieces of the first group, Pieces those of every group.
 	Blocks, Pieces int64
-	// Unmatchable pieces wait for ReclaimStep.
+	// Unmatchable counts the pieces that wait for ReclaimStep.
 	Unmatchable int64
-	// Bytes are the slots of all pieces, the unmatchable ones too.
+	// Bytes is the size of the slots of all pieces, unmatchable ones included.
 	Bytes, QuotaBytes int64
-	// Leases are open on its pieces, those of writers on their parents included.
+	// Leases counts the open leases on its pieces, those of writers on the parents included.
 	Leases int64
 }
 
 // Stats are the figures of an index.
 type Stats struct {
-	// Blocks are matchable pieces of first groups, Pieces those of every group,
-	// Bytes the slots of all pieces, the unmatchable ones too.
+	// Blocks counts the matchable pieces of first groups, Pieces those of every group. Bytes is the
+	// size of the slots of all pieces, unmatchable ones included.
 	Blocks, Pieces, Bytes int64
-	// Unmatchable are pieces that wait for ReclaimStep, in deleted namespaces too.
+	// Unmatchable counts the pieces that wait for ReclaimStep, also in deleted namespaces.
 	Unmatchable int64
-	// Leases are open, Pins the pieces that they hold.
+	// Leases counts the open leases, Pins the pieces that they pin.
 	Leases, Pins int64
 	Policy       string
 	// NodeBytes, TableBytes, PolicyBytes and LeaseBytes are the DRAM of the index.
 	NodeBytes, TableBytes, PolicyBytes, LeaseBytes int64
-	// DiskBytes is what Pebble occupies, MemTableBytes and CacheBytes its memory.
+	// DiskBytes is the size of Pebble's files. MemTableBytes and CacheBytes are Pebble's memory.
 	DiskBytes, MemTableBytes, CacheBytes int64
-	// Load is what Open found.
+	// Load counts the records that Open dropped or hid.
 	Load LoadStats
 	// Namespaces are sorted by name.
 	Namespaces []NamespaceStats
 }
 
-// noteGrowthLocked calls Options.Grew where there is something new to say. It is
-// called when a chunk of nodes was added, and after evictions, in which the
-// policy's memory of what left grows. Leases are bounded, and small beside it.
+// noteGrowthLocked calls Options.Grew if the DRAM has changed by growthStep. It runs after a chunk
+// of nodes was added, and after evictions, because the policy's ghosts grow then. The memory of
+// leases is bounded and small in comparison.
 func (t *Trie) noteGrowthLocked() {
 	if t.opts.Grew == nil {
 		return
 	}
 	bytes := t.nodes.bytes() + t.table.bytes() + t.policy.Bytes()
-	if bytes >= t.told+growthStep {
-		t.told = bytes
+	if bytes >= t.reportedBytes+growthStep {
+		t.reportedBytes = bytes
 		t.opts.Grew(bytes)
 	}
 }
@@ -75,7 +75,7 @@ func (t *Trie) noteGrowthLocked() {
 // Stats returns the current figures.
 func (t *Trie) Stats() Stats {
 	s, open := t.indexStats()
-	// Relocate may have closed this disk meanwhile. The figures are 0 then.
+	// Relocate may have closed this disk meanwhile. The figures are then 0.
 	if d := t.disk.Load(); open && d.use() {
 		defer d.unuse()
 		m := d.db.Metrics()
@@ -84,8 +84,7 @@ func (t *Trie) Stats() Stats {
 	return s
 }
 
-// indexStats are the figures that DRAM has; open says whether Pebble may be
-// asked for the others.
+// indexStats returns the figures of the DRAM. open is false if Pebble is closed.
 func (t *Trie) indexStats() (s Stats, open bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -129,8 +128,7 @@ func (ns *namespace) stats() NamespaceStats {
 	return s
 }
 
-// String prints the figures as the CLI does, without those of memory and disk,
-// which differ from run to run.
+// String prints the figures as the CLI does, without memory and disk, which differ between runs.
 func (s Stats) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "blocks %d  pieces %d  bytes %d  unmatchable %d  leases %d  pins %d  policy %s\n",
@@ -148,7 +146,7 @@ func (s Stats) String() string {
 	return b.String()
 }
 
-// String prints what Open found on one line.
+// String prints the counts on one line.
 func (s LoadStats) String() string {
 	return fmt.Sprintf("loaded %d  stale epoch %d  orphans %d  duplicates %d  corrupt %d", s.Loaded, s.StaleEpoch, s.Orphans, s.Duplicates, s.Corrupt)
 }

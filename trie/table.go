@@ -8,10 +8,9 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// table finds a node number by (space, group, id). It is an extendible hash
-// table: a directory over small open-addressed segments, each of which splits by
-// itself when it is full, so that growth never stops the world for longer than
-// one segment takes.
+// table finds a node number by (space, group, id). It is an extendible hash table: a directory over
+// small open-addressed segments, each of which splits by itself when it is full. So growth never
+// blocks longer than the split of one segment.
 //
 //	hash   ┌ directory bits ┬──────────┬ tag ────┬─────┬ home slot ┐
 //	       └───────┬────────┴──────────┴────┬────┴─────┴─────┬─────┘
@@ -20,17 +19,17 @@ import (
 //	   │            nodes [2048]uint32 ◄─────────────────────┘ linear probing
 //	   └─► …
 //
-// Tags keep a probe from touching a node's memory unless it is very likely the
-// one. Removal shifts the rest of the run back: there are no tombstones.
+// With the tags, a probe reads a node's memory only if the node is very likely the right one. A
+// removal shifts the rest of the run back, so there are no tombstones.
 type table struct {
 	dir []*segment
 	// bits is the number of directory bits: len(dir) == 1<<bits.
 	bits uint
-	// nodes are what the numbers refer to.
+	// nodes are the nodes to which the numbers refer.
 	nodes *slab
 	seed  [2]uint64
 	count int
-	// distinct counts the segments of dir, each once.
+	// distinct counts the distinct segments of dir.
 	distinct int
 }
 
@@ -38,8 +37,7 @@ const (
 	segmentBits = 11
 	segmentLen  = 1 << segmentBits
 	segmentMask = segmentLen - 1
-	// segmentMax keeps runs short enough that scanning their tags stays within a
-	// cache line or two.
+	// segmentMax keeps runs short, so that the tags of a run fit one or two cache lines.
 	segmentMax = segmentLen * 13 / 16
 	tagShift   = segmentBits
 )
@@ -48,7 +46,7 @@ type segment struct {
 	tags  [segmentLen]uint8
 	nodes [segmentLen]uint32
 	used  int
-	// bits is how many directory bits all its nodes have in common.
+	// bits is the number of directory bits that all its nodes share.
 	bits uint
 }
 
@@ -56,8 +54,8 @@ func newTable(nodes *slab, seed [2]uint64) *table {
 	return &table{dir: []*segment{{}}, distinct: 1, nodes: nodes, seed: seed}
 }
 
-// hash mixes all of its arguments. Ids may be opaque keys of any pattern, so
-// they are mixed with a seed rather than taken for random.
+// hash mixes all of its arguments. Ids may be opaque keys of any pattern, so they are mixed with a
+// seed and not used as random bits.
 func (t *table) hash(space uint16, group uint8, id *kv.BlockID) uint64 {
 	lo := binary.LittleEndian.Uint64(id[:8]) ^ t.seed[0]
 	hi := binary.LittleEndian.Uint64(id[8:]) ^ t.seed[1]
@@ -155,7 +153,7 @@ func (t *table) split(s *segment, h uint64) {
 			high.add(nh, s.nodes[i])
 		}
 	}
-	// The segment's share of the directory: all entries that begin with its bits.
+	// The segment has the directory entries whose numbers begin with its bits.
 	width := 1 << (t.bits - s.bits)
 	first := int(h>>(64-t.bits)) &^ (width - 1)
 	for i := range width {
@@ -174,8 +172,8 @@ func (t *table) double() {
 	t.dir, t.bits = dir, t.bits+1
 }
 
-// remove takes a node out and reports whether it was there. Its fields must
-// still be what they were at insertion.
+// remove removes a node and reports whether the table had it. The node's fields must be the same as
+// at insertion.
 func (t *table) remove(n uint32) bool {
 	h := t.hashOf(n)
 	s := t.segment(h)
@@ -187,7 +185,7 @@ func (t *table) remove(n uint32) bool {
 		i = (i + 1) & segmentMask
 	}
 	for j := (i + 1) & segmentMask; s.tags[j] != 0; j = (j + 1) & segmentMask {
-		// The entry at j may fill the hole at i unless its home lies after i.
+		// The entry at j may move to the free place at i unless its home lies after i.
 		home := homeOf(t.hashOf(s.nodes[j]))
 		if (j-home)&segmentMask >= (j-i)&segmentMask {
 			s.tags[i], s.nodes[i] = s.tags[j], s.nodes[j]
@@ -207,7 +205,7 @@ func (t *table) segments(f func(*segment)) {
 	}
 }
 
-// bytes is constant in time: Options.Grew is told of it under the write lock.
+// bytes takes constant time: noteGrowthLocked calls it under the write lock.
 func (t *table) bytes() int64 {
 	return int64(len(t.dir))*8 + int64(t.distinct)*int64(reflect.TypeFor[segment]().Size())
 }

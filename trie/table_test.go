@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// tableModel is a table beside a map that says what must be in it.
+// tableModel is a table and a map with the expected content.
 type tableModel struct {
 	t     *testing.T
 	nodes slab
@@ -68,7 +68,7 @@ func FuzzTable(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 4, 5, 6, 1, 2}, uint16(9000))
 	f.Fuzz(func(t *testing.T, keys []byte, many uint16) {
 		m := newTableModel(t)
-		// Counting ids are the pattern that a weak hash would not spread.
+		// Ids that count up are the pattern that a weak hash would not distribute.
 		for i := range int(many) {
 			var id kv.BlockID
 			binary.BigEndian.PutUint32(id[:], uint32(i)+1<<16)
@@ -80,7 +80,7 @@ func FuzzTable(f *testing.F) {
 			m.toggle(id, int(keys[0]>>7))
 		}
 		m.check()
-		// Emptied, it finds nothing.
+		// The emptied table finds nothing.
 		for key := range m.want {
 			m.toggle(key.id, key.group)
 		}

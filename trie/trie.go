@@ -14,31 +14,31 @@ import (
 	"github.com/penstock-kv/penstock/trie/evict"
 )
 
-// A Trie is the prefix index of one storage node. All methods may be called
-// concurrently unless they say otherwise.
+// A Trie is the prefix index of one storage node. All methods may be called concurrently, unless
+// their comments forbid it.
 type Trie struct {
 	opts Options
-	// disk changes in Relocate only, with defMu held and records held for writing.
+	// disk changes only in Relocate, with defMu held and records held for writing.
 	disk atomic.Pointer[disk]
-	// copying is the index that Relocate makes, nil if it makes none. It changes with
-	// defMu held and records held for writing.
+	// copying is the index that Relocate writes, nil outside of Relocate. It changes with defMu
+	// held and records held for writing.
 	copying atomic.Pointer[copying]
 	// relocating is held by Relocate and by Close.
 	relocating sync.Mutex
 
-	// defMu serialises changes of namespace definitions, each with its synced
-	// write. It comes before mu.
+	// defMu serialises changes of namespace definitions, each with its synced write. It is locked
+	// before mu.
 	defMu sync.Mutex
 	marks marks
 
-	// records orders changes of records with Move, which changes their keys, and with
-	// Relocate, which copies them. A call that adds or changes the record of a node holds
-	// records for reading, from the decision until the record is written. A call that only
-	// deletes records of nodes that are gone holds it while it writes. Move and each step
-	// of Relocate hold it for writing. It is locked after defMu and before mu.
+	// records orders changes of records with Move, which changes their keys, and with Relocate,
+	// which copies them. A call that adds or changes the record of a node holds records for
+	// reading, from the decision until the record is written. A call that only deletes records of
+	// removed nodes holds records for reading while it writes. Move and each step of Relocate hold
+	// records for writing. records is locked after defMu and before mu.
 	records sync.RWMutex
 
-	// mu guards everything below, except what says otherwise.
+	// mu guards all fields below, except where a field's comment names another lock.
 	mu     sync.RWMutex
 	closed bool
 	nodes  slab
@@ -51,14 +51,14 @@ type Trie struct {
 	byName     map[string]*namespace
 	// garbage counts the nodes that are doomed or in a dead space.
 	garbage int
-	// told is the DRAM that Options.Grew was called with last.
-	told int64
-	// bytes are the slots of every node.
+	// reportedBytes is the DRAM, in bytes, of the last call of Options.Grew.
+	reportedBytes int64
+	// bytes is the size of the slots of all nodes.
 	bytes int64
 	sweep sweep
-	// looks counts the leaves that Evict looked at in namespaces' lists.
+	// looks counts the leaves that Evict examined in namespaces' lists.
 	looks int64
-	// settled is signalled, under mu, whenever pending nodes stop being so.
+	// settled is signalled, under mu, whenever nodes stop being pending.
 	settled *sync.Cond
 
 	leases leases
@@ -70,8 +70,8 @@ type Trie struct {
 	putPool, matchPool sync.Pool
 }
 
-// space is one (namespace, epoch): what nodes belong to. Spaces share no nodes, so
-// an epoch begins and ends whatever the number of its pieces.
+// space is one (namespace, epoch), to which nodes belong. Spaces share no nodes, so the cost of
+// beginning or ending an epoch does not depend on the number of its pieces.
 type space struct {
 	ns *namespace
 	// serial is its number on disk, never reused.
@@ -79,36 +79,37 @@ type space struct {
 	epoch  kv.Epoch
 	// number is its index in Trie.spaces.
 	number uint16
-	// dead: the epoch was retired, by a bump too, or its blocks were deleted.
+	// dead is set when the epoch was retired, also by a bump, or its blocks were deleted.
 	dead bool
-	// nodes counts all of its nodes, doomed those with flagDoomed.
+	// nodes counts all nodes of the space, doomed those with flagDoomed.
 	nodes, doomed int
-	// pieces counts the nodes that are not doomed by group, and bytes the slots of
-	// all nodes.
+	// pieces counts, by group, the nodes that are not doomed. bytes is the size of the slots of all
+	// nodes.
 	pieces [kv.MaxGroups]int64
 	bytes  int64
-	// leaves are in the order of eviction from this space alone.
+	// leaves has the order of eviction for evictions from this space only.
 	leaves leaves
-	// leases are open on its pieces, and pins hold the epoch itself; both are
-	// guarded by Trie.leases.mu.
+	// leases counts the open leases on its pieces, and pins the leases that keep the epoch live.
+	// Trie.leases.mu guards both.
 	leases, pins int64
-	// matches and hits count the matches that MatchOptions.Count asked to count and
-	// that this space answered, and the blocks that they matched.
+	// matches counts the matches with MatchOptions.Count that this space answered, and hits their
+	// blocks.
 	matches, hits atomic.Int64
 }
 
-// namespace is a definition with what is stored under it, in all of its spaces.
+// namespace is a definition with the state of all its spaces.
 type namespace struct {
 	def kv.Namespace
 	// live has the space of each live epoch, as kv.Namespace.Live orders them.
 	live      []*space
 	slotBytes [kv.MaxGroups]int64
-	// tree: pieces of group 0 have parents and the other groups hang on them.
+	// tree is set if pieces of group 0 have parents, and pieces of other groups are children of
+	// those of group 0.
 	tree bool
-	// bytes, garbage: slots and unmatchable nodes of every space.
+	// bytes is the size of the slots, and garbage the number of unmatchable nodes, of all spaces.
 	bytes   int64
 	garbage int
-	// leases are open on its pieces, of every space; guarded by Trie.leases.mu.
+	// leases counts the open leases on pieces of all spaces. Trie.leases.mu guards it.
 	leases int64
 }
 
@@ -141,10 +142,10 @@ func (ns *namespace) room(bytes int64) bool {
 	return ns.def.QuotaBytes == 0 || ns.bytes+bytes <= ns.def.QuotaBytes
 }
 
-// Open reads the index in opts.Dir into DRAM, or starts an empty one. Records
-// that cannot be matched any more (an old epoch, a deleted namespace, an ancestor
-// lost in a crash) are dropped; Stats.Load counts them. The owner of the slots must
-// afterwards take everything that Refs does not name for free.
+// Open reads the index in opts.Dir into DRAM, or starts an empty one. Records that cannot be
+// matched any more (an old epoch, a deleted namespace, an ancestor lost in a crash) are dropped;
+// Stats.Load counts them. Afterwards the owner of the slots must treat every slot that Refs does
+// not yield as free.
 func Open(opts Options) (*Trie, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -179,12 +180,12 @@ func Open(opts Options) (*Trie, error) {
 	return t, nil
 }
 
-// Close syncs and closes Pebble. No other call may be in progress; later ones
-// fail with ErrClosed. It is safe to call twice.
+// Close syncs and closes Pebble. No other call may be in progress; later calls fail with ErrClosed.
+// It is safe to call twice.
 //
-// While the drive fails or hangs, Close returns ErrBroken without closing Pebble, whose
-// Close would wait for the drive: Pebble's goroutines, open files and lock stay until
-// the process ends. Everything that was durable is found by the next Open.
+// While the drive fails or hangs, Close returns ErrBroken without closing Pebble, whose Close would
+// wait for the drive: Pebble's goroutines, open files and lock stay until the process ends. The
+// next Open finds all durable data.
 func (t *Trie) Close() error {
 	t.relocating.Lock()
 	defer t.relocating.Unlock()
@@ -198,7 +199,7 @@ func (t *Trie) Close() error {
 	return t.disk.Load().close()
 }
 
-// Sync makes everything put, evicted or deleted before the call durable.
+// Sync makes all puts, evictions and deletions before the call durable.
 func (t *Trie) Sync() error {
 	if err := t.usable(); err != nil {
 		return err
@@ -206,7 +207,7 @@ func (t *Trie) Sync() error {
 	return t.sync()
 }
 
-// sync makes all that was committed durable.
+// sync makes all committed batches durable.
 func (t *Trie) sync() error {
 	t.records.RLock()
 	defer t.records.RUnlock()
@@ -254,7 +255,7 @@ func (t *Trie) lookupLocked(id kv.NamespaceID) (*namespace, error) {
 	return ns, nil
 }
 
-// addSpaceLocked gives sp a number, or fails when all are taken.
+// addSpaceLocked assigns a number to sp, or fails if all are in use.
 func (t *Trie) addSpaceLocked(sp *space) error {
 	for i := 1; i < len(t.spaces); i++ {
 		if t.spaces[i] == nil {
@@ -274,7 +275,7 @@ func (t *Trie) addSpaceLocked(sp *space) error {
 	return nil
 }
 
-// killSpaceLocked makes everything in sp unmatchable.
+// killSpaceLocked makes all pieces of sp unmatchable.
 func (t *Trie) killSpaceLocked(sp *space) {
 	sp.dead = true
 	why := Cleared
@@ -287,7 +288,7 @@ func (t *Trie) killSpaceLocked(sp *space) {
 	t.dropSpaceLocked(sp)
 }
 
-// dropSpaceLocked frees the number of a dead space once it is empty.
+// dropSpaceLocked frees the number of a dead space when it has no nodes.
 func (t *Trie) dropSpaceLocked(sp *space) {
 	if sp.dead && sp.nodes == 0 {
 		t.spaces[sp.number] = nil
@@ -300,16 +301,15 @@ func (t *Trie) addGarbageLocked(ns *namespace, n int) {
 	ns.garbage += n
 }
 
-// addBytesLocked adds n slots to the byte count of a space. n is negative for slots that
-// the space gives back.
+// addBytesLocked adds n bytes of slots to the byte count of a space. n is negative for freed slots.
 func (t *Trie) addBytesLocked(sp *space, n int64) {
 	sp.bytes += n
 	sp.ns.bytes += n
 	t.bytes += n
 }
 
-// addNodeLocked makes a node for a piece and links it into table and parent. It
-// returns 0 when the index is full.
+// addNodeLocked creates a node for a piece and links it to the table and its parent. It returns 0
+// if the index is full.
 func (t *Trie) addNodeLocked(sp *space, id kv.BlockID, group uint8, parent, depth uint32, ref kv.Ref, flags uint32) uint32 {
 	n := t.nodes.alloc()
 	if n == 0 {
@@ -333,15 +333,14 @@ func (t *Trie) addNodeLocked(sp *space, id kv.BlockID, group uint8, parent, dept
 	return n
 }
 
-// evictable reports whether n may go now.
+// evictable reports whether n may be evicted now.
 func (t *Trie) evictable(n uint32) bool {
 	nd := t.nodes.at(n)
 	return nd.kids() == 0 && nd.state.Load()>>pinShift == 0 && !nd.has(flagPending)
 }
 
-// removeNodeLocked takes an evictable or pending node out and appends it to dst. The
-// policy must have forgotten it already. why counts if the node is neither doomed nor in
-// a dead space.
+// removeNodeLocked removes an evictable or pending node and appends it to dst. The caller must have
+// removed it from the policy. why applies if the node is neither doomed nor in a dead space.
 func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 	nd := t.nodes.at(n)
 	invariants.Assert(nd.kids() == 0 && nd.pins() == 0, "prefix-closed, pinned-stays: node %d is removed with %d children and %d pins", n, nd.kids(), nd.pins())
@@ -387,15 +386,15 @@ func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 // contentKey identifies a piece's content across evictions.
 func (t *Trie) contentKey(n uint32) uint64 { return t.table.hashOf(n) }
 
-// sweep is the state of the search for garbage.
+// sweep is the state of sweepStep, the search for garbage.
 type sweep struct {
 	hand uint32
-	// idle counts the nodes looked at since the last progress: when it exceeds
-	// all of them, nothing can be done until kicked.
+	// idle counts the nodes examined since the last progress. When it exceeds the number of nodes,
+	// the sweep pauses until kick is called.
 	idle   uint32
 	kicked atomic.Bool
 }
 
-// kick says that garbage was made or became removable. It may be called under
+// kick marks that there is new garbage, or that garbage became removable. It may be called under
 // the read lock.
 func (s *sweep) kick() { s.kicked.Store(true) }

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/trie/evict"
 )
 
-// epoch0 is when the tests begin.
+// epoch0 is the start time of the tests.
 var epoch0 = time.Unix(1_000_000, 0)
 
 func openTest(t testing.TB, opts Options) *Trie {
@@ -52,9 +52,8 @@ func TestNodeSize(t *testing.T) {
 	}
 }
 
-// story runs one transcript. A block is named by the hexadecimal digits with which
-// its id begins; slots are given out in order, and those that come back are not
-// used again, so that a transcript shows where everything lies.
+// story runs one transcript. A block is named by the hexadecimal digits with which its id begins.
+// Slots are assigned in order and never reused, so a transcript shows the slot of every piece.
 type story struct {
 	t      *testing.T
 	fs     *vfs.MemFS
@@ -253,7 +252,7 @@ func (s *story) run(b *strings.Builder, d *datadriven.TestData) error {
 	return fmt.Errorf("%s: unknown command %s", d.Pos, d.Cmd)
 }
 
-// bumpEpoch bumps as the owner of a Trie does.
+// bumpEpoch bumps a namespace as the owner of a Trie does.
 func bumpEpoch(tr *Trie, name string, to kv.Epoch, keep int) (retired []kv.Epoch, err error) {
 	def, err := tr.PlanBump(name, to, keep)
 	if err != nil {
@@ -262,8 +261,7 @@ func bumpEpoch(tr *Trie, name string, to kv.Epoch, keep int) (retired []kv.Epoch
 	return tr.SetEpochs(def)
 }
 
-// epochs prints which epochs of a namespace are live, and which have just been
-// retired.
+// epochs prints the live epochs of a namespace, and the epochs that have just been retired.
 func (s *story) epochs(b *strings.Builder, name string, retired []kv.Epoch) {
 	if def, err := s.tr.Namespace(name); err == nil {
 		fmt.Fprintf(b, "live %d, retired %d\n", def.Live(), retired)
@@ -287,8 +285,8 @@ func (s *story) pinEpoch(b *strings.Builder, d *datadriven.TestData) error {
 	return nil
 }
 
-// create NAME [flat] [quota=N] [groups=(full,window:4,state)]: 2 tokens a block, so
-// that window:4 is two blocks.
+// create NAME [flat] [quota=N] [groups=(full,window:4,state)] creates a namespace with 2 tokens per
+// block, so window:4 is two blocks.
 func (s *story) create(b *strings.Builder, d *datadriven.TestData) error {
 	def := kv.Namespace{Name: d.CmdArgs[0].Key, Index: kv.IndexTrie, Epoch: 1}
 	if d.HasArg("flat") {
@@ -323,8 +321,8 @@ func pieceName(ns kv.Namespace, name string, group int) string {
 	return fmt.Sprintf("%s/%s/%d", ns.Name, short(blockID(name)), group)
 }
 
-// entries reads lines of blocks, each following the one before it; "a > b" puts b
-// below a, which is not put.
+// entries reads lines of blocks. Each block is the child of the block before it; "a > b" makes b a
+// child of a, and a is not put.
 func (s *story) entries(d *datadriven.TestData, slots bool) (kv.Namespace, kv.Epoch, []Entry) {
 	ns := s.ns(d)
 	epoch, group := int64(ns.Epoch), 0
@@ -375,7 +373,7 @@ func (s *story) known(b *strings.Builder, d *datadriven.TestData) error {
 	return err
 }
 
-// writeStatus groups neighbours of equal status.
+// writeStatus prints one line per run of entries with equal status.
 func writeStatus(b *strings.Builder, entries []Entry, status []PutStatus) {
 	for i := 0; i < len(status); {
 		j := i

@@ -8,24 +8,22 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// ExtentRange is the slots From to To, To excluded: for the caller, a segment
-// that may be emptied.
+// ExtentRange is the range of slots from From to To, To excluded: a segment that the caller may
+// want to empty.
 type ExtentRange struct{ From, To kv.Extent }
 
-// Vacancy is a range of slots together with every piece that has to leave the
-// index before the slots of the range are free: the pieces in those slots and
-// all that hangs on them, wherever it lies.
+// Vacancy is a range of slots with every piece that must leave the index before the slots of the
+// range are free: the pieces in those slots and all their descendants, in any slot.
 type Vacancy struct {
 	Range ExtentRange
 	// Bytes is the size of the slots of all these pieces.
 	Bytes int64
-	// pieces are in the order in which they can be removed: each stands behind
-	// everything that hangs on it.
+	// pieces are in an order in which they can be removed: descendants first.
 	pieces []vacated
 }
 
-// vacated is one piece of a Vacancy. The ref recognises a node that has been
-// removed, and perhaps reused, since it was found.
+// vacated is one piece of a Vacancy. By its ref, Vacate recognises a node that has been removed,
+// and perhaps reused, since the search.
 type vacated struct {
 	ref   kv.Ref
 	node  uint32
@@ -33,22 +31,21 @@ type vacated struct {
 	group uint8
 }
 
-// vacancyChoices is how many ranges CheapestVacancy compares by the bytes that
-// emptying them would cost. A node's mark has one bit for each.
+// vacancyChoices is the number of ranges that CheapestVacancy compares by the bytes that would be
+// evicted. A node's mark has one bit for each.
 const vacancyChoices = 7
 
-// markKnown in a node's mark says that the other bits are right.
+// markKnown in a node's mark is set when the other bits are valid.
 const markKnown = 1 << vacancyChoices
 
-// CheapestVacancy looks for a range that can be emptied without removing a piece
-// that is held, which is: leased, being put, or being read, as reading says of
-// its slot, or an ancestor of such a piece. ranges do not overlap and stand in
-// the order of preference. Of the first few that can be emptied, the one that
-// costs the fewest bytes is chosen. ok is false if no range can be emptied.
+// CheapestVacancy looks for a range that can be emptied without removing a held piece. A piece is
+// held if it is leased, pending, or being read, which reading reports for its slot, or if it is an
+// ancestor of such a piece. ranges do not overlap and are in the order of preference. Of the first
+// few ranges that can be emptied, the one that evicts the fewest bytes is chosen. ok is false if no
+// range can be emptied.
 //
-// It looks at every piece of the index twice, in short steps under the read
-// lock, and needs about a byte of memory for each; the caller empties a whole
-// segment with the result.
+// The search examines every piece of the index twice, in short steps under the read lock, and needs
+// about one byte of memory for each. The caller can then empty a whole segment with one Vacate.
 func (t *Trie) CheapestVacancy(ranges []ExtentRange, reading func(kv.Ref) bool, now time.Time) (v Vacancy, ok bool) {
 	t.ExpireLeases(now)
 	s := vacancySearch{t: t, reading: reading, top: t.topNode()}
@@ -66,10 +63,9 @@ func (t *Trie) CheapestVacancy(ranges []ExtentRange, reading func(kv.Ref) bool, 
 	return Vacancy{Range: s.ranges[best], Bytes: s.bytes[best], pieces: s.collect(best)}, true
 }
 
-// Vacate removes the pieces of a vacancy, leaf first, and appends them to dst.
-// It stops at a piece that is held by now, and done is false then: no held piece
-// and no ancestor of one is ever removed. The pieces are out of the index even
-// if an error says that Pebble could not be told.
+// Vacate removes the pieces of a vacancy, leaf first, and appends them to dst. Vacate stops at a
+// piece that has become held, and returns done false: no held piece and no ancestor of one is ever
+// removed. The pieces are out of the index even if the write to Pebble returned an error.
 func (t *Trie) Vacate(dst []Evicted, v Vacancy, reading func(kv.Ref) bool) (out []Evicted, done bool, err error) {
 	if err := t.usable(); err != nil {
 		return dst, false, err
@@ -92,7 +88,7 @@ func (t *Trie) vacateStep(dst []Evicted, step []vacated, reading func(kv.Ref) bo
 	defer t.mu.Unlock()
 	for _, p := range step {
 		if nd := t.nodes.at(p.node); nd.space == 0 || nd.ref() != p.ref {
-			continue // removed since it was found
+			continue // removed since the search
 		}
 		if !t.evictable(p.node) || reading(p.ref) {
 			return dst, false
@@ -103,19 +99,18 @@ func (t *Trie) vacateStep(dst []Evicted, step []vacated, reading func(kv.Ref) bo
 	return dst, true
 }
 
-// vacancySearch is one CheapestVacancy.
+// vacancySearch is one call of CheapestVacancy.
 type vacancySearch struct {
 	t       *Trie
 	reading func(kv.Ref) bool
-	// top is the highest node at the start: nodes that come later are not looked
-	// at. Vacate finds out whether one of them is in the way.
+	// top is the highest node at the start. Later nodes are not examined; Vacate detects whether
+	// one of them is in the way.
 	top    uint32
 	ranges []ExtentRange
-	// marks is indexed by node: bit i is set if the node has to go for ranges[i]
-	// to be empty.
+	// marks is indexed by node: bit i is set if the node must be removed to empty ranges[i].
 	marks []uint8
-	// held and bytes are by range: whether a piece that has to go is held, and
-	// what all of them make up.
+	// held and bytes are indexed by range: whether one of the pieces to be removed is held, and the
+	// bytes of all of them.
 	held  [vacancyChoices]bool
 	bytes [vacancyChoices]int64
 }
@@ -150,10 +145,9 @@ func (s *vacancySearch) isHeld(nd *node) bool {
 	return nd.pins() > 0 || nd.has(flagPending) || s.reading(nd.ref())
 }
 
-// unheld returns the first ranges in which nothing is held, and no ancestor of
-// what is held.
+// unheld returns the first ranges in which no piece is held, and no ancestor of a held piece.
 func (s *vacancySearch) unheld(ranges []ExtentRange) []ExtentRange {
-	order := make([]int, len(ranges)) // of ranges, by place
+	order := make([]int, len(ranges)) // indexes of ranges, sorted by place
 	for i := range order {
 		order[i] = i
 	}
@@ -189,7 +183,7 @@ func (s *vacancySearch) unheld(ranges []ExtentRange) []ExtentRange {
 	return free
 }
 
-// mark finds out for each piece which ranges it keeps from being empty.
+// mark computes for each piece which ranges cannot be empty while the piece is indexed.
 func (s *vacancySearch) mark() {
 	if len(s.ranges) == 0 {
 		return
@@ -216,7 +210,7 @@ func (s *vacancySearch) mark() {
 	})
 }
 
-// markOf is the mark of a slot by itself.
+// markOf returns the mark of a slot, without its ancestors.
 func (s *vacancySearch) markOf(e kv.Extent) (mark uint8) {
 	for i, r := range s.ranges {
 		if e >= r.From && e < r.To {
@@ -226,7 +220,7 @@ func (s *vacancySearch) markOf(e kv.Extent) (mark uint8) {
 	return mark
 }
 
-// add counts a piece into the ranges of its mark.
+// add counts a piece in the ranges of its mark.
 func (s *vacancySearch) add(mark uint8, nd *node) {
 	if mark &^= markKnown; mark == 0 {
 		return
@@ -241,19 +235,18 @@ func (s *vacancySearch) add(mark uint8, nd *node) {
 	}
 }
 
-// collect returns the pieces that have to go for a range to be empty, leaf
-// first.
+// collect returns the pieces that must be removed to empty a range, leaf first.
 func (s *vacancySearch) collect(which int) []vacated {
 	var pieces []vacated
 	bit := uint8(1) << which
 	s.each(func(n uint32, nd *node) {
-		// The node may be another piece's by now: its mark counts only if the slot
-		// or the parent explains it.
+		// The node may belong to another piece by now. Its mark is used only if the node's present
+		// slot or parent still requires that mark.
 		if s.marks[n]&bit != 0 && (s.markOf(nd.extent)&bit != 0 || nd.parent != 0 && nd.parent <= s.top && s.marks[nd.parent]&bit != 0) {
 			pieces = append(pieces, vacated{ref: nd.ref(), node: n, depth: s.t.nodes.depth(n), group: nd.group()})
 		}
 	})
-	// A block's other groups hang on its full piece and have its depth.
+	// The other groups of a block are children of its full piece and have its depth.
 	slices.SortFunc(pieces, func(a, b vacated) int {
 		if a.depth != b.depth {
 			return cmp.Compare(b.depth, a.depth)

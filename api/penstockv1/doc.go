@@ -1,5 +1,4 @@
-// Package penstockv1 is the generated Go of penstock.proto, the control plane
-// of a storage node; the proto file is its documentation. Regenerate with
-// `make proto`. It holds messages and stubs only, no behaviour; package api
-// converts them to and from kv.
+// Package penstockv1 is generated from penstock.proto, planner.proto and traffic.proto, whose
+// comments document the messages. `make proto` regenerates it. It has messages, clients and server interfaces without
+// behaviour; package api converts the messages to and from kv.
 package penstockv1

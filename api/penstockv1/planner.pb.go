@@ -3,7 +3,8 @@
 //
 //   gateway   Submit ──► stream of updates: accepted, started, prefilled, finished | rejected
 //   leader    Lead ═══► register, fetch (with every engine's state), progress, stopped, finished
-//                  ◄═══ assign, start, read, cut, drop, recompute, abort, confirmed
+//                  ◄═══ assign, start, read, cut, drop, recompute, abort, confirmed, switch
+//   admin     BumpWeights, SwitchRole, Roles
 //
 // Only the leader of a group talks to the planner. No KV bytes come here, nor do
 // tokens: a request's payload is opaque and goes to its two engines.
@@ -43,6 +44,9 @@ const (
 	Refusal_REFUSAL_TOO_LONG Refusal = 2
 	// Its lengths contradict each other.
 	Refusal_REFUSAL_INVALID Refusal = 3
+	// The weights changed, and the change ended the requests of older weights (DRAIN_ABORT). It may be
+	// submitted again, and is then served with the new weights.
+	Refusal_REFUSAL_OLD_WEIGHTS Refusal = 4
 )
 
 // Enum value maps for Refusal.
@@ -52,12 +56,14 @@ var (
 		1: "REFUSAL_BUSY",
 		2: "REFUSAL_TOO_LONG",
 		3: "REFUSAL_INVALID",
+		4: "REFUSAL_OLD_WEIGHTS",
 	}
 	Refusal_value = map[string]int32{
 		"REFUSAL_UNSPECIFIED": 0,
 		"REFUSAL_BUSY":        1,
 		"REFUSAL_TOO_LONG":    2,
 		"REFUSAL_INVALID":     3,
+		"REFUSAL_OLD_WEIGHTS": 4,
 	}
 )
 
@@ -86,6 +92,63 @@ func (x Refusal) Number() protoreflect.EnumNumber {
 // Deprecated: Use Refusal.Descriptor instead.
 func (Refusal) EnumDescriptor() ([]byte, []int) {
 	return file_penstockv1_planner_proto_rawDescGZIP(), []int{0}
+}
+
+// Drain is what happens to requests under way that have to end.
+type Drain int32
+
+const (
+	// As recompute.
+	Drain_DRAIN_UNSPECIFIED Drain = 0
+	// They are planned again. Decode that has begun with older weights goes on.
+	Drain_DRAIN_RECOMPUTE Drain = 1
+	// Each goes on as it was started.
+	Drain_DRAIN_FINISH Drain = 2
+	// They are rejected. SwitchRole does not take it.
+	Drain_DRAIN_ABORT Drain = 3
+)
+
+// Enum value maps for Drain.
+var (
+	Drain_name = map[int32]string{
+		0: "DRAIN_UNSPECIFIED",
+		1: "DRAIN_RECOMPUTE",
+		2: "DRAIN_FINISH",
+		3: "DRAIN_ABORT",
+	}
+	Drain_value = map[string]int32{
+		"DRAIN_UNSPECIFIED": 0,
+		"DRAIN_RECOMPUTE":   1,
+		"DRAIN_FINISH":      2,
+		"DRAIN_ABORT":       3,
+	}
+)
+
+func (x Drain) Enum() *Drain {
+	p := new(Drain)
+	*p = x
+	return p
+}
+
+func (x Drain) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Drain) Descriptor() protoreflect.EnumDescriptor {
+	return file_penstockv1_planner_proto_enumTypes[1].Descriptor()
+}
+
+func (Drain) Type() protoreflect.EnumType {
+	return &file_penstockv1_planner_proto_enumTypes[1]
+}
+
+func (x Drain) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Drain.Descriptor instead.
+func (Drain) EnumDescriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{1}
 }
 
 type Side int32
@@ -121,11 +184,11 @@ func (x Side) String() string {
 }
 
 func (Side) Descriptor() protoreflect.EnumDescriptor {
-	return file_penstockv1_planner_proto_enumTypes[1].Descriptor()
+	return file_penstockv1_planner_proto_enumTypes[2].Descriptor()
 }
 
 func (Side) Type() protoreflect.EnumType {
-	return &file_penstockv1_planner_proto_enumTypes[1]
+	return &file_penstockv1_planner_proto_enumTypes[2]
 }
 
 func (x Side) Number() protoreflect.EnumNumber {
@@ -134,7 +197,7 @@ func (x Side) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Side.Descriptor instead.
 func (Side) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{1}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{2}
 }
 
 type RequestUpdate_Kind int32
@@ -183,11 +246,11 @@ func (x RequestUpdate_Kind) String() string {
 }
 
 func (RequestUpdate_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_penstockv1_planner_proto_enumTypes[2].Descriptor()
+	return file_penstockv1_planner_proto_enumTypes[3].Descriptor()
 }
 
 func (RequestUpdate_Kind) Type() protoreflect.EnumType {
-	return &file_penstockv1_planner_proto_enumTypes[2]
+	return &file_penstockv1_planner_proto_enumTypes[3]
 }
 
 func (x RequestUpdate_Kind) Number() protoreflect.EnumNumber {
@@ -214,21 +277,26 @@ const (
 	// The planner has taken the FINISHED or FAILED of an attempt, of a leader that registered
 	// with confirm. It has no seq.
 	LeaderAction_KIND_CONFIRMED LeaderAction_Kind = 9
+	// The engines are to change their role to side. The group has no request. The leader
+	// registers again in that role, or answers with RoleRefused. Only a leader that registered
+	// with switches gets it.
+	LeaderAction_KIND_SWITCH LeaderAction_Kind = 10
 )
 
 // Enum value maps for LeaderAction_Kind.
 var (
 	LeaderAction_Kind_name = map[int32]string{
-		0: "KIND_UNSPECIFIED",
-		1: "KIND_REGISTERED",
-		2: "KIND_ASSIGN",
-		3: "KIND_START",
-		4: "KIND_READ",
-		5: "KIND_CUT",
-		6: "KIND_DROP",
-		7: "KIND_RECOMPUTE",
-		8: "KIND_ABORT",
-		9: "KIND_CONFIRMED",
+		0:  "KIND_UNSPECIFIED",
+		1:  "KIND_REGISTERED",
+		2:  "KIND_ASSIGN",
+		3:  "KIND_START",
+		4:  "KIND_READ",
+		5:  "KIND_CUT",
+		6:  "KIND_DROP",
+		7:  "KIND_RECOMPUTE",
+		8:  "KIND_ABORT",
+		9:  "KIND_CONFIRMED",
+		10: "KIND_SWITCH",
 	}
 	LeaderAction_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -241,6 +309,7 @@ var (
 		"KIND_RECOMPUTE":   7,
 		"KIND_ABORT":       8,
 		"KIND_CONFIRMED":   9,
+		"KIND_SWITCH":      10,
 	}
 )
 
@@ -255,11 +324,11 @@ func (x LeaderAction_Kind) String() string {
 }
 
 func (LeaderAction_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_penstockv1_planner_proto_enumTypes[3].Descriptor()
+	return file_penstockv1_planner_proto_enumTypes[4].Descriptor()
 }
 
 func (LeaderAction_Kind) Type() protoreflect.EnumType {
-	return &file_penstockv1_planner_proto_enumTypes[3]
+	return &file_penstockv1_planner_proto_enumTypes[4]
 }
 
 func (x LeaderAction_Kind) Number() protoreflect.EnumNumber {
@@ -268,7 +337,7 @@ func (x LeaderAction_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LeaderAction_Kind.Descriptor instead.
 func (LeaderAction_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18, 0}
 }
 
 type SubmitRequest struct {
@@ -625,6 +694,7 @@ type LeaderMessage struct {
 	//	*LeaderMessage_Stopped
 	//	*LeaderMessage_Finished
 	//	*LeaderMessage_Failed
+	//	*LeaderMessage_RoleRefused
 	Message       isLeaderMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -721,6 +791,15 @@ func (x *LeaderMessage) GetFailed() *RequestFailed {
 	return nil
 }
 
+func (x *LeaderMessage) GetRoleRefused() *RoleRefused {
+	if x != nil {
+		if x, ok := x.Message.(*LeaderMessage_RoleRefused); ok {
+			return x.RoleRefused
+		}
+	}
+	return nil
+}
+
 type isLeaderMessage_Message interface {
 	isLeaderMessage_Message()
 }
@@ -749,6 +828,10 @@ type LeaderMessage_Failed struct {
 	Failed *RequestFailed `protobuf:"bytes,6,opt,name=failed,proto3,oneof"`
 }
 
+type LeaderMessage_RoleRefused struct {
+	RoleRefused *RoleRefused `protobuf:"bytes,7,opt,name=role_refused,json=roleRefused,proto3,oneof"`
+}
+
 func (*LeaderMessage_Register) isLeaderMessage_Message() {}
 
 func (*LeaderMessage_Fetch) isLeaderMessage_Message() {}
@@ -760,6 +843,8 @@ func (*LeaderMessage_Stopped) isLeaderMessage_Message() {}
 func (*LeaderMessage_Finished) isLeaderMessage_Message() {}
 
 func (*LeaderMessage_Failed) isLeaderMessage_Message() {}
+
+func (*LeaderMessage_RoleRefused) isLeaderMessage_Message() {}
 
 type RegisterGroup struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -776,7 +861,12 @@ type RegisterGroup struct {
 	Confirm bool `protobuf:"varint,6,opt,name=confirm,proto3" json:"confirm,omitempty"`
 	// The highest seq that the leader has taken from any planner. The planner numbers its actions
 	// above it, so an attempt with a higher number has not reached the leader.
-	Seen          uint64 `protobuf:"varint,7,opt,name=seen,proto3" json:"seen,omitempty"`
+	Seen uint64 `protobuf:"varint,7,opt,name=seen,proto3" json:"seen,omitempty"`
+	// The engines can change their role: the leader takes SWITCH.
+	Switches bool `protobuf:"varint,8,opt,name=switches,proto3" json:"switches,omitempty"`
+	// The role that the engines are changing to. The group takes no request until it registers
+	// again.
+	Switching     Side `protobuf:"varint,9,opt,name=switching,proto3,enum=penstock.v1.Side" json:"switching,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -858,6 +948,20 @@ func (x *RegisterGroup) GetSeen() uint64 {
 		return x.Seen
 	}
 	return 0
+}
+
+func (x *RegisterGroup) GetSwitches() bool {
+	if x != nil {
+		return x.Switches
+	}
+	return false
+}
+
+func (x *RegisterGroup) GetSwitching() Side {
+	if x != nil {
+		return x.Switching
+	}
+	return Side_SIDE_UNSPECIFIED
 }
 
 type EngineSpec struct {
@@ -1709,6 +1813,52 @@ func (x *RequestFailed) GetAttempt() uint64 {
 	return 0
 }
 
+// RoleRefused answers SWITCH: the engines keep their role.
+type RoleRefused struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1 KiB are kept.
+	Reason        string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoleRefused) Reset() {
+	*x = RoleRefused{}
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoleRefused) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoleRefused) ProtoMessage() {}
+
+func (x *RoleRefused) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoleRefused.ProtoReflect.Descriptor instead.
+func (*RoleRefused) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RoleRefused) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // LeaderAction is one action of the planner, in the order of seq.
 type LeaderAction struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1740,7 +1890,7 @@ type LeaderAction struct {
 
 func (x *LeaderAction) Reset() {
 	*x = LeaderAction{}
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1752,7 +1902,7 @@ func (x *LeaderAction) String() string {
 func (*LeaderAction) ProtoMessage() {}
 
 func (x *LeaderAction) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1765,7 +1915,7 @@ func (x *LeaderAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderAction.ProtoReflect.Descriptor instead.
 func (*LeaderAction) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LeaderAction) GetKind() LeaderAction_Kind {
@@ -1867,16 +2017,20 @@ func (x *LeaderAction) GetPlanner() uint64 {
 }
 
 type BumpWeightsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Policy    Drain                  `protobuf:"varint,3,opt,name=policy,proto3,enum=penstock.v1.Drain" json:"policy,omitempty"`
+	// The planner changes nothing and returns the response that the call would have. So a caller can
+	// poll how many requests of older weights are left.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BumpWeightsRequest) Reset() {
 	*x = BumpWeightsRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +2042,7 @@ func (x *BumpWeightsRequest) String() string {
 func (*BumpWeightsRequest) ProtoMessage() {}
 
 func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +2055,7 @@ func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsRequest.ProtoReflect.Descriptor instead.
 func (*BumpWeightsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BumpWeightsRequest) GetNamespace() string {
@@ -1918,15 +2072,36 @@ func (x *BumpWeightsRequest) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *BumpWeightsRequest) GetPolicy() Drain {
+	if x != nil {
+		return x.Policy
+	}
+	return Drain_DRAIN_UNSPECIFIED
+}
+
+func (x *BumpWeightsRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
 type BumpWeightsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Requests of weights older than the epoch, before the call.
+	Older *OlderRequests `protobuf:"bytes,1,opt,name=older,proto3" json:"older,omitempty"`
+	// Requests that had been started: the planner rejected them, planned them again, or lets them go
+	// on with their weights.
+	Aborted       uint32 `protobuf:"varint,2,opt,name=aborted,proto3" json:"aborted,omitempty"`
+	Replanned     uint32 `protobuf:"varint,3,opt,name=replanned,proto3" json:"replanned,omitempty"`
+	GoingOn       uint32 `protobuf:"varint,4,opt,name=going_on,json=goingOn,proto3" json:"going_on,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BumpWeightsResponse) Reset() {
 	*x = BumpWeightsResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +2113,7 @@ func (x *BumpWeightsResponse) String() string {
 func (*BumpWeightsResponse) ProtoMessage() {}
 
 func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +2126,354 @@ func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsResponse.ProtoReflect.Descriptor instead.
 func (*BumpWeightsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *BumpWeightsResponse) GetOlder() *OlderRequests {
+	if x != nil {
+		return x.Older
+	}
+	return nil
+}
+
+func (x *BumpWeightsResponse) GetAborted() uint32 {
+	if x != nil {
+		return x.Aborted
+	}
+	return 0
+}
+
+func (x *BumpWeightsResponse) GetReplanned() uint32 {
+	if x != nil {
+		return x.Replanned
+	}
+	return 0
+}
+
+func (x *BumpWeightsResponse) GetGoingOn() uint32 {
+	if x != nil {
+		return x.GoingOn
+	}
+	return 0
+}
+
+// OlderRequests counts requests by how far they are.
+type OlderRequests struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without engines: planned with the new weights.
+	Queued     uint32 `protobuf:"varint,1,opt,name=queued,proto3" json:"queued,omitempty"`
+	Prefilling uint32 `protobuf:"varint,2,opt,name=prefilling,proto3" json:"prefilling,omitempty"`
+	Decoding   uint32 `protobuf:"varint,3,opt,name=decoding,proto3" json:"decoding,omitempty"`
+	// With exact_epoch; the other counts are without them.
+	Exact         uint32 `protobuf:"varint,4,opt,name=exact,proto3" json:"exact,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OlderRequests) Reset() {
+	*x = OlderRequests{}
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OlderRequests) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OlderRequests) ProtoMessage() {}
+
+func (x *OlderRequests) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OlderRequests.ProtoReflect.Descriptor instead.
+func (*OlderRequests) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *OlderRequests) GetQueued() uint32 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *OlderRequests) GetPrefilling() uint32 {
+	if x != nil {
+		return x.Prefilling
+	}
+	return 0
+}
+
+func (x *OlderRequests) GetDecoding() uint32 {
+	if x != nil {
+		return x.Decoding
+	}
+	return 0
+}
+
+func (x *OlderRequests) GetExact() uint32 {
+	if x != nil {
+		return x.Exact
+	}
+	return 0
+}
+
+type SwitchRoleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Role  Side                   `protobuf:"varint,2,opt,name=role,proto3,enum=penstock.v1.Side" json:"role,omitempty"`
+	// DRAIN_UNSPECIFIED: finish.
+	Policy Drain `protobuf:"varint,3,opt,name=policy,proto3,enum=penstock.v1.Drain" json:"policy,omitempty"`
+	// The planner changes nothing and returns the response that the call would have.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwitchRoleRequest) Reset() {
+	*x = SwitchRoleRequest{}
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwitchRoleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwitchRoleRequest) ProtoMessage() {}
+
+func (x *SwitchRoleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwitchRoleRequest.ProtoReflect.Descriptor instead.
+func (*SwitchRoleRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SwitchRoleRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *SwitchRoleRequest) GetRole() Side {
+	if x != nil {
+		return x.Role
+	}
+	return Side_SIDE_UNSPECIFIED
+}
+
+func (x *SwitchRoleRequest) GetPolicy() Drain {
+	if x != nil {
+		return x.Policy
+	}
+	return Drain_DRAIN_UNSPECIFIED
+}
+
+func (x *SwitchRoleRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type SwitchRoleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Requests that the group has under way.
+	Requests      uint32 `protobuf:"varint,1,opt,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwitchRoleResponse) Reset() {
+	*x = SwitchRoleResponse{}
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwitchRoleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwitchRoleResponse) ProtoMessage() {}
+
+func (x *SwitchRoleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwitchRoleResponse.ProtoReflect.Descriptor instead.
+func (*SwitchRoleResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SwitchRoleResponse) GetRequests() uint32 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+type RolesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RolesRequest) Reset() {
+	*x = RolesRequest{}
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RolesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RolesRequest) ProtoMessage() {}
+
+func (x *RolesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RolesRequest.ProtoReflect.Descriptor instead.
+func (*RolesRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{24}
+}
+
+type RolesResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Groups []*RolesResponse_Group `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	// Requests that wait for engines.
+	Waiting uint32 `protobuf:"varint,2,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Of the last finished requests: the lengths of their prompts without the cached prefix, the
+	// means of prompt with output and of the expected output, all in tokens, and the time of an
+	// output token.
+	UncachedTokens   []uint32 `protobuf:"varint,3,rep,packed,name=uncached_tokens,json=uncachedTokens,proto3" json:"uncached_tokens,omitempty"`
+	MeanTokens       float64  `protobuf:"fixed64,4,opt,name=mean_tokens,json=meanTokens,proto3" json:"mean_tokens,omitempty"`
+	MeanOutputTokens float64  `protobuf:"fixed64,5,opt,name=mean_output_tokens,json=meanOutputTokens,proto3" json:"mean_output_tokens,omitempty"`
+	StepSeconds      float64  `protobuf:"fixed64,6,opt,name=step_seconds,json=stepSeconds,proto3" json:"step_seconds,omitempty"`
+	// What one prefill engine computes (schedule.prefill_rate).
+	PrefillTokensPerSecond float64 `protobuf:"fixed64,7,opt,name=prefill_tokens_per_second,json=prefillTokensPerSecond,proto3" json:"prefill_tokens_per_second,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *RolesResponse) Reset() {
+	*x = RolesResponse{}
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RolesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RolesResponse) ProtoMessage() {}
+
+func (x *RolesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RolesResponse.ProtoReflect.Descriptor instead.
+func (*RolesResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RolesResponse) GetGroups() []*RolesResponse_Group {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *RolesResponse) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *RolesResponse) GetUncachedTokens() []uint32 {
+	if x != nil {
+		return x.UncachedTokens
+	}
+	return nil
+}
+
+func (x *RolesResponse) GetMeanTokens() float64 {
+	if x != nil {
+		return x.MeanTokens
+	}
+	return 0
+}
+
+func (x *RolesResponse) GetMeanOutputTokens() float64 {
+	if x != nil {
+		return x.MeanOutputTokens
+	}
+	return 0
+}
+
+func (x *RolesResponse) GetStepSeconds() float64 {
+	if x != nil {
+		return x.StepSeconds
+	}
+	return 0
+}
+
+func (x *RolesResponse) GetPrefillTokensPerSecond() float64 {
+	if x != nil {
+		return x.PrefillTokensPerSecond
+	}
+	return 0
 }
 
 type ExplainRequest struct {
@@ -1963,7 +2485,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1975,7 +2497,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1988,7 +2510,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExplainRequest) GetRequest() string {
@@ -2009,7 +2531,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2543,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2556,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExplainResponse) GetLines() []*ExplainResponse_Line {
@@ -2066,7 +2588,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2600,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2613,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{28}
 }
 
 type TopResponse struct {
@@ -2116,7 +2638,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2650,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2663,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TopResponse) GetGroups() []*TopResponse_Group {
@@ -2242,6 +2764,136 @@ func (x *TopResponse) GetRecomputes() uint64 {
 	return 0
 }
 
+type RolesResponse_Group struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Group   string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Role    Side                   `protobuf:"varint,2,opt,name=role,proto3,enum=penstock.v1.Side" json:"role,omitempty"`
+	Engines uint32                 `protobuf:"varint,3,opt,name=engines,proto3" json:"engines,omitempty"`
+	// Requests under way, and requests in the group's own queue (decode).
+	Requests uint32 `protobuf:"varint,4,opt,name=requests,proto3" json:"requests,omitempty"`
+	Queued   uint32 `protobuf:"varint,5,opt,name=queued,proto3" json:"queued,omitempty"`
+	// The used share of the group's limit, from 0 to 1: of prefill the unfinished tokens over
+	// schedule.beta, of decode the device memory.
+	Use          float64 `protobuf:"fixed64,6,opt,name=use,proto3" json:"use,omitempty"`
+	DeviceTokens uint64  `protobuf:"varint,7,opt,name=device_tokens,json=deviceTokens,proto3" json:"device_tokens,omitempty"`
+	// The group's leader takes SWITCH.
+	Switches bool `protobuf:"varint,8,opt,name=switches,proto3" json:"switches,omitempty"`
+	// The role that the group changes to, and whether its leader has the order.
+	Switching Side `protobuf:"varint,9,opt,name=switching,proto3,enum=penstock.v1.Side" json:"switching,omitempty"`
+	Ordered   bool `protobuf:"varint,10,opt,name=ordered,proto3" json:"ordered,omitempty"`
+	// Why the group kept its role at the last switch; empty: the group changed its role, or there was no switch.
+	Kept          string `protobuf:"bytes,11,opt,name=kept,proto3" json:"kept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RolesResponse_Group) Reset() {
+	*x = RolesResponse_Group{}
+	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RolesResponse_Group) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RolesResponse_Group) ProtoMessage() {}
+
+func (x *RolesResponse_Group) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RolesResponse_Group.ProtoReflect.Descriptor instead.
+func (*RolesResponse_Group) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{25, 0}
+}
+
+func (x *RolesResponse_Group) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *RolesResponse_Group) GetRole() Side {
+	if x != nil {
+		return x.Role
+	}
+	return Side_SIDE_UNSPECIFIED
+}
+
+func (x *RolesResponse_Group) GetEngines() uint32 {
+	if x != nil {
+		return x.Engines
+	}
+	return 0
+}
+
+func (x *RolesResponse_Group) GetRequests() uint32 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *RolesResponse_Group) GetQueued() uint32 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *RolesResponse_Group) GetUse() float64 {
+	if x != nil {
+		return x.Use
+	}
+	return 0
+}
+
+func (x *RolesResponse_Group) GetDeviceTokens() uint64 {
+	if x != nil {
+		return x.DeviceTokens
+	}
+	return 0
+}
+
+func (x *RolesResponse_Group) GetSwitches() bool {
+	if x != nil {
+		return x.Switches
+	}
+	return false
+}
+
+func (x *RolesResponse_Group) GetSwitching() Side {
+	if x != nil {
+		return x.Switching
+	}
+	return Side_SIDE_UNSPECIFIED
+}
+
+func (x *RolesResponse_Group) GetOrdered() bool {
+	if x != nil {
+		return x.Ordered
+	}
+	return false
+}
+
+func (x *RolesResponse_Group) GetKept() string {
+	if x != nil {
+		return x.Kept
+	}
+	return ""
+}
+
 type ExplainResponse_Line struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Since the request came.
@@ -2253,7 +2905,7 @@ type ExplainResponse_Line struct {
 
 func (x *ExplainResponse_Line) Reset() {
 	*x = ExplainResponse_Line{}
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2917,7 @@ func (x *ExplainResponse_Line) String() string {
 func (*ExplainResponse_Line) ProtoMessage() {}
 
 func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2930,7 @@ func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse_Line.ProtoReflect.Descriptor instead.
 func (*ExplainResponse_Line) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{27, 0}
 }
 
 func (x *ExplainResponse_Line) GetMicroseconds() uint64 {
@@ -2308,7 +2960,7 @@ type TopResponse_Engine struct {
 
 func (x *TopResponse_Engine) Reset() {
 	*x = TopResponse_Engine{}
-	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	mi := &file_penstockv1_planner_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2972,7 @@ func (x *TopResponse_Engine) String() string {
 func (*TopResponse_Engine) ProtoMessage() {}
 
 func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	mi := &file_penstockv1_planner_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2985,7 @@ func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Engine.ProtoReflect.Descriptor instead.
 func (*TopResponse_Engine) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29, 0}
 }
 
 func (x *TopResponse_Engine) GetEngine() string {
@@ -2384,7 +3036,7 @@ type TopResponse_Node struct {
 
 func (x *TopResponse_Node) Reset() {
 	*x = TopResponse_Node{}
-	mi := &file_penstockv1_planner_proto_msgTypes[26]
+	mi := &file_penstockv1_planner_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +3048,7 @@ func (x *TopResponse_Node) String() string {
 func (*TopResponse_Node) ProtoMessage() {}
 
 func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[26]
+	mi := &file_penstockv1_planner_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +3061,7 @@ func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Node.ProtoReflect.Descriptor instead.
 func (*TopResponse_Node) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23, 1}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29, 1}
 }
 
 func (x *TopResponse_Node) GetNode() string {
@@ -2455,7 +3107,7 @@ type TopResponse_Group struct {
 
 func (x *TopResponse_Group) Reset() {
 	*x = TopResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[27]
+	mi := &file_penstockv1_planner_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +3119,7 @@ func (x *TopResponse_Group) String() string {
 func (*TopResponse_Group) ProtoMessage() {}
 
 func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[27]
+	mi := &file_penstockv1_planner_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +3132,7 @@ func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Group.ProtoReflect.Descriptor instead.
 func (*TopResponse_Group) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23, 2}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29, 2}
 }
 
 func (x *TopResponse_Group) GetGroup() string {
@@ -2567,15 +3219,16 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x04Part\x12%\n" +
 	"\x04side\x18\x01 \x01(\x0e2\x11.penstock.v1.SideR\x04side\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
-	"\x02to\x18\x03 \x01(\rR\x02to\"\xe5\x02\n" +
+	"\x02to\x18\x03 \x01(\rR\x02to\"\xa4\x03\n" +
 	"\rLeaderMessage\x128\n" +
 	"\bregister\x18\x01 \x01(\v2\x1a.penstock.v1.RegisterGroupH\x00R\bregister\x12.\n" +
 	"\x05fetch\x18\x02 \x01(\v2\x16.penstock.v1.FetchWorkH\x00R\x05fetch\x127\n" +
 	"\bprogress\x18\x03 \x01(\v2\x19.penstock.v1.ReadProgressH\x00R\bprogress\x124\n" +
 	"\astopped\x18\x04 \x01(\v2\x18.penstock.v1.ReadStoppedH\x00R\astopped\x12:\n" +
 	"\bfinished\x18\x05 \x01(\v2\x1c.penstock.v1.RequestFinishedH\x00R\bfinished\x124\n" +
-	"\x06failed\x18\x06 \x01(\v2\x1a.penstock.v1.RequestFailedH\x00R\x06failedB\t\n" +
-	"\amessage\"\xfb\x01\n" +
+	"\x06failed\x18\x06 \x01(\v2\x1a.penstock.v1.RequestFailedH\x00R\x06failed\x12=\n" +
+	"\frole_refused\x18\a \x01(\v2\x18.penstock.v1.RoleRefusedH\x00R\vroleRefusedB\t\n" +
+	"\amessage\"\xc8\x02\n" +
 	"\rRegisterGroup\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12%\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x121\n" +
@@ -2583,7 +3236,9 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\aholding\x18\x04 \x03(\v2\x18.penstock.v1.HeldRequestR\aholding\x12\x18\n" +
 	"\aplanner\x18\x05 \x01(\x04R\aplanner\x12\x18\n" +
 	"\aconfirm\x18\x06 \x01(\bR\aconfirm\x12\x12\n" +
-	"\x04seen\x18\a \x01(\x04R\x04seen\"\xc9\x01\n" +
+	"\x04seen\x18\a \x01(\x04R\x04seen\x12\x1a\n" +
+	"\bswitches\x18\b \x01(\bR\bswitches\x12/\n" +
+	"\tswitching\x18\t \x01(\x0e2\x11.penstock.v1.SideR\tswitching\"\xc9\x01\n" +
 	"\n" +
 	"EngineSpec\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
@@ -2651,7 +3306,9 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x12\x12\n" +
 	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x18\n" +
-	"\aattempt\x18\x04 \x01(\x04R\aattempt\"\x85\x05\n" +
+	"\aattempt\x18\x04 \x01(\x04R\aattempt\"%\n" +
+	"\vRoleRefused\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x96\x05\n" +
 	"\fLeaderAction\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.penstock.v1.LeaderAction.KindR\x04kind\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x18\n" +
@@ -2668,7 +3325,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\fpeer_address\x18\v \x01(\fR\vpeerAddress\x12\x14\n" +
 	"\x05epoch\x18\f \x01(\x04R\x05epoch\x12\x18\n" +
 	"\aattempt\x18\r \x01(\x04R\aattempt\x12\x18\n" +
-	"\aplanner\x18\x0e \x01(\x04R\aplanner\"\xb6\x01\n" +
+	"\aplanner\x18\x0e \x01(\x04R\aplanner\"\xc7\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fKIND_REGISTERED\x10\x01\x12\x0f\n" +
@@ -2681,11 +3338,56 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x0eKIND_RECOMPUTE\x10\a\x12\x0e\n" +
 	"\n" +
 	"KIND_ABORT\x10\b\x12\x12\n" +
-	"\x0eKIND_CONFIRMED\x10\t\"H\n" +
+	"\x0eKIND_CONFIRMED\x10\t\x12\x0f\n" +
+	"\vKIND_SWITCH\x10\n" +
+	"\"\x8d\x01\n" +
 	"\x12BumpWeightsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"\x15\n" +
-	"\x13BumpWeightsResponse\"*\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12*\n" +
+	"\x06policy\x18\x03 \x01(\x0e2\x12.penstock.v1.DrainR\x06policy\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"\x9a\x01\n" +
+	"\x13BumpWeightsResponse\x120\n" +
+	"\x05older\x18\x01 \x01(\v2\x1a.penstock.v1.OlderRequestsR\x05older\x12\x18\n" +
+	"\aaborted\x18\x02 \x01(\rR\aaborted\x12\x1c\n" +
+	"\treplanned\x18\x03 \x01(\rR\treplanned\x12\x19\n" +
+	"\bgoing_on\x18\x04 \x01(\rR\agoingOn\"y\n" +
+	"\rOlderRequests\x12\x16\n" +
+	"\x06queued\x18\x01 \x01(\rR\x06queued\x12\x1e\n" +
+	"\n" +
+	"prefilling\x18\x02 \x01(\rR\n" +
+	"prefilling\x12\x1a\n" +
+	"\bdecoding\x18\x03 \x01(\rR\bdecoding\x12\x14\n" +
+	"\x05exact\x18\x04 \x01(\rR\x05exact\"\x95\x01\n" +
+	"\x11SwitchRoleRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12%\n" +
+	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x12*\n" +
+	"\x06policy\x18\x03 \x01(\x0e2\x12.penstock.v1.DrainR\x06policy\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"0\n" +
+	"\x12SwitchRoleResponse\x12\x1a\n" +
+	"\brequests\x18\x01 \x01(\rR\brequests\"\x0e\n" +
+	"\fRolesRequest\"\x80\x05\n" +
+	"\rRolesResponse\x128\n" +
+	"\x06groups\x18\x01 \x03(\v2 .penstock.v1.RolesResponse.GroupR\x06groups\x12\x18\n" +
+	"\awaiting\x18\x02 \x01(\rR\awaiting\x12'\n" +
+	"\x0funcached_tokens\x18\x03 \x03(\rR\x0euncachedTokens\x12\x1f\n" +
+	"\vmean_tokens\x18\x04 \x01(\x01R\n" +
+	"meanTokens\x12,\n" +
+	"\x12mean_output_tokens\x18\x05 \x01(\x01R\x10meanOutputTokens\x12!\n" +
+	"\fstep_seconds\x18\x06 \x01(\x01R\vstepSeconds\x129\n" +
+	"\x19prefill_tokens_per_second\x18\a \x01(\x01R\x16prefillTokensPerSecond\x1a\xc4\x02\n" +
+	"\x05Group\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12%\n" +
+	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x12\x18\n" +
+	"\aengines\x18\x03 \x01(\rR\aengines\x12\x1a\n" +
+	"\brequests\x18\x04 \x01(\rR\brequests\x12\x16\n" +
+	"\x06queued\x18\x05 \x01(\rR\x06queued\x12\x10\n" +
+	"\x03use\x18\x06 \x01(\x01R\x03use\x12#\n" +
+	"\rdevice_tokens\x18\a \x01(\x04R\fdeviceTokens\x12\x1a\n" +
+	"\bswitches\x18\b \x01(\bR\bswitches\x12/\n" +
+	"\tswitching\x18\t \x01(\x0e2\x11.penstock.v1.SideR\tswitching\x12\x18\n" +
+	"\aordered\x18\n" +
+	" \x01(\bR\aordered\x12\x12\n" +
+	"\x04kept\x18\v \x01(\tR\x04kept\"*\n" +
 	"\x0eExplainRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\"\xb8\x01\n" +
 	"\x0fExplainResponse\x127\n" +
@@ -2732,20 +3434,29 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x06queued\x18\x03 \x01(\rR\x06queued\x12/\n" +
 	"\x13silent_milliseconds\x18\x04 \x01(\x04R\x12silentMilliseconds\x129\n" +
 	"\aengines\x18\x05 \x03(\v2\x1f.penstock.v1.TopResponse.EngineR\aengines\x123\n" +
-	"\x05nodes\x18\x06 \x03(\v2\x1d.penstock.v1.TopResponse.NodeR\x05nodes*_\n" +
+	"\x05nodes\x18\x06 \x03(\v2\x1d.penstock.v1.TopResponse.NodeR\x05nodes*x\n" +
 	"\aRefusal\x12\x17\n" +
 	"\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fREFUSAL_BUSY\x10\x01\x12\x14\n" +
 	"\x10REFUSAL_TOO_LONG\x10\x02\x12\x13\n" +
-	"\x0fREFUSAL_INVALID\x10\x03*?\n" +
+	"\x0fREFUSAL_INVALID\x10\x03\x12\x17\n" +
+	"\x13REFUSAL_OLD_WEIGHTS\x10\x04*V\n" +
+	"\x05Drain\x12\x15\n" +
+	"\x11DRAIN_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fDRAIN_RECOMPUTE\x10\x01\x12\x10\n" +
+	"\fDRAIN_FINISH\x10\x02\x12\x0f\n" +
+	"\vDRAIN_ABORT\x10\x03*?\n" +
 	"\x04Side\x12\x14\n" +
 	"\x10SIDE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSIDE_PREFILL\x10\x01\x12\x0f\n" +
-	"\vSIDE_DECODE\x10\x022\xe2\x02\n" +
+	"\vSIDE_DECODE\x10\x022\xf1\x03\n" +
 	"\aPlanner\x12B\n" +
 	"\x06Submit\x12\x1a.penstock.v1.SubmitRequest\x1a\x1a.penstock.v1.RequestUpdate0\x01\x12A\n" +
 	"\x04Lead\x12\x1a.penstock.v1.LeaderMessage\x1a\x19.penstock.v1.LeaderAction(\x010\x01\x12P\n" +
-	"\vBumpWeights\x12\x1f.penstock.v1.BumpWeightsRequest\x1a .penstock.v1.BumpWeightsResponse\x12D\n" +
+	"\vBumpWeights\x12\x1f.penstock.v1.BumpWeightsRequest\x1a .penstock.v1.BumpWeightsResponse\x12M\n" +
+	"\n" +
+	"SwitchRole\x12\x1e.penstock.v1.SwitchRoleRequest\x1a\x1f.penstock.v1.SwitchRoleResponse\x12>\n" +
+	"\x05Roles\x12\x19.penstock.v1.RolesRequest\x1a\x1a.penstock.v1.RolesResponse\x12D\n" +
 	"\aExplain\x12\x1b.penstock.v1.ExplainRequest\x1a\x1c.penstock.v1.ExplainResponse\x128\n" +
 	"\x03Top\x12\x17.penstock.v1.TopRequest\x1a\x18.penstock.v1.TopResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
@@ -2761,92 +3472,113 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 	return file_penstockv1_planner_proto_rawDescData
 }
 
-var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_penstockv1_planner_proto_goTypes = []any{
 	(Refusal)(0),                 // 0: penstock.v1.Refusal
-	(Side)(0),                    // 1: penstock.v1.Side
-	(RequestUpdate_Kind)(0),      // 2: penstock.v1.RequestUpdate.Kind
-	(LeaderAction_Kind)(0),       // 3: penstock.v1.LeaderAction.Kind
-	(*SubmitRequest)(nil),        // 4: penstock.v1.SubmitRequest
-	(*Resident)(nil),             // 5: penstock.v1.Resident
-	(*RequestUpdate)(nil),        // 6: penstock.v1.RequestUpdate
-	(*Part)(nil),                 // 7: penstock.v1.Part
-	(*LeaderMessage)(nil),        // 8: penstock.v1.LeaderMessage
-	(*RegisterGroup)(nil),        // 9: penstock.v1.RegisterGroup
-	(*EngineSpec)(nil),           // 10: penstock.v1.EngineSpec
-	(*EngineBuffer)(nil),         // 11: penstock.v1.EngineBuffer
-	(*HeldRequest)(nil),          // 12: penstock.v1.HeldRequest
-	(*HeldRead)(nil),             // 13: penstock.v1.HeldRead
-	(*FetchWork)(nil),            // 14: penstock.v1.FetchWork
-	(*EngineState)(nil),          // 15: penstock.v1.EngineState
-	(*NodeState)(nil),            // 16: penstock.v1.NodeState
-	(*ReadProgress)(nil),         // 17: penstock.v1.ReadProgress
-	(*ReadStopped)(nil),          // 18: penstock.v1.ReadStopped
-	(*RequestFinished)(nil),      // 19: penstock.v1.RequestFinished
-	(*RequestFailed)(nil),        // 20: penstock.v1.RequestFailed
-	(*LeaderAction)(nil),         // 21: penstock.v1.LeaderAction
-	(*BumpWeightsRequest)(nil),   // 22: penstock.v1.BumpWeightsRequest
-	(*BumpWeightsResponse)(nil),  // 23: penstock.v1.BumpWeightsResponse
-	(*ExplainRequest)(nil),       // 24: penstock.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 25: penstock.v1.ExplainResponse
-	(*TopRequest)(nil),           // 26: penstock.v1.TopRequest
-	(*TopResponse)(nil),          // 27: penstock.v1.TopResponse
-	(*ExplainResponse_Line)(nil), // 28: penstock.v1.ExplainResponse.Line
-	(*TopResponse_Engine)(nil),   // 29: penstock.v1.TopResponse.Engine
-	(*TopResponse_Node)(nil),     // 30: penstock.v1.TopResponse.Node
-	(*TopResponse_Group)(nil),    // 31: penstock.v1.TopResponse.Group
+	(Drain)(0),                   // 1: penstock.v1.Drain
+	(Side)(0),                    // 2: penstock.v1.Side
+	(RequestUpdate_Kind)(0),      // 3: penstock.v1.RequestUpdate.Kind
+	(LeaderAction_Kind)(0),       // 4: penstock.v1.LeaderAction.Kind
+	(*SubmitRequest)(nil),        // 5: penstock.v1.SubmitRequest
+	(*Resident)(nil),             // 6: penstock.v1.Resident
+	(*RequestUpdate)(nil),        // 7: penstock.v1.RequestUpdate
+	(*Part)(nil),                 // 8: penstock.v1.Part
+	(*LeaderMessage)(nil),        // 9: penstock.v1.LeaderMessage
+	(*RegisterGroup)(nil),        // 10: penstock.v1.RegisterGroup
+	(*EngineSpec)(nil),           // 11: penstock.v1.EngineSpec
+	(*EngineBuffer)(nil),         // 12: penstock.v1.EngineBuffer
+	(*HeldRequest)(nil),          // 13: penstock.v1.HeldRequest
+	(*HeldRead)(nil),             // 14: penstock.v1.HeldRead
+	(*FetchWork)(nil),            // 15: penstock.v1.FetchWork
+	(*EngineState)(nil),          // 16: penstock.v1.EngineState
+	(*NodeState)(nil),            // 17: penstock.v1.NodeState
+	(*ReadProgress)(nil),         // 18: penstock.v1.ReadProgress
+	(*ReadStopped)(nil),          // 19: penstock.v1.ReadStopped
+	(*RequestFinished)(nil),      // 20: penstock.v1.RequestFinished
+	(*RequestFailed)(nil),        // 21: penstock.v1.RequestFailed
+	(*RoleRefused)(nil),          // 22: penstock.v1.RoleRefused
+	(*LeaderAction)(nil),         // 23: penstock.v1.LeaderAction
+	(*BumpWeightsRequest)(nil),   // 24: penstock.v1.BumpWeightsRequest
+	(*BumpWeightsResponse)(nil),  // 25: penstock.v1.BumpWeightsResponse
+	(*OlderRequests)(nil),        // 26: penstock.v1.OlderRequests
+	(*SwitchRoleRequest)(nil),    // 27: penstock.v1.SwitchRoleRequest
+	(*SwitchRoleResponse)(nil),   // 28: penstock.v1.SwitchRoleResponse
+	(*RolesRequest)(nil),         // 29: penstock.v1.RolesRequest
+	(*RolesResponse)(nil),        // 30: penstock.v1.RolesResponse
+	(*ExplainRequest)(nil),       // 31: penstock.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 32: penstock.v1.ExplainResponse
+	(*TopRequest)(nil),           // 33: penstock.v1.TopRequest
+	(*TopResponse)(nil),          // 34: penstock.v1.TopResponse
+	(*RolesResponse_Group)(nil),  // 35: penstock.v1.RolesResponse.Group
+	(*ExplainResponse_Line)(nil), // 36: penstock.v1.ExplainResponse.Line
+	(*TopResponse_Engine)(nil),   // 37: penstock.v1.TopResponse.Engine
+	(*TopResponse_Node)(nil),     // 38: penstock.v1.TopResponse.Node
+	(*TopResponse_Group)(nil),    // 39: penstock.v1.TopResponse.Group
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
-	5,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
-	2,  // 1: penstock.v1.RequestUpdate.kind:type_name -> penstock.v1.RequestUpdate.Kind
-	7,  // 2: penstock.v1.RequestUpdate.parts:type_name -> penstock.v1.Part
+	6,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
+	3,  // 1: penstock.v1.RequestUpdate.kind:type_name -> penstock.v1.RequestUpdate.Kind
+	8,  // 2: penstock.v1.RequestUpdate.parts:type_name -> penstock.v1.Part
 	0,  // 3: penstock.v1.RequestUpdate.refusal:type_name -> penstock.v1.Refusal
-	1,  // 4: penstock.v1.Part.side:type_name -> penstock.v1.Side
-	9,  // 5: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
-	14, // 6: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
-	17, // 7: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
-	18, // 8: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
-	19, // 9: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
-	20, // 10: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
-	1,  // 11: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
-	10, // 12: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
-	12, // 13: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
-	11, // 14: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
-	4,  // 15: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
-	7,  // 16: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
-	13, // 17: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
-	7,  // 18: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
-	15, // 19: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
-	16, // 20: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
-	1,  // 21: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
-	1,  // 22: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
-	1,  // 23: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
-	1,  // 24: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
-	3,  // 25: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
-	1,  // 26: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
-	7,  // 27: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
-	4,  // 28: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
-	28, // 29: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	31, // 30: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	1,  // 31: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	29, // 32: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	30, // 33: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	4,  // 34: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	8,  // 35: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	22, // 36: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	24, // 37: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	26, // 38: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	6,  // 39: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	21, // 40: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	23, // 41: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	25, // 42: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	27, // 43: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	39, // [39:44] is the sub-list for method output_type
-	34, // [34:39] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	2,  // 4: penstock.v1.Part.side:type_name -> penstock.v1.Side
+	10, // 5: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
+	15, // 6: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
+	18, // 7: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
+	19, // 8: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
+	20, // 9: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
+	21, // 10: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
+	22, // 11: penstock.v1.LeaderMessage.role_refused:type_name -> penstock.v1.RoleRefused
+	2,  // 12: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
+	11, // 13: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
+	13, // 14: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
+	2,  // 15: penstock.v1.RegisterGroup.switching:type_name -> penstock.v1.Side
+	12, // 16: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
+	5,  // 17: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
+	8,  // 18: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
+	14, // 19: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
+	8,  // 20: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
+	16, // 21: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
+	17, // 22: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
+	2,  // 23: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
+	2,  // 24: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
+	2,  // 25: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
+	2,  // 26: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
+	4,  // 27: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
+	2,  // 28: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
+	8,  // 29: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
+	5,  // 30: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
+	1,  // 31: penstock.v1.BumpWeightsRequest.policy:type_name -> penstock.v1.Drain
+	26, // 32: penstock.v1.BumpWeightsResponse.older:type_name -> penstock.v1.OlderRequests
+	2,  // 33: penstock.v1.SwitchRoleRequest.role:type_name -> penstock.v1.Side
+	1,  // 34: penstock.v1.SwitchRoleRequest.policy:type_name -> penstock.v1.Drain
+	35, // 35: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
+	36, // 36: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	39, // 37: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	2,  // 38: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
+	2,  // 39: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
+	2,  // 40: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	37, // 41: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	38, // 42: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	5,  // 43: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	9,  // 44: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	24, // 45: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	27, // 46: penstock.v1.Planner.SwitchRole:input_type -> penstock.v1.SwitchRoleRequest
+	29, // 47: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
+	31, // 48: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	33, // 49: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	7,  // 50: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	23, // 51: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	25, // 52: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	28, // 53: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
+	30, // 54: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
+	32, // 55: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	34, // 56: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	50, // [50:57] is the sub-list for method output_type
+	43, // [43:50] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }
@@ -2861,14 +3593,15 @@ func file_penstockv1_planner_proto_init() {
 		(*LeaderMessage_Stopped)(nil),
 		(*LeaderMessage_Finished)(nil),
 		(*LeaderMessage_Failed)(nil),
+		(*LeaderMessage_RoleRefused)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   28,
+			NumEnums:      5,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3,7 +3,8 @@
 //
 //   gateway   Submit ──► stream of updates: accepted, started, prefilled, finished | rejected
 //   leader    Lead ═══► register, fetch (with every engine's state), progress, stopped, finished
-//                  ◄═══ assign, start, read, cut, drop, recompute, abort, confirmed
+//                  ◄═══ assign, start, read, cut, drop, recompute, abort, confirmed, switch
+//   admin     BumpWeights, SwitchRole, Roles
 //
 // Only the leader of a group talks to the planner. No KV bytes come here, nor do
 // tokens: a request's payload is opaque and goes to its two engines.
@@ -32,6 +33,8 @@ const (
 	Planner_Submit_FullMethodName      = "/penstock.v1.Planner/Submit"
 	Planner_Lead_FullMethodName        = "/penstock.v1.Planner/Lead"
 	Planner_BumpWeights_FullMethodName = "/penstock.v1.Planner/BumpWeights"
+	Planner_SwitchRole_FullMethodName  = "/penstock.v1.Planner/SwitchRole"
+	Planner_Roles_FullMethodName       = "/penstock.v1.Planner/Roles"
 	Planner_Explain_FullMethodName     = "/penstock.v1.Planner/Explain"
 	Planner_Top_FullMethodName         = "/penstock.v1.Planner/Top"
 )
@@ -50,9 +53,16 @@ type PlannerClient interface {
 	// Lead is the session of one engine group. The first message registers it; one
 	// session a group: a new one replaces the old.
 	Lead(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaderMessage, LeaderAction], error)
-	// BumpWeights ends the loads of a namespace's older epochs, except those of requests with
-	// exact_epoch.
+	// BumpWeights begins a new epoch of a namespace's weights. Requests that wait are planned with
+	// it; the policy decides about requests that have been started. Requests with exact_epoch
+	// keep their epoch. The same epoch again applies another policy to the requests that are left.
 	BumpWeights(ctx context.Context, in *BumpWeightsRequest, opts ...grpc.CallOption) (*BumpWeightsResponse, error)
+	// SwitchRole has a group change its role between prefill and decode. The planner drains the
+	// group, then sends its leader SWITCH. The group registers in its other role, or its leader
+	// refuses and the group works on. The group's own role takes a switch back.
+	SwitchRole(ctx context.Context, in *SwitchRoleRequest, opts ...grpc.CallOption) (*SwitchRoleResponse, error)
+	// Roles returns each group's role and load, and what a division into roles is computed from.
+	Roles(ctx context.Context, in *RolesRequest, opts ...grpc.CallOption) (*RolesResponse, error)
 	// Explain tells the story of one request.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 	// Top shows groups, engines and storage NICs as the planner sees them.
@@ -109,6 +119,26 @@ func (c *plannerClient) BumpWeights(ctx context.Context, in *BumpWeightsRequest,
 	return out, nil
 }
 
+func (c *plannerClient) SwitchRole(ctx context.Context, in *SwitchRoleRequest, opts ...grpc.CallOption) (*SwitchRoleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SwitchRoleResponse)
+	err := c.cc.Invoke(ctx, Planner_SwitchRole_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *plannerClient) Roles(ctx context.Context, in *RolesRequest, opts ...grpc.CallOption) (*RolesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RolesResponse)
+	err := c.cc.Invoke(ctx, Planner_Roles_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *plannerClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExplainResponse)
@@ -143,9 +173,16 @@ type PlannerServer interface {
 	// Lead is the session of one engine group. The first message registers it; one
 	// session a group: a new one replaces the old.
 	Lead(grpc.BidiStreamingServer[LeaderMessage, LeaderAction]) error
-	// BumpWeights ends the loads of a namespace's older epochs, except those of requests with
-	// exact_epoch.
+	// BumpWeights begins a new epoch of a namespace's weights. Requests that wait are planned with
+	// it; the policy decides about requests that have been started. Requests with exact_epoch
+	// keep their epoch. The same epoch again applies another policy to the requests that are left.
 	BumpWeights(context.Context, *BumpWeightsRequest) (*BumpWeightsResponse, error)
+	// SwitchRole has a group change its role between prefill and decode. The planner drains the
+	// group, then sends its leader SWITCH. The group registers in its other role, or its leader
+	// refuses and the group works on. The group's own role takes a switch back.
+	SwitchRole(context.Context, *SwitchRoleRequest) (*SwitchRoleResponse, error)
+	// Roles returns each group's role and load, and what a division into roles is computed from.
+	Roles(context.Context, *RolesRequest) (*RolesResponse, error)
 	// Explain tells the story of one request.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	// Top shows groups, engines and storage NICs as the planner sees them.
@@ -168,6 +205,12 @@ func (UnimplementedPlannerServer) Lead(grpc.BidiStreamingServer[LeaderMessage, L
 }
 func (UnimplementedPlannerServer) BumpWeights(context.Context, *BumpWeightsRequest) (*BumpWeightsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BumpWeights not implemented")
+}
+func (UnimplementedPlannerServer) SwitchRole(context.Context, *SwitchRoleRequest) (*SwitchRoleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SwitchRole not implemented")
+}
+func (UnimplementedPlannerServer) Roles(context.Context, *RolesRequest) (*RolesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Roles not implemented")
 }
 func (UnimplementedPlannerServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
@@ -232,6 +275,42 @@ func _Planner_BumpWeights_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Planner_SwitchRole_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SwitchRoleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PlannerServer).SwitchRole(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Planner_SwitchRole_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PlannerServer).SwitchRole(ctx, req.(*SwitchRoleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Planner_Roles_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RolesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PlannerServer).Roles(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Planner_Roles_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PlannerServer).Roles(ctx, req.(*RolesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Planner_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExplainRequest)
 	if err := dec(in); err != nil {
@@ -278,6 +357,14 @@ var Planner_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "BumpWeights",
 			Handler:    _Planner_BumpWeights_Handler,
+		},
+		{
+			MethodName: "SwitchRole",
+			Handler:    _Planner_SwitchRole_Handler,
+		},
+		{
+			MethodName: "Roles",
+			Handler:    _Planner_Roles_Handler,
 		},
 		{
 			MethodName: "Explain",

@@ -1,6 +1,6 @@
-// Package health decides the state of one volume from the outcomes and the
-// times of the volume's I/O. It is a pure state machine: time comes in with each
-// event, and the package performs no I/O, starts no goroutine and takes no lock.
+// Package health decides the state of one volume from the outcomes and the times of the volume's
+// I/O. It is a pure state machine: time is an argument of each event, and the package performs no
+// I/O, starts no goroutine and takes no lock.
 //
 //	       error, or slow              errors in a row, failed sync, hung
 //	 ┌───────────────────► suspect ───────────────────────────────┐
@@ -10,11 +10,11 @@
 //
 //	draining, removed: an order of the operator, over any of the three
 //
-// Requests that have not completed count too: Tick reports the start of the oldest one.
-// So a disk that never completes a request fails. A disk whose writes or flushes hang
-// is still read, until a read hangs.
+// Requests that have not completed count too: Tick receives the start of the oldest one. So a
+// volume whose disk never completes a request fails. A disk whose writes or flushes hang is still
+// read, until a read hangs.
 //
-// # What each state permits
+// # Requests permitted in each state
 //
 //	state     new blocks   sync and catalogue   reads   probes
 //	ok        yes          yes                  yes     no
@@ -30,8 +30,8 @@
 //
 // # Recovery
 //
-// Only probes bring a volume back, since a failed volume gets no other writes.
-// The first good probe makes a failed volume suspect, and GoodProbes good ones in
-// a row make it ok. Probes become rarer while they fail, and after a relapse, so
-// that a volume which fails only under load does not change its state each second.
+// Only probes end the failed state, because a failed volume gets no other writes. The first good
+// probe makes a failed volume suspect, and GoodProbes good ones in a row make it ok. Probes become
+// less frequent while they fail, and after a relapse, so that a volume that fails only under load
+// does not change its state every second.
 package health

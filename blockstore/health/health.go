@@ -5,21 +5,20 @@ import (
 	"time"
 )
 
-// State is what a volume may be used for.
+// State is the state of a volume. It determines which requests the volume gets.
 type State uint8
 
 const (
-	// OK: the volume takes part in everything.
+	// OK: the volume gets all kinds of requests.
 	OK State = iota
-	// Suspect: the volume had an error or was slow. New blocks go to volumes
-	// that are OK as long as one of them takes writes.
+	// Suspect: the volume had an error or was slow. New blocks go to OK volumes while one of them
+	// takes writes.
 	Suspect
-	// Failed: the volume takes no writes. Its reads go on unless reads are what
-	// failed.
+	// Failed: the volume takes no writes. It is read, unless its reads fail or hang.
 	Failed
 	// Draining: the volume takes no new blocks, and its blocks are being moved.
 	Draining
-	// Removed: the volume is not used any more.
+	// Removed: the volume is no longer used.
 	Removed
 )
 
@@ -40,7 +39,7 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", uint8(s))
 }
 
-// States are all states, for metrics that have a series for each.
+// States returns all states, for metrics with one series per state.
 func States() []State { return []State{OK, Suspect, Failed, Draining, Removed} }
 
 // Op is the kind of an I/O. Changes of the directory (create, remove) count as
@@ -75,12 +74,12 @@ type Status struct {
 	// Cause is the reason why the volume is not OK. It is nil if the volume is OK, or if
 	// the operator ordered the state.
 	Cause error
-	// Since is when the volume entered the state; zero if it was always OK.
+	// Since is the time at which the volume entered the state; zero if it was always OK.
 	Since time.Time
 	// Duty is the state that the operator ordered: OK, Draining or Removed.
 	Duty State
 
-	// unreadable: the volume's reads fail or hang.
+	// unreadable is set if the volume's reads fail or hang.
 	unreadable bool
 }
 
@@ -104,21 +103,19 @@ type Options struct {
 	// HungAfter is the time without a completion after which a request hangs and the
 	// volume fails. Default 10 s.
 	HungAfter time.Duration
-	// WriteErrors and ReadErrors are how many errors in a row, without a success
-	// of the same kind between them, make the volume fail. Defaults 3 and 16: a
-	// failed read may be one bad sector that several readers ask for. A single
-	// failed sync makes it fail, because the system may have dropped what it
-	// could not write.
+	// WriteErrors and ReadErrors are the numbers of errors in a row, without a success of the same
+	// kind between them, after which the volume fails. Defaults 3 and 16: failed reads may have one
+	// cause, a bad sector that several readers request. A single failed sync makes the volume fail,
+	// because the system may have dropped data that it could not write.
 	WriteErrors, ReadErrors int
-	// ProbeEvery is the time between two probes; it doubles with each failed
-	// probe, up to ProbeMax. Defaults 1 s and 30 s.
+	// ProbeEvery is the time between two probes. It doubles with each failed probe, up to ProbeMax.
+	// Defaults 1 s and 30 s.
 	ProbeEvery, ProbeMax time.Duration
-	// GoodProbes is how many probes in a row succeed before the volume is OK
-	// again. Default 3.
+	// GoodProbes is the number of successful probes in a row after which the volume is OK again.
+	// Default 3.
 	GoodProbes int
-	// LagFactor and LagFloor: a volume whose mean latency is LagFloor or more,
-	// and LagFactor times that of the other volumes, is suspect. Defaults 10 and
-	// 100 ms.
+	// LagFactor and LagFloor bound the mean latency: a volume is suspect if its mean is at least
+	// LagFloor, and at least LagFactor times that of the other volumes. Defaults 10 and 100 ms.
 	LagFactor int
 	LagFloor  time.Duration
 }
@@ -160,7 +157,7 @@ func (o Options) Validate() error {
 const (
 	// meanShift is the weight of one request in the mean latency: 1/32.
 	meanShift = 5
-	// meanSamples is how many requests the mean needs before it is compared.
+	// meanSamples is the number of requests that the mean needs before it is compared.
 	meanSamples = 1 << meanShift
 	// relapseWithin: a volume that fails again this soon after a recovery is
 	// probed half as often as before.
@@ -179,21 +176,21 @@ type Machine struct {
 	unreadable      bool
 	since           time.Time
 
-	// Errors in a row, by kind.
+	// writeErrors and readErrors count errors in a row.
 	writeErrors, readErrors int
 
 	mean    time.Duration
 	samples int
 
-	// probing: a probe is under way. The next one is due at probeAt; interval is
-	// the time between two.
+	// probing is set while a probe is running. The next probe is due at probeAt; interval is the
+	// time between two probes.
 	probing  bool
 	probeAt  time.Time
 	interval time.Duration
 	good     int
-	// slow: at the last Tick a request had been outstanding for SlowAfter.
+	// slow is set if at the last Tick a request had been outstanding for SlowAfter.
 	slow bool
-	// horizon is when a probe last brought the volume back, recovered when the
+	// horizon is the time of the last probe that ended a failure, recovered the time at which the
 	// volume last became OK.
 	horizon, recovered time.Time
 }
@@ -204,7 +201,7 @@ func New(o Options) *Machine {
 	return &Machine{opts: o, interval: o.ProbeEvery}
 }
 
-// Status returns the state, and why it is what it is.
+// Status returns the state and its cause.
 func (m *Machine) Status() Status {
 	s := Status{State: m.condition, Cause: m.cause, Since: m.since, Duty: m.duty, unreadable: m.unreadable}
 	switch {
@@ -214,8 +211,8 @@ func (m *Machine) Status() Status {
 	return s
 }
 
-// Mean is the mean latency of the volume's recent requests; 0 if they were too
-// few to say.
+// Mean returns the mean latency of the volume's recent requests; 0 if there were fewer than
+// meanSamples.
 func (m *Machine) Mean() time.Duration {
 	if m.samples < meanSamples {
 		return 0
@@ -223,12 +220,11 @@ func (m *Machine) Mean() time.Duration {
 	return m.mean
 }
 
-// Horizon is when a probe last brought the volume back, or zero. Requests that
-// were started earlier are not held against the volume again: some never
-// complete.
+// Horizon returns the time of the last probe that ended a failure, or zero. Requests that started
+// earlier do not count against the volume again: some of them never complete.
 func (m *Machine) Horizon() time.Time { return m.horizon }
 
-// Order sets what the operator wants of the volume: OK, Draining or Removed.
+// Order sets the duty that the operator ordered: OK, Draining or Removed.
 func (m *Machine) Order(now time.Time, duty State) (changed bool) {
 	if m.duty == duty {
 		return false
@@ -236,8 +232,8 @@ func (m *Machine) Order(now time.Time, duty State) (changed bool) {
 	return m.change(now, func() { m.duty = duty })
 }
 
-// Done reports a completed request. err is nil or an error that is the volume's
-// own: not a full volume, a malformed request, or a caller that gave up.
+// Done reports a completed request. err is nil or a fault of the volume. A full volume, a malformed
+// request and an ended context are no faults of the volume.
 func (m *Machine) Done(now time.Time, op Op, took time.Duration, err error) (changed bool) {
 	if err == nil && op != Sync {
 		m.sample(took)
@@ -288,9 +284,9 @@ type Outstanding struct {
 	Any, Read time.Time
 }
 
-// Tick reports the time. others is the mean latency of the other volumes, zero if it is
-// not known. A request that hangs makes the volume fail. The volume stays readable
-// unless the request is a read.
+// Tick informs the machine of the time. others is the mean latency of the other volumes, zero if it
+// is not known. A request that hangs makes the volume fail. The volume stays readable unless the
+// request is a read.
 func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) (changed bool) {
 	m.slow = !oldest.Any.IsZero() && now.Sub(oldest.Any) >= m.opts.SlowAfter
 	if !oldest.Any.IsZero() {
@@ -312,9 +308,9 @@ func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) 
 	return false
 }
 
-// ProbeDue reports whether a probe should be started now. If so, none is due
-// until Probed has reported its outcome. A probe writes, syncs and reads back,
-// and brings the volume's superblock and catalogue up to date.
+// ProbeDue reports whether a probe should be started now. If it returns true, no other probe is due
+// until Probed has reported the outcome. A probe writes, syncs and reads back, and brings the
+// volume's superblock and catalogue up to date.
 func (m *Machine) ProbeDue(now time.Time) bool {
 	if m.condition == OK || m.duty == Removed || m.probing || now.Before(m.probeAt) {
 		return false
@@ -361,13 +357,13 @@ func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed 
 	return false
 }
 
-// startAnew forgets errors and latencies from before a recovery.
+// startAnew forgets the errors and latencies from before a recovery.
 func (m *Machine) startAnew() {
 	m.writeErrors, m.readErrors, m.mean, m.samples, m.slow = 0, 0, 0, 0, false
 }
 
-// Lost reports that the volume has missed something that it must hold, such as a
-// newer catalogue. It has failed until a probe has brought it up to date.
+// Lost reports that the volume missed a change that it must hold, such as a newer catalogue. The
+// volume has failed until a probe has written the newest state to it.
 func (m *Machine) Lost(now time.Time, cause error) (changed bool) {
 	return m.fail(now, cause, false)
 }
@@ -381,8 +377,8 @@ func (m *Machine) suspect(now time.Time, cause error) bool {
 	return m.change(now, func() { m.condition, m.cause = Suspect, cause })
 }
 
-// fail makes the volume Failed; the first cause is kept, but a volume whose reads
-// fail or hang as well stays unreadable.
+// fail makes the volume Failed and keeps the first cause. A volume whose reads fail or hang stays
+// unreadable after a later failure.
 func (m *Machine) fail(now time.Time, cause error, unreadable bool) bool {
 	m.good = 0
 	if m.condition == Failed {
@@ -397,7 +393,7 @@ func (m *Machine) fail(now time.Time, cause error, unreadable bool) bool {
 	return m.change(now, func() { m.condition, m.cause, m.unreadable = Failed, cause, unreadable })
 }
 
-// startProbing plans the first probe of a volume that was OK.
+// startProbing schedules the first probe of a volume that was OK.
 func (m *Machine) startProbing(now time.Time) {
 	if !m.recovered.IsZero() && now.Sub(m.recovered) < relapseWithin {
 		m.interval = min(2*m.interval, m.opts.ProbeMax)
@@ -407,7 +403,7 @@ func (m *Machine) startProbing(now time.Time) {
 	m.probeAt = now.Add(m.interval)
 }
 
-// change applies f, and notes the time if the state is another one afterwards.
+// change applies f, and records the time if f changed the state.
 func (m *Machine) change(now time.Time, f func()) bool {
 	was := m.Status()
 	f()

@@ -10,15 +10,15 @@ import (
 const (
 	// CatalogueName is the file with both catalogue areas.
 	CatalogueName = "catalogue"
-	// MaxCatalogueBytes is the largest blob that a format may allow.
+	// MaxCatalogueBytes is the largest blob that the format allows.
 	MaxCatalogueBytes = 1 << 30
 )
 
-// CatalogueFileBytes is the size of the catalogue file whose areas have room
-// for blobs of roomBytes, a multiple of Page.
+// CatalogueFileBytes is the size of the catalogue file whose areas have room for blobs of
+// roomBytes, which is a multiple of Page.
 func CatalogueFileBytes(roomBytes int64) int64 { return 2 * (Page + roomBytes) }
 
-// CatalogueOffset is where area 0 or 1 starts.
+// CatalogueOffset returns the start of area 0 or 1.
 func CatalogueOffset(area int, roomBytes int64) int64 { return int64(area) * (Page + roomBytes) }
 
 // CatalogueHeader precedes the blob of a catalogue area.
@@ -61,7 +61,7 @@ func DecodeCatalogueHeader(b []byte) (CatalogueHeader, error) {
 	return h, nil
 }
 
-// VerifyBlob returns ErrDamaged unless blob is the one that h describes.
+// VerifyBlob returns ErrDamaged unless blob has the length and the checksum of h.
 func (h CatalogueHeader) VerifyBlob(blob []byte) error {
 	if int64(len(blob)) != h.BlobBytes {
 		return fmt.Errorf("ondisk: catalogue blob of %d bytes, the header says %d: %w", len(blob), h.BlobBytes, ErrDamaged)

@@ -1,10 +1,8 @@
-// Package ondisk encodes and decodes the records that a volume holds:
-// superblock, catalogue area, segment header, slot header. It is not a store:
-// no I/O, no state, no policy; bytes in, values out, and the other way round.
+// Package ondisk encodes and decodes the records that a volume holds: superblock, catalogue area,
+// segment header, slot header. It is not a store: it has no I/O, no state and no policy.
 //
-// A volume is a flat directory of fixed-size files. Numbers are little endian,
-// sizes are bytes, every record starts at a multiple of 4096 because that is
-// what direct I/O can write by itself.
+// A volume is a flat directory of fixed-size files. Numbers are little endian and sizes are bytes.
+// Every record starts at a multiple of 4096, the unit of direct I/O.
 //
 //	superblock           8192 B   copy A at 0, copy B at 4096
 //	catalogue            2 × (4096 + room)   area A, then area B; each: header, blob
@@ -21,8 +19,8 @@
 //
 // # The frame
 //
-// Every record starts with the same 24 bytes, whose place never changes, so
-// that each version can recognise every other one:
+// Every record starts with the same 24 bytes, whose position never changes, so that each version
+// recognises the records of every other:
 //
 //	offset width
 //	     0     8  magic       which record this is: PNSTKSUP, PNSTKCAT, PNSTKSEG, PNSTKSLT

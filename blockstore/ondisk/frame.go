@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// Version is the format this package writes and the only one it reads.
+	// Version is the format version that this package writes, and the only one that it reads.
 	Version = 1
 	// Page is the unit of every record and slot, in bytes.
 	Page = 4096
@@ -20,15 +20,15 @@ const (
 	lengthOff   = 20
 )
 
-// Sentinels, by what the caller should do.
+// The sentinel errors differ in the reaction that they require of the caller.
 var (
-	// ErrBlank: there is no record of the expected kind here; the place is
-	// free, or another thing's.
+	// ErrBlank: there is no record of the expected kind. The place is free, or holds something
+	// else.
 	ErrBlank = errors.New("no record")
-	// ErrVersion: an intact record of another format version; use a binary of
-	// that version, or an empty directory.
+	// ErrVersion: the record is intact but has another format version. Use a binary of that
+	// version, or an empty directory.
 	ErrVersion = errors.New("other format version")
-	// ErrDamaged: there was a record, and it cannot be trusted.
+	// ErrDamaged: there is a record with invalid content.
 	ErrDamaged = errors.New("damaged record")
 )
 
@@ -50,8 +50,8 @@ func seal(b []byte, m magic) {
 	binary.LittleEndian.PutUint64(b[checksumOff:], checksum(b))
 }
 
-// unseal checks the frame at the start of b and returns the record, which may
-// be shorter than b. maxBytes bounds what a damaged length can make it look at.
+// unseal checks the frame at the start of b and returns the record, which may be shorter than b.
+// maxBytes bounds the length that a damaged record can claim.
 func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	if len(b) < Page {
 		return nil, fmt.Errorf("ondisk: %s in %d bytes; a record has at least %d: %w", m, len(b), Page, ErrDamaged)
@@ -61,25 +61,26 @@ func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	}
 	n := int64(binary.LittleEndian.Uint32(b[lengthOff:]))
 	if n < Page || n%Page != 0 || n > int64(maxBytes) || n > int64(len(b)) {
-		return nil, fmt.Errorf("ondisk: %s says it is %d bytes long, of %d read: %w", m, n, len(b), ErrDamaged)
+		return nil, fmt.Errorf("ondisk: %s claims a length of %d bytes, of %d read: %w", m, n, len(b), ErrDamaged)
 	}
 	b = b[:n]
 	if got, want := checksum(b), binary.LittleEndian.Uint64(b[checksumOff:]); got != want {
 		return nil, fmt.Errorf("ondisk: %s has checksum %016x, its bytes give %016x: %w", m, want, got, ErrDamaged)
 	}
-	// After the checksum: a flipped bit in the version is damage, not a version.
+	// The version is compared after the checksum, because a flipped bit in the version is damage
+	// and not another version.
 	if v := binary.LittleEndian.Uint32(b[versionOff:]); v != Version {
 		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads version %d; take the binary that wrote it, or begin with an empty directory: %w", m, v, Version, ErrVersion)
 	}
 	return b, nil
 }
 
-// checksum is XXH3-64 of everything behind the checksum field. The magic before
-// it needs none: it is compared byte by byte.
+// checksum is the XXH3-64 of all bytes after the checksum field. The magic before the field is
+// compared byte by byte.
 func checksum(b []byte) uint64 { return xxh3.Hash(b[versionOff:]) }
 
-// recordBytes returns the length that the frame at the start of b claims, for
-// records longer than one page; 0 if it claims nothing sensible.
+// recordBytes returns the length that the frame at the start of b claims, for records longer than
+// one page; 0 if the claim is invalid.
 func recordBytes(b []byte, m magic, maxBytes int) int {
 	if len(b) < frameBytes || string(b[:8]) != string(m) {
 		return 0
@@ -91,8 +92,8 @@ func recordBytes(b []byte, m magic, maxBytes int) int {
 	return int(n)
 }
 
-// allZero reports whether every byte of b is zero: reserved space is, so that a
-// later version may give it a meaning.
+// allZero reports whether every byte of b is zero. Reserved space must be zero, so that a later
+// version can use it.
 func allZero(b []byte) bool {
 	for ; len(b) >= 8; b = b[8:] {
 		if binary.LittleEndian.Uint64(b) != 0 {

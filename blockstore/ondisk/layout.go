@@ -16,8 +16,8 @@ const slotFixedBytes = 128
 // MaxSlotHeaderBytes is the longest slot header: that of kv.MaxLayers layers.
 const MaxSlotHeaderBytes = (slotFixedBytes + 8*kv.MaxLayers + Page - 1) / Page * Page
 
-// Layout is the shape of a slot: where header, layers and padding lie. Make one
-// with NewLayout; the methods of a zero Layout mean nothing.
+// Layout is the shape of a slot: the positions of header, layers and padding. It is made with
+// NewLayout; the zero Layout is not valid.
 type Layout struct {
 	// PayloadBytes is the length of the payload without padding.
 	PayloadBytes int64
@@ -40,7 +40,7 @@ func NewLayout(payloadBytes int64, layers int) (Layout, error) {
 	return l, nil
 }
 
-// HeaderBytes is where the payload starts in the slot: a multiple of Page.
+// HeaderBytes returns the offset of the payload in the slot: a multiple of Page.
 func (l Layout) HeaderBytes() int64 { return roundUp(slotFixedBytes + 8*int64(l.Layers)) }
 
 // SlotBytes is the size of the whole slot: a multiple of Page.
@@ -49,9 +49,9 @@ func (l Layout) SlotBytes() int64 { return l.HeaderBytes() + roundUp(l.PayloadBy
 // LayerBytes is the size of one layer.
 func (l Layout) LayerBytes() int64 { return l.PayloadBytes / int64(l.Layers) }
 
-// Range says what to read for count layers from first on: bytes at offset of
-// the slot, both multiples of Page, in which the first layer starts skip bytes
-// in. The caller has checked 0 <= first, 1 <= count, first+count <= Layers.
+// Range returns the bytes to read for count layers from first on. offset in the slot and bytes are
+// multiples of Page; the first layer starts skip bytes after offset. The caller must have checked 0
+// <= first, 1 <= count, first+count <= Layers.
 func (l Layout) Range(first, count int) (offset, bytes, skip int64) {
 	from := l.HeaderBytes() + int64(first)*l.LayerBytes()
 	to := from + int64(count)*l.LayerBytes()

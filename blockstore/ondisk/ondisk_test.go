@@ -16,7 +16,7 @@ import (
 
 var le = binary.LittleEndian
 
-// The drawn examples: testdata/records.td shows the bytes of each.
+// The examples of doc.go: testdata/records.td shows the bytes of each.
 var (
 	exampleSuperblock = Superblock{
 		Sequence: 3, Node: uuid(0x10), Volume: uuid(0x20), Index: 1, Count: 2, Boot: 2,
@@ -54,8 +54,7 @@ func encodeSlot(t testing.TB, h SlotHeader) []byte {
 	return b
 }
 
-// TestRecords shows the bytes of the examples that doc.go draws, and decodes
-// them again.
+// TestRecords shows the bytes of the examples in doc.go, and decodes them again.
 func TestRecords(t *testing.T) {
 	datadriven.RunTest(t, "testdata/records.td", func(t *testing.T, d *datadriven.TestData) string {
 		var b []byte
@@ -113,7 +112,7 @@ func equalSlots(a, b SlotHeader) bool {
 	return sums && a.SlotKey == b.SlotKey && a.Ref() == b.Ref() && a.Class == b.Class && a.Parent == b.Parent && a.Depth == b.Depth && a.Born == b.Born
 }
 
-// TestEveryBitCounts flips each bit of each record: none may go unnoticed.
+// TestEveryBitCounts flips each bit of each record: every flip is detected.
 func TestEveryBitCounts(t *testing.T) {
 	for name, c := range map[string]struct {
 		record []byte
@@ -144,7 +143,7 @@ func TestEveryBitCounts(t *testing.T) {
 	}
 }
 
-// TestOtherVersion: an intact record of another version says so.
+// TestOtherVersion: decoding an intact record of another version returns ErrVersion.
 func TestOtherVersion(t *testing.T) {
 	b := exampleSuperblock.Encode()
 	b[versionOff] = Version + 1
@@ -158,7 +157,7 @@ func putChecksum(b []byte) {
 	le.PutUint64(b[checksumOff:], checksum(b))
 }
 
-// TestSealedNonsense: a valid checksum over impossible values is still refused.
+// TestSealedNonsense: impossible values are refused although the checksum is valid.
 func TestSealedNonsense(t *testing.T) {
 	for name, spoil := range map[string]func() error{
 		"superblock index": func() error { s := exampleSuperblock; s.Index = 2; _, err := DecodeSuperblock(s.Encode()); return err },
@@ -249,7 +248,7 @@ func TestSealedNonsense(t *testing.T) {
 	}
 }
 
-// TestEncodeRefuses: what could not be decoded is not written.
+// TestEncodeRefuses: a record that could not be decoded is not written.
 func TestEncodeRefuses(t *testing.T) {
 	for name, spoil := range map[string]func(*SlotHeader){
 		"no generation": func(h *SlotHeader) { h.Generation = 0 },
@@ -315,8 +314,8 @@ func TestSegmentNames(t *testing.T) {
 	}
 }
 
-// FuzzDecode feeds any bytes to every decoder, sealed and unsealed: no panic, a
-// named error, and what is accepted encodes to the same bytes.
+// FuzzDecode feeds any bytes to every decoder, sealed and unsealed: there is no panic, errors are
+// sentinels, and an accepted record encodes to the same bytes.
 func FuzzDecode(f *testing.F) {
 	f.Add(exampleSuperblock.Encode(), false)
 	f.Add(exampleCatalogue.Encode(), false)
@@ -327,7 +326,7 @@ func FuzzDecode(f *testing.F) {
 		if n := len(b) % Page; n != 0 || len(b) == 0 {
 			b = append(b, make([]byte, Page-n)...)
 		}
-		if reseal { // let the fuzzer past the checksum
+		if reseal { // lets the fuzzer pass the checksum
 			le.PutUint32(b[versionOff:], Version)
 			le.PutUint32(b[lengthOff:], uint32(len(b)))
 			putChecksum(b)

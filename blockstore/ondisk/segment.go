@@ -14,7 +14,7 @@ const MaxSegmentBytes = 1 << 40
 
 const segmentPrefix = "segment-"
 
-// SegmentName is the file name of segment number.
+// SegmentName returns the name of the file of a segment.
 func SegmentName(number uint32) string { return fmt.Sprintf("%s%08d", segmentPrefix, number) }
 
 // ParseSegmentName is the inverse of SegmentName.
@@ -30,23 +30,22 @@ func ParseSegmentName(name string) (number uint32, ok bool) {
 	return uint32(n), true
 }
 
-// SegmentHeader says how a segment file is cut into slots.
+// SegmentHeader describes how a segment file is divided into slots.
 type SegmentHeader struct {
-	// Volume and Number are the file's own place.
+	// Volume and Number identify the file.
 	Volume UUID
 	Number uint32
-	// Slots is how many slots of SlotBytes follow the header page.
+	// Slots is the number of slots of SlotBytes after the header page.
 	Slots     uint32
 	SlotBytes int64
-	// Cut is the generation at which the segment was cut; slots in it are
-	// younger.
+	// Cut is the generation at which the segment was cut; the slots have later generations.
 	Cut kv.Generation
 }
 
-// SlotOffset is where a slot starts in the file.
+// SlotOffset returns the start of a slot in the file.
 func (h SegmentHeader) SlotOffset(slot uint32) int64 { return Page + int64(slot)*h.SlotBytes }
 
-// SegmentSlots is how many slots of slotBytes a segment file of fileBytes holds.
+// SegmentSlots returns the number of slots of slotBytes in a segment file of fileBytes.
 func SegmentSlots(fileBytes, slotBytes int64) uint32 {
 	if slotBytes < 1 || fileBytes < Page {
 		return 0
@@ -67,9 +66,8 @@ func (h SegmentHeader) Encode() []byte {
 	return b
 }
 
-// DecodeSegmentHeader is the inverse of Encode. It fails with ErrBlank,
-// ErrVersion or ErrDamaged. Whether the slots fit the file is the caller's to
-// check.
+// DecodeSegmentHeader is the inverse of Encode. It fails with ErrBlank, ErrVersion or ErrDamaged.
+// The caller checks whether the slots fit the file.
 func DecodeSegmentHeader(b []byte) (SegmentHeader, error) {
 	b, err := unseal(b, magicSegment, Page)
 	if err != nil {

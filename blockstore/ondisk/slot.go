@@ -9,13 +9,13 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Class says how long a block is meant to live.
+// Class is the kind of a block's lifetime.
 type Class uint8
 
 const (
 	// ClassPrefix blocks stay until they are evicted or deleted.
 	ClassPrefix Class = iota + 1
-	// ClassTransfer blocks are dropped once they have been delivered.
+	// ClassTransfer blocks are dropped after their delivery.
 	ClassTransfer
 )
 
@@ -30,8 +30,8 @@ func (c Class) String() string {
 	return fmt.Sprintf("Class(%d)", uint8(c))
 }
 
-// SlotKey is what a reader asks a slot for. A slot whose header differs in any
-// field holds something else, whatever its checksums say.
+// SlotKey is the content that a reader expects in a slot. A slot whose header differs in any field
+// has other content, even if its checksums are right.
 type SlotKey struct {
 	Namespace kv.NamespaceID
 	Epoch     kv.Epoch
@@ -44,14 +44,14 @@ type SlotKey struct {
 	Layers       int
 }
 
-// SlotHeader makes a slot describe itself.
+// SlotHeader describes the content of a slot. It is stored in the slot.
 type SlotHeader struct {
 	SlotKey
 	// Generation and Extent are filled in by blockstore when it writes.
 	Generation kv.Generation
 	Extent     kv.Extent
-	// Born is the generation of the slot that the content was first written to. It is
-	// zero if the content was never moved. Origin returns it for both cases.
+	// Born is the generation of the slot to which the content was first written, or zero if the
+	// content was never moved. Origin returns it for both cases.
 	Born  kv.Generation
 	Class Class
 	// Parent is zero for the first block of a chain, Depth the number of
@@ -65,9 +65,9 @@ type SlotHeader struct {
 // Ref returns the slot and the generation that the header claims.
 func (h *SlotHeader) Ref() kv.Ref { return kv.Ref{Extent: h.Extent, Generation: h.Generation} }
 
-// Origin returns the generation of the slot that the content was first written to. A
-// move keeps it. Origin orders the versions of a block that was deleted and put again: a
-// deletion covers content up to a generation.
+// Origin returns the generation of the slot to which the content was first written. A move keeps
+// it. Origin orders the versions of a block that was deleted and put again: a deletion covers
+// content up to a generation.
 func (h *SlotHeader) Origin() kv.Generation {
 	if h.Born != 0 {
 		return h.Born
@@ -115,9 +115,8 @@ func (h *SlotHeader) EncodeTo(b []byte) error {
 	return nil
 }
 
-// SlotHeaderBytes returns how long the header that starts in page claims to be,
-// or 0 if page does not start one: longer headers than one page need a second
-// read before DecodeSlotHeader.
+// SlotHeaderBytes returns the length that the header at the start of page claims, or 0 if page does
+// not start with a header. Headers longer than one page need a second read before DecodeSlotHeader.
 func SlotHeaderBytes(page []byte) int { return recordBytes(page, magicSlot, MaxSlotHeaderBytes) }
 
 // DecodeSlotHeader is the inverse of EncodeTo. It fails with ErrBlank,
@@ -166,7 +165,7 @@ func DecodeSlotHeader(b []byte, sums []uint64) (SlotHeader, error) {
 	return h, nil
 }
 
-// validate checks what Layout does not.
+// validate checks the fields that Layout does not check.
 func (h *SlotHeader) validate() error {
 	switch {
 	case h.Class != ClassPrefix && h.Class != ClassTransfer:
@@ -185,7 +184,7 @@ func (h *SlotHeader) validate() error {
 	return nil
 }
 
-// String prints one field a line, as `penstock store inspect` does.
+// String prints one field per line, as `penstock store inspect` does.
 func (h *SlotHeader) String() string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "slot %v %v\n", h.Ref(), h.Class)

@@ -15,7 +15,7 @@ import (
 const (
 	// SuperblockName is the file with both superblock copies.
 	SuperblockName = "superblock"
-	// SuperblockFileBytes is its size.
+	// SuperblockFileBytes is the size of that file.
 	SuperblockFileBytes = 2 * Page
 	// MaxBoot is the largest boot counter: the 16 bits of a kv.Generation
 	// above its 32 bits of sequence.
@@ -25,7 +25,7 @@ const (
 // UUID is 16 random bytes.
 type UUID [16]byte
 
-// NewUUID reads one from r; nil means crypto/rand.
+// NewUUID reads 16 bytes from r; nil means crypto/rand.
 func NewUUID(r io.Reader) (UUID, error) {
 	if r == nil {
 		r = rand.Reader
@@ -40,13 +40,13 @@ func NewUUID(r io.Reader) (UUID, error) {
 // String returns the uuid in hexadecimal.
 func (u UUID) String() string { return hex.EncodeToString(u[:]) }
 
-// Superblock says which volume of which store a directory is.
+// Superblock identifies a directory as a volume of a store.
 type Superblock struct {
 	// Sequence orders the two copies.
 	Sequence uint64
-	// Node is the store, Volume this directory.
+	// Node identifies the store, Volume the directory.
 	Node, Volume UUID
-	// Index and Count place the volume on the node.
+	// Index is the position of the volume among the Count volumes of the node.
 	Index, Count uint32
 	// Boot is the number of starts, at most MaxBoot.
 	Boot uint32
@@ -54,9 +54,8 @@ type Superblock struct {
 	SegmentBytes int64
 	// CatalogueBytes is the room for the blob in each catalogue area.
 	CatalogueBytes int64
-	// MembershipVersion orders changes of the two sets: over all volumes, those
-	// with the highest one count. A bit for each volume of the node: being drained
-	// of its blocks, and removed from the node.
+	// MembershipVersion orders changes of the two sets: the sets with the highest version of all
+	// volumes are valid. Draining and Removed have one bit for each volume of the node.
 	MembershipVersion uint32
 	Draining, Removed [VolumeSetBytes]byte
 }
@@ -64,7 +63,7 @@ type Superblock struct {
 // VolumeSetBytes is the size of a set of volumes, one bit each.
 const VolumeSetBytes = kv.MaxVolumes / 8
 
-// The sets in a superblock.
+// The offsets of the sets in a superblock.
 const (
 	drainingOffset = 104
 	removedOffset  = drainingOffset + VolumeSetBytes
@@ -127,7 +126,7 @@ func DecodeSuperblock(b []byte) (Superblock, error) {
 	return s, nil
 }
 
-// String prints one field a line, as `penstock store inspect` does.
+// String prints one field per line, as `penstock store inspect` does.
 func (s Superblock) String() string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "superblock version %d sequence %d\n", Version, s.Sequence)

@@ -1,4 +1,4 @@
-# The catalogue: replaced as a whole, on every volume, newest wins.
+# The catalogue is replaced as a whole on every volume. The newest one is used.
 
 volume a b
 ----
@@ -28,7 +28,7 @@ close
 ----
 ok
 
-# A damaged area on one volume: the other has it.
+# If the catalogue area of one volume is damaged, the other volume's is used.
 
 flip file=catalogue of=a byte=4096
 ----
@@ -46,7 +46,7 @@ close
 ----
 ok
 
-# On both: the one before.
+# If the areas of both volumes are damaged, the catalogue before is used.
 
 flip file=catalogue of=b byte=4096
 ----

@@ -12,7 +12,7 @@ put x y z
 ----
 v0/s0/0 v0/s0/1 v0/s0/2
 
-# In the payload: the second layer of x, found only by who reads it.
+# In the payload: only a read of the second layer of x finds the damage.
 
 flip x byte=8200
 ----
@@ -77,7 +77,7 @@ scan z x verify=1
 v0/s0/2@4294967300 z
 {Segments:1 Slots:2 Found:1 Blank:0 Damaged:1 Unreadable:0 Bytes:32768}
 
-# The engine drops what is corrupt.
+# The engine drops corrupt blocks.
 
 scrub free=1
 ----
@@ -95,7 +95,7 @@ check
 ----
 checked
 
-# The scrubber stops at its budget and goes on from there, at its rate.
+# The scrubber stops at its budget and continues from that slot, at its rate.
 
 put p q r
 ----

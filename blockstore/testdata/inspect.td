@@ -1,4 +1,4 @@
-# The pictures that `penstock store inspect` prints.
+# The output of `penstock store inspect`.
 
 volume a
 ----
@@ -98,7 +98,7 @@ segment 0 of volume dbe5882e2579683432c1bfc525454add: 3 slots of 16384 bytes, cu
   0: ondisk: PNSTKSLT has checksum fe85dc97e35d7d5d, its bytes give fd3cd25ec6eb97bd: damaged record
   1: generation 4294967299 namespace 1 epoch 1 group 0 block a1fce4363854ff888cff4b8e7875d600 depth 0, 12000 bytes in 3 layers
 
-# A volume that lost its superblock: what is left is printed all the same.
+# A volume without a superblock: the other parts are printed nevertheless.
 close
 ----
 ok

@@ -1,4 +1,4 @@
-# The life of a slot: reserved, written, live, freed, reused.
+# The states of a slot: reserved, written, live, freed, reused.
 
 volume a
 ----
@@ -12,7 +12,7 @@ reserve x y
 ----
 v0/s0/0 v0/s0/1
 
-# data-before-index: not written, not committed, not readable.
+# data-before-index: a block that is not written is not committed and cannot be read.
 
 commit x
 ----
@@ -30,7 +30,7 @@ commit x
 ----
 ok
 
-# y is written, but not committed: nobody may read it.
+# y is written, but not committed, so it cannot be read.
 
 read x y
 ----
@@ -55,7 +55,7 @@ scrubbed 0: 0 bytes; corrupt 0, failed 0
 class    16384 bytes: 1 segments, 3 slots, 1 live, 2 free
 volume 0 a: capacity 1048576, files 90112, 1 segments (0 blank, 0 bad, 0 retiring), used 16384
 
-# A layer range brings only its layers, with the header in the same submission.
+# A read of a layer range reads only these layers, with the header in the same submission.
 
 read x layers=0+1
 ----
@@ -69,7 +69,7 @@ read x layers=2+2
 ----
 x: blockstore: read v0/s0/0@4294967298: layers 2 to 4 of 3: wrong state
 
-# A freed slot with a reader waits for the last one.
+# A freed slot with readers is free after the last reader has left.
 
 pin x
 ----
@@ -97,7 +97,7 @@ scrubbed 0: 0 bytes; corrupt 0, failed 0
 class    16384 bytes: 1 segments, 3 slots, 0 live, 2 free
 volume 0 a: capacity 1048576, files 90112, 1 segments (0 blank, 0 bad, 0 retiring), used 16384
 
-# The readers go on; a new one is refused.
+# The readers continue; a new one is refused.
 
 read x
 ----
@@ -142,7 +142,7 @@ check
 ----
 checked
 
-# A closed store says so.
+# Calls on a closed store return that it is closed.
 
 close
 ----

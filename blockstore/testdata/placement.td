@@ -16,13 +16,13 @@ put b0 b1
 ----
 v0/s0/3 v0/s0/4
 
-# a's next slot is taken: the longest free run.
+# a's next slot is taken, so the longest free run is used.
 
 put a3 after=a2
 ----
 v0/s0/5
 
-# b goes on right after b1? b1 is followed by a3, so no; a3 can go on.
+# b could continue after b1, but a3 follows b1. a3 can continue.
 
 put a4 a5 after=a3
 ----
@@ -55,7 +55,7 @@ put d0 d1 d2 d3 d4 d5
 ----
 blockstore: 6 slots of 16384 bytes wanted, 2 free, and no room for another segment: store is full
 
-# Holes are taken when nothing else is left, longest first.
+# If nothing else is free, the gaps are used, the longest first.
 
 free a1 c2 c3 c4
 ----
@@ -65,7 +65,7 @@ put e0 e1 e2 e3
 ----
 v0/s1/3 v0/s1/4 v0/s1/5 v0/s3/4
 
-# Nothing is left: full, with what is missing. All or none.
+# The store is full. The error has the number of missing slots; a sequence gets all slots or none.
 
 put f0 f1
 ----
@@ -90,7 +90,8 @@ check
 ----
 checked
 
-# The other size has slots, which do not help: emptiable says which segments would.
+# The other slot size has free slots, which cannot be used: emptiable lists the segments that could
+# be emptied.
 
 emptiable
 ----
@@ -118,7 +119,7 @@ scrubbed 0: 0 bytes; corrupt 0, failed 0
 class    16384 bytes: 4 segments, 27 slots, 22 live, 5 free
 volume 0 a: capacity 524288, files 524288, 4 segments (0 blank, 0 bad, 0 retiring), used 360448
 
-# A slot that no segment can hold.
+# No segment can hold a slot of this size.
 
 put huge piece=300000
 ----

@@ -1,4 +1,4 @@
-# What a crash leaves is exact, or a miss.
+# After a crash each read is exact or a miss.
 
 volume a
 ----
@@ -41,7 +41,7 @@ check
 ----
 checked
 
-# The slots that the index gave up are free; those it kept are not.
+# The slots that the index dropped are free. The slots that the index kept are in use.
 
 free u v
 ----
@@ -59,7 +59,7 @@ sync
 ----
 ok
 
-# A clean close and open loses nothing, and generations go on.
+# A clean close and open loses nothing, and generations continue.
 
 close
 ----
@@ -147,7 +147,7 @@ flip file=superblock of=a byte=4196
 ----
 ok
 
-# Both damaged, with segments beside them: not ours to overwrite.
+# Both copies are damaged, and there are segments: the volume is not formatted again.
 
 open a
 ----
@@ -157,7 +157,7 @@ flip file=superblock of=a byte=4196
 ----
 ok
 
-# An index entry from nowhere is dropped, and so is a second claim to a slot.
+# An index entry without a slot is dropped, and so is a second entry for a slot.
 
 open a raw=1
 ----
@@ -167,7 +167,7 @@ close
 ----
 ok
 
-# A damaged segment header loses its blocks and nothing else.
+# A damaged segment header loses the blocks of its segment only.
 
 flip file=segment-00000000 of=a byte=50
 ----

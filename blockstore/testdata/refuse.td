@@ -1,4 +1,4 @@
-# Volumes that are not those of one store are refused, with what and why.
+# Volumes that are not those of one store are refused; the error names the volume and the reason.
 
 volume a b c
 ----
@@ -8,7 +8,7 @@ open a b segment=65536
 ----
 ok
 
-# Two stores on one volume.
+# Two stores cannot use one volume.
 
 open a b
 ----
@@ -20,7 +20,7 @@ ok
 
 open a
 ----
-blockstore: a is one of 2 volumes, 1 are given; give all of them, or set degraded to serve what is there: foreign volume
+blockstore: a is one of 2 volumes, 1 are given; give all of them, or set degraded to serve the present volumes: foreign volume
 
 open a b c
 ----
@@ -42,7 +42,7 @@ open a c
 ----
 blockstore: a and c are both volume 0 of node 6ae6783f4fbde91b6eb88b73a48ed247; give one of them: foreign volume
 
-# Another segment size than the volumes have.
+# The configured segment size differs from that of the volumes.
 
 open a b segment=131072
 ----
@@ -56,9 +56,9 @@ ok
 
 open a d
 ----
-blockstore: 1 of 2 directories are empty beside volumes of node 6ae6783f4fbde91b6eb88b73a48ed247; mount the missing disks, set degraded to serve what is there, or set add_volumes to format the empty ones: foreign volume
+blockstore: 1 of 2 directories are empty, the others have volumes of node 6ae6783f4fbde91b6eb88b73a48ed247; mount the missing disks, set degraded to serve the present volumes, or set add_volumes to format the empty ones: foreign volume
 
-# Order does not matter.
+# The order of the volumes does not matter.
 
 open b a
 ----
@@ -72,7 +72,7 @@ close
 ----
 ok
 
-# A segment from elsewhere.
+# A segment of another volume.
 
 copy file=segment-00000000 of=b to=b as=segment-00000005
 ----
@@ -80,7 +80,7 @@ ok
 
 open a b
 ----
-blockstore: volume b: segment-00000005: header says segment 0 of volume 0cd87274d67084caaf0e0d36c8496db7, this is volume 0cd87274d67084caaf0e0d36c8496db7; remove the file: foreign volume
+blockstore: volume b: segment-00000005: the header is that of segment 0 of volume 0cd87274d67084caaf0e0d36c8496db7, but this is volume 0cd87274d67084caaf0e0d36c8496db7; remove the file: foreign volume
 
 remove file=segment-00000005 of=b
 ----
@@ -94,7 +94,7 @@ close
 ----
 ok
 
-# A lost disk is replaced only when asked for: its blocks are misses.
+# A lost disk is replaced only with add=1: its blocks are misses.
 
 open d b add=1
 ----
@@ -124,7 +124,7 @@ close
 ----
 ok
 
-# A third one is added.
+# A third volume is added.
 
 volume e
 ----
@@ -146,7 +146,7 @@ read y
 ----
 y: exact
 
-# Too little room.
+# The capacity is too small.
 
 close
 ----

@@ -1,4 +1,4 @@
-# A full file system: no segment, no harm.
+# The file system is full: no segment can be created, and nothing is damaged.
 
 volume a capacity=150000
 ----
@@ -48,7 +48,7 @@ close
 ----
 ok
 
-# Below the floor nothing is written, and everything is read.
+# Below the floor nothing is written, and all blocks can be read.
 
 open a capacity=1048576 floor=100000
 ----
@@ -72,7 +72,7 @@ close
 ----
 ok
 
-# A smaller capacity: surplus segments are given back as they become empty.
+# A smaller capacity: surplus segments are removed as they become empty.
 
 volume b
 ----

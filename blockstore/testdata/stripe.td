@@ -1,4 +1,4 @@
-# A sequence changes the volume every stripe, so that one read uses all of them.
+# A sequence moves to the next volume after every stripe, so that one read uses all volumes.
 
 volume a b
 ----
@@ -24,7 +24,7 @@ put t0
 ----
 v0/s0/4
 
-# s goes on where it ended.
+# s continues where it ended.
 
 put s10 s11 s12 after=s9
 ----
@@ -63,7 +63,7 @@ v1/s1/0@4294967312 s11
 v1/s1/1@4294967313 s12
 {Segments:3 Slots:21 Found:14 Blank:7 Damaged:0 Unreadable:0 Bytes:344064}
 
-# Only some slots, each run of adjacent ones in one go.
+# Only some slots are scanned; each run of adjacent ones is one read.
 
 scan s5 s6 s9 t0 s1 s12
 ----

@@ -73,6 +73,18 @@ func sized(what string, got C.uint64_t, want uintptr) error {
 	return nil
 }
 
+// grown returns the caller's structure p of size bytes, of which versions before this one have at least the
+// first bytes. Fields that it lacks are zero.
+func grown[T any](what string, p *T, size C.uint64_t, first uintptr) (whole T, err error) {
+	want := unsafe.Sizeof(whole)
+	if uint64(size) < uint64(first) || uint64(size) > uint64(want) {
+		return whole, invalid("%s.size is %d; want %d: set it to sizeof, and use the header of this library", what, uint64(size), want)
+	}
+	// Safety: the caller's structure has size bytes, and whole has at least as many.
+	copy(slice[byte](&whole, int(want)), slice[byte](p, int(size)))
+	return whole, nil
+}
+
 func text(s *C.char) string {
 	if s == nil {
 		return ""

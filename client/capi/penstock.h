@@ -63,7 +63,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x00010005u
+#define PENSTOCK_ABI_VERSION 0x00010006u
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -594,7 +594,7 @@ typedef struct penstock_leader_options {
 	const char *node;        /* the machine of the engines; all its engines of this role are in the group */
 	const penstock_member *members;
 	uint32_t n_members;      /* 0: the group has no engine until penstock_leader_add */
-	uint32_t role;           /* PENSTOCK_ROLE_* */
+	uint32_t role;           /* PENSTOCK_ROLE_*; it is fixed: the planner refuses to switch the group to the other one */
 	uint64_t read_rate;      /* rate of the machine's storage NIC in tokens a second; 0: the leader measures it from penstock_attempt_progress */
 	uint32_t fetch_every_ms; /* how often the load is reported and work is fetched; default 5 */
 	uint32_t reserved;       /* 0 */
@@ -872,7 +872,7 @@ typedef struct penstock_traffic_options {
 	const char *listen;      /* host:port of the compute NIC; NULL: 127.0.0.1 and a free port */
 	const char *advertise;   /* host:port that the other engines dial; NULL: that of listen */
 	const void *token;       /* what the other engines prove, 16 to 256 bytes; NULL: 32 random bytes */
-	void *memory;            /* device memory, or host memory in its place; the CPU can address it */
+	void *memory;            /* device memory, or host memory in its place */
 	uint64_t memory_bytes;
 	const uint64_t *bases;   /* offsets of the layers in memory */
 	uint64_t stride;         /* distance of a layer's pages; 0: the bytes of a layer of a block */
@@ -884,13 +884,22 @@ typedef struct penstock_traffic_options {
 	uint32_t persist_max;    /* greatest number of blocks that wait for storage; others are not stored; 0: as many as the buffers hold */
 	uint32_t transfers_max;  /* greatest number of transfers that run or are not drained; default 1024 */
 	uint32_t connections;    /* TCP connections for payload to each engine; default 4 */
+	uint32_t cuda;           /* since version 1.6. 0: the CPU can address memory; n: memory is on the CUDA driver's device n-1 */
+	uint32_t reserved;       /* 0 */
 } penstock_traffic_options;
 
 /*
  * Opens a traffic manager. The namespace is chained, its keys are PENSTOCK_KEYS_IDS, and it has one
  * group, of kind FULL. The payload is not encrypted. memory must stay allocated until
- * penstock_traffic_close or penstock_close has returned; it needs no penstock_register. Errors: INVALID
- * (also: the address is in use), CLOSED, FORKED.
+ * penstock_traffic_close or penstock_close has returned; it needs no penstock_register.
+ *
+ * Memory on a CUDA device is copied by the device's copy engine, in the device's primary context, to and
+ * from buffer_bytes, which the driver pins. Transfers pass through there, on a prefill engine in two layers
+ * of each prompt more. The library does not synchronize with streams: call penstock_transfer_computed when
+ * the device has computed the layer (an event). When penstock_transfer_layer returns, the layer is on the device.
+ *
+ * Errors: INVALID (also: the address is in use, the CUDA driver cannot be loaded, there is no such device),
+ * CLOSED, FORKED.
  */
 int32_t penstock_traffic_open(penstock_namespace ns, const penstock_traffic_options *options, penstock_traffic *traffic, penstock_error *error);
 

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
@@ -62,8 +63,9 @@ func goTrafficOpen(ns C.uint64_t, o *C.penstock_traffic_options, out *handle, to
 }
 
 // trafficOptions copies the caller's options.
-func trafficOptions(o *C.penstock_traffic_options) (out binding.TrafficOptions, err error) {
-	if err := sized("penstock_traffic_options", o.size, unsafe.Sizeof(*o)); err != nil {
+func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOptions, err error) {
+	o, err := grown("penstock_traffic_options", from, from.size, unsafe.Offsetof(from.cuda))
+	if err != nil {
 		return out, err
 	}
 	switch {
@@ -83,7 +85,7 @@ func trafficOptions(o *C.penstock_traffic_options) (out binding.TrafficOptions, 
 	if options.Listen == "" {
 		options.Listen = "127.0.0.1:0"
 	}
-	return binding.TrafficOptions{
+	out = binding.TrafficOptions{
 		Compute: func(ctx context.Context, log *slog.Logger) (rdma.Engine, error) {
 			options.Logger = log
 			e, err := tcp.New(ctx, options)
@@ -95,7 +97,12 @@ func trafficOptions(o *C.penstock_traffic_options) (out binding.TrafficOptions, 
 		Token: token, Address: uint64(uintptr(o.memory)), Bytes: uint64(o.memory_bytes),
 		Bases: slices.Clone(slice[uint64](o.bases, int(o.n_bases))), Stride: uint64(o.stride), Pages: int(o.pages),
 		BufferBytes: int64(o.buffer_bytes), AppendBytes: int64(o.append_bytes), PersistMax: int(o.persist_max), TransfersMax: int(o.transfers_max),
-	}, nil
+	}
+	if o.cuda > 0 {
+		device := int(o.cuda) - 1
+		out.Copier = func() (copier.DeviceCopier, error) { return copier.NewCUDA(copier.CUDAOptions{Device: device}) }
+	}
+	return out, nil
 }
 
 //export goTrafficClose

@@ -48,7 +48,8 @@ type Gateway struct {
 	chain kv.Chain
 
 	mu sync.Mutex
-	// epoch is the nodes' newest that is known; 0: that of Options.Namespace.
+	// epoch is the newest that is known, from the nodes or by a start; 0: that of
+	// Options.Namespace.
 	epoch kv.Epoch
 }
 
@@ -156,6 +157,9 @@ const (
 	TooLong = Refusal(pb.Refusal_REFUSAL_TOO_LONG)
 	// Invalid: the lengths of the request contradict each other.
 	Invalid = Refusal(pb.Refusal_REFUSAL_INVALID)
+	// OldWeights: the weights have changed, and the change ended the requests of older weights.
+	// It may be submitted again, and is then served with the new weights.
+	OldWeights = Refusal(pb.Refusal_REFUSAL_OLD_WEIGHTS)
 )
 
 // RefusedError is the planner's refusal of a request.
@@ -321,10 +325,16 @@ func (g *Gateway) match(ctx context.Context, ids []kv.BlockID) (client.MatchResu
 	if err != nil {
 		return m, err
 	}
-	g.mu.Lock()
-	g.epoch = max(g.epoch, ns.Epoch)
-	g.mu.Unlock()
+	g.newer(ns.Epoch)
 	return g.opts.Store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ids})
+}
+
+// newer notes an epoch of the weights: later requests look for prefixes of the newest one, also
+// while storage keeps an older one live.
+func (g *Gateway) newer(epoch kv.Epoch) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.epoch = max(g.epoch, epoch)
 }
 
 // follow submits a request and passes its updates on until it ends. accepted reports
@@ -352,6 +362,7 @@ func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event fu
 			ev.Kind = Accepted
 		case pb.RequestUpdate_KIND_STARTED:
 			ev = started(submit.Id, u)
+			g.newer(ev.Epoch)
 		case pb.RequestUpdate_KIND_PREFILLED:
 			ev.Kind = Prefilled
 		case pb.RequestUpdate_KIND_REPLANNED:

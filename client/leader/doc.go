@@ -17,6 +17,7 @@
 //	   ├── ABORT ───────────────────►── the end of ctx ─────────────────────►
 //	   ◄── Finished | Failed ───────┤◄─ Request.Done(err) ──────────────────┤
 //	   ├── CONFIRMED ───────────────►  the end of the attempt is forgotten   │
+//	   ├── SWITCH ──────────────────►  Options.SwitchRole, then RegisterGroup or RoleRefused
 //
 // An engine moves KV with a traffic.Manager, whose jobs take the fields and the methods
 // of a Request as they are:
@@ -64,6 +65,15 @@
 //
 // Add and Remove change the members of the group. The requests of a removed member end,
 // and the planner plans them again; the requests of the other members continue.
+//
+// # Roles
+//
+// The planner has a group change its role when an operator asks for it, and the group has no
+// request then. The leader waits until its engines have ended aborted requests too, and calls
+// Options.SwitchRole. After it the leader registers the group in its new role, or reports why the
+// engines keep the old one. If the session breaks meanwhile, the next registration names the role
+// that the engines change to, so a planner that was restarted gives them no request. A group
+// without Options.SwitchRole has a fixed role, and the planner refuses to switch it.
 //
 // # Bounds
 //

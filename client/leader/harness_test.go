@@ -352,10 +352,17 @@ func member(name string, e Engine) Member {
 	return Member{Name: name, Engine: e, DeviceBlocks: 1000}
 }
 
-// lead runs a leader until the test ends.
+// lead runs the leader of a role's group until the test ends.
 func (h *host) lead(role Role, members ...Member) (l *Leader, stop func()) {
 	h.Helper()
-	l, err := New(Options{Group: role.String(), Node: "node of " + role.String(), Role: role, Geometry: geo, Members: members, Planner: h.Conn, FetchEvery: time.Millisecond})
+	return h.leadOptions(Options{Group: role.String(), Node: "node of " + role.String(), Role: role, Members: members})
+}
+
+// leadOptions runs a leader of the test's planner until the test ends.
+func (h *host) leadOptions(o Options) (l *Leader, stop func()) {
+	h.Helper()
+	o.Geometry, o.Planner, o.FetchEvery = geo, h.Conn, time.Millisecond
+	l, err := New(o)
 	h.must(err)
 	ctx, cancel := context.WithCancel(h.ctx)
 	var wg sync.WaitGroup

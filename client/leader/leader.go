@@ -90,6 +90,12 @@ type Options struct {
 	// ReadRate, if not 0, is the rate of the machine's storage NIC in tokens a second.
 	// With 0 the leader measures it while there is a reading queue.
 	ReadRate float64
+	// SwitchRole, if set, makes the group's engines ready for the other role, when the
+	// operator has the planner change it. The engines hold no request then, and get none until
+	// it returns. It returns the members in that role; nil: as they are. After an error the
+	// group keeps its role, and the operator gets the error. It returns when ctx ends, which
+	// ends with Run's. nil: the engines have a fixed role.
+	SwitchRole func(ctx context.Context, to Role) ([]Member, error)
 	// Logger takes the loss of sessions and the failures of requests. nil: none.
 	Logger *slog.Logger
 }
@@ -128,12 +134,17 @@ func (o *Options) Validate() error {
 	if o.FetchEvery < 0 || o.ReadRate < 0 {
 		return fmt.Errorf("leader: group %q: a fetch every %v and a read rate of %v tokens a second; neither may be negative", o.Group, o.FetchEvery, o.ReadRate)
 	}
-	for i := range o.Members {
-		m := &o.Members[i]
-		if err := o.check(m); err != nil {
+	return o.checkAll(o.Role, o.Members)
+}
+
+// checkAll refuses members of a role that the planner would refuse.
+func (o *Options) checkAll(role Role, members []Member) error {
+	for i := range members {
+		m := &members[i]
+		if err := o.check(role, m); err != nil {
 			return err
 		}
-		if slices.ContainsFunc(o.Members[:i], func(other Member) bool { return other.Name == m.Name }) {
+		if slices.ContainsFunc(members[:i], func(other Member) bool { return other.Name == m.Name }) {
 			return fmt.Errorf("leader: group %q: engine %q is listed twice", o.Group, m.Name)
 		}
 	}
@@ -148,8 +159,8 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// check refuses a member that the planner would refuse.
-func (o *Options) check(m *Member) error {
+// check refuses a member of a role that the planner would refuse.
+func (o *Options) check(role Role, m *Member) error {
 	if err := checkName("engine", m.Name); err != nil {
 		return err
 	}
@@ -158,7 +169,7 @@ func (o *Options) check(m *Member) error {
 		return fmt.Errorf("leader: engine %q: no Engine", m.Name)
 	case m.DeviceBlocks < 0 || m.PromptBlocks < 0:
 		return fmt.Errorf("leader: engine %q: %d device blocks and prompts of %d blocks; neither may be negative", m.Name, m.DeviceBlocks, m.PromptBlocks)
-	case o.Role == Decode && m.DeviceBlocks == 0:
+	case role == Decode && m.DeviceBlocks == 0:
 		return fmt.Errorf("leader: decode engine %q: DeviceBlocks is 0, so no request fits; set it to the number of KV blocks in device memory", m.Name)
 	}
 	if _, err := marshalPeer(m.Peer); err != nil {
@@ -200,8 +211,16 @@ type Leader struct {
 	// drained when reports were sent.
 	wake, drained chan struct{}
 
+	// freed is signalled when a request has left its engine. changes has the change of role that
+	// is under way.
+	freed   chan struct{}
+	changes sync.WaitGroup
+
 	mu      sync.Mutex
 	members []Member
+	role    Role
+	// switching is the role that the engines are changing to; 0: none.
+	switching Role
 	// version counts the changes of members. A session has one version.
 	version int
 	// seen is the highest number of an action of this session, taken that of all sessions.
@@ -210,6 +229,9 @@ type Leader struct {
 	// that confirms no report.
 	planner uint64
 	held    map[string]*held
+	// running counts attempts that their engines have not ended. One may have left held, because
+	// the planner has given its request to an engine of the group again.
+	running int
 	// ended are the requests whose end the planner has not confirmed, by their ids.
 	ended map[string]*ended
 	// reports wait to be sent, oldest first.
@@ -251,7 +273,7 @@ func New(opts Options) (*Leader, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	l := &Leader{opts: opts, log: opts.Logger, wake: make(chan struct{}, 1), drained: make(chan struct{}, 1), held: make(map[string]*held), ended: make(map[string]*ended)}
+	l := &Leader{opts: opts, log: opts.Logger, role: opts.Role, freed: make(chan struct{}, 1), wake: make(chan struct{}, 1), drained: make(chan struct{}, 1), held: make(map[string]*held), ended: make(map[string]*ended)}
 	for _, m := range opts.Members {
 		l.members = append(l.members, m.withDefaults())
 	}
@@ -268,11 +290,11 @@ func (m Member) withDefaults() Member {
 
 // Add makes an engine a member of the group.
 func (l *Leader) Add(m Member) error {
-	if err := l.opts.check(&m); err != nil {
-		return err
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err := l.opts.check(l.role, &m); err != nil {
+		return err
+	}
 	if _, ok := l.memberLocked(m.Name); ok {
 		return fmt.Errorf("leader: engine %q is a member of group %q already; remove it first", m.Name, l.opts.Group)
 	}
@@ -297,6 +319,7 @@ func (l *Leader) Remove(name string) bool {
 			delete(l.held, id)
 		}
 	}
+	signal(l.freed)
 	l.changedLocked()
 	return true
 }

@@ -15,7 +15,8 @@ import (
 func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := &pb.RegisterGroup{Group: l.opts.Group, Role: pb.Side(l.opts.Role), Planner: l.planner, Confirm: true, Seen: l.taken}
+	r := &pb.RegisterGroup{Group: l.opts.Group, Role: pb.Side(l.role), Planner: l.planner, Confirm: true, Seen: l.taken}
+	r.Switches, r.Switching = l.opts.SwitchRole != nil, pb.Side(l.switching)
 	for _, m := range l.members {
 		addr, err := marshalPeer(m.Peer)
 		if err != nil {
@@ -58,19 +59,19 @@ func (l *Leader) listedLocked(h *held, ended bool) *pb.HeldRequest {
 		for p, landed := range h.attempt.arrived {
 			// The planner has ended the earlier ones.
 			if order := h.attempt.ordered[p]; order > m.Reading.GetRead() {
-				m.Reading = &pb.HeldRead{Part: l.partOf(p), Read: order, Landed: uint32(landed)}
+				m.Reading = &pb.HeldRead{Part: l.partOf(h.attempt.Role, p), Read: order, Landed: uint32(landed)}
 			}
 		}
 		for _, p := range h.attempt.brings {
-			m.Parts = append(m.Parts, l.partOf(p))
+			m.Parts = append(m.Parts, l.partOf(h.attempt.Role, p))
 		}
 	}
 	return m
 }
 
-// partOf translates a part from blocks to tokens.
-func (l *Leader) partOf(p traffic.Part) *pb.Part {
-	return &pb.Part{Side: pb.Side(l.opts.Role), From: uint32(l.tokensOf(p.From)), To: uint32(l.tokensOf(p.To))}
+// partOf translates a part that engines of a role read, from blocks to tokens.
+func (l *Leader) partOf(role Role, p traffic.Part) *pb.Part {
+	return &pb.Part{Side: pb.Side(role), From: uint32(l.tokensOf(p.From)), To: uint32(l.tokensOf(p.To))}
 }
 
 // registered begins a session with the planner of a number. The session repeats the reports
@@ -123,7 +124,7 @@ func (l *Leader) fetch() *pb.LeaderMessage {
 	loads := make(map[string]load, len(l.members))
 	for _, h := range l.held {
 		of, tokens := loads[h.member.Name], int(h.submit.PromptTokens)
-		if l.opts.Role == Decode {
+		if l.role == Decode {
 			tokens += int(h.submit.OutputTokens)
 		}
 		of.tokens, of.requests, of.blocks = of.tokens+tokens, of.requests+1, of.blocks+l.blocksOf(tokens)

@@ -65,7 +65,7 @@ type Request struct {
 // start begins a request whose both engines are known.
 func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 	l.mu.Lock()
-	h := l.held[a.Request]
+	h, role := l.held[a.Request], l.role
 	l.mu.Unlock()
 	if h == nil {
 		return fmt.Errorf("leader: request %q was not assigned to an engine of group %q", a.Request, l.opts.Group)
@@ -75,20 +75,20 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 		return fmt.Errorf("leader: the address of engine %q cannot be read: %w", a.PeerEngine, err)
 	}
 	r := &Request{
-		Name: api.AttemptName(a.Request, a.Seq), ID: a.Request, Namespace: h.submit.Namespace, Role: l.opts.Role, Epoch: kv.Epoch(a.Epoch),
+		Name: api.AttemptName(a.Request, a.Seq), ID: a.Request, Namespace: h.submit.Namespace, Role: role, Epoch: kv.Epoch(a.Epoch),
 		Prompt: int(h.submit.PromptTokens), Output: int(h.submit.OutputTokens), Hit: int(h.submit.HitTokens) / l.opts.Geometry.BlockTokens,
 		Peer: peer, PeerEngine: a.PeerEngine, Payload: h.submit.Payload,
 		leader: l, engine: h.member.Engine, member: h.member, attempt: a.Seq, order: a.Seq,
 		arrived: make(map[traffic.Part]int), ordered: make(map[traffic.Part]uint64),
 	}
 	for _, p := range a.Parts {
-		if Role(p.Side) == l.opts.Role {
+		if Role(p.Side) == role {
 			r.Parts = append(r.Parts, l.part(p))
 		}
 	}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	passing := l.blocksOf(r.Prompt) // all of the prompt passes through a decode engine's buffer
-	if l.opts.Role == Prefill {
+	if role == Prefill {
 		passing = 0
 		for _, p := range r.Parts {
 			passing += p.Len()
@@ -102,6 +102,7 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 	}
 	h.cancel()
 	h.attempt = r
+	l.running++
 	r.buffer = h.member.Footprint.Of(l.blocksOf(r.Prompt), passing)
 	for _, p := range r.Parts {
 		l.expectLocked(r, p, a.Seq)
@@ -119,7 +120,7 @@ func (l *Leader) expect(r *Request, p traffic.Part, order uint64) {
 		return
 	}
 	l.expectLocked(r, p, order)
-	if l.opts.Role == Prefill {
+	if r.Role == Prefill {
 		r.buffer += int64(p.Len()) * r.member.Footprint.Block
 	}
 }
@@ -224,6 +225,8 @@ func (r *Request) Done(err error) {
 	if h != nil && h.attempt == r {
 		delete(l.held, r.ID)
 	}
+	l.running--
+	signal(l.freed)
 	var end report
 	switch {
 	case err == nil:

@@ -24,7 +24,10 @@ const (
 func (l *Leader) Run(ctx context.Context) {
 	// Requests outlive ctx until the planner has planned them again. Otherwise the engines
 	// on the other side would report them as failed.
-	defer l.cancelAll()
+	defer func() {
+		l.cancelAll()
+		l.changes.Wait()
+	}()
 	var last string // the error that was logged last
 	for ctx.Err() == nil {
 		registered, err := l.session(ctx)
@@ -275,7 +278,7 @@ func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
 		if err != nil {
 			// The planner plans the request again, with other engines if there are any.
 			l.abort(a.Request)
-			l.say(report{message: failed(a.Request, a.Seq, l.opts.Role, 0)})
+			l.say(report{message: failed(a.Request, a.Seq, l.roleNow(), 0)})
 		}
 		return err
 	case pb.LeaderAction_KIND_READ:
@@ -303,6 +306,8 @@ func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
 		l.abort(a.Request)
 	case pb.LeaderAction_KIND_CONFIRMED:
 		l.confirmed(a)
+	case pb.LeaderAction_KIND_SWITCH:
+		l.takeSwitch(ctx, Role(a.Side))
 	}
 	return nil
 }
@@ -337,6 +342,9 @@ func (l *Leader) assign(a *pb.LeaderAction) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.switching != 0 {
+		return fmt.Errorf("leader: the engines of group %q are changing their role to %v", l.opts.Group, l.switching)
+	}
 	if old := l.held[a.Request]; old != nil {
 		old.cancel() // an attempt that the planner gave up in an earlier session
 		delete(l.held, a.Request)
@@ -359,6 +367,7 @@ func (l *Leader) abort(request string) {
 	case h == nil:
 	case h.attempt == nil:
 		delete(l.held, request)
+		signal(l.freed)
 	default:
 		// It counts in the engine's load until the engine has ended it.
 		h.aborted = true

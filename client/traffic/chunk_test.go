@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 )
 
@@ -107,7 +108,8 @@ func (e *immediates) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 
 // TestChunks: a prompt that is computed in random chunks arrives whole, with any split of the
 // hit, also when all of it is cached, when hit blocks are computed again, and when the pages of
-// some hit blocks are known only after the hit has been read.
+// some hit blocks are known only after the hit has been read. The device memory of half of the
+// prefill engines is staged.
 func TestChunks(t *testing.T) {
 	testkit.VerifyNone(t)
 	for seed := range uint64(testkit.Rounds(60, 20)) {
@@ -124,7 +126,11 @@ func TestChunks(t *testing.T) {
 				// Transfers over such NICs arrive in any order.
 				r0, r1 := newSimNIC(t, f, 0, simrdma.NICOptions{}.LikeSRD()), newSimNIC(t, f, 1, simrdma.NICOptions{}.LikeSRD())
 				order := &immediates{Engine: r0, t: t, pageLen: uint64(geo.LayerBytes(0)), flying: map[uint64]int{}}
-				pe := newEngineOn(t, s, newAt(s), layers, 40, 4<<20, nil, r0, order)
+				var c copier.Copier
+				if rng.IntN(2) == 0 {
+					c = newApart(t)
+				}
+				pe := newEngineOn(t, s, newAt(s), layers, 40, 4<<20, c, r0, order)
 				de := newEngineOn(t, s, newAt(s), layers, 40, 4<<20, nil, r1, r1)
 				var ends []int
 				for end := 0; end < blocks; {

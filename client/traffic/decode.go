@@ -421,7 +421,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 	}
 	for l := range g.layers {
 		at := func(b uint32) uint64 { return base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes }
-		if err := d.sums.checkPages(d.m.buffer.region, l, all, g.layerBytes, at, "decode buffer"); err != nil {
+		if err := d.sums.checkPages(d.m.buffer.Bytes(), l, all, g.layerBytes, at, "decode buffer"); err != nil {
 			return err
 		}
 	}
@@ -451,7 +451,7 @@ func (d *Decode) toDevice(base uint64, all []uint32) error {
 			return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", d.request, l, err)
 		}
 		offset := func(b uint32) uint64 { return dev.offset(l, d.job.Pages[b]) }
-		if err := d.sums.checkPages(dev.Region, l, all, g.layerBytes, offset, "decode device"); err != nil {
+		if err := d.sums.checkPages(d.m.opts.deviceMemory(), l, all, g.layerBytes, offset, "decode device"); err != nil {
 			return err
 		}
 	}

@@ -94,6 +94,21 @@
 // The bytes between pages belong to the engine. Each side has its own layout: the PE sends its
 // bases and its stride with its window, and the DE writes by them.
 //
+// # Staged device memory
+//
+// With Device.Region the compute NIC reads and writes device memory (GPUDirect RDMA, or host memory).
+// Without it only the copier reaches device memory, and each layer passes through staging memory of the
+// job on the PE, which is a part of the PE buffer:
+//
+//	[x,hit) DE buffer ═══► staging ─copier─► device ─copier─► staging ═══► DE buffer   hit and miss
+//	                       verified          computed         sums
+//
+// The staging memory holds two layers of the prompt. The DE may write a layer when the copier has taken
+// the one before the last. A layer leaves in the same slot as it came; blocks that come and blocks that
+// leave are different ones. Blocks are verified in host memory before they are copied, and the sums of
+// computed blocks are made in host memory after the copy: nothing verifies the copier's own work. On the
+// DE all blocks pass through the DE buffer anyway.
+//
 // # Chunked prefill
 //
 // An engine may compute a prompt in chunks, each of which goes through all layers, and may

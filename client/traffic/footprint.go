@@ -11,7 +11,8 @@ type Footprint struct {
 	// Block is the bytes of one block in the buffer. On the prefill side the blocks
 	// that are read pass through the buffer, on the decode side all blocks of the
 	// prompt. Sums is the bytes for the checksums of one block of the prompt, whether
-	// or not the block passes through the buffer. Request is the bytes that each job
+	// or not the block passes through the buffer; with staged device memory also its part of
+	// the staging memory, which only the prefill side takes. Request is the bytes that each job
 	// takes in addition.
 	Block, Sums, Request int64
 }
@@ -19,7 +20,7 @@ type Footprint struct {
 // Footprint returns the manager's Footprint, which does not change.
 func (m *Manager) Footprint() Footprint {
 	return Footprint{
-		Buffer: m.opts.BufferBytes, Block: int64(m.geo.fullBytes), Sums: int64(tableBytes(m.geo.layers, 1)),
+		Buffer: m.opts.BufferBytes, Block: int64(m.geo.fullBytes), Sums: int64(tableBytes(m.geo.layers, 1) + m.stageBytes(1)),
 		Request: jobPieces * arena.Granule,
 	}
 }

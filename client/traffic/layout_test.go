@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma/copier"
 	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
@@ -51,6 +52,19 @@ func TestLayouts(t *testing.T) {
 						t.Fatal(err)
 					}
 					return newEngineIn(t, s, newAt(s), d, 4<<20, nil, r, r)
+				})
+			})
+			t.Run(prefillName+" to "+decodeName+", staged", func(t *testing.T) {
+				serveBetween(t, prefill, decode, func(s *shelf, host int, d Device) *engine {
+					r, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
+					if err != nil {
+						t.Fatal(err)
+					}
+					var c copier.Copier
+					if host == 0 {
+						c = newApart(t)
+					}
+					return newEngineIn(t, s, newAt(s), d, 4<<20, c, r, r)
 				})
 			})
 			t.Run(prefillName+" to "+decodeName+", one range", func(t *testing.T) {

@@ -64,7 +64,8 @@ type Storage interface {
 // Layer Block each. Page p of layer l is at Bases[l mod len(Bases)] + p × Stride. The two
 // sides of a request may have different layouts.
 type Device struct {
-	// Region is registered with Options.Compute.
+	// Region is registered with Options.Compute. nil: the NIC cannot reach the memory, which is
+	// Options.DeviceCopies alone; layers pass through host memory ("Staged device memory").
 	Region rdma.Region
 	// Bases are the offsets of the layers in Region, in bytes. A decode engine must have
 	// one for each layer. A prefill engine may have fewer: it then holds len(Bases) layers
@@ -84,20 +85,20 @@ func (d *Device) offset(layer int, page uint32) uint64 {
 	return d.Bases[layer%len(d.Bases)] + uint64(page)*d.Stride
 }
 
-// validate returns an error for pages of layerBytes that overlap or lie outside of Region.
-func (d *Device) validate(layerBytes uint64) error {
+// validate returns an error for pages of layerBytes that overlap or lie outside of memory of size bytes.
+func (d *Device) validate(layerBytes, size uint64) error {
 	switch {
 	case len(d.Bases) == 0:
 		return fmt.Errorf("device memory without a layer: %w", ErrJob)
 	case d.Pages < 0 || d.Pages > math.MaxUint32:
 		return fmt.Errorf("device memory of %d pages a layer: %w", d.Pages, ErrJob)
-	case d.Stride < layerBytes || d.Stride > d.Region.Len():
-		return fmt.Errorf("device pages every %d bytes; a page has %d, and the memory %d: %w", d.Stride, layerBytes, d.Region.Len(), ErrJob)
+	case d.Stride < layerBytes || d.Stride > size:
+		return fmt.Errorf("device pages every %d bytes; a page has %d, and the memory %d: %w", d.Stride, layerBytes, size, ErrJob)
 	}
 	pages := max(uint64(d.Pages), 1)
 	for l, base := range d.Bases {
-		if n := d.Region.Len(); base > n || (n-base)/d.Stride+1 < pages || base+(pages-1)*d.Stride+layerBytes > n {
-			return fmt.Errorf("%d device pages of layer %d from %d on, every %d bytes, in memory of %d bytes: %w", pages, l, base, d.Stride, n, ErrJob)
+		if base > size || (size-base)/d.Stride+1 < pages || base+(pages-1)*d.Stride+layerBytes > size {
+			return fmt.Errorf("%d device pages of layer %d from %d on, every %d bytes, in memory of %d bytes: %w", pages, l, base, d.Stride, size, ErrJob)
 		}
 		for k, other := range d.Bases[:l] {
 			apart := max(base, other) - min(base, other)
@@ -173,20 +174,36 @@ func (o *Options) Validate() error {
 	switch {
 	case len(g.Groups) != 1 || g.Groups[0].Kind != kv.Full:
 		return fmt.Errorf("namespace %q has %v: a manager carries one full-attention group, layer by layer: %w", o.Namespace.Name, g, ErrJob)
-	case o.Storage == nil || o.Compute == nil || o.Device.Region == nil:
-		return fmt.Errorf("Storage, Compute and Device.Region are required: %w", ErrJob)
+	case o.Storage == nil || o.Compute == nil:
+		return fmt.Errorf("Storage and Compute are required: %w", ErrJob)
 	case o.BufferBytes <= 0:
 		return fmt.Errorf("a buffer of %d bytes (BufferBytes): %w", o.BufferBytes, ErrJob)
 	case o.Copier == nil && o.DeviceCopies != nil:
 		return fmt.Errorf("DeviceCopies without a Copier: %w", ErrJob)
-	case o.Copier == nil && o.Device.Region.Bytes() == nil:
+	case o.Copier == nil && o.deviceMemory() == nil:
 		return fmt.Errorf("the CPU cannot address this device memory, and no Copier was given: %w", ErrJob)
 	case o.Copier != nil && o.DeviceCopies == nil:
 		return fmt.Errorf("a Copier without DeviceCopies: %w", ErrJob)
-	case o.Copier != nil && o.DeviceCopies.Len() != o.Device.Region.Len():
+	case o.Copier != nil && o.Device.Region != nil && o.DeviceCopies.Len() != o.Device.Region.Len():
 		return fmt.Errorf("DeviceCopies has %d bytes, Device.Region %d: %w", o.DeviceCopies.Len(), o.Device.Region.Len(), ErrJob)
 	}
-	return o.Device.validate(uint64(g.LayerBytes(0)))
+	return o.Device.validate(uint64(g.LayerBytes(0)), o.deviceBytes())
+}
+
+// deviceBytes is the size of device memory.
+func (o *Options) deviceBytes() uint64 {
+	if o.Device.Region == nil {
+		return o.DeviceCopies.Len()
+	}
+	return o.Device.Region.Len()
+}
+
+// deviceMemory returns the bytes of device memory, or nil if the CPU cannot address it.
+func (o *Options) deviceMemory() []byte {
+	if o.Device.Region == nil {
+		return nil
+	}
+	return o.Device.Region.Bytes()
 }
 
 // Peer is the address of the other side's manager, and its token.
@@ -330,8 +347,12 @@ func (m *Manager) release() error {
 // toDevice copies from the buffer to device memory. It returns after its copies have
 // ended, also after an error, so close waits for them too.
 func (m *Manager) toDevice(ctx context.Context, spans []copier.Span) error {
+	return m.copySpans(ctx, m.buffer.copies, m.opts.DeviceCopies, spans)
+}
+
+func (m *Manager) copySpans(ctx context.Context, src, dst copier.Memory, spans []copier.Span) error {
 	for batch := range slices.Chunk(spans, copier.MaxSpans) {
-		if err := copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.buffer.copies, Dst: m.opts.DeviceCopies, Spans: batch}); err != nil {
+		if err := copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: src, Dst: dst, Spans: batch}); err != nil {
 			return err
 		}
 	}

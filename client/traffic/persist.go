@@ -269,7 +269,7 @@ func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64
 	}
 	spans, sums := make([]copier.Span, g.layers), make([]uint64, g.layers)
 	sum := func(l int, mem []byte, off uint64) { sums[l] = xxh3.Hash(mem[off : off+g.layerBytes]) }
-	device := dev.Region.Bytes()
+	device := m.opts.deviceMemory()
 	for l := range spans {
 		off := dev.offset(l, page)
 		spans[l] = copier.Span{Src: off, Dst: uint64(buf.Offset()) + uint64(l)*g.layerBytes, Len: g.layerBytes}

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/zeebo/xxh3"
-
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
@@ -59,6 +57,8 @@ type Prefill struct {
 	// sumsAt is the table's offset in the buffer's region.
 	sumsAt uint64
 	imm    uint32
+	// stage is the staging memory of staged device memory, once begun; otherwise nil.
+	stage *staging
 
 	// The fields below are guarded by transfer.mu.
 
@@ -83,16 +83,6 @@ type Prefill struct {
 	passed int
 }
 
-// leave is the state of one layer on its way to the DE.
-type leave struct {
-	// computed: the KV of all blocks before this one is in device memory.
-	computed int
-	// claimed is how many of Prefill.sends have been written or are being written, by writing
-	// goroutines. last: the last of them is among these.
-	claimed, writing int
-	last             bool
-}
-
 // Prefill begins a job. It reads the job's parts once the decode side has offered its
 // memory. ctx bounds the whole job. Call Finish or Cancel at the end.
 func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error) {
@@ -103,8 +93,8 @@ func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error)
 	if err := p.open(ctx, m, job.Request, "decode side", p); err != nil {
 		return nil, err
 	}
-	if size := tableBytes(m.geo.layers, job.Blocks); size > uint64(m.buffer.Stats().SizeBytes) {
-		return nil, p.close(fmt.Errorf("traffic: request %q: %d bytes for the sums of %d blocks; the buffer has %d: %w", job.Request, size, job.Blocks, m.buffer.Stats().SizeBytes, ErrJob))
+	if size := tableBytes(m.geo.layers, job.Blocks) + m.stageBytes(job.Blocks); size > uint64(m.buffer.Stats().SizeBytes) {
+		return nil, p.close(fmt.Errorf("traffic: request %q: %d bytes for the sums and the staging of %d blocks; the buffer has %d: %w", job.Request, size, job.Blocks, m.buffer.Stats().SizeBytes, ErrJob))
 	}
 	p.run(p.begin)
 	p.run(p.feed)
@@ -149,8 +139,8 @@ func (m *Manager) checkPages(pages []uint32) error {
 			return fmt.Errorf("page %d; each layer has %d: %w", page, d.Pages, ErrJob)
 		}
 		for l := range d.Bases {
-			if off := d.offset(l, page); off+m.geo.layerBytes > d.Region.Len() {
-				return fmt.Errorf("page %d of layer %d ends at %d; device memory has %d bytes: %w", page, l, off+m.geo.layerBytes, d.Region.Len(), ErrJob)
+			if off := d.offset(l, page); off+m.geo.layerBytes > m.opts.deviceBytes() {
+				return fmt.Errorf("page %d of layer %d ends at %d; device memory has %d bytes: %w", page, l, off+m.geo.layerBytes, m.opts.deviceBytes(), ErrJob)
 			}
 		}
 	}
@@ -183,7 +173,8 @@ func (p *Prefill) begin() error {
 	parts := p.parts
 	p.mu.Unlock()
 	g := p.m.geo
-	at := tableBytes(g.layers, p.job.Blocks)
+	stageAt := tableBytes(g.layers, p.job.Blocks)
+	at := stageAt + p.m.stageBytes(p.job.Blocks)
 	size := at
 	for _, part := range parts {
 		size += uint64(part.Len()) * g.fullBytes
@@ -195,6 +186,9 @@ func (p *Prefill) begin() error {
 	var late []Part
 	p.update(func() {
 		p.sums, p.sumsAt, p.begun = tableIn(buf, 0, g.layers, p.job.Blocks), uint64(buf.Offset()), true
+		if p.m.staged() {
+			p.stage = p.m.newStaging(uint64(buf.Offset())+stageAt, p.job.Blocks)
+		}
 		late = p.parts[len(parts):]
 	})
 	for _, part := range parts {
@@ -476,16 +470,23 @@ func (p *Prefill) feed() error {
 	pages := slices.Clone(p.pages[:p.job.Hit])
 	p.mu.Unlock()
 	depth := len(p.m.opts.Device.Bases)
+	credit := depth // layers that the DE may write before it gets more credit
+	if p.stage != nil {
+		credit = min(depth, p.stage.slots)
+	}
 	if len(theirs) > 0 {
-		if err := p.accept(theirs, pages, min(depth, p.m.geo.layers)); err != nil {
+		if err := p.accept(theirs, pages, min(credit, p.m.geo.layers)); err != nil {
 			return err
 		}
 	}
 	for l := range p.m.geo.layers {
-		if err := p.await(p.ctx, func() bool { return l < p.passed+depth }); err != nil {
+		free := func() bool {
+			return l < p.passed+depth && (p.stage == nil || l < p.stage.slots || p.in[l-p.stage.slots])
+		}
+		if err := p.await(p.ctx, free); err != nil {
 			return err
 		}
-		if len(theirs) > 0 && l >= depth {
+		if len(theirs) > 0 && l >= credit {
 			if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Credit{Credit: &pb.TrafficCredit{Layers: uint32(l + 1)}}}); err != nil {
 				return err
 			}
@@ -495,10 +496,18 @@ func (p *Prefill) feed() error {
 	return nil
 }
 
-// accept opens windows for the DE on the pages of hit blocks and on the table of checksums,
-// and sends it both. hit are the pages of all hit blocks.
+// accept opens windows for the DE on the pages of hit blocks, or on their places in staging memory,
+// and on the table of checksums, and sends it both. hit are the pages of all hit blocks.
 func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
-	device, bases, first, err := p.openPages(blocks, hit)
+	d := &p.m.opts.Device
+	if p.stage != nil {
+		d = p.stage.device(p.m.buffer.region)
+		hit = make([]uint32, p.job.Hit)
+		for b := range hit {
+			hit[b] = uint32(b)
+		}
+	}
+	device, bases, first, err := p.openPages(d, blocks, hit)
 	if err != nil {
 		return err
 	}
@@ -506,7 +515,7 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 	if err != nil {
 		return err
 	}
-	a := &pb.TrafficAccept{Device: device, Bases: bases, Stride: p.m.opts.Device.Stride, Sums: table, Imm: p.imm, Layers: uint32(layers)}
+	a := &pb.TrafficAccept{Device: device, Bases: bases, Stride: d.Stride, Sums: table, Imm: p.imm, Layers: uint32(layers)}
 	if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}}); err != nil {
 		return err
 	}
@@ -524,10 +533,10 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 }
 
 // openPages opens a window on the pages of blocks, and on nothing else, in each layer
-// that device memory holds. first is the lowest page number. bases are the offsets in
+// that d holds. first is the lowest page number. bases are the offsets in
 // the window of page first, one for each layer.
-func (p *Prefill) openPages(blocks, hit []uint32) (window []byte, bases []uint64, first uint32, _ error) {
-	d, n := &p.m.opts.Device, p.m.geo.layerBytes
+func (p *Prefill) openPages(d *Device, blocks, hit []uint32) (window []byte, bases []uint64, first uint32, _ error) {
+	n := p.m.geo.layerBytes
 	pages := make([]uint32, len(blocks))
 	for i, b := range blocks {
 		pages[i] = hit[b]
@@ -592,24 +601,23 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 		defer x.Cancel()
 	}
 	if len(mine) > 0 {
-		spans := make([]copier.Span, len(mine))
-		for i, block := range mine {
-			spans[i] = copier.Span{
-				Src: p.at[block] + uint64(layer)*g.layerBytes, Dst: d.offset(layer, hit[block]), Len: g.layerBytes,
-			}
-		}
-		if err := p.m.toDevice(p.ctx, spans); err != nil {
-			return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", p.request, layer, err)
+		if err := p.toDevice(layer, hit, mine, func(b uint32) uint64 { return p.at[b] + uint64(layer)*g.layerBytes }, "prefill buffer"); err != nil {
+			return err
 		}
 	}
 	if len(theirs) > 0 {
 		if err := landed.Wait(p.ctx); err != nil {
 			return fmt.Errorf("traffic: request %q: layer %d: %w", p.request, layer, err)
 		}
+		if p.stage != nil {
+			if err := p.toDevice(layer, hit, theirs, func(b uint32) uint64 { return p.stage.offset(layer, b) }, "prefill staging"); err != nil {
+				return err
+			}
+		}
 	}
 	offset := func(block uint32) uint64 { return d.offset(layer, hit[block]) }
 	for _, blocks := range [][]uint32{mine, theirs} {
-		if err := p.sums.checkPages(d.Region, layer, blocks, g.layerBytes, offset, "prefill device"); err != nil {
+		if err := p.sums.checkPages(p.m.opts.deviceMemory(), layer, blocks, g.layerBytes, offset, "prefill device"); err != nil {
 			return err
 		}
 	}
@@ -617,110 +625,24 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 	return nil
 }
 
-// claim returns the computed blocks of a layer that no other goroutine sends, with their device
-// pages, and those of them that the model has computed. last: the last block that
-// the DE needs is among them, or the DE needs none. ok is false if there is nothing to do.
-func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l := &p.leaves[layer]
-	last = l.computed == p.job.Blocks
-	if l.last {
-		return nil, nil, nil, false, false
-	}
-	end := len(p.sends)
-	if !last {
-		end, _ = slices.BinarySearch(p.sends, uint32(l.computed))
-		end = min(end, len(p.sends)-1) // the last write of a layer has the immediate
-		if end <= l.claimed {
-			return nil, nil, nil, false, false
-		}
-	}
-	blocks = p.sends[l.claimed:end]
-	l.claimed, l.last = end, last
-	l.writing++
-	pages = make([]uint32, len(blocks))
-	for i, b := range blocks {
-		pages[i] = p.pages[b]
-		if int(b) >= p.job.Hit || p.from[b] == computed {
-			miss = append(miss, b)
-		}
-	}
-	return blocks, pages, miss, last, true
-}
-
-// forward sends the DE the blocks of a layer that were read or computed here, as far as the
-// layer is computed.
-func (p *Prefill) forward(layer int) error {
-	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
-		return err
-	}
-	blocks, pages, miss, last, ok := p.claim(layer)
-	if !ok {
-		return nil
-	}
+// toDevice copies blocks of a layer from the buffer to their device pages. from returns the offset of
+// a block in the buffer. If the CPU cannot address device memory, toDevice verifies the blocks, and
+// names them by where, before it copies them.
+func (p *Prefill) toDevice(layer int, hit, blocks []uint32, from func(block uint32) uint64, where string) error {
 	g, d := p.m.geo, &p.m.opts.Device
-	mem := d.Region.Bytes()
-	if mem == nil && len(miss) > 0 {
-		return fmt.Errorf("traffic: request %q: computed KV in device memory that the CPU cannot address has no sums: %w", p.request, rdma.ErrUnsupported)
-	}
-	for i, b := range blocks {
-		if len(miss) > 0 && miss[0] == b {
-			off := d.offset(layer, pages[i])
-			p.sums.set(layer, int(b), xxh3.Hash(mem[off:off+g.layerBytes]))
-			miss = miss[1:]
-		}
-	}
-	if len(blocks) > 0 {
-		if err := p.send(layer, blocks, pages, last); err != nil {
-			return fmt.Errorf("traffic: request %q: layer %d to the decode side: %w", p.request, layer, err)
-		}
-	}
-	var all bool
-	p.update(func() {
-		p.leaves[layer].writing--
-		p.sent[layer] = p.sent[layer] || last
-		for p.passed < g.layers && p.sent[p.passed] {
-			p.passed++
-		}
-		all = p.passed == g.layers
-	})
-	if all {
-		p.unwatch() // the DE has the whole prompt, so its death no longer fails this job
-	}
-	return nil
-}
-
-// send writes blocks of a layer, and their sums, to the DE. Transfers arrive in any order, and the
-// DE counts two immediates for each layer: the last blocks have them, and are sent when all
-// others have arrived.
-func (p *Prefill) send(layer int, blocks, pages []uint32, last bool) error {
-	g, d := p.m.geo, &p.m.opts.Device
-	imm := rdma.Imm{}
-	if last {
-		if err := p.await(p.ctx, func() bool { return p.leaves[layer].writing == 1 }); err != nil {
+	if p.m.opts.deviceMemory() == nil {
+		if err := p.sums.checkPages(p.m.buffer.Bytes(), layer, blocks, g.layerBytes, from, where); err != nil {
 			return err
 		}
-		imm = rdma.ImmOf(p.offer.Imm)
 	}
-	row := uint64(layer) * uint64(p.job.Blocks) * sumBytes
-	b := newBatch(2)
-	err := p.writePaged(p.ctx, rdma.PagedWrite{
-		PageLen: g.layerBytes, Src: d.Region, SrcPages: rdma.Pages{Indices: pages, Stride: d.Stride, Offset: d.offset(layer, 0)},
-		Dst: p.decode, DstPages: rdma.Pages{Indices: blocks, Stride: g.fullBytes, Offset: uint64(layer) * g.layerBytes},
-		Imm: imm, Done: b.done,
-	})
-	if err == nil {
-		err = p.writePaged(p.ctx, rdma.PagedWrite{
-			PageLen: sumBytes, Src: p.m.buffer.region, SrcPages: rdma.Pages{Indices: blocks, Stride: sumBytes, Offset: p.sumsAt + row},
-			Dst: p.decode, DstPages: rdma.Pages{Indices: blocks, Stride: sumBytes, Offset: uint64(p.job.Blocks)*g.fullBytes + row},
-			Imm: imm, Done: b.done,
-		})
+	spans := make([]copier.Span, len(blocks))
+	for i, b := range blocks {
+		spans[i] = copier.Span{Src: from(b), Dst: d.offset(layer, hit[b]), Len: g.layerBytes}
 	}
-	if err != nil {
-		return err
+	if err := p.m.toDevice(p.ctx, spans); err != nil {
+		return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", p.request, layer, err)
 	}
-	return b.wait(p.ctx)
+	return nil
 }
 
 var _ job = (*Prefill)(nil)

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 )
@@ -120,11 +121,17 @@ func newSimFabric(seed uint64) *simrdma.Fabric {
 	return simrdma.NewFabric(seed, simrdma.FabricOptions{Delay: simrdma.Span{Min: time.Microsecond, Max: time.Millisecond}})
 }
 
-// newSimEngine returns an engine on host number host of a network in virtual time.
+// newSimEngine returns an engine on host number host of a network in virtual time. The device memory
+// of hosts with an even number is staged.
 func newSimEngine(t *testing.T, f *simrdma.Fabric, host int, s *shelf, storage Storage, layers, pages int, bufferBytes int64) *engine {
 	t.Helper()
 	r := newSimNIC(t, f, host, simrdma.NICOptions{}.LikeRC())
-	return newEngineOn(t, s, storage, layers, pages, bufferBytes, nil, r, r)
+	var c copier.Copier
+	if host%2 == 0 {
+		c = newApart(t)
+		bufferBytes *= 2 // both layers of a prompt lie in the staging memory too
+	}
+	return newEngineOn(t, s, storage, layers, pages, bufferBytes, c, r, r)
 }
 
 // newSimNIC returns a NIC on host number host of a network in virtual time.
@@ -145,11 +152,10 @@ func (w *engines) admit(r *request) (leave func()) {
 	if !w.accounted {
 		return func() {}
 	}
-	f := r.pe.Footprint()
-	need := map[*engine]int64{r.pe: f.Of(r.blocks, r.hit), r.de: f.Of(r.blocks, r.blocks)}
+	need := map[*engine]int64{r.pe: r.pe.Footprint().Of(r.blocks, r.hit), r.de: r.de.Footprint().Of(r.blocks, r.blocks)}
 	fits := func() bool {
 		for e, n := range need {
-			if w.used[e]+n > f.Buffer {
+			if w.used[e]+n > e.Footprint().Buffer {
 				return false
 			}
 		}

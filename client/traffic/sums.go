@@ -6,7 +6,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/penstock-kv/penstock/internal/arena"
-	"github.com/penstock-kv/penstock/rdma"
 )
 
 // sumBytes is one XXH3-64.
@@ -57,12 +56,11 @@ func tableIn(b arena.Buffer, off uint64, layers, blocks int) sumTable {
 	return sumTable{b.Bytes()[off : off+tableBytes(layers, blocks)], blocks}
 }
 
-// checkPages compares the pages of some blocks with their sums; offset says
-// where a block's page is in the region.
-func (s sumTable) checkPages(r rdma.Region, layer int, blocks []uint32, layerBytes uint64, offset func(block uint32) uint64, where string) error {
-	mem := r.Bytes()
+// checkPages compares the pages of some blocks with their sums. offset returns the offset of a
+// block's page in mem. Without mem, device memory that the CPU cannot address, it compares nothing.
+func (s sumTable) checkPages(mem []byte, layer int, blocks []uint32, layerBytes uint64, offset func(block uint32) uint64, where string) error {
 	if mem == nil {
-		return nil // device memory that the CPU cannot read; the buffer before it was checked
+		return nil // the host memory before it was checked
 	}
 	for _, b := range blocks {
 		off := offset(b)

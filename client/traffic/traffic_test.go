@@ -260,7 +260,9 @@ func newEngineIn(t testing.TB, s *shelf, storage Storage, layout Device, bufferB
 	device := make([]byte, slices.Max(layout.Bases)+uint64(layout.Pages-1)*layout.Stride+uint64(s.geo.LayerBytes(0)))
 	dev, err := r.Register(device, rdma.RegisterOptions{Local: true, Device: ""})
 	must(err)
-	layout.Region = dev
+	if _, staged := c.(apart); !staged {
+		layout.Region = dev
+	}
 	o := Options{
 		Namespace: kv.Namespace{Name: "m", Geometry: s.geo}, Storage: storage, Compute: compute, BufferBytes: bufferBytes,
 		Device: layout, Copier: c,
@@ -393,6 +395,25 @@ func (r *request) run(ctx context.Context, x int) error {
 	return errors.Join(err, d.Finish(ctx), r.check())
 }
 
+// apart copies to and from device memory that nothing else reaches: newEngineIn gives the manager no
+// Region of it.
+type apart struct{ copier.Copier }
+
+// newApart returns a copier that is apart, and closes it at the end of the test.
+func newApart(t testing.TB) copier.Copier {
+	t.Helper()
+	plain, err := copier.NewPlain(copier.PlainOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plain.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return apart{plain}
+}
+
 // newNIC is a CNIC-assisted copier over the loopback of a NIC, which here is a
 // goroutine of the far engine.
 func newNIC(t testing.TB) copier.Copier {
@@ -453,6 +474,9 @@ func TestPaths(t *testing.T) {
 // that is not written by the other side or the model has come by them.
 func TestPathsNIC(t *testing.T) { testPaths(t, []int{5, 1}, newNIC) }
 
+// TestPathsStaged: the same with device memory that no NIC and no CPU reaches, on both sides.
+func TestPathsStaged(t *testing.T) { testPaths(t, []int{5, 2, 1}, newApart) }
+
 func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier) {
 	for _, window := range windows {
 		for _, tc := range []struct{ blocks, hit, x int }{
@@ -469,6 +493,10 @@ func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier)
 						return newEngine(t, s, layers, 64, 1<<20)
 					}
 					copies[side] = &counting{Copier: c}
+					if a, staged := c.(apart); staged {
+						copies[side].Copier = a.Copier
+						return newEngineCopying(t, s, layers, 64, 1<<20, apart{copies[side]})
+					}
 					return newEngineCopying(t, s, layers, 64, 1<<20, copies[side])
 				}
 				pe, de := engine(0, window), engine(1, 5)
@@ -481,7 +509,12 @@ func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier)
 				if got := len(s.blocks); got != len(r.ids) {
 					t.Errorf("%d blocks in storage, want %d", got, len(r.ids))
 				}
-				for side, blocks := range [2]int{tc.x, tc.blocks} {
+				copied := [2]int{tc.x, tc.blocks}
+				if pe.staged() {
+					// The decode side's part of the hit comes through the copier, and all blocks but these leave by it.
+					copied[0] = tc.hit + tc.blocks - (tc.hit - tc.x)
+				}
+				for side, blocks := range copied {
 					if c := copies[side]; c != nil && c.bytes.Load() != int64(blocks)*geo.PieceBytes(0) {
 						t.Errorf("%s copied %d bytes to the device, want %d blocks of %d", c.Info().Kind, c.bytes.Load(), blocks, geo.PieceBytes(0))
 					}
@@ -571,13 +604,22 @@ func (c broken) Submit(_ context.Context, b copier.Batch) error {
 // TestCopyFails: a copy that fails ends the job with its reason, on either side
 // and in Append, and nothing stays taken.
 func TestCopyFails(t *testing.T) {
+	testCopyFails(t, newNIC, func(b broken) copier.Copier { return b })
+}
+
+// TestCopyFailsStaged: the same where the copier alone reaches device memory.
+func TestCopyFailsStaged(t *testing.T) {
+	testCopyFails(t, newApart, func(b broken) copier.Copier { return apart{b} })
+}
+
+func testCopyFails(t *testing.T, open func(testing.TB) copier.Copier, wrap func(broken) copier.Copier) {
 	for _, refuse := range []bool{true, false} {
 		for _, side := range []string{"prefill", "decode"} {
 			t.Run(fmt.Sprintf("%s/refuse=%t", side, refuse), func(t *testing.T) {
 				testkit.VerifyNone(t)
 				s := newShelf()
 				s.put(1, 3)
-				copiers := map[string]copier.Copier{side: broken{newNIC(t), refuse}}
+				copiers := map[string]copier.Copier{side: wrap(broken{open(t), refuse})}
 				pe, de := newEngineCopying(t, s, 5, 64, 1<<20, copiers["prefill"]), newEngineCopying(t, s, 5, 64, 1<<20, copiers["decode"])
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 				defer cancel()
@@ -625,7 +667,8 @@ func TestBadCopies(t *testing.T) {
 		"DeviceCopies has 10 bytes, Device.Region": func(o *Options) { o.DeviceCopies = small },
 		"DeviceCopies without a Copier":            func(o *Options) { o.Copier = nil },
 		"a buffer of 0 bytes":                      func(o *Options) { o.BufferBytes = 0 },
-		"Device.Region are required":               func(o *Options) { o.Device.Region = nil },
+		"Storage and Compute are required":         func(o *Options) { o.Compute = nil },
+		"no Copier was given":                      func(o *Options) { o.Device.Region, o.Copier, o.DeviceCopies = nil, nil, nil },
 		"device memory without a layer":            func(o *Options) { o.Device.Bases = nil },
 	} {
 		o := e.opts
@@ -845,16 +888,23 @@ func TestWrongBytes(t *testing.T) {
 	for name, tc := range map[string]struct {
 		x, block int
 		where    string
+		open     func(testing.TB) copier.Copier
 	}{
-		"prefill buffer": {6, 3, "prefill device"},
-		"decode buffer":  {0, 3, "prefill device"},
+		"prefill buffer":         {6, 3, "prefill device", nil},
+		"decode buffer":          {0, 3, "prefill device", nil},
+		"prefill buffer, staged": {6, 3, "prefill buffer", newApart},
+		"decode buffer, staged":  {0, 3, "prefill staging", newApart},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testkit.VerifyNone(t)
 			s := newShelf()
 			s.put(1, 6)
 			s.flip[blockName(1, tc.block)] = true
-			pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+			var c copier.Copier
+			if tc.open != nil {
+				c = tc.open(t)
+			}
+			pe, de := newEngineCopying(t, s, 5, 64, 1<<20, c), newEngine(t, s, 5, 64, 1<<20)
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			r := newRequest(t, pe, de, 1, 8, 6)

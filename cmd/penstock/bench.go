@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"time"
 
@@ -359,40 +361,77 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
-// newBenchReport puts saved results into a page.
+// newBenchReport puts saved results into pages.
 func newBenchReport(w world) *cobra.Command {
 	var into string
 	cmd := &cobra.Command{
 		Use:   "report FILE.json… --into PAGE.md",
-		Short: "Put saved results into a page, between its markers",
+		Short: "Put saved results into a page and the pages in its folder, between their markers",
 		Args:  args(cobra.MinimumNArgs(1)),
 	}
-	cmd.Flags().StringVar(&into, "into", filepath.Join("docs", "benchmarks.md"), "page with a line <!-- SUITE --> and a line <!-- /SUITE --> for each suite")
+	cmd.Flags().StringVar(&into, "into", filepath.Join("docs", "benchmarks.md"),
+		"page of the summary; the tables go to it or to a page in the folder of the same name, which has the lines <!-- SUITE --> and <!-- /SUITE -->")
 	cmd.RunE = func(_ *cobra.Command, files []string) error {
-		page, err := os.ReadFile(into)
+		pages, err := readPages(into)
 		if err != nil {
-			return fmt.Errorf("--into: %w", err)
+			return err
 		}
-		text := string(page)
+		before := maps.Clone(pages)
 		for _, name := range files {
-			in, err := os.Open(name)
+			report, err := readReport(name)
 			if err != nil {
 				return err
 			}
-			report, err := bench.ReadReport(in)
-			in.Close()
-			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			if text, err = report.Into(text); err != nil {
-				return fmt.Errorf("%s: %w", into, err)
+			if err := pages.Put(report); err != nil {
+				return err
 			}
 		}
-		if err := os.WriteFile(into, []byte(text), 0o644); err != nil {
-			return err
+		for _, page := range slices.Sorted(maps.Keys(pages)) {
+			if pages[page] == before[page] {
+				continue
+			}
+			if err := os.WriteFile(page, []byte(pages[page]), 0o644); err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintf(w.out, "wrote %s\n", page); err != nil {
+				return err
+			}
 		}
-		_, err = fmt.Fprintf(w.out, "wrote the results of %s into %s\n", strings.Join(files, ", "), into)
-		return err
+		return nil
 	}
 	return cmd
+}
+
+// readPages returns a summary page, such as docs/benchmarks.md, and all pages in the folder
+// docs/benchmarks.
+func readPages(summary string) (bench.Pages, error) {
+	text, err := os.ReadFile(summary)
+	if err != nil {
+		return nil, fmt.Errorf("--into: %w", err)
+	}
+	pages := bench.Pages{summary: string(text)}
+	others, err := filepath.Glob(filepath.Join(strings.TrimSuffix(summary, filepath.Ext(summary)), "*.md"))
+	if err != nil {
+		return nil, fmt.Errorf("--into: %w", err)
+	}
+	for _, name := range others {
+		if text, err = os.ReadFile(name); err != nil {
+			return nil, err
+		}
+		pages[name] = string(text)
+	}
+	return pages, nil
+}
+
+func readReport(name string) (bench.Report, error) {
+	in, err := os.Open(name)
+	if err != nil {
+		return bench.Report{}, err
+	}
+	defer in.Close()
+	report, err := bench.ReadReport(in)
+	if err != nil {
+		return report, fmt.Errorf("%s: %w", name, err)
+	}
+	return report, nil
 }

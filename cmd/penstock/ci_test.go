@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-kv/penstock/internal/bench"
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
@@ -96,5 +97,40 @@ func TestBenchScriptRefuses(t *testing.T) {
 	}
 	if out, code := benchScript(t, "", "SUITES=store", "BENCH_PAGE=absent.md"); code != 2 || !strings.Contains(out, "there is no absent.md") {
 		t.Errorf("no page: exit %d\n%s", code, out)
+	}
+}
+
+// TestBenchReport: the pages in docs have a place for each suite and section, and for the summary of
+// each suite with targets. Pages that did not change are not written.
+func TestBenchReport(t *testing.T) {
+	docs, dir := filepath.Join(testkit.RepositoryRoot(t), "docs"), t.TempDir()
+	for _, name := range []string{"benchmarks.md", "benchmarks"} {
+		if out, err := exec.Command("cp", "-r", filepath.Join(docs, name), dir).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	summary, stores := filepath.Join(dir, "benchmarks.md"), filepath.Join(dir, "benchmarks", "stores.md")
+	for _, suite := range []string{"store", "index", "server", "local", "rdma", "rdma-shm", "rdma-fabric", "rdma-verbs", "cluster", "engines", "engines-first-token", "policy"} {
+		pages, err := readPages(summary)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pages.Put(bench.Report{Suite: suite, Commit: "c0ffee"}); err != nil {
+			t.Error(err)
+		}
+	}
+	saved := filepath.Join(dir, "engines.json")
+	report := `{"suite": "engines", "machine": "here", "commit": "c0ffee", "command": "bench engines", "results": [{"name": "get", "measures": [{"name": "rate", "target": {"kind": "min", "bound": 3}, "median": 4, "met": true}]}]}`
+	if err := os.WriteFile(saved, []byte(report), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := penstock(t, "", nil, "bench", "report", saved, "--into", summary)
+	if want := "wrote " + summary + "\nwrote " + stores + "\n"; r.code != exitOK || r.out != want {
+		t.Errorf("exit %d, output %q, want %q; %s", r.code, r.out, want, r.err)
+	}
+	for path, want := range map[string]string{summary: "| rate    | ≥ 3.00 | 1 of 1 | 4.00   | 4.00   | 4.00    |\n\nCommit c0ffee.", stores: "Command: `bench engines`, commit c0ffee."} {
+		if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s is without %q, %v", path, want, err)
+		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +15,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/cluster"
+	"github.com/penstock-kv/penstock/internal/sys"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
@@ -150,11 +150,11 @@ func haveSpace(dir string, bytes int64, less string) error {
 	if dir == "" {
 		dir = os.TempDir()
 	}
-	var fs syscall.Statfs_t
-	if err := syscall.Statfs(dir, &fs); err != nil {
+	_, free, err := sys.Space(dir)
+	if err != nil {
 		return usagef("--dir %s: %w", dir, err)
 	}
-	if free := int64(fs.Bavail) * fs.Bsize; free < bytes {
+	if free < bytes {
 		return fmt.Errorf("%s has %s free and the demo needs %s: name another directory with --dir, or %s", dir, size(free), size(bytes), less)
 	}
 	return nil

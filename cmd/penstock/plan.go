@@ -17,9 +17,9 @@ import (
 func newPlanCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Ask the planner why and what, and what a cluster could do",
+		Short: "Ask the planner why and what, change weights and roles, and see what a cluster could do",
 	}
-	return noun(cmd, newPlanExplain(w), newPlanTop(w), newPlanAnalyze(), newPlanPrfaaS(), newPlanRedistribute(), newPlanAdvise(w), newPlanNetwork(w))
+	return noun(cmd, newPlanExplain(w), newPlanTop(w), newPlanBump(w), newPlanRoles(w), newPlanAnalyze(), newPlanPrfaaS(), newPlanRedistribute(), newPlanAdvise(w), newPlanNetwork(w))
 }
 
 // addPlannerFlags gives cmd the flags of a client of a planner.

@@ -117,7 +117,7 @@ func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slo
 	if oracle != nil {
 		oracle.Watch(func(s netoracle.State) { service.SetNetwork(networkOfState(s)) })
 	}
-	node := server.NewPlannerNode(server.PlannerOptions{Service: service, BearerToken: token, TLS: secure, Registry: registry})
+	node := server.NewPlannerNode(server.PlannerOptions{Service: service, BearerToken: token, TLS: secure, Registry: registry, Logger: log})
 	log.Info("ready", append(addresses("grpc", control, web), "read_policy", schedule.Policy.String(), "alpha", schedule.Alpha, "beta", schedule.Beta)...)
 	return serveUntil(ctx, log, cfg.DrainWithin.Std(), func() error { return node.Serve(control, web) }, node.Shutdown)
 }

@@ -10,68 +10,69 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// Cluster is what there is.
+// Cluster describes the cluster.
 type Cluster struct {
 	// PrefillNodes and DecodeNodes have GPUs engines each.
 	PrefillNodes, DecodeNodes, GPUs int
-	// Storage is a node's storage NIC, Compute a GPU's compute NIC, DRAM a node's
-	// memory, bytes a second.
+	// Storage is the bandwidth of a node's storage NIC, Compute that of a GPU's compute NIC, DRAM
+	// that of a node's memory, in bytes per second.
 	Storage, Compute, DRAM float64
-	// PrefillOnly: only prefill nodes read from storage.
+	// PrefillOnly is set if only prefill nodes read from storage.
 	PrefillOnly bool
 }
 
 // Model is a language model on one kind of GPU.
 type Model struct {
-	// KVBytes is a token's KV over all layers.
+	// KVBytes is the size of a token's KV over all layers.
 	KVBytes float64
-	// FLOPS is what a GPU achieves in prefill.
+	// FLOPS is the rate that a GPU achieves in prefill.
 	FLOPS float64
-	// Step and StepPerRequest: a decode step of a batch b takes Step + StepPerRequest b,
-	// seconds.
+	// Step and StepPerRequest: a decode step of a batch of b requests takes Step + StepPerRequest
+	// b, in seconds.
 	Step, StepPerRequest float64
-	// DecodeHBM is the KV that a decode engine holds, tokens.
+	// DecodeHBM is the capacity of a decode engine for KV, in tokens.
 	DecodeHBM float64
-	// Quota is the most attention of an engine in one prefill step, Overhead what a
-	// step takes besides, seconds.
+	// Quota bounds the attention time of an engine in one prefill step; Overhead is the additional
+	// time of a step, in seconds.
 	Quota, Overhead float64
 }
 
 // Round is one request of an agent.
 type Round struct {
-	// Hit tokens are read, Append computed, Gen generated.
+	// Hit tokens are read, Append tokens computed, Gen tokens generated.
 	Hit, Append, Gen float64
-	// Linear and Attention are the FLOP of the prefill.
+	// Linear and Attention are the floating-point operations of the prefill.
 	Linear, Attention float64
 }
 
-// Use is how much of a resource the job takes: 1 is all the time.
+// Use is the utilization of a resource over the job: 1 means that it is always busy.
 type Use struct {
 	Name string
 	Used float64
 }
 
-// Names of the resources.
+// The names of the resources.
 const (
 	StorageNICs = "storage NICs"
 	Prefill     = "prefill compute"
 	Decode      = "decode steps"
 )
 
-// Prediction is what is expected of the job.
+// Prediction is the predicted outcome of the job.
 type Prediction struct {
-	// Seconds is how long it takes, Rounds how many there are, Throughput rounds a
+	// Seconds is the duration of the job, Rounds the number of rounds, Throughput the rounds per
 	// second.
 	Seconds, Throughput float64
 	Rounds              int
-	// Uses of the resources over the job; the first is used most: it binds.
+	// Uses has the utilizations of the resources over the job, the highest first: that resource
+	// binds.
 	Uses []Use
 	// PrefillReads is the share of the cached tokens that prefill nodes read.
 	PrefillReads float64
-	// TTFT and TPOT are means over the rounds, seconds.
+	// TTFT and TPOT are means over the rounds, in seconds.
 	TTFT, TPOT float64
-	// Analysis is the bottleneck-free analysis: its Safe is the range of P/D in which
-	// storage binds before the network, its First what would bind next.
+	// Analysis is the bottleneck-free analysis: Safe is the range of P/D in which storage binds
+	// before the network, First the resource that would bind next.
 	Analysis dualpath.Analysis
 }
 
@@ -91,7 +92,7 @@ func (m Model) Validate() error {
 	return nil
 }
 
-// analyze is the bottleneck-free analysis of the cluster, which also validates it.
+// analyze returns the bottleneck-free analysis of the cluster, which also validates the cluster.
 func (c Cluster) analyze() (dualpath.Analysis, error) {
 	const gb = 1e9
 	return dualpath.Analyze(dualpath.Cluster{
@@ -100,8 +101,8 @@ func (c Cluster) analyze() (dualpath.Analysis, error) {
 	})
 }
 
-// Predict says what the cluster will do with the agents, given by their rounds, which
-// all begin at once. It may take as long as some thousand steps over all agents.
+// Predict predicts the job of the agents on the cluster. Each agent is given by its rounds, and all
+// begin at once. Predict may need some thousand steps over all agents.
 func Predict(c Cluster, m Model, agents [][]Round) (Prediction, error) {
 	a, err := c.analyze()
 	if err != nil {
@@ -144,25 +145,27 @@ func Predict(c Cluster, m Model, agents [][]Round) (Prediction, error) {
 	return p, nil
 }
 
-// fluid is the job under way.
+// fluid is the state of the simulated job.
 type fluid struct {
 	m Model
-	// readers are the storage NICs' worth of bandwidth, gpus and decoders the engines.
+	// readers is the effective number of storage NICs, which saturation reduces. storage and
+	// compute are the bandwidths of one NIC, gpus and decoders the numbers of engines.
 	readers, storage, compute, gpus, decoders float64
 
 	active []agent
 	now    float64
-	// stretch is how many times its service a request spends at storage, prefill how
-	// long it is there; step is what a token takes in decode.
+	// stretch is the ratio of a request's time at storage to its service time, prefill the time of
+	// a request in prefill, step the time of a token in decode.
 	stretch, prefill, step float64
-	// prefillMax are the requests a second that prefill can do, decodeMax the tokens
-	// that decode can.
+	// prefillMax is the maximum rate of prefill in requests per second, decodeMax that of decode in
+	// tokens per second.
 	prefillMax, decodeMax float64
-	// largest are the attention times of some of the rounds under way, ascending.
+	// largest has the attention times of some of the current rounds, ascending.
 	largest []float64
 
-	// nodes are those that read: prefill, decode; share is what prefill reads of a
-	// request now. read are the tokens read so far, readPrefill those of prefill.
+	// nodes has the numbers of nodes that read: prefill, decode. share is the current share of a
+	// request that prefill reads. read is the number of tokens read so far, readPrefill the part of
+	// prefill.
 	nodes             [2]float64
 	share             float64
 	read, readPrefill float64
@@ -171,20 +174,20 @@ type fluid struct {
 	used       [3]float64
 }
 
-// agent is one of the job, in some round.
+// agent is one agent of the job, in its current round.
 type agent struct {
 	rounds []Round
-	// done is how much of the first of rounds is.
+	// done is the completed part of the first of rounds.
 	done   float64
 	demand demand
 }
 
-// demand is what a round asks of the stations, in seconds, and in tokens.
+// demand is the demand of a round at the stations, in seconds, and in tokens.
 type demand struct {
-	// storage is service as if all NICs were one; before is what a single one takes
-	// longer, delay that and the rest that nobody queues for.
+	// storage is the service time as if all NICs were one. before is the additional time of a
+	// single NIC. delay is before plus the times without a queue.
 	storage, before, delay float64
-	// attention is one engine's, linear the whole group's.
+	// attention is the time on one engine, linear that of the whole group.
 	attention, linear float64
 	gen               float64
 }
@@ -201,7 +204,7 @@ func newFluid(c Cluster, m Model, saturation float64) *fluid {
 	}
 }
 
-// demand is what a round asks for.
+// demand returns the demand of a round.
 func (f *fluid) demand(r *Round) demand {
 	m := &f.m
 	read := r.Hit * m.KVBytes / f.storage
@@ -211,13 +214,13 @@ func (f *fluid) demand(r *Round) demand {
 	return d
 }
 
-// cycle is how long a round takes as things stand.
+// cycle returns the current duration of a round.
 func (f *fluid) cycle(d *demand) float64 {
 	return d.storage*f.stretch + f.prefill + d.delay + d.gen*f.step
 }
 
-// settle finds how long requests are at each station for the rounds that the agents
-// are in: a fixed point, from where it was.
+// settle computes the times at each station for the current rounds of the agents: a fixed point,
+// starting from the last one.
 func (f *fluid) settle() {
 	n := float64(len(f.active))
 	f.sample()
@@ -245,10 +248,10 @@ func (f *fluid) settle() {
 	}
 }
 
-// divide is the share of a request that the prefill side reads: both sides are done at
-// the same time, so it is a half, less what the prefill side's NIC has to do already and
-// the decode side's has not (queues of M/G/1 with processor sharing). An idle cluster
-// halves its reads; a busy one fills all NICs alike.
+// divide computes the share of a request that the prefill side reads. Both sides complete at the
+// same time, so the share is a half, less the difference of the work that the two sides' NICs
+// already have (queues of M/G/1 with processor sharing). An idle cluster halves its reads; a busy
+// one fills all NICs equally.
 func (f *fluid) divide() {
 	if f.nodes[1] == 0 {
 		f.share = 1
@@ -264,8 +267,8 @@ func (f *fluid) divide() {
 		u := min(busy*share/nodes, 0.999)
 		return share * u / (1 - u)
 	}
-	// The more the prefill side reads, the less it should: there is one share at which
-	// both agree.
+	// The more the prefill side reads, the less it should read: there is one share at which both
+	// agree.
 	low, high := 0.0, 1.0
 	for range 40 {
 		mid := (low + high) / 2
@@ -278,14 +281,14 @@ func (f *fluid) divide() {
 	f.share = low
 }
 
-// approach moves a value half the way to the next, and says how far that is.
+// approach moves a value half of the way to next, and returns the relative distance.
 func approach(v *float64, next float64) float64 {
 	change := math.Abs(next-*v) / max(next, 1e-12)
 	*v = (*v + next) / 2
 	return change
 }
 
-// batchMax is how many requests an engine's HBM holds.
+// batchMax returns the number of requests that an engine's HBM holds.
 func (f *fluid) batchMax() float64 {
 	tokens := 0.0
 	for i := range f.active {
@@ -295,11 +298,11 @@ func (f *fluid) batchMax() float64 {
 	return max(f.m.DecodeHBM*float64(len(f.active))/tokens, 1)
 }
 
-// steps is how long a request is with the prefill group, at x requests a second of so
-// much attention and linear work. A step takes what has come during the one before, and
-// ends when its busiest engine has: it has the mean of all, or the largest request, at
-// most the quota. A request waits for half a step, if one is under way, and takes one.
-// When more comes than fits, it waits until the agents come more slowly.
+// steps returns the time of a request in the prefill group, at a rate of x requests per second with
+// the given attention and linear work. A step processes the requests that arrived during the step
+// before, and ends when its busiest engine does: that engine has the mean of all, or the largest
+// request, up to the quota. A request waits for half a step, if one is running, and takes one step.
+// If more requests arrive than fit, they wait until the agents send more slowly.
 func (f *fluid) steps(x, attention, linear float64) float64 {
 	fits := f.gpus * f.m.Quota / max(attention, 1e-12)
 	f.prefillMax = fits / (f.m.Overhead + f.m.Quota + fits*linear)
@@ -317,10 +320,10 @@ func (f *fluid) steps(x, attention, linear float64) float64 {
 	return step * (1 + min(x*step/k, 1)/2)
 }
 
-// sampleMax bounds how many rounds are sorted.
+// sampleMax bounds the rounds that are sorted.
 const sampleMax = 1024
 
-// sample notes the attention of some of the rounds under way.
+// sample records the attention times of some of the current rounds.
 func (f *fluid) sample() {
 	f.largest = f.largest[:0]
 	for i := 0; i < len(f.active); i += 1 + len(f.active)/sampleMax {
@@ -329,13 +332,13 @@ func (f *fluid) sample() {
 	slices.Sort(f.largest)
 }
 
-// largestOf is about the largest attention among k rounds.
+// largestOf returns an estimate of the largest attention time among k rounds.
 func (f *fluid) largestOf(k float64) float64 {
 	at := int(k / (k + 1) * float64(len(f.largest)))
 	return f.largest[min(at, len(f.largest)-1)]
 }
 
-// advance moves all agents on for as long as their mean round takes.
+// advance advances all agents by the duration of their mean round.
 func (f *fluid) advance() {
 	mean, longest := 0.0, 0.0
 	for i := range f.active {
@@ -354,7 +357,8 @@ func (f *fluid) advance() {
 	f.now += longest
 }
 
-// move moves one agent on by some time, or to its end, and says how long it took.
+// move advances one agent by at most the time within, up to the end of its round, and returns the
+// time used.
 func (f *fluid) move(a *agent, within float64) (took float64, ended bool) {
 	for took < within {
 		d := &a.demand
@@ -379,11 +383,11 @@ func (f *fluid) move(a *agent, within float64) (took float64, ended bool) {
 	return took, false
 }
 
-// Division is a way to divide the nodes, and what would come of it.
+// Division is one division of the nodes with its prediction.
 type Division struct {
 	PrefillNodes, DecodeNodes int
 	Prediction                Prediction
-	// Safe: neither compute NICs nor memory bind before storage does.
+	// Safe is set if neither compute NICs nor memory bind before storage does.
 	Safe bool
 }
 

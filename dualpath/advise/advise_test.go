@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// cluster and model are small round numbers.
+// cluster and model return small round numbers.
 func cluster() Cluster {
 	return Cluster{PrefillNodes: 1, DecodeNodes: 1, GPUs: 8, Storage: 50e9, Compute: 50e9, DRAM: 500e9}
 }
@@ -16,7 +16,7 @@ func model() Model {
 	return Model{KVBytes: 50_000, FLOPS: 100e12, Step: 0.010, StepPerRequest: 0.001, DecodeHBM: 1e6, Quota: 0.3, Overhead: 0.03}
 }
 
-// agents returns n that all do the same.
+// agents returns n agents with equal rounds.
 func agents(n, rounds int, r Round) [][]Round {
 	out := make([][]Round, n)
 	for i := range out {
@@ -27,7 +27,7 @@ func agents(n, rounds int, r Round) [][]Round {
 	return out
 }
 
-// predict predicts, or fails.
+// predict returns the prediction, or fails the test.
 func predict(t testing.TB, c Cluster, m Model, a [][]Round) Prediction {
 	t.Helper()
 	p, err := Predict(c, m, a)
@@ -44,7 +44,7 @@ func near(t *testing.T, what string, got, want, tolerance float64) {
 	}
 }
 
-// TestOneAgent: alone, every time is that of the formulas.
+// TestOneAgent: for a single agent, every time is that of the formulas.
 func TestOneAgent(t *testing.T) {
 	r := Round{Hit: 10_000, Append: 100, Gen: 50, Linear: 8e12, Attention: 10e12}
 	p := predict(t, cluster(), model(), agents(1, 20, r))
@@ -52,8 +52,8 @@ func TestOneAgent(t *testing.T) {
 	step := 0.03 + 0.1 + 0.08/8
 	moved := 10_100 * 50_000 / 50e9
 	want := read + step + moved + 0.005 + 50*0.011
-	// It steps for itself alone; a wait for half of its own last step is an artefact of
-	// the means, and as rare as its steps.
+	// The agent has the prefill group to itself. Waiting for half of its own last step is an
+	// artefact of the means, as rare as its steps.
 	prefill := step * (1 + step/want/2)
 	want += prefill - step
 	near(t, "a round", p.Seconds/20, want, 0.01)
@@ -64,15 +64,14 @@ func TestOneAgent(t *testing.T) {
 	}
 }
 
-// TestBounds: with many agents the resource that is short sets the pace, and is named
-// first.
+// TestBounds: with many agents the scarce resource bounds the throughput, and is named first.
 func TestBounds(t *testing.T) {
 	const n, rounds = 500, 20
 	for _, c := range []struct {
 		binds string
 		r     Round
 		c     Cluster
-		// seconds that the job needs of the resource alone
+		// seconds is the time that the job needs on the resource alone.
 		seconds float64
 	}{
 		{StorageNICs, Round{Hit: 60_000, Append: 10, Gen: 5, Linear: 1e9}, cluster(), n * rounds * 60_000 * 50_000 / 100e9},
@@ -95,7 +94,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestMore: more of anything never makes the job longer.
+// TestMore: more of any resource never makes the job longer.
 func TestMore(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var set [][]Round
@@ -168,8 +167,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// FuzzPredict: whatever the cluster and the agents, a prediction ends, is finite, and no
-// less than what each resource needs alone.
+// FuzzPredict: for any cluster and agents, a prediction ends, is finite, and is no shorter than the
+// time that each resource alone needs.
 func FuzzPredict(f *testing.F) {
 	f.Add(uint64(1))
 	f.Add(uint64(99))

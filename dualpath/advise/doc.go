@@ -1,11 +1,11 @@
-// Package advise predicts what a cluster of prefill and decode nodes will do with a
-// set of agents: how long the job takes, what binds first, and how the nodes are best
-// divided. It is a fluid: agents have a pace, no requests and no places in a queue.
-// Package sim/agentic simulates the same cluster request by request, which takes
-// ten to a hundred times as long; `penstock plan advise` says how far apart the two are.
+// Package advise predicts the job of a set of agents on a cluster of prefill and decode nodes: its
+// duration, the resource that binds, and the best division of the nodes. It is a fluid model:
+// agents have a pace, but no individual requests and no places in a queue. Package sim/agentic
+// simulates the same cluster request by request, which takes ten to a hundred times as long;
+// `penstock plan advise` reports the difference between the two.
 //
-// It is pure: no clock, no randomness, no I/O. It does not know groups, or what a
-// scheduler does wrong: it assumes that load is balanced.
+// It is pure: no clock, no randomness, no I/O. It does not model groups or imbalance: it assumes
+// that load is balanced.
 //
 //	          ┌──────────────── each agent, round after round ─────────────────┐
 //	          ▼                                                                │
@@ -15,30 +15,29 @@
 //
 // # Model
 //
-// At every moment the agents, each in some round, are a closed network of two queues and
-// two delays, and every station is as slow as the agents' paces make it:
+// At every moment the agents, each in some round, form a closed network of two queues and two
+// delays. The times at the stations follow from the agents' paces:
 //
-//   - Storage takes the service time once for the request itself and once for each that
-//     it finds there (approximate mean value analysis: Schweitzer 1979; Lazowska et al.,
-//     Quantitative System Performance, 1984, chapter 7). Several NICs are a fast one
-//     behind a delay (Seidmann 1987).
-//   - Prefill goes in steps of the whole group. A step takes what has come during the
-//     last one, up to the attention quota of every engine, and ends when the busiest
-//     engine does: that has the mean of all, or the one largest request. A request waits
-//     for half a step, if one is under way, and takes one; when more comes than fits, it
-//     waits until the agents come more slowly.
+//   - Storage takes the service time once for the request itself and once for each request that is
+//     queued before it (approximate mean value analysis: Schweitzer 1979; Lazowska et al.,
+//     Quantitative System Performance, 1984, chapter 7). Several NICs are modelled as one fast NIC
+//     with a delay (Seidmann 1987).
+//   - Prefill runs in steps of the whole group. A step processes the requests that arrived during
+//     the last one, up to the attention quota of every engine, and ends when the busiest engine
+//     does: that engine has the mean of all, or the largest request. A request waits for half a
+//     step, if one is running, and takes one step. If more requests arrive than fit, they wait
+//     until the agents send more slowly.
 //   - The compute NIC is a delay.
-//   - The decode batch is as large as the paces make it. What does not fit into HBM
-//     waits.
+//   - The decode batch follows from the paces. Requests that do not fit into HBM wait.
 //
-// Which side reads how much follows from the queues at both NICs, as the planner's split
-// does.
+// The division of reads between the two sides follows from the queues at both NICs, as in the
+// planner.
 //
-// The pace of an agent is the time of its round. The paces move all agents on for about a
-// round, then they are computed anew.
+// The pace of an agent is the duration of its round. All agents advance by about a round, and then
+// the paces are computed again.
 //
-// Storage NICs carry as much as dualpath.Analyze says that compute NICs and memory let
-// them (DualPath section 4.2).
+// The rate of the storage NICs is limited to the rate that dualpath.Analyze allows for compute NICs
+// and memory (DualPath section 4.2).
 //
 // Units: bytes, tokens, FLOP, seconds.
 package advise

@@ -11,18 +11,17 @@ import (
 // DefaultQuota is the compute quota of DualPath section A.4.
 const DefaultQuota = 300 * time.Millisecond
 
-// Item is one request of a queue: Cached tokens have their KV already, Compute
-// are to be computed.
+// Item is one request of a queue: the KV of Cached tokens exists, Compute tokens must be computed.
 type Item struct{ Cached, Compute int }
 
 // Chunk is a part of a batch: the next Compute tokens of the queue's item
 // Index.
 type Chunk struct{ Index, Compute int }
 
-// Model predicts the attention time of a batch, in seconds over all layers, of
-// an item as PerToken n + PerPair n (cached + n/2): n tokens, each attending to
-// what is before it. The paper fits it by profiling (section 6.2); its form is
-// the theoretical computation of causal attention.
+// Model predicts the attention time of a batch, in seconds over all layers. The time of an item is
+// PerToken n + PerPair n (cached + n/2): n tokens, each attending to all tokens before it. The
+// paper fits the model by profiling (section 6.2); its form is the theoretical computation of
+// causal attention.
 type Model struct {
 	// PerToken is in seconds, PerPair in seconds for each pair of a query and a
 	// key.
@@ -37,15 +36,15 @@ func (m Model) Validate() error {
 	return nil
 }
 
-// Seconds is the predicted time of n tokens after cached ones.
+// Seconds returns the predicted time of n tokens after cached tokens.
 func (m Model) Seconds(cached, n int) float64 {
 	return float64(n) * (m.PerToken + m.PerPair*(float64(cached)+float64(n)/2))
 }
 
-// Pack returns the batch: items from the head of the queue as long as the
-// predicted time stays within quota, the last one cut if it would exceed it.
-// Nothing is skipped. An item without tokens to compute takes no time and is
-// packed with 0. The result reuses into, which may be nil.
+// Pack returns the batch: items from the head of the queue while the predicted time is within
+// quota. The last item is cut if it would exceed the quota. No item is skipped. An item without
+// tokens to compute takes no time and is packed with 0. The result reuses the memory of into, which
+// may be nil.
 func Pack(queue []Item, quota time.Duration, m Model, into []Chunk) []Chunk {
 	into = into[:0]
 	left := quota.Seconds()
@@ -55,7 +54,7 @@ func Pack(queue []Item, quota time.Duration, m Model, into []Chunk) []Chunk {
 			left -= t
 			continue
 		}
-		// The largest n that fits: Seconds grows with n.
+		// n is the largest number of tokens that fits, because Seconds grows with n.
 		n := sort.Search(it.Compute, func(n int) bool { return m.Seconds(it.Cached, n+1) > left })
 		if n > 0 {
 			into = append(into, Chunk{i, n})
@@ -71,8 +70,8 @@ type Sample struct {
 	Took            time.Duration
 }
 
-// Fit returns the model with the least squared relative error over the samples:
-// at least two, which must tell tokens from pairs.
+// Fit returns the model with the least squared relative error over the samples. It needs at least
+// two, with different cached lengths.
 func Fit(samples []Sample) (Model, error) {
 	// Minimise sum((a x_i + b y_i - 1)^2) with x = n/t, y = n (cached + n/2)/t.
 	var xx, xy, yy, x1, y1 float64
@@ -90,7 +89,7 @@ func Fit(samples []Sample) (Model, error) {
 		return Model{}, errors.New("batch: the samples do not tell the cost of a token from that of a pair: vary the cached length")
 	}
 	m := Model{PerToken: (x1*yy - y1*xy) / det, PerPair: (y1*xx - x1*xy) / det}
-	// A negative constant is noise: the other explains all.
+	// A negative constant is caused by noise: it is set to 0, and the other one is fitted alone.
 	switch {
 	case m.PerToken < 0:
 		m = Model{PerPair: y1 / yy}

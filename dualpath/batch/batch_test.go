@@ -11,8 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// TestVectors compares with a reference implementation written apart from this
-// one.
+// TestVectors compares with an independent reference implementation.
 func TestVectors(t *testing.T) {
 	type vector struct {
 		Items       [][2]int
@@ -75,8 +74,8 @@ func FuzzPack(f *testing.F) {
 	})
 }
 
-// TestFit: the constants come back from samples of a known model, and from
-// noisy ones within what the noise allows.
+// TestFit: Fit finds the constants from samples of a known model, and from noisy samples within the
+// bounds of the noise.
 func TestFit(t *testing.T) {
 	want := Model{1.2e-5, 2.5e-9}
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -111,7 +110,7 @@ func TestFitRefuses(t *testing.T) {
 	}
 }
 
-// BenchmarkPack is the decision of one forward pass.
+// BenchmarkPack measures the decision for one forward pass.
 func BenchmarkPack(b *testing.B) {
 	for _, n := range []int{8, 64, 512} {
 		b.Run(fmt.Sprintf("queue=%d", n), func(b *testing.B) {

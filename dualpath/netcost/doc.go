@@ -1,11 +1,10 @@
-// Package netcost prices the way of a request's KV from the instance that
-// computed it to the one that will decode it: the scorer NetKV of arXiv
-// 2606.03910 and the oracle that it asks. Sections and numbers below are that
-// paper's.
+// Package netcost computes the cost of moving a request's KV from the instance that computed it to
+// the one that will decode it: the scorer NetKV of arXiv 2606.03910 and its oracle. Sections and
+// numbers below are those of the paper.
 //
-// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. It reads no
-// file and no telemetry (server/netoracle does), moves no byte, and does not know
-// whether the caller is the planner, a router or a simulator.
+// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. It reads no file and no
+// telemetry (server/netoracle does) and moves no bytes. The planner, a router or a simulator can
+// call it.
 //
 //	operator, every refresh          scheduler
 //	───────────────────────          ─────────
@@ -19,23 +18,21 @@
 //	                                Beff = B (1-c) / (1+min(n, cap))               eq. 4
 //	                                feasible: m ≥ s(1-λ/l) + reserve ── argmin ──► Decision, Intent
 //
-// What the scheduler itself has in flight is counted here and is not part of the
-// congestion: an operator whose telemetry can't tell the two apart sets
-// Model.CongestionHasOwn, and the count is left out.
+// The scheduler's own transfers in flight are counted here and are not part of the congestion. An
+// operator whose telemetry cannot distinguish the two sets Model.CongestionHasOwn, and the count is
+// left out.
 //
-// A Chooser decides by one Policy: NetKV, NetKV with a part of its signals
-// withheld, or one of the rules that know no network: in simulation, and in the
-// planner node, whose dualpath.Network is a Planner. It also prices the two hops of a
-// read.
+// A Chooser decides by one Policy: NetKV, NetKV without some of its signals, or a rule without
+// network costs. The simulation uses it, and the planner node, whose dualpath.Network is a Planner.
+// The Planner also computes the cost of the two hops of a read.
 //
 // # Ties
 //
-// Of equal candidates the one with the fewest requests (queued and in the batch)
-// is taken, then the first behind the last choice, in the order given and going
-// round.
+// Of equal candidates the one with the fewest requests (queued and in the batch) is chosen, and
+// then the first one after the last choice, in the given order and cyclically.
 //
 // # Units
 //
-// Bytes, bytes a second, tokens. Costs are float64 seconds: they are compared and
-// added, never waited for.
+// Bytes, bytes per second, tokens. Costs are float64 seconds: they are compared and added, and no
+// one waits for them.
 package netcost

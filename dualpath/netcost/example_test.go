@@ -6,7 +6,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/netcost"
 )
 
-// The worked example of NetKV §III-D: a warm instance across pods beats one of the
+// The worked example of NetKV §III-D: a warm instance across pods has a lower cost than one in the
 // same pod with half the prefix, until the core is congested.
 func Example() {
 	oracle, err := netcost.NewOracle(netcost.Model{}, netcost.Snapshot[string]{

@@ -28,7 +28,7 @@ func TestTierOf(t *testing.T) {
 			t.Errorf("p to %s: %v, want %v", to, got, want)
 		}
 	}
-	// A name that is missing on both sides is not the same name.
+	// Two missing names are not the same name.
 	if got := TierOf(Place{}, Place{}); got != CrossPod {
 		t.Errorf("nowhere to nowhere: %v", got)
 	}
@@ -41,8 +41,8 @@ func TestTierOf(t *testing.T) {
 	}
 }
 
-// TestInFlight: the count is capped where it is read, and what was above the cap
-// still has to end.
+// TestInFlight: the count is capped when it is read; transfers above the cap are counted until they
+// end.
 func TestInFlight(t *testing.T) {
 	o := oracle(t, Model{}, Congestion{})
 	idle := o.Bandwidth("p", SamePod)
@@ -58,7 +58,7 @@ func TestInFlight(t *testing.T) {
 			t.Fatalf("%d left in flight: %v B/s, want %v", n, got, want)
 		}
 	}
-	o.End("p", SamePod) // one that never began
+	o.End("p", SamePod) // a transfer that never began
 	if got := o.InFlight("p", SamePod); got != 0 || len(o.own) != 0 {
 		t.Errorf("%d in flight, %d sources, after all ended", got, len(o.own))
 	}
@@ -75,7 +75,7 @@ func TestInFlight(t *testing.T) {
 }
 
 func TestPolicies(t *testing.T) {
-	// near has nothing cached, far nearly all; near's tier is congested and busy.
+	// near has nothing cached, far has nearly everything; near's tier is congested and busy.
 	candidates := []Candidate[string]{
 		{ID: "far", Hit: 6000, Free: 1e12, Batch: 10},
 		{ID: "pod", Hit: 0, Free: 1e12, Batch: 9},
@@ -91,7 +91,7 @@ func TestPolicies(t *testing.T) {
 		{LoadAware, Congestion{}, 0, []string{"pod", "pod"}},
 		{CacheAware, Congestion{}, 0, []string{"far", "far"}},
 		{CacheLoad, Congestion{}, 0, []string{"far"}},
-		// 6000 tokens over 100 Gbit/s beat 2000 over 25, until the rack is full.
+		// 6000 tokens over 100 Gbit/s cost less than 2000 over 25 Gbit/s, until the rack is full.
 		{Full, Congestion{}, 0, []string{"rack", "rack"}},
 		{Full, Congestion{SameRack: 0.9}, 0, []string{"far"}},
 		{Static, Congestion{SameRack: 0.9}, 0, []string{"rack"}},
@@ -121,7 +121,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestTies: equals are taken in turn, the less loaded first.
+// TestTies: equal candidates are chosen in turn, the less loaded first.
 func TestTies(t *testing.T) {
 	o := oracle(t, Model{}, Congestion{})
 	for _, p := range []Policy{Full, TopoOnly, LoadAware, CacheAware, CacheLoad} {
@@ -165,8 +165,8 @@ func TestPolicyNames(t *testing.T) {
 	}
 }
 
-// TestRefused: what is out of range is refused with its name and value, and the
-// last snapshot stays.
+// TestRefused: a value out of range is refused with its name and value, and the last snapshot
+// stays.
 func TestRefused(t *testing.T) {
 	good := Snapshot[string]{Fabric: FatTree()}
 	o, err := NewOracle(Model{}, good)
@@ -212,9 +212,9 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestStaleness is Proposition 2 as a property: while the congestion is wrong by
-// less than the bound, the order of two tiers is the true one; beyond it there is an
-// error that turns the order around.
+// TestStaleness is Proposition 2 as a property: while the error of the congestion is below the
+// bound, the order of two tiers is the true one; beyond the bound there is an error that inverts
+// the order.
 func TestStaleness(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	turned := 0
@@ -244,7 +244,7 @@ func TestStaleness(t *testing.T) {
 	}
 }
 
-// TestNearer is Proposition 1 as a property: it says what the costs say.
+// TestNearer is Proposition 1 as a property: Wins agrees with a comparison of the costs.
 func TestNearer(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	wins := 0
@@ -328,7 +328,7 @@ func TestChooseAllocatesNothing(t *testing.T) {
 	}
 }
 
-// FuzzChoose compares Choose with the dumbest argmin, and looks for a NaN.
+// FuzzChoose compares Choose with the simplest argmin, and checks for NaN.
 func FuzzChoose(f *testing.F) {
 	f.Add(uint64(1), uint8(0))
 	f.Add(uint64(77), uint8(6))
@@ -355,10 +355,10 @@ func FuzzChoose(f *testing.F) {
 		r := Request[int]{Tokens: 1 + rng.IntN(100), Bytes: rng.Int64N(200)}
 		d, err := c.Choose(&r, candidates)
 
-		// value is the policy's objective, written out from the paper.
+		// value is the policy's objective as written in the paper.
 		value := func(k Candidate[int]) float64 {
 			hit := min(float64(k.Hit)/float64(r.Tokens), 1)
-			// Free is in whole bytes, the need is not. A shortage of less than a byte fits.
+			// Free is in whole bytes, but the need is not. A shortage of less than a byte fits.
 			if float64(k.Free) <= float64(r.Bytes)*(1-hit)+float64(o.model.Reserve)-1 {
 				return math.Inf(1)
 			}

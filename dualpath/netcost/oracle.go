@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Tier is how far apart two instances are (§III-A).
+// Tier is the distance between two instances (§III-A).
 type Tier uint8
 
 // Tiers of a fat tree.
@@ -28,12 +28,12 @@ func (t Tier) String() string {
 	return fmt.Sprintf("tier %d", uint8(t))
 }
 
-// Place is where an instance stands, in the operator's names. An empty name is
-// not known, and equal to none.
+// Place is the location of an instance, in the operator's names. An empty name is unknown, and
+// equal to no other name.
 type Place struct{ Pod, Rack, Node string }
 
-// TierOf is the tier between two places. A rack's name counts within its pod, a
-// node's within its rack. What is not known is taken as far.
+// TierOf returns the tier between two places. A rack's name is unique within its pod, a node's
+// within its rack. Unknown places count as far apart.
 func TierOf(a, b Place) Tier {
 	switch {
 	case a.Pod == "" || a.Pod != b.Pod:
@@ -46,18 +46,18 @@ func TierOf(a, b Place) Tier {
 	return SameNode
 }
 
-// Fabric is what hardware and topology say of each tier, B and L of §III-A: bytes
-// a second of one path, and the base latency.
+// Fabric has the properties of each tier's hardware and topology, B and L of §III-A: bandwidth of
+// one path in bytes per second, and base latency.
 type Fabric struct {
 	Bandwidth [Tiers]float64
 	Latency   [Tiers]time.Duration
 }
 
-// Gbit is a gigabit a second, in bytes a second.
+// Gbit is one gigabit per second, in bytes per second.
 const Gbit = 1e9 / 8
 
-// FatTree is the fabric of the paper's evaluation (§VI-A): NVLink at 450 GB/s, 100
-// Gbit/s in the rack, 2:1 and 4:1 oversubscribed above.
+// FatTree returns the fabric of the paper's evaluation (§VI-A): NVLink at 450 GB/s, 100 Gbit/s in
+// the rack, oversubscribed 2:1 and 4:1 above.
 func FatTree() Fabric {
 	return Fabric{
 		Bandwidth: [Tiers]float64{450e9, 100 * Gbit, 50 * Gbit, 25 * Gbit},
@@ -78,12 +78,12 @@ func (f *Fabric) Validate() error {
 	return nil
 }
 
-// Congestion is the share of each tier that traffic other than the scheduler's
-// takes, c of §III-D, in [0, 1).
+// Congestion is the share of each tier that traffic other than the scheduler's uses, c of §III-D,
+// in [0, 1).
 type Congestion [Tiers]float64
 
-// Validate returns an error that names the first value out of its range. A tier
-// that is full has no place for a transfer at any price, so 1 is refused.
+// Validate returns an error that names the first value out of its range. A transfer on a full tier
+// would take forever, so 1 is refused.
 func (c *Congestion) Validate() error {
 	for t, v := range c {
 		if !(v >= 0 && v < 1) {
@@ -93,16 +93,16 @@ func (c *Congestion) Validate() error {
 	return nil
 }
 
-// Snapshot is what the oracle said last (§III-E): the four maps of the paper, and
-// when the one that moves was measured.
+// Snapshot is the last state of the oracle (§III-E): the four maps of the paper, and the time at
+// which the congestion was measured.
 type Snapshot[K comparable] struct {
 	Fabric
 	Congestion Congestion
-	// Places are the instances' places, from which the tier map follows.
+	// Places has the instances' places, from which the tiers follow.
 	Places map[K]Place
-	// Pairs are tiers that the places don't give, source first. They go before.
+	// Pairs overrides Places. Its keys are (source, target).
 	Pairs map[[2]K]Tier
-	// At is when Congestion was measured, since an origin of the caller's choice.
+	// At is the time at which Congestion was measured, since an origin that the caller chooses.
 	At time.Duration
 }
 
@@ -119,8 +119,8 @@ func (s *Snapshot[K]) Validate() error {
 	return s.Congestion.Validate()
 }
 
-// Tier is how far apart two instances are; what is not known is taken as far, but
-// for an instance and itself.
+// Tier returns the tier between two instances. An unknown instance counts as far from all others,
+// but not from itself.
 func (s *Snapshot[K]) Tier(from, to K) Tier {
 	if from == to {
 		return SameNode
@@ -133,22 +133,22 @@ func (s *Snapshot[K]) Tier(from, to K) Tier {
 	return TierOf(s.Places[from], s.Places[to])
 }
 
-// Age is how old the congestion is.
+// Age returns the age of the congestion.
 func (s *Snapshot[K]) Age(now time.Duration) time.Duration { return now - s.At }
 
-// inFlight counts the scheduler's own transfers by source and tier (§V-C).
-// Invariant: no count is negative.
+// inFlight counts the scheduler's own transfers by source and tier (§V-C). Invariant: no count is
+// negative.
 type inFlight[K comparable] map[K]*[Tiers]int
 
-// Oracle is a snapshot and the scheduler's own transfers: what Algorithm 1 reads.
-// It is not safe for concurrent use.
+// Oracle has a snapshot and the scheduler's own transfers: the inputs of Algorithm 1. It is not
+// safe for concurrent use.
 type Oracle[K comparable] struct {
 	model    Model
 	snapshot Snapshot[K]
 	own      inFlight[K]
 }
 
-// NewOracle returns an oracle that nothing is in flight for.
+// NewOracle returns an oracle without transfers in flight.
 func NewOracle[K comparable](m Model, s Snapshot[K]) (*Oracle[K], error) {
 	m.EnsureDefaults()
 	o := &Oracle[K]{model: m, own: inFlight[K]{}}
@@ -161,8 +161,8 @@ func NewOracle[K comparable](m Model, s Snapshot[K]) (*Oracle[K], error) {
 	return o, nil
 }
 
-// Update replaces the snapshot. One that is out of range is refused with an
-// error, and the last stays.
+// Update replaces the snapshot. A snapshot that is out of range is refused with an error, and the
+// last one stays.
 func (o *Oracle[K]) Update(s Snapshot[K]) error {
 	if err := s.Validate(); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (o *Oracle[K]) Update(s Snapshot[K]) error {
 	return nil
 }
 
-// Measured replaces the congestion alone, as of at.
+// Measured replaces only the congestion, measured at time at.
 func (o *Oracle[K]) Measured(c Congestion, at time.Duration) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -180,7 +180,7 @@ func (o *Oracle[K]) Measured(c Congestion, at time.Duration) error {
 	return nil
 }
 
-// Snapshot returns what the oracle said last. Its maps are the oracle's.
+// Snapshot returns the current snapshot. Its maps belong to the oracle.
 func (o *Oracle[K]) Snapshot() *Snapshot[K] { return &o.snapshot }
 
 // Model returns the model.
@@ -196,8 +196,8 @@ func (o *Oracle[K]) Begin(from K, t Tier) {
 	n[t]++
 }
 
-// End counts a transfer that is complete or was given up. One that was never begun
-// is ignored.
+// End counts a transfer that completed or was cancelled. A transfer that was never begun is
+// ignored.
 func (o *Oracle[K]) End(from K, t Tier) {
 	n := o.own[from]
 	if n == nil || n[t] == 0 {
@@ -208,7 +208,7 @@ func (o *Oracle[K]) End(from K, t Tier) {
 	}
 }
 
-// InFlight is how many transfers of the scheduler's leave from on the tier.
+// InFlight returns the number of the scheduler's transfers that leave from on the tier.
 func (o *Oracle[K]) InFlight(from K, t Tier) int {
 	if n := o.own[from]; n != nil {
 		return n[t]
@@ -216,30 +216,30 @@ func (o *Oracle[K]) InFlight(from K, t Tier) int {
 	return 0
 }
 
-// Bandwidth is what one more transfer gets, Beff of eq. 4, bytes a second. The
-// count is capped where it is read, so that what is above the cap is not forgotten
-// when it ends.
+// Bandwidth returns the bandwidth of one more transfer, Beff of eq. 4, in bytes per second. The
+// count is capped when it is read, so that transfers above the cap are still counted until they
+// end.
 func (o *Oracle[K]) Bandwidth(from K, t Tier) float64 {
 	return o.bandwidth(from, t, signals{congestion: true, own: true})
 }
 
-// way is how one more transfer gets from one instance to another: bytes a second,
-// and seconds.
+// way has the bandwidth of one more transfer between two instances, in bytes per second, and the
+// latency in seconds.
 type way struct {
 	tier               Tier
 	bandwidth, latency float64
 }
 
-// way returns the way between two instances.
+// way returns the bandwidth and the latency of one more transfer between two instances.
 func (o *Oracle[K]) way(from, to K, see signals) way {
 	t := o.snapshot.Tier(from, to)
 	return way{t, o.bandwidth(from, t, see), o.snapshot.Latency[t].Seconds()}
 }
 
-// signals are the dynamic inputs of eq. 4 that a policy is allowed to see.
+// signals are the dynamic inputs of eq. 4 that a policy may use.
 type signals struct{ congestion, own bool }
 
-// bandwidth is eq. 4 with some of its inputs withheld.
+// bandwidth is eq. 4 with only the inputs in see.
 func (o *Oracle[K]) bandwidth(from K, t Tier, see signals) float64 {
 	b := o.snapshot.Bandwidth[t]
 	if see.congestion {

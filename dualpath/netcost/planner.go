@@ -7,39 +7,38 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// Planner is the cost model as the planner node asks it. Machines stand for
-// instances: engines of one machine share its links. It serves one
-// dualpath.Planner.
+// Planner is the cost model for the planner node. Its instances are machines, because engines of
+// one machine share its links. It must be used by one dualpath.Planner only.
 type Planner struct {
 	oracle  *Oracle[dualpath.NodeID]
 	chooser *Chooser[dualpath.NodeID]
 	// candidates is reused by Choose.
 	candidates []Candidate[dualpath.NodeID]
-	// bytes are the KV's of one token.
+	// bytes is the size of one token's KV.
 	bytes   float64
 	overlap bool
 	made    PlannerOptions
 }
 
-// PlannerOptions of a Planner.
+// PlannerOptions are the options of a Planner.
 type PlannerOptions struct {
 	Model Model
 	// Policy and Weights are the Chooser's. Default: Full.
 	Policy  Policy
 	Weights Weights
-	// Fabric is taken until a report comes.
+	// Fabric is used until the first report.
 	Fabric Fabric
 	// BytesPerToken is the size of one token's KV.
 	BytesPerToken int
-	// Overlap: the two hops of a read move different layers at the same time, so
-	// the slower one alone counts. Default: one after the other, the sum (§VII-D).
+	// Overlap is set if the two hops of a read move different layers at the same time, so that only
+	// the slower one counts. By default they run one after the other, and their sum counts
+	// (§VII-D).
 	Overlap bool
 }
 
 var _ dualpath.Network = (*Planner)(nil)
 
-// NewPlanner returns a cost model that knows no machine's place: all are far from
-// each other.
+// NewPlanner returns a cost model without places: all machines count as far from each other.
 func NewPlanner(o PlannerOptions) (*Planner, error) {
 	if o.BytesPerToken <= 0 {
 		return nil, fmt.Errorf("netcost: %d bytes of KV a token; the model's must be given", o.BytesPerToken)
@@ -55,11 +54,11 @@ func NewPlanner(o PlannerOptions) (*Planner, error) {
 	return &Planner{oracle: oracle, chooser: chooser, bytes: float64(o.BytesPerToken), overlap: o.Overlap, made: o}, nil
 }
 
-// Options returns what the cost model was made of: another one, given the same
-// reports, costs the same.
+// Options returns the options of the cost model. Another model with these options and the same
+// reports gives the same costs.
 func (p *Planner) Options() PlannerOptions { return p.made }
 
-// SnapshotOf is a report as a snapshot.
+// SnapshotOf converts a report to a snapshot.
 func SnapshotOf(r *dualpath.NetworkReport) Snapshot[dualpath.NodeID] {
 	s := Snapshot[dualpath.NodeID]{
 		Fabric: Fabric{r.Bandwidth, r.Latency}, Congestion: r.Congestion, At: r.Measured,
@@ -71,14 +70,14 @@ func SnapshotOf(r *dualpath.NetworkReport) Snapshot[dualpath.NodeID] {
 	return s
 }
 
-// Update implements dualpath.Network. Validate a report's SnapshotOf before it is
-// an event: here it can only be ignored.
+// Update implements dualpath.Network. The caller must validate a report's SnapshotOf before it
+// becomes an event, because Update can only ignore an invalid one.
 func (p *Planner) Update(r *dualpath.NetworkReport) { _ = p.oracle.Update(SnapshotOf(r)) }
 
-// Oracle returns what the planner was told last, and what it has in flight.
+// Oracle returns the oracle, with the last report and the transfers in flight.
 func (p *Planner) Oracle() *Oracle[dualpath.NodeID] { return p.oracle }
 
-// hop is one more transfer from one machine to another.
+// hop returns the hop of one more transfer from one machine to another.
 func (p *Planner) hop(from, to dualpath.NodeID) Hop {
 	w := p.oracle.way(from, to, signals{congestion: true, own: true})
 	return Hop{Bandwidth: w.bandwidth, Latency: w.latency}
@@ -87,8 +86,8 @@ func (p *Planner) hop(from, to dualpath.NodeID) Hop {
 // Reserve implements dualpath.Network.
 func (p *Planner) Reserve() int { return int(math.Ceil(float64(p.oracle.model.Reserve) / p.bytes)) }
 
-// Choose implements dualpath.Network by the Chooser. Of the requests that an engine
-// has, as many are in its batch as there is room, and the others are queued.
+// Choose implements dualpath.Network with the Chooser. An engine's requests count as its batch up
+// to MaxBatch; the others count as queued.
 func (p *Planner) Choose(r *dualpath.Transfer, candidates []dualpath.Candidate) (index int, seconds float64) {
 	m := &p.oracle.model
 	p.candidates = p.candidates[:0]

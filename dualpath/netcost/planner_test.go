@@ -30,7 +30,7 @@ func TestPlanner(t *testing.T) {
 	datadriven.RunTest(t, "testdata/planner.td", (&story{}).run)
 }
 
-// story is what the transcript has so far.
+// story is the state of a transcript.
 type story struct {
 	p    *dualpath.Planner
 	n    *Planner
@@ -164,7 +164,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	return ""
 }
 
-// step feeds an event and prints the actions.
+// step passes an event to the planner and prints the actions.
 func (s *story) step(ev dualpath.Event) string {
 	var b strings.Builder
 	for _, a := range s.p.Step(ev) {
@@ -190,8 +190,8 @@ func (s *story) step(ev dualpath.Event) string {
 	return b.String()
 }
 
-// TestPlannerForgets: whatever happens to requests, no transfer stays counted, and
-// two planners that are told the same do the same.
+// TestPlannerForgets: after any events, no transfer remains counted, and two planners with the same
+// events take the same actions.
 func TestPlannerForgets(t *testing.T) {
 	testkit.Long(t, "20 random planners, twice each")
 	for seed := range uint64(20) {
@@ -202,8 +202,7 @@ func TestPlannerForgets(t *testing.T) {
 	}
 }
 
-// randomPlanner feeds a planner random events, ends all requests and returns what it
-// did.
+// randomPlanner passes random events to a planner, ends all requests and returns the actions.
 func randomPlanner(t *testing.T, seed uint64) string {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -298,8 +297,8 @@ func TestPlannerRefuses(t *testing.T) {
 	}
 }
 
-// BenchmarkPlanner is a request's whole life in the planner, with and without the
-// network: 384 prefill and 768 decode engines on 144 machines.
+// BenchmarkPlanner measures all events of a request in the planner, with and without the network:
+// 384 prefill and 768 decode engines on 144 machines.
 func BenchmarkPlanner(b *testing.B) {
 	for _, with := range []bool{false, true} {
 		name := "without"
@@ -353,5 +352,44 @@ func BenchmarkPlanner(b *testing.B) {
 			}
 			b.ReportMetric(float64(id)/b.Elapsed().Seconds(), "requests/s")
 		})
+	}
+}
+
+// TestSwitchingGroup: a decode group that is being drained gets no request, although it is the
+// nearest.
+func TestSwitchingGroup(t *testing.T) {
+	n, err := NewPlanner(PlannerOptions{Fabric: FatTree(), BytesPerToken: 78_080})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := dualpath.New(dualpath.Options{Network: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := dualpath.NetworkReport{Bandwidth: FatTree().Bandwidth, Latency: FatTree().Latency}
+	for g, pod := range []string{"", "near", "near", "far"} {
+		if g == 0 {
+			continue
+		}
+		role := dualpath.Decode
+		if g == 1 {
+			role = dualpath.Prefill
+		}
+		p.Step(dualpath.GroupUp{Group: dualpath.GroupID(g), Role: role, Engines: []dualpath.EngineSpec{{Engine: dualpath.EngineID(g), Node: dualpath.NodeID(g), HBMTokens: 600_000}}})
+		report.Places = append(report.Places, dualpath.NodePlace{Node: dualpath.NodeID(g), Pod: pod, Rack: pod, Host: fmt.Sprint(g)})
+	}
+	p.Step(report)
+	for id, want := range []dualpath.EngineID{2, 3} {
+		p.Step(dualpath.Submit{Request: dualpath.Request{ID: dualpath.RequestID(id), Prompt: 3000, Output: 10}})
+		started := dualpath.EngineID(0)
+		for _, a := range p.Step(dualpath.Fetch{Group: 1, Seen: math.MaxUint64, Engines: []dualpath.EngineReport{{Engine: 1, HBMFree: 600_000}}}) {
+			if a.Kind == dualpath.Start {
+				started = a.DE
+			}
+		}
+		if started != want {
+			t.Errorf("request %d decodes on engine %d; want %d", id, started, want)
+		}
+		p.Step(dualpath.SwitchRole{Group: 2, Role: dualpath.Prefill, Drain: dualpath.DrainFinish})
 	}
 }

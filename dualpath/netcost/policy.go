@@ -13,19 +13,19 @@ type Policy uint8
 const (
 	// Full is NetKV, Algorithm 1.
 	Full Policy = iota
-	// Static is Full without the congestion: the tier map, and the scheduler's own
+	// Static is Full without the congestion: it uses the tier map and the scheduler's own
 	// transfers.
 	Static
-	// TopoOnly is the tier map alone.
+	// TopoOnly uses only the tier map.
 	TopoOnly
-	// RoundRobin takes the next feasible one.
+	// RoundRobin chooses the next feasible candidate.
 	RoundRobin
 	// LoadAware minimises queue and first step.
 	LoadAware
-	// CacheAware maximises the hit; of equal ones the least loaded.
+	// CacheAware maximises the hit; of equal candidates it chooses the least loaded.
 	CacheAware
-	// CacheLoad maximises a weighted sum of hit and free batch: CLA* with tuned
-	// Weights, as routers score today.
+	// CacheLoad maximises a weighted sum of hit and free batch: CLA* with tuned Weights, as current
+	// routers score.
 	CacheLoad
 
 	policies
@@ -51,10 +51,10 @@ func ParsePolicy(s string) (Policy, error) {
 	return 0, fmt.Errorf("netcost: policy %q: it must be one of %v", s, policyNames)
 }
 
-// sees says which signals a policy of the NetKV family may read.
+// sees returns the signals that a policy of the NetKV family may use.
 func (p Policy) sees() signals { return signals{congestion: p == Full, own: p <= Static} }
 
-// Weights of CacheLoad. The paper's grid search found (1, 1) for chat and
+// Weights are the weights of CacheLoad. The paper's grid search found (1, 1) for chat and
 // retrieval, (1.5, 0.7) for long contexts (§VI-A).
 type Weights struct{ Cache, Load float64 }
 
@@ -66,12 +66,12 @@ func (w *Weights) Validate() error {
 	return nil
 }
 
-// ErrNoRoom: no candidate has the memory for the request. It is rejected, or tried
-// again when something was freed.
+// ErrNoRoom: no candidate has the memory for the request. The request is rejected, or retried after
+// memory was freed.
 var ErrNoRoom = errors.New("netcost: no decode instance has the memory for the request's KV")
 
-// Intent is what a scheduler may tell the operator of a transfer it is about to
-// begin (§III-E).
+// Intent is the information that a scheduler may give the operator about a transfer that will begin
+// (§III-E).
 type Intent[K comparable] struct {
 	Request  uint64
 	From, To K
@@ -80,9 +80,8 @@ type Intent[K comparable] struct {
 	Priority int
 }
 
-// Decision is a choice: Index into the candidates, what it costs, and the transfer
-// that follows. Whoever carries it out calls Begin with it, and End when the
-// transfer is complete.
+// Decision is a choice: Index is the index of the candidate. It has the cost and the transfer that
+// follows. The caller calls Begin when the transfer begins, and End when it is complete.
 type Decision[K comparable] struct {
 	Index  int
 	Cost   Cost
@@ -99,7 +98,7 @@ type Chooser[K comparable] struct {
 	last int
 }
 
-// NewChooser returns a chooser; the weights are CacheLoad's, zero: (1, 1).
+// NewChooser returns a chooser. w are the weights for CacheLoad; zero means (1, 1).
 func NewChooser[K comparable](p Policy, w Weights, o *Oracle[K]) (*Chooser[K], error) {
 	if p >= policies {
 		return nil, fmt.Errorf("netcost: %v; it must be one of %v", p, policyNames)
@@ -113,7 +112,7 @@ func NewChooser[K comparable](p Policy, w Weights, o *Oracle[K]) (*Chooser[K], e
 	return &Chooser[K]{policy: p, weights: w, oracle: o, last: -1}, nil
 }
 
-// Choose returns the policy's choice for r; ErrNoRoom if none is feasible. It is
+// Choose returns the policy's choice for r, or ErrNoRoom if no candidate is feasible. It is
 // O(len(candidates)) and allocates nothing.
 func (c *Chooser[K]) Choose(r *Request[K], candidates []Candidate[K]) (Decision[K], error) {
 	if err := r.Validate(); err != nil {
@@ -123,10 +122,11 @@ func (c *Chooser[K]) Choose(r *Request[K], candidates []Candidate[K]) (Decision[
 	var least rank
 	var w way
 	for i, known := 0, -1; i < len(candidates); i++ {
-		// From the one behind the last choice, going round: the first of equals.
+		// The search starts after the last choice and is cyclic; the first of equal candidates is
+		// chosen.
 		at := (c.last + 1 + i) % len(candidates)
 		d := &candidates[at]
-		if known < 0 || candidates[known].ID != d.ID { // engines of one machine share its way
+		if known < 0 || candidates[known].ID != d.ID { // engines of one machine share the way
 			w, known = c.oracle.way(r.From, d.ID, c.policy.sees()), at
 		}
 		cost := c.oracle.costOver(w, r, d)
@@ -151,24 +151,24 @@ func (c *Chooser[K]) Choose(r *Request[K], candidates []Candidate[K]) (Decision[
 	return best, nil
 }
 
-// Begin counts the transfer that follows a decision.
+// Begin counts the transfer of a decision.
 func (c *Chooser[K]) Begin(i *Intent[K]) { c.oracle.Begin(i.From, i.Tier) }
 
-// End counts its end.
+// End counts the end of the transfer.
 func (c *Chooser[K]) End(i *Intent[K]) { c.oracle.End(i.From, i.Tier) }
 
-// rank orders candidates: the smaller first, then the one with fewer requests.
+// rank orders candidates: by the smaller value first, then by fewer requests.
 type rank struct {
 	value    float64
 	requests int
 }
 
-// before reports whether a goes before b.
+// before reports whether a is ordered before b.
 func (a rank) before(b rank) bool {
 	return a.value < b.value || (a.value == b.value && a.requests < b.requests)
 }
 
-// rank is what the policy minimises.
+// rank returns the value that the policy minimises.
 func (c *Chooser[K]) rank(r *Request[K], d *Candidate[K], cost *Cost) rank {
 	k := rank{requests: d.Queued + d.Batch}
 	switch c.policy {

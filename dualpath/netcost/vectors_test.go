@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// near fails unless got is want within a relative 1e-9.
+// near fails the test unless got equals want within a relative 1e-9.
 func near(t *testing.T, what string, got, want float64) {
 	t.Helper()
 	if !(math.Abs(got-want) <= 1e-9*math.Max(1, math.Abs(want))) {
@@ -37,7 +37,7 @@ func TestChooseVectors(t *testing.T) {
 		Costs    []*float64
 	}
 	for i, v := range testkit.Vectors[vector](t, "testdata/vectors.json", "netkv.choose") {
-		// Gigabytes; lengths times ten, because one has a tenth of a token.
+		// The unit is gigabytes; lengths are multiplied by ten, because one has a tenth of a token.
 		s := Snapshot[int]{Congestion: v.C, Pairs: map[[2]int]Tier{}}
 		for k := range v.B {
 			s.Bandwidth[k], s.Latency[k] = v.B[k]*1e9, time.Duration(math.Round(v.L[k]*1e9))
@@ -84,7 +84,7 @@ func TestStalenessVectors(t *testing.T) {
 	}
 }
 
-// TestPrinted checks what the paper prints: NK-1 to NK-4 of the oracles.
+// TestPrinted compares with the numbers printed in the paper: NK-1 to NK-4 of the oracles.
 func TestPrinted(t *testing.T) {
 	if got := KVBytes(80, 8, 128, 2, 1); got != 320<<10 {
 		t.Errorf("a token of Llama-3-70B has %d bytes of KV, want 320 KiB", got)
@@ -125,7 +125,7 @@ func TestPrinted(t *testing.T) {
 	}
 	within("T(d2) at c3 = 0.5", transfer(d2), 0.64)
 
-	// Proposition 1's example and Proposition 2's.
+	// The examples of Propositions 1 and 2.
 	n := Nearer{HitFar: 0.5, Ratio: 4}
 	if left, right := n.Sides(); left != 1 || right != 2 || !n.Wins() {
 		t.Errorf("proposition 1: %v < %v", left, right)
@@ -144,7 +144,7 @@ func TestNoRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := Request[int]{Tokens: 10, Bytes: 100}
-		// Half is there: 50 bytes to send, 10 in reserve.
+		// Half of the tokens are there: 50 bytes to send, 10 in reserve.
 		if _, err := c.Choose(&r, []Candidate[int]{{ID: 1, Hit: 5, Free: 59}}); !errors.Is(err, ErrNoRoom) {
 			t.Errorf("%v: 59 bytes free: %v", p, err)
 		}

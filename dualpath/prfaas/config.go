@@ -6,19 +6,19 @@ import (
 	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
 
-// Config is a system as an operator writes it down, in YAML.
+// Config is the YAML configuration of a system, written by an operator.
 type Config struct {
-	// Profile is a built-in profile, ProfileFile one of the operator's own; one of
-	// them is given.
+	// Profile is the name of a built-in profile, ProfileFile the file of another one. Exactly one
+	// of them is set.
 	Profile     string `yaml:"profile"`
 	ProfileFile string `yaml:"profile_file"`
-	// Lengths are those of the uncached prompts.
+	// Lengths has the distribution of the uncached prompt lengths.
 	Lengths struct {
 		Mu    float64 `yaml:"mu"`
 		Sigma float64 `yaml:"sigma"`
 		Min   float64 `yaml:"min"`
 		Max   float64 `yaml:"max"`
-		// Trace is a file of requests whose prompts are taken instead.
+		// Trace is a file of requests. If it is set, the lengths of its prompts are used instead.
 		Trace string `yaml:"trace"`
 	} `yaml:"lengths"`
 	OutputTokens float64 `yaml:"output_tokens"`
@@ -33,7 +33,7 @@ type Config struct {
 		StepSeconds float64 `yaml:"step_seconds"`
 	} `yaml:"pd"`
 	EgressGbps float64 `yaml:"egress_gbps"`
-	// Present is the plan that runs today, to be compared; a threshold of 0: none.
+	// Present is the current plan, for comparison; a threshold of 0 means none.
 	Present struct {
 		Threshold float64 `yaml:"threshold"`
 		Prefill   int     `yaml:"prefill"`
@@ -41,7 +41,7 @@ type Config struct {
 	Steps int `yaml:"steps"`
 }
 
-// CaseStudyYAML is CaseStudy as an operator would write it.
+// CaseStudyYAML is the configuration of CaseStudy.
 const CaseStudyYAML = `# The case study of PrfaaS, section 4. Lengths are of the uncached part of the prompts, in tokens.
 profile: prfaas-1t              # built in; or profile_file: FILE with measurements of your own
 lengths: {mu: 9.90, sigma: 1.00, min: 128, max: 128000}   # log-normal; or {trace: FILE}
@@ -53,7 +53,7 @@ present: {threshold: 30000, prefill: 2}   # optional: what runs today
 steps: 100                      # of the search for the threshold
 `
 
-// Files gives the contents of files that a configuration names, by their paths.
+// Files reads the files that a configuration names.
 type Files struct {
 	// Profile reads a profile.
 	Profile func(path string) ([]byte, error)
@@ -61,8 +61,8 @@ type Files struct {
 	Prompts func(path string) ([]float64, error)
 }
 
-// System makes the system that a configuration describes. Complaints are about
-// keys of f below prefix, which ends in a dot or is empty.
+// System returns the system that a configuration describes. Errors name keys of f below prefix,
+// which ends in a dot or is empty.
 func (c *Config) System(f *yamlfile.File, prefix string, files Files) (System, error) {
 	p, err := c.profile(f, prefix, files)
 	if err != nil {

@@ -5,24 +5,24 @@ import (
 	"time"
 )
 
-// ShortOptions are the short-term controller's (PrfaaS, section 3.4.3). The paper
-// names what is watched and no constant; these are ours.
+// ShortOptions are the options of the short-term controller (PrfaaS, section 3.4.3). The paper
+// names the watched quantities but no constants; the defaults are not from the paper.
 type ShortOptions struct {
-	// High is the utilization of the egress link at which it counts as
-	// congested, Low that below which it has bandwidth to spare; 0: 0.9 and 0.6.
+	// High is the utilization of the egress link from which it counts as congested, Low the one
+	// below which it has spare bandwidth; 0 selects 0.9 and 0.6.
 	High, Low float64
-	// QueueHigh is how many requests may wait for the PrfaaS clusters' prefill or
-	// link before that counts as a surge; 0: 4 an instance.
+	// QueueHigh is the number of requests waiting for the PrfaaS clusters' prefill or link from
+	// which the controller sees a surge; 0 selects 4 per instance.
 	QueueHigh int
-	// Backoff is the share of its requests that the PrfaaS side keeps when its queue
-	// surges although the model says it should not; 0: 0.9.
+	// Backoff is the share of its requests that the PrfaaS side keeps when its queue surges against
+	// the model's prediction; 0 selects 0.9.
 	Backoff float64
-	// Hold is the shortest time between two changes of the threshold, and how
-	// long the link must be calm before more is offloaded again; 0: 5 s.
+	// Hold is the shortest time between two changes of the threshold, and the time without
+	// congestion before more requests are offloaded again; 0 selects 5 s.
 	Hold time.Duration
 }
 
-// EnsureDefaults fills what is 0.
+// EnsureDefaults fills the fields that are 0.
 func (o *ShortOptions) EnsureDefaults(instances int) {
 	if o.High == 0 {
 		o.High = 0.9
@@ -58,39 +58,40 @@ func (o ShortOptions) Validate() error {
 	return nil
 }
 
-// EgressSample is what the link and the PrfaaS clusters' queues were like.
+// EgressSample is the state of the link and of the PrfaaS clusters' queues.
 type EgressSample struct {
 	At time.Duration
-	// Utilization of the link since the last sample: what crossed it over what it
-	// could carry, 0 to 1.
+	// Utilization is the link's utilization since the last sample: the bytes that crossed it
+	// divided by its capacity, 0 to 1.
 	Utilization float64
-	// CapacityBytes is what the link carries now, bytes a second; 0: not known.
+	// CapacityBytes is the current capacity of the link in bytes per second; 0 means unknown.
 	CapacityBytes float64
-	// Queue is how many offloaded requests wait, for prefill or for the link;
-	// LocalQueue is how many wait for prefill in the PD cluster.
+	// Queue is the number of offloaded requests that wait for prefill or for the link, LocalQueue
+	// the number that wait for prefill in the PD cluster.
 	Queue, LocalQueue int
 }
 
-// Short is the short-term controller: it moves the threshold and says whether
-// bandwidth is scarce. It serves one caller.
+// Short is the short-term controller: it adjusts the threshold and decides whether bandwidth is
+// scarce. It must be used by one goroutine at a time.
 type Short struct {
 	opts ShortOptions
 	sys  System
 	plan Plan
-	// capacity is the link's as last heard, bytes a second.
+	// capacity is the last known capacity of the link in bytes per second.
 	capacity float64
 	abundant bool
-	// changed is when the threshold last moved; calm since when the link has had
-	// bandwidth to spare, -1: it has not.
+	// changed is the time of the last change of the threshold. calm is the time since when the link
+	// has had spare bandwidth, or -1 if it has none.
 	changed, calm time.Duration
 	began         bool
-	// looked is when the queues were last compared, queue and local how long they
-	// were: one that shrinks already is left to.
+	// looked is the time at which the queues were last compared, queue and local their lengths
+	// then. The controller does not act on a queue that shrinks already.
 	looked       time.Duration
 	queue, local int
 }
 
-// NewShort starts from a plan for the system, with the best threshold for it.
+// NewShort returns a controller that starts with a plan for the system, and with the best threshold
+// for that plan.
 func NewShort(s System, plan Plan, opts ShortOptions) (*Short, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -103,24 +104,23 @@ func NewShort(s System, plan Plan, opts ShortOptions) (*Short, error) {
 	return c, nil
 }
 
-// Router is what to route by now.
+// Router returns the router with the current threshold.
 func (c *Short) Router() Router { return Router{Threshold: c.plan.Threshold, Abundant: c.abundant} }
 
-// Adopt takes a plan, and the lengths it was made for, from the long-term
-// controller.
+// Adopt takes over a plan, and the lengths for which it was made, from the long-term controller.
 func (c *Short) Adopt(plan Plan, lengths Lengths) {
 	c.plan, c.sys.Lengths = plan, lengths
 }
 
-// Adjustment is what the controller did about one sample.
+// Adjustment is the controller's reaction to one sample.
 type Adjustment struct {
 	Router  Router
 	Changed bool
-	// Why is said in words where something changed.
+	// Why has the reason in words if something changed.
 	Why string
 }
 
-// Observe takes a sample, in order of time.
+// Observe processes a sample. Samples must be in order of time.
 func (c *Short) Observe(s EgressSample) Adjustment {
 	if s.CapacityBytes > 0 {
 		c.capacity = s.CapacityBytes
@@ -157,9 +157,9 @@ func (c *Short) Observe(s EgressSample) Adjustment {
 	return Adjustment{Router: after, Changed: true, Why: why}
 }
 
-// threshold is the one to have now, and why. The model says which one is best for
-// what the link carries; where queues grow against it, they are believed, as long as
-// they are longer than those that would get the work.
+// threshold returns the new threshold and the reason. The model gives the best threshold for the
+// link's capacity. If queues grow against the model, the queues decide, as long as they are longer
+// than those of the side that would get the requests.
 func (c *Short) threshold(s EgressSample, congested bool) (float64, string) {
 	now := c.sys
 	now.EgressBytes = c.capacity
@@ -174,7 +174,7 @@ func (c *Short) threshold(s EgressSample, congested bool) (float64, string) {
 		keep := share * c.opts.Backoff
 		return now.Lengths.Quantile(1 - keep), fmt.Sprintf("%d wait for PrfaaS, %d for the PD cluster: %.0f %% of the requests stay offloaded", s.Queue, s.LocalQueue, 100*keep)
 	case best < c.plan.Threshold*(1-thresholdSlack) && (calm || s.LocalQueue >= c.opts.QueueHigh && s.LocalQueue > s.Queue && s.LocalQueue >= c.local):
-		// Back in the steps in which it went: a share of 1/Backoff more.
+		// The share returns in the steps in which it was reduced: by a factor of 1/Backoff.
 		more := min(share/c.opts.Backoff+shareStep, 1)
 		return max(best, now.Lengths.Quantile(1-more)), fmt.Sprintf("the link has room (%.0f %% used), %d wait for PrfaaS and %d for the PD cluster: back towards the best threshold", 100*s.Utilization, s.Queue, s.LocalQueue)
 	}
@@ -184,24 +184,24 @@ func (c *Short) threshold(s EgressSample, congested bool) (float64, string) {
 const (
 	// thresholdSlack: a threshold within 1 % of the best is not moved.
 	thresholdSlack = 0.01
-	// shareStep lets a share that went to 0 come back.
+	// shareStep lets a share that was reduced to 0 grow again.
 	shareStep = 0.01
 )
 
-// LongOptions are the long-term controller's. The constants are ours.
+// LongOptions are the options of the long-term controller. The defaults are not from the paper.
 type LongOptions struct {
-	// Period is the time between two looks; 0: 5 minutes.
+	// Period is the time between two decisions; 0 selects 5 minutes.
 	Period time.Duration
-	// MinGain is the share of throughput that moving instances must promise; 0:
+	// MinGain is the gain of throughput, as a share, from which instances are moved; 0 selects
 	// 0.03.
 	MinGain float64
-	// MaxMoves is how many instances change their role at once; 0: 1.
+	// MaxMoves is the maximum number of instances that change their role at once; 0 selects 1.
 	MaxMoves int
-	// Steps of the search for the threshold; 0: StepsDefault.
+	// Steps is the number of steps in the search for the threshold; 0 selects StepsDefault.
 	Steps int
 }
 
-// EnsureDefaults fills what is 0.
+// EnsureDefaults fills the fields that are 0.
 func (o *LongOptions) EnsureDefaults() {
 	if o.Period == 0 {
 		o.Period = 5 * time.Minute
@@ -217,21 +217,21 @@ func (o *LongOptions) EnsureDefaults() {
 	}
 }
 
-// Load is how busy the stages of the PD cluster were over a period.
+// Load is the load of the PD cluster's stages over a period.
 type Load struct {
 	At time.Duration
-	// Lengths that arrived in the period, after prefix matching.
+	// Lengths is the distribution of the uncached lengths that arrived in the period.
 	Lengths Lengths
-	// Prefill and Decode are the utilizations of the stages, 0 to 1, and the
-	// queues the requests that waited for each at its end.
+	// Prefill and Decode are the utilizations of the stages, 0 to 1. The queues are the numbers of
+	// requests that waited for each stage at the end of the period.
 	Prefill, Decode           float64
 	PrefillQueue, DecodeQueue int
-	// EgressBytes is what the link carries, bytes a second; 0: as before.
+	// EgressBytes is the capacity of the link in bytes per second; 0 means unchanged.
 	EgressBytes float64
 }
 
-// Long is the long-term controller: every period it divides the PD cluster anew
-// (equations 7 and 8). It serves one caller.
+// Long is the long-term controller: each period it divides the PD cluster between prefill and
+// decode (equations 7 and 8). It must be used by one goroutine at a time.
 type Long struct {
 	opts LongOptions
 	sys  System
@@ -240,7 +240,7 @@ type Long struct {
 	ran  bool
 }
 
-// NewLong starts from a plan.
+// NewLong returns a controller that starts with a plan.
 func NewLong(s System, plan Plan, opts LongOptions) (*Long, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -255,14 +255,14 @@ func NewLong(s System, plan Plan, opts LongOptions) (*Long, error) {
 	return &Long{opts: opts, sys: s, plan: plan}, nil
 }
 
-// Reallocation is what the long-term controller decided.
+// Reallocation is a decision of the long-term controller.
 type Reallocation struct {
 	Plan Plan
-	// ToPrefill is how many instances turn from decode to prefill; negative: the
-	// other way.
+	// ToPrefill is the number of instances that change from decode to prefill; negative for the
+	// opposite direction.
 	ToPrefill int
-	// Gain is the share of throughput that the model promises for the best
-	// division over the present one.
+	// Gain is the share of throughput that the best division gains over the current one, according
+	// to the model.
 	Gain float64
 	Why  string
 }
@@ -270,8 +270,8 @@ type Reallocation struct {
 // Due reports whether a period has passed.
 func (c *Long) Due(at time.Duration) bool { return !c.ran || at-c.last >= c.opts.Period }
 
-// Observe takes the load of a period and divides the cluster anew. An error is
-// about the load: the plan stays.
+// Observe processes the load of a period and divides the cluster. After an error, which is about
+// the load, the plan stays.
 func (c *Long) Observe(l Load) (Reallocation, error) {
 	sys := c.sys
 	if l.Lengths != nil {
@@ -306,8 +306,8 @@ func (c *Long) Observe(l Load) (Reallocation, error) {
 	return r, nil
 }
 
-// agrees reports whether the stage that would get instances is the busier one:
-// by those waiting, and where nobody waits by utilization.
+// agrees reports whether the stage that would get instances has the longer queue or, if both queues
+// are empty, the higher utilization.
 func agrees(toPrefill int, l Load) bool {
 	if l.PrefillQueue != l.DecodeQueue {
 		return (l.PrefillQueue > l.DecodeQueue) == (toPrefill > 0)

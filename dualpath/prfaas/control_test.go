@@ -17,7 +17,7 @@ func short(t *testing.T) (*Short, System, Plan) {
 	return c, s, plan
 }
 
-// TestShortQuiet: a link with room to spare leaves the threshold alone.
+// TestShortQuiet: a link with spare bandwidth does not change the threshold.
 func TestShortQuiet(t *testing.T) {
 	c, _, plan := short(t)
 	for i := range 100 {
@@ -31,8 +31,8 @@ func TestShortQuiet(t *testing.T) {
 	}
 }
 
-// TestShortCongested: when the link narrows so that egress binds, the threshold
-// rises to the best one for what is left, and comes back with the bandwidth.
+// TestShortCongested: when the link's capacity decreases so that egress binds, the threshold rises
+// to the best one for the remaining capacity. It returns with the bandwidth.
 func TestShortCongested(t *testing.T) {
 	c, s, plan := short(t)
 	at := time.Duration(0)
@@ -50,7 +50,7 @@ func TestShortCongested(t *testing.T) {
 	if x := narrow.Evaluate(Plan{a.Router.Threshold, 3, 5}); x.Max <= narrow.Evaluate(plan).Max {
 		t.Errorf("the new threshold makes %v req/s, the old one %v", x.Max, narrow.Evaluate(plan).Max)
 	}
-	// Held, whatever the samples say.
+	// During the hold the threshold does not change, for any samples.
 	if b := observe(1, 6, 80); b.Changed {
 		t.Errorf("changed within the hold: %+v", b)
 	}
@@ -63,8 +63,8 @@ func TestShortCongested(t *testing.T) {
 	}
 }
 
-// TestShortAgainstTheModel: a queue that the model does not explain still makes it
-// offload less, down to a bound, and no further than that.
+// TestShortAgainstTheModel: a queue that the model does not predict reduces the offloading, down to
+// a bound.
 func TestShortAgainstTheModel(t *testing.T) {
 	c, s, plan := short(t)
 	last := plan.Threshold
@@ -83,7 +83,7 @@ func TestShortAgainstTheModel(t *testing.T) {
 		last = c.Observe(EgressSample{At: time.Duration(2000+i*6) * time.Second, Utilization: 0.1, CapacityBytes: FromGbps(100)}).Router.Threshold
 	}
 	near(t, "threshold in the end", last, plan.Threshold, 0.05)
-	// A surge that is shorter than the other side's queue moves nothing over there.
+	// A surge that is shorter than the queue of the other side moves no requests there.
 	a := c.Observe(EgressSample{At: time.Hour * 2, Utilization: 0.1, CapacityBytes: FromGbps(100), Queue: 50, LocalQueue: 60})
 	if a.Router.Threshold > last {
 		t.Errorf("the threshold rises to %v although the PD cluster is busier", a.Router.Threshold)
@@ -124,7 +124,7 @@ func TestLong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It reaches the optimum step by step, and stays there.
+	// The division reaches the optimum step by step, and stays there.
 	for i := range 10 {
 		at := time.Duration(i) * time.Minute
 		if !l.Due(at) {
@@ -142,7 +142,7 @@ func TestLong(t *testing.T) {
 	if l.plan.Prefill != 3 {
 		t.Errorf("it ends at %+v", l.plan)
 	}
-	// Traffic that got shorter needs fewer prefill instances.
+	// Shorter requests need fewer prefill instances.
 	r, err := l.Observe(Load{At: time.Hour, Lengths: LogNormal{Mu: 7.5, Sigma: 0.5, Min: 128, Max: 128000}, Decode: 1, DecodeQueue: 9})
 	if err != nil || r.ToPrefill != -1 {
 		t.Errorf("%+v, %v", r, err)

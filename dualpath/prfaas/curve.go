@@ -16,7 +16,8 @@ type Curve struct {
 	segments []segment
 }
 
-// segment holds above from, up to the next one's; the first holds below too.
+// segment has the coefficients for lengths above from, up to the next segment; the first one
+// applies below too.
 type segment struct{ from, a, b, c float64 }
 
 // Polynomial is a + b l + c l² for every length.
@@ -24,8 +25,8 @@ func Polynomial(a, b, c float64) Curve {
 	return Curve{segments: []segment{{from: math.Inf(-1), a: a, b: b, c: c}}}
 }
 
-// Interpolate is the line through each two neighbouring points; the first and
-// the last line go on beyond.
+// Interpolate returns the line through each two adjacent points; the first and the last line extend
+// beyond.
 func Interpolate(points []Point) (Curve, error) {
 	p, err := checked(points, 2)
 	if err != nil {
@@ -43,14 +44,14 @@ func Interpolate(points []Point) (Curve, error) {
 	return c, nil
 }
 
-// FitQuadratic is the parabola with the least sum of squared differences from
-// the points; through three points it is the one that they are on.
+// FitQuadratic returns the parabola with the least sum of squared differences from the points; for
+// three points it passes through them.
 func FitQuadratic(points []Point) (Curve, error) {
 	p, err := checked(points, 3)
 	if err != nil {
 		return Curve{}, err
 	}
-	// Normal equations in x = tokens/scale, so that their sizes stay near 1.
+	// The normal equations use x = tokens/scale, so that their coefficients are near 1.
 	scale := p[len(p)-1].Tokens
 	var m [3][4]float64
 	for _, q := range p {
@@ -70,7 +71,7 @@ func FitQuadratic(points []Point) (Curve, error) {
 	return Polynomial(v[0], v[1]/scale, v[2]/scale/scale), nil
 }
 
-// checked sorts a copy of the points and refuses what no curve goes through.
+// checked returns a sorted copy of the points, or an error if no curve passes through them.
 func checked(points []Point, least int) ([]Point, error) {
 	if len(points) < least {
 		return nil, fmt.Errorf("prfaas: a curve over %d points; it needs at least %d", len(points), least)
@@ -117,7 +118,7 @@ func solve3(m [3][4]float64) (v [3]float64, ok bool) {
 	return v, true
 }
 
-// At is the value at a length.
+// At returns the value at a length.
 func (c Curve) At(tokens float64) float64 {
 	s := c.segments[c.segmentOf(tokens)]
 	return s.a + tokens*(s.b+tokens*s.c)
@@ -131,8 +132,7 @@ func (c Curve) segmentOf(tokens float64) int {
 	return i
 }
 
-// Coefficients are a, b and c where the curve is one polynomial; ok says whether
-// it is.
+// Coefficients returns a, b and c if the curve is one polynomial; ok is false otherwise.
 func (c Curve) Coefficients() (a, b, q float64, ok bool) {
 	if len(c.segments) != 1 {
 		return 0, 0, 0, false
@@ -141,10 +141,11 @@ func (c Curve) Coefficients() (a, b, q float64, ok bool) {
 	return s.a, s.b, s.c, true
 }
 
-// IsZero reports whether the curve was never given.
+// IsZero reports whether the curve is the zero value.
 func (c Curve) IsZero() bool { return len(c.segments) == 0 }
 
-// Sum is E[c(L); lo < L <= hi]: over all requests, as Lengths.Moment.
+// Sum returns E[c(L); lo < L <= hi]: the mean over all requests, with other lengths as 0, as in
+// Lengths.Moment.
 func (c Curve) Sum(d Lengths, lo, hi float64) float64 {
 	var total float64
 	for i, s := range c.segments {
@@ -163,7 +164,7 @@ func (c Curve) Sum(d Lengths, lo, hi float64) float64 {
 	return total
 }
 
-// Mean is E[c(L) | lo < L <= hi], 0 where there is no such request.
+// Mean returns E[c(L) | lo < L <= hi], 0 if there is no such request.
 func (c Curve) Mean(d Lengths, lo, hi float64) float64 {
 	share := d.Moment(0, lo, hi)
 	if share <= 0 {
@@ -172,8 +173,7 @@ func (c Curve) Mean(d Lengths, lo, hi float64) float64 {
 	return c.Sum(d, lo, hi) / share
 }
 
-// Rising reports whether the curve is above 0 and does not fall from lo to hi,
-// as the cost of more tokens should not.
+// Rising reports whether the curve is above 0 and does not fall from lo to hi, as a cost must not.
 func (c Curve) Rising(lo, hi float64) bool {
 	if !(c.At(lo) > 0) {
 		return false
@@ -190,15 +190,15 @@ func (c Curve) Rising(lo, hi float64) bool {
 	return true
 }
 
-// KVThroughput is Phi_kv(l) = S_kv(l) / T_prefill(l), in bytes a second: the rate
-// at which one prefill instance produces KV (PrfaaS, equation 1).
+// KVThroughput returns Phi_kv(l) = S_kv(l) / T_prefill(l), in bytes per second: the rate at which
+// one prefill instance produces KV (PrfaaS, equation 1).
 func KVThroughput(kvBytes, prefillSeconds Curve, tokens float64) float64 {
 	return kvBytes.At(tokens) / prefillSeconds.At(tokens)
 }
 
-// ClusterEgress is the bandwidth that a prefill cluster of this many GPUs needs
-// so that its link never stalls it: N/P times the KV throughput of an instance of
-// P GPUs (equation 2), in the unit of perInstance.
+// ClusterEgress returns the bandwidth that a prefill cluster of the given number of GPUs needs so
+// that its link never stalls it: N/P times the KV throughput of an instance of P GPUs (equation 2),
+// in the unit of perInstance.
 func ClusterEgress(gpus, gpusPerInstance int, perInstance float64) float64 {
 	return float64(gpus) / float64(gpusPerInstance) * perInstance
 }

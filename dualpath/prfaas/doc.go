@@ -3,9 +3,9 @@
 // decode. It is the model and the scheduler of PrfaaS ("Prefill-as-a-Service",
 // sections 2.1, 2.3 and 3.4; equations 1 to 8).
 //
-// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. It moves no
-// KV: it says who prefills and what has to cross the link; sim/datacenters does
-// that in virtual time.
+// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. It moves no KV: it decides
+// where a request is prefilled and which KV must cross the link. sim/datacenters simulates the
+// transfers in virtual time.
 //
 //	                    ┌────────────── PrfaaS clusters: N_prfaas instances, T_prefill(l) ──┐
 //	             l > t  │                                                  S_kv(l) ≤ B_out  │
@@ -19,19 +19,17 @@
 //
 // # Lengths
 //
-// l is the uncached part of a prompt, in tokens. Its distribution is a Lengths: a
-// truncated log-normal with closed moments, or a sample. Costs are Curves over
-// tokens: polynomials of at most the second degree, one or one a segment, so that
-// every expectation is exact.
+// l is the uncached part of a prompt, in tokens. Its distribution is a Lengths: a truncated
+// log-normal with closed moments, or a sample. Costs are Curves over tokens: polynomials of at most
+// the second degree, either one or one per segment, so that every expectation is exact.
 //
 // # Profiles
 //
-// A Profile is what was measured of one model: sizes and times at some lengths.
-// Profiles are YAML (profiles/*.yaml are built in) and are data: no formula knows
-// a model.
+// A Profile has the measurements of one model: sizes and times at some lengths. Profiles are YAML
+// data (profiles/*.yaml are built in); no formula depends on a particular model.
 //
 // # Units
 //
-// Tokens, seconds, bytes, requests a second; rates of links in bytes a second.
-// K is 1000 tokens, as in the paper's tables.
+// Tokens, seconds, bytes, requests per second; rates of links in bytes per second. K is 1000
+// tokens, as in the paper's tables.
 package prfaas

@@ -8,19 +8,19 @@ import (
 
 // Lengths is the distribution of the uncached prompt lengths, in tokens.
 type Lengths interface {
-	// Moment is E[L^k; lo < L <= hi], k from 0 to 2: over all requests, not over
-	// those between lo and hi alone.
+	// Moment returns E[L^k; lo < L <= hi], k from 0 to 2: the mean over all requests, in which
+	// requests outside lo to hi count as 0.
 	Moment(k int, lo, hi float64) float64
-	// Bounds are the least and the greatest length.
+	// Bounds returns the least and the greatest length.
 	Bounds() (least, greatest float64)
-	// Quantile is the length that a share q of the requests does not exceed.
+	// Quantile returns the length that a share q of the requests does not exceed.
 	Quantile(q float64) float64
 }
 
-// Share is the share of requests with lo < L <= hi.
+// Share returns the share of requests with lo < L <= hi.
 func Share(d Lengths, lo, hi float64) float64 { return d.Moment(0, lo, hi) }
 
-// Mean is E[L | lo < L <= hi], 0 where there are none.
+// Mean returns E[L | lo < L <= hi], 0 if there are no such requests.
 func Mean(d Lengths, lo, hi float64) float64 {
 	m0 := d.Moment(0, lo, hi)
 	if m0 <= 0 {
@@ -29,8 +29,7 @@ func Mean(d Lengths, lo, hi float64) float64 {
 	return d.Moment(1, lo, hi) / m0
 }
 
-// LogNormal is a log-normal distribution truncated to Min < L <= Max, as PrfaaS
-// section 4.1 has it.
+// LogNormal is a log-normal distribution truncated to Min < L <= Max, as in PrfaaS section 4.1.
 type LogNormal struct {
 	// Mu and Sigma are the mean and the standard deviation of ln L before the
 	// truncation.
@@ -70,10 +69,10 @@ func (d LogNormal) Moment(k int, lo, hi float64) float64 {
 	return math.Exp(float64(k)*d.Mu+s*s/2) * d.mass(s, lo, hi) / d.mass(0, d.Min, d.Max)
 }
 
-// mass is Phi(beta - shift) - Phi(alpha - shift).
+// mass returns Phi(beta - shift) - Phi(alpha - shift).
 func (d LogNormal) mass(shift, lo, hi float64) float64 {
 	alpha, beta := d.standard(lo)-shift, d.standard(hi)-shift
-	if alpha > 0 { // both in the upper tail: differences of small numbers, not of ones
+	if alpha > 0 { // both in the upper tail: subtract small numbers, not numbers near 1
 		return upper(alpha) - upper(beta)
 	}
 	return upper(-beta) - upper(-alpha)
@@ -86,14 +85,14 @@ func (d LogNormal) standard(tokens float64) float64 {
 	return (math.Log(tokens) - d.Mu) / d.Sigma
 }
 
-// upper is 1 - Phi(x).
+// upper returns 1 - Phi(x).
 func upper(x float64) float64 { return math.Erfc(x/math.Sqrt2) / 2 }
 
-// Bounds are Min and Max.
+// Bounds returns Min and Max.
 func (d LogNormal) Bounds() (least, greatest float64) { return d.Min, d.Max }
 
-// Quantile inverts the distribution: by the inverse of erfc, and where that has
-// too few digits, far out in a tail, by bisection to a millionth of a token.
+// Quantile inverts the distribution. It uses the inverse of erfc, and far out in a tail, where that
+// has too few digits, bisection to a millionth of a token.
 func (d LogNormal) Quantile(q float64) float64 {
 	q = min(max(q, 0), 1)
 	alpha, beta := d.standard(d.Min), d.standard(d.Max)
@@ -121,10 +120,9 @@ func bisect(lo, hi float64, below func(float64) bool) float64 {
 	return lo + (hi-lo)/2
 }
 
-// Sample is a distribution of lengths that were seen, each with the same weight.
+// Sample is an empirical distribution of lengths, each with the same weight.
 type Sample struct {
-	// lengths in ascending order; sums[k][i] is the sum of length^k over the
-	// first i.
+	// lengths are in ascending order; sums[k][i] is the sum of length^k over the first i.
 	lengths []float64
 	sums    [3][]float64
 }
@@ -156,7 +154,7 @@ func (s *Sample) Moment(k int, lo, hi float64) float64 {
 	return (s.sums[k][j] - s.sums[k][i]) / float64(len(s.lengths))
 }
 
-// upTo counts the lengths that do not exceed l.
+// upTo returns the number of lengths that do not exceed l.
 func (s *Sample) upTo(l float64) int {
 	i, _ := slices.BinarySearchFunc(s.lengths, l, func(have, want float64) int {
 		if have <= want {
@@ -167,16 +165,17 @@ func (s *Sample) upTo(l float64) int {
 	return i
 }
 
-// Bounds are just below the least length, so that it counts, and the greatest.
+// Bounds returns a value just below the least length, so that it is included, and the greatest
+// length.
 func (s *Sample) Bounds() (least, greatest float64) {
 	return math.Nextafter(s.lengths[0], math.Inf(-1)), s.lengths[len(s.lengths)-1]
 }
 
-// Quantile is the length at rank ceil(q n).
+// Quantile returns the length at rank ceil(q n).
 func (s *Sample) Quantile(q float64) float64 {
 	rank := int(math.Ceil(q * float64(len(s.lengths))))
 	return s.lengths[min(max(rank, 1), len(s.lengths))-1]
 }
 
-// Len is the number of requests in the sample.
+// Len returns the number of requests in the sample.
 func (s *Sample) Len() int { return len(s.lengths) }

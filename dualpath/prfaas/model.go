@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Stage is what can bind the throughput of a system.
+// Stage is a stage that can bound the throughput of a system.
 type Stage uint8
 
 // The stages.
@@ -31,45 +31,43 @@ func (s Stage) String() string {
 	return fmt.Sprintf("Stage(%d)", uint8(s))
 }
 
-// Service says which service time stands for all requests of a stage.
+// Service selects the service time that represents all requests of a stage.
 type Service uint8
 
 const (
-	// Representative is the time at the mean length, T(E[L]), as the paper's
-	// equations 3 and 4 have it.
+	// Representative is the time at the mean length, T(E[L]), as in the paper's equations 3 and 4.
 	Representative Service = iota
-	// Expected is the mean time, E[T(L)]: what a queue serves. It is longer where
-	// T is convex.
+	// Expected is the mean time, E[T(L)], which a queue experiences. It is longer if T is convex.
 	Expected
 )
 
 // System is the hardware and the traffic: PrfaaS, Table 4.
 type System struct {
-	// Lengths of the uncached prompts: L.
+	// Lengths is the distribution of the uncached prompt lengths: L.
 	Lengths Lengths
-	// OutputTokens is the mean output: L_out.
+	// OutputTokens is the mean output length: L_out.
 	OutputTokens float64
 	// KVBytes is S_kv(l).
 	KVBytes Curve
-	// RemoteInstances is N_prfaas; 0: there is no PrfaaS cluster. RemotePrefill
-	// is its T_prefill(l) in seconds.
+	// RemoteInstances is N_prfaas; 0 means that there is no PrfaaS cluster. RemotePrefill is its
+	// T_prefill(l) in seconds.
 	RemoteInstances int
 	RemotePrefill   Curve
-	// EgressBytes is B_out, in bytes a second.
+	// EgressBytes is B_out, in bytes per second.
 	EgressBytes float64
-	// LocalInstances is N_p + N_d. LocalPrefill is T_prefill(l) of a PD-P
-	// instance in seconds; it may be missing where no plan prefills locally.
+	// LocalInstances is N_p + N_d. LocalPrefill is T_prefill(l) of a PD-P instance in seconds; it
+	// may be missing if no plan prefills locally.
 	LocalInstances int
 	LocalPrefill   Curve
-	// DecodeBatch is BS_max, requests an instance decodes at once; StepSeconds is
-	// T_decode, the time of one step.
+	// DecodeBatch is BS_max, the number of requests that an instance decodes concurrently;
+	// StepSeconds is T_decode, the time of one step.
 	DecodeBatch float64
 	StepSeconds float64
-	// Service is the paper's by default.
+	// Service is the service time to use; the default is the paper's.
 	Service Service
 }
 
-// InstancesMax bounds each cluster: half a million GPUs in instances of 8.
+// InstancesMax bounds the instances of each cluster: half a million GPUs in instances of 8.
 const InstancesMax = 1 << 16
 
 // Validate returns an error that names the first field out of its range.
@@ -115,7 +113,7 @@ func (s System) Validate() error {
 	return nil
 }
 
-// Plan are the variables to be decided.
+// Plan has the variables to be decided.
 type Plan struct {
 	// Threshold is t, in tokens: longer prompts are offloaded.
 	Threshold float64
@@ -123,34 +121,33 @@ type Plan struct {
 	Prefill, Decode int
 }
 
-// Throughput is what a plan reaches in the steady state.
+// Throughput is the throughput of a plan in the steady state.
 type Throughput struct {
 	Plan
-	// Offloaded is p, the share of requests above the threshold; Long and Short
-	// are the mean lengths on both sides of it, in tokens.
+	// Offloaded is p, the share of requests above the threshold; Long and Short are the mean
+	// lengths above and below it, in tokens.
 	Offloaded   float64
 	Long, Short float64
-	// RemoteCompute and RemoteEgress are the two terms of equation 3, and Remote
-	// the lesser; LocalPrefill is equation 4, DecodeRate equation 5; requests a
-	// second. A stage that no request needs is infinite.
+	// RemoteCompute and RemoteEgress are the two terms of equation 3, and Remote the lesser of
+	// them; LocalPrefill is equation 4 and DecodeRate equation 5; all in requests per second. A
+	// stage that no request needs has an infinite rate.
 	RemoteCompute, RemoteEgress, Remote float64
 	LocalPrefill, DecodeRate            float64
-	// Max is Lambda_max, requests a second (equation 6), and Binds the stage that
-	// sets it.
+	// Max is Lambda_max in requests per second (equation 6), and Binds the stage that bounds it.
 	Max   float64
 	Binds Stage
-	// EgressBytes is what crosses the link at Max, bytes a second.
+	// EgressBytes is the traffic over the link at Max, in bytes per second.
 	EgressBytes float64
 }
 
-// Producers is the most that both prefill sides take together at this split,
-// requests a second: the first two terms of equation 6.
+// Producers returns the maximum rate of both prefill sides together at this split, in requests per
+// second: the first two terms of equation 6.
 func (t Throughput) Producers() float64 {
 	return min(over(t.Remote, t.Offloaded), over(t.LocalPrefill, 1-t.Offloaded))
 }
 
-// over is rate/share: the requests that arrive in all while this share of them
-// saturates the stage.
+// over returns rate/share: the total arrival rate at which this share of the requests saturates the
+// stage.
 func over(rate, share float64) float64 {
 	if share <= 0 {
 		return math.Inf(1)
@@ -163,11 +160,11 @@ func (s System) Evaluate(p Plan) Throughput {
 	return s.combine(s.split(p.Threshold), p)
 }
 
-// split is what follows from the threshold alone.
+// split has the values that depend on the threshold only.
 type split struct {
 	offloaded, long, short float64
-	// remoteCompute and egress are N/T and B/S of the PrfaaS side; local is 1/T
-	// of one instance of the PD side.
+	// remoteCompute and egress are N/T and B/S of the PrfaaS side; local is 1/T of one instance of
+	// the PD side.
 	remoteCompute, egress, local float64
 	kvBytes                      float64
 }
@@ -199,10 +196,10 @@ func (s System) split(threshold float64) split {
 	return x
 }
 
-// shareEpsilon: a share of requests below it is rounding.
+// shareEpsilon: a smaller share of requests is a rounding error.
 const shareEpsilon = 1e-12
 
-// mean is the service time or size that stands for the requests of lo to hi.
+// mean returns the service time or size that represents the requests from lo to hi.
 func (s System) mean(c Curve, length, lo, hi float64) float64 {
 	if s.Service == Expected {
 		return c.Mean(s.Lengths, lo, hi)
@@ -234,8 +231,8 @@ func (s System) combine(x split, p Plan) Throughput {
 	return t
 }
 
-// times is n instances of a rate each; none of an infinite rate that nobody asks
-// for is still infinite.
+// times returns the rate of n instances. No instances with an infinite rate still have an infinite
+// rate, because no request needs them.
 func times(n int, rate float64) float64 {
 	if math.IsInf(rate, 1) {
 		return rate
@@ -243,8 +240,8 @@ func times(n int, rate float64) float64 {
 	return float64(n) * rate
 }
 
-// TTFT is the time to the first token of a plan without queueing: prefill, and
-// for offloaded requests the KV's time on an idle link (PrfaaS, Table 6).
+// TTFT is the time to first token under a plan without queueing: prefill, plus for offloaded
+// requests the transfer of the KV on an idle link (PrfaaS, Table 6).
 type TTFT struct {
 	sys  System
 	plan Plan
@@ -253,7 +250,7 @@ type TTFT struct {
 // TTFT returns the times to first token under a plan.
 func (s System) TTFT(p Plan) TTFT { return TTFT{s, p} }
 
-// Mean over all requests, in seconds.
+// Mean returns the mean over all requests, in seconds.
 func (t TTFT) Mean() float64 {
 	least, greatest := t.sys.Lengths.Bounds()
 	at := min(max(t.plan.Threshold, least), greatest)
@@ -267,7 +264,7 @@ func (t TTFT) Mean() float64 {
 	return sum
 }
 
-// Of is the time of one request, in seconds.
+// Of returns the time of one request, in seconds.
 func (t TTFT) Of(tokens float64) float64 {
 	if tokens > t.plan.Threshold {
 		return t.sys.RemotePrefill.At(tokens) + t.sys.KVBytes.At(tokens)/t.sys.EgressBytes
@@ -275,9 +272,9 @@ func (t TTFT) Of(tokens float64) float64 {
 	return t.sys.LocalPrefill.At(tokens)
 }
 
-// Quantile is the time that a share q of the requests does not exceed, in
-// seconds. Within each side time rises with length, so the requests within x
-// seconds are those up to a length on either side.
+// Quantile returns the time that a share q of the requests does not exceed, in seconds. On each
+// side the time rises with the length, so the requests within x seconds are those up to a certain
+// length on either side.
 func (t TTFT) Quantile(q float64) float64 {
 	least, greatest := t.sys.Lengths.Bounds()
 	at := min(max(t.plan.Threshold, least), greatest)
@@ -289,7 +286,7 @@ func (t TTFT) Quantile(q float64) float64 {
 			high = max(high, t.Of(min(l, t.plan.Threshold)))
 		}
 	}
-	// To 1e-6 tokens within, and to 1e-6 s without.
+	// The inner bisection is exact to 1e-6 tokens, the outer one to 1e-6 s.
 	return bisect(0, high, func(x float64) bool {
 		within := 0.0
 		if at > least {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// simpson integrates f numerically: the dumbest model of a moment.
+// simpson integrates f numerically: the simplest model of a moment.
 func simpson(f func(float64) float64, lo, hi float64) float64 {
 	const n = 20000
 	h := (hi - lo) / n
@@ -25,7 +25,7 @@ func simpson(f func(float64) float64, lo, hi float64) float64 {
 
 func TestLogNormalAgainstQuadrature(t *testing.T) {
 	for _, d := range []LogNormal{{9.9, 1, 128, 128000}, {7, 0.3, 200, 4000}, {9.9, 1, 0, 5000}, {4, 0.5, 3000, 9000}, {9, 2.5, 1, 1e6}} {
-		// In ln L the density is smooth.
+		// As a function of ln L the density is smooth.
 		density := func(u float64) float64 { z := (u - d.Mu) / d.Sigma; return math.Exp(-z * z / 2) }
 		low := math.Log(max(d.Min, 1e-3))
 		total := simpson(density, low, math.Log(d.Max))
@@ -75,7 +75,7 @@ func FuzzSample(f *testing.F) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		lengths := make([]float64, n)
 		for i := range lengths {
-			lengths[i] = float64(rng.IntN(1000)) // with ties
+			lengths[i] = float64(rng.IntN(1000)) // with equal values
 		}
 		s, err := NewSample(lengths)
 		if err != nil {
@@ -145,7 +145,7 @@ func TestCurves(t *testing.T) {
 	}
 }
 
-// anySystem makes a system of the fuzzer's numbers.
+// anySystem makes a system from random numbers.
 func anySystem(rng *rand.Rand) System {
 	s := System{
 		OutputTokens: 10 + 2000*rng.Float64(), DecodeBatch: 1 + 50*rng.Float64(), StepSeconds: 0.01 + 0.1*rng.Float64(),
@@ -167,8 +167,8 @@ func anySystem(rng *rand.Rand) System {
 	return s
 }
 
-// FuzzOptimize: the fast search returns exactly what the exhaustive one does, and
-// no plan of the grid is better than it by Evaluate.
+// FuzzOptimize: the fast search returns exactly the result of the exhaustive one, and Evaluate
+// gives no plan of the grid a higher throughput.
 func FuzzOptimize(f *testing.F) {
 	for seed := range uint64(50) {
 		f.Add(seed, 37)
@@ -205,8 +205,8 @@ func FuzzOptimize(f *testing.F) {
 	})
 }
 
-// check holds for every evaluated plan: the maximum is the least of its terms, and
-// at it no stage is asked for more than it can do.
+// check checks every evaluated plan: the maximum is the least of its terms, and at the maximum no
+// stage exceeds its capacity.
 func check(t *testing.T, s System, x Throughput) {
 	t.Helper()
 	if math.IsNaN(x.Max) || x.Max < 0 || x.Offloaded < 0 || x.Offloaded > 1+1e-12 {
@@ -222,7 +222,7 @@ func check(t *testing.T, s System, x Throughput) {
 	}
 }
 
-// TestBinds: each stage binds where it is made slow.
+// TestBinds: each stage becomes the binding one when it is made slow.
 func TestBinds(t *testing.T) {
 	base := caseStudy(t)
 	plan := Plan{Threshold: 19400, Prefill: 3, Decode: 5}
@@ -238,7 +238,7 @@ func TestBinds(t *testing.T) {
 			t.Errorf("%v binds, not %v: %+v", got.Binds, want, got)
 		}
 	}
-	// Equation 7 at the balance, and a longer service time by the mean.
+	// Check equation 7 at the balance, and that the service time by the mean is longer.
 	b := base.Evaluate(Plan{Threshold: Balance(base, 3), Prefill: 3, Decode: 5})
 	near(t, "eq. 7", b.Remote/b.Offloaded, b.LocalPrefill/(1-b.Offloaded), 1e-6)
 	expected := base
@@ -290,7 +290,7 @@ func TestBadSystems(t *testing.T) {
 	}
 }
 
-// TestTTFT: quantiles against a count over many lengths.
+// TestTTFT compares quantiles with a count over many lengths.
 func TestTTFT(t *testing.T) {
 	s := caseStudy(t)
 	for _, threshold := range []float64{0, 128, 5000, 19400, 90000, 128000, 1e9} {

@@ -5,22 +5,21 @@ import (
 	"sort"
 )
 
-// StepsDefault is how many steps of the threshold are tried between the least
-// and the greatest length.
+// StepsDefault is the default number of steps of the threshold between the least and the greatest
+// length.
 const StepsDefault = 100
 
-// stepsMax bounds a search: a step of less than a token at 1M tokens.
+// stepsMax bounds a search: at 1M tokens a step is less than a token.
 const stepsMax = 1 << 20
 
-// plansMax bounds what an exhaustive search tries: half a minute of one core.
+// plansMax bounds the plans of an exhaustive search: half a minute on one core.
 const plansMax = 1 << 30
 
-// Optimize finds the threshold and the division of the PD cluster with the
-// highest throughput, over a grid of steps+1 thresholds and of all divisions with
-// at least one decode instance (PrfaaS, section 3.4.2). It returns what Exhaustive
-// returns. Where, as in the paper, throughput of the PrfaaS side rises and that
-// of the PD side falls with the threshold, it finds their crossing for each
-// division by bisection: O(steps + N log steps). Elsewhere it is exhaustive.
+// Optimize finds the threshold and the division of the PD cluster with the highest throughput, over
+// a grid of steps+1 thresholds and of all divisions with at least one decode instance (PrfaaS,
+// section 3.4.2). It returns the result of Exhaustive. If, as in the paper, the throughput of the
+// PrfaaS side rises and that of the PD side falls with the threshold, it finds their crossing for
+// each division by bisection: O(steps + N log steps). Otherwise it searches exhaustively.
 func Optimize(s System, steps int) (Throughput, error) {
 	g, err := newGrid(s, steps)
 	if err != nil {
@@ -31,8 +30,8 @@ func Optimize(s System, steps int) (Throughput, error) {
 	}
 	var best candidate
 	for n := range s.LocalInstances {
-		// The first threshold at which the PD side is the slower one; the best is
-		// that or the one before.
+		// i is the first threshold at which the PD side is the slower one. The best threshold is i
+		// or the one before.
 		i := sort.Search(len(g.splits), func(i int) bool { return g.remote[i] >= g.local(i, n) })
 		for _, j := range []int{i - 1, i} {
 			if j >= 0 && j < len(g.splits) {
@@ -40,7 +39,7 @@ func Optimize(s System, steps int) (Throughput, error) {
 			}
 		}
 	}
-	// Among thresholds that are equally good the last counts, as in Exhaustive.
+	// Of equally good thresholds the last one is chosen, as in Exhaustive.
 	for best.at+1 < len(g.splits) && g.equal(best, best.at+1) {
 		best.at++
 	}
@@ -56,7 +55,7 @@ func Exhaustive(s System, steps int) (Throughput, error) {
 	return g.exhaustive(), nil
 }
 
-// grid holds what depends on the threshold alone.
+// grid has the values that depend on the threshold only.
 type grid struct {
 	sys        System
 	thresholds []float64
@@ -87,14 +86,14 @@ func newGrid(s System, steps int) (*grid, error) {
 	return g, nil
 }
 
-// local is Theta_pd-p/(1-p) at a threshold with n prefill instances.
+// local returns Theta_pd-p/(1-p) at a threshold with n prefill instances.
 func (g *grid) local(at, n int) float64 {
 	x := g.splits[at]
 	return over(times(n, x.local), 1-x.offloaded)
 }
 
-// crossing reports whether, over the grid, the PrfaaS side never gets slower and
-// the PD side never faster as the threshold rises.
+// crossing reports whether, over the grid, the PrfaaS side never gets slower and the PD side never
+// gets faster as the threshold rises.
 func (g *grid) crossing() bool {
 	for i := 1; i < len(g.splits); i++ {
 		if g.remote[i] < g.remote[i-1] || g.local(i, 1) > g.local(i-1, 1) {
@@ -104,9 +103,9 @@ func (g *grid) crossing() bool {
 	return true
 }
 
-// candidate is one point of the grid. Candidates are ordered by throughput, then
-// by what both prefill sides could take, then by fewer prefill instances, then by
-// the higher threshold, which loads the link less.
+// candidate is one point of the grid. Candidates are ordered by throughput, then by the maximum
+// rate of both prefill sides, then by fewer prefill instances, then by the higher threshold, which
+// loads the link less.
 type candidate struct {
 	set       bool
 	at, n     int
@@ -152,8 +151,8 @@ func (g *grid) throughput(c candidate) Throughput {
 	return g.sys.combine(g.splits[c.at], Plan{Threshold: g.thresholds[c.at], Prefill: c.n, Decode: g.sys.LocalInstances - c.n})
 }
 
-// Homogeneous is the best division of a PD cluster of this many instances that
-// has no PrfaaS cluster: PrfaaS, Table 6, third column.
+// Homogeneous returns the best division of a PD cluster with the given number of instances and
+// without a PrfaaS cluster: PrfaaS, Table 6, third column.
 func Homogeneous(s System, instances int) (Throughput, error) {
 	s.RemoteInstances, s.LocalInstances = 0, instances
 	if err := s.Validate(); err != nil {
@@ -172,8 +171,8 @@ func Homogeneous(s System, instances int) (Throughput, error) {
 	return best, nil
 }
 
-// Naive offloads every prefill and decodes on the whole PD cluster: PrfaaS, Table
-// 6, fourth column.
+// Naive returns the throughput if every prefill is offloaded and the whole PD cluster decodes:
+// PrfaaS, Table 6, fourth column.
 func Naive(s System) (Throughput, error) {
 	if err := s.Validate(); err != nil {
 		return Throughput{}, err
@@ -185,9 +184,9 @@ func Naive(s System) (Throughput, error) {
 	return s.Evaluate(Plan{Threshold: least, Prefill: 0, Decode: s.LocalInstances}), nil
 }
 
-// Balance is the threshold at which both prefill sides saturate together
-// (equation 7) for n prefill instances, in tokens, found between the lengths'
-// bounds; at a bound where one side is always the slower.
+// Balance returns the threshold in tokens at which both prefill sides saturate together (equation
+// 7) for n prefill instances. It lies between the bounds of the lengths, and is a bound if one side
+// is always the slower one.
 func Balance(s System, n int) float64 {
 	least, greatest := s.Lengths.Bounds()
 	return bisect(least, greatest, func(t float64) bool {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// near fails unless got is within tolerance, a share, of want.
+// near fails the test unless got differs from want by at most the share tolerance.
 func near(t *testing.T, what string, got, want, tolerance float64) {
 	t.Helper()
 	if !(math.Abs(got-want) <= tolerance*math.Abs(want)) {
@@ -25,14 +25,14 @@ func caseStudy(t testing.TB) System {
 	return s
 }
 
-// TestPublished: the numbers of PrfaaS, Tables 5 and 6 and sections 2.3 and 4.
+// TestPublished compares with the numbers of PrfaaS, Tables 5 and 6 and sections 2.3 and 4.
 func TestPublished(t *testing.T) {
 	s := caseStudy(t)
 	p, err := BuiltIn("prfaas-1t")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The parabola is a fit of four points, at most 2 % from each.
+	// The parabola is a fit of four points, with a deviation of at most 2 % from each.
 	for tokens, seconds := range map[float64]float64{1000: 0.44, 8000: 0.72, 32000: 1.84, 128000: 7.40} {
 		near(t, "T_H200", s.RemotePrefill.At(tokens), seconds, 0.025)
 	}
@@ -109,8 +109,8 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestReference: the values that the shared oracles computed, closer than the
-// printed digits.
+// TestReference compares with the values of the shared oracles, which have more digits than the
+// paper.
 func TestReference(t *testing.T) {
 	s := caseStudy(t)
 	a, b, c, _ := s.RemotePrefill.Coefficients()

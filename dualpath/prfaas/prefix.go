@@ -2,21 +2,20 @@ package prfaas
 
 import "slices"
 
-// Prefix is what one cluster has cached of one prompt, layer group by layer
-// group (PrfaaS, section 3.2).
+// Prefix is the cached prefix of one prompt in one cluster, by layer group (PrfaaS, section 3.2).
 type Prefix struct {
-	// FullBlocks are the blocks of the layers with full attention that are there
-	// from the first on; any shorter prefix of them can be reused too.
+	// FullBlocks is the number of blocks, from the first on, whose layers with full attention are
+	// cached; any shorter prefix of them can be reused too.
 	FullBlocks int
-	// States are the lengths, in blocks, at which a snapshot of the recurrent
-	// layers is there; each can be reused at exactly that length.
+	// States are the lengths, in blocks, at which a snapshot of the recurrent layers is cached;
+	// each can be reused at exactly that length.
 	States []int
-	// Recurrent: the model has such layers. Without, States are not needed.
+	// Recurrent is set if the model has recurrent layers. Otherwise States are not needed.
 	Recurrent bool
 }
 
-// Reusable is the longest length in blocks at which every layer group can be
-// reused: the longest state not beyond the full-attention blocks.
+// Reusable returns the longest length in blocks at which every layer group can be reused: the
+// longest state not beyond the full-attention blocks.
 func (p Prefix) Reusable() int {
 	if !p.Recurrent {
 		return p.FullBlocks
@@ -30,34 +29,34 @@ func (p Prefix) Reusable() int {
 	return best
 }
 
-// BlockUse says what becomes of KV that a prefill has made.
+// BlockUse is the use of KV after its prefill.
 type BlockUse uint8
 
 const (
-	// KeepPrefix: kept for other requests (a prefix-cache block).
+	// KeepPrefix: the KV is kept for other requests (a prefix-cache block).
 	KeepPrefix BlockUse = iota
-	// PassOn: transferred to the decode instance, and dropped when it has arrived
-	// (a transfer-cache block).
+	// PassOn: the KV is transferred to the decode instance, and dropped after its arrival (a
+	// transfer-cache block).
 	PassOn
 )
 
-// Pool is what one cluster has of one chain of blocks, as the global KVCache
-// manager keeps it. It is the model by which the router's lengths are made in
-// simulation; on a storage node trie holds the same in its layer groups.
+// Pool is the state of one chain of blocks in one cluster, as the global KVCache manager keeps it.
+// The simulation derives the router's lengths from this model; on a storage node, package trie has
+// the same state in its layer groups.
 type Pool struct {
 	recurrent bool
 	full      []BlockUse       // blocks from the first on
 	states    map[int]BlockUse // by length in blocks
 }
 
-// NewPool is an empty pool of a model with or without recurrent layers.
+// NewPool returns an empty pool of a model with or without recurrent layers.
 func NewPool(recurrent bool) *Pool {
 	return &Pool{recurrent: recurrent, states: make(map[int]BlockUse)}
 }
 
-// Put adds what a prefill up to end blocks has made: the full-attention blocks
-// that are not there yet, and the state at end. What was PassOn and is put as
-// KeepPrefix stays; never the other way round.
+// Put adds the result of a prefill up to end blocks: the full-attention blocks that are not there
+// yet, and the state at end. PassOn entries that are put as KeepPrefix become KeepPrefix; the
+// opposite does not happen.
 func (p *Pool) Put(end int, use BlockUse) {
 	for i := range min(end, len(p.full)) {
 		p.full[i] = min(p.full[i], use)
@@ -73,7 +72,7 @@ func (p *Pool) Put(end int, use BlockUse) {
 	}
 }
 
-// Delivered drops what was only passed on: states, and blocks from the end.
+// Delivered drops the PassOn entries: states, and blocks from the end.
 func (p *Pool) Delivered() {
 	for end, use := range p.states {
 		if use == PassOn {
@@ -85,7 +84,7 @@ func (p *Pool) Delivered() {
 	}
 }
 
-// Prefix describes what is there.
+// Prefix returns the content of the pool.
 func (p *Pool) Prefix() Prefix {
 	x := Prefix{FullBlocks: len(p.full), Recurrent: p.recurrent}
 	for s := range p.states {

@@ -15,29 +15,29 @@ import (
 //go:embed profiles/*.yaml
 var builtIn embed.FS
 
-// Profile is what was measured of one model.
+// Profile has the measurements of one model.
 type Profile struct {
 	Name, About, Source string
-	// GPUsPerInstance is P.
+	// GPUsPerInstance is P, the number of GPUs of an instance.
 	GPUsPerInstance int
-	// KVBytes is S_kv(l); zero where only KV throughputs were measured.
+	// KVBytes is S_kv(l); it is zero if only KV throughputs were measured.
 	KVBytes Curve
-	// Accelerators by name, in lower case.
+	// Accelerators has the accelerators by name, in lower case.
 	Accelerators map[string]Accelerator
-	// KVThroughputs are Phi_kv(l) in bytes a second, by accelerator, where they
-	// were measured rather than size and time.
+	// KVThroughputs has Phi_kv(l) in bytes per second, by accelerator, if it was measured instead
+	// of size and time.
 	KVThroughputs map[string]Curve
 }
 
 // Accelerator is one instance of the model on one kind of hardware.
 type Accelerator struct {
-	// PrefillSeconds is T_prefill(l); zero: not measured.
+	// PrefillSeconds is T_prefill(l); zero if not measured.
 	PrefillSeconds Curve
-	// DecodeBatch and StepSeconds are BS_max and T_decode; 0: not measured.
+	// DecodeBatch and StepSeconds are BS_max and T_decode; 0 if not measured.
 	DecodeBatch, StepSeconds float64
 }
 
-// profileFile is a profile as it is written.
+// profileFile is the YAML form of a profile.
 type profileFile struct {
 	Name            string `yaml:"name"`
 	About           string `yaml:"about"`
@@ -67,16 +67,16 @@ type profileFile struct {
 	} `yaml:"kv_throughput"`
 }
 
-// bytesPerGbps is 1e9 bits in bytes.
+// bytesPerGbps is the number of bytes per second in 1 Gbps.
 const bytesPerGbps = 1e9 / 8
 
-// Gbps turns a rate in bytes a second into Gbps.
+// Gbps converts bytes per second to Gbps.
 func Gbps(bytesPerSecond float64) float64 { return bytesPerSecond / bytesPerGbps }
 
-// FromGbps turns Gbps into bytes a second.
+// FromGbps converts Gbps to bytes per second.
 func FromGbps(gbps float64) float64 { return gbps * bytesPerGbps }
 
-// ParseProfile reads a profile. name is how errors call the file.
+// ParseProfile reads a profile. Errors use name for the file.
 func ParseProfile(name string, raw []byte) (Profile, error) {
 	f, err := yamlfile.Parse(name, raw)
 	if err != nil {
@@ -141,7 +141,7 @@ func ParseProfile(name string, raw []byte) (Profile, error) {
 	return p, nil
 }
 
-// curve makes the curve that a file asks for: linear by default.
+// curve returns the curve of the requested fit: linear by default.
 func curve(f *yamlfile.File, at, fit string, points []Point) (Curve, error) {
 	var c Curve
 	var err error
@@ -159,8 +159,8 @@ func curve(f *yamlfile.File, at, fit string, points []Point) (Curve, error) {
 	return c, nil
 }
 
-// KVThroughput is Phi_kv(l) on an accelerator, in bytes a second: measured, or
-// size over time; false where the profile has neither.
+// KVThroughput returns Phi_kv(l) on an accelerator, in bytes per second: measured, or size divided
+// by time. It returns false if the profile has neither.
 func (p Profile) KVThroughput(accelerator string, tokens float64) (float64, bool) {
 	if c, ok := p.KVThroughputs[accelerator]; ok {
 		return c.At(tokens), true
@@ -172,9 +172,9 @@ func (p Profile) KVThroughput(accelerator string, tokens float64) (float64, bool
 	return KVThroughput(p.KVBytes, a.PrefillSeconds, tokens), true
 }
 
-// ProfileNames are the built-in profiles, in alphabetical order.
+// ProfileNames returns the names of the built-in profiles, in alphabetical order.
 func ProfileNames() []string {
-	files, _ := fs.ReadDir(builtIn, "profiles") // the directory is in the program
+	files, _ := fs.ReadDir(builtIn, "profiles") // the directory is embedded, so this cannot fail
 	var names []string
 	for _, f := range files {
 		names = append(names, strings.TrimSuffix(f.Name(), ".yaml"))
@@ -191,9 +191,8 @@ func BuiltIn(name string) (Profile, error) {
 	return ParseProfile("profiles/"+name+".yaml", raw)
 }
 
-// CaseStudy is the system of PrfaaS section 4: 32 H200 for PrfaaS, 64 H20 for
-// PD, 100 Gbps between them, outputs of 1,024 tokens, and the lengths of section
-// 4.1.
+// CaseStudy returns the system of PrfaaS section 4: 32 H200 for PrfaaS, 64 H20 for PD, 100 Gbps
+// between them, outputs of 1,024 tokens, and the lengths of section 4.1.
 func CaseStudy() (System, error) {
 	p, err := BuiltIn("prfaas-1t")
 	if err != nil {

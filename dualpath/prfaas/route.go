@@ -2,7 +2,7 @@ package prfaas
 
 import "fmt"
 
-// Side is where a prompt is prefilled.
+// Side is the cluster that prefills a prompt: the PD cluster or a PrfaaS cluster.
 type Side uint8
 
 // The sides.
@@ -19,20 +19,18 @@ func (s Side) String() string {
 	return "local"
 }
 
-// Cluster is what the router knows of one PrfaaS cluster for one request.
+// Cluster is the state of one PrfaaS cluster for one request.
 type Cluster struct {
-	// Cached is the longest prefix of this prompt that the cluster can reuse, in
-	// tokens: l_prfaas. For a hybrid model it is a length at which every layer
-	// group is there (Reusable).
+	// Cached is the longest prefix of the prompt that the cluster can reuse, in tokens: l_prfaas.
+	// For a hybrid model it is a length at which every layer group can be reused (Reusable).
 	Cached int
-	// QueueSeconds is how long its prefill and its link would keep the request
-	// waiting.
+	// QueueSeconds is the time for which the request would wait for the cluster's prefill and link.
 	QueueSeconds float64
-	// Down: it takes no request, and nothing can be fetched from it.
+	// Down is set if the cluster takes no requests and its prefixes cannot be fetched.
 	Down bool
 }
 
-// Request is one prompt on its way.
+// Request is one prompt to be routed.
 type Request struct {
 	// Total is the length of the prompt in tokens: l_total.
 	Total int
@@ -42,7 +40,7 @@ type Request struct {
 	Remote []Cluster
 }
 
-// Validate returns an error about lengths that cannot be.
+// Validate returns an error for impossible lengths.
 func (r Request) Validate() error {
 	if r.Total < 1 {
 		return fmt.Errorf("prfaas: a prompt of %d tokens; at least 1", r.Total)
@@ -61,40 +59,39 @@ func (r Request) Validate() error {
 // Route is the decision about one request.
 type Route struct {
 	Side Side
-	// Cluster is the index of the PrfaaS cluster that prefills; -1: none does.
+	// Cluster is the index of the PrfaaS cluster that prefills; -1 if none does.
 	Cluster int
-	// Prefix is how many tokens are taken from a cache, Prefill how many are
+	// Prefix is the number of cached tokens that are reused, Prefill the number of tokens that are
 	// computed.
 	Prefix, Prefill int
-	// FetchFrom is where a cached prefix crosses the link from: the index of a
-	// PrfaaS cluster, or FetchLocal for the PD cluster; FetchNone: no transfer.
-	// Tokens (FetchBegin, Prefix] cross.
+	// FetchFrom is the source of a cached prefix that crosses the link: the index of a PrfaaS
+	// cluster, FetchLocal for the PD cluster, or FetchNone without a transfer. Tokens (FetchBegin,
+	// Prefix] cross the link.
 	FetchFrom  int
 	FetchBegin int
-	// Why names the rule, for people.
+	// Why names the rule, for logs.
 	Why string
 }
 
-// Where a cached prefix comes from, beside the index of a PrfaaS cluster.
+// The sources of a cached prefix other than PrfaaS clusters.
 const (
 	FetchNone  = -1
 	FetchLocal = -2
 )
 
-// Router routes requests by the length of what must be computed (PrfaaS, section
-// 3.4.3).
+// Router routes requests by the number of tokens to compute (PrfaaS, section 3.4.3).
 type Router struct {
 	// Threshold is t, in tokens.
 	Threshold float64
-	// Abundant: the link has bandwidth to spare, so compute is what is scarce; a
-	// prefix that another cluster has cached is fetched rather than computed
-	// again. Otherwise each cluster uses its own cache alone.
+	// Abundant is set if the link has spare bandwidth, so that compute is the scarce resource: a
+	// prefix that another cluster has cached is fetched and not computed again. Otherwise each
+	// cluster uses only its own cache.
 	Abundant bool
 }
 
-// Route decides. Among PrfaaS clusters the one with the longest prefix that it
-// could use is taken, then the one with the shortest queue, then the first. With
-// all of them down everything is local.
+// Route returns the decision for a request. Among the PrfaaS clusters it takes the one with the
+// longest prefix that the cluster could use, then the one with the shortest queue, then the first.
+// If all are down, everything is local.
 //
 //	scarce    l_total - l_pd <= t: local with its own cache; else remote with its own cache
 //	abundant  l_total - max(l_pd, l_prfaas) <= t: local, else remote; the prefix comes from where it is longest
@@ -128,7 +125,7 @@ func (r Router) Route(q Request) (Route, error) {
 	return q.remote(remote, prefix, from, "abundant: what no cluster has cached is above the threshold"), nil
 }
 
-// best is the PrfaaS cluster to use, -1 if none is up.
+// best returns the PrfaaS cluster to use, -1 if none is up.
 func (q Request) best() int {
 	best := -1
 	for i, c := range q.Remote {
@@ -150,7 +147,8 @@ func (q Request) remote(cluster, prefix, from int, why string) Route {
 	return Route{Side: Remote, Cluster: cluster, Prefix: prefix, Prefill: q.Total - prefix, FetchFrom: from, FetchBegin: begin(from, q.Remote[cluster].Cached, prefix), Why: why}
 }
 
-// begin is where a fetched prefix begins: behind what the computing cluster has.
+// begin returns the start of a fetched prefix: the tokens that the computing cluster has are not
+// fetched.
 func begin(from, have, prefix int) int {
 	if from == FetchNone {
 		return prefix
@@ -158,10 +156,10 @@ func begin(from, have, prefix int) int {
 	return have
 }
 
-// CrossBytes is the KV of tokens (have, total] of one prompt, in bytes: the whole
-// recurrent state, whose size does not depend on the length, and of the layers
-// with full attention only what the other side has not (PrfaaS, sections 3.2 and
-// 3.3). kv is S_kv(l), its value at 0 tokens the state's size.
+// CrossBytes returns the KV of tokens (have, total] of one prompt, in bytes: the whole recurrent
+// state, whose size does not depend on the length, and of the layers with full attention only the
+// tokens that the other side lacks (PrfaaS, sections 3.2 and 3.3). kv is S_kv(l); its value at 0
+// tokens is the state's size.
 func CrossBytes(kv Curve, have, total int) float64 {
 	if total <= have {
 		return 0
@@ -170,10 +168,9 @@ func CrossBytes(kv Curve, have, total int) float64 {
 	return state + max(kv.At(float64(total))-kv.At(float64(have)), 0)
 }
 
-// DeliverBytes is what crosses the link for a route: the KV towards the decode
-// instance where the PrfaaS cluster prefills, of which the PD cluster lacks what
-// it has not cached, and the prefix that is fetched. egress leaves the PrfaaS
-// clusters, ingress enters them, in bytes.
+// DeliverBytes returns the bytes that cross the link for a route: if the PrfaaS cluster prefills,
+// the KV for the decode instance without the part that the PD cluster has cached, and the prefix
+// that is fetched. egress leaves the PrfaaS clusters, ingress enters them, in bytes.
 func (q Request) DeliverBytes(kv Curve, r Route) (egress, ingress float64) {
 	if r.Side == Remote {
 		egress = CrossBytes(kv, q.Cached, q.Total)

@@ -58,7 +58,7 @@ func TestRoute(t *testing.T) {
 	}
 }
 
-// TestRouteProperties: what holds for every request.
+// TestRouteProperties checks properties of every route.
 func TestRouteProperties(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 1))
 	kvBytes := Polynomial(1000, 10, 0)
@@ -94,14 +94,14 @@ func TestRouteProperties(t *testing.T) {
 		if a.FetchFrom != FetchNone {
 			t.Fatalf("scarce bandwidth, and a prefix is fetched: %+v", a)
 		}
-		// Fetching never makes a cluster compute more.
+		// Fetching never increases the number of tokens that a cluster computes.
 		if b.Side == a.Side && b.Prefill > a.Prefill {
 			t.Fatalf("%+v: abundant bandwidth computes %d, scarce %d", q, b.Prefill, a.Prefill)
 		}
 	}
 }
 
-// TestCrossBytes: the state crosses whole, the rest by what is missing.
+// TestCrossBytes: the state crosses the link as a whole, the rest only as far as it is missing.
 func TestCrossBytes(t *testing.T) {
 	s := caseStudy(t)
 	state := s.KVBytes.At(0)
@@ -115,9 +115,9 @@ func TestCrossBytes(t *testing.T) {
 	}
 }
 
-// TestPoolAgainstTrie: a pool says of every chain what the index of a storage
-// node finds, with full attention alone and with recurrent layers, whatever was
-// kept and passed on.
+// TestPoolAgainstTrie: for every chain, a pool gives the same prefix as the index of a storage
+// node, with full attention alone and with recurrent layers, after any sequence of kept and
+// passed-on blocks.
 func TestPoolAgainstTrie(t *testing.T) {
 	const blocks = 24
 	for _, recurrent := range []bool{false, true} {
@@ -176,7 +176,7 @@ func TestPoolAgainstTrie(t *testing.T) {
 	}
 }
 
-// put stores what a prefill up to end blocks has made.
+// put stores the result of a prefill up to end blocks.
 func put(t *testing.T, index *trie.Trie, ns kv.Namespace, ids []kv.BlockID, end int, class trie.Class, recurrent bool, slot *uint32) {
 	t.Helper()
 	var entries []trie.Entry

@@ -15,17 +15,17 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/netcost"
 )
 
-// Version is the format's.
+// Version is the version of the format.
 const Version = 3
 
 // MaxLine bounds one line: a fetch of the largest group has some hundred KiB.
 const MaxLine = 16 << 20
 
-// ErrFormat is wrapped by every error about a record that cannot be understood.
+// ErrFormat is wrapped by every error about a malformed record.
 var ErrFormat = errors.New("not a planner's record")
 
-// Header is how the planner was made. Options.Network is left out: Network says what
-// it was made of, nil if there was none.
+// Header has the options of the planner. Options.Network is not written: Network has the options of
+// its cost model, nil if there was none.
 type Header struct {
 	Options dualpath.Options
 	Network *netcost.PlannerOptions
@@ -45,7 +45,7 @@ type step struct {
 	Actions []action        `json:"a,omitempty"`
 }
 
-// action is a dualpath.Action without what is zero.
+// action is a dualpath.Action without its zero fields.
 type action struct {
 	Kind    string             `json:"kind"`
 	Seq     uint64             `json:"seq"`
@@ -93,7 +93,7 @@ func AppendStep(dst []byte, ev dualpath.Event, actions []dualpath.Action) ([]byt
 	return append(append(dst, line...), '\n'), nil
 }
 
-// wireOf is an action as it is written.
+// wireOf returns the written form of an action.
 func wireOf(a *dualpath.Action) action {
 	w := action{
 		Kind: a.Kind.String(), Seq: a.Seq, Request: a.Request, Group: a.Group, Engine: a.Engine, PE: a.PE, DE: a.DE,
@@ -105,7 +105,7 @@ func wireOf(a *dualpath.Action) action {
 	return w
 }
 
-// Reader reads a record. It serves one caller.
+// Reader reads a record. It must be used by one goroutine at a time.
 type Reader struct {
 	in     *bufio.Scanner
 	line   int
@@ -135,13 +135,13 @@ func NewReader(r io.Reader) (*Reader, error) {
 	return d, nil
 }
 
-// Header returns how the planner was made.
+// Header returns the planner's options.
 func (r *Reader) Header() Header { return r.header }
 
-// Line is the number of the line that was read last, from 1.
+// Line returns the number of the last line read, from 1.
 func (r *Reader) Line() int { return r.line }
 
-// next returns a line, or io.EOF.
+// next returns the next line, or io.EOF.
 func (r *Reader) next() ([]byte, error) {
 	if r.in.Scan() {
 		r.line++
@@ -156,8 +156,7 @@ func (r *Reader) next() ([]byte, error) {
 	return nil, io.EOF
 }
 
-// Next returns the next event and the actions that came of it, as lines; io.EOF at
-// the end.
+// Next returns the next event and its actions, as lines; io.EOF at the end.
 func (r *Reader) Next() (dualpath.Event, []string, error) {
 	raw, err := r.next()
 	if err != nil {
@@ -178,11 +177,11 @@ func (r *Reader) Next() (dualpath.Event, []string, error) {
 	return ev, lines, nil
 }
 
-// text is an action as a line, for comparing and for people.
+// text returns an action as a line, for comparison and for errors.
 func text(a *action) string {
 	raw, err := json.Marshal(a)
 	if err != nil {
-		return err.Error() // numbers and booleans: it does not fail
+		return err.Error() // numbers and booleans always encode
 	}
 	return string(raw)
 }
@@ -210,16 +209,20 @@ func eventOf(kind string, raw json.RawMessage) (dualpath.Event, error) {
 		return decode[dualpath.Cancelled](kind, raw)
 	case "Epoch":
 		return decode[dualpath.Epoch](kind, raw)
+	case "SwitchRole":
+		return decode[dualpath.SwitchRole](kind, raw)
+	case "SwitchRefused":
+		return decode[dualpath.SwitchRefused](kind, raw)
 	case "NetworkReport":
 		return decode[dualpath.NetworkReport](kind, raw)
 	case "Tick":
 		return decode[dualpath.Tick](kind, raw)
 	}
-	return nil, fmt.Errorf("an event %q, which this version does not know", kind)
+	return nil, fmt.Errorf("an event of the unknown kind %q", kind)
 }
 
-// decode decodes an event; a field that it does not have is refused, because the
-// planner would decide without it.
+// decode decodes an event. It refuses unknown fields, because the planner would decide without
+// them.
 func decode[E dualpath.Event](kind string, raw json.RawMessage) (dualpath.Event, error) {
 	var ev E
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -230,32 +233,33 @@ func decode[E dualpath.Event](kind string, raw json.RawMessage) (dualpath.Event,
 	return ev, nil
 }
 
-// Summary is what a replay saw.
+// Summary is the summary of a replay.
 type Summary struct {
-	// Events and Actions, and the events by kind.
+	// Events and Actions are the numbers of events and actions, Kinds the numbers of events by
+	// kind.
 	Events, Actions int
 	Kinds           map[string]int
 	// Span is the time from the first event to the last.
 	Span time.Duration
-	// Stats of the planner at the end.
+	// Stats are the planner's stats at the end.
 	Stats dualpath.Stats
 }
 
-// Difference is a decision that the planner of this program takes otherwise.
+// Difference is a decision in which this program's planner differs from the record.
 type Difference struct {
 	Line  int
 	Event dualpath.Event
-	// Recorded and Now are the actions of that event.
+	// Recorded and Now are the recorded and the current actions of the event.
 	Recorded, Now []string
 }
 
-// Error says what differs.
+// Error describes the difference.
 func (d *Difference) Error() string {
 	return fmt.Sprintf("record: line %d: after %T %+v\n  recorded %v\n  now      %v\nthis program's planner decides otherwise than the one that was recorded", d.Line, d.Event, d.Event, d.Recorded, d.Now)
 }
 
-// Replay gives the events of a record to a new planner and compares its actions with
-// the recorded ones. The first that differs ends it with a *Difference.
+// Replay passes the events of a record to a new planner and compares its actions with the recorded
+// ones. The first difference ends it with a *Difference.
 func Replay(r *Reader) (Summary, error) {
 	sum := Summary{Kinds: make(map[string]int)}
 	opts := r.header.Options

@@ -16,14 +16,14 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// recorder is a planner whose steps are written.
+// recorder is a planner with a record of its steps.
 type recorder struct {
 	t    *testing.T
 	p    *dualpath.Planner
 	file []byte
 }
 
-// newRecorder returns one with a header.
+// newRecorder returns a recorder whose record has a header.
 func newRecorder(t *testing.T, opts dualpath.Options, network *netcost.PlannerOptions) *recorder {
 	t.Helper()
 	if network != nil {
@@ -44,7 +44,7 @@ func newRecorder(t *testing.T, opts dualpath.Options, network *netcost.PlannerOp
 	return &recorder{t, p, file}
 }
 
-// step gives the planner an event.
+// step passes an event to the planner.
 func (r *recorder) step(ev dualpath.Event) {
 	r.t.Helper()
 	var err error
@@ -53,7 +53,7 @@ func (r *recorder) step(ev dualpath.Event) {
 	}
 }
 
-// everyEvent is one of each kind, and some sense in it.
+// everyEvent returns one event of each kind, in a plausible order.
 func everyEvent() []dualpath.Event {
 	request := dualpath.Request{ID: 1, Namespace: 2, Epoch: 3, Exact: true, Prompt: 9000, Hit: 8192, Output: 100, Deadline: time.Hour}
 	other := request
@@ -71,7 +71,9 @@ func everyEvent() []dualpath.Event {
 		dualpath.Progress{At: 7, Request: 1, Attempt: 3, Side: dualpath.Prefill, Upto: 64, Landed: 80},
 		dualpath.Stopped{At: 8, Request: 1, Attempt: 3, Side: dualpath.Prefill, Upto: 128, Failed: true},
 		dualpath.Failed{At: 9, Request: 1, Attempt: 3, Role: dualpath.Decode, Upto: 64},
-		dualpath.Epoch{At: 10, Namespace: 2, Epoch: 4},
+		dualpath.SwitchRole{At: 9, Group: 1, Role: dualpath.Decode, Drain: dualpath.DrainFinish},
+		dualpath.SwitchRefused{At: 9, Group: 1},
+		dualpath.Epoch{At: 10, Namespace: 2, Epoch: 4, Drain: dualpath.DrainFinish},
 		dualpath.Finished{At: 11, Request: 2, Role: dualpath.Decode},
 		dualpath.Cancelled{At: 12, Request: 1},
 		dualpath.Tick{At: 13},
@@ -79,8 +81,8 @@ func everyEvent() []dualpath.Event {
 	}
 }
 
-// TestEveryEvent: each kind comes back as it was, and a replay decides the same, with
-// and without a network.
+// TestEveryEvent: each kind of event is decoded unchanged, and a replay decides the same, with and
+// without a network.
 func TestEveryEvent(t *testing.T) {
 	network := &netcost.PlannerOptions{Model: netcost.Model{Step: 12 * time.Millisecond, MaxBatch: 64}, Fabric: netcost.FatTree(), BytesPerToken: 78_080}
 	for _, n := range []*netcost.PlannerOptions{nil, network} {
@@ -116,13 +118,13 @@ func TestEveryEvent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if sum.Events != len(events) || len(sum.Kinds) != 12 || sum.Actions < 5 || sum.Span != 13 || sum.Stats != rec.p.Stats() {
-			t.Errorf("replayed %+v; want %d events of 12 kinds and %+v", sum, len(events), rec.p.Stats())
+		if sum.Events != len(events) || len(sum.Kinds) != 14 || sum.Actions < 5 || sum.Span != 13 || sum.Stats != rec.p.Stats() {
+			t.Errorf("replayed %+v; want %d events of 14 kinds and %+v", sum, len(events), rec.p.Stats())
 		}
 	}
 }
 
-// TestKinds: no event of package dualpath is unknown here.
+// TestKinds: the package supports every event of package dualpath.
 func TestKinds(t *testing.T) {
 	seen := make(map[string]bool)
 	for _, ev := range everyEvent() {
@@ -130,12 +132,12 @@ func TestKinds(t *testing.T) {
 	}
 	// A kind that everyEvent lacks would be refused when it is read; the count is
 	// that of the at methods in dualpath.
-	if len(seen) != 12 {
+	if len(seen) != 14 {
 		t.Errorf("%d kinds of events", len(seen))
 	}
 }
 
-// TestDifference: a decision that is not this planner's is found, with its line.
+// TestDifference: a decision that differs from this planner's is found, with its line.
 func TestDifference(t *testing.T) {
 	rec := newRecorder(t, dualpath.Options{}, nil)
 	for _, ev := range everyEvent() {
@@ -182,8 +184,8 @@ func TestBrokenRecords(t *testing.T) {
 	}
 }
 
-// FuzzReplay: whatever the file says, the replay ends and does not panic; what it
-// accepts, the planner has really decided.
+// FuzzReplay: for any file the replay ends without a panic. A record that it accepts has the
+// decisions of this planner.
 func FuzzReplay(f *testing.F) {
 	rec := newRecorder(&testing.T{}, dualpath.Options{}, nil)
 	for _, ev := range everyEvent() {
@@ -196,7 +198,7 @@ func FuzzReplay(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// A planner of a million remembered requests is allowed, and slow.
+		// A planner that keeps a million requests is allowed, but slow.
 		if o := r.Header().Options; o.MaxExplain > 1<<16 {
 			return
 		}

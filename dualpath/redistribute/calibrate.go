@@ -7,27 +7,27 @@ import (
 	"slices"
 )
 
-// Sample is one measured round trip: bytes there and back together, and how long
-// it took in seconds.
+// Sample is one measured round trip: the sum of the bytes in both directions, and its duration in
+// seconds.
 type Sample struct{ Bytes, Seconds float64 }
 
-// Fit is a straight line through samples: Intercept + bytes/Bandwidth.
+// Fit is a line through samples: seconds = Intercept + bytes/Bandwidth.
 type Fit struct {
-	// Intercept in seconds, Bandwidth in bytes a second.
+	// Intercept is in seconds, Bandwidth in bytes per second.
 	Intercept, Bandwidth float64
-	// MAPE is the mean absolute relative error over all samples, Amortised that over
-	// those whose bytes take longer than the intercept (the paper states both: Table
-	// 2); NaN if there are none.
+	// MAPE is the mean absolute relative error over all samples. Amortised is the same over the
+	// samples whose bytes take longer than the intercept (the paper has both: Table 2). Both are
+	// NaN without samples.
 	MAPE, Amortised float64
-	// Outliers are the samples that the fit gave no weight: they are in no MAPE.
+	// Outliers is the number of samples with weight 0. MAPE and Amortised leave them out.
 	Samples, Outliers int
 }
 
-// Seconds is what the line says of bytes.
+// Seconds returns the time of a round trip with the given bytes.
 func (f Fit) Seconds(bytes float64) float64 { return f.Intercept + bytes/f.Bandwidth }
 
-// Fabric splits the intercept: signal seconds are the round trip of an empty
-// signal, the rest is turnaround.
+// Fabric returns the fabric of the fit: of the intercept, signal seconds are the round trip of an
+// empty signal, and the rest is turnaround.
 func (f Fit) Fabric(name string, signal float64) Fabric {
 	out := Fabric{Name: name, Probe: min(signal, f.Intercept), Bandwidth: f.Bandwidth}
 	out.Turnaround = f.Intercept - out.Probe
@@ -50,12 +50,11 @@ const (
 	exact = 1e-9
 )
 
-// Calibrate fits the affine model T = T_probe + bytes/BW (section 4.3) to measured
-// round trips by least squares of the relative error, robustly: it begins with the
-// median of the slopes between the medians of each size and gives samples far from
-// the line less weight, or none (Tukey's biweight), so that a tenth of them may be
-// anything. It wants at least three samples of at least two sizes, and times that
-// grow with the size.
+// Calibrate fits the affine model T = T_probe + bytes/BW (section 4.3) to measured round trips by
+// least squares of the relative error, and robustly. It begins with the median of the slopes
+// between the medians of each size, and gives samples far from the line less weight, or none
+// (Tukey's biweight). So a tenth of the samples may be arbitrary outliers. It needs at least three
+// samples of at least two sizes, and times that grow with the size.
 func Calibrate(samples []Sample) (Fit, error) {
 	if len(samples) < 3 || len(samples) > maxSamples {
 		return Fit{}, fmt.Errorf("redistribute: calibrate: %d samples; it takes between 3 and %d", len(samples), maxSamples)
@@ -88,17 +87,17 @@ func Calibrate(samples []Sample) (Fit, error) {
 	return f, nil
 }
 
-// start is the median slope between the medians of the sizes, and the median
-// intercept with it.
+// start returns the median slope between the medians of the sizes, and the median intercept for
+// that slope.
 func start(samples []Sample) (at, slope float64, err error) {
 	sizes := medians(samples)
 	if len(sizes) < 2 {
 		return 0, 0, fmt.Errorf("redistribute: calibrate: all samples are of %v bytes: vary the size", samples[0].Bytes)
 	}
-	// Neighbours and the two ends would do; all pairs of up to a few hundred sizes
-	// are cheap, of more every k-th size is taken.
-	const most = 256
-	if k := (len(sizes) + most - 1) / most; k > 1 {
+	// The slopes of all pairs are cheap for up to a few hundred sizes; of more sizes every k-th is
+	// used.
+	const sizesMax = 256
+	if k := (len(sizes) + sizesMax - 1) / sizesMax; k > 1 {
 		var some []Sample
 		for i := 0; i < len(sizes); i += k {
 			some = append(some, sizes[i])
@@ -121,7 +120,7 @@ func start(samples []Sample) (at, slope float64, err error) {
 	return max(0, median(intercepts)), slope, nil
 }
 
-// medians are the median times of each size, by size.
+// medians returns the median time of each size, ordered by size.
 func medians(samples []Sample) []Sample {
 	sorted := slices.Clone(samples)
 	slices.SortFunc(sorted, func(a, b Sample) int { return cmp.Compare(a.Bytes, b.Bytes) })
@@ -141,7 +140,8 @@ func medians(samples []Sample) []Sample {
 	return out
 }
 
-// median of values, which it sorts; the mean of the middle two of an even number.
+// median returns the median of values, which it sorts; of an even number, the mean of the middle
+// two.
 func median(values []float64) float64 {
 	slices.Sort(values)
 	n := len(values)
@@ -151,7 +151,7 @@ func median(values []float64) float64 {
 	return values[n/2-1]/2 + values[n/2]/2
 }
 
-// weigh fills weights: the biweight of each sample's relative residual.
+// weigh sets weights to the biweight of each sample's relative residual.
 func weigh(samples []Sample, at, slope float64, weights, residuals []float64) {
 	for i, s := range samples {
 		residuals[i] = math.Abs((at+slope*s.Bytes)/s.Seconds - 1)
@@ -167,9 +167,9 @@ func weigh(samples []Sample, at, slope float64, weights, residuals []float64) {
 	}
 }
 
-// line minimises sum w ((at + slope bytes)/seconds - 1)^2, neither negative.
+// line minimises sum w ((at + slope bytes)/seconds - 1)^2 with neither result negative.
 func line(samples []Sample, weights []float64) (at, slope float64) {
-	// Bytes are scaled to the largest, so that the sums are of one magnitude.
+	// Bytes are scaled by the largest, so that the sums have one magnitude.
 	scale := 0.0
 	for _, s := range samples {
 		scale = max(scale, s.Bytes)
@@ -183,7 +183,7 @@ func line(samples []Sample, weights []float64) (at, slope float64) {
 	if det > 1e-12*xx*yy {
 		at, slope = (x1*yy-y1*xy)/det, (y1*xx-x1*xy)/det
 	}
-	// A negative constant is noise: the other explains all.
+	// A negative constant is caused by noise: it is set to 0, and the other one is fitted alone.
 	switch {
 	case slope <= 0 && xx > 0:
 		at, slope = x1/xx, 0
@@ -193,7 +193,7 @@ func line(samples []Sample, weights []float64) (at, slope float64) {
 	return at, slope / scale
 }
 
-// judge fills the errors from the samples with a weight.
+// judge computes the errors over the samples with a weight.
 func (f *Fit) judge(samples []Sample, weights []float64) {
 	var all, large, kept, keptLarge float64
 	for i, s := range samples {
@@ -210,14 +210,14 @@ func (f *Fit) judge(samples []Sample, weights []float64) {
 	f.MAPE, f.Amortised = all/kept, large/keptLarge
 }
 
-// flat is how much longer than alone a decoding step may take beside other flows on
-// a link that is not full.
+// flat bounds the increase of a decoding step's time, relative to the time alone, caused by other
+// flows on a link that is not full.
 const flat = 0.15
 
-// FitContention is the shape of a fabric that was measured alone (loaded[0]) and
-// beside 1, 2, … other flows: flat, for rows of p, up to Free flows, and with one
-// more by how much the probe and a byte are longer. Zero if it is flat throughout,
-// or was measured alone only.
+// FitContention returns the contention of a fabric that was measured without other flows
+// (loaded[0]) and with 1, 2, … other flows. Free is the number of flows up to which the time, for
+// rows of p, is flat; the factors are the increases of probe and byte time with one more flow. The
+// result is zero if the time is always flat, or was only measured alone.
 func FitContention(p Payload, rows int, loaded []Fabric) Contention {
 	bytes := p.RouteBytes(rows, 1)
 	for k, f := range loaded {

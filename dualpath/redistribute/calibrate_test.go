@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// sweep are round trips of the paper's batches over a line, each repeated, with
-// relative normal noise, and a share of them anything up to ten times as slow.
+// sweep returns round trips of the paper's batches on a line, each repeated, with relative normal
+// noise. A share of them are outliers, up to ten times as slow.
 func sweep(rng *rand.Rand, at, bandwidth, noise, outliers float64) (out []Sample) {
 	p := DeepSeekV2Lite()
 	for rows := 1; rows <= 4096; rows *= 4 {
@@ -24,8 +24,8 @@ func sweep(rng *rand.Rand, at, bandwidth, noise, outliers float64) (out []Sample
 	return out
 }
 
-// TestCalibrate: the constants come back from every fabric's line, exactly without
-// noise, and within what noise and outliers allow.
+// TestCalibrate: the constants of every fabric's line are found, exactly without noise, and within
+// the bounds of noise and outliers otherwise.
 func TestCalibrate(t *testing.T) {
 	for i, f := range Fabrics() {
 		for _, c := range []struct{ noise, outliers, within float64 }{{0, 0, 1e-9}, {0.05, 0, 0.03}, {0.05, 0.1, 0.03}, {0.02, 0.25, 0.03}} {
@@ -37,7 +37,7 @@ func TestCalibrate(t *testing.T) {
 				}
 				near(t, "intercept", fit.Intercept, f.Probe+f.Turnaround, c.within)
 				near(t, "bandwidth", fit.Bandwidth, f.Bandwidth, c.within)
-				// The mean of |x| of normal noise is 0.8 of its width.
+				// The mean of |x| of normal noise is 0.8 of its standard deviation.
 				if fit.MAPE > 1.2*c.noise+1e-9 || !(fit.Amortised <= 1.2*c.noise+1e-9) {
 					t.Errorf("MAPE %v, amortised %v", fit.MAPE, fit.Amortised)
 				}
@@ -51,8 +51,8 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
-// TestCalibratePaper: the four round trips that the text prints give the constants
-// that it prints: the probe of 16 us with 9 us of turnaround, and 24.7 GB/s.
+// TestCalibratePaper: the four round trips in the paper's text give the constants in the text: the
+// probe of 16 us with 9 us of turnaround, and 24.7 GB/s.
 func TestCalibratePaper(t *testing.T) {
 	p := DeepSeekV2Lite()
 	var samples []Sample
@@ -69,8 +69,8 @@ func TestCalibratePaper(t *testing.T) {
 	near(t, "turnaround", f.Turnaround, 9e-6, 0.15)
 }
 
-// TestCalibrateFallsBack: a line through the origin is found as one; a signal slower
-// than the intercept leaves no turnaround.
+// TestCalibrateFallsBack: a line through the origin is found, and a signal slower than the
+// intercept gives no turnaround.
 func TestCalibrateFallsBack(t *testing.T) {
 	fit, err := Calibrate([]Sample{{1e6, 0.95e-3}, {1e7, 1e-2}, {2e7, 2.02e-2}})
 	if err != nil {
@@ -85,8 +85,8 @@ func TestCalibrateFallsBack(t *testing.T) {
 	}
 }
 
-// TestFitContention: the paper's shape comes back from the fabric beside 0 to 4
-// flows; what stays flat, and what was measured alone, has none.
+// TestFitContention finds the paper's contention from measurements with 0 to 4 other flows. A
+// fabric that stays flat, or was only measured without other flows, has none.
 func TestFitContention(t *testing.T) {
 	p, f := DeepSeekV2Lite(), ibgda(t)
 	var loaded []Fabric
@@ -104,7 +104,7 @@ func TestFitContention(t *testing.T) {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
-	// One that only its probe makes slow, and one without a probe, are valid too.
+	// A fabric that is slowed only through its probe, and one without a probe, are valid too.
 	slow := f
 	slow.Probe *= 10
 	for _, pair := range [][]Fabric{{f, slow}, {{Bandwidth: 2}, {Bandwidth: 1, Probe: 1}}} {

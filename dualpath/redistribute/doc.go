@@ -1,8 +1,7 @@
-// Package redistribute decides, for a request that must attend to a chunk of KV
-// which another instance holds, what is to move: the query to the cache (route),
-// the cache to the query (fetch), or nothing, the chunk being computed again
-// (local). It is the cost model and the predicate of "Move the Query, Not the
-// Cache" (arXiv 2606.01502, sections 4 to 8).
+// Package redistribute decides how a request attends to a chunk of KV that another instance holds:
+// the query moves to the cache (route), the cache moves to the query (fetch), or nothing moves and
+// the chunk is computed again (local). It is the cost model and the predicate of "Move the Query,
+// Not the Cache" (arXiv 2606.01502, sections 4 to 8).
 //
 //	          requester                                   holder of c_t tokens
 //	route     Mq query rows ───── Mq·q bytes ──────────►  partial attention over what it holds
@@ -16,22 +15,21 @@
 //	        = L·(M·holder + c_t·b_KV/BW)                  selected by an indexer, on M holders
 //	T_local = c_t·L·c
 //
-// The paper counts one round trip a decoding step for route and all layers for
-// fetch (section 4.2, and 5.4: "the holder runs the L-layer partial in place"). In
-// a model whose next query depends on this layer's output a step takes a round
-// trip for each attending layer: Request.Trips says how many are counted, 1 unless
-// told otherwise, and a decision for a real engine should be asked for both.
+// The paper counts one round trip per decoding step for route, and all layers for fetch (section
+// 4.2, and 5.4: "the holder runs the L-layer partial in place"). In a model whose next query
+// depends on this layer's output, a step needs one round trip for each attending layer.
+// Request.Trips is the number of round trips per step, by default 1. For a real engine, callers
+// should compare the decisions for both numbers.
 //
-// Everything is pure: no clock, no state, no I/O. Times are in seconds, sizes in
-// bytes, bandwidths in bytes a second, as float64: a nanosecond would round what
-// the break-evens divide by. What the constants are on a fabric is measured
-// (`penstock fabric probe`) and fitted by Calibrate; those of the paper's Table 2
-// are in Fabrics. The attention itself, and the merge that makes route exact, are
-// in package attention.
+// Everything is pure: no clock, no state, no I/O. Times are in seconds, sizes in bytes, bandwidths
+// in bytes per second, as float64, because rounding to nanoseconds would distort the break-evens,
+// which divide by these times. The constants of a fabric are measured (`penstock fabric probe`) and
+// fitted by Calibrate; those of the paper's Table 2 are in Fabrics. The attention itself, and the
+// merge that makes route exact, are in package attention.
 //
-// Decide answers for one chunk or one selection, Spread for a selection whose holders
-// differ in fabric, tokens and load, holder by holder; Request.RuleOfThumb is what can
-// be said without any constant.
+// Decide answers for one chunk or one selection. Spread answers for a selection whose holders
+// differ in fabric, tokens and load, holder by holder. Request.RuleOfThumb gives the answer that
+// needs no constants.
 //
-// It does not know who holds what, and does not move anything.
+// The package does not find the holders of a chunk, and does not move anything.
 package redistribute

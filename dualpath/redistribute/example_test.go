@@ -6,7 +6,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/redistribute"
 )
 
-// A scheduler asks for each chunk of a request that lies elsewhere.
+// A scheduler calls Decide for each chunk of a request that another instance holds.
 func ExampleModel_Decide() {
 	fabric, err := redistribute.FabricNamed("h100-ibgda")
 	if err != nil {
@@ -15,9 +15,9 @@ func ExampleModel_Decide() {
 	model := redistribute.H100(fabric)
 	for _, r := range []redistribute.Request{
 		{Rows: 256, Tokens: 2048},                                          // a decoding step
-		{Rows: 256, Tokens: 2048, Steps: 500},                              // many of them on one instance
+		{Rows: 256, Tokens: 2048, Steps: 500},                              // many steps on one instance
 		{Rows: 1, Tokens: 50, NoRoute: true},                               // a short chunk, a holder that cannot compute
-		{Rows: 64, Tokens: 2048, Reuse: redistribute.Selected, Holders: 7}, // what an indexer picked
+		{Rows: 64, Tokens: 2048, Reuse: redistribute.Selected, Holders: 7}, // selected by an indexer
 	} {
 		d, err := model.Decide(r)
 		if err != nil {
@@ -32,7 +32,7 @@ func ExampleModel_Decide() {
 	// route: 0.10 ms
 }
 
-// The constants of a fabric come from measured round trips.
+// The constants of a fabric are fitted to measured round trips.
 func ExampleCalibrate() {
 	payload := redistribute.DeepSeekV2Lite()
 	var trips []redistribute.Sample

@@ -5,40 +5,40 @@ import (
 	"math"
 )
 
-// Fabric is one path between two instances: its constants. They are what `penstock
-// fabric probe` writes and `penstock plan redistribute --fabric` reads.
+// Fabric has the constants of one path between two instances. `penstock fabric probe` writes them
+// and `penstock plan redistribute --fabric` reads them.
 type Fabric struct {
 	Name string `json:"name" yaml:"name"`
 	// Probe is the round trip of a signal without payload, in seconds: T_probe.
 	Probe float64 `json:"probe_seconds" yaml:"probe_seconds"`
-	// Turnaround is what a round trip with payload takes beyond Probe and its
-	// bytes, in seconds. The paper's fit leaves it out and finds it as the residual
-	// of small batches (section 4.3: about 9 us).
+	// Turnaround is the time of a round trip with payload beyond Probe and the transfer of its
+	// bytes, in seconds. The paper's fit does not include it, and finds it as the residual of small
+	// batches (section 4.3: about 9 us).
 	Turnaround float64 `json:"turnaround_seconds" yaml:"turnaround_seconds"`
-	// Bandwidth of a routed round trip, in bytes a second: BW. On a GPU it is what
-	// one thread block can issue, not what the link carries (section 8).
+	// Bandwidth is the bandwidth of a routed round trip, in bytes per second: BW. On a GPU it is
+	// the rate of one thread block, which is below the link's (section 8).
 	Bandwidth float64 `json:"bandwidth_bytes_per_second" yaml:"bandwidth_bytes_per_second"`
-	// Bulk is the bandwidth of a coalesced pull, in bytes a second; 0: Bandwidth.
+	// Bulk is the bandwidth of a coalesced pull, in bytes per second; 0 means Bandwidth.
 	Bulk float64 `json:"bulk_bytes_per_second,omitempty" yaml:"bulk_bytes_per_second"`
-	// MAPE is the mean absolute relative error of the fit over transfers that take
-	// longer than the probe, 0.07 is 7 %; 0: not known. It changes no cost.
+	// MAPE is the mean absolute relative error of the fit over transfers that take longer than the
+	// probe (0.07 is 7 %); 0 means unknown. It does not affect costs.
 	MAPE float64 `json:"mape,omitempty" yaml:"mape"`
-	// Contention is what other flows on the link do.
+	// Contention is the effect of other flows on the link.
 	Contention Contention `json:"contention,omitzero" yaml:"contention"`
 }
 
-// Contention is the shape of section 8, "Congestion": a round trip takes as long
-// beside Free other flows as alone. With one more the link is fully subscribed:
-// the probe takes Probe times as long and a byte Transfer times. Beyond, both grow
-// in proportion to the flows, as shares of a full link do; the paper measures up to
-// there and not further. The zero value: nothing is known, nothing is added.
+// Contention is the model of section 8, "Congestion": with up to Free other flows a round trip
+// takes as long as without them. With one more flow the link is fully subscribed: the probe takes
+// Probe times as long, and a byte Transfer times as long. Beyond that, both times grow in
+// proportion to the number of flows, as shares of a full link do; the paper's measurements end at
+// that point. The zero value has no effect.
 type Contention struct {
 	Free     int     `json:"free_flows,omitempty" yaml:"free_flows"`
 	Probe    float64 `json:"probe_factor,omitempty" yaml:"probe_factor"`
 	Transfer float64 `json:"transfer_factor,omitempty" yaml:"transfer_factor"`
 }
 
-// Under is the fabric beside flows others on the same link.
+// Under returns the fabric with the given number of other flows on the same link.
 func (f Fabric) Under(flows int) Fabric {
 	c := f.Contention
 	if c == (Contention{}) || flows <= c.Free {
@@ -53,12 +53,12 @@ func (f Fabric) Under(flows int) Fabric {
 	return f
 }
 
-// RoundTrip is the transport of bytes there and back together, in seconds.
+// RoundTrip returns the transport time in seconds, for the sum of the bytes in both directions.
 func (f Fabric) RoundTrip(bytes float64) float64 {
 	return f.Probe + f.Turnaround + bytes/f.Bandwidth
 }
 
-// bulk is the bandwidth of a pull.
+// bulk returns the bandwidth of a pull.
 func (f Fabric) bulk() float64 {
 	if f.Bulk > 0 {
 		return f.Bulk
@@ -85,12 +85,12 @@ func (f Fabric) Validate() error {
 	return nil
 }
 
-// Fabrics returns the five that the paper measured, in the order of its Table 2:
-// the probe and the bandwidth of a single thread block, and as Bulk the peak of the
-// pair's link (section 8; PCIe Gen4's is the fitted one's, which is bound by the
-// wire). Only the first has a turnaround that the paper states. Its Contention is
-// the measured probe beside three flows over that beside none, 39.5/14.5, and 2.2
-// for the bytes, which is what 95 us at 256 rows and 250 us at 1024 have in common.
+// Fabrics returns the five fabrics that the paper measured, in the order of its Table 2, with the
+// probe and the bandwidth of a single thread block. Bulk is the peak of the pair's link (section 8;
+// for PCIe Gen4 it is the fitted bandwidth, which the wire bounds). The paper states a turnaround
+// only for the first. The Contention of the first has the ratio of the measured probes with and
+// without three other flows, 39.5/14.5, and 2.2 for the bytes, which agrees with both 95 us at 256
+// rows and 250 us at 1024.
 func Fabrics() []Fabric {
 	const us, gb = 1e-6, 1e9
 	return []Fabric{

@@ -5,58 +5,59 @@ import (
 	"math"
 )
 
-// Model is everything a decision is made of but the request.
+// Model has all inputs of a decision except the request.
 type Model struct {
 	Payload Payload
 	Fabric  Fabric
-	// Splice is what adapting a fetched chunk to a new position and scattering it
-	// into the local pool takes, in seconds: flat in the chunk's length (section
-	// 2.2: 2.8 to 3.1 ms from 55 to 4096 tokens).
+	// Splice is the time to adapt a fetched chunk to a new position and to scatter it into the
+	// local pool, in seconds. It does not depend on the chunk's length (section 2.2: 2.8 to 3.1 ms
+	// from 55 to 4096 tokens).
 	Splice float64
-	// Prefill is one token of one layer computed again, in seconds: c.
+	// Prefill is the time to compute one token in one layer again, in seconds: c.
 	Prefill float64
-	// Holder is the holder's partial attention.
+	// Holder is the time of the holder's partial attention.
 	Holder Holder
-	// Merge is the requester's recombination of all partials, in seconds.
+	// Merge is the time in which the requester merges all partials, in seconds.
 	Merge float64
-	// Gather is the fetch of a scattered selection.
+	// Gather is the cost of fetching a scattered selection.
 	Gather Gather
-	// Host is what software adds to a routed step.
+	// Host is the overhead of software in a routed step.
 	Host Host
 }
 
-// Holder is the time of one batched partial for N requesters at once (section 6.3):
-// flat up to Elbow, then a straight line. The zero value takes no time.
+// Holder is the time of one batched partial for N concurrent requesters (section 6.3): constant up
+// to Elbow, then linear. The zero value takes no time.
 type Holder struct {
-	// Base seconds up to Elbow requesters, Step seconds for each one more.
+	// Base is the time in seconds up to Elbow requesters, Step the time of each further one.
 	Base, Step float64
 	Elbow      int
 }
 
-// Seconds is the partial for n requesters.
+// Seconds returns the time of the partial for n requesters.
 func (h Holder) Seconds(n int) float64 {
 	return h.Base + h.Step*float64(max(0, n-h.Elbow))
 }
 
-// Gather is what a scattered selection takes beyond the bytes of a coalesced pull.
+// Gather is the additional cost of a scattered selection over the bytes of a coalesced pull.
 type Gather struct {
-	// Holder is the handshake with each holder, in seconds a layer.
+	// Holder is the time of the handshake with each holder, in seconds per layer.
 	Holder float64
-	// Bandwidth at which entries are collected, in bytes a second; 0: the fabric's.
+	// Bandwidth is the rate at which entries are collected, in bytes per second; 0 means the
+	// fabric's.
 	Bandwidth float64
 }
 
-// Host is the time of a routed step in the software above the transport: Fixed +
-// Row a query row, in seconds (section 5.3).
+// Host is the time of a routed step in the software above the transport: Fixed + Row per query row,
+// in seconds (section 5.3).
 type Host struct{ Fixed, Row float64 }
 
-// FanIn is how many requesters one holder serves at once almost for free: the elbow
-// both of its copy engines and of its attention kernel (sections 6.2, 6.3).
+// FanIn is the number of requesters that one holder serves concurrently at almost no additional
+// cost: the elbow of both its copy engines and its attention kernel (sections 6.2, 6.3).
 const FanIn = 8
 
-// H100 is the paper's model of DeepSeek-V2-Lite on f. Splice, c and merge are as
-// printed (c is the middle of 0.5 to 1.5 us). The holder's line runs from 15 us at
-// the elbow to 0.4 ms at 256 requesters.
+// H100 returns the paper's model of DeepSeek-V2-Lite on f. Splice, c and merge are the printed
+// values (c is the middle of 0.5 to 1.5 us). The holder's time grows from 15 us at the elbow to 0.4
+// ms at 256 requesters.
 func H100(f Fabric) Model {
 	const base, full, saturated = 15e-6, 0.4e-3, 256
 	return Model{
@@ -65,19 +66,19 @@ func H100(f Fabric) Model {
 	}
 }
 
-// Transport is m without what is neither on the wire nor in fetch and local:
-// compute, merge and host. The paper's figures of route are of this.
+// Transport returns m without the terms that are neither on the wire nor in fetch and local:
+// compute, merge and host. The paper's figures of route leave them out.
 func (m Model) Transport() Model {
 	m.Holder, m.Merge, m.Host = Holder{}, 0, Host{}
 	return m
 }
 
-// PrototypeHost is the overhead of the paper's client (section 5.3).
+// PrototypeHost returns the overhead of the paper's client (section 5.3).
 func PrototypeHost() Host { return Host{Fixed: 3.5e-3, Row: 12.5e-6} }
 
-// PrototypeGather is what its gather of 2048 entries takes, bound by copies in host
-// memory: 1.3 ms a layer from one holder and 3.9 ms from seven (section 5.4),
-// joined by a straight line.
+// PrototypeGather returns the cost of the prototype's gather of 2048 entries, which copies in host
+// memory bound: 1.3 ms per layer from one holder and 3.9 ms from seven (section 5.4), interpolated
+// linearly.
 func PrototypeGather() Gather {
 	const one, seven = 1.3e-3, 3.9e-3
 	holder := (seven - one) / 6

@@ -2,30 +2,29 @@ package redistribute
 
 import "fmt"
 
-// Payload is what crosses a fabric, in bytes.
+// Payload has the sizes of the parts that cross a fabric, in bytes.
 type Payload struct {
-	// Query is one routed query row: q. Partial is the row that comes back, an
-	// output with its statistics: p, of which Stats bytes are the running maximum
-	// and the denominator.
+	// Query is one routed query row: q. Partial is the row that is sent back, an output with its
+	// statistics: p. Of Partial, Stats bytes are the running maximum and the denominator.
 	Query, Partial, Stats int
 	// Token is one cached token in one layer: b_KV.
 	Token int
-	// Layers that attend: L.
+	// Layers is the number of layers that attend: L.
 	Layers int
 }
 
-// statsBytes are the maximum and the denominator of one row, float32 each.
+// statsBytes is the size of the maximum and the denominator of one row, both float32.
 const statsBytes = 8
 
-// MLA returns the payload of absorbed multi-head latent attention: query rows and
-// cached tokens are qk elements wide, outputs v, of element bytes each (section
+// MLA returns the payload of absorbed multi-head latent attention: query rows and cached tokens
+// have qk elements, outputs have v elements, and an element has the given number of bytes (section
 // 3.2).
 func MLA(qk, v, element, layers int) Payload {
 	return Payload{Query: qk * element, Partial: v*element + statsBytes, Stats: statsBytes, Token: qk * element, Layers: layers}
 }
 
-// DeepSeekV2Lite is the payload that the paper measures: 576 and 512 wide, bf16,
-// 27 layers.
+// DeepSeekV2Lite returns the payload that the paper measures: 576 and 512 elements, bf16, 27
+// layers.
 func DeepSeekV2Lite() Payload { return MLA(576, 512, 2, 27) }
 
 // Validate returns an error that names the first size out of its range.
@@ -44,35 +43,35 @@ func (p Payload) Validate() error {
 	return nil
 }
 
-// RouteBytes is what crosses the fabric in one round trip of rows query rows to
-// each of holders.
+// RouteBytes returns the bytes that cross the fabric in one round trip of rows query rows to each
+// of holders.
 func (p Payload) RouteBytes(rows, holders int) float64 {
 	return float64(holders) * float64(rows) * float64(p.Query+p.Partial)
 }
 
-// LayerBytes is one layer of tokens cached tokens; ChunkBytes is all layers.
+// LayerBytes returns the bytes of tokens cached tokens in one layer; ChunkBytes those in all
+// layers.
 func (p Payload) LayerBytes(tokens int) float64 { return float64(tokens) * float64(p.Token) }
 
-// ChunkBytes is what fetch moves for tokens cached tokens.
+// ChunkBytes returns the bytes that fetch moves for tokens cached tokens.
 func (p Payload) ChunkBytes(tokens int) float64 { return p.LayerBytes(tokens) * float64(p.Layers) }
 
-// BreakEvenRows is the number of query rows at which routing them moves as many
-// bytes as one layer of the chunk: c_t b_KV/(q+p) (section 5.2).
+// BreakEvenRows returns the number of query rows at which routing moves as many bytes as one layer
+// of the chunk: c_t b_KV/(q+p) (section 5.2).
 func (p Payload) BreakEvenRows(tokens int) float64 {
 	return p.LayerBytes(tokens) / float64(p.Query+p.Partial)
 }
 
-// Saved is the share of one layer's bytes that routing does not move; negative
-// above BreakEvenRows.
+// Saved returns the share of one layer's bytes that routing saves; negative above BreakEvenRows.
 func (p Payload) Saved(rows, tokens int) float64 {
 	return 1 - p.RouteBytes(rows, 1)/p.LayerBytes(tokens)
 }
 
-// Rank is the payload of one of n tensor-parallel ranks whose instances cut the
-// latent in columns (section 8, "Tensor parallelism"): each rank ships its slice of
-// the query and gets its slice of the output. The statistics of a row are those of
-// the whole row and go to each rank, so that the bytes of a rank are 1/n and a few
-// more, and those of all ranks together the same and a few more.
+// Rank returns the payload of one of n tensor-parallel ranks whose instances divide the latent by
+// columns (section 8, "Tensor parallelism"): each rank sends its slice of the query and receives
+// its slice of the output. The statistics belong to the whole row and go to each rank. So the bytes
+// of one rank are 1/n plus the statistics' overhead, and those of all ranks together exceed the
+// original by that overhead.
 func (p Payload) Rank(n int) (Payload, error) {
 	if n < 1 || p.Query%n != 0 || p.Token%n != 0 || (p.Partial-p.Stats)%n != 0 {
 		return Payload{}, fmt.Errorf("redistribute: rows of %d and %d bytes and tokens of %d cannot be cut in %d equal slices: choose a degree that divides all three",
@@ -82,14 +81,13 @@ func (p Payload) Rank(n int) (Payload, error) {
 	return p, nil
 }
 
-// Pair says which columns of the latent a rank of the requester sends to a rank of
-// the holder: [Low, High).
+// Pair has the columns of the latent that a rank of the requester sends to a rank of the holder:
+// [Low, High).
 type Pair struct{ Requester, Holder, Low, High int }
 
-// PairRanks pairs the ranks of two instances that cut a latent of width columns in
-// equal slices. With equal degrees rank r meets rank r, and the all-reduce over
-// ranks stays inside each instance; otherwise each pair of ranks with columns in
-// common meets.
+// PairRanks pairs the ranks of two instances that divide a latent of width columns into equal
+// slices. With equal degrees rank r is paired with rank r, and the all-reduce over ranks stays
+// inside each instance. Otherwise each two ranks with common columns form a pair.
 func PairRanks(width, requester, holder int) ([]Pair, error) {
 	if requester < 1 || holder < 1 || width < 1 || width%requester != 0 || width%holder != 0 {
 		return nil, fmt.Errorf("redistribute: a latent of %d columns cannot be cut evenly over %d and %d ranks", width, requester, holder)

@@ -5,10 +5,10 @@ import (
 	"math"
 )
 
-// Primitive is what moves.
+// Primitive is the way in which a request attends to a chunk.
 type Primitive uint8
 
-// In the order in which a tie is decided: the fewest bytes first.
+// The primitives, in the order in which ties are decided: the fewest bytes first.
 const (
 	Route Primitive = iota
 	Fetch
@@ -26,20 +26,21 @@ func (p Primitive) String() string {
 	return fmt.Sprintf("primitive %d", uint8(p))
 }
 
-// MarshalText writes String's word, for JSON.
+// MarshalText encodes the primitive as String does, for JSON.
 func (p Primitive) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// Reuse is how the requester attends to the chunk.
+// Reuse is the relation between the chunk and the request.
 type Reuse uint8
 
 const (
-	// Moved: contiguous, at another position than it was cached at. Fetch pays the
-	// splice, once, and later steps find the chunk there.
+	// Moved: the chunk is contiguous, at another position than the one at which it was cached.
+	// Fetch pays the splice once, and later steps reuse the fetched chunk.
 	Moved Reuse = iota
-	// Prefix: contiguous, where it was cached. Nothing is re-rotated (section 6.3).
+	// Prefix: the chunk is contiguous, at the position at which it was cached. Nothing is
+	// re-rotated (section 6.3).
 	Prefix
-	// Selected: an indexer picks entries anew in every step (section 5.4). They are
-	// attended where they are, so there is no splice; a fetch serves one step.
+	// Selected: an indexer selects entries in every step (section 5.4). They keep their positions,
+	// so there is no splice; a fetch serves one step.
 	Selected
 )
 
@@ -65,29 +66,30 @@ func ParseReuse(s string) (Reuse, error) {
 
 // Request is one chunk that one request attends to.
 type Request struct {
-	// Rows of the query batch: M_q. Tokens of the chunk, or of the selection over
-	// all holders: c_t.
+	// Rows is the number of rows of the query batch: M_q. Tokens is the length of the chunk, or of
+	// the selection over all holders: c_t.
 	Rows, Tokens int
 	Reuse        Reuse
-	// Holders among which the tokens are spread: M. Default 1. More than one only
-	// where the tokens are Selected.
+	// Holders is the number of holders among which the tokens are spread: M. Default 1. It may
+	// exceed 1 only for Selected tokens.
 	Holders int
-	// Steps in which the requester attends to the chunk; default 1. Fetch and local
-	// pay once for all of them, unless the tokens are Selected.
+	// Steps is the number of steps in which the requester attends to the chunk; default 1. Fetch
+	// and local pay once for all steps, unless the tokens are Selected.
 	Steps int
-	// Trips of route in a step: 1 is the paper's count and the default; the layers
-	// that attend, where each layer's query waits for the layer before.
+	// Trips is the number of round trips of route per step. The default is 1, as in the paper. It
+	// is the number of attending layers if each layer's query waits for the layer before.
 	Trips int
-	// Requesters that the busiest holder serves at once, this one included; default 1.
+	// Requesters is the number of requesters that the busiest holder serves concurrently, this one
+	// included; default 1.
 	Requesters int
-	// Flows of others on the same link.
+	// Flows is the number of other flows on the same link.
 	Flows int
-	// NoRoute, NoFetch, NoLocal rule a primitive out: a holder that cannot compute,
-	// a pool without room, tokens that are not known.
+	// NoRoute, NoFetch and NoLocal exclude a primitive: the holder cannot compute, the pool has no
+	// room, or the tokens are unknown.
 	NoRoute, NoFetch, NoLocal bool
 }
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults fills the fields that are zero.
 func (r *Request) EnsureDefaults() {
 	for _, p := range []*int{&r.Holders, &r.Steps, &r.Trips, &r.Requesters} {
 		if *p == 0 {
@@ -122,7 +124,7 @@ func (r Request) Validate() error {
 	return nil
 }
 
-// Terms are the parts of a cost over all steps, in seconds.
+// Terms are the parts of a cost, summed over all steps, in seconds.
 type Terms struct {
 	Probe      float64 `json:"probe,omitempty"`
 	Turnaround float64 `json:"turnaround,omitempty"`
@@ -137,35 +139,35 @@ type Terms struct {
 	Prefill    float64 `json:"prefill,omitempty"`
 }
 
-// Sum is the cost.
+// Sum returns the cost.
 func (t Terms) Sum() float64 {
 	return t.Probe + t.Turnaround + t.Transfer + t.Compute + t.Return + t.Merge + t.Host + t.Pull + t.Gather + t.Splice + t.Prefill
 }
 
-// Cost is what one primitive takes.
+// Cost is the cost of one primitive.
 type Cost struct {
 	Primitive Primitive `json:"primitive"`
-	// Seconds over all steps, and what they are made of.
+	// Seconds is the time over all steps; Terms are its parts.
 	Seconds float64 `json:"seconds"`
 	Terms   Terms   `json:"terms"`
-	// Bytes over the fabric.
+	// Bytes is the number of bytes over the fabric.
 	Bytes float64 `json:"bytes"`
-	// Barred: the request rules it out.
+	// Barred is set if the request excludes the primitive.
 	Barred bool `json:"barred,omitempty"`
 }
 
-// Decision is the answer.
+// Decision is the result of Decide.
 type Decision struct {
 	Winner Primitive
-	// Costs of all three, also of those that are ruled out; index with Primitive.
+	// Costs has the costs of all three primitives, excluded ones too; the index is the Primitive.
 	Costs [primitives]Cost
-	// Replicas of the chunk that the requesters of the holder warrant: one for each
-	// FanIn (section 6.3). Above 1 a further copy is worth its pull, whoever wins.
+	// Replicas is the number of copies of the chunk that pay off for the requesters of the holder:
+	// one for each FanIn (section 6.3). Above 1, a further copy is worth its pull for every winner.
 	Replicas int
 }
 
-// Decide returns the cheapest primitive that is not ruled out; ties go to route,
-// then to fetch. It allocates nothing unless it fails.
+// Decide returns the cheapest primitive that is not excluded. Ties go to route, then to fetch.
+// Decide allocates nothing unless it fails.
 func (m Model) Decide(r Request) (Decision, error) {
 	r.EnsureDefaults()
 	if err := m.Validate(); err != nil {
@@ -187,12 +189,12 @@ func (m Model) Decide(r Request) (Decision, error) {
 	return d, nil
 }
 
-// Replicas is how many holders requesters warrant.
+// Replicas returns the number of holders that pay off for the given requesters.
 func Replicas(requesters int) int { return max(1, (requesters+FanIn-1)/FanIn) }
 
-// route: every step is trips round trips. The rows go to each holder over the
-// requester's one link, one copy each; holders compute at the same time, and their
-// partials are merged at once.
+// route returns the cost of route: each step has trips round trips. The rows go to each holder over
+// the requester's one link, one copy each; the holders compute concurrently, and one merge combines
+// their partials.
 func (m Model) route(r Request) Cost {
 	trips := float64(r.Steps) * float64(r.Trips)
 	rows := float64(r.Holders) * float64(r.Rows)
@@ -211,7 +213,7 @@ func (m Model) route(r Request) Cost {
 	}
 }
 
-// fetch: once for all steps, or once in each where the selection changes.
+// fetch returns the cost of fetch: once for all steps, or once per step if the selection changes.
 func (m Model) fetch(r Request) Cost {
 	bytes := m.Payload.ChunkBytes(r.Tokens)
 	c := Cost{Primitive: Fetch, Barred: r.NoFetch, Bytes: bytes}
@@ -233,8 +235,8 @@ func (m Model) fetch(r Request) Cost {
 	return c
 }
 
-// local is a prefill of the tokens. Of Selected ones it is a lower bound: what they
-// attended to would have to be computed as well.
+// local returns the cost of a prefill of the tokens. For Selected tokens it is a lower bound,
+// because the tokens to which they attend would have to be computed as well.
 func (m Model) local(r Request) Cost {
 	once := float64(r.Tokens) * float64(m.Payload.Layers) * m.Prefill
 	if r.Reuse == Selected {

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// near fails unless got is within tolerance of want, relatively.
+// near fails the test unless got is within the relative tolerance of want.
 func near(t testing.TB, what string, got, want, tolerance float64) {
 	t.Helper()
 	if !(math.Abs(got-want) <= tolerance*math.Abs(want)) {
@@ -18,7 +18,7 @@ func near(t testing.TB, what string, got, want, tolerance float64) {
 	}
 }
 
-// ibgda is the paper's first fabric.
+// ibgda returns the paper's first fabric.
 func ibgda(t testing.TB) Fabric {
 	t.Helper()
 	f, err := FabricNamed("h100-ibgda")
@@ -28,7 +28,7 @@ func ibgda(t testing.TB) Fabric {
 	return f
 }
 
-// decide fails the test on an error.
+// decide returns the decision, or fails the test.
 func decide(t rapid.TB, m Model, r Request) Decision {
 	t.Helper()
 	d, err := m.Decide(r)
@@ -38,8 +38,8 @@ func decide(t rapid.TB, m Model, r Request) Decision {
 	return d
 }
 
-// TestVectors compares with a reference written apart from this one. It has
-// neither turnaround nor compute nor merge.
+// TestVectors compares with an independent reference, which has neither turnaround nor compute nor
+// merge.
 func TestVectors(t *testing.T) {
 	raw, err := os.ReadFile("testdata/predicate.json")
 	if err != nil {
@@ -85,7 +85,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestPaper: the figures of the text, MQ-2 to MQ-11 of the oracles.
+// TestPaper compares with the figures of the text, MQ-2 to MQ-11 of the oracles.
 func TestPaper(t *testing.T) {
 	p, f := DeepSeekV2Lite(), ibgda(t)
 	m := H100(f).Transport()
@@ -123,7 +123,7 @@ func TestPaper(t *testing.T) {
 	near(t, "MQ-10 slowest", high, 48e-6, 0.12)
 }
 
-// TestCongestion is MQ-12: flat beside two flows, and the shape of the third.
+// TestCongestion is MQ-12: times are flat with two other flows, and increase with the third.
 func TestCongestion(t *testing.T) {
 	f, p := ibgda(t), DeepSeekV2Lite()
 	alone := f.RoundTrip(p.RouteBytes(1024, 1))
@@ -142,7 +142,7 @@ func TestCongestion(t *testing.T) {
 	}
 }
 
-// TestHolder: section 6.3's range, and the boundary of replication.
+// TestHolder checks the range of section 6.3, and the boundary of replication.
 func TestHolder(t *testing.T) {
 	h := H100(ibgda(t)).Holder
 	if h.Seconds(1) != h.Seconds(FanIn) || h.Seconds(16) < 15e-6 || h.Seconds(16) > 37e-6 {
@@ -156,7 +156,7 @@ func TestHolder(t *testing.T) {
 	}
 }
 
-// TestGather: what the paper's prototype takes for 2048 entries on 1 and 7 holders.
+// TestGather compares with the times of the paper's prototype for 2048 entries on 1 and 7 holders.
 func TestGather(t *testing.T) {
 	m := H100(ibgda(t))
 	m.Gather = PrototypeGather()
@@ -169,8 +169,8 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// TestHost: with the prototype's overhead a fetch without a splice wins at small
-// batches, and one with a splice does not win more than it did.
+// TestHost: with the prototype's overhead, a fetch without a splice wins at small batches. A fetch
+// with a splice wins no more often than without the overhead.
 func TestHost(t *testing.T) {
 	m := H100(ibgda(t))
 	m.Host = PrototypeHost()
@@ -184,10 +184,10 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// anyFabric is one of Table 2.
+// anyFabric returns a fabric of Table 2.
 func anyFabric(t *rapid.T) Fabric { return rapid.SampledFrom(Fabrics()).Draw(t, "fabric") }
 
-// anyModel has c between 0.5 and 1.5 us, with and without compute and merge.
+// anyModel returns a model with c between 0.5 and 1.5 us, with and without compute and merge.
 func anyModel(t *rapid.T) Model {
 	m := H100(anyFabric(t))
 	m.Prefill = rapid.Float64Range(0.5e-6, 1.5e-6).Draw(t, "c")
@@ -197,7 +197,7 @@ func anyModel(t *rapid.T) Model {
 	return m
 }
 
-// TestRules: section 5.5, "serving rules of thumb", as properties.
+// TestRules checks section 5.5, "serving rules of thumb", as properties.
 func TestRules(t *testing.T) {
 	t.Run("route at decode", rapid.MakeCheck(func(t *rapid.T) {
 		m := anyModel(t)
@@ -207,8 +207,8 @@ func TestRules(t *testing.T) {
 		}
 	}))
 	t.Run("more bytes than the chunk", rapid.MakeCheck(func(t *rapid.T) {
-		// What route moves exceeds one layer of the chunk whenever the batch has more
-		// rows than the chunk has tokens.
+		// The bytes of route exceed one layer of the chunk whenever the batch has more rows than
+		// the chunk has tokens.
 		p := DeepSeekV2Lite()
 		tokens := rapid.IntRange(1, 1<<17).Draw(t, "tokens")
 		rows := rapid.IntRange(tokens+1, 1<<18).Draw(t, "rows")
@@ -217,7 +217,7 @@ func TestRules(t *testing.T) {
 		}
 	}))
 	t.Run("never route beyond its corner", rapid.MakeCheck(func(t *rapid.T) {
-		// Of a short chunk, beyond the batch that takes as long as a fetch: local.
+		// For a short chunk, and a batch above the one that takes as long as a fetch, local wins.
 		m := anyModel(t)
 		r := Request{Tokens: rapid.IntRange(1, 74).Draw(t, "tokens")}
 		r.Rows = int(m.RouteRows(r)) + 1 + rapid.IntRange(0, 1<<20).Draw(t, "more")
@@ -287,7 +287,7 @@ func TestRules(t *testing.T) {
 	}))
 }
 
-// TestDecideIsTheLeast: against a search through costs worked out term by term.
+// TestDecideIsTheLeast compares with a search through costs computed term by term.
 func TestDecideIsTheLeast(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := anyModel(t)
@@ -340,8 +340,8 @@ func TestDecideIsTheLeast(t *testing.T) {
 	})
 }
 
-// TestTrips: a round trip for each layer is what the paper does not count; a decode
-// batch still beats one fetch on every fabric, by less.
+// TestTrips: with a round trip for each layer, which the paper does not count, a decode batch is
+// still faster than one fetch on every fabric, by a smaller margin.
 func TestTrips(t *testing.T) {
 	for _, f := range Fabrics() {
 		one := decide(t, H100(f), Request{Rows: 256, Tokens: 2048})
@@ -353,7 +353,7 @@ func TestTrips(t *testing.T) {
 	}
 }
 
-// TestRank: at degree 2 half of the bytes, and the columns pair up.
+// TestRank: at degree 2 each rank has half of the bytes, and the columns are paired.
 func TestRank(t *testing.T) {
 	p := DeepSeekV2Lite()
 	for _, n := range []int{1, 2, 4, 8} {
@@ -382,7 +382,7 @@ func TestPairRanks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Each column once, from its owner to its owner.
+		// Each column is sent once, from its owner to its owner.
 		column := 0
 		for _, p := range pairs {
 			if p.Low != column || p.High <= p.Low {
@@ -445,7 +445,7 @@ func TestDecideAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkDecide: the predicate is evaluated for each chunk of each request.
+// BenchmarkDecide measures the predicate, which is evaluated for each chunk of each request.
 func BenchmarkDecide(b *testing.B) {
 	m, r := H100(Fabrics()[0]), Request{Rows: 256, Tokens: 2048, Reuse: Selected, Holders: 4}
 	b.ReportAllocs()

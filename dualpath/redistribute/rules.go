@@ -1,31 +1,31 @@
 package redistribute
 
-// Bounds of the rules of thumb (section 5.5). Between LocalTokens and FetchTokens it
-// depends on the cost of a token whether local or fetch undercuts the other.
+// Bounds of the rules of thumb (section 5.5). Between RuleLocalTokens and RuleFetchTokens the cost
+// of a token decides whether local or fetch is cheaper.
 const (
-	// DecodeRows is the largest batch of a decoding step: up to it, route.
+	// DecodeRows is the largest batch of a decoding step; up to it, route is cheapest.
 	DecodeRows = 1000
-	// RouteRowsMost is where the ranking of route and fetch inverts.
+	// RouteRowsMost is the number of rows at which the ranking of route and fetch inverts.
 	RouteRowsMost = 100_000
-	// RuleLocalTokens and RuleFetchTokens: a shorter chunk is computed again rather
-	// than spliced, a longer one is not.
+	// RuleLocalTokens and RuleFetchTokens: below the first, computing a chunk again is cheaper than
+	// splicing it; above the second, it is not.
 	RuleLocalTokens, RuleFetchTokens = 75, 220
-	// AmortiseRatio is how many times route fits into fetch at decode, at least:
-	// fewer steps on one instance do not repay a fetch.
+	// AmortiseRatio is a lower bound of the ratio of fetch to route at decode: fewer steps on one
+	// instance do not repay a fetch.
 	AmortiseRatio = 60
 )
 
-// Rule is a rule of thumb that speaks for a request.
+// Rule is the rule of thumb that applies to a request.
 type Rule struct {
 	Primitive Primitive `json:"primitive"`
 	Why       string    `json:"why"`
-	// Sure: the request lies in the regime that the paper characterises, one step
-	// and one round trip over one of its fabrics, where Decide says the same.
+	// Sure is set if the request lies in the regime that the paper characterises: one step and one
+	// round trip over one of its fabrics. Decide gives the same result there.
 	Sure bool `json:"sure"`
 }
 
-// RuleOfThumb is what a scheduler can say of a request without any constant
-// (section 5.5). Where it is not Sure, Decide knows better.
+// RuleOfThumb returns the choice that needs no constants (section 5.5). If it is not Sure, Decide
+// is more accurate.
 func (r Request) RuleOfThumb() Rule {
 	r.EnsureDefaults()
 	once := r.Steps == 1 && r.Trips == 1 && r.Requesters <= FanIn
@@ -36,23 +36,23 @@ func (r Request) RuleOfThumb() Rule {
 	case r.Reuse != Selected && r.Steps > AmortiseRatio && !r.NoFetch:
 		return Rule{Fetch, "many steps on one instance attend to it: a fetch is repaid", false}
 	case (r.Rows > RouteRowsMost || r.Rows > max(DecodeRows, r.Tokens)) && !(r.NoFetch && r.NoLocal):
-		// The query would be more than the chunk (section 5.1); in time the ranking
-		// inverts later.
+		// The query would be larger than the chunk (section 5.1); the ranking by time inverts
+		// later.
 		moves.Why = "the query is more than the chunk"
 		moves.Sure = false
 		return moves
 	case r.Reuse == Selected:
-		// Never sure: a gather at the peak of a fast link, without the handshakes and
-		// host copies that the paper measured, takes no longer than compute and merge.
+		// This is never sure: a gather at the peak of a fast link, without the handshakes and host
+		// copies that the paper measured, takes no longer than compute and merge.
 		return Rule{Route, "the indexer's choice is attended where it lies", false}
 	case r.Rows <= DecodeRows:
-		// A prefix is fetched without a splice: the paper's regime has one.
+		// A prefix is fetched without a splice, but the paper's regime includes one.
 		return Rule{Route, "a decoding step: its rows are less than the chunk", once && r.Reuse == Moved && r.Tokens >= RuleFetchTokens}
 	}
 	return Rule{Route, "when in doubt, the query moves", false}
 }
 
-// fallback is the rule between fetch and local, where the query cannot move.
+// fallback returns the rule between fetch and local, if the query cannot move.
 func (r Request) fallback() Rule {
 	short := r.Reuse == Moved && r.Tokens < RuleLocalTokens
 	switch {
@@ -63,7 +63,7 @@ func (r Request) fallback() Rule {
 	case short:
 		return Rule{Local, "a short chunk is computed within a splice", r.NoRoute}
 	}
-	// With its pull a fetch undercuts the cheapest token at some 250 of them.
+	// With its pull, a fetch becomes cheaper than the cheapest tokens at about 250 of them.
 	sure := r.Reuse == Prefix || r.Reuse == Moved && r.Tokens > RuleFetchTokens*6/5
 	return Rule{Fetch, "the chunk is long, and there is no way for the query", r.NoRoute && sure}
 }

@@ -6,8 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestRuleOfThumb: where a rule is sure, the predicate says the same, on every
-// fabric and for every cost of a token that the paper has.
+// TestRuleOfThumb: if a rule is sure, Decide gives the same result, on every fabric and for every
+// cost of a token in the paper.
 func TestRuleOfThumb(t *testing.T) {
 	sure := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -48,7 +48,7 @@ func TestRuleOfThumb(t *testing.T) {
 	}
 }
 
-// TestRules55: each rule of section 5.5, as it is printed.
+// TestRules55 checks each rule of section 5.5 as printed.
 func TestRules55(t *testing.T) {
 	for _, c := range []struct {
 		r    Request

@@ -5,45 +5,45 @@ import (
 	"math"
 )
 
-// MaxHoldings bounds the holders of one selection: as many as attention merges.
+// MaxHoldings bounds the holders of one selection, as attention.MaxParts bounds the parts of a
+// merge.
 const MaxHoldings = 64
 
-// Holding is what one holder has of a selection.
+// Holding is the part of a selection that one holder has.
 type Holding struct {
-	// Fabric between the requester and this holder.
+	// Fabric is the fabric between the requester and this holder.
 	Fabric Fabric
-	// Tokens of the selection that it holds.
+	// Tokens is the number of selected tokens that the holder has.
 	Tokens int
-	// Requesters that it serves at once, this one included; default 1. Flows of
-	// others on the same link.
+	// Requesters is the number of requesters that this holder serves concurrently, this one
+	// included; default 1. Flows is the number of other flows on the same link.
 	Requesters, Flows int
-	// NoRoute and NoFetch rule one out.
+	// NoRoute and NoFetch exclude a primitive.
 	NoRoute, NoFetch bool
 }
 
-// Spread is the answer for a selection whose holders differ.
+// Spread is the decision for a selection whose holders differ.
 type Spread struct {
 	// Choice is Route or Fetch for each holding.
 	Choice []Primitive
-	// Seconds of one step, and of its parts: Wait is the longest that a routed query
-	// is under way besides its bytes, Bytes are those of all routed ones, Merge and
-	// Host those of the whole, Fetch the gathers one after the other.
+	// Seconds is the time of one step. Wait, Bytes, Merge, Host and Fetch are its parts: the
+	// longest wait of a routed query without its bytes, the bytes of all routed queries, merge and
+	// host once, and the gathers one after the other.
 	Seconds                         float64
 	Wait, Bytes, Merge, Host, Fetch float64
 }
 
-// holdingCost is what one holder takes, either way.
+// holdingCost is the cost of one holding by either primitive.
 type holdingCost struct{ wait, bytes, fetch float64 }
 
-// Spread decides for each holder of one selection whether its part is routed or
-// fetched, in one step and one round trip. Routed queries are under way at the same
-// time, so that only the slowest holder's probe, turnaround and compute count; their
-// bytes leave over the requester's own link, one after the other, as do fetches,
-// which the paper's prototype makes one holder at a time (section 5.4). The model's
-// own fabric is not used.
+// Spread decides for each holder of one selection whether its part is routed or fetched, in one
+// step and one round trip. Routed queries run concurrently, so only the slowest holder's probe,
+// turnaround and compute count. Their bytes leave over the requester's one link, one after the
+// other. So do fetches, which the paper's prototype makes from one holder at a time (section 5.4).
+// The model's own fabric is not used.
 //
-// The least is found exactly: for each holder as the slowest that is routed, every
-// other that is not slower takes the cheaper of its bytes and its gather.
+// The minimum is exact: for each holder as the slowest routed one, every other holder that is not
+// slower takes the cheaper of its bytes and its gather.
 func (m Model) Spread(rows int, holdings []Holding) (Spread, error) {
 	costs, err := m.holdingCosts(rows, holdings)
 	if err != nil {
@@ -65,7 +65,7 @@ func (m Model) Spread(rows int, holdings []Holding) (Spread, error) {
 	return best, nil
 }
 
-// holdingCosts checks the request and works out each holder's part.
+// holdingCosts checks the request and computes the cost of each holding.
 func (m Model) holdingCosts(rows int, holdings []Holding) ([]holdingCost, error) {
 	if len(holdings) < 1 || len(holdings) > MaxHoldings {
 		return nil, fmt.Errorf("redistribute: %d holdings; it takes between 1 and %d", len(holdings), MaxHoldings)
@@ -81,7 +81,7 @@ func (m Model) holdingCosts(rows int, holdings []Holding) ([]holdingCost, error)
 			err = r.Validate()
 		}
 		if err == nil && h.NoRoute && h.NoFetch {
-			err = fmt.Errorf("redistribute: route and fetch are both ruled out: leave it out of the selection")
+			err = fmt.Errorf("redistribute: route and fetch are both ruled out: leave the holding out of the selection")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("holding %d: %w", i, err)
@@ -95,8 +95,8 @@ func (m Model) holdingCosts(rows int, holdings []Holding) ([]holdingCost, error)
 	return costs, nil
 }
 
-// spreadUnder is the best where no routed holder waits longer than slowest; false if
-// one that cannot be fetched from would.
+// spreadUnder returns the best choice in which no routed holder waits longer than slowest. It
+// returns false if a holder that cannot be fetched from would wait longer.
 func (m Model) spreadUnder(slowest float64, rows int, holdings []Holding, costs []holdingCost) (Spread, bool) {
 	s := Spread{Choice: make([]Primitive, len(costs))}
 	routed := false

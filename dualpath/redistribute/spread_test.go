@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestSpreadIsTheLeast: against every choice for every holder.
+// TestSpreadIsTheLeast compares with a search over every choice for every holder.
 func TestSpreadIsTheLeast(t *testing.T) {
 	mixed := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -77,7 +77,7 @@ func TestSpreadIsTheLeast(t *testing.T) {
 	}
 }
 
-// TestSpreadAgrees: holders that are alike cost what Decide says of all of them.
+// TestSpreadAgrees: for equal holders, the costs are those of Decide for all of them.
 func TestSpreadAgrees(t *testing.T) {
 	m := H100(ibgda(t))
 	m.Gather = PrototypeGather()

@@ -20,34 +20,34 @@ const MaxSizeBytes = int64(1<<31-1) / hugePages * hugePages * Granule
 // hugePages is the number of granules in a huge page.
 const hugePages = sys.HugePageSize / Granule
 
-// Sentinels, by what the caller should do.
+// The sentinel errors differ in the reaction that they require of the caller.
 var (
-	// ErrBusy: the arena is full and so is its queue; answer Busy to the client.
+	// ErrBusy: the arena is full and the queue of its waiters too. The caller answers Busy to the
+	// client.
 	ErrBusy = errors.New("arena is full and so is its queue")
-	// ErrTooLarge: no arena of this size will ever serve the request; refuse it,
-	// or start with a larger arena.
+	// ErrTooLarge: the request exceeds the arena. The caller refuses it, or the operator starts
+	// with a larger arena.
 	ErrTooLarge = errors.New("larger than the arena")
-	// ErrClosed: the arena is closed; stop.
+	// ErrClosed: the arena is closed. The caller stops.
 	ErrClosed = errors.New("arena is closed")
 	// ErrInUse: Close found buffers that were not released.
 	ErrInUse = errors.New("buffers were not released")
 )
 
-// Options says what to build. The zero value of each field but SizeBytes is the
-// default.
+// Options are the arguments of New. The zero value of each field but SizeBytes is the default.
 type Options struct {
 	// SizeBytes is the size of the region, rounded up to a multiple of 2 MiB.
 	SizeBytes int64
-	// HugeTLB tries the reserved huge pages of vm.nr_hugepages first and falls
-	// back to transparent ones when the pool is too small. Worth it where
-	// transparent huge pages are off, or for a Shared arena.
+	// HugeTLB tries the reserved huge pages of vm.nr_hugepages first and falls back to transparent
+	// ones when the pool is too small. HugeTLB helps where transparent huge pages are off, and for
+	// a Shared arena.
 	HugeTLB bool
-	// Shared backs the region with a memfd that another process can map, to read
-	// only (Send). It needs Linux 5.1.
-	// Without HugeTLB that is 4 KiB pages wherever shmem_enabled is "never".
+	// Shared backs the region with a memfd that another process can map read-only (Send). It needs
+	// Linux 5.1. Without HugeTLB, a Shared region has 4 KiB pages on systems where shmem_enabled is
+	// "never".
 	Shared bool
-	// QueueMax bounds the requests that wait for memory, and those that wait for
-	// the share; default 1024. A negative number means that nobody waits.
+	// QueueMax bounds the queue of requests that wait for memory, and separately the queue for the
+	// share; default 1024. With a negative number no request waits.
 	QueueMax int
 }
 
@@ -59,7 +59,7 @@ func (o *Options) EnsureDefaults() {
 	o.SizeBytes = (o.SizeBytes + sys.HugePageSize - 1) / sys.HugePageSize * sys.HugePageSize
 }
 
-// Validate says what is wrong with the options, after EnsureDefaults.
+// Validate reports the first invalid option. EnsureDefaults must have run before.
 func (o *Options) Validate() error {
 	if o.SizeBytes <= 0 || o.SizeBytes > MaxSizeBytes {
 		return fmt.Errorf("arena: size of %d bytes; choose one from 1 to %d", o.SizeBytes, MaxSizeBytes)
@@ -70,8 +70,8 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Arena is one region of memory and the record of who holds which part. Its
-// methods may be called concurrently.
+// Arena is one region of memory and the record of the parts that are lent. Its methods may be
+// called concurrently.
 type Arena struct {
 	region region
 	max    int
@@ -81,21 +81,21 @@ type Arena struct {
 	mu sync.Mutex
 	// share is the first page of the share.
 	share uint32
-	// free are the free pages.
+	// free holds the free pages.
 	free *runs.Set
-	// seq counts, for each page that began a Buffer, how often that happened plus
-	// how often it ended: odd while the Buffer is out.
+	// seq counts, for the first page of each Buffer, the loans that began plus the loans that
+	// ended: odd while the Buffer is lent.
 	seq []uint32
-	// waiting are the requests for memory anywhere, sharing those for the share.
+	// waiting queues the requests for memory anywhere, sharing those for the share.
 	waiting, sharing queue
 	closed           bool
 	stats            Stats
-	// takers holds, under invariants, where each Buffer was taken.
+	// takers records where each Buffer was taken, in builds with the tag invariants.
 	takers takers
 }
 
-// New maps the region and makes it resident: every page exists when New returns,
-// which for a large arena takes seconds. The caller closes it.
+// New maps the region and makes it resident: every page exists when New returns, which for a large
+// arena takes seconds. The caller calls Close.
 func New(o Options) (*Arena, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -116,11 +116,11 @@ func New(o Options) (*Arena, error) {
 	return a, nil
 }
 
-// Kind says which pages back most of the region, as found after mapping it.
+// Kind returns the kind of pages that back most of the region, as measured after mapping.
 func (a *Arena) Kind() Kind { return a.region.kind }
 
-// Bytes returns the whole region, to be registered with a ring or a NIC. Only
-// the holder of a Buffer touches the Buffer's part.
+// Bytes returns the whole region, to be registered with a ring or a NIC. Only the holder of a
+// Buffer may touch the bytes of that Buffer.
 func (a *Arena) Bytes() []byte { return a.region.mem }
 
 // FD returns the descriptor of the memfd behind a Shared arena, valid until
@@ -132,9 +132,9 @@ func (a *Arena) FD() int {
 	return int(a.region.file.Fd())
 }
 
-// SetShare makes the last sizeBytes of the region, in whole granules, a share:
-// AllocShare takes memory there and nowhere else, and Alloc only while nobody
-// waits for the share. A fresh arena has none.
+// SetShare turns the last sizeBytes of the region, in whole granules, into a share. AllocShare
+// takes memory only from the share. Alloc takes memory from the share only while no request waits
+// for the share. A new arena has no share.
 func (a *Arena) SetShare(sizeBytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -142,11 +142,11 @@ func (a *Arena) SetShare(sizeBytes int64) {
 	a.serveLocked()
 }
 
-// TryAlloc lends sizeBytes (rounded up to a multiple of Granule) if they are
-// free and nobody waits; else the error is ErrBusy.
+// TryAlloc lends sizeBytes (rounded up to a multiple of Granule) if they are free and no request
+// waits; otherwise it returns ErrBusy.
 func (a *Arena) TryAlloc(sizeBytes int) (Buffer, error) { return a.try(sizeBytes, &a.waiting) }
 
-// TryAllocShare is TryAlloc from the share.
+// TryAllocShare is TryAlloc for memory of the share.
 func (a *Arena) TryAllocShare(sizeBytes int) (Buffer, error) { return a.try(sizeBytes, &a.sharing) }
 
 func (a *Arena) try(sizeBytes int, q *queue) (Buffer, error) {
@@ -164,16 +164,15 @@ func (a *Arena) try(sizeBytes int, q *queue) (Buffer, error) {
 	return buf, nil
 }
 
-// Alloc lends sizeBytes, rounded up to a multiple of Granule. It waits, in order
-// of arrival, until that many bytes in a row are free or ctx is done (its error
-// is returned). ErrBusy means that the queue is full: nothing was waited for. The
-// content is what an earlier holder left there.
+// Alloc lends sizeBytes, rounded up to a multiple of Granule. It waits, in order of arrival, until
+// that many contiguous bytes are free or ctx is done, and then returns ctx's error. It returns
+// ErrBusy at once if the queue is full. The memory contains the bytes of its previous holder.
 func (a *Arena) Alloc(ctx context.Context, sizeBytes int) (Buffer, error) {
 	return a.alloc(ctx, sizeBytes, &a.waiting)
 }
 
-// AllocShare is Alloc from the share. Its requests queue by themselves: neither
-// queue holds up the other.
+// AllocShare is Alloc for memory of the share. Its requests have a queue of their own: neither
+// queue delays the other.
 func (a *Arena) AllocShare(ctx context.Context, sizeBytes int) (Buffer, error) {
 	return a.alloc(ctx, sizeBytes, &a.sharing)
 }
@@ -218,8 +217,8 @@ func (a *Arena) InShare(b Buffer) bool {
 	return b.page+b.pages > a.share
 }
 
-// forget takes a waiter that gave up out of the queue, and takes back what it
-// was given in the meantime.
+// forget removes a waiter whose context ended from the queue, and frees the Buffer if the waiter
+// was served in the meantime.
 func (a *Arena) forget(w *waiter, q *queue) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -230,12 +229,11 @@ func (a *Arena) forget(w *waiter, q *queue) {
 	default:
 		q.remove(w)
 	}
-	a.serveLocked() // the one behind it may fit
+	a.serveLocked() // the next waiter may need less
 }
 
-// Close unmaps the region. It refuses, with ErrInUse and a list of them, while
-// buffers are out: whoever holds one, a device included, would write into memory
-// that is no longer ours. It may be called twice.
+// Close unmaps the region. While buffers are lent, it refuses with ErrInUse and lists them: a
+// holder, a device included, would write into unmapped or reused memory. It may be called twice.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -251,24 +249,24 @@ func (a *Arena) Close() error {
 
 // Stats are the state of an arena and its counters since the start.
 type Stats struct {
-	// Kind, SizeBytes and HugeBytes (how much of it huge pages back) do not change.
+	// Kind, SizeBytes and HugeBytes (the part that huge pages back) do not change.
 	Kind                 Kind
 	SizeBytes, HugeBytes int64
-	// UsedBytes in Buffers pieces are lent; LongestFreeBytes is the largest
-	// request that would be served now. PeakBytes is the most ever lent at once.
+	// UsedBytes are lent, as the number Buffers of pieces. LongestFreeBytes is the largest request
+	// that would be served now. PeakBytes is the maximum of UsedBytes.
 	UsedBytes, PeakBytes, LongestFreeBytes int64
 	Buffers                                int
-	// Waiting requests are queued now.
+	// Waiting is the number of requests in the queues.
 	Waiting int
-	// Allocs were served; Waits of them, or of the Cancelled, had to queue; Busy
-	// were refused because the queue was full.
+	// Allocs counts the requests served, Waits the requests that had to queue (served or
+	// Cancelled), Busy the requests refused because the queue was full.
 	Allocs, Waits, Cancelled, Busy uint64
-	// DoubleReleases counts Release calls on a Buffer that was not out: a bug of
-	// ours, and harmless, since the second call did nothing.
+	// DoubleReleases counts Release calls on a Buffer that was not lent. Each is a bug of the
+	// caller, but harmless: the second call does nothing.
 	DoubleReleases uint64
 }
 
-// Stats returns the figures now.
+// Stats returns the current figures.
 func (a *Arena) Stats() Stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -277,8 +275,7 @@ func (a *Arena) Stats() Stats {
 	return s
 }
 
-// pagesForLocked converts a request to granules, refusing what can never be
-// served.
+// pagesForLocked converts a request to granules. It refuses a request that can never be served.
 func (a *Arena) pagesForLocked(sizeBytes int, q *queue) (uint32, error) {
 	limit := a.stats.SizeBytes
 	if q == &a.sharing {
@@ -295,7 +292,7 @@ func (a *Arena) pagesForLocked(sizeBytes int, q *queue) (uint32, error) {
 
 func (a *Arena) longestFreeLocked() int64 { return int64(a.free.Longest()) * Granule }
 
-// tryLocked serves a newcomer: only if nobody waits in its queue.
+// tryLocked serves a new request only if no other waits in its queue.
 func (a *Arena) tryLocked(pages uint32, q *queue) (Buffer, bool) {
 	if q.len() > 0 {
 		return Buffer{}, false
@@ -303,8 +300,8 @@ func (a *Arena) tryLocked(pages uint32, q *queue) (Buffer, bool) {
 	return a.takeLocked(pages, q)
 }
 
-// takeLocked cuts a Buffer from the first free run that is long enough and where
-// requests of the queue may take memory, if there is one.
+// takeLocked cuts a Buffer from the first free run that is long enough, among the pages that
+// requests of queue q may take.
 func (a *Arena) takeLocked(pages uint32, q *queue) (Buffer, bool) {
 	from, to := uint32(0), a.pages
 	switch {
@@ -329,7 +326,7 @@ func (a *Arena) takeLocked(pages uint32, q *queue) (Buffer, bool) {
 	return Buffer{arena: a, page: page, pages: pages, seq: a.seq[page]}, true
 }
 
-// freeLocked takes a Buffer back; b is out.
+// freeLocked takes back the Buffer b, which is lent.
 func (a *Arena) freeLocked(b Buffer) {
 	a.seq[b.page]++
 	a.stats.Buffers--
@@ -338,16 +335,16 @@ func (a *Arena) freeLocked(b Buffer) {
 	a.free.Add(runs.Run{Start: b.page, N: b.pages})
 }
 
-// serveLocked gives memory to those who wait, the share's first: what they leave
-// of the share, others may have when none of them waits any more.
+// serveLocked serves the waiting requests, those for the share first. Requests of the other queue
+// get memory of the share only when no request for the share waits.
 func (a *Arena) serveLocked() {
 	a.serveQueueLocked(&a.sharing)
 	a.serveQueueLocked(&a.waiting)
 	a.countWaitingLocked()
 }
 
-// serveQueueLocked serves one queue strictly in order: the first that does not
-// fit holds up the rest, or large requests would starve.
+// serveQueueLocked serves one queue strictly in order: the first request that does not fit delays
+// the rest, because large requests would starve otherwise.
 func (a *Arena) serveQueueLocked(q *queue) {
 	for w := q.head(); w != nil; w = q.head() {
 		buf, ok := a.takeLocked(w.pages, q)
@@ -362,7 +359,7 @@ func (a *Arena) serveQueueLocked(q *queue) {
 
 func (a *Arena) countWaitingLocked() { a.stats.Waiting = a.waiting.len() + a.sharing.len() }
 
-// leakLocked describes the buffers that are out.
+// leakLocked returns an error that lists the lent buffers.
 func (a *Arena) leakLocked() error {
 	return fmt.Errorf("arena: close with %d buffers of %d bytes out%s: %w",
 		a.stats.Buffers, a.stats.UsedBytes, a.takers.report(), ErrInUse)

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
-// newArena returns an arena that is closed, and found empty, at the test's end.
+// newArena returns an arena. The test's cleanup closes it and checks that no buffer is lent.
 func newArena(t testing.TB, o Options) *Arena {
 	t.Helper()
 	a, err := New(o)
@@ -43,8 +43,8 @@ func mustAlloc(t testing.TB, a *Arena, size int) Buffer {
 	return b
 }
 
-// TestTranscripts replays testdata/*.td against an arena of 2 MiB, in pages, of
-// which 256 are the share in share.td.
+// TestTranscripts replays testdata/*.td against an arena of 2 MiB, counted in pages; in share.td,
+// 256 pages are the share.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -102,13 +102,13 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slices.Sort(s.log) // goroutines that are served together log in any order
+	slices.Sort(s.log) // goroutines served together log in any order
 	out := strings.Join(s.log, "")
 	s.log = nil
 	return out + s.picture()
 }
 
-// alloc takes pages under a name, and logs how that ended.
+// alloc takes pages under a name, and logs the outcome.
 func (s *script) alloc(ctx context.Context, name string, pages int, from func(context.Context, int) (Buffer, error)) {
 	b, err := from(ctx, pages*Granule)
 	s.mu.Lock()
@@ -126,7 +126,7 @@ func (s *script) alloc(ctx context.Context, name string, pages int, from func(co
 	}
 }
 
-// picture draws the region as "a@0+100 .@100+412" and who waits.
+// picture draws the region as "a@0+100 .@100+412" and lists the waiters.
 func (s *script) picture() string {
 	type part struct {
 		name        string
@@ -288,7 +288,7 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestHugeTLBFallsBack asks for more reserved pages than there are.
+// TestHugeTLBFallsBack requests more reserved pages than exist.
 func TestHugeTLBFallsBack(t *testing.T) {
 	pool, err := sys.ReadHugePages()
 	if err != nil {
@@ -309,8 +309,8 @@ func TestHugeTLBFallsBack(t *testing.T) {
 	}
 }
 
-// TestConcurrent has goroutines write their own pattern into what they were lent
-// and find it unchanged: no byte is lent twice.
+// TestConcurrent: goroutines write a pattern of their own into their buffers and find it unchanged.
+// No byte is lent twice.
 func TestConcurrent(t *testing.T) {
 	a := newArena(t, Options{SizeBytes: 4 * sys.HugePageSize})
 	var wg sync.WaitGroup
@@ -350,8 +350,8 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// FuzzAgainstBitmap compares the arena with a bitmap that is scanned for the
-// first run that is long enough.
+// FuzzAgainstBitmap compares the arena with a model: a bitmap scanned for the first run that is
+// long enough.
 func FuzzAgainstBitmap(f *testing.F) {
 	f.Add([]byte{3, 5, 200, 0, 7, 129, 255, 130, 1})
 	f.Add(bytes.Repeat([]byte{1, 128}, 40))
@@ -417,7 +417,7 @@ func naiveFirstFit(used []bool, n int) (page int, ok bool) {
 	return 0, false
 }
 
-// check proves that the free pages and the books agree.
+// check compares the free pages with the recorded loans.
 func (a *Arena) check() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -427,8 +427,8 @@ func (a *Arena) check() error {
 	return nil
 }
 
-// TestAllocAllocatesNothing: a Buffer is a value and the free pages are arrays; a
-// pointer Buffer would break it.
+// TestAllocAllocatesNothing: Alloc makes no garbage, because a Buffer is a value and the free pages
+// are arrays.
 func TestAllocAllocatesNothing(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("the takers of buffers are recorded in builds with the tag invariants")
@@ -446,8 +446,8 @@ func TestAllocAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkAllocRelease measures a loan in an arena of 64 MiB whose free space
-// lies in about a thousand runs.
+// BenchmarkAllocRelease measures one Alloc and Release in an arena of 64 MiB whose free space lies
+// in about a thousand runs.
 func BenchmarkAllocRelease(b *testing.B) {
 	a := newArena(b, Options{SizeBytes: 64 << 20})
 	var held, freed []Buffer

@@ -6,18 +6,18 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
-// Buffer is a piece of an Arena on loan: a small value, to be passed by value.
-// Whoever got it from Alloc, or was handed it, calls Release once. The zero
-// Buffer holds nothing, and releasing it does nothing.
+// Buffer is a piece of an Arena on loan: a small value, to be passed by value. The caller of Alloc,
+// or the function to which it passed the Buffer, calls Release once. The zero Buffer holds nothing,
+// and releasing it does nothing.
 type Buffer struct {
 	arena       *Arena
 	page, pages uint32
-	// seq is the count of the loan: a Buffer whose page has moved on is stale.
+	// seq is the value of Arena.seq during this loan; with any other value the Buffer is stale.
 	seq uint32
 }
 
-// Bytes returns the memory: a multiple of Granule, at least what was asked for,
-// and the holder's alone until Release.
+// Bytes returns the memory: a multiple of Granule, at least the requested size. Only the holder may
+// use it, until Release.
 func (b Buffer) Bytes() []byte {
 	if b.arena == nil {
 		return nil
@@ -29,19 +29,20 @@ func (b Buffer) Bytes() []byte {
 	return b.arena.region.mem[from:to:to]
 }
 
-// Offset is where the piece begins in the region, in bytes: the same place in
-// every process that maps it.
+// Offset returns the start of the piece in the region, in bytes. The offset is the same in every
+// process that maps the region.
 func (b Buffer) Offset() int64 { return int64(b.page) * Granule }
 
-// Len is the length in bytes, without touching the arena.
+// Len returns the length in bytes. It does not touch the arena.
 func (b Buffer) Len() int { return int(b.pages) * Granule }
 
-// Valid reports whether the Buffer came from Alloc (not whether it is still out).
+// Valid reports whether the Buffer came from Alloc. It does not report whether the Buffer is still
+// lent.
 func (b Buffer) Valid() bool { return b.arena != nil }
 
-// Release gives the piece back; its bytes must not be touched afterwards, by
-// this process or by a device. A second Release, of a copy too, changes nothing
-// and is counted (Stats.DoubleReleases); under invariants it panics.
+// Release returns the piece to the arena. Its bytes must not be touched afterwards, by this process
+// or by a device. A second Release, also of a copy, changes nothing and is counted in
+// Stats.DoubleReleases. With the build tag invariants it panics.
 func (b Buffer) Release() {
 	a := b.arena
 	if a == nil {

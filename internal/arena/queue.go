@@ -18,7 +18,7 @@ type queue struct {
 func (q *queue) len() int      { return q.n }
 func (q *queue) head() *waiter { return q.first }
 
-// push appends a waiter for so many pages.
+// push appends a waiter for the given number of pages.
 func (q *queue) push(pages uint32) *waiter {
 	w := &waiter{pages: pages, ready: make(chan struct{}), prev: q.last}
 	if q.last != nil {
@@ -31,7 +31,7 @@ func (q *queue) push(pages uint32) *waiter {
 	return w
 }
 
-// remove takes out a waiter that is in the queue.
+// remove removes w, which must be in the queue.
 func (q *queue) remove(w *waiter) {
 	if w.prev != nil {
 		w.prev.next = w.next

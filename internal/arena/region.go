@@ -18,7 +18,7 @@ const (
 	HugeTLB Kind = "hugetlb"
 	// THP is transparent huge pages for at least nine tenths of the region.
 	THP Kind = "thp"
-	// Small is 4 KiB pages: expect half the disk bandwidth.
+	// Small is 4 KiB pages: expect half of the disk bandwidth.
 	Small Kind = "4k"
 )
 
@@ -30,8 +30,8 @@ type region struct {
 	hugeBytes int64
 }
 
-// mapRegion maps and populates what the options ask for; it falls back from the
-// reserved pool to transparent huge pages, and from those to what the kernel gives.
+// mapRegion maps and populates the memory that the options request. If the reserved pool is too
+// small it falls back to transparent huge pages, and then to the pages that the kernel provides.
 func mapRegion(o Options) (region, error) {
 	if o.HugeTLB {
 		if r, err := mapKind(o, true); err == nil {
@@ -53,7 +53,7 @@ func mapRegion(o Options) (region, error) {
 	return r, nil
 }
 
-// mapKind maps and populates one kind of memory, or leaves nothing behind.
+// mapKind maps and populates one kind of memory. After an error nothing stays mapped.
 func mapKind(o Options, hugetlb bool) (region, error) {
 	var r region
 	var err error
@@ -76,11 +76,10 @@ func mapKind(o Options, hugetlb bool) (region, error) {
 	return r, nil
 }
 
-// settle asks for huge pages, makes every page resident, and keeps users' data
-// out of core dumps.
+// settle requests huge pages, makes every page resident, and keeps users' data out of core dumps.
 func (r *region) settle(hugetlb bool) error {
 	if !hugetlb {
-		// A kernel without transparent huge pages refuses the advice: Kind says so.
+		// A kernel without transparent huge pages refuses the advice; Kind then reports Small.
 		_ = sys.AdviseHuge(r.mem)
 	}
 	if err := populate(r.mem, sys.Populate); err != nil {
@@ -89,8 +88,8 @@ func (r *region) settle(hugetlb bool) error {
 	return sys.DontDump(r.mem)
 }
 
-// populate calls one for parts of mem, with one thread per CPU up to eight:
-// zeroing is bound by the core, then by the memory's bandwidth.
+// populate calls one for parts of mem, with one thread per CPU up to eight. The cores bound the
+// speed of zeroing first, then the memory's bandwidth.
 func populate(mem []byte, one func([]byte) error) error {
 	pages := len(mem) / sys.HugePageSize
 	workers := min(runtime.GOMAXPROCS(0), 8, pages)
@@ -104,7 +103,7 @@ func populate(mem []byte, one func([]byte) error) error {
 	return errors.Join(errs...)
 }
 
-// unmap gives everything back.
+// unmap unmaps the region and closes its file.
 func (r *region) unmap() error {
 	var errs []error
 	if r.mem != nil {

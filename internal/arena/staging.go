@@ -12,10 +12,10 @@ import (
 // StagingMaxBytes bounds the size of a Staging.
 const StagingMaxBytes = 1 << 30
 
-// A Staging is memory outside of any arena through which another process passes bytes to this
-// one. Its pages are made when they are first used. Its owner maps it for reading, and must
-// expect that the bytes change at any time. Its size is sealed: neither process can shrink the
-// file, so no access faults.
+// A Staging is memory outside of any arena through which another process passes bytes to this one.
+// Its pages are made when they are first used. Its owner maps it read-only, and must expect that
+// the other process changes the bytes at any time. Its size is sealed: neither process can shrink
+// the file, so no access faults.
 type Staging struct {
 	mem  []byte
 	file *os.File // of the owner, until Send

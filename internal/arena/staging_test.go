@@ -23,8 +23,8 @@ func stagings(t testing.TB) (modes []string) {
 	return modes
 }
 
-// TestStaging: bytes that are written at one end are read at the other, which cannot write, and
-// neither end can shrink the memory.
+// TestStaging: bytes written by one process are read by the other, whose mapping is read-only.
+// Neither process can shrink the memory.
 func TestStaging(t *testing.T) {
 	owner, err := NewStaging(2 * sys.HugePageSize)
 	if err != nil {
@@ -69,7 +69,7 @@ func TestStaging(t *testing.T) {
 	}
 }
 
-// TestStagingRefused: sizes that are none, and files that are not staging memory.
+// TestStagingRefused: invalid sizes, and files that are not staging memory.
 func TestStagingRefused(t *testing.T) {
 	for _, size := range []int64{-sys.HugePageSize, 0, 4096, sys.HugePageSize + 1, StagingMaxBytes + sys.HugePageSize} {
 		if _, err := NewStaging(size); err == nil || !strings.Contains(err.Error(), "choose") {

@@ -2,7 +2,7 @@
 
 package arena
 
-// takers records who took each Buffer, in builds with the tag invariants.
+// takers records the call stack that took each Buffer, in builds with the tag invariants.
 type takers struct{}
 
 func (*takers) note(_, _ uint32) {}

@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// takers records, by first page, who took each Buffer that is out.
+// takers records, by first page, the call stack that took each lent Buffer.
 type takers struct {
 	by map[uint32]taker
 }
 
-// taker is one loan: its length and the calls that led to it.
+// taker is one loan: its length and the call stack that took it.
 type taker struct {
 	pages uint32
 	calls []uintptr
@@ -33,7 +33,7 @@ func (t *takers) note(page, pages uint32) {
 // forget drops the record when the loan ends.
 func (t *takers) forget(page uint32) { delete(t.by, page) }
 
-// report names the place where each of the first ten was taken.
+// report lists the places where the first ten buffers were taken.
 func (t *takers) report() string {
 	var b strings.Builder
 	for i, page := range slices.Sorted(maps.Keys(t.by)) {

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
-// A View is another process's Shared arena, mapped here to be read.
+// A View is the Shared arena of another process, mapped read-only into this one.
 type View struct {
 	mem []byte
 }
@@ -27,9 +27,9 @@ func (a *Arena) Send(conn *net.UnixConn, msg []byte) error {
 	return errors.Join(sys.SendFile(conn, msg, f), f.Close())
 }
 
-// Receive fills msg from a unix socket and maps the arena that came with it; the
-// View is nil if none did. An arena of another user is refused: its owner could
-// change what is read there.
+// Receive fills msg from a unix socket and maps the arena that came with the message. The View is
+// nil if the message came without an arena. Receive refuses an arena of another user, who could
+// change the bytes that are read.
 func Receive(conn *net.UnixConn, msg []byte) (*View, error) {
 	f, err := ReceiveFile(conn, msg)
 	if err != nil || f == nil {
@@ -50,7 +50,7 @@ func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 	}
 	uid, err := sys.PeerUID(conn)
 	if err == nil && uid != uint32(os.Geteuid()) {
-		err = fmt.Errorf("the process that listens there is user %d, this one user %d", uid, os.Geteuid())
+		err = fmt.Errorf("the process that listens on the socket runs as user %d, this process as user %d", uid, os.Geteuid())
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("arena: %w", err), f.Close())
@@ -58,11 +58,10 @@ func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 	return f, nil
 }
 
-// Map maps the arena whose memfd is fd, as its owner sent it, for reading: a
-// write to it faults. fd may be closed afterwards. The offsets are those of
-// Buffer.Offset. What the owner lends, which range and until when, is said in
-// messages: nothing here keeps it from changing the bytes. It cannot shrink the
-// file under the mapping, which is checked.
+// Map maps the arena whose memfd is fd, as its owner sent it, read-only: a write to the mapping
+// faults. fd may be closed afterwards. Offsets are those of Buffer.Offset. The owner announces in
+// messages which range it lends, and until when; the mapping itself does not keep the owner from
+// changing the bytes. Map checks that the owner cannot shrink the file.
 func Map(fd int) (*View, error) {
 	size, err := sys.FileSize(fd)
 	if err != nil {

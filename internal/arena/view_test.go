@@ -31,7 +31,7 @@ func pair(t testing.TB) (a, b *net.UnixConn) {
 	return a, b
 }
 
-// lines returns the mappings of this process that name the arena.
+// lines returns the modes of the mappings of the arena in this process.
 func lines(t testing.TB) (modes []string) {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -84,8 +84,8 @@ func TestSendReceive(t *testing.T) {
 	}
 }
 
-// TestOwnerAloneWrites tries to become a writer with what a receiver has: its
-// descriptor, and the file behind it.
+// TestOwnerAloneWrites: a receiver cannot get write access through the descriptor that it received,
+// nor through the file behind the descriptor.
 func TestOwnerAloneWrites(t *testing.T) {
 	pool, err := sys.ReadHugePages()
 	if err != nil {
@@ -123,7 +123,7 @@ func TestOwnerAloneWrites(t *testing.T) {
 				t.Errorf("huge %t, %s: truncated", huge, name)
 			}
 		}
-		owner.Bytes()[0] = 7 // the owner still can
+		owner.Bytes()[0] = 7 // the owner can still write
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -166,6 +167,12 @@ func testReport() Report {
 			},
 			NotRun: []Missing{{"a rival", "it is\nnot installed"}},
 			Notes:  []string{"whole slots"},
+		}, {
+			Name: "turns", Unit: "turns/s",
+			Absolute: []Absolute{
+				{"basic", map[string]Summary{Rate: {3, 3, 3}, "a ms": {1, 1, 1}, "b ms": {2, 2, 2}, "c ms": {3, 3, 3}, "d ms": {4, 4, 4}, "e ms": {5, 5, 5}}},
+				{"dualpath", map[string]Summary{Rate: {6, 6, 6}, "a ms": {1, 1, 1}, "f ms": {1234, 1, 2}}},
+			},
 		}, {Name: "write", Measures: []Measured{{Name: "ratio", Summary: Summary{1, 1, 1}, Met: true}}}},
 		Text:   []string{"LRU  1\nFIFO 2\n"},
 		NotRun: []Missing{{"local", "no arena"}},
@@ -243,57 +250,93 @@ func TestSections(t *testing.T) {
 		t.Errorf("Markdown of sections %q", text)
 	}
 	const page = "<!-- s -->\nold\n<!-- /s -->\n<!-- s-one -->\nold\n<!-- /s-one -->\n<!-- machine -->\nold\n<!-- /machine -->\n"
-	text, err := whole.Into(page)
-	if want := "<!-- s -->\n\n" + a + "\n<!-- /s -->\n<!-- s-one -->\n\n" + b + "\n<!-- /s-one -->\n<!-- machine -->\n\nhere\n\n<!-- /machine -->\n"; err != nil || text != want {
-		t.Errorf("page %q, %v; want %q", text, err, want)
+	pages := Pages{"p": page}
+	err := pages.Put(whole)
+	if want := "<!-- s -->\n\n" + a + "\n<!-- /s -->\n<!-- s-one -->\n\n" + b + "\n<!-- /s-one -->\n<!-- machine -->\n\nhere\n\n<!-- /machine -->\n"; err != nil || pages["p"] != want {
+		t.Errorf("page %q, %v; want %q", pages["p"], err, want)
 	}
 	part.Sections = part.Sections[:1]
-	text, err = part.Into(page)
-	if err != nil || !strings.HasPrefix(text, "<!-- s -->\nold\n") || !strings.Contains(text, "c, x: why") || !strings.Contains(text, "<!-- machine -->\nold\n") {
+	pages = Pages{"p": page}
+	err = pages.Put(part)
+	if text := pages["p"]; err != nil || !strings.HasPrefix(text, "<!-- s -->\nold\n") || !strings.Contains(text, "c, x: why") || !strings.Contains(text, "<!-- machine -->\nold\n") {
 		t.Errorf("page %q, %v", text, err)
 	}
 	part.Sections[0].Suite = "s-three"
-	if _, err := part.Into(page); err == nil {
+	if err := pages.Put(part); err == nil {
 		t.Error("a page without a place for the section was accepted")
 	}
 }
 
 func TestSplice(t *testing.T) {
 	page := "# Results\n<!-- store -->\nold\n<!-- /store -->\ntail\n"
-	got, err := Splice(page, "store", "new\n\n")
+	got, err := splice(page, "store", "new\n\n")
 	if err != nil || got != "# Results\n<!-- store -->\n\nnew\n\n<!-- /store -->\ntail\n" {
-		t.Errorf("Splice = %q, %v", got, err)
+		t.Errorf("splice = %q, %v", got, err)
 	}
-	again, err := Splice(got, "store", "new")
+	again, err := splice(got, "store", "new")
 	if err != nil || again != got {
 		t.Errorf("splicing the same again gives %q, %v", again, err)
 	}
-	if _, err := Splice(page, "index", "x"); err == nil {
+	if _, err := splice(page, "index", "x"); err == nil {
 		t.Error("a page without the markers was accepted")
 	}
 }
 
-// TestInto: a report goes to its suite's place, and names the page's machine
-// unless it was measured elsewhere: then it names that in its own place.
-func TestInto(t *testing.T) {
-	const page = "<!-- machine -->\nold machine\n<!-- /machine -->\n<!-- rdma -->\nold\n<!-- /rdma -->\n<!-- rdma-verbs -->\nold\n<!-- /rdma-verbs -->\n"
-	here, err := Report{Suite: "rdma", Machine: "two CPUs", Command: "bench rdma", Commit: "1"}.Into(page)
-	if err != nil {
+// TestPages: a report's tables go to the page with its suite's markers. The report names the
+// machine of the summary unless it ran in a laboratory, which its tables then name.
+func TestPages(t *testing.T) {
+	const summary = "<!-- machine -->\nold machine\n<!-- /machine -->\n"
+	const rdma = "<!-- rdma -->\nold\n<!-- /rdma -->\n<!-- rdma-verbs -->\nold\n<!-- /rdma-verbs -->\n"
+	pages := Pages{"summary.md": summary, "rdma.md": rdma}
+	if err := pages.Put(Report{Suite: "rdma", Machine: "two CPUs", Command: "bench rdma", Commit: "1"}); err != nil {
 		t.Fatal(err)
 	}
-	want := "<!-- machine -->\n\ntwo CPUs\n\n<!-- /machine -->\n<!-- rdma -->\n\nCommand: `bench rdma`, commit 1.\n\n<!-- /rdma -->\n<!-- rdma-verbs -->\nold\n<!-- /rdma-verbs -->\n"
-	if here != want {
-		t.Errorf("page %q, want %q", here, want)
+	if want := strings.Replace(summary, "-->\nold machine\n", "-->\n\ntwo CPUs\n\n", 1); pages["summary.md"] != want {
+		t.Errorf("summary %q, want %q", pages["summary.md"], want)
 	}
-	both, err := Report{Suite: "rdma-verbs", Machine: "emulated CPUs", Within: "a guest", Command: "bench rdma", Commit: "2"}.Into(here)
-	if err != nil {
+	want := "<!-- rdma -->\n\nCommand: `bench rdma`, commit 1.\n\n<!-- /rdma -->\n<!-- rdma-verbs -->\nold\n<!-- /rdma-verbs -->\n"
+	if pages["rdma.md"] != want {
+		t.Errorf("page %q, want %q", pages["rdma.md"], want)
+	}
+	before := maps.Clone(pages)
+	if err := pages.Put(Report{Suite: "rdma-verbs", Machine: "emulated CPUs", Within: "a guest", Command: "bench rdma", Commit: "2"}); err != nil {
 		t.Fatal(err)
 	}
 	want = strings.Replace(want, "-->\nold\n", "-->\n\n- measured in a guest: emulated CPUs\n\nCommand: `bench rdma`, commit 2.\n\n", 1)
-	if both != want {
-		t.Errorf("page %q, want %q", both, want)
+	if pages["rdma.md"] != want || pages["summary.md"] != before["summary.md"] {
+		t.Errorf("pages %q, want %q and the summary as before", pages, want)
 	}
-	if _, err := (Report{Suite: "rdma-shm"}).Into(page); err == nil {
-		t.Error("a page without a place for the suite was accepted")
+	before = maps.Clone(pages)
+	if err := pages.Put(Report{Suite: "rdma", Sections: []Report{{Suite: "rdma-shm"}}}); err == nil || !maps.Equal(pages, before) {
+		t.Errorf("a report without a place: error %v, pages %q", err, pages)
+	}
+}
+
+// TestSummary: a measure with a target has one row over all comparisons that have it.
+func TestSummary(t *testing.T) {
+	one := func(name string, median float64, met bool) Result {
+		return Result{Name: name, Measures: []Measured{
+			{Name: "bandwidth / fio", Target: AtLeast(0.95), Summary: Summary{Median: median}, Met: met},
+			{Name: "CPU / fio", Summary: Summary{Median: 7}},
+		}}
+	}
+	r := testReport()
+	r.Results = append(r.Results, one("read 1 MiB", 0.9, false), one("read 4 MiB", 1.1, true))
+	pages := Pages{"p": "<!-- store -->\n<!-- /store -->\n<!-- summary store -->\n<!-- /summary store -->\n<!-- machine -->\n<!-- /machine -->\n"}
+	if err := pages.Put(r); err != nil {
+		t.Fatal(err)
+	}
+	const want = `<!-- summary store -->
+
+| measure         | target | met in | lowest | median | highest |
+| --------------- | ------ | ------ | ------ | ------ | ------- |
+| bandwidth / fio | ≥ 0.95 | 2 of 3 | 0.90   | 0.97   | 1.10    |
+| CPU / fio       | ≤ 1.30 | 0 of 1 | 1.50   | 1.50   | 1.50    |
+
+Commit abc.
+
+<!-- /summary store -->`
+	if !strings.Contains(pages["p"], want) {
+		t.Errorf("page %s\nwant %s", pages["p"], want)
 	}
 }

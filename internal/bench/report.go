@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -111,14 +112,19 @@ func (r Report) tables() string {
 	var b strings.Builder
 	ratios := [][]string{{"work", "measure", "target", "median", "spread", ""}}
 	figures := [][]string{{"work", "contender", "rate", "CPU", "other"}}
+	var wide [][][]string
 	var missing []Missing
 	var notes []string
 	for _, res := range r.Results {
 		for i, m := range res.Measures {
 			ratios = append(ratios, []string{once(i, res.Name), m.Name, target(m), number(m.Median) + unit(m.Unit), number(m.Low) + "–" + number(m.High), verdict(m)})
 		}
-		for i, a := range res.Absolute {
-			figures = append(figures, figureRow(once(i, res.Name), res.Unit, a))
+		if len(res.otherMetrics()) > manyMetrics {
+			wide = append(wide, res.byMetric())
+		} else {
+			for i, a := range res.Absolute {
+				figures = append(figures, figureRow(once(i, res.Name), res.Unit, a))
+			}
 		}
 		for _, k := range res.NotRun {
 			missing = append(missing, Missing{res.Name + ", " + k.What, k.Why})
@@ -138,6 +144,9 @@ func (r Report) tables() string {
 	}
 	table(&b, ratios)
 	table(&b, figures)
+	for _, rows := range wide {
+		table(&b, rows)
+	}
 	for _, t := range r.Text {
 		fmt.Fprintf(&b, "```text\n%s\n```\n\n", strings.TrimRight(t, "\n"))
 	}
@@ -180,24 +189,74 @@ func verdict(m Measured) string {
 }
 
 func figureRow(name, rateUnit string, a Absolute) []string {
-	row := []string{name, a.Contender, "", "", ""}
-	var others []string
-	for metric := range a.Metrics {
-		switch metric {
-		case Rate:
-			row[2] = number(a.Metrics[metric].Median) + unit(rateUnit)
-		case CPU:
-			row[3] = number(a.Metrics[metric].Median) + " ms/GiB"
-		default:
-			others = append(others, metric)
-		}
-	}
-	slices.Sort(others)
+	row := []string{name, a.Contender, a.figure(Rate, rateUnit), a.figure(CPU, "ms/GiB"), ""}
+	others := a.otherMetrics()
 	for i, metric := range others {
 		others[i] = metric + " " + number(a.Metrics[metric].Median)
 	}
 	row[4] = strings.Join(others, ", ")
 	return row
+}
+
+// manyMetrics is how many metrics besides rate and CPU the contenders of a comparison may have in
+// one row. With more, the comparison has a table of its own.
+const manyMetrics = 5
+
+// byMetric is a table of metrics and contenders. Those with the shorter names have the columns.
+func (r Result) byMetric() [][]string {
+	rows := [][]string{{r.Name}, {"rate"}, {"CPU"}}
+	others := r.otherMetrics()
+	for _, metric := range others {
+		rows = append(rows, []string{metric})
+	}
+	for _, a := range r.Absolute {
+		rows[0] = append(rows[0], a.Contender)
+		rows[1] = append(rows[1], a.figure(Rate, r.Unit))
+		rows[2] = append(rows[2], a.figure(CPU, "ms/GiB"))
+		for i, metric := range others {
+			rows[3+i] = append(rows[3+i], a.figure(metric, ""))
+		}
+	}
+	rows = slices.DeleteFunc(rows, func(row []string) bool { return strings.Join(row[1:], "") == "" })
+	columns := transpose(rows)
+	if len(strings.Join(columns[0], "")) < len(strings.Join(rows[0], "")) {
+		return columns
+	}
+	return rows
+}
+
+func transpose(rows [][]string) [][]string {
+	columns := make([][]string, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			columns[i] = append(columns[i], cell)
+		}
+	}
+	return columns
+}
+
+// figure returns the median of a metric, or "" if the contender has no such metric.
+func (a Absolute) figure(metric, unitOf string) string {
+	s, ok := a.Metrics[metric]
+	if !ok {
+		return ""
+	}
+	return number(s.Median) + unit(unitOf)
+}
+
+// otherMetrics are the names of the metrics besides rate and CPU, sorted.
+func (a Absolute) otherMetrics() []string {
+	names := slices.Sorted(maps.Keys(a.Metrics))
+	return slices.DeleteFunc(names, func(metric string) bool { return metric == Rate || metric == CPU })
+}
+
+// otherMetrics are the names of the metrics besides rate and CPU that any contender has, sorted.
+func (r Result) otherMetrics() (all []string) {
+	for _, a := range r.Absolute {
+		all = append(all, a.otherMetrics()...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 func unit(u string) string {
@@ -227,6 +286,10 @@ func number(v float64) string {
 	return s
 }
 
+// widest is the length in characters of the longest cell to which the other cells of its column
+// are padded.
+const widest = 70
+
 // table prints rows, the first of which is the head, if there is a second.
 func table(b *strings.Builder, rows [][]string) {
 	if len(rows) < 2 {
@@ -235,13 +298,15 @@ func table(b *strings.Builder, rows [][]string) {
 	width := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for i, cell := range row {
-			width[i] = max(width[i], utf8.RuneCountInString(cell))
+			if n := utf8.RuneCountInString(cell); n <= widest {
+				width[i] = max(width[i], n)
+			}
 		}
 	}
 	line := func(cells []string, fill string) {
 		for i, w := range width {
 			cell := cells[i]
-			fmt.Fprintf(b, "| %s%s ", cell, strings.Repeat(fill, w-utf8.RuneCountInString(cell)))
+			fmt.Fprintf(b, "| %s%s ", cell, strings.Repeat(fill, max(0, w-utf8.RuneCountInString(cell))))
 		}
 		b.WriteString("|\n")
 	}
@@ -254,34 +319,3 @@ func table(b *strings.Builder, rows [][]string) {
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
-
-// Into puts the report between the markers of its suite, each section between those of
-// the section, and the machine between those of "machine", unless the page's other
-// results are of another one.
-func (r Report) Into(page string) (_ string, err error) {
-	for _, section := range r.Sections {
-		if page, err = Splice(page, section.Suite, section.tables()); err != nil {
-			return page, err
-		}
-	}
-	if r.Empty() && len(r.Sections) > 0 {
-		return page, nil
-	}
-	page, err = Splice(page, r.Suite, r.tables())
-	if err != nil || r.Within != "" {
-		return page, err
-	}
-	return Splice(page, "machine", r.Machine)
-}
-
-// Splice replaces what stands between the marker lines "<!-- name -->" and
-// "<!-- /name -->" of a page by body.
-func Splice(page, name, body string) (string, error) {
-	begin, end := "<!-- "+name+" -->\n", "<!-- /"+name+" -->"
-	i := strings.Index(page, begin)
-	j := strings.Index(page, end)
-	if i < 0 || j < i {
-		return "", fmt.Errorf("bench: the page has no lines %q and %q in this order to write the results between", strings.TrimSpace(begin), end)
-	}
-	return page[:i+len(begin)] + "\n" + strings.TrimSpace(body) + "\n\n" + page[j:], nil
-}

@@ -22,7 +22,7 @@ import (
 // Kind is the form of a chart.
 type Kind uint8
 
-// The forms.
+// The forms of a chart.
 const (
 	Lines Kind = iota
 	Steps
@@ -41,13 +41,13 @@ const (
 // Series is one line, or one bar of each group.
 type Series struct {
 	Name string `json:"name"`
-	// X of each point, ascending; for Bars it is empty.
+	// X has the coordinate of each point, ascending; for Bars it is empty.
 	X []float64 `json:"x,omitempty"`
-	// Y of each point, or the height in each category; NaN leaves it out.
+	// Y has the value of each point, or the height in each category; NaN leaves a gap.
 	Y []float64 `json:"y"`
-	// Dashed marks what is not measured: a bound, a published value.
+	// Dashed draws a dashed line, for values that are not measured: a bound, a published value.
 	Dashed bool `json:"dashed,omitempty"`
-	// Points are drawn as well as the line.
+	// Points draws the points as well as the line.
 	Points bool `json:"points,omitempty"`
 }
 
@@ -61,15 +61,15 @@ type Chart struct {
 	// Categories name the groups of Bars.
 	Categories []string `json:"categories,omitempty"`
 	Series     []Series `json:"series"`
-	// LogX and LogY: a logarithmic axis; every value must be above 0.
+	// LogX and LogY select a logarithmic axis; every value must be above 0.
 	LogX bool `json:"log_x,omitempty"`
 	LogY bool `json:"log_y,omitempty"`
-	// Width and Height in inches; 0: 8 by 4.5.
+	// Width and Height are in inches; 0 means 8 by 4.5.
 	Width  float64 `json:"-"`
 	Height float64 `json:"-"`
 }
 
-// Validate returns an error that names the first thing that cannot be drawn.
+// Validate returns an error that names the first part that cannot be drawn.
 func (c Chart) Validate() error {
 	if len(c.Series) == 0 {
 		return fmt.Errorf("chart: %q has no series", c.Title)
@@ -94,7 +94,7 @@ func (c Chart) Validate() error {
 	return nil
 }
 
-// validate checks one series and returns how many of its values are drawn.
+// validate checks one series and returns the number of values to draw.
 func (c Chart) validate(s Series) (int, error) {
 	if c.Kind == Bars {
 		if len(s.X) != 0 || len(s.Y) != len(c.Categories) {
@@ -154,13 +154,13 @@ func (c Chart) Write(w io.Writer, f Format) error {
 	return nil
 }
 
-// Save writes dir/name.png and dir/name.svg and returns their paths. The
-// directory is made if it is not there.
+// Save writes dir/name.png and dir/name.svg and returns their paths. It creates the directory if
+// necessary.
 func (c Chart) Save(dir, name string) ([]string, error) {
 	if name == "" || filepath.Base(name) != name {
-		return nil, fmt.Errorf("chart: %q is no name of a file without its extension", name)
+		return nil, fmt.Errorf("chart: %q is not a valid file name without extension", name)
 	}
-	if err := c.Validate(); err != nil { // before a file is made
+	if err := c.Validate(); err != nil { // before a file is created
 		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -185,7 +185,7 @@ func (c Chart) save(path string, f Format) error {
 	return errors.Join(c.Write(file, f), file.Close())
 }
 
-// plot builds gonum's plot.
+// plot builds the plot of package gonum.
 func (c Chart) plot() (*plot.Plot, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -217,7 +217,7 @@ func (c Chart) plot() (*plot.Plot, error) {
 		return nil, fmt.Errorf("chart: %q: %w", c.Title, err)
 	}
 	if !c.LogY && p.Y.Min > 0 {
-		p.Y.Min = 0 // heights are compared from the ground
+		p.Y.Min = 0 // bars start at zero, so that their heights can be compared
 	}
 	room := 0.04 * float64(len(c.Series)+1) // for the legend, as a share of the height
 	if c.LogY {
@@ -260,7 +260,7 @@ func (c Chart) addLines(p *plot.Plot) error {
 	return nil
 }
 
-// runs cuts a series at its NaNs.
+// runs splits a series at its NaNs.
 func runs(s Series) []plotter.XYs {
 	var out []plotter.XYs
 	var run plotter.XYs
@@ -279,7 +279,7 @@ func runs(s Series) []plotter.XYs {
 	return out
 }
 
-// groupWidth is the share of a category's width that its bars fill together.
+// groupWidth is the share of a category's width that its bars take together.
 const groupWidth = 0.8
 
 func (c Chart) addBars(p *plot.Plot) error {
@@ -287,7 +287,7 @@ func (c Chart) addBars(p *plot.Plot) error {
 	width := groupWidth / n
 	base := 0.0
 	if c.LogY {
-		base = c.lowest() / 2 // a logarithmic axis has no ground at zero
+		base = c.lowest() / 2 // a logarithmic axis has no zero
 	}
 	for i, s := range c.Series {
 		st := style(i, s.Dashed)
@@ -329,9 +329,10 @@ func (c Chart) lowest() float64 {
 	return low
 }
 
-// style is the line of the i-th series.
+// style returns the line style of the i-th series.
 func style(i int, dashed bool) draw.LineStyle {
-	// Okabe and Ito, "Color Universal Design" (2008), without yellow and black.
+	// The palette is that of Okabe and Ito, "Color Universal Design" (2008), without yellow and
+	// black.
 	palette := [...]color.RGBA{
 		{0x00, 0x72, 0xb2, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff},
 		{0xcc, 0x79, 0xa7, 0xff}, {0xe6, 0x9f, 0x00, 0xff}, {0x56, 0xb4, 0xe9, 0xff},
@@ -346,7 +347,7 @@ func style(i int, dashed bool) draw.LineStyle {
 	return s
 }
 
-// MarshalJSON writes null for a gap, which JSON has no number for.
+// MarshalJSON writes null for a NaN, which JSON cannot represent.
 func (s Series) MarshalJSON() ([]byte, error) {
 	y := make([]*float64, len(s.Y))
 	for i := range y {

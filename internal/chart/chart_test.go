@@ -29,8 +29,8 @@ func bars() Chart {
 	}
 }
 
-// TestFormats: a PNG decodes to the asked size and is not blank; an SVG is
-// well-formed and holds the words.
+// TestFormats: a PNG decodes to the requested size and is not blank; an SVG is well-formed and
+// contains the labels.
 func TestFormats(t *testing.T) {
 	logs := lines()
 	logs.LogX, logs.LogY = true, true
@@ -138,7 +138,7 @@ func TestSave(t *testing.T) {
 	}
 }
 
-// TestBadCharts: what cannot be drawn is named.
+// TestBadCharts: the error names the part that cannot be drawn.
 func TestBadCharts(t *testing.T) {
 	for name, c := range map[string]struct {
 		chart Chart

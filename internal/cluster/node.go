@@ -370,7 +370,8 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	}
 	l, err := leader.New(leader.Options{
 		Group: n.cfg.Name, Node: n.cfg.Name, Role: role, Geometry: ns.Geometry, Planner: n.planner, ReadRate: n.cfg.ReadRate, Logger: n.log,
-		Members: []leader.Member{e.Member(compute.Addr(), rdma.Token(token))},
+		Members:    []leader.Member{e.Member(compute.Addr(), rdma.Token(token))},
+		SwitchRole: func(_ context.Context, to leader.Role) ([]leader.Member, error) { return nil, e.SwitchRole(to) },
 	})
 	if err != nil {
 		return errors.Join(err, e.Close())

@@ -1,6 +1,6 @@
-// Package content makes the bytes that blocks hold in demos, replays and emulated
-// engines: they follow from the block's id and epoch, so that whoever has a block,
-// or any layer of it, can say whether each byte is right.
+// Package content generates the bytes of blocks in demos, replays and emulated engines. The bytes
+// are derived from the block's id and epoch, so the receiver of a block, or of any of its layers,
+// can check every byte.
 package content
 
 import (
@@ -9,14 +9,13 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Content is the sequence of words that a block holds. Word i is a function of
-// the seed and i with one multiplication, so that making and comparing it costs
-// less than the memory it touches; it is not random enough for anything else.
+// Content is the sequence of words of a block. Word i is computed from the seed and i with one
+// multiplication, so generating and comparing it costs less than the memory access. It is not
+// random enough for other uses.
 type Content struct{ seed uint64 }
 
-// Of returns what the block of that id holds under an epoch: the same id
-// has other bytes after the weights have changed, so that a stale block is
-// noticed.
+// Of returns the content of the block with that id under an epoch. The same id has other bytes in
+// another epoch, so that a stale block is detected.
 func Of(id kv.BlockID, epoch kv.Epoch) Content {
 	lo, hi := binary.LittleEndian.Uint64(id[:8]), binary.LittleEndian.Uint64(id[8:])
 	return Content{seed: ((lo^lo>>32)*factor ^ hi) + uint64(epoch)*era}
@@ -30,20 +29,20 @@ const (
 	era    = 0xa0761d6478bd642f
 )
 
-// mask keeps constant products in 64 bits.
+// mask truncates products of constants to 64 bits.
 const mask = 1<<64 - 1
 
-// word is word i of the content.
+// word returns word i of the content.
 func (c Content) word(i uint64) uint64 { return scramble(c.seed + i*stride) }
 
 func scramble(x uint64) uint64 { return (x ^ x>>32) * factor }
 
-// stepBytes is how much the loops below do at a time: four words, so that the
-// processor works on several multiplications at once.
+// stepBytes is the number of bytes per step of the loops below: four words, so that the processor
+// executes several multiplications in parallel.
 const stepBytes = 32
 
-// From returns the content from an offset on, in bytes, a multiple of 8: a layer
-// of a block is the block's content from its first byte on.
+// From returns the content from an offset on, which is in bytes and a multiple of 8. So a single
+// layer of a block can be generated or compared.
 func (c Content) From(offset int64) Content { return Content{c.seed + uint64(offset/8)*stride} }
 
 // Fill writes the content to b.
@@ -66,8 +65,7 @@ func (c Content) Fill(b []byte) {
 	}
 }
 
-// Differs returns the offset of the first byte of b that is not the content's,
-// or -1.
+// Differs returns the offset of the first byte of b that differs from the content, or -1.
 func (c Content) Differs(b []byte) int {
 	at, x := 0, c.seed
 	for ; len(b)-at >= stepBytes; at += stepBytes {

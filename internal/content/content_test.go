@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// FuzzContent: what Fill writes is the words one after the other, whatever the
-// length; Differs finds exactly the first byte that was changed.
+// FuzzContent: for every length, Fill writes the words one after the other, and Differs finds
+// exactly the first byte that was changed.
 func FuzzContent(f *testing.F) {
 	f.Add([]byte("0123456789abcdef"), uint64(3), uint16(1000), uint16(77), byte(1))
 	f.Add([]byte("0123456789abcdef"), uint64(0), uint16(0), uint16(0), byte(0))
@@ -44,7 +44,7 @@ func FuzzContent(f *testing.F) {
 	})
 }
 
-// TestContentsDiffer: ids that differ in one bit, and epochs, have other content
+// TestContentsDiffer: for ids that differ in one bit, and for different epochs, the contents differ
 // from the first word on.
 func TestContentsDiffer(t *testing.T) {
 	seen := map[uint64]string{}

@@ -34,21 +34,21 @@ var geometry = kv.SingleGroup(4, 16, 256) // 16 KiB a block
 
 const (
 	chainBlocks = 24
-	// Each life works on branches chains, of which fresh are new, and reads
-	// history of the older ones back. Ten chains in a row share their first half.
+	// Each life works on branches chains, of which fresh are new, and reads back history of the
+	// older chains. Ten consecutive chains share their first half.
 	branches = 40
 	fresh    = 8
 	history  = 60
 	workers  = 4
 )
 
-// volume is one data directory over its lives.
+// volume is one data directory, used in several lives of the process.
 type volume struct {
 	name       string
 	dir        string
 	durability string
 	capacity   string
-	// roomy: nothing is evicted, so what was acknowledged must be there.
+	// roomy is set if nothing is evicted, so that every acknowledged block must be found.
 	roomy bool
 
 	mu    sync.Mutex
@@ -99,7 +99,7 @@ func TestKillLoop(t *testing.T) {
 // envBinary is the path of the penstock program to test. The guest of make test-disks sets it, because it has no compiler.
 const envBinary = "PENSTOCK_LAB_BINARY"
 
-// buildBinary builds what is shipped.
+// buildBinary builds the program that is shipped.
 func buildBinary(t *testing.T) string {
 	t.Helper()
 	if binary := os.Getenv(envBinary); binary != "" {
@@ -115,7 +115,7 @@ func buildBinary(t *testing.T) string {
 	return binary
 }
 
-// counts are those of all rounds.
+// counts are the counts of all rounds.
 type counts struct {
 	written, verified, wrong, lost, recovered atomic.Int64
 }
@@ -133,10 +133,10 @@ type node struct {
 	log    *bytes.Buffer
 }
 
-// readyLine says where the node listens.
+// readyLine matches the log line with the address at which the node listens.
 var readyLine = regexp.MustCompile(`msg=ready .*\blisten=(\S+)`)
 
-// start runs the node and returns when it says that it is ready.
+// start runs the node and returns when it logs that it is ready.
 func (v *volume) start(t *testing.T, binary string) *node {
 	t.Helper()
 	n, err := v.tryStart(binary)
@@ -146,13 +146,14 @@ func (v *volume) start(t *testing.T, binary string) *node {
 	return n
 }
 
-// tryStart runs the node until it is ready or has ended, with flags beyond those of every node here.
+// tryStart runs the node until it is ready or has ended. It adds flags to the common flags.
 func (v *volume) tryStart(binary string, flags ...string) (*node, error) {
 	n := &node{gone: make(chan struct{}), log: &bytes.Buffer{}}
 	n.cmd = exec.Command(binary, append([]string{"serve", "--data", v.dir, "--capacity", v.capacity, "--durability", v.durability,
 		"--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0", "--http", "", "--arena", "32MiB", "--segment", "2MiB", "--index-cache", "8MiB",
 		"--free-floor", "0", "--sync-interval", "50ms"}, flags...)...)
-	// The node refuses variables that name none of its keys, such as ours.
+	// The node refuses variables with the prefix PENSTOCK_ that are no keys, such as those of this
+	// test.
 	n.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "PENSTOCK_") })
 	stderr, err := n.cmd.StderrPipe()
 	if err != nil {
@@ -171,7 +172,7 @@ func (v *volume) tryStart(binary string, flags ...string) (*node, error) {
 				ready <- m[1]
 			}
 		}
-		_ = n.cmd.Wait() // killed, as it should be
+		_ = n.cmd.Wait() // the error is expected, because the process was killed
 		ready <- ""
 	}()
 	if n.listen = <-ready; n.listen == "" {
@@ -189,7 +190,7 @@ func (n *node) kill(t *testing.T) {
 	<-n.gone
 }
 
-// content fills buf with what block id must hold.
+// content fills buf with the content of block id.
 func content(id kv.BlockID, buf []byte) {
 	rng := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(id[:8]), binary.LittleEndian.Uint64(id[8:])))
 	for i := 0; i < len(buf); i += 8 {
@@ -222,7 +223,7 @@ func chainOf(ns kv.Namespace, n int, token func(i int) int) []kv.BlockID {
 	return ids
 }
 
-// session is one client of one life.
+// session is one client in one life.
 type session struct {
 	t      *testing.T
 	v      *volume
@@ -286,8 +287,8 @@ func (v *volume) round(t *testing.T, binary string, rng *rand.Rand, totals *coun
 		n.kill(t)
 		return
 	}
-	// The kill comes at a random operation, not at a time. It interrupts the operations
-	// that the other clients are running then.
+	// The kill happens at a random operation, not at a time. It interrupts the operations that the
+	// other clients are running then.
 	var ops atomic.Int64
 	fatal := int64(20 + rng.IntN(400))
 	killed := make(chan struct{})
@@ -362,12 +363,11 @@ func (s *session) write(ctx context.Context, b buffer, seed, blocks int) {
 	s.v.acked[seed] = max(s.v.acked[seed], res.Blocks)
 }
 
-// read loads a chain and judges every block that counts as delivered. It
-// returns how many did.
+// read loads a chain and checks every delivered block. It returns the number of delivered blocks.
 func (s *session) read(ctx context.Context, b buffer, seed int) int {
 	ids := chain(s.ns, seed)
 	for i := range b.mem.Bytes() {
-		b.mem.Bytes()[i] = 0xEE // what was not delivered must not pass
+		b.mem.Bytes()[i] = 0xEE // bytes that were not delivered must not pass the check
 	}
 	res, err := s.store.Read(ctx, client.ReadRequest{Namespace: s.ns, IDs: ids, Into: b.mem})
 	if err != nil {
@@ -389,7 +389,7 @@ func (s *session) read(ctx context.Context, b buffer, seed int) int {
 	return res.Blocks
 }
 
-// readBack judges what the last life left.
+// readBack checks the blocks of the last life.
 func (s *session) readBack(ctx context.Context) {
 	mem := s.memory()
 	defer mem.release()

@@ -40,8 +40,8 @@ type driveFault struct {
 	name string
 	// table takes the device's length in sectors, its drive, and the sector of the drive at which the device begins.
 	table func(length int64, drive string, from int64) string
-	// errors: requests fail, so the file system may be shut down until it is mounted again. reads: the node's reads fail
-	// or hang, so the node may have dropped the blocks that it could not read.
+	// errors is set if requests fail, so the file system may be shut down until it is mounted again. reads is set if
+	// the node's reads fail or hang, so the node may have dropped the blocks that it could not read.
 	errors, reads bool
 }
 
@@ -349,7 +349,7 @@ func segmentBytes(t *testing.T, mount string) (sum int64) {
 	return sum
 }
 
-// discarded returns the bytes that the device was told to discard (Linux, Documentation/block/stat.rst).
+// discarded returns the number of discarded bytes of the device (Linux, Documentation/block/stat.rst).
 func discarded(t *testing.T, m mapped) int64 {
 	t.Helper()
 	var st syscall.Stat_t

@@ -13,14 +13,14 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// TestFullDisk: volume and index share a small ext4 that other files fill to the
-// last block. The node refuses writes or replaces what it has, and goes on
-// serving reads; once there is room again, it starts over the same directory.
+// TestFullDisk: volume and index share a small ext4 that other files fill completely. The node
+// refuses writes or evicts blocks for them, and serves reads. When there is room again, it starts
+// over the same directory.
 func TestFullDisk(t *testing.T) {
 	testkit.Long(t, "fills a file system")
 	mount := testkit.SmallExt4(t, 160)
 	binary := buildBinary(t)
-	// More capacity than the disk has, so that it is the disk that says no.
+	// The capacity exceeds the disk, so that the disk is full first.
 	v := &volume{name: "full", dir: filepath.Join(mount, "data"), durability: "sync", capacity: "1GiB", acked: map[int]int{}}
 	totals := &counts{}
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
@@ -82,7 +82,7 @@ func TestFullDisk(t *testing.T) {
 	n.kill(t)
 }
 
-// fillDisk writes a file until not a block is left.
+// fillDisk writes a file until no block is free.
 func fillDisk(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)

@@ -152,7 +152,8 @@ func unmount(t *testing.T, dir string) {
 }
 
 func tryUnmount(dir string) error {
-	// Between fork and exec, a child process holds our open files, including those on this file system.
+	// Between fork and exec, a child process holds the open files of this process, including those on
+	// this file system.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	if err := syscall.Unmount(dir, 0); err != nil {

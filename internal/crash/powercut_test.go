@@ -33,15 +33,15 @@ import (
 //	                                                └──────► drive 1: the log, with a mark "k<n>" after the n-th acknowledgement
 //
 // Both file systems lie on one recorded device, so one log orders the writes of both, and a cut hits both at the same
-// moment. Then the log is replayed up to each cut. The file systems are mounted, which replays their journals, the node is
-// started over them, and every block that was ever written is read:
+// moment. Then the log is replayed up to each cut. The file systems are mounted, which replays their journals. The node
+// is started over them, and every block that was ever written is read:
 //
 //	base ◄─ entries up to a flush ─┐
 //	  └─ snapshot ◄─ some of the entries after it, the last of them torn ─► mount ─► node ─► read all ─► compare
 //
-// There are two namespaces. One worker changes "kept" step by step, so it is known exactly which blocks must be there
-// after each cut (ledger). "noise" always exceeds its quota, so slots are reused all the time; its blocks may be missing,
-// but no byte may be wrong.
+// There are two namespaces. One worker changes "kept" step by step and records the changes (ledger), so the blocks that
+// must exist after each cut are known. "noise" always exceeds its quota, so slots are reused all the time; its blocks
+// may be missing, but no byte may be wrong.
 
 const (
 	// halfBytes is the size of each file system. mkfs.xfs refuses less than 300 MiB.
@@ -57,7 +57,7 @@ const (
 	// cutCapacity is the node's capacity per volume, cutSegment its segment size in bytes, as tryStart sets it.
 	cutCapacity = 192 << 20
 	cutSegment  = 2 << 20
-	// cutWorkers is how many cuts are checked at a time.
+	// cutWorkers is the number of cuts that are checked at a time.
 	cutWorkers = 2
 )
 
@@ -347,7 +347,7 @@ func epochContent(id kv.BlockID, epoch kv.Epoch, buf []byte) {
 	content(id, buf)
 }
 
-// put writes the first blocks of a chain and returns how many of them are stored then.
+// put writes the first blocks of a chain and returns how many of them are then stored.
 func (s *space) put(ctx context.Context, seed, blocks int) (int, error) {
 	ids := cutChain(s.ns, seed)[:blocks]
 	size := cutGeometry.BlockBytes()
@@ -361,7 +361,7 @@ func (s *space) put(ctx context.Context, seed, blocks int) (int, error) {
 	return res.Blocks, nil
 }
 
-// change makes the change and returns once it is acknowledged.
+// change makes the change and returns after it was acknowledged.
 func (s *space) change(ctx context.Context, c change) error {
 	switch c.kind {
 	case stored:
@@ -385,7 +385,8 @@ func (s *space) change(ctx context.Context, c change) error {
 // cut is the set of log entries that reached the drive before a power failure.
 type cut struct {
 	flush int // all entries before this one reached the drive
-	// extra lists later entries that reached it too, in order. Only the first keep bytes of the last one did.
+	// extra lists later entries that also reached the drive, in order. Of the last one only the first keep
+	// bytes did.
 	extra []int
 	keep  int64
 }
@@ -510,7 +511,7 @@ func (c *tally) String() string {
 	return fmt.Sprintf("%d acknowledged blocks had to be there; %d blocks of that namespace and %d of the noise were read and compared", c.owed, c.blocks, c.noise)
 }
 
-// check mounts the file systems as they are after one cut, and reads every block.
+// check mounts the file systems in their state after one cut, and reads every block.
 func (r *recording) check(worker int, c cut, done int, log io.ReaderAt, total *tally) (err error) {
 	var undo []func() error
 	defer func() {
@@ -556,7 +557,7 @@ func (r *recording) check(worker int, c cut, done int, log io.ReaderAt, total *t
 	return r.read(c, dirs, total)
 }
 
-// write writes the entries of a cut to a snapshot of the base, which has the first done entries already.
+// write writes the entries of a cut to a snapshot of the base, which already has the first done entries.
 func (r *recording) write(snapshot string, c cut, done int, log io.ReaderAt) error {
 	f, err := os.OpenFile(snapshot, os.O_RDWR, 0)
 	if err != nil {

@@ -2,5 +2,5 @@
 
 package crash
 
-// buildFlags: a plain build, which drives the disk by system calls.
+// buildFlags are empty: a plain build uses system calls for I/O.
 var buildFlags []string

@@ -2,6 +2,6 @@
 
 package crash
 
-// buildFlags are those of the Makefile: the binary under test drives the disk
-// the way the one that is shipped does.
+// buildFlags are those of the Makefile, so that the binary under test uses the same I/O backend as
+// the shipped one.
 var buildFlags = []string{"-tags=uring", "-ldflags=-checklinkname=0"}

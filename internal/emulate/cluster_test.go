@@ -177,6 +177,7 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	l, err := leader.New(leader.Options{
 		Group: name, Node: "node-" + name, Role: role, Geometry: ns.Geometry, Members: []leader.Member{e.Member(compute.Addr(), token)}, Planner: c.conn,
 		FetchEvery: 2 * time.Millisecond,
+		SwitchRole: func(_ context.Context, to leader.Role) ([]leader.Member, error) { return nil, e.SwitchRole(to) },
 	})
 	c.must(err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -223,6 +223,20 @@ func (e *Engine) Member(addr rdma.Addr, token rdma.Token) leader.Member {
 	}
 }
 
+// SwitchRole makes the engine serve requests of another role, for leader.Options.SwitchRole. Any
+// engine can prefill. Only one whose device holds all layers can decode.
+func (e *Engine) SwitchRole(to leader.Role) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if n := len(e.jobs); n > 0 {
+		return fmt.Errorf("emulate: %s: %d requests are under way; the role changes without any", e.opts.Name, n)
+	}
+	if held := len(e.bases); to == leader.Decode && held < e.opts.Model.Layers {
+		return fmt.Errorf("emulate: %s holds %d of %d layers in device memory; decode needs all: start it with a window of all layers", e.opts.Name, held, e.opts.Model.Layers)
+	}
+	return nil
+}
+
 // blocksOf is how many blocks n tokens take.
 func (e *Engine) blocksOf(tokens int) int {
 	bt := e.opts.Namespace.Geometry.BlockTokens

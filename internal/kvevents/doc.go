@@ -1,7 +1,7 @@
-// Package kvevents publishes the blocks of storage nodes as KV-cache events in the wire
-// format of vLLM, so that routers which follow vLLM engines (llm-d, AIBrix, Dynamo) can
-// follow storage nodes. A PUB socket sends the events. A ROUTER socket sends events again
-// that a subscriber missed.
+// Package kvevents publishes the blocks of storage nodes as KV-cache events in the wire format of
+// vLLM, so that routers which follow vLLM engines (llm-d, AIBrix, Dynamo) can follow storage nodes.
+// A PUB socket sends the events. On request, a ROUTER socket resends events that a subscriber
+// missed.
 //
 // It is not a second event log of the node: it keeps no list of blocks. When a
 // subscriber has lost events, all blocks are published again. It does not receive events
@@ -51,8 +51,8 @@
 // namespace has it. A bump that keeps the older epochs clears nothing. The end of an epoch
 // clears the namespace, and the source announces the blocks of the other epochs.
 //
-// A source asks the node for the live epochs at the first event of an epoch that it does
-// not know. It drops events of epochs that are not live.
+// A source requests the live epochs from the node at the first event of an unknown epoch. It drops
+// events of epochs that are not live.
 //
 // An announcement lists all blocks of a node while the node's events continue. The source
 // publishes the events since the start of the listing after the listing. An event about a

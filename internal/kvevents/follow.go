@@ -52,9 +52,9 @@ type Report struct {
 	// Server is the address of the node. Node is its name.
 	Server string `json:"server"`
 	Node   string `json:"node,omitempty"`
-	// What is announced, gap, down or back. After announced, all blocks of the node
-	// are published, and Namespaces and Blocks count them. Reason is the cause of a gap, or
-	// why the node is down.
+	// What is the kind of the report: announced, gap, down or back. A report with announced means
+	// that all blocks of the node are published; Namespaces and Blocks count them. Reason is the
+	// cause of a gap, or the reason why the node is down.
 	What       string `json:"what"`
 	Namespaces int    `json:"namespaces"`
 	Blocks     int    `json:"blocks"`
@@ -83,8 +83,8 @@ func NewFollower(o Options) (*Follower, error) {
 	return f, nil
 }
 
-// Missed requests an announcement of all blocks, for a subscriber that joined or lost
-// messages. It does not wait. It fits PublisherOptions.Missed.
+// Missed requests an announcement of all blocks, for a subscriber that joined or lost messages. It
+// does not wait. It can be used as PublisherOptions.Missed.
 func (f *Follower) Missed(net.Addr, uint64) {
 	for _, s := range f.sources {
 		select {

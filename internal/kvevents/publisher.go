@@ -91,7 +91,7 @@ type Publisher struct {
 
 // connection is an accepted connection.
 type connection struct {
-	kind string // type of our socket: PUB or ROUTER
+	kind string // type of the publisher's socket: PUB or ROUTER
 	// greeted is set after the handshake.
 	greeted bool
 }

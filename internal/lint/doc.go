@@ -1,12 +1,11 @@
-// Package lint keeps the repository in order, as Go tests: who may import whom,
-// which module may be used where, what a file may contain, and what gofmt, vet
-// and staticcheck say. Each rule is a row of a table with its reason; a failure
-// prints the reason, so nobody has to look for it.
+// Package lint checks the repository's rules as Go tests: the allowed imports between packages, the
+// places where each module may be used, the content of files, and the results of gofmt, vet and
+// staticcheck. Each rule is a row of a table with its reason. A failure prints the reason.
 //
 //	go test ./internal/lint
 //
-// It holds no code that others use, and judges nothing by taste: a rule that
-// needs an exception lists it, with the reason for that one.
+// It has no code for other packages, and no rules of taste. A rule that needs an exception lists
+// the exception with its reason.
 //
 //	imports_test.go   the import DAG, directly (an allow-list) and through others (a deny-list)
 //	modules_test.go   modules against docs/deps.md and go.mod

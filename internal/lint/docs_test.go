@@ -1,6 +1,7 @@
 package lint
 
 import (
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"os"
@@ -12,20 +13,20 @@ import (
 )
 
 // pages are the documents that people read.
-var pages = []string{"*.md", "docs/*.md", "deploy/*.md", "deploy/*/*.md"}
+var pages = []string{"*.md", "docs/*.md", "docs/*/*.md", "deploy/*.md", "deploy/*/*.md"}
 
-// document and source are the names of files as text has them. Behind a scheme or a
-// host they are somebody else's.
+// document and source match names of files in texts. A name after a scheme or a host belongs to
+// another site.
 var (
 	document = regexp.MustCompile(`(?:^|[\s("'` + "`" + `])([A-Za-z0-9_][A-Za-z0-9_./-]*\.md)\b`)
 	source   = regexp.MustCompile("`" + `([a-z0-9_]+/[A-Za-z0-9_./-]*\.(?:go|proto|yaml|sh))` + "`")
 )
 
-// readersPage is a name that the reader of a help text chooses.
+// readersPage stands in help texts for a file name that the reader chooses.
 const readersPage = "PAGE.md"
 
-// TestNamesOfFiles: a page that a comment or another page sends its reader to is
-// there, and so is every source file that a page names. Help texts are in docs/cli.md.
+// TestNamesOfFiles: every page exists to which a comment or another page refers, and so does every
+// source file that a page names. Help texts are in docs/cli.md.
 func TestNamesOfFiles(t *testing.T) {
 	dir := root(t)
 	check := func(path string, text []byte, name *regexp.Regexp) {
@@ -75,4 +76,71 @@ func TestNamesOfFiles(t *testing.T) {
 	if seen == 0 {
 		t.Error("no page was found")
 	}
+}
+
+var (
+	step = regexp.MustCompile("(?m)^\\|[^|\n]*\\| `([a-z0-9_/]+\\.go)` \\| ((?:`[A-Za-z.]+` ?)+)\\|$")
+	// place is a directory or a file of the repository, in the code font of a page.
+	place = regexp.MustCompile("`([a-z0-9_]+(?:/[A-Za-z0-9_.-]+)+)`")
+)
+
+// TestArchitecture: each directory and file that ARCHITECTURE.md and CONTRIBUTING.md name exists, and each
+// declaration that a step of ARCHITECTURE.md names is in the step's file.
+func TestArchitecture(t *testing.T) {
+	dir := root(t)
+	steps, places := 0, 0
+	for _, page := range []string{"ARCHITECTURE.md", "CONTRIBUTING.md"} {
+		text, err := os.ReadFile(filepath.Join(dir, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range place.FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(filepath.Join(dir, strings.TrimSuffix(m[1], "/..."))); err != nil {
+				t.Errorf("%s names %s, which does not exist", page, m[1])
+			}
+			places++
+		}
+		for _, m := range step.FindAllStringSubmatch(string(text), -1) {
+			declared, err := declarations(filepath.Join(dir, m[1]))
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			for _, name := range strings.Fields(m[2]) {
+				if name = strings.Trim(name, "`"); !slices.Contains(declared, name) {
+					t.Errorf("%s: %s has no declaration of %s", page, m[1], name)
+				}
+			}
+			steps++
+		}
+	}
+	if steps < 15 || places < 50 {
+		t.Errorf("%d steps and %d places were found: the pages have another form", steps, places)
+	}
+}
+
+// declarations returns the functions of a file, and its methods as Type.Method.
+func declarations(path string) (names []string, err error) {
+	f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range f.Decls {
+		fn, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		name := fn.Name.Name
+		if fn.Recv != nil {
+			recv := fn.Recv.List[0].Type
+			if star, ok := recv.(*ast.StarExpr); ok {
+				recv = star.X
+			}
+			if ident, ok := recv.(*ast.Ident); ok {
+				name = ident.Name + "." + name
+			}
+		}
+		names = append(names, name)
+	}
+	return names, nil
 }

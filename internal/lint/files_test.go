@@ -28,14 +28,14 @@ type file struct {
 func (f *file) isTest() bool { return strings.HasSuffix(f.path, "_test.go") }
 func (f *file) isMain() bool { return f.ast.Name.Name == "main" }
 
-// finding is one breach of a rule.
+// finding is one violation of a rule.
 type finding struct {
 	pos  token.Pos
 	text string
 }
 
-// rule judges one file. bad and good are bodies of a file for TestRules: the
-// first must be found, the second not.
+// rule checks one file. bad and good are bodies of a file for TestRules: the rule must report bad
+// and must not report good.
 type rule struct {
 	name   string
 	why    string
@@ -96,7 +96,7 @@ var rules = []rule{
 			"internal/testkit/leak.go": "it is the body of TestMain, which is the main of a test binary",
 		},
 		check: func(f *file) []finding {
-			if f.isMain() || f.isTest() { // a test's TestMain is a main
+			if f.isMain() || f.isTest() { // the TestMain of a test is a main
 				return nil
 			}
 			return slices.Concat(f.calls("os", "Exit"), f.calls("syscall", "Exit"), f.calls("log", "Fatal", "Fatalf", "Fatalln"))
@@ -176,14 +176,14 @@ func (r *rule) excepts(path string) bool {
 	return false
 }
 
-// TestRules: every rule finds what it is for, and lets the other pass.
+// TestRules: every rule reports its bad example and does not report its good one.
 func TestRules(t *testing.T) {
 	for _, r := range rules {
 		for _, c := range []struct {
 			body string
 			want bool
 		}{{r.bad, true}, {r.good, false}} {
-			// Rules are about tests or about the rest: a breach shows in one.
+			// A rule applies to tests or to other files, so one of the two shows the violation.
 			found := 0
 			for _, name := range []string{"x/x.go", "x/x_test.go"} {
 				fset := token.NewFileSet()
@@ -200,8 +200,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestExceptionsExist: an exception whose file is gone is a trap for the next
-// file of that name.
+// TestExceptionsExist: the file of every exception exists. Otherwise the exception would apply to a
+// later file of that name.
 func TestExceptionsExist(t *testing.T) {
 	for _, r := range rules {
 		for path, why := range r.except {
@@ -314,13 +314,13 @@ func inits(f *file) []finding {
 	return out
 }
 
-// stateful are types that exist to change: a package variable of one is state,
-// whether or not it is assigned.
+// stateful are the packages of types that exist to change: a package variable of such a type is
+// state, even if it is never assigned.
 var stateful = []string{"sync", "sync/atomic"}
 
-// mutableVars finds package variables that a function of the same file assigns,
-// and those of a type that exists to change. sync.OnceValue and its like are
-// constants that are computed late.
+// mutableVars finds package variables that a function of the same file assigns, and those of a type
+// that exists to change. Variables of sync.OnceValue and similar are constants that are computed
+// late.
 func mutableVars(f *file) []finding {
 	if f.isTest() {
 		return nil
@@ -417,7 +417,7 @@ func undocumented(f *file) []finding {
 				out = append(out, finding{d.Pos(), d.Name.Name})
 			}
 		case *ast.GenDecl:
-			above := "" // the last comment, which may speak of several names
+			above := "" // the last comment, which may name several identifiers
 			for _, s := range d.Specs {
 				if v, ok := s.(*ast.ValueSpec); ok && v.Doc != nil {
 					above = v.Doc.Text()
@@ -431,8 +431,8 @@ func undocumented(f *file) []finding {
 	return out
 }
 
-// undocumentedSpec returns the first exported name of a type, const or var that
-// neither has a comment nor stands in a group that has one.
+// undocumentedSpec returns the first exported name of a type, const or var that has no comment and
+// is not in a group with one.
 func undocumentedSpec(s ast.Spec, group bool) (string, token.Pos) {
 	switch s := s.(type) {
 	case *ast.TypeSpec:

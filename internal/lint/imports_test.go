@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// edges says which packages of ours the code of a package may import. The row
-// with the longest matching pattern counts. internal/invariants may be imported
-// by all and is not listed.
+// edges lists, for each package of the repository, the packages that its code may import. The row
+// with the longest matching pattern applies. All packages may import internal/invariants, which is
+// not listed.
 //
 //	kv ◄── trie ◄──────┐
 //	 ▲ ◄── api ◄─────┐ │
@@ -67,8 +67,8 @@ var edges = []struct {
 
 	{"client/gateway", []string{"kv", "api/...", "client"}, "a gateway asks storage and the planner, and holds no KV"},
 	{"client/leader", []string{"kv", "api/...", "rdma", "client/traffic"}, "a leader speaks of the transfers of engines and performs none"},
-	{"client/capi", []string{"kv", "rdma", "rdma/tcp", "client", "client/leader", "client/gateway", "client/traffic", "client/capi/binding"}, "the composition root of a library; it chooses the provider, like cmd"},
-	{"client/capi/binding", []string{"kv", "rdma", "client", "client/leader", "client/gateway", "client/traffic", "internal/sys"}, "handles, batches and queues over the client; capi chooses the provider"},
+	{"client/capi", []string{"kv", "rdma", "rdma/tcp", "rdma/copier", "client", "client/leader", "client/gateway", "client/traffic", "client/capi/binding"}, "the composition root of a library; it chooses the provider and the copier, like cmd"},
+	{"client/capi/binding", []string{"kv", "rdma", "rdma/copier", "client", "client/leader", "client/gateway", "client/traffic", "internal/sys"}, "handles, batches and queues over the client; capi chooses the provider"},
 
 	{"internal/invariants", nil, "every package imports it"},
 	{"internal/sys", nil, "system calls know no caller"},
@@ -108,7 +108,7 @@ var edges = []struct {
 	{"cmd/...", []string{"..."}, "the composition root: here alone concrete backends meet contracts"},
 }
 
-// testEdges are what tests may import beyond what their package's code may.
+// testEdges lists the imports that tests may have in addition to those of their package's code.
 var testEdges = []struct {
 	pkg string
 	may []string
@@ -119,7 +119,7 @@ var testEdges = []struct {
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
 	{"client", []string{"internal/testnode"}, "a node of another version wraps the sockets of a whole node"},
 	{"client/capi", []string{"dualpath", "internal/testnode", "internal/testplanner"}, "the tests run C programs against a node and a planner in their process"},
-	{"client/capi/binding", []string{"api/...", "dualpath", "internal/testnode", "internal/testplanner", "rdma/tcp"}, "the tests run batches against a node, and leaders against a planner, in their process"},
+	{"client/capi/binding", []string{"api/...", "dualpath", "internal/testnode", "internal/testplanner", "rdma/tcp", "rdma/copier/copiertest"}, "the tests run batches against a node, leaders against a planner, and transfers on a device of the tests' own, in their process"},
 	{"client/gateway", []string{"client/leader", "client/traffic", "dualpath", "internal/testnode", "internal/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
 	{"client/leader", []string{"dualpath", "internal/testplanner"}, "the tests run a planner in their process"},
 	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/rdmatest/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},
@@ -127,7 +127,7 @@ var testEdges = []struct {
 	{"rdma/group", []string{"rdma/rdmatest/simrdma"}, "the engine is tested on NICs that fail as a seed says"},
 	{"rdma/verbs", []string{"rdma/rdmatest/simrdma"}, "a simulated card declares what a card does"},
 	{"rdma/fabric", []string{"rdma/rdmatest/simrdma"}, "a simulated EFA declares what EFA does"},
-	{"rdma/copier", []string{"rdma/group", "rdma/shm", "rdma/verbs"}, "copies over a NIC are tested over each that has a loopback"},
+	{"rdma/copier", []string{"rdma/copier/copiertest", "rdma/group", "rdma/shm", "rdma/verbs"}, "copies over a NIC are tested over each that has a loopback"},
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
 	{"dualpath/prfaas", []string{"kv", "trie", "trie/evict"}, "what its pools say is reusable is what the index of a storage node finds"},
 	{"internal/emulate", []string{"api/...", "internal/testnode", "internal/testplanner", "server/planner"}, "an emulated cluster is tested against real nodes in one process"},
@@ -137,7 +137,7 @@ var testEdges = []struct {
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
 }
 
-// forbidden edges hold also through other packages.
+// forbidden lists edges that must not exist even indirectly.
 var forbidden = []struct {
 	from []string
 	to   []string
@@ -188,7 +188,7 @@ func TestTestImports(t *testing.T) {
 	for _, p := range load(t) {
 		i := rowFor(p.path)
 		if i < 0 {
-			continue // TestImports says so
+			continue // TestImports reports this
 		}
 		may := slices.Clone(edges[i].may)
 		for _, e := range testEdges {
@@ -221,15 +221,14 @@ func TestForbiddenEdges(t *testing.T) {
 	}
 }
 
-// decides says which package decides in production and, with the same code, in a
-// simulator.
+// decides lists the packages that decide in production and, with the same code, in a simulator.
 var decides = []struct{ decides, production, simulator string }{
 	{"dualpath", "server/planner", "sim/agentic"},
 	{"dualpath/netcost", "cmd/penstock", "sim/netkv"},
 	{"dualpath/prfaas", "cmd/penstock", "sim/datacenters"},
 }
 
-// TestOneDecider: what is simulated is the code that runs.
+// TestOneDecider: the simulators run the code that decides in production.
 func TestOneDecider(t *testing.T) {
 	imports := make(map[string][]string)
 	for _, p := range load(t) {
@@ -244,7 +243,7 @@ func TestOneDecider(t *testing.T) {
 	}
 }
 
-// TestEdgesAgree: no row allows what is forbidden.
+// TestEdgesAgree: no row allows a forbidden edge.
 func TestEdgesAgree(t *testing.T) {
 	for _, e := range edges {
 		from := strings.TrimSuffix(e.pkg, "/...")

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCheckedBuild: if a package checks invariants or uses io_uring, itself or by its
-// imports, the Makefile tests it in the build that has both: in RACE or in CHECKED.
+// TestCheckedBuild: if a package checks invariants or uses io_uring, itself or through its imports,
+// the Makefile tests it in a build that has both: in RACE or in CHECKED.
 func TestCheckedBuild(t *testing.T) {
 	tested := append(makeVariable(t, "RACE"), makeVariable(t, "CHECKED")...)
 	n := 0

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// places says which of our packages may use a module, beyond cmd and tests.
-// Modules not named here may be used anywhere above kv.
+// places lists the packages that may use a module, in addition to cmd and tests. Other modules may
+// be used in all packages above kv.
 var places = []struct {
 	module string
 	may    []string
@@ -34,7 +34,6 @@ var places = []struct {
 	{"gonum.org/v1/plot", []string{"internal/chart"}, "figures have one look, and what computes them needs no fonts"},
 	{"github.com/tinylib/msgp", []string{"internal/kvevents"}, "only the events for routers are MessagePack"},
 	{"github.com/vmihailenco/msgpack/v5", nil, "for tests"},
-	{"github.com/redis/go-redis/v9", nil, "a yardstick of the benchmarks, never part of the product"},
 	{"pgregory.net/rapid", nil, "for tests"},
 	{"github.com/cockroachdb/datadriven", nil, "for tests"},
 }
@@ -59,8 +58,8 @@ func TestModulePlaces(t *testing.T) {
 	}
 }
 
-// TestReasons: docs/deps.md has one row for each module that we import or run,
-// and for no other.
+// TestReasons: docs/deps.md has one row for each module that the repository imports or runs, and no
+// other row.
 func TestReasons(t *testing.T) {
 	direct := directModules(t)
 	rows := reasons(t)
@@ -76,7 +75,8 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// TestGoMod: go.mod says of each module rightly whether we use it ourselves.
+// TestGoMod: go.mod marks exactly those modules as indirect that the repository does not use
+// itself.
 func TestGoMod(t *testing.T) {
 	direct := directModules(t)
 	f, err := os.Open(filepath.Join(root(t), "go.mod"))
@@ -101,7 +101,7 @@ func TestGoMod(t *testing.T) {
 
 var requireLine = regexp.MustCompile(`^(?:require )?\t?(\S+\.\S+/\S+) v\S+`)
 
-// directModules maps each module that our code, tests or tools use to one user.
+// directModules maps each module that the code, the tests or the tools use to one user.
 func directModules(t *testing.T) map[string]string {
 	t.Helper()
 	mods := modules(t)
@@ -130,7 +130,7 @@ func toolModules(t *testing.T, mods []string) []string {
 	return out
 }
 
-// modules returns the path of every module in the build list but ours.
+// modules returns the path of every other module in the build list.
 func modules(t *testing.T) []string {
 	t.Helper()
 	return slices.DeleteFunc(goOutput(t, "list", "-m", "-f", "{{.Path}}", "all"), func(m string) bool { return m == module })

@@ -17,23 +17,23 @@ import (
 
 const module = "github.com/penstock-kv/penstock"
 
-// allTags builds every file of ours that this machine can build.
+// allTags selects every file of the repository that this machine can build.
 const allTags = "uring,invariants,nvml,cuda"
 
-// pkg is what "go list" says of one of our packages, paths relative to the
-// module: "trie", "io/blockio", "." for the root. The lists are of the plain
-// build and the build with allTags together.
+// pkg is the output of "go list" for one package of the repository, with paths relative to the
+// module: "trie", "io/blockio", "." for the root. The lists combine the plain build and the build
+// with allTags.
 type pkg struct {
 	path    string
 	name    string
 	dir     string
 	imports []string // of its code
 	tests   []string // of its tests, without imports
-	deps    []string // of its code, with what they import in turn
-	files   []string // absolute, every build of them, tests too
+	deps    []string // of its code, indirect imports included
+	files   []string // absolute, of all builds, tests included
 }
 
-// packages lists the repository once for all tests.
+// packages lists the repository's packages once for all tests.
 var packages = sync.OnceValues(func() ([]*pkg, error) {
 	byPath := make(map[string]*pkg)
 	for _, tags := range []string{"", allTags} {
@@ -100,7 +100,8 @@ func load(t *testing.T) []*pkg {
 	return pkgs
 }
 
-// ours returns the path relative to the module, and whether it is in it.
+// ours returns the path of a package relative to the module, and whether the package belongs to the
+// module.
 func ours(importPath string) (string, bool) {
 	if importPath == module {
 		return ".", true

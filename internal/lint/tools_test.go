@@ -29,8 +29,8 @@ func TestGofmt(t *testing.T) {
 	}
 }
 
-// checkers are programs that read the whole module. Each runs on the plain build
-// and on the build with every tag.
+// checkers are programs that check the whole module. Each runs on the plain build and on the build
+// with every tag.
 var checkers = []struct {
 	name string
 	args func(tags string) []string
@@ -44,7 +44,7 @@ func TestCheckers(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("built with a tag: the plain run of this test checks both builds, and twice would only be slow")
 	}
-	load(t) // so that the test cache notices changes
+	load(t) // so that the test cache detects changes
 	for _, c := range checkers {
 		for _, tags := range []string{"", allTags} {
 			t.Run(c.name+" "+tags, func(t *testing.T) {

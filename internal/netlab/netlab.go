@@ -15,14 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lab is some namespaces and the links between them.
+// Lab is a set of namespaces and the links between them.
 type Lab struct {
 	namespaces      []*Namespace
 	links, switches int
 }
 
-// Namespace is a network of its own: with a loopback interface, and one
-// interface for each Link.
+// Namespace is a network namespace with a loopback interface and one interface for each Link.
 type Namespace struct {
 	name string
 	file *os.File
@@ -30,67 +29,65 @@ type Namespace struct {
 	devs int
 }
 
-// End is one side of a link.
+// End is one end of a link.
 type End struct {
 	Namespace *Namespace
 	// Device is the interface's name in its namespace.
 	Device string
-	// Net is its address and network; invalid at a switch.
+	// Net is the end's address with its network; invalid at a switch.
 	Net netip.Prefix
 }
 
 // IP is the end's address.
 func (e End) IP() netip.Addr { return e.Net.Addr() }
 
-// Link joins two namespaces, or a namespace (A) and a switch (B).
+// Link connects two namespaces, or a namespace (A) and a switch (B).
 type Link struct {
 	A, B    End
 	classes []Class
 }
 
-// LinkOptions describe a link. The zero value is as fast as memory.
+// LinkOptions are the options of a link. The zero value has no rate limit.
 type LinkOptions struct {
-	// RateBits limits each direction, in bits per second; 0: no limit.
+	// RateBits limits each direction, in bits per second; 0 means no limit.
 	RateBits uint64
-	// Classes divide a limited rate; packets of no class share the last one's part.
-	// None: first come, first served.
+	// Classes divide a limited rate; packets of no class belong to the last class. Without classes,
+	// packets are sent in order of arrival.
 	Classes []Class
 }
 
-// Class is a share of a link's rate (tc-htb(8)): what is not used by one class is
-// lent to the others, first to those that come before.
+// Class is a share of a link's rate (tc-htb(8)). The unused rate of a class is lent to the others,
+// first to those listed first.
 type Class struct {
-	// DSCP of the packets, 0 to 63.
+	// DSCP is the code point of the class's packets, 0 to 63.
 	DSCP uint8
-	// Share of the rate that the class has for itself, in (0, 1).
+	// Share is the guaranteed part of the rate, in (0, 1).
 	Share float64
 }
 
-// Sizes of a link with a rate: what may go at once after a pause, and what waits
-// before it is dropped. The burst holds the largest packet that a socket hands
-// down (64 KiB and headers): a smaller one would have the kernel cut each into
-// segments, at several times the CPU.
+// Sizes of a link with a rate: the burst after a pause, and the queue, beyond which packets are
+// dropped. The burst holds the largest packet that a socket sends (64 KiB and headers): with a
+// smaller burst the kernel would cut each packet into segments, at several times the CPU.
 const (
 	burstBytes = 128 << 10
 	queueBytes = 1 << 20
 )
 
-// Sizes of a link that classes share. A packet on the wire is waited for by those of
-// every class, and what a class has saved up goes before the others' rate counts: so
-// packets are small there, as those of a network card are, and a class saves up two.
+// Sizes of a link with classes. Packets of all classes wait for the packet on the wire, and a class
+// may send its saved burst before the rates of the others count. So packets are small, as those of
+// a network card are, and the burst of a class is two packets.
 const (
 	sharedPacketBytes = 16 << 10
 	sharedBurstBytes  = 2 * sharedPacketBytes
 )
 
-// addresses are given out in networks of four.
+// addresses is divided into networks of four addresses.
 var addresses = netip.MustParsePrefix("10.77.0.0/16")
 
-// linksMax is how many networks addresses holds.
+// linksMax is the number of networks in addresses.
 const linksMax = 1 << 14
 
-// Open returns an empty lab. It fails where this process may not make
-// namespaces, and says so.
+// Open returns an empty lab. It fails if this process may not create namespaces.
 func Open() (*Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, fmt.Errorf("netlab: network namespaces need root, this is user %d", os.Geteuid())
@@ -98,8 +95,7 @@ func Open() (*Lab, error) {
 	return &Lab{}, nil
 }
 
-// Close gives the lab up. Namespaces in which processes are running go with the
-// last of them.
+// Close closes the lab. A namespace with running processes exists until the last of them ends.
 func (l *Lab) Close() error {
 	var errs []error
 	for _, n := range l.namespaces {
@@ -110,7 +106,7 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// Namespace makes a namespace; its name is for people.
+// Namespace creates a namespace; name is used in errors.
 func (l *Lab) Namespace(name string) (*Namespace, error) {
 	n := &Namespace{name: name}
 	err := onThread(func() (err error) {
@@ -136,8 +132,8 @@ func (l *Lab) Namespace(name string) (*Namespace, error) {
 // threadNet is the network namespace of the calling thread.
 const threadNet = "/proc/thread-self/ns/net"
 
-// onThread runs f on a thread of its own, which may leave this process's
-// namespace and is brought back.
+// onThread runs f on a thread of its own. f may move the thread to another namespace; afterwards it
+// is moved back.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -145,7 +141,7 @@ func onThread(f func() error) error {
 		home, err := os.Open(threadNet)
 		if err != nil {
 			done <- err
-			return // and the thread ends
+			return // the thread ends with the goroutine
 		}
 		defer func() { _ = home.Close() }()
 		err = f()
@@ -159,8 +155,8 @@ func onThread(f func() error) error {
 	return <-done
 }
 
-// Do runs f on a thread inside the namespace: sockets that f itself makes, not
-// another goroutine for it, are there.
+// Do runs f on a thread inside the namespace. Sockets that f itself makes belong to the namespace;
+// sockets that another goroutine makes for f do not.
 func (n *Namespace) Do(f func() error) error {
 	return onThread(func() error {
 		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -170,7 +166,7 @@ func (n *Namespace) Do(f func() error) error {
 	})
 }
 
-// Start starts cmd inside the namespace; it is killed if this process ends.
+// Start starts cmd inside the namespace. The process is killed if this process ends.
 func (n *Namespace) Start(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -182,7 +178,7 @@ func (n *Namespace) Start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// String names the namespace and says how to look inside.
+// String returns the name of the namespace and the command to enter it.
 func (n *Namespace) String() string {
 	return fmt.Sprintf("%s (nsenter --net=/proc/%d/fd/%d)", n.name, os.Getpid(), n.file.Fd())
 }
@@ -196,7 +192,7 @@ func (n *Namespace) up(device string) error {
 	return n.nl.LinkSetUp(dev)
 }
 
-// Link joins two namespaces by a link with addresses of its own.
+// Link connects two namespaces by a link with new addresses.
 func (l *Lab) Link(a, b *Namespace, o LinkOptions) (*Link, error) {
 	if l.links == linksMax {
 		return nil, fmt.Errorf("netlab: %d links are all that %v has room for", linksMax, addresses)
@@ -213,7 +209,7 @@ func (l *Lab) Link(a, b *Namespace, o LinkOptions) (*Link, error) {
 	return k, k.lay(o)
 }
 
-// lay makes the two interfaces of a link and waits until it carries.
+// lay creates the two interfaces of a link and waits for their carrier.
 func (k *Link) lay(o LinkOptions) error {
 	k.classes = o.Classes
 	err := k.A.Namespace.nl.LinkAdd(&netlink.Veth{
@@ -235,13 +231,13 @@ func (k *Link) lay(o LinkOptions) error {
 	return nil
 }
 
-// nextDevice names the namespace's next interface.
+// nextDevice returns the name of the namespace's next interface.
 func (n *Namespace) nextDevice() string {
 	n.devs++
 	return fmt.Sprint("lab", n.devs-1)
 }
 
-// configure gives an end its address, if it has one, and sets it up.
+// configure assigns an end its address, if it has one, and sets it up.
 func (e End) configure() error {
 	dev, err := e.device()
 	if err != nil {
@@ -259,10 +255,10 @@ func (e End) configure() error {
 	return e.Namespace.nl.LinkSetUp(dev)
 }
 
-// device looks the interface up.
+// device returns the interface.
 func (e End) device() (netlink.Link, error) { return e.Namespace.nl.LinkByName(e.Device) }
 
-// SetRate limits each direction of the link anew, in bits per second.
+// SetRate changes the limit of each direction of the link, in bits per second.
 func (k *Link) SetRate(bits uint64) error {
 	for _, e := range []End{k.A, k.B} {
 		dev, err := e.device()
@@ -278,10 +274,10 @@ func (k *Link) SetRate(bits uint64) error {
 	return nil
 }
 
-// root is the handle of an interface's own queue.
+// root is the handle of an interface's root queue.
 var root = netlink.MakeHandle(1, 0)
 
-// limit lets through rate bytes per second: a token bucket (tc-tbf(8)).
+// limit limits an interface to rate bytes per second with a token bucket (tc-tbf(8)).
 func (e End) limit(dev netlink.Link, rate uint64) error {
 	return e.Namespace.nl.QdiscReplace(&netlink.Tbf{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: dev.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: root},
@@ -328,11 +324,10 @@ func (e End) share(dev netlink.Link, rate uint64, classes []Class) error {
 	return nil
 }
 
-// Counters are what an interface has carried since it was made, in bytes with
-// their headers.
+// Counters are the bytes, with headers, that an interface has carried since it was created.
 type Counters struct{ ReceivedBytes, SentBytes uint64 }
 
-// Counters returns those of A.
+// Counters returns the counters of A.
 func (k *Link) Counters() (Counters, error) {
 	dev, err := k.A.device()
 	if err != nil {
@@ -345,8 +340,8 @@ func (k *Link) Counters() (Counters, error) {
 	return Counters{s.RxBytes, s.TxBytes}, nil
 }
 
-// SetUp takes the link up, or down as if its cable had been pulled at A: both
-// ends lose their carrier, and packets under way.
+// SetUp takes the link up or down. Down has the effect of pulling the cable at A: both ends lose
+// their carrier, and packets in flight are lost.
 func (k *Link) SetUp(up bool) error {
 	dev, err := k.A.device()
 	if err == nil && up {
@@ -365,8 +360,8 @@ func (k *Link) SetUp(up bool) error {
 // carrierMax bounds the wait for a link's carrier.
 const carrierMax = 10 * time.Second
 
-// await returns when both ends have their carrier: the kernel notices in the
-// background, and drops what is sent before.
+// await returns when both ends have their carrier. The kernel detects the carrier in the
+// background, and drops packets sent before.
 func (k *Link) await() error {
 	deadline := time.Now().Add(carrierMax)
 	for _, e := range []End{k.A, k.B} {
@@ -387,7 +382,7 @@ func (k *Link) await() error {
 	return nil
 }
 
-// TB is what ForTest needs of a testing.TB.
+// TB has the methods of testing.TB that ForTest uses.
 type TB interface {
 	Helper()
 	Skipf(format string, args ...any)
@@ -396,14 +391,13 @@ type TB interface {
 	Cleanup(f func())
 }
 
-// ForTest opens a lab for a test, and closes it at its end. Without root, or
-// where the kernel refuses, the test is skipped, and says why; as root in CI
-// (CI=true) it fails.
+// ForTest opens a lab for a test, and closes it at the test's end. Without root, or if the kernel
+// refuses, the test is skipped with the reason; as root in CI (CI=true) it fails.
 func ForTest(t TB) *Lab {
 	t.Helper()
 	l, err := Open()
 	if err == nil {
-		// The first namespace shows whether the kernel lets us.
+		// The first namespace shows whether the kernel allows namespaces.
 		var n *Namespace
 		if n, err = l.Namespace("probe"); err == nil {
 			err = probeRate(l, n)
@@ -423,7 +417,7 @@ func ForTest(t TB) *Lab {
 	return l
 }
 
-// probeRate tries a link with a rate.
+// probeRate tests whether a link can have a rate.
 func probeRate(l *Lab, n *Namespace) error {
 	_, err := l.Link(n, n, LinkOptions{RateBits: 1e9})
 	return err

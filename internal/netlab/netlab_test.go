@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// childEnv makes the test binary a process that holds a lab, to be killed.
+// childEnv makes the test binary a child process that holds a lab and is killed.
 const childEnv = "PENSTOCK_NETLAB_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// hold makes two namespaces with a link and says where the first is, and the
-// link's end in it.
+// hold creates two namespaces with a link and returns the path of the first namespace, and the name
+// of the link's end in it.
 func hold() string {
 	l, err := Open()
 	if err != nil {
@@ -49,7 +49,7 @@ func hold() string {
 	return fmt.Sprintf("/proc/%d/fd/%d %s", os.Getpid(), a.file.Fd(), k.A.Device)
 }
 
-// pair is a lab of two namespaces.
+// pair returns a lab with two namespaces.
 func pair(t *testing.T) (l *Lab, a, b *Namespace) {
 	t.Helper()
 	l = ForTest(t)
@@ -61,9 +61,8 @@ func pair(t *testing.T) (l *Lab, a, b *Namespace) {
 	return l, a, b
 }
 
-// TestLink: bytes go through a link, from a process in one namespace to a
-// listener in the other; none go while it is down; this process's own network
-// is as it was.
+// TestLink: bytes pass through a link, from a process in one namespace to a listener in the other.
+// While the link is down none pass. The network of this process is unchanged.
 func TestLink(t *testing.T) {
 	before, err := net.Interfaces()
 	if err != nil {
@@ -132,10 +131,10 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// insideEnv names the interface that TestInside is to find.
+// insideEnv has the name of the interface that TestInside must find.
 const insideEnv = "PENSTOCK_NETLAB_TEST_INSIDE"
 
-// TestInside is TestLink's process in a namespace: it sees loopback and the link.
+// TestInside is TestLink's process in a namespace: it sees only loopback and the link.
 func TestInside(t *testing.T) {
 	want := os.Getenv(insideEnv)
 	if want == "" {
@@ -147,8 +146,8 @@ func TestInside(t *testing.T) {
 	}
 }
 
-// TestKilled: kill -9 of the process that holds a lab leaves nothing of it: the
-// other end of a link into a namespace that only the dead one held is gone.
+// TestKilled: after kill -9 of the process with a lab, no part of the lab is left. The other end of
+// a link into a namespace that only the dead process used is gone.
 func TestKilled(t *testing.T) {
 	ForTest(t)
 	cmd := exec.Command("/proc/self/exe")
@@ -173,7 +172,7 @@ func TestKilled(t *testing.T) {
 	if !ok || !strings.HasPrefix(path, "/proc/") {
 		t.Fatalf("the child says %q", line)
 	}
-	ns, err := os.Open(path) // from here on a is ours too, b is not
+	ns, err := os.Open(path) // from here on this process uses a too, but not b
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +189,7 @@ func TestKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	// The kernel takes namespaces away in the background.
+	// The kernel removes namespaces in the background.
 	for deadline := time.Now().Add(30 * time.Second); ; {
 		_, err := nl.LinkByName(device)
 		if errors.As(err, &netlink.LinkNotFoundError{}) {

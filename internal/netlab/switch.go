@@ -7,7 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Switch is a network of its own, to which namespaces are attached.
+// Switch is a network to which namespaces are attached.
 type Switch struct {
 	lab    *Lab
 	ns     *Namespace
@@ -16,7 +16,7 @@ type Switch struct {
 	ports  int
 }
 
-// switched are the networks of the switches.
+// switched has the networks of the switches.
 var switched = netip.MustParsePrefix("10.78.0.0/16")
 
 // Limits of a lab's switches, and of the ports of one.
@@ -25,7 +25,7 @@ const (
 	portsMax    = 250
 )
 
-// Switch makes a switch: a Linux bridge in a namespace of its own.
+// Switch creates a switch: a Linux bridge in a namespace of its own.
 func (l *Lab) Switch(name string) (*Switch, error) {
 	if l.switches == switchesMax {
 		return nil, fmt.Errorf("netlab: %d switches are all that %v has room for", switchesMax, switched)
@@ -52,11 +52,10 @@ func (l *Lab) Switch(name string) (*Switch, error) {
 	return &Switch{lab: l, ns: ns, bridge: bridge, net: netip.PrefixFrom(netip.AddrFrom4(base), 24)}, nil
 }
 
-// Attach lays a link from a namespace to the switch. Its A is the namespace's
-// end.
+// Attach connects a namespace to the switch by a link, whose A is the namespace's end.
 func (s *Switch) Attach(n *Namespace, o LinkOptions) (*Link, error) {
 	if s.ports == portsMax {
-		return nil, fmt.Errorf("netlab: switch %s has %d ports, which is the most", s.ns.name, portsMax)
+		return nil, fmt.Errorf("netlab: switch %s has %d ports, the maximum", s.ns.name, portsMax)
 	}
 	s.ports++
 	ip := s.net.Addr().As4()

@@ -51,8 +51,7 @@ func dialFrom(t *testing.T, n *Namespace, l net.Listener, dscp int) (out, in net
 	return out, in
 }
 
-// TestSwitch: three namespaces reach each other over one switch, and the counters
-// see it.
+// TestSwitch: three namespaces reach each other over one switch, and the counters count the bytes.
 func TestSwitch(t *testing.T) {
 	l := ForTest(t)
 	s, err := l.Switch("switch")
@@ -96,7 +95,7 @@ func TestSwitch(t *testing.T) {
 	}
 }
 
-// TestClasses: of two flows that want all of a link, each class gets its share.
+// TestClasses: of two flows that could each fill the link, each class gets its share.
 func TestClasses(t *testing.T) {
 	l, a, b := pair(t)
 	const marked = 26
@@ -114,13 +113,13 @@ func TestClasses(t *testing.T) {
 			}
 		}
 	}
-	// A little of the rest may wait for the link, much of the class: when this
-	// process does not come to run, the link is not left to the rest.
+	// Little of the rest may wait for the link, but much of the class: if this process is not
+	// scheduled for a while, the link is not left to the rest.
 	if err := rest.(*net.TCPConn).SetWriteBuffer(128 << 10); err != nil {
 		t.Fatal(err)
 	}
 	go flood(rest)
-	// The other flow has the link to itself at first.
+	// At first the other flow has the link to itself.
 	const n = 4 << 20
 	if _, err := io.CopyN(io.Discard, restIn, 1<<20); err != nil {
 		t.Fatal(err)
@@ -132,7 +131,7 @@ func TestClasses(t *testing.T) {
 		_, _ = io.Copy(&others, restIn)
 	}()
 	go flood(first)
-	if _, err := io.CopyN(io.Discard, firstIn, n/4); err != nil { // the class has its place
+	if _, err := io.CopyN(io.Discard, firstIn, n/4); err != nil { // the class has its share by now
 		t.Fatal(err)
 	}
 	before := others.Load()

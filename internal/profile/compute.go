@@ -9,26 +9,26 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/batch"
 )
 
-// Compute is what a prefill engine does.
+// Compute is the measured performance of a prefill engine.
 type Compute struct {
-	// Forwards that were given, Tokens and Seconds of all.
+	// Forwards is the number of forward passes in the log, Tokens and Seconds are the sums over all
+	// of them.
 	Forwards int     `json:"forwards"`
 	Tokens   int64   `json:"tokens"`
 	Seconds  float64 `json:"seconds"`
-	// Rate is Tokens/Seconds: what the engine computes at the mix of the log.
+	// Rate is Tokens/Seconds: the rate of the engine for the mix of requests in the log.
 	Rate float64 `json:"tokens_per_second"`
-	// PerToken and PerPair are the fitted attention model, in seconds; MAPE is its
-	// mean absolute relative error, 0.03 is 3 %.
+	// PerToken and PerPair are the coefficients of the fitted attention model, in seconds. MAPE is
+	// its mean absolute relative error: 0.03 is 3 %.
 	PerToken float64 `json:"attention_seconds_per_token"`
 	PerPair  float64 `json:"attention_seconds_per_pair"`
 	MAPE     float64 `json:"attention_mape"`
-	// Whole: the log does not tell attention from the rest, so that the model is of
-	// whole passes.
+	// Whole is set if the log has no attention times, so that the model is of whole passes.
 	Whole bool `json:"attention_is_whole_pass"`
-	// NoModel says why there is no attention model; "": there is one.
+	// NoModel is the reason why there is no attention model; empty if there is one.
 	NoModel string `json:"no_attention_model,omitempty"`
-	// Context is the median one; FromNothing and AtContext are how many tokens of
-	// one request fill Quota.
+	// Context is the median context in tokens. FromNothing and AtContext are the numbers of tokens
+	// of one request that fill Quota, without context and after Context tokens.
 	Context     int     `json:"median_context"`
 	Quota       float64 `json:"quota_seconds"`
 	FromNothing int     `json:"quota_tokens_from_nothing"`
@@ -40,12 +40,12 @@ func (c Compute) Model() batch.Model {
 	return batch.Model{PerToken: c.PerToken, PerPair: c.PerPair}
 }
 
-// quotaMost bounds the tokens that are tried against a quota.
-const quotaMost = 1 << 24
+// quotaTokensMax bounds the number of tokens that is compared with a quota.
+const quotaTokensMax = 1 << 24
 
-// Fit is what the forward passes say of an engine. The passes should be as the
-// engine makes them in service: Rate is over all of them. They have to differ in
-// tokens and in context, or there is no attention model.
+// Fit computes the performance of an engine from its forward passes. The passes should have the mix
+// of the real load, because Rate is the mean over all. They must differ in tokens and in context;
+// otherwise there is no attention model.
 func Fit(forwards []Forward, quota time.Duration) (Compute, error) {
 	if len(forwards) == 0 {
 		return Compute{}, fmt.Errorf("profile: no forward pass")
@@ -85,7 +85,7 @@ func Fit(forwards []Forward, quota time.Duration) (Compute, error) {
 		c.MAPE += math.Abs(m.Seconds(s.Cached, s.Compute)/s.Took.Seconds()-1) / float64(len(samples))
 	}
 	fill := func(context int) int {
-		chunks := batch.Pack([]batch.Item{{Cached: context, Compute: quotaMost}}, quota, m, nil)
+		chunks := batch.Pack([]batch.Item{{Cached: context, Compute: quotaTokensMax}}, quota, m, nil)
 		if len(chunks) == 0 {
 			return 0
 		}

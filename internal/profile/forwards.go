@@ -12,13 +12,13 @@ import (
 	"strings"
 )
 
-// Forward is one forward pass of a prefill engine over one request, as its log has
-// it.
+// Forward is one forward pass of a prefill engine over one request, from the engine's log.
 type Forward struct {
-	// Tokens that were computed, after Context tokens whose KV was there.
+	// Tokens is the number of computed tokens, Context the number of tokens before them whose KV
+	// existed.
 	Tokens, Context int
-	// Seconds of the whole pass. Attention is the share of all attention layers; 0:
-	// not logged.
+	// Seconds is the duration of the whole pass. Attention is the part of all attention layers; 0
+	// means not logged.
 	Seconds, Attention float64
 }
 
@@ -28,13 +28,12 @@ const (
 	MaxLogBytes = 256 << 20
 )
 
-// columns of a CSV log; the last may be missing.
+// columns are the columns of a CSV log; the last one is optional.
 var columns = [...]string{"tokens", "context", "seconds", "attention_seconds"}
 
-// ReadForwards reads a log: CSV with a header line that names the columns tokens,
-// context, seconds and, if known, attention_seconds, in any order among others; or
-// JSON objects with these keys among others, in a list or one after the other. An
-// error names file and line.
+// ReadForwards reads a log. It is CSV with a header line that has the columns tokens, context,
+// seconds and optionally attention_seconds, in any order and among others; or JSON objects with
+// these keys among others, in a list or one after the other. An error names file and line.
 func ReadForwards(name string, r io.Reader) ([]Forward, error) {
 	raw, err := io.ReadAll(io.LimitReader(r, MaxLogBytes+1))
 	if err != nil {
@@ -51,12 +50,12 @@ func ReadForwards(name string, r io.Reader) ([]Forward, error) {
 		out, err = readCSV(name, raw)
 	}
 	if err == nil && len(out) == 0 {
-		err = fmt.Errorf("%s: there is no forward pass in it", name)
+		err = fmt.Errorf("%s: the log has no forward pass", name)
 	}
 	return out, err
 }
 
-// check returns an error about a pass that cannot be.
+// check returns an error for an impossible pass.
 func (f Forward) check() error {
 	switch {
 	case f.Tokens < 1 || f.Context < 0 || f.Tokens > 1<<40 || f.Context > 1<<40:
@@ -159,7 +158,7 @@ func readJSON(name string, raw []byte) (out []Forward, err error) {
 			return nil, tooMany(name)
 		}
 	}
-	// After a list its end, and after either nothing.
+	// A list must end, and nothing may follow.
 	if list {
 		if _, err := dec.Token(); errors.Is(err, io.EOF) {
 			return nil, fail(errors.New("the list has no end"))
@@ -173,7 +172,7 @@ func readJSON(name string, raw []byte) (out []Forward, err error) {
 	return out, nil
 }
 
-// missing names the first key that is.
+// missing returns the name of the first missing key.
 func missing(tokens, context bool) string {
 	switch {
 	case tokens:

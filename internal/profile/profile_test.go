@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// engine makes the forward passes of a known model: attention, and linear seconds a
-// token for the rest.
+// engine makes the forward passes of a known model: attention, plus linear seconds per token for
+// the rest.
 func engine(rng *rand.Rand, m batch.Model, linear, noise float64, n int) (out []Forward) {
 	for range n {
 		f := Forward{Tokens: 1 + rng.IntN(4096), Context: rng.IntN(65536)}
@@ -32,8 +32,8 @@ func engine(rng *rand.Rand, m batch.Model, linear, noise float64, n int) (out []
 	return out
 }
 
-// TestFit: the model comes back; without attention times it is that of whole
-// passes; the quota holds as many tokens as the model says.
+// TestFit: Fit finds the coefficients of the model. Without attention times it fits whole passes.
+// The quota holds the number of tokens that the model gives.
 func TestFit(t *testing.T) {
 	want, linear := batch.Model{PerToken: 1.1e-5, PerPair: 2.3e-9}, 9e-5
 	for _, noise := range []float64{0, 0.03} {
@@ -69,7 +69,7 @@ func TestFit(t *testing.T) {
 	}
 }
 
-// TestFitWithoutModel: alike passes give a rate and say why there is no model.
+// TestFitWithoutModel: equal passes give a rate and the reason why there is no model.
 func TestFitWithoutModel(t *testing.T) {
 	c, err := Fit([]Forward{{Tokens: 100, Seconds: 0.01}, {Tokens: 100, Seconds: 0.01}}, time.Second)
 	if err != nil || math.Abs(c.Rate-1e4) > 1e-6 || !strings.Contains(c.NoModel, "vary the cached length") {
@@ -85,7 +85,7 @@ func TestFitWithoutModel(t *testing.T) {
 	}
 }
 
-// TestReadForwards: one log in each form.
+// TestReadForwards reads the same log in each form.
 func TestReadForwards(t *testing.T) {
 	want := []Forward{{512, 0, 0.061, 0.012}, {429, 32721, 0.083, 0}}
 	for name, log := range map[string]string{
@@ -121,7 +121,7 @@ func TestReadForwards(t *testing.T) {
 	}
 }
 
-// FuzzReadForwards: whatever is read can be fitted or is refused.
+// FuzzReadForwards: a log that is accepted can be fitted, or Fit refuses it.
 func FuzzReadForwards(f *testing.F) {
 	f.Add("tokens,context,seconds\n1,0,1\n2,5,3\n")
 	f.Add(`[{"tokens":1,"context":0,"seconds":1}]`)
@@ -143,8 +143,7 @@ func FuzzReadForwards(f *testing.F) {
 	})
 }
 
-// TestRuns: every block that can be read is in exactly one run, after its
-// ancestors.
+// TestRuns: every readable block is in exactly one run, after its ancestors.
 func TestRuns(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 200).Draw(t, "blocks")
@@ -208,7 +207,7 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// TestUpdate: settings come into a configuration and nothing else is lost.
+// TestUpdate: the settings are written into a configuration, and all other content is kept.
 func TestUpdate(t *testing.T) {
 	settings := Settings(640_000.4, 8000)
 	const before = `# the planner of rack 4

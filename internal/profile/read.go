@@ -15,46 +15,45 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// ReadOptions are what a measurement of reading needs. Store, Namespace and Runs
-// are required.
+// ReadOptions are the options of MeasureRead. Store, Namespace and Runs are required.
 type ReadOptions struct {
 	Store     *client.Store
 	Namespace kv.Namespace
 	Runs      []Run
-	// For is how long it reads; default 10 s.
+	// For is the duration of the measurement; default 10 s.
 	For time.Duration
-	// Parallel is how many reads are under way; default 8. WindowBytes is the memory
-	// of each; default 16 MiB, at least one block.
+	// Parallel is the number of concurrent reads; default 8. WindowBytes is the memory of each;
+	// default 16 MiB, at least one block.
 	Parallel    int
 	WindowBytes int64
-	// Progress is called after each read, by several goroutines; may be nil.
+	// Progress, if not nil, is called after each read, by several goroutines.
 	Progress func(elapsed time.Duration, bytes int64)
 }
 
-// Read is what was read.
+// Read is the result of a measurement.
 type Read struct {
 	Blocks  int64   `json:"blocks"`
 	Bytes   int64   `json:"bytes"`
 	Lost    int64   `json:"lost_blocks"`
 	Busy    int64   `json:"busy"`
 	Seconds float64 `json:"seconds"`
-	// BytesPerSecond and TokensPerSecond are over all of Seconds.
+	// BytesPerSecond and TokensPerSecond are means over Seconds.
 	BytesPerSecond  float64 `json:"bytes_per_second"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	// Passes is how often all runs were read: above 1 a node may have answered from
-	// memory.
+	// Passes is the number of times that all runs were read. If it is above 1, a node may have
+	// answered from memory.
 	Passes float64 `json:"passes"`
-	// BytesPerToken of the geometry.
+	// BytesPerToken is the number of bytes per token of the geometry.
 	BytesPerToken float64 `json:"bytes_per_token"`
 }
 
-// busyPause is how long a reader waits that a node has turned away.
+// busyPause is the pause of a reader after a busy node has refused a read.
 const busyPause = 5 * time.Millisecond
 
 // ErrNothingRead: no block of the namespace could be read.
 var ErrNothingRead = errors.New("none of the blocks could be read")
 
-// reader is one measurement.
+// reader is the state of one measurement.
 type reader struct {
 	opts  ReadOptions
 	each  int64
@@ -65,8 +64,7 @@ type reader struct {
 	read Read
 }
 
-// MeasureRead reads the runs again and again, some at once, each block of a pass
-// once.
+// MeasureRead reads the runs repeatedly, several at a time. Each pass reads each block once.
 func MeasureRead(ctx context.Context, o ReadOptions) (Read, error) {
 	if o.For == 0 {
 		o.For = 10 * time.Second
@@ -105,7 +103,7 @@ func MeasureRead(ctx context.Context, o ReadOptions) (Read, error) {
 	return out, nil
 }
 
-// blocksOf is how many blocks a pass reads.
+// blocksOf returns the number of blocks in a pass.
 func blocksOf(runs []Run) (n int) {
 	for _, r := range runs {
 		n += len(r.IDs) - r.First
@@ -113,7 +111,7 @@ func blocksOf(runs []Run) (n int) {
 	return n
 }
 
-// work reads one run after the other.
+// work reads one run after the other until the time is over.
 func (r *reader) work(ctx context.Context) (err error) {
 	blocks := max(1, r.opts.WindowBytes/r.each)
 	memory, err := arena.New(arena.Options{SizeBytes: blocks * r.each})
@@ -132,7 +130,8 @@ func (r *reader) work(ctx context.Context) (err error) {
 			if err := r.window(ctx, run.IDs[:min(at+int(blocks), len(run.IDs))], at, into); err != nil {
 				return err
 			}
-			// After the read: each reader reads once, however slow this machine is.
+			// The time is checked after the read, so each reader reads at least once, also on a
+			// slow machine.
 			if time.Since(r.start) >= r.opts.For {
 				return nil
 			}
@@ -143,7 +142,7 @@ func (r *reader) work(ctx context.Context) (err error) {
 	}
 }
 
-// window reads the blocks from at to the end of ids.
+// window reads the blocks from index at to the end of ids.
 func (r *reader) window(ctx context.Context, ids []kv.BlockID, at int, into *client.Memory) error {
 	pieces := make([]client.Piece, len(ids)-at)
 	for i := range pieces {

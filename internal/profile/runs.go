@@ -9,7 +9,7 @@ import (
 // Link is one block of a namespace.
 type Link struct{ ID, Parent kv.BlockID }
 
-// Run is a part of a chain that is read: the blocks from First on.
+// Run is a part of a chain to be read: the blocks from First on.
 type Run struct {
 	IDs   []kv.BlockID
 	First int
@@ -18,10 +18,9 @@ type Run struct {
 // maxIDs bounds the ids of all runs: 64 MiB.
 const maxIDs = 4 << 20
 
-// Runs cuts the blocks of a prefix tree into runs such that each block is in one:
-// down from a leaf, chosen at random, until a block that another run has. Blocks
-// whose ancestors are not listed cannot be read and are left out, and so is what
-// exceeds the bound on ids.
+// Runs divides the blocks of a prefix tree into runs, so that each block is in one run. A run goes
+// from a random leaf up to the first block that another run has. Blocks whose ancestors are not
+// listed cannot be read and are left out, and so are blocks beyond the bound on ids.
 func Runs(blocks []Link, rng *rand.Rand) []Run {
 	parent := make(map[kv.BlockID]kv.BlockID, len(blocks))
 	inner := make(map[kv.BlockID]bool, len(blocks))
@@ -59,12 +58,12 @@ func Runs(blocks []Link, rng *rand.Rand) []Run {
 	return runs
 }
 
-// chainOf is the chain from the root to a block; false if an ancestor is not there.
-func chainOf(id kv.BlockID, parent map[kv.BlockID]kv.BlockID, most int) ([]kv.BlockID, bool) {
+// chainOf returns the chain from the root to a block; false if an ancestor is missing.
+func chainOf(id kv.BlockID, parent map[kv.BlockID]kv.BlockID, maxLength int) ([]kv.BlockID, bool) {
 	var up []kv.BlockID
 	for id != (kv.BlockID{}) {
 		p, ok := parent[id]
-		if !ok || len(up) > most {
+		if !ok || len(up) > maxLength {
 			return nil, false
 		}
 		up, id = append(up, id), p
@@ -75,7 +74,7 @@ func chainOf(id kv.BlockID, parent map[kv.BlockID]kv.BlockID, most int) ([]kv.Bl
 	return up, true
 }
 
-// FlatRuns are the keys of a flat namespace in random order, n of them a run.
+// FlatRuns returns the keys of a flat namespace in random order, in runs of n keys.
 func FlatRuns(keys []kv.BlockID, n int, rng *rand.Rand) []Run {
 	keys = append([]kv.BlockID(nil), keys[:min(len(keys), maxIDs)]...)
 	rng.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })

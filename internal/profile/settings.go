@@ -19,18 +19,18 @@ const (
 	zFactor      = 1.05
 )
 
-// Setting is one key of the planner's section schedule, with its value and why.
+// Setting is one key of the planner's section schedule, with its value and the reason for it.
 type Setting struct {
 	Key     string  `json:"key"`
 	Value   float64 `json:"value"`
 	Comment string  `json:"comment"`
 }
 
-// text is the value as YAML has it: whole numbers, but for a factor.
+// text returns the value as YAML: an integer, except for a factor.
 func (s Setting) text() string { return strconv.FormatFloat(s.Value, 'f', -1, 64) }
 
-// Settings are the planner's keys that follow from what was measured; a rate of 0
-// was not.
+// Settings returns the planner's keys that follow from the measured rates; a rate of 0 was not
+// measured.
 func Settings(readRate, prefillRate float64) []Setting {
 	var out []Setting
 	add := func(key string, value float64, comment string) { out = append(out, Setting{key, value, comment}) }
@@ -50,11 +50,11 @@ func Settings(readRate, prefillRate float64) []Setting {
 	return out
 }
 
-// section is where the settings go.
+// section is the section of the settings.
 const section = "schedule"
 
-// Update sets the settings in the section schedule of a planner's configuration,
-// which may be empty; everything else stays, comments too.
+// Update sets the settings in the section schedule of a planner's configuration, which may be
+// empty. All other content stays, comments included.
 func Update(name string, raw []byte, settings []Setting) ([]byte, error) {
 	var doc yaml.Node
 	var before []byte
@@ -63,9 +63,9 @@ func Update(name string, raw []byte, settings []Setting) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: more than one YAML document; remove what follows the second ---", name)
+		return nil, fmt.Errorf("%s: more than one YAML document; remove the documents after the first", name)
 	}
-	if doc.Kind == 0 { // empty, or comments alone, which are no document
+	if doc.Kind == 0 { // an empty file, or one with comments only, is no document
 		before = raw
 		doc = yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{{Kind: yaml.MappingNode}}}
 	}
@@ -94,7 +94,7 @@ func Update(name string, raw []byte, settings []Setting) ([]byte, error) {
 	return append(before[:len(before):len(before)], b.String()...), nil
 }
 
-// valueOf is the node of a key, which is added if it is not there.
+// valueOf returns the node of a key, and adds the key if it is missing.
 func valueOf(m *yaml.Node, key string) *yaml.Node {
 	for i := 0; i+1 < len(m.Content); i += 2 {
 		if m.Content[i].Value == key {

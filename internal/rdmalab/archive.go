@@ -14,8 +14,8 @@ import (
 //	"070701" | 13 fields of 8 hex digits | name, NUL | pad to 4 | data | pad to 4
 //	fields: inode mode uid gid links mtime size devmajor devminor rdevmajor rdevminor namelen check
 //
-// Every name is entered once; a second file of the same name is not written.
-// Directories are made as they are needed.
+// Every name is entered once; a second file of the same name is not written. Directories are
+// created as needed.
 type archive struct {
 	w     *bufio.Writer
 	off   int64
@@ -24,7 +24,7 @@ type archive struct {
 	err   error
 }
 
-// Types in the mode field.
+// The types of an entry, in the mode field.
 const (
 	modeDir  = 0o040000
 	modeFile = 0o100000
@@ -40,7 +40,7 @@ func (a *archive) file(name string, perm int, data []byte) error {
 	return a.entry(name, modeFile|perm, 0, 0, data)
 }
 
-// dir adds a directory and those above it.
+// dir adds a directory and its parents.
 func (a *archive) dir(name string) error { return a.entry(name, modeDir|0o755, 0, 0, nil) }
 
 // device adds a character device.

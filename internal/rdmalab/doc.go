@@ -24,22 +24,22 @@
 //	 report ◄── ttyS1 ─── exit code, dmesg ───
 //	 -out   ◄── ttyS2 ─── tar of /out ────────    then the machine is switched off
 //
-// The packages are downloaded with all that they depend on, once, into the
-// user's cache directory (-cache names another). QEMU, depmod and the guest's
-// programs run with the libraries of that cache. This machine is not changed, and the lab
-// needs no root. Delete the cache directory to fetch newer packages.
+// The packages and all their dependencies are downloaded once, into the user's cache directory
+// (-cache names another). QEMU, depmod and the guest's programs run with the libraries of that
+// cache. The lab installs nothing on this machine and needs no root. Delete the cache directory to
+// fetch newer packages.
 //
-// The exit code is that of the command that failed, or 0. The exit code is 125, with
-// a line that says what happened, if something is missing, the guest does not boot,
-// its kernel reports a BUG, a WARNING or a lockup, or -timeout has passed.
+// The exit code is that of the command that failed, or 0. The exit code is 125, with a line that
+// names the cause, if something is missing, the guest does not boot, its kernel reports a BUG, a
+// WARNING or a lockup, or -timeout has passed.
 //
 // All four NICs are in one network namespace, because rdma_rxe of Linux 6.1 supports
 // only one. Traffic between them must use the veth pairs and not the loopback device.
 // Therefore routes to the remote ends come before the table of local addresses, and
 // only packets that arrive on a veth device are looked up in that table.
 //
-// rdmalab tests nothing itself; the programs that it runs do. It does not simulate the
-// speed of hardware: rxe and the drives run on CPUs.
+// rdmalab tests nothing itself; the programs that it runs do. It does not simulate the speed of
+// hardware: rxe and the drives run on CPUs.
 //
-// Lock order: there is no lock.
+// There is no lock.
 package main

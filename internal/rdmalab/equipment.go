@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// equipment is the devices of a guest beyond CPUs, memory and serial lines, and the
-// software for them.
+// equipment is the devices of a guest apart from CPUs, memory and serial lines, and the software
+// for these devices.
 type equipment struct {
 	modules  []string // kernel modules in the order of loading, each with its parameters
 	programs []string

@@ -16,8 +16,7 @@ import (
 	"syscall"
 )
 
-// boot runs the guest until it switches itself off, and returns what its
-// commands ended with.
+// boot runs the guest until it powers off, and returns the exit code of its commands.
 func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o options) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("the guest was not done after %v (flag -timeout)", o.Timeout))
 	defer cancel()
@@ -28,7 +27,8 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 	}
 	args := append(machine(r, accel), "-smp", strconv.Itoa(o.CPUs), "-m", strconv.Itoa(o.MemoryMiB),
 		"-kernel", k.image, "-initrd", initramfs,
-		// A panic ends the guest; a quiet console leaves ttyS0 to the commands.
+		// A panic ends the guest. With a low log level, ttyS0 has mostly the output of the
+		// commands.
 		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=4 rdinit=/init mitigations=off no_timer_check",
 		"-serial", "stdio", "-serial", "file:"+reportFile, "-serial", "file:"+outFile)
 	drives, err := makeDrives(dir, o.Drives)
@@ -40,8 +40,8 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 		return 0, err
 	}
 	cmd.Env = append(os.Environ(), "QEMU_MODULE_DIR="+r.file("/usr/lib/x86_64-linux-gnu/qemu"))
-	// The guest goes when the lab goes, however it goes. The signal is bound to
-	// the thread that started it.
+	// The guest ends when the lab ends for any reason. The signal is bound to the thread that
+	// started QEMU.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -61,12 +61,12 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 	}
 	code, err := parseReport(string(text))
 	if said := bytes.TrimSpace(stderr.Bytes()); err != nil && len(said) > 0 {
-		// QEMU exits with 0 after SIGTERM, so its error output is the only trace of it.
+		// QEMU exits with 0 after SIGTERM, so only its error output shows the signal.
 		err = fmt.Errorf("%w; qemu: %s", err, said)
 	}
 	if o.Out != "" {
 		if e := unpack(outFile, o.Out); e != nil {
-			err = errors.Join(err, fmt.Errorf("what the commands left in /out: %w", e))
+			err = errors.Join(err, fmt.Errorf("unpack the files of /out: %w", e))
 		}
 	}
 	return code, err
@@ -95,7 +95,7 @@ func makeDrives(dir string, sizes []string) (args []string, err error) {
 	return args, nil
 }
 
-// machine returns QEMU's arguments for a guest with CPUs, memory and serial lines only.
+// machine returns QEMU's arguments for a guest with only CPUs, memory and serial lines.
 func machine(r root, accel string) []string {
 	cpu := "host"
 	if accel == "tcg" {
@@ -105,8 +105,8 @@ func machine(r root, accel string) []string {
 		"-nic", "none", "-no-reboot", "-monitor", "none"}
 }
 
-// chooseAccel returns the accelerator that asked names, or for "auto" the best
-// that works, and says on standard output why it is not KVM.
+// chooseAccel returns the accelerator that asked names, or for "auto" the best that works. If that
+// is not KVM, it prints the reason to standard output.
 func chooseAccel(asked string) (string, error) {
 	switch asked {
 	case "kvm", "tcg":
@@ -123,9 +123,8 @@ func chooseAccel(asked string) (string, error) {
 	return "tcg", nil
 }
 
-// kvmUsable says why KVM can't run the guest, or nil. A /dev/kvm that opens is
-// not enough: the one of kvm_pvm, found in machines that are virtual
-// themselves, runs only kernels that were made for it.
+// kvmUsable returns an error if KVM cannot run the guest. That /dev/kvm opens is not enough: the
+// one of kvm_pvm, found in virtual machines, runs only kernels that were built for it.
 func kvmUsable() error {
 	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {
@@ -158,7 +157,7 @@ func parseReport(text string) (int, error) {
 		case "broken":
 			problems = append(problems, errors.New(value))
 		case "complaint":
-			problems = append(problems, errors.New("the guest's kernel says: "+value))
+			problems = append(problems, errors.New("the guest's kernel reports: "+value))
 		case "end":
 			ended = true
 		}
@@ -169,7 +168,7 @@ func parseReport(text string) (int, error) {
 	return code, errors.Join(problems...)
 }
 
-// unpack puts the regular files of the guest's archive under dir.
+// unpack writes the regular files of the guest's archive into dir.
 func unpack(file, dir string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -211,7 +210,7 @@ func unpackFile(name string, r io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// crDropper drops the carriage returns that a serial line adds.
+// crDropper removes the carriage returns that a serial line adds.
 type crDropper struct{ w io.Writer }
 
 // Write implements io.Writer.

@@ -45,8 +45,8 @@ func writeImage(file string, r root, k kernel, o options) (err error) {
 	return a.close()
 }
 
-// addBase adds what any guest needs: busybox, device nodes for the first
-// messages, names for localhost.
+// addBase adds the files that any guest needs: busybox, device nodes for the first messages, names
+// for localhost.
 func addBase(a *archive, r root) error {
 	busybox, err := os.ReadFile(r.file("/bin/busybox"))
 	if err != nil {
@@ -79,7 +79,7 @@ func addBase(a *archive, r root) error {
 	return nil
 }
 
-// addPrograms adds programs as /bin/NAME, with the libraries they are linked to.
+// addPrograms adds programs as /bin/NAME, with the libraries to which they are linked.
 func addPrograms(a *archive, r root, programs []string) error {
 	for _, p := range programs {
 		file, err := r.program(p)
@@ -93,8 +93,8 @@ func addPrograms(a *archive, r root, programs []string) error {
 	return nil
 }
 
-// addLinked adds a program or library, its loader, and the libraries it is
-// linked to, at any remove.
+// addLinked adds a program or library, its loader, and all libraries to which it is linked,
+// directly or indirectly.
 func addLinked(a *archive, r root, file, as string) error {
 	if a.has(as) {
 		return nil
@@ -144,8 +144,8 @@ func linkedTo(file string) (loader string, libs []string, err error) {
 	return loader, libs, err
 }
 
-// library returns the file of a shared library: of the root, or of this machine
-// if the root has none of that name.
+// library returns the file of a shared library: from the root, or from this machine if the root has
+// none of that name.
 func (r root) library(name string) (string, error) {
 	for _, in := range []root{r, "/"} {
 		for _, d := range libDirs {
@@ -157,7 +157,7 @@ func (r root) library(name string) (string, error) {
 	return "", fmt.Errorf("library %s is neither in %s nor on this machine (looked in %s)", name, r, strings.Join(libDirs, " "))
 }
 
-// addFiles adds copies, "HOST:GUEST" each; links are followed.
+// addFiles adds copies, each given as "HOST:GUEST"; links are followed.
 func addFiles(a *archive, pairs []string) error {
 	for _, p := range pairs {
 		host, guest, ok := strings.Cut(p, ":")

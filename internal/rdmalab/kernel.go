@@ -50,9 +50,9 @@ func compareReleases(a, b string) int {
 	})
 }
 
-// loadOrder returns the files of modules and of all that they depend on,
-// relative to the module directory, each after its dependencies. dep and
-// builtin are the texts of modules.dep and modules.builtin.
+// loadOrder returns the files of modules and of all their dependencies, relative to the module
+// directory, each after its dependencies. dep and builtin are the texts of modules.dep and
+// modules.builtin.
 func loadOrder(dep, builtin []byte, modules []string) ([]string, error) {
 	files, needs := make(map[string]string), make(map[string][]string)
 	for s := bufio.NewScanner(bytes.NewReader(dep)); s.Scan(); {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// exitLab is the exit code when it was the lab that failed and not a command.
+// exitLab is the exit code if the lab failed and not a command.
 const exitLab = 125
 
 // driveSize matches a drive's size: a number of MiB or GiB.
@@ -27,32 +27,32 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
 // options are the command's flags.
 type options struct {
-	// Bins are programs of this machine, by path or by name in PATH; they are
-	// /bin/NAME in the guest. Files are "HOST:GUEST" copies.
+	// Bins are programs of this machine, by path or by name in PATH; in the guest they are
+	// /bin/NAME. Files are copies, each "HOST:GUEST".
 	Bins, Files list
 	// Equipment is the value of -equipment. Modules are additional kernel modules.
 	Equipment equipment
 	Modules   list
 	// Drives are the sizes of emulated NVMe drives, empty at the start.
 	Drives list
-	// Env are "NAME=value" for the commands.
+	// Env has "NAME=value" for the commands.
 	Env list
-	// Out receives what the commands leave in /out.
+	// Out is the directory that receives the files that the commands leave in /out.
 	Out       string
 	Timeout   time.Duration
 	MemoryMiB int
 	CPUs      int
 	Accel     string
-	// Cache holds the downloaded packages; empty: in the user's cache directory.
+	// Cache is the directory of the downloaded packages; empty means the user's cache directory.
 	Cache string
-	// Packages: download the packages, print their directory and do no more.
+	// Packages: only download the packages and print their directory.
 	Packages bool
 	Commands []string
 }
 
 func main() { os.Exit(mainCode()) }
 
-// mainCode does the work of main and returns the exit code.
+// mainCode runs the program and returns the exit code.
 func mainCode() int {
 	o, err := parse(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {

@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// packages are the Debian packages of the lab. Their dependencies come along,
-// down to the C library.
+// packages are the Debian packages of the lab. Their dependencies, down to the C library, are
+// downloaded too.
 var packages = []string{
 	"linux-image-amd64",
 	"kmod", // depmod
@@ -30,13 +30,13 @@ var packages = []string{
 	"libibverbs-dev", // to build the programs that run in the guest
 }
 
-// root is a directory with the packages unpacked in it: the lab's own /usr.
-// Programs of the root run by command, with the root's libraries.
+// root is a directory with the packages unpacked in it, which serves as the lab's /usr. command
+// runs programs of the root with the root's libraries.
 type root string
 
-// ensureRoot returns the root that holds packages. The first call downloads and
-// unpacks them under cache; later calls find them there. Nothing outside cache
-// is changed, and no privilege is needed.
+// ensureRoot returns the root that has the packages. The first call downloads and unpacks them
+// under cache; later calls use the unpacked ones. It changes nothing outside cache and needs no
+// privileges.
 func ensureRoot(ctx context.Context, cache string) (root, error) {
 	if cache == "" {
 		user, err := os.UserCacheDir()
@@ -74,11 +74,11 @@ func ensureRoot(ctx context.Context, cache string) (root, error) {
 	if err := fill(ctx, part); err != nil {
 		return "", fmt.Errorf("packages of the guest: %w", err)
 	}
-	// The rename is last, so a root that has its name is whole.
+	// The rename comes last, so a root with its final name is complete.
 	return r, os.Rename(string(part), string(r))
 }
 
-// lockDir waits until no other lab fills the cache.
+// lockDir waits until no other lab is filling the cache.
 func lockDir(dir string) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -99,8 +99,8 @@ func fill(ctx context.Context, r root) error {
 			return err
 		}
 	}
-	// With an empty list of installed packages apt downloads all dependencies,
-	// so that the root works whatever this machine has.
+	// With an empty list of installed packages apt downloads all dependencies, so the root works on
+	// a machine with any packages.
 	if err := os.WriteFile(filepath.Join(apt, "state/status"), nil, 0o600); err != nil {
 		return err
 	}
@@ -108,13 +108,14 @@ func fill(ctx context.Context, r root) error {
 	aptGet := func(args ...string) (string, error) {
 		return output(exec.CommandContext(ctx, "apt-get", append(aptOptions(apt), args...)...))
 	}
-	// apt-get update succeeds even if it reaches no source. Keep its output, which says why the install finds no package.
+	// apt-get update succeeds even if it reaches no source. Its output is kept, because it has the reason why the
+	// install finds no package.
 	updated, err := aptGet("update")
 	if err == nil {
 		_, err = aptGet(append([]string{"install", "--download-only", "-y", "--no-install-recommends"}, packages...)...)
 	}
 	if err != nil {
-		return fmt.Errorf("apt-get did not download them, which takes a Debian with sources of packages that it can reach: %w; apt-get update said: %s", err, lastOf(updated))
+		return fmt.Errorf("apt-get did not download the packages; it needs a Debian system with reachable package sources: %w; apt-get update said: %s", err, lastOf(updated))
 	}
 	if err := unpackAll(ctx, r, filepath.Join(apt, "cache/archives")); err != nil {
 		return err
@@ -128,7 +129,7 @@ func fill(ctx context.Context, r root) error {
 	return indexModules(ctx, r)
 }
 
-// aptOptions make apt-get keep all that it writes under dir.
+// aptOptions make apt-get write all its files under dir.
 func aptOptions(dir string) []string {
 	return []string{"-q",
 		"-o", "Dir::State=" + dir + "/state", "-o", "Dir::State::status=" + dir + "/state/status", "-o", "Dir::Cache=" + dir + "/cache",
@@ -152,7 +153,7 @@ func unpackAll(ctx context.Context, r root, debs string) error {
 		return err
 	}
 	for _, deb := range files {
-		// Owners and set-user-ID bits are left out: the files are only read and run.
+		// Owners and set-user-ID bits are left out, because the files are only read and executed.
 		content := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", deb)
 		tar := exec.CommandContext(ctx, "tar", "-x", "-C", string(r), "--keep-directory-symlink", "--no-same-owner", "--no-same-permissions", "--mode=u+rwX,go-s")
 		if tar.Stdin, err = content.StdoutPipe(); err != nil {
@@ -172,7 +173,7 @@ func unpackAll(ctx context.Context, r root, debs string) error {
 	return nil
 }
 
-// rebaseLinks makes each absolute link of the packages lead to the root's file.
+// rebaseLinks redirects each absolute link of the packages to the root's file.
 func rebaseLinks(r root) error {
 	return filepath.WalkDir(string(r), func(name string, d os.DirEntry, err error) error {
 		if err != nil || d.Type() != os.ModeSymlink {
@@ -182,7 +183,7 @@ func rebaseLinks(r root) error {
 		if err != nil || !filepath.IsAbs(to) {
 			return err
 		}
-		// Relative, because the root is renamed when it is whole.
+		// The link is relative, because the root is renamed when it is complete.
 		relative, err := filepath.Rel(filepath.Dir(name), r.file(to))
 		if err != nil {
 			return err
@@ -194,7 +195,7 @@ func rebaseLinks(r root) error {
 	})
 }
 
-// indexModules writes modules.dep of each kernel, which an installation would do.
+// indexModules writes modules.dep of each kernel, as an installation would.
 func indexModules(ctx context.Context, r root) error {
 	dirs, err := filepath.Glob(filepath.Join(string(r), "lib/modules/*"))
 	if err != nil {
@@ -243,8 +244,8 @@ var (
 	libDirs = []string{"/usr/lib/x86_64-linux-gnu", "/usr/lib", "/usr/lib64"}
 )
 
-// program returns the file of the program: of the root if it has the program,
-// else of this machine, where name may be a path.
+// program returns the file of the program: from the root if it has the program, else from this
+// machine, where name may be a path.
 func (r root) program(name string) (string, error) {
 	if filepath.Base(name) == name {
 		for _, d := range binDirs {
@@ -256,8 +257,8 @@ func (r root) program(name string) (string, error) {
 	return exec.LookPath(name)
 }
 
-// command returns a command that runs a program of the root on this machine,
-// by the root's loader and with the root's libraries.
+// command returns a command that runs a program of the root on this machine, with the root's loader
+// and libraries.
 func (r root) command(ctx context.Context, name string, args ...string) (*exec.Cmd, error) {
 	file, err := r.program(name)
 	if err != nil {
@@ -271,7 +272,7 @@ func (r root) command(ctx context.Context, name string, args ...string) (*exec.C
 	return exec.CommandContext(ctx, r.file("/lib64/ld-linux-x86-64.so.2"), args...), nil
 }
 
-// isFile reports whether there is a file, after links.
+// isFile reports whether name is a file, after following links.
 func isFile(name string) bool {
 	info, err := os.Stat(name)
 	return err == nil && info.Mode().IsRegular()

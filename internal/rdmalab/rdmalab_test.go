@@ -67,7 +67,7 @@ func TestFindKernelTakesTheNewestThatIsWhole(t *testing.T) {
 	}
 }
 
-// TestArchive: another implementation of the format reads what archive writes.
+// TestArchive: another implementation of the format reads the archive.
 func TestArchive(t *testing.T) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -111,8 +111,8 @@ func TestArchive(t *testing.T) {
 	}
 }
 
-// TestNothingIsInstalled runs a stand-in for apt-get, which refuses any call
-// that would write outside the cache, and unpacks a package for real.
+// TestNothingIsInstalled runs a stand-in for apt-get, which refuses any call that would write
+// outside the cache, and unpacks a real package.
 func TestNothingIsInstalled(t *testing.T) {
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		if os.Getenv("CI") == "true" {
@@ -178,7 +178,8 @@ esac
 	}
 }
 
-// TestNoPackages: the error says that apt-get is missing, or that it reaches no source of packages.
+// TestNoPackages: the error states that apt-get is missing, or that it reaches no source of
+// packages.
 func TestNoPackages(t *testing.T) {
 	for name, c := range map[string]struct{ aptGet, want string }{
 		"no apt-get": {"", `"apt-get": executable file not found`},
@@ -225,7 +226,7 @@ func TestParseReport(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
 		code       int
-		err        string // "" is none
+		err        string // empty means no error
 	}{
 		{"passed", "exit 0\nend\n", 0, ""},
 		{"failed", "exit 3\nend\n", 3, ""},
@@ -292,8 +293,7 @@ func TestUnpackStaysInside(t *testing.T) {
 	}
 }
 
-// TestModuleParameters: a module's parameters are passed to insmod, and not to the
-// modules that it depends on.
+// TestModuleParameters: a module's parameters are passed to insmod, but not to its dependencies.
 func TestModuleParameters(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

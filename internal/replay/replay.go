@@ -15,19 +15,20 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Options are what a replay needs. Store, Namespace and Trace are required.
+// Options are the options of a replay. Store, Namespace and Trace are required.
 type Options struct {
 	Store *client.Store
-	// Namespace has one full layer group and the trace's block length.
+	// Namespace must have one full layer group and the trace's block length.
 	Namespace kv.Namespace
-	// Trace is read to its end and stays the caller's.
+	// Trace is read to its end. The caller closes it.
 	Trace *trace.Reader
-	// Concurrency is how many requests are under way at once. Default 4.
+	// Concurrency is the number of concurrent requests. Default 4.
 	Concurrency int
-	// WindowBytes is the memory of each worker: what it reads or writes in one
-	// call. At least one block. Default 32 MiB.
+	// WindowBytes is the memory of each worker, and bounds the bytes of one read or write call. It
+	// is at least one block. Default 32 MiB.
 	WindowBytes int64
-	// Lease keeps a matched prefix while it is read. Default 1 min.
+	// Lease is the duration of the lease on a matched prefix, which protects it during the read.
+	// Default 1 min.
 	Lease time.Duration
 	// Progress, if not nil, is called after each request, by several goroutines,
 	// with the counts so far.
@@ -56,7 +57,7 @@ func (o *Options) Validate() error {
 	case o.Store == nil || o.Trace == nil:
 		return errors.New("replay: Options.Store and Trace are required")
 	case len(o.Namespace.Geometry.Groups) != 1 || o.Namespace.Geometry.Groups[0].Kind != kv.Full:
-		return fmt.Errorf("replay: namespace %q has %v; a trace says nothing about windows and states, so one full layer group is needed", o.Namespace.Name, o.Namespace.Geometry)
+		return fmt.Errorf("replay: namespace %q has %v; a trace has no windows and states, so the namespace must have one full layer group", o.Namespace.Name, o.Namespace.Geometry)
 	case o.Namespace.Geometry.BlockTokens != o.Trace.BlockTokens():
 		return fmt.Errorf("replay: namespace %q has blocks of %d tokens and %s of %d; they must be equal", o.Namespace.Name, o.Namespace.Geometry.BlockTokens, o.Trace.Name(), o.Trace.BlockTokens())
 	case o.Concurrency < 1:
@@ -67,21 +68,20 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// queueMax is how many requests wait for one worker: enough that one long prompt
-// does not leave the others without work, few enough that chains in memory stay
-// few.
+// queueMax bounds the requests that wait for one worker. It is large enough that one long prompt
+// does not leave the other workers idle, and small enough that few chains are in memory.
 const queueMax = 8
 
-// job is one request, hashed.
+// job is one request with its block ids.
 type job struct {
 	ids         []kv.BlockID
 	inputTokens int
 	idealBlocks int
 }
 
-// Run replays the trace and returns what it saw, also when it fails or ctx ends.
-// Errors are those of the trace, of the client (ErrAuth, ErrNotFound, …) and
-// ctx's; see the package comment for what is none.
+// Run replays the trace and returns the counts, also after an error or the end of ctx. Errors are
+// those of the trace, of the client (ErrAuth, ErrNotFound, …) and of ctx. The package comment lists
+// the outcomes that are no errors.
 func Run(ctx context.Context, opts Options) (Result, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -108,7 +108,8 @@ func Run(ctx context.Context, opts Options) (Result, error) {
 	return all.result(time.Since(start)), err
 }
 
-// dispatch hashes the requests and gives those of one session to one worker.
+// dispatch computes the block ids of the requests and sends all requests of one session to one
+// worker.
 func dispatch(ctx context.Context, opts *Options, queues []chan job) error {
 	root, err := opts.Namespace.Chain()
 	if err != nil {
@@ -134,8 +135,8 @@ func dispatch(ctx context.Context, opts *Options, queues []chan job) error {
 	return nil
 }
 
-// remember adds the chain to those seen and returns how long its prefix was that
-// had been seen. A chained id is only ever seen with all its ancestors.
+// remember adds the chain to the seen blocks and returns the length of its prefix that had been
+// seen before. A chained id is never seen without all its ancestors.
 func remember(seen map[kv.BlockID]struct{}, ids []kv.BlockID) (known int) {
 	for known < len(ids) {
 		if _, ok := seen[ids[known]]; !ok {
@@ -201,9 +202,9 @@ func (w *worker) replay(ctx context.Context, j job) error {
 	return nil
 }
 
-// serve does what an engine does for one prompt and returns how many blocks came
-// from the cache. The lease is held to the end: without it, what was loaded could
-// be evicted before what follows it is stored, and that would hang on nothing.
+// serve performs the operations of an engine for one prompt and returns the number of blocks from
+// the cache. The lease is held to the end: otherwise the loaded blocks could be evicted before
+// their children are stored, and the children would have no parent.
 func (w *worker) serve(ctx context.Context, ids []kv.BlockID) (hit int, err error) {
 	if len(ids) == 0 {
 		return 0, nil
@@ -213,7 +214,7 @@ func (w *worker) serve(ctx context.Context, ids []kv.BlockID) (hit int, err erro
 		return 0, err
 	}
 	if m.Lease != nil {
-		// The node would end it by itself; a failure to tell it is no matter.
+		// The lease ends by itself, so a failure to release it is ignored.
 		defer func() { _ = m.Lease.Release(context.WithoutCancel(ctx)) }()
 	}
 	if m.Blocks > 0 {
@@ -243,8 +244,8 @@ func (w *worker) match(ctx context.Context, ids []kv.BlockID) (client.MatchResul
 	return m, nil
 }
 
-// load reads the prefix a window at a time and compares every byte. It stops at
-// the first block that did not arrive, or was wrong.
+// load reads the prefix one window at a time and compares every byte. It stops at the first block
+// that did not arrive or was wrong.
 func (w *worker) load(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) (good int, err error) {
 	var took time.Duration
 	defer func() { w.stats.loaded(took) }()
@@ -284,8 +285,8 @@ func (w *worker) pieces(at, end int) []client.Piece {
 	return out
 }
 
-// compare returns how many blocks at the start of the window are what they must
-// be, and counts the others.
+// compare returns the number of correct blocks at the start of the window, and counts the wrong
+// ones.
 func (w *worker) compare(ids []kv.BlockID, epoch kv.Epoch) (right int) {
 	right = len(ids)
 	for i, id := range ids {
@@ -303,8 +304,8 @@ func (w *worker) compare(ids []kv.BlockID, epoch kv.Epoch) (right int) {
 	return right
 }
 
-// store writes the blocks behind the first ones, a window at a time. It gives up
-// at the first window that is not taken: what follows it could not be matched.
+// store writes the blocks after the first ones, one window at a time. It stops at the first window
+// that is refused, because later blocks could not be matched.
 func (w *worker) store(ctx context.Context, ids []kv.BlockID, first int, epoch kv.Epoch) error {
 	for at := first; at < len(ids); at += w.blocks {
 		end := min(at+w.blocks, len(ids))

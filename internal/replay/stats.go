@@ -11,37 +11,39 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// Result is what a replay saw.
+// Result has the counts of a replay.
 type Result struct {
-	// Requests were replayed; of InputTokens, those in whole blocks could have
-	// been found: AskedTokens.
+	// Requests is the number of replayed requests, InputTokens their number of tokens. AskedTokens
+	// are those in whole blocks, which could have been found.
 	Requests    int64
 	InputTokens int64
 	AskedTokens int64
-	// MatchedTokens were said to be cached, HitTokens arrived and were right.
-	// IdealTokens would have been hits of a cache that forgets nothing.
+	// MatchedTokens is the number of tokens that matches reported as cached, HitTokens of those
+	// that arrived and were correct. IdealTokens would have been hits of a cache without eviction.
 	MatchedTokens, HitTokens, IdealTokens int64
 
-	// ReadBytes arrived, every one of them compared; MismatchedBlocks were not
-	// what had been stored, the first of them described in Mismatch.
+	// ReadBytes is the number of bytes that arrived; all were compared. MismatchedBlocks counts the
+	// blocks with wrong bytes. Mismatch describes the first of them.
 	ReadBytes        int64
 	MismatchedBlocks int64
 	Mismatch         string
-	// LostBlocks matched and did not arrive: evicted or dropped in between.
+	// LostBlocks counts the blocks that matched but did not arrive, because they were evicted or
+	// dropped in between.
 	LostBlocks int64
 
-	// StoredBlocks and WrittenBytes were stored by this replay, ExistedBlocks were
-	// there. RefusedBlocks are the others, by reason.
+	// StoredBlocks and WrittenBytes count the blocks and bytes that this replay stored,
+	// ExistedBlocks the blocks that were stored before. RefusedBlocks counts the other blocks, by
+	// reason.
 	StoredBlocks, ExistedBlocks, WrittenBytes int64
 	RefusedBlocks                             map[string]int64
-	// BusyMatches, BusyReads and BusyWrites were refused for lack of room,
-	// MissedCalls answered by no node.
+	// BusyMatches, BusyReads and BusyWrites count the calls refused for lack of room, MissedCalls
+	// the calls that no node answered.
 	BusyMatches, BusyReads, BusyWrites, MissedCalls int64
 
 	// Elapsed is the time from the first request to the end of the last.
 	Elapsed time.Duration
-	// Match is the time of each match, Load that of loading a matched prefix,
-	// comparing not included.
+	// Match is the distribution of the durations of matches, Load of the time to load a matched
+	// prefix, without the comparison.
 	Match, Load Latency
 }
 
@@ -51,10 +53,10 @@ type Latency struct {
 	P50, P99, Max time.Duration
 }
 
-// HitRatio is the share of the tokens in whole blocks that came from the cache.
+// HitRatio returns the share of the tokens in whole blocks that came from the cache.
 func (r Result) HitRatio() float64 { return ratio(r.HitTokens, r.AskedTokens) }
 
-// IdealRatio is what HitRatio would be if nothing were ever evicted.
+// IdealRatio returns the HitRatio of a cache without eviction.
 func (r Result) IdealRatio() float64 { return ratio(r.IdealTokens, r.AskedTokens) }
 
 func ratio(part, whole int64) float64 {
@@ -64,7 +66,7 @@ func ratio(part, whole int64) float64 {
 	return float64(part) / float64(whole)
 }
 
-// BytesPerSecond is the bytes read and written over the whole replay.
+// BytesPerSecond returns the bytes read and written per second over the whole replay.
 func (r Result) BytesPerSecond() float64 {
 	if r.Elapsed <= 0 {
 		return 0
@@ -110,7 +112,7 @@ func (s *stats) loaded(d time.Duration) {
 	s.load = append(s.load, d)
 }
 
-// result closes the books.
+// result completes the Result.
 func (s *stats) result(elapsed time.Duration) Result {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +123,7 @@ func (s *stats) result(elapsed time.Duration) Result {
 	return r
 }
 
-// latency sorts d and takes the quantiles by nearest rank.
+// latency sorts d and computes the quantiles by nearest rank.
 func latency(d []time.Duration) Latency {
 	if len(d) == 0 {
 		return Latency{}

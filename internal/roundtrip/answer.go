@@ -12,10 +12,10 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// replyWithin is how long an answerer waits for room to reply.
+// replyWithin bounds the wait for room to send a reply.
 const replyWithin = 5 * time.Second
 
-// Answerer is the holder's end on one engine.
+// Answerer is the holder's end of the measurement on one engine.
 type Answerer struct {
 	engine rdma.Engine
 	region rdma.Region
@@ -25,7 +25,7 @@ type Answerer struct {
 
 	mu     sync.Mutex
 	closed bool
-	// slots are the sessions that have not ended altogether.
+	// slots has the sessions that have not ended completely.
 	slots [MaxRequesters]*session
 }
 
@@ -36,28 +36,28 @@ type session struct {
 	peer   rdma.EngineID
 	dst    rdma.Desc
 	shapes []Shape
-	// The rest is guarded by Answerer.mu. ended: nothing is expected again.
-	// pending are the expectations that have not ended, by shape; answering counts
-	// the trips that are being answered. Invariant: the slot is the session's until
-	// it has ended, nothing is pending and nothing is being answered.
+	// Answerer.mu guards the fields below. ended is set when nothing is expected any more. pending
+	// has the expectations that have not ended, by shape; answering counts the trips that are being
+	// answered. Invariant: the session has its slot until it has ended, pending is empty and
+	// answering is 0.
 	ended     bool
 	pending   map[uint32]*arm
 	answering int
 }
 
-// imm is the immediate of shape i.
+// imm returns the immediate of shape i.
 func (s *session) imm(i uint32) uint32 { return uint32(s.slot)*MaxShapes + 1 + i }
 
-// leaveLocked gives the slot up once nothing of the session is left.
+// leaveLocked frees the slot when the session has ended completely.
 func (s *session) leaveLocked() {
 	if s.ended && len(s.pending) == 0 && s.answering == 0 && s.a.slots[s.slot] == s {
 		s.a.slots[s.slot] = nil
 	}
 }
 
-// NewAnswerer answers requesters that open sessions with e, until Close. memory is
-// its scratch: the first half is written into, the second written from. It takes
-// the engine's receive buffers.
+// NewAnswerer answers requesters that open sessions with e, until Close. memory is its scratch
+// memory: requesters write into the first half, and the answers come from the second half. It takes
+// over the engine's receive buffers.
 func NewAnswerer(e rdma.Engine, memory []byte) (*Answerer, error) {
 	a := &Answerer{engine: e, half: len(memory) / 2}
 	var err error
@@ -81,8 +81,8 @@ func NewAnswerer(e rdma.Engine, memory []byte) (*Answerer, error) {
 	return a, nil
 }
 
-// Close ends the measurements that are under way, and returns when nothing touches
-// the memory. Messages that still come are answered with an error.
+// Close ends the running measurements, and returns when nothing accesses the memory any more. Later
+// messages are answered with an error.
 func (a *Answerer) Close(ctx context.Context) error {
 	a.mu.Lock()
 	a.closed = true
@@ -94,7 +94,7 @@ func (a *Answerer) Close(ctx context.Context) error {
 	return a.region.Close(ctx)
 }
 
-// receive is the handler of messages.
+// receive handles messages.
 func (a *Answerer) receive(from rdma.EngineID, msg []byte) {
 	var h hello
 	if err := json.Unmarshal(msg, &h); err != nil || h.Version != version {
@@ -113,7 +113,7 @@ func (a *Answerer) receive(from rdma.EngineID, msg []byte) {
 	a.reply(from, reply{Desc: a.desc, Base: s.imm(0)})
 }
 
-// of is the session of a peer that has not ended, or nil.
+// of returns the session of a peer that has not ended, or nil.
 func (a *Answerer) of(peer rdma.EngineID) *session {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,7 +125,7 @@ func (a *Answerer) of(peer rdma.EngineID) *session {
 	return nil
 }
 
-// reply sends r; a requester that cannot be told finds out by its deadline.
+// reply sends r. If sending fails, the requester fails at its deadline.
 func (a *Answerer) reply(to rdma.EngineID, r reply) {
 	ctx, cancel := context.WithTimeout(context.Background(), replyWithin)
 	defer cancel()
@@ -134,7 +134,7 @@ func (a *Answerer) reply(to rdma.EngineID, r reply) {
 	}
 }
 
-// begin makes the session of from.
+// begin creates the session of from.
 func (a *Answerer) begin(from rdma.EngineID, h hello) (*session, error) {
 	if err := check(h.Shapes, 2*a.half); err != nil {
 		return nil, err
@@ -152,9 +152,9 @@ func (a *Answerer) begin(from rdma.EngineID, h hello) (*session, error) {
 	a.mu.Unlock()
 	switch {
 	case closed:
-		return nil, errors.New("it answers no more")
+		return nil, errors.New("the answerer is closed")
 	case s.slot < 0:
-		return nil, fmt.Errorf("it answers %d requesters; try again when one of them is done", MaxRequesters)
+		return nil, fmt.Errorf("the answerer serves %d requesters already; try again when one of them is done", MaxRequesters)
 	}
 	for i := range s.shapes {
 		if err := s.expect(uint32(i)); err != nil {
@@ -165,14 +165,14 @@ func (a *Answerer) begin(from rdma.EngineID, h hello) (*session, error) {
 	return s, nil
 }
 
-// arm is one expectation of a session. Its done is guarded by Answerer.mu: it may
-// be set before ExpectImm has returned.
+// arm is one expectation of a session. Answerer.mu guards its done, which may be set before
+// ExpectImm has returned.
 type arm struct {
 	e    *rdma.Expectation
 	done bool
 }
 
-// expect waits for the next trip of shape i.
+// expect expects the immediate of the next trip of shape i.
 func (s *session) expect(i uint32) error {
 	m := new(arm)
 	e, err := s.a.engine.ExpectImm(rdma.Expect{Imm: s.imm(i), Count: 1, From: []rdma.EngineID{s.peer}, Done: func(err error) { s.landed(i, m, err) }})
@@ -191,15 +191,14 @@ func (s *session) expect(i uint32) error {
 	return nil
 }
 
-// landed answers one trip, or notes that there will be none. It runs on the engine's
-// goroutine.
+// landed answers one trip, or records that there will be none. It runs on the engine's goroutine.
 func (s *session) landed(i uint32, m *arm, err error) {
 	s.a.mu.Lock()
 	if m.done = true; s.pending[i] == m {
 		delete(s.pending, i)
 	}
 	if err != nil {
-		s.ended = true // the peer has died, or somebody has ended the session
+		s.ended = true // the peer has died, or the session was ended
 	}
 	if s.ended {
 		s.leaveLocked()
@@ -215,9 +214,9 @@ func (s *session) landed(i uint32, m *arm, err error) {
 	s.a.mu.Unlock()
 }
 
-// answer writes the bytes of shape i back.
+// answer writes the payload of shape i back.
 func (s *session) answer(i uint32) {
-	// Expect the next before this one is answered: it may come at once.
+	// The next trip is expected before this one is answered, because it may come at once.
 	err := s.expect(i)
 	if err == nil {
 		err = s.a.engine.Write(context.Background(), rdma.Write{
@@ -225,11 +224,11 @@ func (s *session) answer(i uint32) {
 		})
 	}
 	if err != nil {
-		s.a.engine.Disconnect(s.peer) // so that it does not wait
+		s.a.engine.Disconnect(s.peer) // so that the peer does not wait
 	}
 }
 
-// end stops expecting; nil has ended.
+// end ends all expectations. A nil session has ended.
 func (s *session) end() {
 	if s == nil {
 		return

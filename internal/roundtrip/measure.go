@@ -10,24 +10,24 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Options of a measurement.
+// Options are the options of a measurement.
 type Options struct {
 	Shapes []Shape
-	// Warmup trips of each shape that are not counted, and Repeats that are. The
-	// paper's are 50 and 200.
+	// Warmup is the number of trips of each shape that are not counted, Repeats the number of those
+	// that are. The paper's numbers are 50 and 200.
 	Warmup, Repeats int
-	// Progress is called after each turn of all shapes; may be nil.
+	// Progress, if not nil, is called after each turn of all shapes.
 	Progress func(done, total int)
 }
 
 // Sample is one round trip.
 type Sample struct {
-	// Shape is its index.
+	// Shape is the index of the sample's shape.
 	Shape int
 	Took  time.Duration
 }
 
-// requester is the near end.
+// requester is the requester's end of the measurement.
 type requester struct {
 	engine  rdma.Engine
 	to      rdma.EngineID
@@ -40,9 +40,10 @@ type requester struct {
 	written chan error // of the write there
 }
 
-// Measure makes round trips to the engine to, with which e has a session and where
-// an Answerer is. memory is its scratch: the first half is written from, the second
-// written into. It takes e's receive buffers, so an engine measures once.
+// Measure makes round trips to the engine to. e must have a session with that engine, and an
+// Answerer must run on it. memory is scratch memory: the writes come from the first half, and the
+// answers arrive in the second half. Measure takes over e's receive buffers, so it can be called
+// once per engine.
 func Measure(ctx context.Context, e rdma.Engine, to rdma.EngineID, memory []byte, o Options) (_ []Sample, err error) {
 	if err := check(o.Shapes, len(memory)); err != nil {
 		return nil, err
@@ -80,7 +81,7 @@ func Measure(ctx context.Context, e rdma.Engine, to rdma.EngineID, memory []byte
 	return out, e.Send(ctx, to, encode(hello{Version: version}), nil)
 }
 
-// open tells the other end the shapes and learns where to write.
+// open sends the shapes to the other end and receives the window to write to.
 func (r *requester) open(ctx context.Context, shapes []Shape) error {
 	err := r.engine.Recv(2, messageBytes, func(from rdma.EngineID, msg []byte) {
 		if from != r.to {
@@ -92,7 +93,7 @@ func (r *requester) open(ctx context.Context, shapes []Shape) error {
 		}
 		select {
 		case r.replies <- answer:
-		default: // one was asked for
+		default: // only one reply was requested
 		}
 	})
 	if err != nil {
@@ -160,7 +161,7 @@ func (r *requester) trip(ctx context.Context, i int, s Shape) (time.Duration, er
 			e.Cancel()
 			<-r.landed
 			if !wrote {
-				r.engine.Disconnect(r.to) // its Done comes now
+				r.engine.Disconnect(r.to) // completes the write, so that its Done is called
 				<-r.written
 			}
 			return 0, ctx.Err()
@@ -168,9 +169,9 @@ func (r *requester) trip(ctx context.Context, i int, s Shape) (time.Duration, er
 	}
 }
 
-// close returns when nothing touches the memory any more.
+// close returns when nothing accesses the memory any more.
 func (r *requester) close(ctx context.Context) error {
-	// What is left after ctx has its own limit.
+	// The cleanup after ctx has a limit of its own.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), replyWithin)
 	defer cancel()
 	return r.region.Close(ctx)

@@ -7,18 +7,18 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// version of the messages.
+// version is the version of the messages.
 const version = 1
 
 // Bounds of an Answerer.
 const (
-	// MaxShapes of one measurement.
+	// MaxShapes bounds the shapes of one measurement.
 	MaxShapes = 256
-	// MaxRequesters at once.
+	// MaxRequesters bounds the concurrent requesters.
 	MaxRequesters = 16
 )
 
-// messageBytes is the longest message: MaxShapes shapes and a Desc of many NICs.
+// messageBytes bounds a message: MaxShapes shapes and a Desc with many NICs.
 const messageBytes = 32 << 10
 
 // Shape is the payload of a round trip, in bytes.
@@ -27,7 +27,7 @@ type Shape struct {
 	Back  int `json:"back"`
 }
 
-// Bytes there and back.
+// Bytes returns the sum of the bytes in both directions.
 func (s Shape) Bytes() int { return s.There + s.Back }
 
 // hello opens a measurement, or, without shapes, ends it.
@@ -47,7 +47,7 @@ type reply struct {
 // check returns an error unless every shape fits into half of memory bytes.
 func check(shapes []Shape, memory int) error {
 	if len(shapes) < 1 || len(shapes) > MaxShapes {
-		return fmt.Errorf("roundtrip: %d shapes; it takes between 1 and %d", len(shapes), MaxShapes)
+		return fmt.Errorf("roundtrip: %d shapes; want 1 to %d", len(shapes), MaxShapes)
 	}
 	for _, s := range shapes {
 		if s.There < 0 || s.Back < 0 || s.There > memory/2 || s.Back > memory/2 {
@@ -57,7 +57,7 @@ func check(shapes []Shape, memory int) error {
 	return nil
 }
 
-// encode is a message; what is in it always encodes.
+// encode encodes a message, which cannot fail.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -66,5 +66,5 @@ func encode(v any) []byte {
 	return b
 }
 
-// describe is a Desc in a message.
+// describe encodes a Desc for a message.
 func describe(d rdma.Desc) ([]byte, error) { return d.MarshalBinary() }

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 const memoryBytes = 1 << 20
 
-// engine is a tcp engine on loopback that ends with the test.
+// engine returns a tcp engine on loopback that is closed at the end of the test.
 func engine(t *testing.T, listen bool) rdma.Engine {
 	t.Helper()
 	o := tcp.Options{}
@@ -50,7 +50,7 @@ func connect(t *testing.T, e, far rdma.Engine) rdma.EngineID {
 	return id
 }
 
-// answering is an engine with an Answerer, and its memory.
+// answering returns an engine with an Answerer, and its memory.
 func answering(t *testing.T) (rdma.Engine, []byte) {
 	t.Helper()
 	e, memory := engine(t, true), make([]byte, memoryBytes)
@@ -66,8 +66,8 @@ func answering(t *testing.T) (rdma.Engine, []byte) {
 	return e, memory
 }
 
-// TestMeasure: every shape is measured as often as asked, the bytes cross both ways,
-// and a second requester comes after the first.
+// TestMeasure: every shape is measured as often as requested, the bytes arrive in both directions,
+// and a second requester succeeds after the first.
 func TestMeasure(t *testing.T) {
 	far, there := answering(t)
 	for i := range there[memoryBytes/2:] {
@@ -111,11 +111,12 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestAtOnce: as many requesters as there is room for measure at once and do not
-// disturb each other; one more is told so.
+// TestAtOnce: the maximum number of requesters measure concurrently and do not disturb each other;
+// one more gets an error.
 func TestAtOnce(t *testing.T) {
 	far, _ := answering(t)
-	// Nothing there: the race detector sees that requesters share the scratch.
+	// The shapes send nothing to the answerer: the race detector would report that requesters share
+	// its scratch memory.
 	shapes := []Shape{{0, 8}, {0, 2048}}
 	var inside, done sync.WaitGroup
 	inside.Add(MaxRequesters)
@@ -125,7 +126,7 @@ func TestAtOnce(t *testing.T) {
 		to := connect(t, near, far)
 		done.Go(func() {
 			arrived := sync.OnceFunc(inside.Done)
-			defer arrived() // also if it fails before
+			defer arrived() // also if Measure fails before
 			samples, err := Measure(t.Context(), near, to, make([]byte, memoryBytes), Options{
 				Shapes: shapes, Repeats: 4, Progress: func(turn, _ int) {
 					if turn == 2 {
@@ -148,7 +149,8 @@ func TestAtOnce(t *testing.T) {
 	done.Wait()
 }
 
-// TestRequesterDies: its engine is closed in the middle; the next one is served.
+// TestRequesterDies: the engine of a requester is closed in the middle of a measurement; the next
+// requester is served.
 func TestRequesterDies(t *testing.T) {
 	far, _ := answering(t)
 	first, err := tcp.New(t.Context(), tcp.Options{})
@@ -191,7 +193,8 @@ func TestAnswererDies(t *testing.T) {
 	}
 }
 
-// TestNobodyAnswers: an engine that takes no messages, and a deadline.
+// TestNobodyAnswers: with an engine that accepts no messages, the measurement ends with an error at
+// the deadline.
 func TestNobodyAnswers(t *testing.T) {
 	far, near := engine(t, true), engine(t, false)
 	o := Options{Shapes: []Shape{{8, 8}}, Repeats: 1}
@@ -221,13 +224,13 @@ func TestRefuses(t *testing.T) {
 			t.Errorf("%s: measured", name)
 		}
 	}
-	// What the other end cannot take it says itself.
+	// The other end itself reports payloads that it cannot take.
 	if _, err := Measure(t.Context(), near, to, make([]byte, 4*memoryBytes), Options{Shapes: []Shape{{memoryBytes, 1}}, Repeats: 1}); err == nil || !strings.Contains(err.Error(), "half of the memory") {
 		t.Errorf("more than the other end has: %v", err)
 	}
 }
 
-// TestSlots: a requester that begins anew, leaves, or dies leaves no slot taken.
+// TestSlots: a requester that starts again, leaves or dies frees its slot.
 func TestSlots(t *testing.T) {
 	far := engine(t, true)
 	a, err := NewAnswerer(far, make([]byte, memoryBytes))
@@ -256,7 +259,7 @@ func TestSlots(t *testing.T) {
 		}
 		peer := far.Peers()[len(far.Peers())-1].ID
 		for range 2 {
-			a.of(peer).end() // as the handler does where one begins anew
+			a.of(peer).end() // as the handler does when a requester starts again
 			if _, err := a.begin(peer, hello{Version: version, Desc: desc, Shapes: []Shape{{8, 8}, {16, 16}}}); err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +270,7 @@ func TestSlots(t *testing.T) {
 		if err := near.Close(); err != nil {
 			t.Fatal(err)
 		}
-		// Its death ends the session, one expectation after the other.
+		// The requester's death ends the session, one expectation after the other.
 		for taken() != 0 {
 			if t.Context().Err() != nil {
 				t.Fatalf("%d slots are taken after the end", taken())

@@ -6,15 +6,15 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
-// Run is the numbers from Start on, N of them.
+// Run is the run of N numbers from Start on.
 type Run struct{ Start, N uint32 }
 
 // Set is a set of numbers below a limit. New makes one.
 type Set struct {
 	limit, size uint32
 	words       []uint64 // bit i of words[i/64]: i is in the set
-	// tree is complete: node i has the children 2i and 2i+1, and the leaves stand
-	// for the words, padded to a power of two with words that are 0.
+	// tree is complete: node i has the children 2i and 2i+1, and each leaf describes one word.
+	// Words of 0 pad the leaves to a power of two.
 	tree   []span
 	leaves uint32
 	steps  uint64
@@ -24,7 +24,7 @@ type Set struct {
 // at its beginning, of the run at its end, and of the longest run in it.
 type span struct{ prefix, suffix, best uint32 }
 
-// wordBits is the number of set members that a leaf has bits for.
+// wordBits is the number of bits of a word, which one leaf describes.
 const wordBits = 64
 
 // New returns an empty set of numbers below limit, which is at least 1.
@@ -34,7 +34,7 @@ func New(limit uint32) *Set {
 	return &Set{limit: limit, words: make([]uint64, words), tree: make([]span, 2*leaves), leaves: leaves}
 }
 
-// Size is how many numbers are in the set.
+// Size returns how many numbers are in the set.
 func (s *Set) Size() uint32 { return s.size }
 
 // Has reports whether a number is in the set; numbers from the limit on are not.
@@ -136,17 +136,17 @@ func (s *Set) First(n, from, to uint32) (Run, bool) {
 	return Run{Start: f.start, N: n}, true
 }
 
-// finder is one First.
+// finder is the state of one call of First.
 type finder struct {
 	set         *Set
 	n, from, to uint32
-	// run is the length of the run that ends where the search is.
+	// run is the length of the run that ends at the current position.
 	run   uint32
 	start uint32
 }
 
-// node looks into a node whose range begins at lo, and reports whether the run
-// was found. The nodes are visited in order of their ranges.
+// node searches a node whose range begins at lo, and reports whether the run was found. The nodes
+// are visited in the order of their ranges.
 func (f *finder) node(i, lo, width uint32) bool {
 	if lo >= f.to || lo+width <= f.from {
 		return false
@@ -173,7 +173,7 @@ func (f *finder) node(i, lo, width uint32) bool {
 	return f.node(2*i, lo, width/2) || f.node(2*i+1, lo+width/2, width/2)
 }
 
-// word looks into the part of a word that is searched.
+// word searches a word.
 func (f *finder) word(w, lo uint32) bool {
 	x := f.set.words[w] & mask(w, f.from, f.to)
 	for at := uint32(0); at < wordBits; {
@@ -208,9 +208,9 @@ func (s *Set) From(start, limit uint32) uint32 {
 	return min(n, limit)
 }
 
-// MemoryBytes is the size of the words and of the tree.
+// MemoryBytes returns the size of the words and of the tree.
 func (s *Set) MemoryBytes() int64 { return int64(len(s.words))*8 + int64(len(s.tree))*12 }
 
-// Steps counts the nodes that were looked at or changed since New: what the
-// operations cost, for tests that compare it with the size of the set.
+// Steps returns the number of nodes read or changed since New. Tests compare this cost with the
+// size of the set.
 func (s *Set) Steps() uint64 { return s.steps }

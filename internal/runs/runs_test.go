@@ -39,8 +39,8 @@ func (m naive) from(start, limit uint32) (n uint32) {
 	return n
 }
 
-// FuzzModel compares a Set with the naive one. Each operation is four bytes:
-// what to do, where, and how much.
+// FuzzModel compares a Set with the naive one. Each operation has four bytes: kind, position and
+// length.
 func FuzzModel(f *testing.F) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	for i := range 24 {
@@ -61,7 +61,7 @@ func FuzzModel(f *testing.F) {
 			op, at, n := in[0]%4, (uint32(in[1])<<8|uint32(in[2]))%limit, uint32(in[3])+1
 			n = min(n, limit-at)
 			switch op {
-			case 0, 1: // fill, or clear, the longest stretch from at on that is uniform
+			case 0, 1: // add or remove the longest uniform run from at on
 				for k := range n {
 					if m[at+k] != m[at] {
 						n = k
@@ -104,7 +104,7 @@ func FuzzModel(f *testing.F) {
 	})
 }
 
-// TestSteps: what an operation costs grows with the logarithm of the set.
+// TestSteps: the cost of an operation grows with the logarithm of the set.
 func TestSteps(t *testing.T) {
 	for _, limit := range []uint32{1 << 12, 1 << 16, 1 << 22} {
 		s := New(limit)
@@ -129,7 +129,7 @@ func TestSteps(t *testing.T) {
 		for n := limit / wordBits; n > 1; n /= 2 {
 			levels++
 		}
-		// A change looks at one node of each level, a search at up to four.
+		// A change visits one node of each level, a search up to four.
 		if per := (s.Steps() - before) / ops; per > 5*levels {
 			t.Errorf("%d numbers: %d steps for a change and a search; %d levels", limit, per, levels)
 		}

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Space returns the size and the free bytes (those that an ordinary user may
-// take) of the file system that holds path.
+// Space returns the size of the file system that holds path, and its free bytes (those available to
+// an unprivileged user).
 func Space(path string) (totalBytes, freeBytes int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -31,8 +31,8 @@ func DropCache(f *os.File) error {
 	return nil
 }
 
-// SetCongestion chooses the congestion control of one TCP socket ("cubic"). An
-// algorithm that the kernel lacks, or does not allow, is ENOENT or EPERM.
+// SetCongestion chooses the congestion control of one TCP socket ("cubic"). It fails with ENOENT if
+// the kernel lacks the algorithm, and with EPERM if it does not allow it.
 func SetCongestion(c syscall.RawConn, name string) error {
 	var err error
 	if cerr := c.Control(func(fd uintptr) {

@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Memory is what this process holds, in bytes, from /proc/self/status.
+// Memory is the memory of this process in bytes, from /proc/self/status.
 type Memory struct {
-	// RSSBytes is VmRSS: anonymous, file and shared pages. The kernel does not
-	// count reserved huge pages in it: those are HugeTLBBytes.
+	// RSSBytes is VmRSS: anonymous, file and shared pages. The kernel does not include reserved
+	// huge pages, which are HugeTLBBytes.
 	RSSBytes     int64
 	HugeTLBBytes int64
-	// PeakRSSBytes is VmHWM: the most that RSSBytes ever was.
+	// PeakRSSBytes is VmHWM: the maximum of RSSBytes.
 	PeakRSSBytes int64
 }
 
@@ -29,7 +29,7 @@ func ReadMemory() (Memory, error) {
 	return parseStatus(text)
 }
 
-// parseStatus picks the figures of Memory out of the text of /proc/PID/status.
+// parseStatus extracts the figures of Memory from the text of /proc/PID/status.
 func parseStatus(text []byte) (Memory, error) {
 	var m Memory
 	found := false
@@ -90,8 +90,7 @@ func ReadHugePages() (HugePages, error) {
 	return h, nil
 }
 
-// HugeBytes returns how many bytes of the mapping b are backed by huge pages of
-// either kind at this moment.
+// HugeBytes returns how many bytes of the mapping b huge pages of either kind back now.
 func HugeBytes(b []byte) (int64, error) {
 	start := address(b)
 	if n, err := scanHuge(start, start+uint64(len(b))); err == nil {
@@ -101,12 +100,12 @@ func HugeBytes(b []byte) (int64, error) {
 	return hugeInSmaps(start, start+uint64(len(b)))
 }
 
-// hugeInSmaps is scanHuge for every kernel. The kernel walks the page tables of the whole
-// process for it.
+// hugeInSmaps is scanHuge for every kernel. It makes the kernel walk the page tables of the whole
+// process.
 func hugeInSmaps(start, end uint64) (int64, error) {
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
-		return 0, fmt.Errorf("sys: which pages back the memory: %w", err)
+		return 0, fmt.Errorf("sys: huge pages of a mapping: %w", err)
 	}
 	defer f.Close()
 	return sumHuge(f, start, end)
@@ -116,8 +115,8 @@ func hugeInSmaps(start, end uint64) (int64, error) {
 // anonymous, shared and file mappings, and reserved ones.
 const hugeFields = "AnonHugePages ShmemPmdMapped FilePmdMapped Private_Hugetlb Shared_Hugetlb"
 
-// sumHuge adds up the huge pages of all mappings within [start, end) of an smaps
-// text. A mapping that reaches beyond counts for at most what lies inside.
+// sumHuge adds up the huge pages of all mappings within [start, end) of an smaps text. A mapping
+// that reaches beyond counts for at most the bytes inside.
 func sumHuge(smaps io.Reader, start, end uint64) (int64, error) {
 	var sum, inMapping, limit int64
 	lines := bufio.NewScanner(smaps)

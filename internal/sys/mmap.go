@@ -9,17 +9,17 @@ import (
 )
 
 const (
-	// PageSize is the granule of mappings and of direct I/O, in bytes. x86-64
-	// has no other; arm64 kernels with 16 or 64 KiB pages are refused by arena.
+	// PageSize is the granule of mappings and of direct I/O, in bytes. x86-64 has no other size;
+	// arena refuses arm64 kernels with pages of 16 or 64 KiB.
 	PageSize = 4096
-	// HugePageSize is the size in bytes of the huge pages asked for.
+	// HugePageSize is the size in bytes of the huge pages in use.
 	HugePageSize = 2 << 20
 )
 
-// MapAnon returns a private anonymous mapping of sizeBytes that starts at a
-// multiple of HugePageSize; sizeBytes is a multiple of HugePageSize too. With
-// hugetlb it comes from the reserved pool (vm.nr_hugepages), which fails with
-// ENOMEM when the pool is too small; nothing is left behind then.
+// MapAnon returns a private anonymous mapping of sizeBytes that starts at a multiple of
+// HugePageSize; sizeBytes is a multiple of HugePageSize too. With hugetlb the memory comes from the
+// reserved pool (vm.nr_hugepages). If the pool is too small, MapAnon fails with ENOMEM and leaves
+// nothing mapped.
 func MapAnon(sizeBytes int, hugetlb bool) ([]byte, error) {
 	if hugetlb {
 		return mapReserved(sizeBytes)
@@ -39,7 +39,7 @@ func MapSharedRead(fd, sizeBytes int) ([]byte, error) {
 	return mapAligned(sizeBytes, fd, unix.PROT_READ, unix.MAP_SHARED)
 }
 
-// Unmap undoes MapAnon, MapShared or MapSharedRead; b is what they returned.
+// Unmap undoes MapAnon, MapShared or MapSharedRead; b is the result of one of them.
 func Unmap(b []byte) error {
 	if err := munmap(b); err != nil {
 		return fmt.Errorf("sys: munmap of %d bytes: %w", len(b), err)
@@ -47,11 +47,10 @@ func Unmap(b []byte) error {
 	return nil
 }
 
-// Memfd returns an anonymous file of sizeBytes whose pages live in memory, to be
-// mapped by MapShared here and, passed over a unix socket, elsewhere. With
-// hugetlb its pages come from the reserved pool; that it is too small shows when
-// the file is mapped. Its size is sealed, so a peer cannot truncate it and turn
-// our next access into SIGBUS. Freeze seals the rest.
+// Memfd returns an anonymous file of sizeBytes in memory. This process maps it with MapShared, and
+// other processes map it after they received it over a unix socket. With hugetlb its pages come
+// from the reserved pool; if the pool is too small, mapping fails. Its size is sealed, so a peer
+// cannot truncate the file and cause a SIGBUS in this process. Freeze adds the other seals.
 func Memfd(name string, sizeBytes int64, hugetlb bool) (*os.File, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if hugetlb {
@@ -71,16 +70,15 @@ func Memfd(name string, sizeBytes int64, hugetlb bool) (*os.File, error) {
 	return f, nil
 }
 
-// sizeSeals fix the size of a memfd, frozenSeals its content for all but the
-// mappings that exist.
+// sizeSeals fix the size of a memfd. frozenSeals fix its content, except through mappings that
+// exist.
 const (
 	sizeSeals   = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	frozenSeals = sizeSeals | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 )
 
-// Freeze makes the mappings of the memfd f that exist now the last that can be
-// written through, and its seals final: whoever gets a descriptor, or opens one
-// anew below /proc, can only read.
+// Freeze forbids new writable mappings of the memfd f; existing ones stay writable. Its seals
+// become final: a process that receives a descriptor of f, or opens f below /proc, can only read.
 func Freeze(f *os.File) error {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, frozenSeals); err != nil {
 		return fmt.Errorf("sys: freeze memfd %q: %w", f.Name(), err)
@@ -88,8 +86,7 @@ func Freeze(f *os.File) error {
 	return nil
 }
 
-// SizeSealed reports whether fd is a memfd that its owner cannot shrink under our
-// mapping.
+// SizeSealed reports whether fd is a memfd that its owner cannot shrink while this process maps it.
 func SizeSealed(fd int) (bool, error) {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -103,8 +100,8 @@ func Reopen(f *os.File) (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
-// AdviseHuge asks for transparent huge pages in b. Advice, not a promise: see
-// HugeBytes for what came of it.
+// AdviseHuge requests transparent huge pages for b. The kernel may ignore the request; HugeBytes
+// returns the result.
 func AdviseHuge(b []byte) error {
 	if err := unix.Madvise(b, unix.MADV_HUGEPAGE); err != nil {
 		return fmt.Errorf("sys: madvise huge pages for %d bytes: %w", len(b), err)
@@ -112,7 +109,7 @@ func AdviseHuge(b []byte) error {
 	return nil
 }
 
-// DontDump keeps b out of core dumps.
+// DontDump excludes b from core dumps.
 func DontDump(b []byte) error {
 	if err := unix.Madvise(b, unix.MADV_DONTDUMP); err != nil {
 		return fmt.Errorf("sys: madvise no core dump of %d bytes: %w", len(b), err)
@@ -120,9 +117,8 @@ func DontDump(b []byte) error {
 	return nil
 }
 
-// Populate makes every page of the fresh (all zero) mapping b present and
-// writable now, so that a shortage is an error here and not a fault, or SIGBUS,
-// in the middle of an I/O.
+// Populate makes every page of the new (all zero) mapping b present and writable now, so that a
+// lack of memory is an error of this call and not a fault, or SIGBUS, during later I/O.
 func Populate(b []byte) error {
 	for {
 		err := unix.Madvise(b, unix.MADV_POPULATE_WRITE)
@@ -130,9 +126,9 @@ func Populate(b []byte) error {
 		case err == nil:
 			return nil
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
-			// Pages already made stay; the next call continues after them.
+			// Pages already present stay; the next call continues after them.
 		case errors.Is(err, unix.EINVAL):
-			touch(b) // kernels before 5.14 do not know the advice
+			touch(b) // kernels before 5.14 lack MADV_POPULATE_WRITE
 			return nil
 		default:
 			return fmt.Errorf("sys: populate %d bytes: %w", len(b), err)
@@ -140,8 +136,8 @@ func Populate(b []byte) error {
 	}
 }
 
-// PopulateRead enters every page of the mapping b into the page tables now.
-// Kernels before 5.14 do it at the first access.
+// PopulateRead enters every page of the mapping b into the page tables now. On kernels before 5.14
+// this happens at the first access.
 func PopulateRead(b []byte) error {
 	for {
 		err := unix.Madvise(b, unix.MADV_POPULATE_READ)

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapAligned maps sizeBytes at a multiple of HugePageSize: it reserves one huge
-// page more than asked and gives back what lies before and after.
+// mapAligned maps sizeBytes at a multiple of HugePageSize: it reserves one huge page more than
+// needed and unmaps the parts before and after.
 func mapAligned(sizeBytes, fd, prot, flags int) ([]byte, error) {
 	room := uintptr(sizeBytes + HugePageSize)
 	reserved, err := unix.MmapPtr(-1, 0, nil, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -16,7 +16,7 @@ func mapAligned(sizeBytes, fd, prot, flags int) ([]byte, error) {
 		return nil, fmt.Errorf("sys: reserve %d bytes of addresses: %w", room, err)
 	}
 	head := -uintptr(reserved) & (HugePageSize - 1)
-	// Safety: start lies inside the reservation, HugePageSize-1 bytes in at most.
+	// Safety: start lies inside the reservation, at most HugePageSize-1 bytes from its beginning.
 	start := unsafe.Add(reserved, head)
 	// Safety: MAP_FIXED replaces only addresses that the reservation above holds.
 	p, err := unix.MmapPtr(fd, 0, start, uintptr(sizeBytes), prot, flags|unix.MAP_FIXED)
@@ -47,11 +47,11 @@ func mapReserved(sizeBytes int) ([]byte, error) {
 
 // munmap removes a whole mapping that mapAligned or mapReserved made.
 func munmap(b []byte) error {
-	// Safety: the caller says that nobody uses b any more.
+	// Safety: the caller guarantees that b is no longer used.
 	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
 }
 
-// address returns where b starts, as smaps prints it.
+// address returns the start of b as smaps prints it.
 func address(b []byte) uint64 {
 	// Safety: the number is only compared with other addresses.
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))

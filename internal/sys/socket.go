@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SendFile sends msg, which is not empty, and a descriptor of f over a unix
-// socket, together. f stays the caller's.
+// SendFile sends msg, which is not empty, together with a descriptor of f over a unix socket. The
+// caller still owns f.
 func SendFile(conn *net.UnixConn, msg []byte, f *os.File) error {
 	rights := unix.UnixRights(int(f.Fd()))
 	n, oobn, err := conn.WriteMsgUnix(msg, rights, nil)
@@ -24,8 +24,8 @@ func SendFile(conn *net.UnixConn, msg []byte, f *os.File) error {
 	return nil
 }
 
-// ReceiveFile fills msg from a unix socket. It returns the file that came with
-// it, which is the caller's, or nil if none did. More than one is refused.
+// ReceiveFile fills msg from a unix socket. It returns the file that came with the message, which
+// the caller must close, or nil if there was none. A message with several files is refused.
 func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 	return receiveFile(msg, func(msg, oob []byte) (n, oobn, flags int, err error) {
 		n, oobn, flags, _, err = conn.ReadMsgUnix(msg, oob)
@@ -33,8 +33,8 @@ func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
 	})
 }
 
-// ReceiveFileBlocking is ReceiveFile from a file of Blocking. Error: EAGAIN, if nothing came within
-// the patience.
+// ReceiveFileBlocking is ReceiveFile for a file that Blocking returned. It fails with EAGAIN if
+// nothing arrives within the time given to Blocking.
 func ReceiveFileBlocking(socket *os.File, msg []byte) (*os.File, error) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -55,14 +55,14 @@ func ReceiveFileBlocking(socket *os.File, msg []byte) (*os.File, error) {
 	})
 }
 
-// receiveFile is ReceiveFile with the call that receives.
+// receiveFile is ReceiveFile with the given receive call.
 func receiveFile(msg []byte, receive func(msg, oob []byte) (n, oobn, flags int, err error)) (*os.File, error) {
 	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
 	var files []*os.File
 	for at := 0; at < len(msg); {
 		n, oobn, flags, err := receive(msg[at:], oob)
 		if err == nil && n == 0 {
-			err = errors.New("the peer hung up")
+			err = errors.New("the peer closed the connection")
 		}
 		if err == nil && flags&unix.MSG_CTRUNC != 0 {
 			err = fmt.Errorf("more than %d descriptors in one message", maxFiles)
@@ -83,8 +83,8 @@ func receiveFile(msg []byte, receive func(msg, oob []byte) (n, oobn, flags int, 
 	return nil, errors.Join(fmt.Errorf("sys: %d descriptors came, want one", len(files)), closeAll(files))
 }
 
-// maxFiles is how many descriptors of one message are looked at. The kernel
-// closes those for which there was no room.
+// maxFiles bounds the descriptors that are accepted with one message. The kernel closes descriptors
+// beyond that.
 const maxFiles = 4
 
 func receivedFiles(oob []byte) (files []*os.File, err error) {
@@ -115,8 +115,8 @@ func closeAll(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
-// PeerUID returns the user at the other end of a unix socket: of the process that
-// connected, or that listens.
+// PeerUID returns the user of the process at the other end of a unix socket, which connected or
+// listens.
 func PeerUID(conn *net.UnixConn) (uint32, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -134,9 +134,9 @@ func PeerUID(conn *net.UnixConn) (uint32, error) {
 	return cred.Uid, nil
 }
 
-// Blocking returns the socket of conn as a file whose Read and Write block the calling
-// thread, for at most patience: then they return EAGAIN. Afterwards conn is good for
-// CloseRead and Close only. The file has a descriptor of its own.
+// Blocking returns the socket of conn as a file whose Read and Write block the calling thread for
+// at most patience, and then return EAGAIN. Afterwards only CloseRead and Close of conn may be
+// called. The file has a descriptor of its own.
 func Blocking(conn *net.UnixConn, patience time.Duration) (*os.File, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -90,7 +90,7 @@ Private_Hugetlb:    2048 kB
 	for _, c := range []struct{ start, end, want uint64 }{
 		{0x400000, 0x600000, 2 << 20},
 		{0x600000, 0xc00000, 6 << 20},
-		{0x600000, 0x800000, 2 << 20}, // half of a mapping: at most its length
+		{0x600000, 0x800000, 2 << 20}, // half of a mapping: at most its length counts
 		{0x1000000, 0x1200000, 2 << 20},
 		{0x2000000, 0x2200000, 0},
 	} {
@@ -101,7 +101,7 @@ Private_Hugetlb:    2048 kB
 	}
 }
 
-// FuzzParsers feeds the readers of /proc what no kernel prints.
+// FuzzParsers passes arbitrary texts to the parsers of /proc files.
 func FuzzParsers(f *testing.F) {
 	f.Add("VmRSS:\t 12 kB\n", uint64(0), uint64(4096))
 	f.Add("0-1000 rw-p\nAnonHugePages: 4 kB\n", uint64(0), uint64(4096))

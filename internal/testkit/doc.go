@@ -1,8 +1,8 @@
-// Package testkit holds what the tests of many packages need and the standard
-// library lacks: leak checks for goroutines and file descriptors, page-aligned
-// memory, ports, test vectors, paths of the shared traces, and modules outside
-// of the repository that use it as a user's module does. It is not a framework:
-// no assertions, no mocks, no clock (testing/synctest has one).
+// Package testkit has helpers that the tests of many packages need and the standard library lacks:
+// leak checks for goroutines and file descriptors, page-aligned memory, ports, test vectors, paths
+// of the shared traces, and Go modules outside of the repository that use it as a user's module
+// does. It is not a framework: it has no assertions, no mocks and no clock (testing/synctest has
+// one).
 //
 //	func TestMain(m *testing.M) { testkit.Main(m) }  the package's tests together leave nothing behind
 //
@@ -15,6 +15,6 @@
 //		…
 //	}
 //
-// Only tests and conformance suites import it; it imports nothing of ours, so
-// every package's tests can.
+// Only tests and conformance suites import it. It imports no other package of the repository, so
+// every package's tests can import it.
 package testkit

@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// SmallExt4 mounts an ext4 of so many MiB on a loop device for the test and
-// returns where. It skips without root or loop devices, and says so. In CI
-// (CI=true) .ci/run has installed what can be installed: there mkfs.ext4 that is
-// missing fails the test, as does a mount where the kernel has loop devices.
+// SmallExt4 mounts an ext4 of the given MiB on a loop device for the test and returns the mount
+// point. Without root or loop devices it skips the test with the reason. In CI (CI=true) .ci/run
+// has installed the programs: a missing mkfs.ext4 fails the test, and so does a failed mount if the
+// kernel has loop devices.
 func SmallExt4(t testing.TB, mib int64) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -46,10 +46,10 @@ func SmallExt4(t testing.TB, mib int64) string {
 	return mount
 }
 
-// loopControl hands out loop devices; a kernel or a container without it has none.
+// loopControl provides loop devices; a kernel or a container without this file has none.
 const loopControl = "/dev/loop-control"
 
-// noLoopMount says why root could not mount, and whether a test may skip for it.
+// noLoopMount returns the reason why root could not mount, and whether a test may skip for it.
 func noLoopMount(control string, ci bool) (reason string, skip bool) {
 	if _, err := os.Stat(control); err != nil {
 		return "needs loop devices (modprobe loop, or a container that has " + control + ")", true

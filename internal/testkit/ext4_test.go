@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestNoLoopMount: a mount that fails is a reason to skip where there are no loop
-// devices; where there are, not in CI.
+// TestNoLoopMount: after a failed mount a test may skip if there are no loop devices. If there are,
+// it may not skip in CI.
 func TestNoLoopMount(t *testing.T) {
 	dir := t.TempDir()
 	absent, there := filepath.Join(dir, "absent"), filepath.Join(dir, "loop-control")

@@ -14,22 +14,21 @@ import (
 	"time"
 )
 
-// settleMax bounds how long a check waits for goroutines that were told to end.
-// The runtime tells nobody when a goroutine ends, so the check has to look again;
-// one that ends on its own does so in microseconds once it has a processor, and
-// the rest is a leak.
+// settleMax bounds the wait of a check for goroutines that are about to end. The runtime does not
+// signal the end of a goroutine, so the check polls. A goroutine that ends does so in microseconds
+// once it has a processor; any other is a leak.
 const settleMax = 30 * time.Second
 
-// VerifyNone fails t, when t and its subtests have ended, if goroutines or file
-// descriptors exist that did not when VerifyNone was called. Call it first, so
-// that its check runs after every other cleanup. It cannot tell tests apart that
-// run at the same time, so a parallel test must not use it; see Main.
+// VerifyNone fails t, when t and its subtests have ended, if goroutines or file descriptors exist
+// that did not when VerifyNone was called. Call it first, so that its check runs after every other
+// cleanup. It cannot distinguish tests that run at the same time, so a parallel test must not use
+// it; see Main.
 func VerifyNone(t testing.TB) {
 	t.Helper()
 	before := take()
 	t.Cleanup(func() {
 		if t.Failed() {
-			return // what failed is the better message
+			return // the first failure is the better message
 		}
 		if leaks := before.settle(settleMax); len(leaks) > 0 {
 			t.Errorf("left behind:\n%s", strings.Join(leaks, "\n"))
@@ -51,15 +50,15 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// snapshot is what existed at one moment.
+// snapshot is the set of goroutines and descriptors at one moment.
 type snapshot struct {
 	goroutines map[uint64]string // id to stack
-	fds        map[int]string    // number to what it is open on
+	fds        map[int]string    // number to the opened file
 }
 
 func take() snapshot {
-	// The runtime opens its poller's descriptors at the first use and keeps
-	// them: make it do so before counting.
+	// The runtime opens its poller's descriptors at the first use and keeps them. Open a pipe, so
+	// that they exist before counting.
 	if r, w, err := os.Pipe(); err == nil {
 		r.Close()
 		w.Close()
@@ -67,8 +66,8 @@ func take() snapshot {
 	return snapshot{goroutines: goroutines(), fds: fds()}
 }
 
-// settle compares the present with s until nothing is left over or the time is
-// up, and describes what is left.
+// settle compares the current state with s until nothing is left over or the time is up, and
+// describes the rest.
 func (s snapshot) settle(max time.Duration) []string {
 	deadline := time.Now().Add(max)
 	for pause := 50 * time.Microsecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -131,7 +130,7 @@ func goroutineID(stack []byte) (uint64, bool) {
 	return id, err == nil
 }
 
-// process-wide goroutines that the standard library starts once and never ends.
+// Goroutines that the standard library starts once and never ends.
 var processWide = [...]string{
 	"os/signal.signal_recv",
 	"os/signal.loop",
@@ -167,8 +166,8 @@ func OpenBelow(t testing.TB, dir string) (names []string) {
 	return names
 }
 
-// fds returns what every open descriptor refers to. Where /proc is missing it
-// returns nothing, and only goroutines are checked.
+// fds returns the file behind every open descriptor. If /proc is missing it returns nothing, and
+// only goroutines are checked.
 func fds() map[int]string {
 	const dir = "/proc/self/fd"
 	entries, err := os.ReadDir(dir)

@@ -9,7 +9,7 @@ import (
 type Log struct {
 	mu    sync.Mutex
 	text  bytes.Buffer
-	grown *sync.Cond // of mu; nil: Await was never called
+	grown *sync.Cond // of mu; nil until Await is called
 }
 
 // Write implements io.Writer.

@@ -5,10 +5,9 @@ import (
 	"testing"
 )
 
-// AlignedBuffer returns sizeBytes of zeroed memory that starts at a page and
-// lies outside the Go heap, so that a device may read and write it directly. It
-// is unmapped when t ends: a device that still uses it then faults, which is the
-// point. The buffer is made of 4 KiB pages; benchmarks want huge pages and
+// AlignedBuffer returns sizeBytes of zeroed memory that starts at a page and lies outside the Go
+// heap, so that a device may read and write it directly. It is unmapped when t ends, so that a
+// later access by a device faults. The buffer has 4 KiB pages; benchmarks need huge pages and
 // should use internal/arena.
 func AlignedBuffer(t testing.TB, sizeBytes int) []byte {
 	t.Helper()

@@ -10,8 +10,8 @@ import (
 
 var describedMetric = regexp.MustCompile(`fqName: "([^"]+)", help: "([^"]+)"`)
 
-// CheckMetricsPage fails the test unless docs/metrics.md has a row for each metric of a
-// registry, with its help text, and no other whose name begins with prefix. describe is the
+// CheckMetricsPage fails the test unless docs/metrics.md has a row for each metric of a registry,
+// with its help text, and no row for another metric whose name begins with prefix. describe is the
 // Describe of a prometheus.Registry with at most 1024 metrics.
 func CheckMetricsPage[Desc fmt.Stringer](t testing.TB, prefix string, describe func(chan<- Desc)) {
 	t.Helper()

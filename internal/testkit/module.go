@@ -36,8 +36,8 @@ func OutsideModule(t testing.TB, files map[string]string) *Module {
 	if err != nil {
 		t.Fatalf("testkit: %v", err)
 	}
-	// The requirements are the repository's, so that the go command needs no
-	// version that the repository's own build does not use.
+	// The module has the repository's requirements, so the go command needs only versions that the
+	// repository's build uses too.
 	path, rest, _ := strings.Cut(strings.TrimPrefix(string(gomod), "module "), "\n")
 	m := &Module{Dir: t.TempDir()}
 	m.write(t, "go.mod", "module example.com/outside\n"+rest+"\nrequire "+path+" v0.0.0\nreplace "+path+" => "+root+"\n")
@@ -64,8 +64,8 @@ func (m *Module) write(t testing.TB, name, text string) {
 func (m *Module) Go(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = m.Dir
-	// -mod=mod lets the go command complete go.mod; the rest keeps it offline and
-	// out of any workspace.
+	// -mod=mod lets the go command complete go.mod. The other variables keep it offline and out of
+	// any workspace.
 	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOWORK=off", "GOTOOLCHAIN=local", "PWD="+m.Dir)
 	return cmd
 }

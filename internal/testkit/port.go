@@ -8,13 +8,12 @@ import (
 	"testing"
 )
 
-// Port returns an address "127.0.0.1:PORT" on which the test may listen, stop,
-// and listen again: the port stays its own until it ends. A port that was merely
-// free is anybody's while nobody listens on it, and the kernel gives it to any
-// connection that another test dials.
+// Port returns an address "127.0.0.1:PORT" on which the test may listen, stop, and listen again:
+// the port is reserved until the test ends. Without a reservation the kernel could assign a free
+// port to a connection of another test.
 //
-// A socket that is bound and does not listen keeps it: SO_REUSEADDR, which Go's
-// listeners set too, lets one of them bind the port beside it.
+// A socket that is bound but does not listen reserves the port. Because of SO_REUSEADDR, which Go's
+// listeners set too, one listener can bind the same port.
 func Port(t testing.TB) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)

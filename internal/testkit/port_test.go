@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestPort: the port can be listened on twice, and in between no connection gets
-// it that asks for it as others get theirs.
+// TestPort: a test can listen on the port twice, and in between the kernel assigns it to no
+// connection.
 func TestPort(t *testing.T) {
 	addr := Port(t)
 	for range 2 {

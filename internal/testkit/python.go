@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Python returns the path of python3. Without it the test is skipped, and under
-// continuous integration it fails.
+// Python returns the path of python3. Without python3 the test is skipped, and under continuous
+// integration it fails.
 func Python(t testing.TB) string {
 	t.Helper()
 	path, err := exec.LookPath("python3")

@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// short is a wait for what is known to be there: settle returns at its end.
+// short is a wait for a leak that is known to exist: settle returns after that time.
 const short = time.Millisecond
 
 func TestSettleFindsGoroutine(t *testing.T) {
@@ -18,7 +18,7 @@ func TestSettleFindsGoroutine(t *testing.T) {
 	stop := make(chan struct{})
 	running := make(chan struct{})
 	go leakedOnPurpose(running, stop)
-	<-running // before that its stack names the go statement only
+	<-running // before that the goroutine's stack has only the go statement
 	leaks := before.settle(short)
 	if len(leaks) != 1 || !strings.Contains(leaks[0], "leakedOnPurpose") {
 		t.Errorf("leaks = %q; want the one goroutine", leaks)
@@ -51,7 +51,7 @@ func TestSettleFindsDescriptor(t *testing.T) {
 	}
 }
 
-// recorder is a testing.TB that remembers failure instead of failing.
+// recorder is a testing.TB that records failure instead of failing.
 type recorder struct {
 	testing.TB
 	cleanups []func()

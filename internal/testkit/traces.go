@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// TracesEnv names the directory that holds the shared traces, for checkouts that
-// do not have it beside them.
+// TracesEnv names the directory of the shared traces, for checkouts that do not have it beside
+// them.
 const TracesEnv = "PENSTOCK_TRACES"
 
-// TraceFile returns the path of one of the shared traces, which are too large
-// for the repository. It looks in $PENSTOCK_TRACES, or in shared/traces beside
-// or inside the repository. Where no such directory exists the test is skipped;
-// where it exists (or was named) and lacks the file, the test fails.
+// TraceFile returns the path of one of the shared traces, which are too large for the repository.
+// It looks in $PENSTOCK_TRACES, or in shared/traces beside or inside the repository. If no such
+// directory exists the test is skipped. If it exists, or the variable names it, and the file is
+// missing, the test fails.
 func TraceFile(t testing.TB, name string) string {
 	t.Helper()
 	dir, named := os.LookupEnv(TracesEnv)

@@ -1,8 +1,7 @@
-// Package trace reads recorded inference traffic and yields it as one stream of
-// requests in time order, with the content of every prompt named block by block.
-// It is not a load generator: it knows no server, no clock and no bytes of KV.
-// What a request's prompt said is in no trace; Tokens makes up a prompt in which
-// two blocks are equal exactly where the trace says that they were.
+// Package trace reads recorded inference traffic and yields it as one stream of requests in time
+// order, with the content of every prompt named block by block. It is not a load generator: it has
+// no server, no clock and no bytes of KV. Traces do not contain the text of prompts. Tokens
+// generates prompts in which two blocks are equal exactly where the trace gives them the same id.
 //
 //	file (plain or gzip) ─► lines ─► Format ─► sessions, at most Concurrency open ─► Request, Request, …
 //	                                    │             ordered by time
@@ -11,8 +10,8 @@
 //	                                    ├── DualPath   one trajectory a line: [append, gen] per round, no times
 //	                                    └── Azure      CSV of arrivals and lengths, no prefix information
 //
-// Block ids are content ids: two requests share a prefix as far as their lists of
-// blocks begin alike. Ids of different sessions of one file never collide.
+// Block ids name content: the common prefix of two requests is the common prefix of their lists of
+// blocks. Ids of different sessions of one file never collide.
 //
 //	r, err := trace.Open("kv_cache_tester_agentic.jsonl.gz", trace.Options{Concurrency: 32})
 //	…
@@ -22,9 +21,9 @@
 //		…
 //	}
 //
-// Files may be larger than memory: lines are read as they are needed, and a
-// session is held only while it is open. A broken line ends the stream with an
-// error that names file and line.
+// Files may be larger than memory: lines are read as they are needed, and a session is in memory
+// only while it is open. A malformed line ends the stream with an error that names file and line.
 //
-// The package starts no goroutine and has no lock; a Reader serves one caller.
+// The package starts no goroutine and has no lock; a Reader must be used by one goroutine at a
+// time.
 package trace

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// mooncakeBlockTokens is what one hash id of a Mooncake trace covers.
+// mooncakeBlockTokens is the number of tokens per hash id of a Mooncake trace.
 const mooncakeBlockTokens = 512
 
-// mooncakeSource decodes a request a line.
+// mooncakeSource decodes one request per line.
 type mooncakeSource struct {
 	lines *lines
 	count uint64
@@ -63,11 +63,11 @@ func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 const (
 	azureHeader = "TIMESTAMP,ContextTokens,GeneratedTokens"
 	azureTime   = "2006-01-02 15:04:05.9999999"
-	// azureBlockTokens is our choice: the format names no blocks.
+	// azureBlockTokens is arbitrary: the format has no blocks.
 	azureBlockTokens = 64
 )
 
-// azureSource decodes a request a line; every block is one of its own.
+// azureSource decodes one request per line. No two requests share a block.
 type azureSource struct {
 	lines  *lines
 	count  uint64

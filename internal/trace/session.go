@@ -15,25 +15,25 @@ import (
 
 const (
 	agenticBlockTokens = 64
-	// dualPathBlockTokens is our choice: the format counts tokens, not blocks.
+	// dualPathBlockTokens is arbitrary: the format counts tokens, not blocks.
 	dualPathBlockTokens = 64
-	// dualPathRound is the made-up time between two rounds of a trajectory, for
-	// the format records none: it only interleaves the sessions.
+	// dualPathRound is the assumed time between two rounds of a trajectory. The format has no
+	// times; this one only interleaves the sessions.
 	dualPathRound = time.Second
 	// maxLocalID bounds the block ids inside one session; see blockID.
 	maxLocalID = 1<<32 - 1
 )
 
-// blockID makes the ids of one session unique in the file.
+// blockID makes the block ids of one session unique in the file.
 func blockID(session, local uint64) uint64 { return session<<32 | local }
 
-// run is count consecutive block ids of a session, from first.
+// run is a run of count consecutive block ids of a session, starting at first.
 type run struct {
 	first, count uint64
 }
 
-// turn is one request of a session, compact: an agentic prompt has thousands of
-// blocks and a handful of runs.
+// turn is one request of a session, in compact form: an agentic prompt has thousands of blocks in a
+// handful of runs.
 type turn struct {
 	at            time.Duration // since the session's start
 	agent         uint32
@@ -44,16 +44,16 @@ type turn struct {
 // session is one line of a file of sessions, in time order.
 type session struct {
 	number uint64
-	start  time.Duration // when it was opened
-	turns  []turn        // what is left of it
+	start  time.Duration // time at which it was opened
+	turns  []turn        // the remaining turns
 }
 
 func (s *session) nextAt() time.Duration { return s.start + s.turns[0].at }
 
-// sessions merges the sessions of a file by time. At most limit are open; the
-// next line is read when one ends, and starts at that time.
+// sessions merges the sessions of a file by time. At most limit are open. When one ends, the next
+// line is read, and its session starts at that time.
 //
-// Invariant: every session in open has a turn left.
+// Invariant: every session in open has a remaining turn.
 type sessions struct {
 	lines       *lines
 	blockTokens int
@@ -107,7 +107,7 @@ func (s *sessions) next() (Request, error) {
 	}, nil
 }
 
-// openOne reads one session and opens it now.
+// openOne reads one session and opens it at the current time.
 func (s *sessions) openOne() error {
 	line, err := s.lines.next()
 	if errors.Is(err, io.EOF) {
@@ -132,7 +132,8 @@ func (s *sessions) openOne() error {
 	return nil
 }
 
-// byTime is a heap of open sessions; ties go to the earlier line.
+// byTime is a heap of open sessions; of sessions with equal times, the one of the earlier line is
+// first.
 type byTime []*session
 
 func (h byTime) Len() int { return len(h) }
@@ -205,8 +206,8 @@ func parseAgentic(line []byte) ([]turn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("request %d: %w", i, err)
 		}
-		// A sub-agent's clock starts with it, and it starts with the main
-		// agent's request that comes before it in the session.
+		// A sub-agent's times are relative to its start. It starts with the main agent's request
+		// that precedes it in the session.
 		start, known := starts[t.agent]
 		if !known {
 			start = mainAt
@@ -276,8 +277,8 @@ func pairRuns(flat []uint64) (runs []run, blocks uint64, err error) {
 	return runs, blocks, nil
 }
 
-// parseDualPath decodes one trajectory of a DualPath file: each round's prompt is
-// everything before it (prompts and answers) and what it appends.
+// parseDualPath decodes one trajectory of a DualPath file. The prompt of each round consists of all
+// prompts and answers before it, and of the tokens that the round appends.
 func parseDualPath(line []byte) ([]turn, error) {
 	var v struct {
 		Rounds [][]int64 `json:"rounds"`

@@ -2,19 +2,19 @@ package trace
 
 import "github.com/penstock-kv/penstock/kv"
 
-// Vocabulary is the number of token ids that the made-up prompts use: 0 to
-// Vocabulary-1, which every real model's vocabulary contains.
+// Vocabulary is the number of token ids in generated prompts: 0 to Vocabulary-1, which every real
+// model's vocabulary contains.
 const Vocabulary = 1 << 16
 
-// tailBit marks the ids made up for the ends of prompts; no trace's ids have it,
-// for Mooncake's are small numbers and ours are session<<32 | local.
+// tailBit marks the generated ids of the ends of prompts. No id of a trace has this bit: Mooncake's
+// ids are small numbers, and those of sessions are session<<32 | local.
 const tailBit = 1 << 63
 
-// AppendBlock appends the first n tokens of the block named id to dst. Equal ids
-// give equal tokens; different ids differ within the first four.
+// AppendBlock appends the first n tokens of the block named id to dst. Equal ids have equal tokens;
+// different ids differ within the first four tokens.
 func AppendBlock(dst []kv.Token, id uint64, n int) []kv.Token {
 	for i := 0; i < n; i += 4 {
-		// Word 0 is a permutation of id, so four tokens of 16 bits hold all of it.
+		// Word 0 is a permutation of id, so the first four tokens of 16 bits determine the id.
 		word := mix(id + uint64(i/4)*0x9e3779b97f4a7c15)
 		for j := range min(4, n-i) {
 			dst = append(dst, kv.Token(uint16(word>>(16*j))))
@@ -31,9 +31,8 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// AppendTokens appends the request's whole prompt to dst: InputTokens tokens, in
-// which blocks that share an id are equal. Tokens behind the last listed block
-// are the request's own.
+// AppendTokens appends the request's whole prompt to dst: InputTokens tokens, in which blocks with
+// the same id are equal. Tokens after the last listed block are unique to the request.
 func (r *Request) AppendTokens(dst []kv.Token) []kv.Token {
 	left := r.InputTokens
 	for _, id := range r.Blocks {

@@ -13,14 +13,13 @@ import (
 	"time"
 )
 
-// ErrFormat is wrapped by every error about a trace that cannot be understood:
-// correct or replace the file.
+// ErrFormat is wrapped by every error about a malformed trace. Correct or replace the file.
 var ErrFormat = errors.New("malformed trace")
 
-// Limits of what one line may claim, so that a damaged file ends in an error and
-// not in exhausted memory.
+// Limits of the values on one line, so that a damaged file causes an error and does not exhaust the
+// memory.
 const (
-	// MaxInputTokens bounds one prompt; the longest recorded has 0.9 million.
+	// MaxInputTokens bounds one prompt; the longest recorded prompt has 0.9 million tokens.
 	MaxInputTokens = 1 << 26
 	// MaxOutputTokens bounds one answer.
 	MaxOutputTokens = 1 << 26
@@ -30,22 +29,22 @@ const (
 	maxTime = 10 * 365 * 24 * time.Hour
 )
 
-// Format is how a file records requests.
+// Format is the format of a trace file.
 type Format uint8
 
 const (
-	// Detect finds the format from the first line.
+	// Detect recognises the format from the first line.
 	Detect Format = iota
-	// Mooncake is kvcache-ai/Mooncake's: an object a line with timestamp,
+	// Mooncake is the format of kvcache-ai/Mooncake: one object per line with timestamp,
 	// input_length, output_length and hash_ids of 512-token blocks.
 	Mooncake
-	// Agentic is the compact form of callanjfox/kv-cache-tester: a session a
-	// line, block ids run-length encoded, 64-token blocks.
+	// Agentic is the compact form of callanjfox/kv-cache-tester: one session per line, with
+	// run-length encoded block ids of 64-token blocks.
 	Agentic
-	// DualPath is a generated trajectory a line: {"id", "rounds": [[append, gen]]}.
+	// DualPath has one generated trajectory per line: {"id", "rounds": [[append, gen]]}.
 	DualPath
-	// Azure is Azure/AzurePublicDataset's CSV of 2023: time, context and
-	// generated tokens. Its requests share nothing.
+	// Azure is Azure/AzurePublicDataset's CSV of 2023: time, context and generated tokens. Its
+	// requests share no prefix.
 	Azure
 )
 
@@ -70,39 +69,38 @@ func (f Format) String() string {
 type Request struct {
 	// Index counts the requests of the stream from 0.
 	Index int
-	// Time is when the request arrived, since the start of the trace.
+	// Time is the time of the request's arrival since the start of the trace.
 	Time time.Duration
-	// Session is the conversation's number in the file, from 0; in formats
-	// without sessions every request is one. Agent tells apart the agents of one
-	// session: 0 is the main one.
+	// Session is the number of the conversation in the file, from 0; in formats without sessions
+	// each request has its own number. Agent numbers the agents of one session: 0 is the main
+	// agent.
 	Session uint64
 	Agent   uint32
 	// InputTokens is the length of the prompt, OutputTokens that of the answer.
 	InputTokens, OutputTokens int
-	// BlockTokens is the length of every block but perhaps the last.
+	// BlockTokens is the length of every block, except possibly the last.
 	BlockTokens int
-	// Blocks names the prompt's content: equal ids, equal tokens. A last block
-	// shorter than BlockTokens is listed in Mooncake traces and left out in the
-	// others. The slice is valid until the next request is read.
+	// Blocks are the ids of the prompt's blocks: equal ids mean equal tokens. A last block shorter
+	// than BlockTokens is listed in Mooncake traces and left out in the other formats. The slice is
+	// valid until the next request is read.
 	Blocks []uint64
 }
 
-// WholeBlocks returns how many of Blocks have their full length: what a cache
-// can hold.
+// WholeBlocks returns how many of Blocks have their full length, so that a cache can hold them.
 func (r *Request) WholeBlocks() int {
 	return min(len(r.Blocks), r.InputTokens/r.BlockTokens)
 }
 
-// Options say how to read a trace. The zero value reads all of it.
+// Options are the options for reading a trace. The zero value reads all of it.
 type Options struct {
-	// Format is the file's format; Detect (the default) looks at the first line.
+	// Format is the file's format; Detect (the default) reads the first line to recognise it.
 	Format Format
-	// Concurrency is how many sessions of an Agentic or DualPath file are open at
-	// once: the next starts when one has ended. 0 starts all of them at time 0,
-	// which needs the whole file in memory (compact: about 30 MB for 37 thousand
-	// requests of 118 thousand tokens).
+	// Concurrency is the number of sessions of an Agentic or DualPath file that are open at a time:
+	// when one has ended, the next one starts. With 0 all sessions start at time 0, which needs the
+	// whole file in memory (in compact form: about 30 MB for 37 thousand requests of 118 thousand
+	// tokens).
 	Concurrency int
-	// MaxRequests ends the stream early; 0 does not.
+	// MaxRequests ends the stream after that many requests; 0 means no limit.
 	MaxRequests int
 }
 
@@ -122,8 +120,8 @@ type source interface {
 	next() (Request, error)
 }
 
-// Open opens a trace file, plain or gzip (told by its first bytes), and looks at
-// its first line.
+// Open opens a trace file and reads its first line. The file is plain or gzip, which its first
+// bytes show.
 func Open(path string, o Options) (*Reader, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -137,8 +135,7 @@ func Open(path string, o Options) (*Reader, error) {
 	return r, nil
 }
 
-// NewReader reads a trace from in, plain or gzip; name is for error messages.
-// The caller closes in.
+// NewReader reads a trace from in, plain or gzip; name is used in errors. The caller closes in.
 func NewReader(in io.Reader, name string, o Options) (*Reader, error) {
 	if o.Concurrency < 0 || o.MaxRequests < 0 {
 		return nil, fmt.Errorf("trace: concurrency %d, max requests %d: neither can be negative", o.Concurrency, o.MaxRequests)
@@ -168,13 +165,13 @@ func NewReader(in io.Reader, name string, o Options) (*Reader, error) {
 	return r, nil
 }
 
-// Name returns the file's name as given.
+// Name returns the file's name as it was given.
 func (r *Reader) Name() string { return r.name }
 
 // Format returns the file's format.
 func (r *Reader) Format() Format { return r.format }
 
-// BlockTokens returns how many tokens one block id of this format covers.
+// BlockTokens returns the number of tokens per block id of this format.
 func (r *Reader) BlockTokens() int {
 	switch r.format {
 	case Mooncake:
@@ -187,9 +184,8 @@ func (r *Reader) BlockTokens() int {
 	return agenticBlockTokens
 }
 
-// All yields every request in the order of Time, which never goes back. The
-// stream ends at the first error, which is yielded with an empty Request. It can
-// be ranged over once.
+// All yields every request in the order of Time. The stream ends at the first error, which is
+// yielded with an empty Request. It can be iterated over once.
 func (r *Reader) All() iter.Seq2[Request, error] {
 	return func(yield func(Request, error) bool) {
 		if r.used {
@@ -221,7 +217,7 @@ func (r *Reader) Close() error {
 	return f()
 }
 
-// lines reads a file line by line and knows where it is.
+// lines reads a file line by line and counts the lines.
 type lines struct {
 	name   string
 	in     *bufio.Reader
@@ -287,7 +283,7 @@ func (l *lines) errorf(format string, args ...any) error {
 	return fmt.Errorf("trace: %s:%d: "+format+" (%w)", append(append([]any{l.name, l.number}, args...), ErrFormat)...)
 }
 
-// detect tells the format from the first line, which it leaves unread.
+// detect recognises the format from the first line, which stays unread.
 func (l *lines) detect() (Format, error) {
 	first, err := l.next()
 	if errors.Is(err, io.EOF) {
@@ -304,7 +300,7 @@ func (l *lines) detect() (Format, error) {
 	return f, nil
 }
 
-// unread makes line the next one again.
+// unread makes line the result of the following next.
 func (l *lines) unread(line []byte) {
 	again := append(bytes.Clone(line), '\n')
 	l.in = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(again), l.in), 64<<10)
@@ -334,7 +330,7 @@ func formatOf(line []byte) Format {
 	return Detect
 }
 
-// checkLengths returns a description of what is impossible, or "".
+// checkLengths returns a description of an impossible length, or "".
 func checkLengths(input, output int64) string {
 	if input < 0 || input > MaxInputTokens {
 		return fmt.Sprintf("input of %d tokens; want 0 to %d", input, MaxInputTokens)

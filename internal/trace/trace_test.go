@@ -233,7 +233,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestChains: what the trace calls one prefix is one chain of block ids.
+// TestChains: requests with a common prefix in the trace have a common chain of block ids.
 func TestChains(t *testing.T) {
 	ids := func(blocks ...uint64) []kv.BlockID {
 		chain, err := kv.NewChain("t", "n", nil, 64)
@@ -250,7 +250,7 @@ func TestChains(t *testing.T) {
 	}
 }
 
-// FuzzTokens: the first four tokens tell all ids apart.
+// FuzzTokens: different ids differ in the first four tokens.
 func FuzzTokens(f *testing.F) {
 	f.Add(uint64(0), uint64(1))
 	f.Add(uint64(1)<<32, uint64(1))
@@ -261,7 +261,8 @@ func FuzzTokens(f *testing.F) {
 	})
 }
 
-// FuzzReader: no input panics, and what is yielded keeps the promises of Request.
+// FuzzReader: no input causes a panic, and the yielded requests have the properties that Request
+// promises.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte(`{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}`), uint8(0))
 	f.Add([]byte(`{"id":"a","block_size":64,"reqs":[["",0.0,130,1,-1,-1,[1,2]],["/1",1.0,64,1,0,0,[9,1]]]}`), uint8(1))
@@ -294,8 +295,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// TestSharedTraces reads every shared trace whole and counts what its README
-// counts.
+// TestSharedTraces reads every shared trace and compares the counts with its README.
 func TestSharedTraces(t *testing.T) {
 	testkit.Long(t, "reads all of the shared traces")
 	for _, c := range []struct {
@@ -335,7 +335,7 @@ func TestSharedTraces(t *testing.T) {
 	}
 }
 
-// TestSample holds sample/README.md to its numbers.
+// TestSample compares the sample with the numbers in sample/README.md.
 func TestSample(t *testing.T) {
 	r, err := Sample(Options{Concurrency: 4})
 	if err != nil {

@@ -1,14 +1,12 @@
-// Package yamlfile reads a YAML file that people write (a scenario, a model
-// profile, a plan) strictly, and keeps where each value stood, so that whatever
-// is wrong with one is said with file and line. It knows no file's meaning and
-// reads none itself: bytes come in.
+// Package yamlfile reads a YAML file written by people (a scenario, a model profile, a plan)
+// strictly. It keeps the position of each value, so that every error names file and line. It
+// interprets no value and opens no file: its input is bytes.
 //
 //	bytes ── Parse ──► File ── Decode(&v) ──► unknown key, wrong type, NaN: file:line: what, and what would do
 //	                     └──── Errorf("wan.gbps", …) ──► the same, of what only the caller can judge
 //
-// A key that is not known, or given twice, is an error, as is a second document,
-// and a number that is not finite. A file is at most SizeMax bytes long, or
-// what its reader says to ParseAtMost.
+// An unknown key, a duplicate key, a second document and a number that is not finite are errors. A
+// file has at most SizeMax bytes, or the size given to ParseAtMost.
 //
-// There is no lock; a File is not changed after Parse.
+// There is no lock; a File is immutable after Parse.
 package yamlfile

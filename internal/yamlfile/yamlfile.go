@@ -17,21 +17,20 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// SizeMax is the longest file that is read, in bytes: no one writes a longer one
-// by hand.
+// SizeMax bounds the size of a file in bytes. Files written by hand are smaller.
 const SizeMax = 1 << 20
 
-// Error is what is wrong at one place.
+// Error is an error at one position.
 type Error struct {
 	File string
-	// Line counts from 1; 0: the whole file.
+	// Line counts from 1; 0 means the whole file.
 	Line int
 	// Path is the dotted path of the key, "" for the whole file.
 	Path string
 	Text string
 }
 
-// Error is file:line: path: text.
+// Error returns file:line: path: text.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.File)
@@ -50,8 +49,7 @@ type File struct {
 	root *yaml.Node // nil: empty
 }
 
-// Parse reads the one document of raw, of SizeMax bytes at most. name is how
-// errors call the file.
+// Parse reads the one document of raw, of SizeMax bytes at most. Errors use name for the file.
 func Parse(name string, raw []byte) (*File, error) { return ParseAtMost(name, raw, SizeMax) }
 
 // ParseAtMost is Parse for a file that a program may write, of sizeMax bytes at
@@ -75,8 +73,8 @@ func ParseAtMost(name string, raw []byte, sizeMax int) (*File, error) {
 	return f, nil
 }
 
-// Decode stores the document in v, a pointer to a struct that holds its defaults.
-// Only keys that the struct names by its yaml tags are accepted.
+// Decode stores the document in v, a pointer to a struct that holds its defaults. Only keys with a
+// yaml tag in the struct are accepted.
 func (f *File) Decode(v any) error {
 	if f.root == nil {
 		return nil
@@ -90,13 +88,13 @@ func (f *File) Decode(v any) error {
 	return nil
 }
 
-// Errorf is an error about the key at path, such as "clusters.0.gpus"; where the
-// file does not have it, about its nearest parent that is there.
+// Errorf returns an error about the key at path, such as "clusters.0.gpus". If the file does not
+// have the key, the error has the line of its nearest parent.
 func (f *File) Errorf(path, format string, args ...any) error {
 	return &Error{File: f.name, Line: f.line(path), Path: path, Text: fmt.Sprintf(format, args...)}
 }
 
-// Has reports whether the file gives the key at path.
+// Has reports whether the file has the key at path.
 func (f *File) Has(path string) bool {
 	n, whole := f.find(path)
 	return n != nil && whole
@@ -150,12 +148,12 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// depthMax bounds the nesting: an alias may contain itself.
+// depthMax bounds the nesting, because an alias may contain itself.
 const depthMax = 32
 
 var unmarshaler = reflect.TypeFor[yaml.Unmarshaler]()
 
-// check walks the document beside the type that it is to fill.
+// check compares the document with the type into which it will be decoded.
 func (f *File) check(n *yaml.Node, t reflect.Type, path string, depth int) error {
 	if depth > depthMax {
 		return &Error{File: f.name, Line: n.Line, Path: path, Text: fmt.Sprintf("nested more than %d deep", depthMax)}
@@ -249,7 +247,7 @@ type field struct {
 	typ reflect.Type
 }
 
-// keysOf are the keys that a struct knows, in its order.
+// keysOf returns the keys of a struct, in the order of its fields.
 func keysOf(t reflect.Type) []field {
 	var out []field
 	for i := range t.NumField() {
@@ -261,7 +259,7 @@ func keysOf(t reflect.Type) []field {
 	return out
 }
 
-// remedy says which keys there are, and the one that was probably meant.
+// remedy lists the valid keys, and suggests the most similar one.
 func remedy(given string, fields []field) string {
 	known := make([]string, len(fields))
 	best, distance := "", 3
@@ -278,8 +276,8 @@ func remedy(given string, fields []field) string {
 	return text
 }
 
-// edits is the number of characters to insert, delete or replace between a and
-// b (Levenshtein), for words of a sane length.
+// edits returns the number of characters to insert, delete or replace between a and b
+// (Levenshtein), for words of moderate length.
 func edits(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -340,7 +338,7 @@ func typeWord(t reflect.Type) string {
 
 var yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): `)
 
-// reword puts file and line before the words of the YAML library.
+// reword adds file and line to the errors of the YAML library.
 func (f *File) reword(err error) error {
 	text := err.Error()
 	var typed *yaml.TypeError

@@ -99,7 +99,7 @@ func TestComplaints(t *testing.T) {
 	}
 }
 
-// FuzzParse: no input panics, and what is accepted is accepted again.
+// FuzzParse: no input causes a panic, and an accepted input is accepted again.
 func FuzzParse(f *testing.F) {
 	f.Add("wan: {gbps: 100}\nlist: [{name: a}]\n")
 	f.Add("wan: &a {gbps: 1}\noptional: *a\n")

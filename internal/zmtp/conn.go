@@ -71,9 +71,8 @@ type Conn struct {
 // system calls.
 const writeBuffer = 64 << 10
 
-// Handshake performs the handshake on a new connection. ours is the type of this end's
-// socket (PUB, ROUTER). peers are the allowed types of the peer's socket. After an error
-// the caller closes c.
+// Handshake performs the handshake on a new connection. ours is the type of this end's socket (PUB
+// or ROUTER). peers are the allowed types of the peer's socket. After an error the caller closes c.
 func Handshake(c net.Conn, ours string, peers []string, o Options) (*Conn, error) {
 	o.EnsureDefaults()
 	z := &Conn{net: c, opts: o, r: bufio.NewReader(c), w: bufio.NewWriterSize(c, writeBuffer)}

@@ -1,8 +1,7 @@
-// Package zmtp implements the serving end of ZeroMQ's wire protocol, ZMTP 3.0 (RFC 23),
-// with the NULL mechanism, over TCP and unix sockets. It has what PUB and ROUTER sockets
-// need. It is not a ZeroMQ library: it has no queues and no socket patterns, because the
-// caller decides which messages a slow peer loses. It does not reconnect, because ZeroMQ
-// peers do.
+// Package zmtp implements the serving end of ZeroMQ's wire protocol, ZMTP 3.0 (RFC 23), with the
+// NULL mechanism, over TCP and unix sockets. It has the parts that PUB and ROUTER sockets need. It
+// is not a ZeroMQ library: it has no queues and no socket patterns, because the caller decides
+// which messages a slow peer loses. It does not reconnect, because ZeroMQ peers do.
 //
 //	peer (SUB)                                    this end (PUB)
 //	  │◄── greeting, 64 B: FF 0…0 7F, 3.0, "NULL", 0…0 ──►│

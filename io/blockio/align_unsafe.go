@@ -4,7 +4,6 @@ import "unsafe"
 
 // Aligned reports whether b starts at a multiple of Align.
 func Aligned(b []byte) bool {
-	// Safety: the address is only looked at; it is never turned back into a
-	// pointer.
+	// Safety: the address is only read; it is never converted back to a pointer.
 	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%Align == 0
 }

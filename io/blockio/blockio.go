@@ -6,34 +6,33 @@ import (
 	"fmt"
 )
 
-// Align is the alignment, in bytes, of every offset, length and address of a
-// Request: the largest logical block size of the devices we know, and the page
-// size.
+// Align is the alignment, in bytes, of every offset, length and address of a Request. It is the
+// page size, and the largest logical block size of common devices.
 const Align = 4096
 
 // MaxBatch is the largest number of requests in one Do.
 const MaxBatch = 1024
 
-// Sentinels, by what the caller should do.
+// The sentinel errors differ in the reaction that they require of the caller.
 var (
-	// ErrAlign: an offset, length, size or address is misaligned; fix the caller.
+	// ErrAlign: an offset, length, size or address is misaligned. Fix the caller.
 	ErrAlign = errors.New("offset, length or address is not a multiple of 4096")
-	// ErrRange: the request reaches beyond the file's fixed size; fix the caller.
+	// ErrRange: the request reaches beyond the file's fixed size. Fix the caller.
 	ErrRange = errors.New("beyond the end of the file")
-	// ErrClosed: the device or file is closed; stop.
+	// ErrClosed: the device or file is closed. The caller stops.
 	ErrClosed = errors.New("closed")
-	// ErrNoSpace: the volume is full; stop writing, go on reading.
+	// ErrNoSpace: the volume is full. Stop writing; reads still work.
 	ErrNoSpace = errors.New("no space left on volume")
-	// ErrNotExist: no file of that name.
+	// ErrNotExist: there is no file with that name.
 	ErrNotExist = errors.New("file does not exist")
-	// ErrExist: a file of that name is there already.
+	// ErrExist: a file with that name exists.
 	ErrExist = errors.New("file exists")
-	// ErrOpen: the file is open on this device; close it first.
+	// ErrOpen: the file is open on this device. Close it first.
 	ErrOpen = errors.New("file is open")
-	// ErrRequest: no file, a file of another device, an unknown op, no buffers
-	// or too many, too large a batch, a bad name or size; fix the caller.
+	// ErrRequest: the request has no file, a file of another device, an unknown op, no buffers or
+	// too many, or a bad name or size, or its batch is too large. Fix the caller.
 	ErrRequest = errors.New("malformed request")
-	// ErrUnsupported: this backend cannot run here; choose another.
+	// ErrUnsupported: this backend cannot run on this system. Choose another backend.
 	ErrUnsupported = errors.New("not supported here")
 )
 
@@ -58,19 +57,18 @@ func (o Op) String() string {
 	return fmt.Sprintf("Op(%d)", uint8(o))
 }
 
-// Request is one contiguous range of one file, to be read into or written from
-// one or several buffers in turn.
+// Request is one contiguous range of one file, to be read into, or written from, one or several
+// buffers in order.
 type Request struct {
 	Op     Op
 	File   File
 	Offset int64
-	// Bufs are used one after the other; each starts at a multiple of Align and
-	// has a length that is a positive multiple of Align. They should come from
-	// an arena (off the Go heap, huge pages): other memory works, at half the
-	// bandwidth (measured: docs/benchmarks.md). At most MaxVecs.
+	// Bufs are used one after the other. Each starts at a multiple of Align, and its length is a
+	// positive multiple of Align. There are at most MaxVecs. They should come from an arena (off
+	// the Go heap, huge pages); other memory works at half the bandwidth (measured:
+	// docs/benchmarks.md).
 	Bufs [][]byte
-	// Err is the outcome: nil means that every byte of every buffer was
-	// transferred. Set by Do.
+	// Err is the outcome, set by Do: nil means that every byte of every buffer was transferred.
 	Err error
 }
 
@@ -116,74 +114,69 @@ type File interface {
 	Name() string
 	// Size returns the size in bytes, a multiple of Align.
 	Size() int64
-	// Close releases the file. It waits for requests on it that are in flight,
-	// and may be called twice. Closing the Device closes its files.
+	// Close releases the file. It waits for requests on the file that are in flight, and may be
+	// called twice. Closing the Device closes its files.
 	Close() error
 }
 
 // Device is one volume: a flat directory of fixed-size files and the engine
 // that reads and writes them. All methods may be called concurrently.
 type Device interface {
-	// Create makes a file of sizeBytes (a positive multiple of Align) and
-	// reserves its space, so that later writes inside it cannot run out of
-	// space. A fresh file reads as zeroes. ErrExist if the name is taken,
-	// ErrNoSpace, with nothing left behind, if the space is not there. The file
-	// survives a crash once Sync on it has returned; until then a crash may
-	// leave no file, or one with a smaller Size (0 is possible). A name is 1 to
-	// 64 of [a-z0-9._-] and does not start with a dot; see CheckName.
+	// Create makes a file of sizeBytes (a positive multiple of Align) and reserves its space, so
+	// that later writes inside it cannot run out of space. A fresh file reads as zeroes. Create
+	// returns ErrExist if the name is taken. It returns ErrNoSpace, and leaves no file, if there is
+	// not enough space. The file survives a crash after Sync on it has returned; before, a crash
+	// may leave no file, or one with a smaller Size (possibly 0). A name has 1 to 64 characters of
+	// [a-z0-9._-] and does not start with a dot; see CheckName.
 	Create(name string, sizeBytes int64) (File, error)
-	// Open opens a file that Create made; ErrNotExist if there is none. A file
-	// may be open several times; each File is closed on its own.
+	// Open opens a file that Create made. It returns ErrNotExist if there is none. A file may be
+	// open several times; each File is closed separately.
 	Open(name string) (File, error)
-	// Remove deletes a file; ErrOpen if it is open on this device. A crash may
-	// bring it back until a Sync, of whatever files, has returned.
+	// Remove deletes a file. It returns ErrOpen if the file is open on this device. A crash may
+	// restore the file until a Sync, of any files, has returned.
 	Remove(name string) error
-	// List returns the names of all files, sorted. Anything else that lies in
-	// the directory (other names, subdirectories) is not listed.
+	// List returns the names of all files, sorted. Other entries of the directory (other names,
+	// subdirectories) are not listed.
 	List() ([]string, error)
 
-	// Do submits the requests as one batch and returns when every one has
-	// completed; each has its outcome in Err. At most MaxBatch requests; none is
-	// fine. Requests of one batch are not ordered among themselves. Do returns a
-	// non-nil error, with nothing submitted and no Err set, only if the batch
-	// could not be admitted: a malformed request, a closed device or file, or
-	// ctx done before or while waiting for the device's in-flight budget. Once
-	// admitted, the buffers are the device's until Do returns, also when ctx
-	// ends meanwhile: there is no partial return. A short transfer is resumed by
-	// the device, never reported as success; a read reaching a hole returns
-	// zeroes. The buffers of a failed read hold nothing to rely on, and a failed
-	// write may have changed any sector of its range.
+	// Do submits the requests as one batch and returns when every request has completed, with its
+	// outcome in Err. A batch has 0 to MaxBatch requests, in no order among themselves. Do returns
+	// an error only if the batch was not admitted: a request is malformed, the device or a file is
+	// closed, or ctx ended before or during the wait for the device's in-flight budget. Nothing is
+	// submitted then, and no Err is set. After admission the device owns the buffers until Do
+	// returns, also if ctx ends meanwhile: there is no partial return. The device resumes a short
+	// transfer and never reports it as success. A read of a hole returns zeroes. The buffers of a
+	// failed read are undefined, and a failed write may have changed any sector of its range.
 	Do(ctx context.Context, batch []Request) error
-	// Sync returns once everything that completed writes on the given files
-	// put there is durable, with the files' existence and size, and every Remove
-	// that returned before; no files means all open files. ctx is looked at
-	// before the work starts, not during it. A failed Sync makes no promise
-	// about any write since the last one that succeeded.
+	// Sync returns when the content of all completed writes to the given files is durable, with the
+	// files' existence and size, and so is every Remove that returned before. No files means all
+	// open files. ctx is checked before the work starts, not during it. A failed Sync makes no
+	// promise about any write since the last successful Sync.
 	Sync(ctx context.Context, files ...File) error
 
-	// Lock takes the exclusive ownership of the volume for this process, until
-	// Close or the process's end, and records identity (one line that tells a
-	// person who it is) for others to read. If another holds it, the error is
-	// an *OwnedError. A second Lock by the same Device is an error as well.
+	// Lock takes exclusive ownership of the volume for this process, until Close or the end of the
+	// process, and records identity (one line by which a person recognises the process) for others
+	// to read. If another process owns the volume, the error is an *OwnedError. A second Lock by
+	// the same Device is an error as well.
 	Lock(identity string) error
-	// Stat reports the file system's space.
+	// Stat returns the file system's space.
 	Stat() (SpaceStat, error)
-	// Info says what the device is; it does not change.
+	// Info describes the device; the result is constant.
 	Info() Info
 	// Stats returns counters since the start.
 	Stats() Stats
-	// Close refuses new work with ErrClosed, waits for what is in flight,
-	// closes the files and releases the lock. It may be called twice.
+	// Close refuses new work with ErrClosed, waits for work in flight, closes the files and
+	// releases the lock. It may be called twice.
 	Close() error
 }
 
 // OwnedError is returned by Device.Lock when another process owns the volume.
 type OwnedError struct {
-	// Volume is the directory; Owner the identity that its owner recorded.
+	// Volume is the directory; Owner is the identity that the owner recorded.
 	Volume, Owner string
 }
 
-// Error names the volume and the owner and says what to do.
+// Error names the volume and the owner and proposes a remedy.
 func (e *OwnedError) Error() string {
 	return fmt.Sprintf("volume %s is in use by %s; stop that process or choose another --data directory", e.Volume, e.Owner)
 }
@@ -195,16 +188,16 @@ type SpaceStat struct {
 
 // Info describes a device.
 type Info struct {
-	// Backend is uring, posix, mem.
+	// Backend is uring, posix or mem.
 	Backend string
 	// Path is the volume's directory.
 	Path string
-	// Direct is whether the page cache is bypassed; Detail says anything else
-	// worth knowing ("SINGLE_ISSUER ring per worker", "tmpfs: no O_DIRECT").
+	// Direct is set if the page cache is bypassed. Detail has further information ("SINGLE_ISSUER
+	// ring per worker", "tmpfs: no O_DIRECT").
 	Direct bool
 	Detail string
-	// Volatile: the files are in memory; a restart of the machine loses them, synced
-	// or not.
+	// Volatile is set if the files are in memory: a restart of the machine loses them, synced or
+	// not.
 	Volatile bool
 }
 
@@ -213,8 +206,8 @@ type Stats struct {
 	ReadRequests, ReadBytes, ReadFailures    uint64
 	WriteRequests, WriteBytes, WriteFailures uint64
 	Syncs, SyncFailures                      uint64
-	// Resumed counts transfers that came back short and were continued.
+	// Resumed counts short transfers that were continued.
 	Resumed uint64
-	// InFlightBytes is a gauge; InFlightLimitBytes is the adaptive budget.
+	// InFlightBytes is a gauge; InFlightLimitBytes is the current limit of the adaptive budget.
 	InFlightBytes, InFlightLimitBytes int64
 }

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// BudgetOptions bound the bytes that a device lets be in flight. The zero value
-// works; equal MinBytes and MaxBytes fix the limit.
+// BudgetOptions bound the bytes in flight of a device. The zero value works; equal MinBytes and
+// MaxBytes fix the limit.
 type BudgetOptions struct {
-	// MinBytes is the least the limit may become; default 1 MiB. Below two of the
-	// largest requests it does not go either, unless MaxBytes is less.
+	// MinBytes is the lower bound of the limit; default 1 MiB. The limit is also at least two of
+	// the largest requests, unless MaxBytes is less.
 	MinBytes int64
-	// MaxBytes is the most; default 256 MiB: 64 reads of 4 MiB keep the
-	// deepest NVMe array busy.
+	// MaxBytes is the upper bound; default 256 MiB: 64 reads of 4 MiB keep the deepest NVMe array
+	// busy.
 	MaxBytes int64
-	// StartBytes is the first limit; default 8 MiB, kept inside the bounds.
+	// StartBytes is the first limit; default 8 MiB, clamped to the bounds.
 	StartBytes int64
 }
 
@@ -34,7 +34,7 @@ func (o *BudgetOptions) EnsureDefaults() {
 	}
 }
 
-// Validate says which field cannot be used.
+// Validate reports the first invalid field.
 func (o *BudgetOptions) Validate() error {
 	if o.MinBytes < Align || o.MaxBytes < o.MinBytes || o.StartBytes < o.MinBytes || o.StartBytes > o.MaxBytes {
 		return fmt.Errorf("blockio: in-flight budget of %d to %d bytes starting at %d; want %d <= min <= start <= max",
@@ -43,19 +43,18 @@ func (o *BudgetOptions) Validate() error {
 	return nil
 }
 
-// Budget is a semaphore in bytes whose size follows the device: it grows while
-// more bytes in flight bring more throughput, and shrinks when fewer bring as
-// much, because then they only wait in the device's queue, where they cost
-// latency and cannot be reordered (see tuner for the rule). It is first come,
-// first served: a large request is not overtaken for ever by small ones. All
-// methods may be called concurrently.
+// Budget is a semaphore in bytes whose limit adapts to the device. The limit grows while more bytes
+// in flight increase the throughput. It shrinks when fewer bytes give the same throughput, because
+// the surplus only waits in the device's queue, where it adds latency and cannot be reordered (see
+// tuner for the rule). Waiters are served in order of arrival, so small requests do not starve a
+// large one. All methods may be called concurrently.
 type Budget struct {
 	mu       sync.Mutex
 	tuner    tuner
 	start    time.Time
 	inFlight int64
-	// waiting holds *waiter in order of arrival; each is one blocked caller, so
-	// its length is bounded by the callers.
+	// waiting holds *waiter in order of arrival. Each is one blocked caller, so the number of
+	// callers bounds its length.
 	waiting list.List
 }
 
@@ -64,7 +63,7 @@ type waiter struct {
 	granted chan struct{} // closed under Budget.mu when the bytes are taken
 }
 
-// NewBudget returns a Budget, or the reason why opts cannot be used.
+// NewBudget returns a Budget, or an error for invalid opts.
 func NewBudget(opts BudgetOptions) (*Budget, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -73,9 +72,9 @@ func NewBudget(opts BudgetOptions) (*Budget, error) {
 	return &Budget{tuner: newTuner(opts), start: time.Now()}, nil
 }
 
-// Acquire takes n bytes, waiting its turn until they are free or ctx is done.
-// More than the whole limit is admitted once nothing else is in flight. If ctx
-// is done nothing is taken and the error is ctx's.
+// Acquire takes n bytes. It waits in order of arrival until they are free or ctx is done. A request
+// larger than the limit is admitted when nothing else is in flight. If ctx is done, Acquire takes
+// nothing and returns ctx's error.
 func (b *Budget) Acquire(ctx context.Context, n int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -96,14 +95,14 @@ func (b *Budget) Acquire(ctx context.Context, n int64) error {
 	}
 }
 
-// TryAcquire takes n bytes if that needs no waiting, and reports whether it did.
+// TryAcquire takes n bytes if they are free without waiting, and reports whether it did.
 func (b *Budget) TryAcquire(n int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.takeLocked(n)
 }
 
-// takeLocked takes n bytes for a newcomer: only if nobody waits.
+// takeLocked takes n bytes for a new request, only if no other request waits.
 func (b *Budget) takeLocked(n int64) bool {
 	if b.waiting.Len() > 0 || !b.fitsLocked(n) {
 		return false
@@ -112,7 +111,8 @@ func (b *Budget) takeLocked(n int64) bool {
 	return true
 }
 
-// giveUp leaves the queue, unless the bytes were granted in the same moment.
+// giveUp removes the waiter from the queue. If the bytes were granted at the same moment, it keeps
+// them.
 func (b *Budget) giveUp(ctx context.Context, w *waiter, place *list.Element) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -122,11 +122,11 @@ func (b *Budget) giveUp(ctx context.Context, w *waiter, place *list.Element) err
 	default:
 	}
 	b.waiting.Remove(place)
-	b.grantLocked() // w may have been a large one in front of small ones that fit
+	b.grantLocked() // w may have been a large request in front of small ones that fit
 	return ctx.Err()
 }
 
-// Release gives back n bytes whose transfer has completed.
+// Release returns n bytes whose transfer has completed.
 func (b *Budget) Release(n int64) {
 	now := time.Since(b.start)
 	b.mu.Lock()
@@ -153,14 +153,14 @@ func (b *Budget) grantLocked() {
 	}
 }
 
-// InFlightBytes returns what is taken now.
+// InFlightBytes returns the bytes taken now.
 func (b *Budget) InFlightBytes() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.inFlight
 }
 
-// LimitBytes returns the present limit.
+// LimitBytes returns the current limit.
 func (b *Budget) LimitBytes() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

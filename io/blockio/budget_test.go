@@ -23,7 +23,7 @@ func fixed(t testing.TB, limit int64) *Budget {
 	return b
 }
 
-// take starts an Acquire and returns how it ended, once it has.
+// take starts an Acquire and returns a channel that receives its result.
 func take(ctx context.Context, b *Budget, n int64) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- b.Acquire(ctx, n) }()
@@ -122,8 +122,8 @@ func TestBudgetOptions(t *testing.T) {
 	}
 }
 
-// channelDevice completes up to parallel requests at a time; the others queue
-// inside it, as in a disk. Requests are alike, so who is served next is no matter.
+// channelDevice completes up to parallel requests at a time; the others queue inside it, as in a
+// disk. All requests are alike, so the order of service does not matter.
 type channelDevice struct {
 	channels chan struct{}
 	serve    time.Duration
@@ -165,8 +165,8 @@ func run(b *Budget, d *channelDevice, clients int, bytes int64, long time.Durati
 	return late
 }
 
-// TestBudgetFindsTheKnee: whatever the device's parallelism, the limit ends
-// where throughput is nearly all there is and little more is in flight.
+// TestBudgetFindsTheKnee: for every parallelism of the device, the limit converges to the point
+// with nearly all of the throughput and little more in flight.
 func TestBudgetFindsTheKnee(t *testing.T) {
 	testkit.Long(t, "simulates drives for many seconds of virtual time")
 	for _, c := range []struct {
@@ -182,7 +182,7 @@ func TestBudgetFindsTheKnee(t *testing.T) {
 		{64, 64 << 10, 100 * time.Microsecond, 2 * time.Second},
 	} {
 		if testkit.Race && c.parallel == 64 {
-			continue // it takes three quarters of the time, and runs in the plain build
+			continue // takes three quarters of the time, and runs in the plain build
 		}
 		t.Run(fmt.Sprintf("%dx%dKiB", c.parallel, c.bytes>>10), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -204,8 +204,8 @@ func TestBudgetFindsTheKnee(t *testing.T) {
 	}
 }
 
-// TestBudgetFollowsTheDevice: a device that becomes slower and less parallel
-// draws the limit down, and up again when it recovers.
+// TestBudgetFollowsTheDevice: when a device becomes slower and less parallel, the limit decreases;
+// when the device recovers, the limit increases again.
 func TestBudgetFollowsTheDevice(t *testing.T) {
 	testkit.Long(t, "simulates drives for many seconds of virtual time")
 	synctest.Test(t, func(t *testing.T) {
@@ -225,7 +225,7 @@ func TestBudgetFollowsTheDevice(t *testing.T) {
 	})
 }
 
-// TestBudgetWithoutQueue: what never waits teaches nothing.
+// TestBudgetWithoutQueue: if no caller ever waits, the limit does not change.
 func TestBudgetWithoutQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, err := NewBudget(BudgetOptions{})
@@ -239,9 +239,8 @@ func TestBudgetWithoutQueue(t *testing.T) {
 	})
 }
 
-// FuzzBudget compares with the dumbest model: a list and a sum.
-// feed gives the tuner so many windows of a device whose throughput, in bytes per
-// second, follows from the limit.
+// feed gives the tuner windows of a device whose throughput, in bytes per second, is a function of
+// the limit.
 func feed(t *tuner, now *time.Duration, windows int, bytes int64, rate func(limit int64) float64) {
 	for range windows * (windowCount + 2) {
 		*now += time.Duration(float64(bytes) / rate(t.limit) * float64(time.Second))
@@ -256,8 +255,8 @@ func tunerOf(t *testing.T) (tuner, *time.Duration) {
 	return newTuner(o), new(time.Duration)
 }
 
-// TestTunerKeepsTwo: however flat the curve, a request is always there when one
-// completes, also after requests have become larger than the limit.
+// TestTunerKeepsTwo: even on a flat curve, another request is in flight when one completes, also
+// after requests have become larger than the limit.
 func TestTunerKeepsTwo(t *testing.T) {
 	flat := func(int64) float64 { return 2 << 30 }
 	u, now := tunerOf(t)
@@ -284,8 +283,8 @@ type modelWaiter struct {
 	done <-chan error
 }
 
-// budgetAgainstModel reads each byte as a step: zero releases the oldest grant,
-// any other asks for so many units, an eighth of the limit each.
+// budgetAgainstModel interprets each byte as a step: zero releases the oldest grant, any other
+// value acquires that many units, each an eighth of the limit.
 func budgetAgainstModel(t *testing.T, steps []byte) {
 	const unit, limit = Align, 8 * Align
 	b := fixed(t, limit)
@@ -319,7 +318,8 @@ func budgetAgainstModel(t *testing.T, steps []byte) {
 	}
 	cancel()
 	for _, w := range waiting {
-		// One that leaves may let in those behind it, before they leave as well.
+		// When a waiter gives up, smaller requests in the queue after it may be admitted, before
+		// they give up as well.
 		switch err := <-w.done; {
 		case err == nil:
 			sum += w.n

@@ -5,8 +5,8 @@ import (
 	"testing/synctest"
 )
 
-// TestTryAcquire: it takes what fits, never overtakes a caller that waits, and
-// like Acquire admits alone what is larger than the limit.
+// TestTryAcquire: TryAcquire takes bytes that are free, and never overtakes a waiting caller. Like
+// Acquire, it admits a request larger than the limit when nothing else is in flight.
 func TestTryAcquire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, err := NewBudget(BudgetOptions{MinBytes: 4 * Align, MaxBytes: 4 * Align})

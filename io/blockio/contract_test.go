@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// fakeFile is a file of a device that is not there.
+// fakeFile is a file without a device.
 type fakeFile struct {
 	size int64
 	gate *blockio.Gate
@@ -23,7 +23,7 @@ func (f fakeFile) Name() string { return "fake" }
 func (f fakeFile) Size() int64  { return f.size }
 func (f fakeFile) Close() error { return nil }
 
-// FuzzCheckName compares with the sentence of the contract, read letter by letter.
+// FuzzCheckName compares CheckName with a literal implementation of the contract's sentence.
 func FuzzCheckName(f *testing.F) {
 	for _, name := range []string{"", "a", ".a", "a.", "seg-0001", "A", "a/b", strings.Repeat("x", 64), strings.Repeat("x", 65), "ü", "a\x00"} {
 		f.Add(name)
@@ -37,7 +37,7 @@ func FuzzCheckName(f *testing.F) {
 	})
 }
 
-// FuzzCheck: no request panics, and one that passes lies inside its file.
+// FuzzCheck: no request causes a panic, and an accepted request lies inside its file.
 func FuzzCheck(f *testing.F) {
 	f.Add(byte(1), int64(0), int64(8192), uint16(4096), uint16(1))
 	f.Add(byte(2), int64(-4096), int64(8192), uint16(4096), uint16(3))
@@ -77,8 +77,8 @@ func TestCheckBatchNamesTheRequest(t *testing.T) {
 	}
 }
 
-// TestGateClosesBehindTheLast: under load, no Close returns while somebody is
-// inside, and nobody enters after it.
+// TestGateClosesBehindTheLast: under load, no Close returns while a user is inside, and no user
+// enters afterwards.
 func TestGateClosesBehindTheLast(t *testing.T) {
 	for range 200 {
 		var g blockio.Gate
@@ -108,7 +108,7 @@ func TestGateClosesBehindTheLast(t *testing.T) {
 	}
 }
 
-// TestEnterFilesIsAllOrNothing: what a refused batch entered, it leaves.
+// TestEnterFilesIsAllOrNothing: a refused batch leaves every gate that it entered.
 func TestEnterFilesIsAllOrNothing(t *testing.T) {
 	open, closed := &blockio.Gate{}, &blockio.Gate{}
 	closed.Close()
@@ -130,7 +130,7 @@ func TestEnterFilesIsAllOrNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	blockio.LeaveFiles(both, gateOf)
-	open.Close() // returns only if every Enter was left
+	open.Close() // returns only if every Enter has its Leave
 }
 
 func TestIdentity(t *testing.T) {

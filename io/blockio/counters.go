@@ -2,16 +2,15 @@ package blockio
 
 import "sync/atomic"
 
-// Counters are the live form of Stats, shared by all backends. The zero value
-// is ready.
+// Counters are the atomic counters behind Stats, shared by all backends. The zero value is ready
+// for use.
 type Counters struct {
 	readRequests, readBytes, readFailures    atomic.Uint64
 	writeRequests, writeBytes, writeFailures atomic.Uint64
 	syncs, syncFailures, resumed             atomic.Uint64
 }
 
-// Done counts one completed request. The bytes count only where all of them
-// were transferred.
+// Done counts one completed request. Its bytes are counted only if all of them were transferred.
 func (c *Counters) Done(r *Request) {
 	requests, bytes, failures := &c.readRequests, &c.readBytes, &c.readFailures
 	if r.Op == Write {
@@ -25,7 +24,7 @@ func (c *Counters) Done(r *Request) {
 	bytes.Add(uint64(r.Len()))
 }
 
-// Synced counts one Sync with its outcome.
+// Synced counts one Sync and its outcome.
 func (c *Counters) Synced(err error) {
 	c.syncs.Add(1)
 	if err != nil {
@@ -33,10 +32,10 @@ func (c *Counters) Synced(err error) {
 	}
 }
 
-// Resumed counts one transfer that came back short and was continued.
+// Resumed counts one short transfer that was continued.
 func (c *Counters) Resumed() { c.resumed.Add(1) }
 
-// Stats returns the counters so far; the gauges are left to the caller.
+// Stats returns the current counters. The caller fills in the gauges.
 func (c *Counters) Stats() Stats {
 	return Stats{
 		ReadRequests: c.readRequests.Load(), ReadBytes: c.readBytes.Load(), ReadFailures: c.readFailures.Load(),

@@ -1,20 +1,19 @@
-// Package blockio is the contract between the block store and whatever moves
-// its bytes: aligned buffers to and from the files of one volume, in batches.
-// It is not a file system: no paths below the volume, no append, no partial
-// results, no caching.
+// Package blockio is the contract between the block store and its I/O backends: they move aligned
+// buffers to and from the files of one volume, in batches. It is not a file system: it has no paths
+// below the volume, no append, no partial results and no caching.
 //
 //	blockstore ── Batch{Read f@0 4 MiB, Write g@8 MiB 1 MiB, …} ──► Device ──► one volume directory
 //	               │                                                  │
 //	               └── buffers: arena memory, Align-ed ───────────────┘ the device's until Do returns
 //
-// Four packages implement it: uring (io_uring, O_DIRECT), posixio (preadv and
-// pwritev, O_DIRECT), memio (memory, with crash semantics) and faultio (wraps
-// another and injects faults). blockiotest.Run is the conformance suite that
-// all four pass: every sentence on Device and File below has a case there.
+// Four packages implement it: uring (io_uring, O_DIRECT), posixio (preadv and pwritev, O_DIRECT),
+// memio (memory, with crash semantics) and faultio (wraps another and injects faults).
+// blockiotest.Run is the conformance suite that all four pass: it has a case for every sentence on
+// Device and File below.
 //
-// What all backends need is here as well, so that they agree: the checks of
-// names, sizes and requests; Gate, which a Close waits at; Counters behind Stats;
-// and Budget, the bytes in flight, which follows the device (tuner.go has the rule):
+// This package also has the parts that all backends share: the checks of names, sizes and requests;
+// Gate, on which Close waits; Counters behind Stats; and Budget, which bounds the bytes in flight
+// and adapts to the device (tuner.go has the rule):
 //
 //	throughput
 //	    │         ╭──────────────────  more in flight only waits inside the device
@@ -22,9 +21,8 @@
 //	    │     ╱
 //	    └───────────────────────────► bytes in flight
 //
-// Alignment is by type and by check: offsets, lengths and addresses of a
-// Request are multiples of Align, and a Request that is not is refused with
-// ErrAlign before anything is submitted.
+// Types and checks enforce the alignment: offsets, lengths and addresses of a Request are multiples
+// of Align, and a Request with others is refused with ErrAlign before anything is submitted.
 //
-// Lock order: Gate.mu and Budget.mu are leaves; nothing is called under them.
+// Lock order: Gate.mu and Budget.mu are leaves; no lock is taken under them.
 package blockio

@@ -5,18 +5,18 @@ import (
 	"sync"
 )
 
-// Gate counts the users of something that can be closed, so that its Close can
-// refuse new users and wait for those inside. The zero Gate is open. All
-// backends use it for their device and their files.
+// Gate counts the users of an object that can be closed, so that Close can refuse new users and
+// wait for the current ones. The zero Gate is open. All backends use Gates for their device and
+// their files.
 type Gate struct {
 	mu     sync.Mutex
 	inside int
 	closed bool
-	// empty is closed when closed && inside == 0; made by the first Close.
+	// empty is closed when closed && inside == 0; the first Close makes it.
 	empty chan struct{}
 }
 
-// Enter admits a user, or returns false if the gate is closed. Each true is
+// Enter admits a user, or returns false if the gate is closed. Each Enter that returned true is
 // paired with one Leave.
 func (g *Gate) Enter() bool {
 	g.mu.Lock()
@@ -28,7 +28,7 @@ func (g *Gate) Enter() bool {
 	return true
 }
 
-// Leave ends what one Enter began.
+// Leave ends one Enter.
 func (g *Gate) Leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -38,8 +38,8 @@ func (g *Gate) Leave() {
 	}
 }
 
-// Close refuses new users, waits until the last has left, and returns whether
-// this call was the first. Later calls wait as well.
+// Close refuses new users, waits until the last user has left, and reports whether this call was
+// the first. Later calls wait as well.
 func (g *Gate) Close() (first bool) {
 	g.mu.Lock()
 	first = !g.closed
@@ -62,9 +62,9 @@ func (g *Gate) Closed() bool {
 	return g.closed
 }
 
-// EnterFiles enters the gate of every request's file, so that none can be
-// closed under the batch, and undoes it if one refuses. gateOf returns the gate
-// of a file of the caller's device, or nil for any other file.
+// EnterFiles enters the gate of every request's file, so that no file is closed during the batch.
+// If one refuses, EnterFiles leaves the others again. gateOf returns the gate of a file of the
+// caller's device, or nil for any other file.
 func EnterFiles(batch []Request, gateOf func(File) *Gate) error {
 	for i := range batch {
 		err := enterFile(batch[i].File, gateOf)
@@ -87,7 +87,7 @@ func enterFile(f File, gateOf func(File) *Gate) error {
 	return nil
 }
 
-// LeaveFiles ends what a successful EnterFiles began.
+// LeaveFiles ends a successful EnterFiles.
 func LeaveFiles(batch []Request, gateOf func(File) *Gate) {
 	for i := range batch {
 		gateOf(batch[i].File).Leave()

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Identity returns the line that a process leaves in a volume's lock: who it is,
-// in words that let a person find and stop it. startedAt is when it started. Of
-// the command line it shows the words before the first flag: flags may hold
-// secrets, and others can read the lock.
+// Identity returns the line that a process records in a volume's lock, by which a person can find
+// and stop the process. startedAt is the start time of the process. Of the command line, the line
+// has only the words before the first flag: flags may contain secrets, and other users can read the
+// lock.
 func Identity(startedAt time.Time) string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -38,8 +38,8 @@ func command(args []string) string {
 // identityMax is the longest identity kept, in bytes.
 const identityMax = 512
 
-// OneLine makes an identity fit for a lock file: control characters become
-// spaces and what is beyond 512 bytes is cut.
+// OneLine prepares an identity for a lock file: control characters become spaces, and the text is
+// cut after 512 bytes.
 func OneLine(identity string) string {
 	identity = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

@@ -2,7 +2,7 @@ package blockio
 
 import "testing"
 
-// TestIdentityShowsNoFlags: a token on the command line must not reach the lock.
+// TestIdentityShowsNoFlags: a token on the command line does not reach the lock.
 func TestIdentityShowsNoFlags(t *testing.T) {
 	for _, c := range []struct {
 		want string

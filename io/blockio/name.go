@@ -5,9 +5,9 @@ import "fmt"
 // NameMax is the longest file name, in bytes.
 const NameMax = 64
 
-// CheckName returns ErrRequest unless name is 1 to NameMax of [a-z0-9._-] and
-// does not start with a dot. Upper case is left to the backends for files of
-// their own (LOCK), which List therefore never shows.
+// CheckName returns ErrRequest unless name has 1 to NameMax characters of [a-z0-9._-] and does not
+// start with a dot. Names in upper case are reserved for files of the backends (LOCK), so List
+// never returns them.
 func CheckName(name string) error {
 	if name == "" || len(name) > NameMax {
 		return fmt.Errorf("blockio: file name %q has %d bytes, not 1 to %d: %w", name, len(name), NameMax, ErrRequest)
@@ -36,8 +36,8 @@ func CheckSize(name string, sizeBytes int64) error {
 	return nil
 }
 
-// CheckBatch returns the first reason, with the request's index, why the batch
-// may not be submitted.
+// CheckBatch returns an error, with the request's index, for the first request that may not be
+// submitted.
 func CheckBatch(batch []Request) error {
 	if len(batch) > MaxBatch {
 		return fmt.Errorf("blockio: batch of %d requests (at most %d): %w", len(batch), MaxBatch, ErrRequest)

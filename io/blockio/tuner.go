@@ -2,45 +2,43 @@ package blockio
 
 import "time"
 
-// The rule by which a Budget follows its device. By Little's law
+// The rule by which a Budget adapts to its device. By Little's law
 //
 //	bytes in flight = throughput × mean latency
 //
-// so while the budget is what callers wait for, raising it either raises the
-// throughput or, once the device is saturated, raises only the latency. The
-// tuner measures throughput X in windows and compares neighbouring ones:
+// so while callers wait for the budget, a higher limit increases the throughput or, once the device
+// is saturated, only the latency. The tuner measures the throughput X in windows and compares
+// consecutive windows:
 //
 //	base   X₀ at limit B
 //	up     X₁ at 2·B      keep if X₁ ≥ 1.05·X₀, else back to B
 //	down   X₁ at ¾·B      keep if X₁ ≥ 0.98·X₀, else back to B
 //
-// A limit that passed is the next base, and its direction is tried again. When
-// neither direction pays, B is held for 4 windows, then 8, and so on to 64,
-// before both are tried again; a throughput that drifts by a quarter from X₀ ends
-// the hold at once. Up asks for more than noise, down accepts noise: on the flat
-// part of the curve the limit drifts down to the knee, but not below two of the
-// largest requests.
+// A limit that passed becomes the next base, and the same direction is tried again. When neither
+// direction passes, B is held for 4 windows, then 8, and so on up to 64, before both are tried
+// again; a throughput that differs from X₀ by a quarter ends the hold at once. The test upward
+// demands more than the noise, the test downward tolerates noise: on the flat part of the curve the
+// limit decreases to the knee, but not below two of the largest requests.
 //
-// A window counts only if the budget was used (callers waiting, or three
-// quarters taken) at each completion: else the limit is not what decides, and
-// nothing can be learnt about it. A trial upward counts in any case: that the
-// callers do not fill the doubled limit is an answer too.
+// A window counts only if at each completion callers waited or three quarters of the budget were
+// taken. Otherwise the limit did not determine the throughput, and the window has no information
+// about it. The window of a trial upward always counts: that the callers do not fill the doubled
+// limit is a result too.
 const (
 	upGain   = 1.05
 	downLoss = 0.98
 	drift    = 0.25
 
-	// A window has at least so many completions and so long: a device that
-	// completes its queue in batches (virtio does) is seen over several.
+	// A window lasts at least windowMin and has at least windowCount completions. A device that
+	// completes its queue in batches (virtio does) is thus measured over several batches.
 	windowCount = 32
 	windowMin   = 20 * time.Millisecond
 
 	holdMin, holdMax = 4, 64
 
-	// The limit admits at least so many of the largest requests at a time. With
-	// one the device idles from each completion until its caller has run and the
-	// next one is submitted, which is long when the CPUs are busy, and windows
-	// measure the callers, not the device.
+	// The limit admits at least requestsMin of the largest requests. With one request, the device
+	// idles from each completion until its caller has run and submitted the next. That takes long
+	// when the CPUs are busy, and the windows would measure the callers and not the device.
 	requestsMin = 2
 )
 
@@ -53,22 +51,22 @@ const (
 	phaseHold              // keeps base, watches for drift
 )
 
-// tuner decides the limit. It is pure: time comes in with each observation.
+// tuner decides the limit. It is pure: time is an argument of each observation.
 type tuner struct {
 	opts  BudgetOptions
 	limit int64 // in force now
 	base  int64 // the limit that trials are compared with
 
 	phase phase
-	// next is the direction that follows the base window; tried tells whether
-	// the other one has just been refused.
-	next    phase
-	refused bool
-	x0      float64 // bytes per second at base
-	hold    int     // windows left to hold
-	patient int     // length of the next hold
+	// next is the direction to try after the base window. tried is set if the other direction has
+	// just failed.
+	next     phase
+	refused  bool
+	x0       float64 // bytes per second at base
+	hold     int     // windows left to hold
+	nextHold int     // length of the next hold, in windows
 
-	// The present window.
+	// from, bytes, largest and count are those of the current window.
 	from    time.Duration
 	count   int
 	bytes   int64
@@ -78,19 +76,18 @@ type tuner struct {
 }
 
 func newTuner(opts BudgetOptions) tuner {
-	return tuner{opts: opts, limit: opts.StartBytes, base: opts.StartBytes, next: phaseUp, patient: holdMin}
+	return tuner{opts: opts, limit: opts.StartBytes, base: opts.StartBytes, next: phaseUp, nextHold: holdMin}
 }
 
-// observe takes note of one completion, at time now, of a request of so many
-// bytes; used says whether the budget was.
+// observe records one completion, at time now, of a request of the given bytes. used is set if
+// callers waited or three quarters of the budget were taken.
 func (t *tuner) observe(now time.Duration, bytes int64, used bool) {
 	if !used && t.phase != phaseUp {
 		t.count = 0 // the next completion that counts starts a window
 		return
 	}
 	if t.count == 0 {
-		// The window starts with this completion, whose own bytes were moved
-		// before it.
+		// The window starts with this completion, whose own bytes were moved before the window.
 		t.from, t.bytes, t.largest, t.count = now, 0, bytes, 1
 		return
 	}
@@ -104,7 +101,7 @@ func (t *tuner) observe(now time.Duration, bytes int64, used bool) {
 	}
 }
 
-// window takes the throughput of one whole window and moves on.
+// window uses the throughput of one whole window and advances to the next phase.
 func (t *tuner) window(x float64) {
 	switch t.phase {
 	case phaseBase:
@@ -121,7 +118,7 @@ func (t *tuner) window(x float64) {
 	case phaseHold:
 		t.hold--
 		if x > (1+drift)*t.x0 || x < (1-drift)*t.x0 {
-			t.hold, t.patient = 0, holdMin
+			t.hold, t.nextHold = 0, holdMin
 		}
 		if t.hold <= 0 {
 			t.phase = phaseBase
@@ -129,7 +126,7 @@ func (t *tuner) window(x float64) {
 	}
 }
 
-// try sets the limit of a trial, or refuses it where the bounds leave no room.
+// try sets the limit of a trial, or refuses the trial if the bounds leave no room.
 func (t *tuner) try(direction phase) {
 	limit := 2 * t.base
 	if direction == phaseDown {
@@ -155,12 +152,12 @@ func (t *tuner) judge(passed bool, x float64) {
 		return
 	}
 	t.next, t.refused = t.phase, false
-	t.base, t.x0, t.patient = t.limit, x, holdMin
+	t.base, t.x0, t.nextHold = t.limit, x, holdMin
 	t.try(t.next)
 }
 
-// refuse goes back to the base limit and turns to the other direction, or holds
-// if that has been refused as well.
+// refuse restores the base limit and tries the other direction, or holds if that has failed as
+// well.
 func (t *tuner) refuse(direction phase) {
 	t.limit = t.base
 	t.next = phaseUp
@@ -173,6 +170,6 @@ func (t *tuner) refuse(direction phase) {
 		return
 	}
 	t.refused = false
-	t.phase, t.hold = phaseHold, t.patient
-	t.patient = min(2*t.patient, holdMax)
+	t.phase, t.hold = phaseHold, t.nextHold
+	t.nextHold = min(2*t.nextHold, holdMax)
 }

@@ -15,14 +15,13 @@ import (
 	"github.com/penstock-kv/penstock/io/memio"
 )
 
-// broken is a device with one defect: the suite is itself tested by what it
-// must not let pass.
+// broken is a device with one defect. It tests the suite itself: the suite must detect each defect.
 type broken struct {
 	blockio.Device
 	defect string
 }
 
-// defects maps each defect to the case that finds it.
+// defects maps each defect to the case that detects it.
 var defects = [...]struct{ name, foundBy string }{
 	{"none", ""},
 	{"a short read is success", "large_transfers_are_whole"},
@@ -65,7 +64,7 @@ func (d *broken) Do(ctx context.Context, batch []blockio.Request) error {
 	return d.Device.Do(ctx, batch)
 }
 
-// bend does a changed copy of the batch.
+// bend performs a changed copy of the batch.
 func (d *broken) bend(ctx context.Context, batch []blockio.Request, change func(*blockio.Request)) error {
 	inner := slices.Clone(batch)
 	for i := range inner {
@@ -130,7 +129,7 @@ func (d *broken) Close() error {
 	return d.Device.Close()
 }
 
-// brokenDefect tells the test binary, started as a child, which defect to have.
+// brokenDefect is the environment variable that selects the defect of a child process.
 const brokenDefect = "PENSTOCK_TEST_BROKEN_DEVICE"
 
 // TestBrokenDevice is the child of TestSuiteFindsDefects.
@@ -147,8 +146,8 @@ func TestBrokenDevice(t *testing.T) {
 	})
 }
 
-// TestSuiteFindsDefects runs the suite over a device with each defect in turn, in
-// a process of its own, since the suite's failure is what is wanted.
+// TestSuiteFindsDefects runs the suite over a device with each defect, in a child process, because
+// the suite is expected to fail.
 func TestSuiteFindsDefects(t *testing.T) {
 	testkit.Long(t, "the whole suite once for each defect")
 	testkit.VerifyNone(t)

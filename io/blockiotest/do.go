@@ -87,7 +87,7 @@ var doCases = []testCase{
 		var in, out [][]byte
 		got := b.buffer(4 * 64)
 		for i := range 64 {
-			// Buffers of 1 to 7 pages that come to 256.
+			// The buffers have 1 to 7 pages, 256 pages in total.
 			in = append(in, data[off(i):off(i+1)])
 			out = append(out, got[off(i):off(i+1)])
 		}
@@ -166,8 +166,7 @@ var doCases = []testCase{
 	}},
 }
 
-// refused checks that r, behind a good request, is refused and that neither is
-// carried out.
+// refused checks that r, after a valid request, is refused and that neither request is carried out.
 func (b *rig) refused(d blockio.Device, f blockio.File, r blockio.Request, want error) {
 	b.Helper()
 	good := blockio.Request{Op: blockio.Write, File: f, Bufs: [][]byte{b.filled(1, 1)}}
@@ -234,7 +233,8 @@ func split(buf []byte) [][]byte {
 	return out
 }
 
-// off cuts 256 pages into 64 buffers of 1 to 7: four of 1, 7, 2 and 6 pages make 16.
+// off returns the start of buffer i when 256 pages are cut into 64 buffers: each four have 1, 7, 2
+// and 6 pages, 16 in total.
 func off(i int) int {
 	within := [...]int{0, 1, 8, 10}
 	return (i/4*16 + within[i%4]) * blockio.Align

@@ -57,7 +57,8 @@ var fileCases = []testCase{
 		if err != nil {
 			b.Fatal(err)
 		}
-		// More than there is by far: others may use the file system meanwhile.
+		// The size is far more than is free, because other processes may use the file system
+		// meanwhile.
 		size := (before.TotalBytes + 1<<40) / blockio.Align * blockio.Align
 		err = second(d.Create("big", size))
 		b.wantErr(blockio.ErrNoSpace, "create big", err)
@@ -158,7 +159,7 @@ func (b *rig) wantErr(want error, doing string, got error) {
 	}
 }
 
-// wantText checks that an error names what it is about.
+// wantText checks that the text of an error contains text.
 func (b *rig) wantText(err error, text string) {
 	b.Helper()
 	if !strings.Contains(err.Error(), text) {

@@ -10,14 +10,13 @@ import (
 
 // Volume is one empty volume under test.
 type Volume struct {
-	// Open opens the volume. It is called several times, also while an earlier
-	// Device is still open: that is what a second process would do.
+	// Open opens the volume. It is called several times, also while an earlier Device is still
+	// open, as a second process would do.
 	Open func() (blockio.Device, error)
 }
 
-// Run runs every case, each on a volume of its own, and checks that it leaves
-// neither goroutines nor file descriptors behind. Tests of the caller must not
-// run in parallel to it.
+// Run runs every case, each on a new volume, and checks that the case leaves no goroutines and no
+// file descriptors behind. Other tests of the caller must not run in parallel.
 func Run(t *testing.T, newVolume func(t *testing.T) Volume) {
 	for _, c := range slices.Concat(fileCases, doCases, volumeCases) {
 		t.Run(c.name, func(t *testing.T) {
@@ -32,13 +31,13 @@ type testCase struct {
 	run  func(b *rig)
 }
 
-// rig is what one case works with.
+// rig is the environment of one case.
 type rig struct {
 	*testing.T
 	vol Volume
 }
 
-// open opens the volume once more and closes it when the case ends.
+// open opens the volume again; the device is closed when the case ends.
 func (b *rig) open() blockio.Device {
 	b.Helper()
 	d, err := b.vol.Open()
@@ -69,8 +68,8 @@ func (b *rig) buffer(pages int) []byte {
 	return testkit.AlignedBuffer(b, pages*blockio.Align)
 }
 
-// filled returns a buffer in which every byte depends on seed and its place, so
-// that no page equals another.
+// filled returns a buffer in which every byte is derived from seed and its position, so that no two
+// pages are equal.
 func (b *rig) filled(pages int, seed uint64) []byte {
 	b.Helper()
 	buf := b.buffer(pages)

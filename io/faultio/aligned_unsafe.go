@@ -8,8 +8,8 @@ import (
 
 // aligned returns memory that a request may use.
 //
-// Safety: the address is only looked at. Memory of the Go heap does not move, and
-// the slice keeps it alive until the device inside has returned.
+// Safety: the address is only read. Memory of the Go heap does not move, and the slice keeps it
+// alive until the wrapped device has returned.
 func aligned(n int) []byte {
 	buf := make([]byte, n+blockio.Align)
 	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(buf))) % blockio.Align

@@ -13,24 +13,24 @@ import (
 type Injection struct {
 	// Number counts from 1.
 	Number int
-	// Rule is the rule that did it, in its language.
+	// Rule is the rule that injected the fault, in the rules' language.
 	Rule   string
 	Action Action
 	Kind   Kind
-	// File is the name; of a Sync, that of its first file, or "".
+	// File is the file's name; for a Sync, the name of its first file, or "".
 	File string
-	// Offset and Bytes are where the data is wrong or missing: of a Flip the
-	// byte, of everything else the request's range.
+	// Offset and Bytes are the range of wrong or missing data: for a Flip the byte, for every other
+	// action the request's range.
 	Offset, Bytes int64
 }
 
-// String tells what happened where, for a test's message.
+// String describes the fault, for a test's message.
 func (i Injection) String() string {
 	return fmt.Sprintf("fault %d: %s on %v of %d bytes at %d of %q", i.Number, i.Rule, i.Kind, i.Bytes, i.Offset, i.File)
 }
 
-// Error is what a call returns that a rule made fail. It wraps the errno, or
-// io.ErrUnexpectedEOF for a Short.
+// Error is returned by a call that a rule made fail. It wraps the errno, or io.ErrUnexpectedEOF for
+// a Short.
 type Error struct {
 	Injection Injection
 	Err       error
@@ -42,7 +42,7 @@ func (e *Error) Error() string { return fmt.Sprintf("faultio: %v: %v", e.Injecti
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// cause is what an errno looks like to the device's caller.
+// cause returns the error that the device's caller sees for an errno.
 func cause(errno syscall.Errno) error {
 	if errno == syscall.ENOSPC || errno == syscall.EDQUOT {
 		return fmt.Errorf("%w (%w)", blockio.ErrNoSpace, errno)
@@ -50,8 +50,8 @@ func cause(errno syscall.Errno) error {
 	return errno
 }
 
-// Counter remembers each injected fault until it has been accounted for. Its
-// methods may be called concurrently.
+// Counter records each injected fault until it has been accounted for. Its methods may be called
+// concurrently.
 type Counter struct {
 	mu      sync.Mutex
 	all     []Injection
@@ -60,7 +60,7 @@ type Counter struct {
 
 func newCounter() *Counter { return &Counter{settled: make(map[int]bool)} }
 
-// add records a fault. A Delay is settled at once: it harms nothing.
+// add records a fault. A Delay is settled at once, because it does no damage.
 func (c *Counter) add(i Injection) Injection {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,14 +72,14 @@ func (c *Counter) add(i Injection) Injection {
 	return i
 }
 
-// Injected returns every fault so far.
+// Injected returns all faults so far.
 func (c *Counter) Injected() []Injection {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return append([]Injection(nil), c.all...)
 }
 
-// Count returns how many faults of one action there were.
+// Count returns the number of faults of one action.
 func (c *Counter) Count(a Action) int {
 	n := 0
 	for _, i := range c.Injected() {
@@ -90,8 +90,8 @@ func (c *Counter) Count(a Action) int {
 	return n
 }
 
-// Surfaced settles the faults whose errors are in err, joined ones included, and
-// returns how many there were: 0 for an error of other origin.
+// Surfaced settles the faults whose errors are in err, joined errors included, and returns their
+// number: 0 for an error with another cause.
 func (c *Counter) Surfaced(err error) int {
 	n := 0
 	for _, e := range injectedIn(err) {
@@ -118,9 +118,9 @@ func injectedIn(err error) []*Error {
 	return injectedIn(errors.Unwrap(err))
 }
 
-// Repaired settles the faults that touched the given bytes of a file, and
-// returns how many were not settled before: for damage that was found by a
-// checksum, was written over, or was never used.
+// Repaired settles the faults that touched the given bytes of a file, and returns how many were not
+// settled before. A test calls it for damage that a checksum detected, that was overwritten, or
+// that was never used.
 func (c *Counter) Repaired(file string, offset, bytes int64) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +140,7 @@ func (c *Counter) settle(number int) {
 	c.settled[number] = true
 }
 
-// Pending returns the faults that nobody has accounted for.
+// Pending returns the faults that are not settled.
 func (c *Counter) Pending() []Injection {
 	c.mu.Lock()
 	defer c.mu.Unlock()

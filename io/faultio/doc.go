@@ -1,8 +1,8 @@
-// Package faultio wraps a blockio.Device and injects faults into it, by rules in
-// a small language, and counts them, so that a test can assert that every single
-// one surfaced as an error or was repaired. Without rules it changes nothing.
+// Package faultio wraps a blockio.Device and injects faults into it, by rules in a small language.
+// It counts the faults, so that a test can assert that every single one surfaced as an error or was
+// repaired. Without rules it changes nothing.
 //
-// It does not model crashes (memio does), and time only as Delay.
+// It does not model crashes (memio does). The only change of timing is Delay.
 //
 //	rules, err := faultio.Parse(`
 //		(Err EIO (And Reads (File "seg-*") (Offset 0 1048576) (After 3) (Count 2)))
@@ -24,8 +24,9 @@
 //	                  drawn, or BIT counted from the first of the request
 //	(Delay 5ms p)     the call waits first; then later rules are looked at
 //
-// Err, ENOSPC and Delay apply to every call, the others to transfers only. The
-// rules are tried in order and the first that applies decides, Delay excepted.
+// Err, ENOSPC and Delay apply to every call, the other actions only to transfers. The rules are
+// tried in order. The first one that applies decides, except that after a Delay the later rules are
+// tried too.
 //
 // # Predicates
 //
@@ -39,14 +40,14 @@
 //	(And p …) (Or p …)       left to right, asking no further than needed
 //	(Not p)
 //
-// So (And Reads (After 3) (Count 2)) is the fourth and the fifth read.
+// So (And Reads (After 3) (Count 2)) selects the fourth and the fifth read.
 //
 // # Below the device
 //
-// A Device resumes short transfers itself, so Short above one is an error that
-// the contract forbids it to hide. To test resumption, Hook turns Err, Short and
-// Delay rules into a blockio.ResultHook, which posixio and uring take in their
-// options, and there a Short must be repaired and an Err EINTR retried.
+// A Device resumes short transfers itself, so a Short above a device is an error that the caller
+// must see. To test resumption, Hook turns Err, Short and Delay rules into a blockio.ResultHook,
+// which posixio and uring accept in their options. Below the device, a Short must be repaired and
+// an Err EINTR retried.
 //
 //	            faultio.Wrap            faultio.Hook
 //	blockstore ──── ▼ ──── posixio, uring ──── ▼ ──── kernel

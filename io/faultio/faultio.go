@@ -10,11 +10,10 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// sectorBytes is the unit in which a Torn tears.
+// sectorBytes is the unit of a Torn write.
 const sectorBytes = 512
 
-// Device is a blockio.Device that fails by rules. Its files are those of the
-// device inside.
+// Device is a blockio.Device that fails by rules. Its files are those of the wrapped device.
 type Device struct {
 	blockio.Device // Lock, Stat, List, Info, Close: unchanged
 	program        *program
@@ -23,21 +22,21 @@ type Device struct {
 
 var _ blockio.Device = (*Device)(nil)
 
-// Wrap returns inner with faults; nil rules are none. Closing it closes inner.
+// Wrap returns inner with faults; nil means no rules. Closing the result closes inner.
 func Wrap(inner blockio.Device, rules *Rules) *Device {
 	counter := newCounter()
 	return &Device{Device: inner, counter: counter, program: newProgram(counter, rules)}
 }
 
-// SetRules replaces the rules, for a test that first sets up in peace; counts and
-// draws start again, the Counter goes on. Calls under way end by the old rules.
+// SetRules replaces the rules, for a test whose setup needs a device without faults. Counts and
+// draws start again; the Counter continues. Calls in progress end by the old rules.
 func (d *Device) SetRules(rules *Rules) { d.program.set(rules) }
 
-// Counter returns the account of the faults.
+// Counter returns the record of the faults.
 func (d *Device) Counter() *Counter { return d.counter }
 
-// Stats implements blockio.Device: those of the device inside, and the failures
-// that it never saw.
+// Stats implements blockio.Device: the counters of the wrapped device, plus the failures that did
+// not reach it.
 func (d *Device) Stats() blockio.Stats {
 	s := d.Device.Stats()
 	for _, i := range d.counter.Injected() {
@@ -102,11 +101,11 @@ func (d *Device) gate(c *call) error {
 	return d.program.failure(v.rule, c, cause(v.rule.errno))
 }
 
-// Do implements blockio.Device. A batch that the contract refuses is refused
-// before any rule is asked.
+// Do implements blockio.Device. A batch that violates the contract is refused before any rule is
+// evaluated.
 func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	if blockio.CheckBatch(batch) != nil || ctx.Err() != nil {
-		return d.Device.Do(ctx, batch) // which says why
+		return d.Device.Do(ctx, batch) // returns the reason
 	}
 	plans, delay := d.plan(batch)
 	if plans == nil {
@@ -137,21 +136,20 @@ func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	return nil
 }
 
-// plan is what becomes of one request.
+// plan is the decision on one request.
 type plan struct {
 	verdict
 	call call
-	// send is what the device inside does; without buffers, nothing.
+	// send is the request to the wrapped device; without buffers, nothing is sent.
 	send blockio.Request
-	// at is the byte, from the request's start, at which a Flip flips, and bit the
-	// bit in it.
+	// at is the byte, from the request's start, that a Flip changes, and bit the bit in that byte.
 	at  int64
 	bit byte
-	// changed is whether a torn write differs from what was asked for.
+	// changed is set if a torn write differs from the requested one.
 	changed bool
 }
 
-// plan judges every request; nil if no rule applies to any.
+// plan evaluates the rules for every request; nil if no rule applies to any.
 func (d *Device) plan(batch []blockio.Request) (plans []plan, delay time.Duration) {
 	plans = make([]plan, len(batch))
 	faults := 0
@@ -174,8 +172,8 @@ func (d *Device) plan(batch []blockio.Request) (plans []plan, delay time.Duratio
 	return plans, delay
 }
 
-// prepare changes what will be sent. Its error means that the device inside
-// refuses work; nothing has been written then.
+// prepare changes the requests that will be sent. It returns an error if the wrapped device refuses
+// work; nothing has been written then.
 func (d *Device) prepare(ctx context.Context, plans []plan) error {
 	for i := range plans {
 		p := &plans[i]
@@ -204,7 +202,7 @@ func (d *Device) prepare(ctx context.Context, plans []plan) error {
 	return nil
 }
 
-// aim chooses the bit that a Flip flips.
+// aim chooses the bit that a Flip changes.
 func (p *plan) aim() {
 	bit := p.rule.bit
 	if bit < 0 {
@@ -214,7 +212,7 @@ func (p *plan) aim() {
 	p.at, p.bit = bit/8, 1<<(bit%8)
 }
 
-// copied returns the request's data in memory of our own.
+// copied returns a copy of the request's data.
 func (p *plan) copied() []byte {
 	out := aligned(int(p.call.bytes))
 	at := out
@@ -224,7 +222,7 @@ func (p *plan) copied() []byte {
 	return out
 }
 
-// tear replaces a write by one in which some sectors keep what the file holds.
+// tear replaces a write by one in which some sectors keep the file's content.
 func (d *Device) tear(ctx context.Context, p *plan) error {
 	old := aligned(int(p.call.bytes))
 	read := []blockio.Request{{Op: blockio.Read, File: p.send.File, Offset: p.send.Offset, Bufs: [][]byte{old}}}
@@ -233,7 +231,7 @@ func (d *Device) tear(ctx context.Context, p *plan) error {
 	}
 	whole := p.copied()
 	if read[0].Err != nil {
-		clear(old) // an unreadable sector that is not written stays unreadable, or not
+		clear(old) // an unreadable sector that is not written may stay unreadable
 	}
 	torn := p.mix(whole, old)
 	p.changed = string(torn) != string(whole)
@@ -241,7 +239,7 @@ func (d *Device) tear(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// mix returns whole with about half of its sectors, at least one, from old.
+// mix returns whole with about half of its sectors, at least one, replaced by those of old.
 func (p *plan) mix(whole, old []byte) []byte {
 	out := aligned(len(whole))
 	copy(out, whole)
@@ -256,8 +254,8 @@ func (p *plan) mix(whole, old []byte) []byte {
 	return out
 }
 
-// finish gives the request its outcome, damages what was read, and records the
-// fault. A fault inside a request that failed by itself did nothing.
+// finish sets the request's outcome, damages the data of a read, and records the fault. If the
+// request failed for another reason, the fault had no effect and is not recorded.
 func (p *plan) finish(prog *program, r *blockio.Request) {
 	r.Err = p.send.Err
 	if p.rule == nil {
@@ -277,8 +275,8 @@ func (p *plan) finish(prog *program, r *blockio.Request) {
 	}
 }
 
-// mangle spoils the buffers of a read that a rule made fail: they hold nothing to
-// rely on.
+// mangle overwrites the buffers of a read that a rule made fail, because the contract leaves them
+// undefined.
 func (p *plan) mangle(r *blockio.Request) {
 	if p.call.kind != Read || r.Err == nil {
 		return
@@ -304,8 +302,7 @@ func (p *plan) flipped(prog *program, r *blockio.Request) {
 	prog.counter.add(i)
 }
 
-// torn records a torn write, or makes a torn read; neither counts if the bytes
-// are as they should be all the same.
+// torn records a torn write, or makes a torn read. A fault that changed no byte is not recorded.
 func (p *plan) torn(prog *program, r *blockio.Request) {
 	if p.call.kind == Read {
 		p.send.Bufs = r.Bufs
@@ -321,8 +318,8 @@ func (p *plan) torn(prog *program, r *blockio.Request) {
 	}
 }
 
-// firstHalf returns the first half of the bytes, rounded down to whole pages: of
-// a single page, nothing.
+// firstHalf returns the first half of the bytes, rounded down to whole pages: for a single page,
+// nothing.
 func firstHalf(bufs [][]byte) [][]byte {
 	total := 0
 	for _, b := range bufs {

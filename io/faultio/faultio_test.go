@@ -50,8 +50,7 @@ type script struct {
 	buf   []byte
 }
 
-// TestTranscripts runs testdata/*.td. A page is written and shown as eight
-// letters, one a sector.
+// TestTranscripts runs testdata/*.td. A page is written and shown as eight letters, one per sector.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		inner := memio.New(memio.Options{})
@@ -160,7 +159,7 @@ func (s *script) page(words []string) []byte {
 	return buf
 }
 
-// show prints one letter a sector: '.' for zeroes, '!' for one that is not uniform.
+// show prints one letter per sector: '.' for zeroes, '!' for a sector with different bytes.
 func show(buf []byte) string {
 	var out strings.Builder
 	for at := 0; at < len(buf); at += 512 {
@@ -179,7 +178,7 @@ func show(buf []byte) string {
 	return out.String()
 }
 
-// TestDelayTakesTime, on a virtual clock.
+// TestDelayTakesTime measures a Delay on a virtual clock.
 func TestDelayTakesTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dev := faultio.Wrap(memio.New(memio.Options{}), faultio.MustParse("(Delay 3s Reads) (Delay 1h Creates) (Delay 4s (And Reads (After 1)))"))
@@ -201,8 +200,8 @@ func TestDelayTakesTime(t *testing.T) {
 	})
 }
 
-// TestEveryFaultIsAccountedFor: random faults under a writer that checks what it
-// reads; what did not surface as an error is found by comparing.
+// TestEveryFaultIsAccountedFor: random faults are injected under a writer that checks its reads. A
+// fault that did not surface as an error is found by comparing the data.
 func TestEveryFaultIsAccountedFor(t *testing.T) {
 	dev := faultio.Wrap(memio.New(memio.Options{}), nil)
 	const pages = 8
@@ -231,7 +230,7 @@ func TestEveryFaultIsAccountedFor(t *testing.T) {
 		} else if left := counter.Pending(); len(left) > 1 || len(left) == 1 && left[0].Kind == faultio.Read {
 			t.Fatalf("round %d: unnoticed %v", round, left)
 		}
-		counter.Repaired("a", 0, pages*blockio.Align) // the next round writes over it
+		counter.Repaired("a", 0, pages*blockio.Align) // the next round overwrites the damage
 	}
 	for _, a := range []faultio.Action{faultio.Err, faultio.Short, faultio.Torn, faultio.Flip} {
 		if counter.Count(a) == 0 {
@@ -244,7 +243,7 @@ func TestEveryFaultIsAccountedFor(t *testing.T) {
 	}
 }
 
-// accounted makes one transfer; it fails the test on an error that is no fault.
+// accounted makes one transfer. It fails the test on an error that is not an injected fault.
 func accounted(t *testing.T, dev *faultio.Device, f blockio.File, op blockio.Op, buf []byte) bool {
 	batch := []blockio.Request{{Op: op, File: f, Bufs: [][]byte{buf[:blockio.Align], buf[blockio.Align:]}}}
 	err := errors.Join(dev.Do(t.Context(), batch), batch[0].Err)
@@ -254,7 +253,7 @@ func accounted(t *testing.T, dev *faultio.Device, f blockio.File, op blockio.Op,
 	return err == nil
 }
 
-// TestBatch: the faults of one request leave the others of its batch alone.
+// TestBatch: a fault of one request does not affect the other requests of its batch.
 func TestBatch(t *testing.T) {
 	dev := faultio.Wrap(memio.New(memio.Options{}), nil)
 	f, err := dev.Create("a", 4*blockio.Align)
@@ -298,7 +297,7 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// TestRefusedBatchesAskNoRules: what is not submitted cannot be faulty.
+// TestRefusedBatchesAskNoRules: rules are not evaluated for a batch that is not submitted.
 func TestRefusedBatchesAskNoRules(t *testing.T) {
 	dev := faultio.Wrap(memio.New(memio.Options{}), nil)
 	f, err := dev.Create("a", blockio.Align)
@@ -320,7 +319,8 @@ func TestRefusedBatchesAskNoRules(t *testing.T) {
 	}
 }
 
-// TestHookBelowPosixio: the device repairs what it must and reports the rest.
+// TestHookBelowPosixio: the device repairs the faults that the contract requires it to repair, and
+// reports the others.
 func TestHookBelowPosixio(t *testing.T) {
 	hook, counter, err := faultio.Hook(faultio.MustParse(`
 		(Short (Prob 0.4 1))
@@ -379,7 +379,8 @@ func transfer(t *testing.T, dev blockio.Device, f blockio.File, op blockio.Op, b
 	return batch[0].Err
 }
 
-// FuzzParse: no text panics, and what parses prints as text that parses the same.
+// FuzzParse: no text causes a panic, and the rules of a valid text print as a text with the same
+// rules.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		"", `(Err EIO (And Reads (File "seg-*") (Offset 0 1048576) (After 3) (Count 2)))`,

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds on what Parse takes, so that no text can hurt the test that reads it.
+// Bounds on the input of Parse, so that no text exhausts the memory or the stack.
 const (
 	depthMax = 32
 	delayMax = time.Hour
-	errnoMax = 4095 // Linux reserves no more
+	errnoMax = 4095 // the highest errno of Linux
 )
 
-// Parse reads rules, in the language of the package comment. An error says where,
-// in bytes from the start, and what was expected there.
+// Parse reads rules, in the language of the package comment. An error has the position, in bytes
+// from the start, and the expected words.
 func Parse(text string) (*Rules, error) {
 	p := &parser{text: text}
 	rules := &Rules{}
@@ -81,7 +81,7 @@ func (p *parser) space() {
 	p.at = len(p.text) - len(strings.TrimLeft(p.text[p.at:], " \t\r\n"))
 }
 
-// node reads one node; the parser stands at its first byte.
+// node reads one node; the parser is at its first byte.
 func (p *parser) node(depth int) (node, error) {
 	n := node{at: p.at}
 	switch rest := p.text[p.at:]; {
@@ -198,7 +198,7 @@ func takeDelay(n node, rest []node) (time.Duration, []node, error) {
 	return d, rest[1:], nil
 }
 
-// takeBit reads the bit of a Flip, if one is given.
+// takeBit reads the bit of a Flip, if there is one.
 func takeBit(rest []node) (int64, []node, error) {
 	if len(rest) == 0 || rest[0].list != nil {
 		return -1, rest, nil
@@ -289,7 +289,7 @@ func toProb(n node, args []node) (predicate, error) {
 	if err != nil {
 		return nil, args[1].fail("seed %v; want a whole number from 0", args[1])
 	}
-	return prob{p + 0, seed}, nil // + 0 makes -0 a plain 0
+	return prob{p + 0, seed}, nil // + 0 converts -0 to 0
 }
 
 func toCombined(n node, head string, args []node) (predicate, error) {
@@ -310,7 +310,7 @@ func toCombined(n node, head string, args []node) (predicate, error) {
 	return combined{head == "Or", list}, nil
 }
 
-// integers reads exactly want whole numbers from 0.
+// integers reads exactly want integers, each at least 0.
 func integers(n node, args []node, want int) ([]int64, error) {
 	if len(args) != want {
 		return nil, n.fail("%v takes %d numbers, not %d", n.list[0], want, len(args))

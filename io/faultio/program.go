@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// program is a set of rules that runs: their counts and draws.
+// program is a set of rules with its state: counts and draws.
 type program struct {
 	counter *Counter
 
 	mu    sync.Mutex
 	rules []running
-	// rng draws where a Torn tears and a Flip flips.
+	// rng draws the positions of a Torn and a Flip.
 	rng *rand.Rand
 }
 
@@ -40,16 +40,16 @@ func (p *program) set(rules *Rules) {
 	}
 }
 
-// verdict is what happens to one call.
+// verdict is the decision on one call.
 type verdict struct {
 	delay time.Duration
-	// rule decides; nil if none applies.
+	// rule is the rule that decides; nil if none applies.
 	rule *running
-	// draw is a number for where the damage is.
+	// draw is a random number for the position of the damage.
 	draw uint64
 }
 
-// judge asks the rules about a call.
+// judge evaluates the rules for a call.
 func (p *program) judge(c *call) verdict {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,7 +70,7 @@ func (p *program) judge(c *call) verdict {
 	return v
 }
 
-// suits says whether the action makes sense for the call.
+// suits reports whether the action applies to the kind of call.
 func (r *running) suits(c *call) bool {
 	return r.action == Err || r.action == Delay || c.transfer()
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Action is what a rule does.
+// Action is the effect of a rule.
 type Action uint8
 
 // The actions, as the package comment describes them.
@@ -38,7 +38,7 @@ func (a Action) String() string {
 // Kind is a kind of call.
 type Kind uint8
 
-// The kinds of calls that rules see.
+// The kinds of calls to which rules apply.
 const (
 	Read Kind = iota + 1
 	Write
@@ -59,14 +59,14 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// Rules are a parsed text: what may go wrong, in order. They are never changed;
-// each Wrap, SetRules or Hook starts with fresh counts and draws.
+// Rules are a parsed text: the possible faults, in order. They are immutable; each Wrap, SetRules
+// or Hook starts with new counts and draws.
 type Rules struct {
 	list []rule
 }
 
-// String returns the rules in their language, one a line; parsed again it gives
-// the same rules.
+// String returns the rules in their language, one per line. Parsing the result gives the same
+// rules.
 func (r *Rules) String() string {
 	var b strings.Builder
 	for _, x := range r.list {
@@ -79,7 +79,7 @@ type rule struct {
 	action Action
 	errno  syscall.Errno // of Err
 	delay  time.Duration // of Delay
-	bit    int64         // of Flip; negative: drawn
+	bit    int64         // of Flip; negative: random
 	when   predicate
 }
 
@@ -99,7 +99,7 @@ func (r rule) String() string {
 	return "(" + strings.Join(words, " ") + ")"
 }
 
-// call is what a predicate looks at.
+// call describes one call of the device. Predicates test it.
 type call struct {
 	kind          Kind
 	files         []string
@@ -108,8 +108,8 @@ type call struct {
 
 func (c *call) transfer() bool { return c.kind == Read || c.kind == Write }
 
-// predicate selects calls. start returns the test with its state at the
-// beginning; what it returns is not safe for concurrent use.
+// predicate selects calls. start returns the test in its initial state. The test is not safe for
+// concurrent use.
 type predicate interface {
 	String() string
 	start() func(*call) bool

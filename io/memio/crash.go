@@ -8,14 +8,13 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Crash fails the power of the volume, at once, and returns a Device over one of
-// the states that the volume could be found in (see the package's fault model),
-// chosen by seed. This Device and every other of the volume then return
-// ErrPowerLost; they may still be closed. Calls under way complete either before
-// the failure or with ErrPowerLost.
+// Crash fails the power of the volume, at once, and returns a Device over one of the possible
+// states of the volume (see the package's fault model), chosen by seed. Afterwards this Device and
+// every other Device of the volume return ErrPowerLost; they may still be closed. Calls in progress
+// complete either before the failure or with ErrPowerLost.
 //
-// A volume crashes once: to try several seeds on one state, crash a Clone for
-// each. Crash panics on a volume that already has.
+// A volume crashes once. To try several seeds on one state, crash a Clone for each seed. Crash
+// panics on a volume that has crashed before.
 func (d *Device) Crash(seed uint64) *Device {
 	m := d.medium
 	m.mu.Lock()
@@ -25,39 +24,39 @@ func (d *Device) Crash(seed uint64) *Device {
 	}
 	m.lost = true
 	survivor := newMedium(m.opts)
-	s := &surgeon{rng: rand.New(rand.NewPCG(seed, 0x6d656d696f))}
-	s.operate(m.names, m.ghosts, survivor)
-	m.names, m.ghosts = nil, nil
+	s := &survival{rng: rand.New(rand.NewPCG(seed, 0x6d656d696f))}
+	s.operate(m.names, m.removed, survivor)
+	m.names, m.removed = nil, nil
 	m.mu.Unlock()
 	return attach(survivor)
 }
 
-// surgeon decides what survives a crash. It visits everything in a fixed order,
-// so that one seed always decides alike.
-type surgeon struct {
+// survival decides which content survives a crash. It visits everything in a fixed order, so that a
+// seed always has the same result.
+type survival struct {
 	rng *rand.Rand
 }
 
-func (s *surgeon) operate(names map[string]*inode, ghosts []*inode, survivor *medium) {
+func (s *survival) operate(names map[string]*inode, removed []*inode, survivor *medium) {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		s.admit(names[name], survivor)
 	}
-	// The newest removal is undone first: it hides older files of that name.
-	for _, ino := range slices.Backward(ghosts) {
+	// The newest removal is undone first, because it hides older files of the same name.
+	for _, ino := range slices.Backward(removed) {
 		if _, taken := survivor.names[ino.name]; !taken && s.coin() {
 			s.admit(ino, survivor)
 		}
 	}
 }
 
-// admit puts what is left of ino, if anything, into the survivor.
-func (s *surgeon) admit(ino *inode, survivor *medium) {
+// admit adds the remains of ino, if any, to the survivor.
+func (s *survival) admit(ino *inode, survivor *medium) {
 	ino.mu.Lock()
 	defer ino.mu.Unlock()
 	size := ino.size
 	if !ino.settled {
 		if s.rng.IntN(3) == 0 {
-			return // the create never reached the disk
+			return // the creation did not reach the disk
 		}
 		if s.rng.IntN(3) == 0 {
 			size = s.rng.Int64N(ino.size/blockio.Align+1) * blockio.Align
@@ -73,21 +72,21 @@ func (s *surgeon) admit(ino *inode, survivor *medium) {
 	survivor.usedBytes += left.size
 }
 
-// fate is what becomes of one file's unsynced writes. Losing or keeping all of
-// them together is drawn often, as it is what mostly happens and what a page by
-// page draw would never produce.
+// fate is the outcome of one file's unsynced writes. Losing all of them and keeping all of them are
+// drawn often: they are the most frequent outcomes in practice, and a draw per page would never
+// produce them.
 type fate int
 
 const (
 	keepAll fate = iota
 	loseAll
-	mixPages   // each page on its own
-	mixSectors // each sector on its own
+	mixPages   // each page is drawn separately
+	mixSectors // each sector is drawn separately
 	fates
 )
 
-// content replaces the present content of ino by what survives of it.
-func (s *surgeon) content(ino *inode) {
+// content replaces the present content of ino by the content that survives.
+func (s *survival) content(ino *inode) {
 	f := fate(s.rng.IntN(int(fates)))
 	for _, n := range slices.Sorted(maps.Keys(ino.earlier)) {
 		versions := append(ino.earlier[n], ino.pages[n])
@@ -95,8 +94,8 @@ func (s *surgeon) content(ino *inode) {
 	}
 }
 
-// survive chooses among the versions of one page; the first is the durable one.
-func (s *surgeon) survive(f fate, versions []*page) *page {
+// survive chooses among the versions of one page. The first version is the durable one.
+func (s *survival) survive(f fate, versions []*page) *page {
 	switch f {
 	case keepAll:
 		return versions[len(versions)-1]
@@ -114,12 +113,12 @@ func (s *surgeon) survive(f fate, versions []*page) *page {
 	return newPage(torn[:])
 }
 
-func (s *surgeon) coin() bool { return s.rng.IntN(2) == 0 }
+func (s *survival) coin() bool { return s.rng.IntN(2) == 0 }
 
-// PowerOffAfter lets n more mutations happen (writes, creates, removes, syncs;
-// each request of a batch is one) and fails the power at the next: that one
-// returns ErrPowerLost like everything after it, and may have been done in part.
-// Take what is left from Crash. A negative n switches the fuse off.
+// PowerOffAfter allows n more mutations (writes, creates, removes, syncs; each request of a batch
+// is one) and fails the power at the next mutation. That mutation and all later calls return
+// ErrPowerLost; the mutation may have been done in part. Crash returns the surviving state. A
+// negative n cancels the power failure.
 func (d *Device) PowerOffAfter(n int64) {
 	if n < 0 {
 		n = noFuse
@@ -127,10 +126,10 @@ func (d *Device) PowerOffAfter(n int64) {
 	d.medium.left.Store(n)
 }
 
-// Mutations returns how many mutations the volume has seen since New, Clone or
-// Crash: the number of points at which its power can fail.
+// Mutations returns the number of mutations of the volume since New, Clone or Crash: the number of
+// points at which its power can fail.
 func (d *Device) Mutations() int64 { return d.medium.mutations.Load() }
 
-// Clone returns a Device over a copy of the volume as it is now, unsynced state
-// included, unlocked, with no fuse. The copies share memory until they differ.
+// Clone returns a Device over a copy of the volume with its current state, unsynced state included,
+// unlocked and without a pending PowerOffAfter. The copies share memory until they differ.
 func (d *Device) Clone() *Device { return attach(d.medium.clone()) }

@@ -18,18 +18,18 @@ const (
 	modelPages     = 4
 )
 
-// model is the dumbest correct description of one volume: for each file what
-// each sector may hold after a crash, and whether the file must or may be there.
+// model is the simplest correct description of one volume: for each file, the values that each
+// sector may have after a crash, and whether the file must or may exist.
 type model struct {
 	files map[string]*modelFile
-	// mayReturn are the removed files that a crash may bring back.
+	// mayReturn has the removed files that a crash may restore.
 	mayReturn map[string][]*modelFile
 }
 
 type modelFile struct {
 	settled bool
 	present [modelPages * sectorsPerPage]byte
-	// possible holds every value that a crash may leave, the present one included.
+	// possible has every value that a crash may leave, the present value included.
 	possible [modelPages * sectorsPerPage]map[byte]bool
 }
 
@@ -58,8 +58,8 @@ func (f *modelFile) write(page int, fill byte) {
 	}
 }
 
-// admits reports why got, the file's sectors after a crash (fewer if it is
-// shorter), cannot be what is left of f.
+// admits returns an error if got, the file's sectors after a crash (fewer if it is shorter), cannot
+// be a remainder of f.
 func (f *modelFile) admits(got []byte) error {
 	if f.settled && len(got) != len(f.present) {
 		return fmt.Errorf("%d of %d synced sectors are left", len(got), len(f.present))
@@ -72,7 +72,7 @@ func (f *modelFile) admits(got []byte) error {
 	return nil
 }
 
-// survived checks one crash's outcome: file name to sectors.
+// survived checks the outcome of one crash; got maps file names to sectors.
 func (m *model) survived(got map[string][]byte) error {
 	for name, f := range m.files {
 		if _, ok := got[name]; f.settled && !ok {
@@ -116,8 +116,7 @@ func newDriver(t *testing.T, dev *memio.Device) *driver {
 	return &driver{T: t, dev: dev, model: newModel(), open: map[string]blockio.File{}, buf: testkit.AlignedBuffer(t, modelPages*blockio.Align)}
 }
 
-// step makes one random mutation. A mutation at which the power fails counts as
-// one that may have happened.
+// step makes one random mutation. A mutation during which the power fails may have happened or not.
 func (d *driver) step(rng *rand.Rand) {
 	name := string(rune('a' + rng.IntN(3)))
 	f := d.open[name]
@@ -182,7 +181,7 @@ func (d *driver) check(err error) {
 	}
 }
 
-// sectors reads a volume whole: one byte per sector, which must be uniform.
+// sectors reads a whole volume: one byte per sector, all of whose bytes must be equal.
 func (d *driver) sectors(dev *memio.Device) map[string][]byte {
 	out := map[string][]byte{}
 	names, err := dev.List()
@@ -261,8 +260,7 @@ func FuzzCrash(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64, steps uint8) { runCrash(t, seed, int(steps)+1) })
 }
 
-// TestCrashReachesEveryOutcome: the model says what may be left; this says that
-// each of it is left sometimes.
+// TestCrashReachesEveryOutcome: each outcome that the model allows occurs sometimes.
 func TestCrashReachesEveryOutcome(t *testing.T) {
 	base := newDriver(t, memio.New(memio.Options{}))
 	base.create("a")
@@ -314,7 +312,7 @@ func outcomeOfB(got map[string][]byte) string {
 	return "b whole, lost"
 }
 
-// TestPowerOff fails the power at each mutation of one history in turn.
+// TestPowerOff fails the power at each mutation of one history.
 func TestPowerOff(t *testing.T) {
 	history := func(dev *memio.Device) *driver {
 		d := newDriver(t, dev)
@@ -345,8 +343,8 @@ func TestPowerOff(t *testing.T) {
 	}
 }
 
-// TestPowerOffInBatch cuts a batch in the middle: what was done says so, what
-// was not says why.
+// TestPowerOffInBatch fails the power in the middle of a batch: completed requests have no error,
+// the others have ErrPowerLost.
 func TestPowerOffInBatch(t *testing.T) {
 	dev := memio.New(memio.Options{})
 	f, err := dev.Create("a", 8*blockio.Align)
@@ -378,7 +376,7 @@ func TestPowerOffInBatch(t *testing.T) {
 	}
 }
 
-// TestDeadDevice: after Crash every call on the old device fails, Close excepted.
+// TestDeadDevice: after Crash every call on the old device fails, except Close.
 func TestDeadDevice(t *testing.T) {
 	dev := memio.New(memio.Options{})
 	f, err := dev.Create("a", blockio.Align)
@@ -410,8 +408,8 @@ func TestDeadDevice(t *testing.T) {
 	}
 }
 
-// BenchmarkCrash is the cost of one crash point: a clone of a 1 GiB volume with
-// a thousand synced pages and a hundred unsynced ones, and its crash.
+// BenchmarkCrash measures one crash point: a clone of a 1 GiB volume with a thousand synced pages
+// and a hundred unsynced ones, and the crash of the clone.
 func BenchmarkCrash(b *testing.B) {
 	dev := memio.New(memio.Options{})
 	f, err := dev.Create("a", 1<<30)

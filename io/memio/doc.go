@@ -1,26 +1,25 @@
-// Package memio is a blockio.Device in memory whose power can fail. Tests of
-// everything above blockio run on it, thousands of crashes a second.
+// Package memio is a blockio.Device in memory whose power can fail. Tests of the packages above
+// blockio run on it, with thousands of crashes per second.
 //
-// It is not fast storage for production, and not a simulation of time: every
-// operation completes at once.
+// It is not fast storage for production, and does not simulate time: every operation completes at
+// once.
 //
 // # Fault model
 //
-// A cache may lose anything except return wrong bytes; memio does its worst
-// inside what blockio.Device leaves open, and nothing beyond:
+// A cache may lose data but must never return wrong bytes. memio produces the worst states that the
+// contract of blockio.Device allows, and no others:
 //
-//   - A write that no later Sync of its file covered may survive a crash, vanish,
-//     or tear: each 512-byte sector of it on its own. A sector written
-//     several times since then holds any one of those writes, not always the last.
-//   - A write under way when the power failed may have reached any of its sectors.
-//   - A created file may vanish, or be there with a smaller size (also 0), until a
-//     Sync of that file; a removed file may come back, with its content, until any
-//     Sync.
-//   - A Sync that returned nil is believed: what it covered survives every crash.
-//   - The lock is released: its owner is dead.
-//   - Nothing decays, moves or flips: that is faultio's part.
+//   - A write that no later Sync of its file covered may survive a crash, vanish, or tear: each of
+//     its 512-byte sectors is decided separately. A sector written several times since the last
+//     Sync holds any one of those writes, not always the last.
+//   - A write in progress at the power failure may have changed any of its sectors.
+//   - A created file may vanish, or have a smaller size (also 0), until a Sync of that file. A
+//     removed file may return, with its content, until any Sync.
+//   - After a Sync that returned nil, the data that it covered survives every crash.
+//   - The lock is released, because its owner is dead.
+//   - No data decays, moves or flips: faultio injects such faults.
 //
-// Each choice is drawn from the seed given to Crash, so a seed replays a crash.
+// Each choice is drawn from the seed given to Crash, so the same seed repeats a crash.
 //
 //	d := memio.New(memio.Options{})
 //	…            write, sync, write
@@ -30,9 +29,8 @@
 //	page 12:  │ old     ││ a b a…  │ b b b…  │ (current)    │   one sector, one draw
 //	          └─────────┘└─────────────────────────────────┘
 //
-// PowerOffAfter(n) fails the power by itself at the n-th mutation from now, in
-// the middle of a batch if that is where it falls: count the mutations of a run
-// with Mutations, and run it again for every n.
+// PowerOffAfter(n) fails the power at the n-th mutation from now, possibly in the middle of a
+// batch. A test counts the mutations of a run with Mutations, and repeats the run for every n.
 //
 // Pages that hold zeroes take no memory, so a preallocated or zero-filled
 // segment costs nothing.

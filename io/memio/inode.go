@@ -9,11 +9,11 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// sectorBytes is the unit that a disk writes whole or not at all.
+// sectorBytes is the unit that a disk writes atomically.
 const sectorBytes = 512
 
-// page is the content of blockio.Align bytes of a file. A page is never changed
-// once it is in an inode; nil stands for zeroes.
+// page is the content of blockio.Align bytes of a file. A page is immutable once it is in an inode;
+// nil means zeroes.
 type page [blockio.Align]byte
 
 // inode is one file, open or not, named or removed.
@@ -22,12 +22,12 @@ type inode struct {
 	size int64
 
 	mu sync.RWMutex
-	// settled: a Sync has made the file's existence durable.
+	// settled is set after a Sync has made the file's existence durable.
 	settled bool
-	// pages is the content that a read sees, by page number; absent is zeroes.
+	// pages is the content that a read returns, by page number; an absent page has zeroes.
 	pages map[int64]*page
-	// earlier holds, for each page written since the last Sync, what it held
-	// before: first the durable content, then every version but the present one.
+	// earlier holds the former contents of each page written since the last Sync: first the durable
+	// content, then every version except the present one.
 	earlier map[int64][]*page
 }
 
@@ -68,7 +68,7 @@ func (ino *inode) write(offset int64, bufs [][]byte, versionsMax int) {
 func (ino *inode) putLocked(n int64, p *page, versionsMax int) {
 	versions := append(ino.earlier[n], ino.pages[n])
 	if len(versions) > versionsMax {
-		// The durable version, the first, always stays possible.
+		// The durable version, the first one, is always kept.
 		versions = append(versions[:1], versions[2:]...)
 	}
 	ino.earlier[n] = versions
@@ -83,8 +83,7 @@ func (ino *inode) setLocked(n int64, p *page) {
 	ino.pages[n] = p
 }
 
-// checkUnchangedLocked panics if a writer touched its buffers while the device
-// owned them.
+// checkUnchangedLocked panics if a writer changed its buffers while the device owned them.
 func (ino *inode) checkUnchangedLocked(offset int64, bufs [][]byte) {
 	n := offset / blockio.Align
 	for _, buf := range bufs {

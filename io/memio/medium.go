@@ -9,31 +9,31 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// ErrPowerLost is what every operation returns once the power has failed, and
-// what those return that were under way. Take the survivor from Crash.
+// ErrPowerLost is returned by every operation after the power failed, and by those in progress at
+// the failure. Crash returns the surviving volume.
 var ErrPowerLost = errors.New("the power of this memory device is off")
 
-// medium is what several Devices of one volume share: the disk itself.
+// medium is the disk that several Devices of one volume share.
 type medium struct {
 	opts Options
 
-	// left is how many mutations may still happen before the power fails;
-	// negative after it, noFuse for never.
+	// left is the number of mutations that may still happen before the power fails. It is negative
+	// after the failure, and noFuse if no failure is planned.
 	left      atomic.Int64
 	mutations atomic.Int64
 
-	// mu is held for reading by every operation on content, for writing by
-	// those on names, locks and power.
+	// mu is held for reading by operations on content, and for writing by those on names, locks and
+	// power.
 	mu        sync.RWMutex
 	lost      bool
 	names     map[string]*inode
-	ghosts    []*inode // removed since the last Sync, oldest first
+	removed   []*inode // removed since the last Sync, oldest first
 	usedBytes int64    // sum of the sizes in names
 	owner     *Device  // holds the lock, with identity
 	identity  string
 }
 
-// noFuse is more mutations than a test can make.
+// noFuse is larger than any test's number of mutations.
 const noFuse = int64(1) << 62
 
 func newMedium(opts Options) *medium {
@@ -42,9 +42,9 @@ func newMedium(opts Options) *medium {
 	return m
 }
 
-// strike counts one mutation. It returns ErrPowerLost if the power fails at it:
-// the caller then leaves the mutation as one that was under way.
-func (m *medium) strike() error {
+// countMutation counts one mutation. It returns ErrPowerLost if the power fails at this mutation; the
+// caller then leaves the mutation partly done.
+func (m *medium) countMutation() error {
 	m.mutations.Add(1)
 	if m.left.Add(-1) < 0 {
 		return ErrPowerLost
@@ -75,7 +75,7 @@ func (m *medium) create(name string, sizeBytes int64) (*inode, error) {
 	ino := newInode(name, sizeBytes)
 	m.names[name] = ino
 	m.usedBytes += sizeBytes
-	if err := m.strike(); err != nil {
+	if err := m.countMutation(); err != nil {
 		return nil, err
 	}
 	return ino, nil
@@ -106,8 +106,8 @@ func (m *medium) remove(name string) error {
 	}
 	delete(m.names, name)
 	m.usedBytes -= ino.size
-	m.ghosts = append(m.ghosts, ino)
-	return m.strike()
+	m.removed = append(m.removed, ino)
+	return m.countMutation()
 }
 
 // sync makes the inodes' present content and existence durable, and every
@@ -118,13 +118,13 @@ func (m *medium) sync(inodes []*inode) error {
 	if err := m.aliveLocked(); err != nil {
 		return err
 	}
-	if err := m.strike(); err != nil {
+	if err := m.countMutation(); err != nil {
 		return err
 	}
 	for _, ino := range inodes {
 		ino.settle()
 	}
-	m.ghosts = nil
+	m.removed = nil
 	return nil
 }
 
@@ -140,7 +140,7 @@ func (m *medium) transfer(ino *inode, r *blockio.Request) error {
 		return nil
 	}
 	ino.write(r.Offset, r.Bufs, m.opts.VersionsMax)
-	return m.strike()
+	return m.countMutation()
 }
 
 func (m *medium) lock(d *Device, identity string) error {
@@ -167,8 +167,7 @@ func (m *medium) unlock(d *Device) {
 	}
 }
 
-// clone copies the medium with its unsynced state; pages are never changed once
-// written, so both share them.
+// clone copies the medium with its unsynced state. Pages are immutable, so both share them.
 func (m *medium) clone() *medium {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -177,8 +176,8 @@ func (m *medium) clone() *medium {
 	for name, ino := range m.names {
 		c.names[name] = ino.clone()
 	}
-	for _, ino := range m.ghosts {
-		c.ghosts = append(c.ghosts, ino.clone())
+	for _, ino := range m.removed {
+		c.removed = append(c.removed, ino.clone())
 	}
 	return c
 }

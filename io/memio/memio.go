@@ -12,18 +12,18 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Options of a memory volume. The zero value works.
+// Options are the options of a memory volume. The zero value works.
 type Options struct {
-	// CapacityBytes bounds the sum of the files' sizes; default 1 TiB. Only
-	// pages that hold something else than zeroes take memory.
+	// CapacityBytes bounds the sum of the files' sizes; default 1 TiB. Pages of zeroes take no
+	// memory.
 	CapacityBytes int64
-	// Path is what errors and Info call the volume; default "mem".
+	// Path is the name of the volume in errors and in Info; default "mem".
 	Path string
-	// Seed orders the requests of each batch, which the contract leaves
-	// unordered: it decides what PowerOffAfter cuts off. Default 0.
+	// Seed determines the order of the requests of each batch, which the contract leaves open. It
+	// decides which requests PowerOffAfter cuts off. Default 0.
 	Seed uint64
-	// VersionsMax bounds how many unsynced versions of a page are remembered
-	// for a crash to choose from, besides the present one; default 8.
+	// VersionsMax bounds the unsynced versions of a page that are kept for a crash, besides the
+	// present one; default 8.
 	VersionsMax int
 }
 
@@ -40,7 +40,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate says which field cannot be used.
+// Validate reports the first invalid field.
 func (o *Options) Validate() error {
 	if o.CapacityBytes < 0 || o.VersionsMax < 1 {
 		return fmt.Errorf("memio: capacity of %d bytes and %d versions; both must be positive", o.CapacityBytes, o.VersionsMax)
@@ -61,8 +61,8 @@ type Device struct {
 
 var _ blockio.Device = (*Device)(nil)
 
-// New makes an empty volume and opens it. It panics if opts are out of range:
-// they are a test's constants.
+// New creates an empty volume and opens it. It panics if opts are out of range, because they are
+// constants of a test.
 func New(opts Options) *Device {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -75,8 +75,8 @@ func attach(m *medium) *Device {
 	return &Device{medium: m, files: make(map[*file]struct{}), rng: rand.New(rand.NewPCG(m.opts.Seed, 1))}
 }
 
-// Reopen returns another Device over the same volume, as a second process that
-// opens the same directory has it. Either may be closed first.
+// Reopen returns another Device over the same volume, as a second process would get by opening the
+// same directory. Either Device may be closed first.
 func (d *Device) Reopen() *Device { return attach(d.medium) }
 
 // file is one opening of an inode.
@@ -98,7 +98,7 @@ func (f *file) Close() error {
 	return nil
 }
 
-// enter admits a call that needs no file.
+// enter admits a call that uses no file.
 func (d *Device) enter(doing, name string) error {
 	if !d.gate.Enter() {
 		return fmt.Errorf("memio: %s %s on %s: %w", doing, name, d.medium.opts.Path, blockio.ErrClosed)
@@ -276,7 +276,7 @@ func (d *Device) sync(ctx context.Context, files []blockio.File) error {
 	return nil
 }
 
-// inodes returns those of the files, or of all open files if there are none.
+// inodes returns the inodes of the files, or of all open files if there are none.
 func (d *Device) inodes(files []blockio.File) ([]*inode, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -329,11 +329,11 @@ func (d *Device) Info() blockio.Info {
 	return blockio.Info{Backend: "mem", Path: d.medium.opts.Path, Detail: "in memory; ends with the process"}
 }
 
-// Stats implements blockio.Device. Nothing is ever in flight for long, and
-// nothing bounds it: the gauges are zero.
+// Stats implements blockio.Device. The gauges are zero: no request stays in flight, and there is no
+// budget.
 func (d *Device) Stats() blockio.Stats { return d.counters.Stats() }
 
-// Close implements blockio.Device. The volume stays: see Reopen.
+// Close implements blockio.Device. The volume remains: see Reopen.
 func (d *Device) Close() error {
 	if !d.gate.Close() {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/io/memio"
 )
 
-// TestTranscripts runs testdata/*.td: "do" makes calls on the volume, "crash"
-// shows what crashes of copies of it leave.
+// TestTranscripts runs testdata/*.td: "do" makes calls on the volume, "crash" shows the states
+// after crashes of copies.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		s := &transcript{driver: newDriver(t, memio.New(memio.Options{}))}

@@ -17,9 +17,9 @@ import (
 // benchFilePages is the size of the file that benchmarks read: 512 MiB.
 const benchFilePages = 512 << 20 / blockio.Align
 
-// BenchmarkRead measures batches of one size at a depth, and the same with bare
-// preadv calls in as many goroutines: their ratio is what the device costs.
-// CPU is reported in milliseconds per GiB.
+// BenchmarkRead measures batches of one size at a given depth, and the same reads with bare preadv
+// calls in as many goroutines. The ratio of the two is the cost of the device. CPU is reported in
+// milliseconds per GiB.
 func BenchmarkRead(b *testing.B) {
 	mem, err := arena.New(arena.Options{SizeBytes: 64 << 20})
 	if err != nil {
@@ -67,8 +67,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkReadRun reads sixteen pieces of 64 KiB that lie one after the other,
-// as the blocks of one sequence do, into buffers of their own.
+// BenchmarkReadRun reads sixteen adjacent pieces of 64 KiB, as the blocks of one sequence, into
+// separate buffers.
 func BenchmarkReadRun(b *testing.B) {
 	d := open(b, b.TempDir(), posixio.Options{})
 	f := create(b, d, "a", 64<<20/blockio.Align)
@@ -89,7 +89,7 @@ func BenchmarkReadRun(b *testing.B) {
 	})
 }
 
-// written fills the file: what was never written is read without the disk.
+// written fills the file, because a read of unwritten space does not reach the disk.
 func written(b *testing.B, d blockio.Device, f blockio.File, buf []byte) {
 	b.Helper()
 	for at := int64(0); at < f.Size(); at += int64(len(buf)) {
@@ -100,7 +100,7 @@ func written(b *testing.B, d blockio.Device, f blockio.File, buf []byte) {
 	}
 }
 
-// place scatters reads over the file, each place once before any twice.
+// place distributes reads over the file; each place is read once before any is read twice.
 func place(i, bytes int) int64 {
 	places := benchFilePages * blockio.Align / bytes
 	return int64(i*7919%places) * int64(bytes)
@@ -122,7 +122,7 @@ func measure(b *testing.B, bytes int, do func(round int) error) {
 	b.ReportMetric(float64((cpu(b)-before).Microseconds())/1000/gib, "cpu-ms/GiB")
 }
 
-// cpu returns what this process has used so far.
+// cpu returns the CPU time of this process.
 func cpu(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -131,10 +131,9 @@ func cpu(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkBudget reads 4 MiB pieces in eight goroutines: with the adaptive
-// budget, and with one so large that everything is in flight. The limit at the
-// end is reported, and the time that a read takes once admitted: by Little's law
-// the bytes in flight over the throughput.
+// BenchmarkBudget reads 4 MiB pieces in eight goroutines: with the adaptive budget, and with one so
+// large that everything is in flight. It reports the final limit, and the duration of an admitted
+// read: by Little's law the bytes in flight divided by the throughput.
 func BenchmarkBudget(b *testing.B) {
 	for _, c := range []struct {
 		name   string

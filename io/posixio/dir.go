@@ -12,16 +12,16 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Dir is a volume's directory: its files, names, lock and durability, all of
-// blockio.Device except Do, Info, Stats and the ways to transfer bytes. A backend
-// embeds it and brackets its transfers with Admit and Done.
+// Dir is a volume's directory: its files, names, lock and durability. It implements blockio.Device
+// except Do, Info, Stats and the transfer of bytes. A backend embeds Dir and calls Admit before and
+// Done after its transfers.
 type Dir struct {
 	path   string
 	fd     int    // of the directory
 	fs     string // the file system's name
 	direct bool
 	detail string
-	// readOnly: nothing of the volume may change.
+	// readOnly is set if the volume must not be changed.
 	readOnly bool
 	gate     blockio.Gate
 	closing  sync.Once
@@ -38,8 +38,8 @@ type Dir struct {
 	files  map[*File]struct{}
 }
 
-// OpenDir opens an existing directory as a volume and finds out, by trying,
-// whether its file system does O_DIRECT; buffered says not to try.
+// OpenDir opens an existing directory as a volume. It tests whether the file system supports
+// O_DIRECT, unless buffered is set.
 func OpenDir(path string, buffered bool) (*Dir, error) {
 	d, err := newDir(path)
 	if err != nil {
@@ -52,7 +52,7 @@ func OpenDir(path string, buffered bool) (*Dir, error) {
 	return d, nil
 }
 
-// openReadOnly opens an existing directory to look at it.
+// openReadOnly opens an existing directory for reading.
 func openReadOnly(path string) (*Dir, error) {
 	d, err := newDir(path)
 	if err != nil {
@@ -79,15 +79,14 @@ func (d *Dir) Direct() bool { return d.direct }
 // Volatile reports whether the file system is in memory.
 func (d *Dir) Volatile() bool { return d.fs == tmpfs || d.fs == ramfs }
 
-// Detail names the file system and, if the page cache is used, why.
+// Detail returns the name of the file system and, if the page cache is used, the reason.
 func (d *Dir) Detail() string { return d.detail }
 
-// Counters returns the counters that Done and Sync feed; Resumed is the
-// backend's to count.
+// Counters returns the counters that Done and Sync update. The backend counts Resumed.
 func (d *Dir) Counters() *blockio.Counters { return &d.counters }
 
-// Admit checks a batch and keeps its files and the volume open until Done. An
-// error means that nothing may be submitted, and that Done must not be called.
+// Admit checks a batch and keeps its files and the volume open until Done. After an error nothing
+// may be submitted, and Done must not be called.
 func (d *Dir) Admit(batch []blockio.Request) error {
 	if err := d.enter("do", "a batch"); err != nil {
 		return err
@@ -105,8 +104,8 @@ func (d *Dir) Admit(batch []blockio.Request) error {
 	return err
 }
 
-// Done ends what Admit began, once no transfer of the batch is in flight. With
-// completed it counts the outcomes; without, the batch was not submitted.
+// Done ends an Admit, after no transfer of the batch is in flight. If completed is set, it counts
+// the outcomes; otherwise the batch was not submitted.
 func (d *Dir) Done(batch []blockio.Request, completed bool) {
 	for i := range batch {
 		if !completed {
@@ -145,13 +144,13 @@ func (d *Dir) enterChange(doing, what string) error {
 	return d.enter(doing, what)
 }
 
-var errReadOnly = fmt.Errorf("it was opened for reading only: %w", blockio.ErrRequest)
+var errReadOnly = fmt.Errorf("the volume was opened for reading only: %w", blockio.ErrRequest)
 
 func writes(batch []blockio.Request) bool {
 	return slices.ContainsFunc(batch, func(r blockio.Request) bool { return r.Op == blockio.Write })
 }
 
-// fail gives an error its context.
+// fail adds context to an error.
 func (d *Dir) fail(doing, what string, err error) error {
 	return fmt.Errorf("posixio: %s %s on %s: %w", doing, what, d.path, err)
 }
@@ -233,7 +232,7 @@ func (d *Dir) List() ([]string, error) {
 		return nil, err
 	}
 	defer d.gate.Leave()
-	// A descriptor of its own: concurrent Lists must not share a position.
+	// Each call has its own descriptor: concurrent Lists must not share a position.
 	fd, err := unix.Openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, d.fail("list", "files", err)
@@ -254,7 +253,7 @@ func (d *Dir) List() ([]string, error) {
 	return names, nil
 }
 
-// Stat implements blockio.Device. Free is what an ordinary user may take.
+// Stat implements blockio.Device. Free is the space available to an unprivileged user.
 func (d *Dir) Stat() (blockio.SpaceStat, error) {
 	if err := d.enter("stat", "volume"); err != nil {
 		return blockio.SpaceStat{}, err
@@ -267,8 +266,8 @@ func (d *Dir) Stat() (blockio.SpaceStat, error) {
 	return s, nil
 }
 
-// Close refuses new work, waits for what is in flight, closes the files and
-// releases the lock. It may be called twice; every call waits.
+// Close refuses new work, waits for work in flight, closes the files and releases the lock. It may
+// be called twice; every call waits.
 func (d *Dir) Close() (err error) {
 	d.gate.Close()
 	d.closing.Do(func() { err = d.closeAll() })

@@ -56,8 +56,7 @@ func (f *File) Close() error {
 	return nil
 }
 
-// forget takes f out of the tables and reports whether its inode has no other
-// opening left.
+// forget removes f from the tables and reports whether its inode has no other opening.
 func (d *Dir) forget(f *File) (last bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -70,10 +69,10 @@ func (d *Dir) forget(f *File) (last bool) {
 	return true
 }
 
-// admitFile puts a newly opened descriptor into the tables.
+// admitFile adds a newly opened descriptor to the tables.
 func (d *Dir) admitFile(name string, fd int, size int64) *File {
 	ino := &inode{name: name, fd: fd, size: size, opens: 1}
-	// Earlier openings may have left writes that nobody synced.
+	// Earlier openings may have left writes that were not synced.
 	ino.content.mark()
 	f := &File{dir: d, ino: ino}
 	d.mu.Lock()
@@ -83,7 +82,7 @@ func (d *Dir) admitFile(name string, fd int, size int64) *File {
 	return f
 }
 
-// again opens a file that is open already; nil if it is not.
+// again returns another opening of a file that is open; nil if the file is not open.
 func (d *Dir) again(name string) *File {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -103,7 +102,7 @@ func (d *Dir) inode(name string) *inode {
 	return d.inodes[name]
 }
 
-// openat opens a file of the directory, for writing too if that may be.
+// openat opens a file of the directory, also for writing unless the volume is read-only.
 func (d *Dir) openat(name string, flags int) (int, error) {
 	flags |= unix.O_CLOEXEC | unix.O_NOFOLLOW
 	if !d.readOnly { // O_RDONLY is 0
@@ -124,17 +123,17 @@ func (d *Dir) openat(name string, flags int) (int, error) {
 	}
 }
 
-// keepAccessTime makes reads of a file opened with flags leave its access time alone. ext4 writes a new access time to
-// its journal within the read, so reads would wait for a drive whose writes hang. The kernel refuses it to a process
-// that does not own the file (open(2), O_NOATIME); the file works without it.
+// keepAccessTime prevents that reads of a file opened with flags change its access time. ext4 writes a new access time
+// to its journal during the read, so reads would wait for a drive whose writes hang. The kernel refuses O_NOATIME to a
+// process that does not own the file (open(2)); the file works without it.
 func keepAccessTime(fd, flags int) {
 	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags|unix.O_NOATIME)
 }
 
 func (d *Dir) unlink(name string) error { return sentinel(unix.Unlinkat(d.fd, name, 0)) }
 
-// regularSize returns the size of a regular file, cut to whole pages: a crash
-// may have left any.
+// regularSize returns the size of a regular file, rounded down to whole pages, because a crash may
+// have left any size.
 func regularSize(fd int) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -146,7 +145,7 @@ func regularSize(fd int) (int64, error) {
 	return st.Size &^ (blockio.Align - 1), nil
 }
 
-// sentinel adds the blockio sentinel that an errno stands for, if there is one.
+// sentinel adds the blockio sentinel for an errno, if there is one.
 func sentinel(err error) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {

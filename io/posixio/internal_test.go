@@ -18,8 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// TestZero: where fallocate is refused, a file gets its size and its space by
-// being written.
+// TestZero: where fallocate is refused, writing zeroes gives a file its size and its space.
 func TestZero(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a")
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
@@ -41,7 +40,7 @@ func TestZero(t *testing.T) {
 	}
 }
 
-// TestProbeFileHasNoName: the probe leaves nothing in the directory.
+// TestProbeFileHasNoName: the probe leaves no file in the directory.
 func TestProbeFileHasNoName(t *testing.T) {
 	d, err := OpenDir(t.TempDir(), false)
 	if err != nil {
@@ -54,8 +53,8 @@ func TestProbeFileHasNoName(t *testing.T) {
 	}
 }
 
-// TestFlusherCoversEveryMark: nobody returns before a flush that began after its
-// mark has ended, and there are no more flushes than callers.
+// TestFlusherCoversEveryMark: a caller returns only after a flush that began after the caller's
+// mark, and there are no more flushes than callers.
 func TestFlusherCoversEveryMark(t *testing.T) {
 	var s flusher
 	var written, durable, flushes atomic.Int64
@@ -86,7 +85,8 @@ func TestFlusherCoversEveryMark(t *testing.T) {
 	}
 }
 
-// TestFlusherAfterFailure tries again, although nothing was marked since.
+// TestFlusherAfterFailure: after a failed flush the next one is tried, although nothing was marked
+// since.
 func TestFlusherAfterFailure(t *testing.T) {
 	var s flusher
 	s.mark()
@@ -108,7 +108,7 @@ func TestFlusherAfterFailure(t *testing.T) {
 	}
 }
 
-// TestSyncFailureIsReported: every file that failed is named, the counter moves.
+// TestSyncFailureIsReported: the error names every file that failed, and the counter increases.
 func TestSyncFailureIsReported(t *testing.T) {
 	d, err := OpenDir(t.TempDir(), false)
 	if err != nil {
@@ -120,7 +120,7 @@ func TestSyncFailureIsReported(t *testing.T) {
 	}
 	ino := f.(*File).ino
 	good := ino.fd
-	ino.fd = -1 // fdatasync then says EBADF
+	ino.fd = -1 // fdatasync then returns EBADF
 	if err := d.Sync(context.Background()); !errors.Is(err, unix.EBADF) {
 		t.Errorf("sync: %v", err)
 	}
@@ -147,8 +147,8 @@ func TestAdvance(t *testing.T) {
 	}
 }
 
-// TestAdmitAllocatesNothing: bracketing a batch is on the path of every read; a
-// file gate that escaped, or an error built early, would break it.
+// TestAdmitAllocatesNothing: Admit and Done run for every read. An escaping gate, or an error that
+// is built too early, would allocate.
 func TestAdmitAllocatesNothing(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("checks of this build allocate")

@@ -11,13 +11,12 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// lockName is the file whose flock is the ownership of the volume. It stays
-// after release: removing it could take the lock from under a process that has
-// just opened it.
+// lockName is the file whose flock is the ownership of the volume. The file stays after release:
+// removing it could invalidate the lock of a process that has just opened it.
 const lockName = "LOCK"
 
-// Lock implements blockio.Device, with flock: the kernel releases it when the
-// process ends, however it ends.
+// Lock implements blockio.Device with flock. The kernel releases the lock when the process ends for
+// any reason.
 func (d *Dir) Lock(identity string) error {
 	if err := d.enterChange("lock", "volume"); err != nil {
 		return err
@@ -53,9 +52,9 @@ func (d *Dir) take(fd int, identity string) error {
 	return d.writeOwner(fd, blockio.OneLine(identity)+"\n")
 }
 
-// writeOwner records who holds the lock, over what an earlier owner wrote, so
-// that no new block is needed. On a full volume that has none the owner stays
-// unnamed: reading must go on there, and the lock holds all the same.
+// writeOwner records the owner of the lock. It overwrites the identity of an earlier owner, so that
+// no new block is needed. On a full volume without that block the owner stays unnamed: the lock is
+// valid all the same, and reads must continue.
 func (d *Dir) writeOwner(fd int, line string) error {
 	n, err := unix.Pwrite(fd, []byte(line), 0)
 	keep := int64(len(line))
@@ -84,7 +83,7 @@ func (d *Dir) readOwner(fd int) string {
 	return owner
 }
 
-// unlock gives the ownership up, if this device has it.
+// unlock releases the ownership, if this device has it.
 func (d *Dir) unlock() error {
 	d.naming.Lock()
 	defer d.naming.Unlock()
@@ -93,8 +92,8 @@ func (d *Dir) unlock() error {
 	}
 	fd := d.lockFD
 	d.lockFD = -1
-	// Best effort: a stale name misleads nobody while nobody holds the lock. The
-	// file keeps its block, for the next owner's name.
+	// An error is ignored: a stale name has no effect while no process holds the lock. The file
+	// keeps its block, for the next owner's name.
 	_, _ = unix.Pwrite(fd, []byte("\n"), 0)
 	return unix.Close(fd)
 }

@@ -9,21 +9,21 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Options of a Device. The zero value works.
+// Options are the options of a Device. The zero value works.
 type Options struct {
-	// Workers bounds the system calls at one time; default 16. More do not help
-	// an NVMe drive beyond what the budget allows in flight.
+	// Workers bounds the concurrent system calls; default 16. The budget bounds the bytes in
+	// flight, so more workers do not help an NVMe drive.
 	Workers int
-	// Buffered uses the page cache instead of O_DIRECT: for comparisons and for
-	// tests; slower, and the kernel's memory then grows with what is read.
+	// Buffered uses the page cache instead of O_DIRECT, for comparisons and for tests. It is
+	// slower, and the kernel's memory grows with the data read.
 	Buffered bool
-	// ReadOnly opens the volume to look at it: nothing is tried by writing, so it
-	// may be on a file system that is mounted so; Create, Remove, Lock and writes
-	// are refused with blockio.ErrRequest. Reads come from the page cache.
+	// ReadOnly opens the volume for inspection. No test by writing is made, so the volume may be on
+	// a file system that is mounted read-only. Create, Remove, Lock and writes are refused with
+	// blockio.ErrRequest. Reads use the page cache.
 	ReadOnly bool
 	// Budget bounds the bytes in flight.
 	Budget blockio.BudgetOptions
-	// Hook bends the outcomes of system calls, for tests.
+	// Hook changes the results of system calls, for tests.
 	Hook blockio.ResultHook
 }
 
@@ -35,7 +35,7 @@ func (o *Options) EnsureDefaults() {
 	o.Budget.EnsureDefaults()
 }
 
-// Validate says which field cannot be used.
+// Validate reports the first invalid field.
 func (o *Options) Validate() error {
 	if o.Workers < 1 || o.Workers > 4096 {
 		return fmt.Errorf("posixio: %d workers; want 1 to 4096", o.Workers)
@@ -48,7 +48,7 @@ type Device struct {
 	*Dir
 	opts   Options
 	budget *blockio.Budget
-	// turns bounds the system calls at one time: one element each.
+	// turns bounds the concurrent system calls: one element each.
 	turns chan struct{}
 }
 
@@ -78,9 +78,8 @@ func (o *Options) openDir(path string) (*Dir, error) {
 	return OpenDir(path, o.Buffered)
 }
 
-// Do implements blockio.Device. Requests that continue each other become one
-// system call. The last call, which often is the only one, is made by the
-// caller's goroutine; the others are made beside it.
+// Do implements blockio.Device. Adjacent requests become one system call. The caller's goroutine
+// makes the last call, which often is the only one; other goroutines make the others.
 func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	if err := d.Admit(batch); err != nil {
 		return err
@@ -95,8 +94,8 @@ func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	return err
 }
 
-// firstBytes waits for the bytes of the first span: with them the whole batch is
-// admitted, and ctx has had its say.
+// firstBytes waits for the budget of the first span. Then the whole batch is admitted, and ctx has
+// no more effect.
 func (d *Device) firstBytes(ctx context.Context, first span) error {
 	err := ctx.Err()
 	if err == nil && len(first) > 0 {
@@ -108,9 +107,8 @@ func (d *Device) firstBytes(ctx context.Context, first span) error {
 	return nil
 }
 
-// run performs the first span, whose bytes are taken already, and the rest. The
-// budget bounds each span on its own, so that a batch larger than the budget does
-// not put all of itself in flight.
+// run performs the first span, whose bytes are already taken, and the rest. Each span takes its
+// bytes separately, so that a batch larger than the budget is not in flight as a whole.
 func (d *Device) run(s span, rest *spans) {
 	var wg sync.WaitGroup
 	for {
@@ -122,16 +120,15 @@ func (d *Device) run(s span, rest *spans) {
 		}
 		present := s
 		wg.Go(func() { d.perform(present) })
-		// Cannot fail: this context never ends.
+		// This cannot fail, because the context never ends.
 		_ = d.budget.Acquire(context.Background(), next.bytes())
 		s = next
 	}
 	wg.Wait()
 }
 
-// perform moves one span's bytes and gives back its turn and its bytes. If a call
-// for several requests fails, each is tried alone, so that only those fail that
-// cannot be done.
+// perform transfers one span and releases its turn and its bytes. If a call for several requests
+// fails, each request is tried alone, so that only those with a fault fail.
 func (d *Device) perform(s span) {
 	if len(s) == 1 || d.transfer(s[0].Op, s[0].File, s[0].Offset, s.bufs()) != nil {
 		for i := range s {
@@ -154,7 +151,7 @@ func (d *Device) transfer(op blockio.Op, file blockio.File, offset int64, bufs [
 	if err != nil {
 		if op == blockio.Read {
 			for _, b := range bufs {
-				invariants.Mangle(b) // a failed read leaves nothing to rely on
+				invariants.Mangle(b) // a failed read leaves the buffer undefined
 			}
 		}
 		return fmt.Errorf("posixio: %v %d bytes at %d of %s on %s, after %d: %w", op, totalLen(bufs), offset, f.Name(), d.path, moved, sentinel(err))

@@ -43,7 +43,7 @@ func create(t testing.TB, d blockio.Device, name string, pages int64) blockio.Fi
 	return f
 }
 
-// do runs one request over the whole of f, cut into buffers of the given pages.
+// do runs one request over the whole of f, with buffers of the given number of pages.
 func do(t testing.TB, d blockio.Device, op blockio.Op, f blockio.File, buf []byte, pages int) error {
 	t.Helper()
 	var bufs [][]byte
@@ -66,8 +66,8 @@ func random(t testing.TB, pages int) []byte {
 	return buf
 }
 
-// TestShortTransfersAreResumed shortens and interrupts most system calls: what
-// was written is read all the same.
+// TestShortTransfersAreResumed shortens and interrupts most system calls. All written data can be
+// read.
 func TestShortTransfersAreResumed(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var mu sync.Mutex
@@ -81,7 +81,7 @@ func TestShortTransfersAreResumed(t *testing.T) {
 		switch rng.IntN(4) {
 		case 0:
 			bent++
-			return rng.IntN(n + 1), nil // any byte: also inside a page or sector
+			return rng.IntN(n + 1), nil // any byte, also inside a page or sector
 		case 1:
 			bent++
 			return 0, []error{unix.EINTR, unix.EAGAIN}[rng.IntN(2)]
@@ -111,7 +111,7 @@ func TestShortTransfersAreResumed(t *testing.T) {
 	}
 }
 
-// TestNoProgressEnds: a device that never moves a byte is an error, not a loop.
+// TestNoProgressEnds: a device that never moves a byte causes an error and not an endless loop.
 func TestNoProgressEnds(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -147,7 +147,7 @@ func TestNoProgressEnds(t *testing.T) {
 	}
 }
 
-// TestFileShrunk: somebody else cut the file while it was open.
+// TestFileShrunk: another process truncated the file while it was open.
 func TestFileShrunk(t *testing.T) {
 	dir := t.TempDir()
 	d := open(t, dir, posixio.Options{})
@@ -170,7 +170,7 @@ func TestFileShrunk(t *testing.T) {
 	}
 }
 
-// TestOthersInTheDirectory: what Create did not make is left alone.
+// TestOthersInTheDirectory: files that Create did not make are not changed.
 func TestOthersInTheDirectory(t *testing.T) {
 	dir := t.TempDir()
 	for _, sub := range []string{"index", "lost+found"} {
@@ -214,7 +214,8 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// TestInfo: the temporary directory's file system decides; both answers say why.
+// TestInfo: the file system of the temporary directory decides whether O_DIRECT is used; Detail
+// gives the reason.
 func TestInfo(t *testing.T) {
 	d := open(t, t.TempDir(), posixio.Options{})
 	if i := d.Info(); i.Backend != "posix" || !strings.Contains(i.Detail, "O_DIRECT") {
@@ -226,8 +227,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestCancelledWait: a batch that waits for the budget can be cancelled, and one
-// that is in flight cannot.
+// TestCancelledWait: a batch that waits for the budget can be cancelled, and one in flight cannot.
 func TestCancelledWait(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	hook := func(_ blockio.Op, _ string, _ int64, n int, err error) (int, error) {
@@ -262,8 +262,8 @@ func TestCancelledWait(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForTheKernel: Close returns only after the request that is in
-// the kernel, and new work is refused meanwhile.
+// TestCloseWaitsForTheKernel: Close returns only after the request in the kernel has completed, and
+// new work is refused meanwhile.
 func TestCloseWaitsForTheKernel(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	hook := func(_ blockio.Op, _ string, _ int64, n int, err error) (int, error) {
@@ -296,7 +296,7 @@ func TestCloseWaitsForTheKernel(t *testing.T) {
 	wg.Wait()
 }
 
-// TestWorkersBound counts how many system calls run at one time.
+// TestWorkersBound counts the concurrent system calls.
 func TestWorkersBound(t *testing.T) {
 	var now, most atomic.Int64
 	hook := func(_ blockio.Op, _ string, _ int64, n int, err error) (int, error) {
@@ -311,7 +311,7 @@ func TestWorkersBound(t *testing.T) {
 	buf := testkit.AlignedBuffer(t, 256*blockio.Align)
 	var batch []blockio.Request
 	for i := range 256 {
-		place := int64(i * 97 % 256) // no request continues the one before
+		place := int64(i * 97 % 256) // no two consecutive requests are adjacent
 		batch = append(batch, blockio.Request{Op: blockio.Write, File: f, Offset: place * blockio.Align, Bufs: [][]byte{buf[i*blockio.Align : (i+1)*blockio.Align]}})
 	}
 	if err := d.Do(t.Context(), batch); err != nil {
@@ -322,8 +322,8 @@ func TestWorkersBound(t *testing.T) {
 	}
 }
 
-// TestReadOnly: a volume that is opened to be looked at is read, also beside its
-// owner, and no call changes it.
+// TestReadOnly: a volume opened read-only can be read, also while its owner has it open, and no
+// call changes it.
 func TestReadOnly(t *testing.T) {
 	dir := t.TempDir()
 	owner := open(t, dir, posixio.Options{})

@@ -11,12 +11,11 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// zeroBytes is how much of a file is zeroed at a time where fallocate is refused.
+// zeroBytes is the size of one write of zeroes where fallocate is refused.
 const zeroBytes = 1 << 20
 
-// reserve gives the empty file its size and its space. Asking for the free space
-// first keeps a hopeless request from filling the file system, for everybody on
-// it, before it fails.
+// reserve sets the size of the empty file and reserves its space. It checks the free space first,
+// so that an impossible request does not fill the file system before it fails.
 func (d *Dir) reserve(fd int, sizeBytes int64) error {
 	s, err := d.space()
 	if err != nil {
@@ -62,11 +61,11 @@ func (d *Dir) space() (blockio.SpaceStat, error) {
 	return blockio.SpaceStat{TotalBytes: int64(st.Blocks) * unit, FreeBytes: int64(st.Bavail) * unit}, nil
 }
 
-// probe decides whether to use O_DIRECT, by writing and reading a file that has
-// no name, or loses it at once.
+// probe decides whether to use O_DIRECT. It writes and reads a file that has no name, or whose name
+// is removed at once.
 func (d *Dir) probe(buffered bool) error {
 	if buffered {
-		d.detail = d.fs + ", page cache as asked for"
+		d.detail = d.fs + ", page cache, as requested"
 		return nil
 	}
 	fd, err := d.probeFile(unix.O_DIRECT)
@@ -75,7 +74,7 @@ func (d *Dir) probe(buffered bool) error {
 		return nil
 	}
 	if full(err) {
-		// What is there can still be read; opening a file will say if this is wrong.
+		// Existing files can still be read. If O_DIRECT does not work, opening a file reports it.
 		d.direct, d.detail = true, d.fs+", O_DIRECT (not tried: the volume is full)"
 		return nil
 	}
@@ -91,8 +90,8 @@ func (d *Dir) probe(buffered bool) error {
 	return nil
 }
 
-// probeFile opens an unnamed file. Where there are none (NFS, FUSE) it makes one,
-// with a name that List does not show, and unlinks it.
+// probeFile opens an unnamed file. Where the file system has no unnamed files (NFS, FUSE), it
+// creates one, with a name that List does not return, and unlinks it.
 func (d *Dir) probeFile(flags int) (int, error) {
 	flags |= unix.O_RDWR | unix.O_CLOEXEC
 	fd, err := unix.Openat(d.fd, ".", flags|unix.O_TMPFILE, 0o600)
@@ -104,14 +103,14 @@ func (d *Dir) probeFile(flags int) (int, error) {
 	if err == nil {
 		err = unix.Unlinkat(d.fd, name, 0)
 	} else if errors.Is(err, unix.EINVAL) {
-		// Some file systems make the file before they look at O_DIRECT.
+		// Some file systems create the file before they check O_DIRECT.
 		_ = unix.Unlinkat(d.fd, name, 0)
 	}
 	return fd, err
 }
 
-// tryTransfer returns why an aligned page cannot be written and read. A full
-// volume is no reason: it can still be read.
+// tryTransfer returns an error if an aligned page cannot be written and read. A full volume is no
+// error, because it can still be read.
 func tryTransfer(fd int) error {
 	buf, err := unix.Mmap(-1, 0, blockio.Align, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
@@ -130,10 +129,10 @@ func tryTransfer(fd int) error {
 
 func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// The file systems in memory.
+// tmpfs and ramfs are the file systems in memory.
 const tmpfs, ramfs = "tmpfs", "ramfs"
 
-// fsName names the directory's file system for people.
+// fsName returns the name of the directory's file system.
 func fsName(fd int) string {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {

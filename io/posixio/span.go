@@ -2,12 +2,12 @@ package posixio
 
 import "github.com/penstock-kv/penstock/io/blockio"
 
-// spanBytesMax is the most that several requests are joined to: beyond it a call
-// gains nothing by being longer, and parallel ones do.
+// spanBytesMax bounds the bytes of joined requests. Longer calls gain nothing, and parallel calls
+// do.
 const spanBytesMax = 4 << 20
 
-// span is one or several requests that one system call does: the same operation
-// on the same file, each where the one before ends.
+// span has one or several requests for one system call: the same operation on the same file, each
+// starting where the one before ends.
 type span []blockio.Request
 
 func (s span) bytes() int64 {
@@ -32,8 +32,8 @@ type spans struct {
 	bytesMax int64
 }
 
-// newSpans joins requests up to the budget's limit, so that joined ones do not
-// exceed what single ones keep.
+// newSpans joins requests up to the budget's limit, so that a span does not take more than the
+// whole budget.
 func newSpans(batch []blockio.Request, limitBytes int64) *spans {
 	return &spans{rest: batch, bytesMax: min(spanBytesMax, limitBytes)}
 }

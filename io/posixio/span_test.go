@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// FuzzSpans checks what next cuts: every request once, in order, and no span
-// holds what one call could not do.
+// FuzzSpans checks the spans of next: they contain every request once, in order, and each can be
+// done in one call.
 func FuzzSpans(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 1, 4, 0, 0, 9}, int64(1<<20))
 	f.Add([]byte{2, 2, 3, 3, 3}, int64(8192))
@@ -24,7 +24,7 @@ func FuzzSpans(f *testing.F) {
 		page := make([]byte, 2*blockio.Align)
 		var batch []blockio.Request
 		at := int64(0)
-		// A step's bits: another file, a write, a gap, two pages, many buffers.
+		// The bits of a step: another file, a write, a gap, two pages, many buffers.
 		for _, s := range steps {
 			r := blockio.Request{Op: blockio.Read, File: files[s&1], Offset: at, Bufs: [][]byte{page[:blockio.Align]}}
 			if s&2 != 0 {
@@ -66,8 +66,8 @@ func FuzzSpans(f *testing.F) {
 	})
 }
 
-// TestSpanFailsOnlyWhereItMust: of joined requests only the bad one fails, and
-// joined ones are one system call.
+// TestSpanFailsOnlyWhereItMust: among joined requests only the bad one fails, and joined requests
+// are one system call.
 func TestSpanFailsOnlyWhereItMust(t *testing.T) {
 	var calls atomic.Int64
 	var bad atomic.Bool

@@ -12,22 +12,22 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// flushMax is how many files one Sync flushes at a time: enough for a journal to
-// commit them together.
+// flushMax is the number of files that one Sync flushes at a time: enough for a journal to commit
+// them together.
 const flushMax = 4
 
-// flusher makes something durable when it is dirty, once for all who wait.
+// flusher makes a file or directory durable when it is dirty. Concurrent callers share one sync.
 type flusher struct {
 	dirty atomic.Bool
 	mu    sync.Mutex
 }
 
-// mark says that something is not durable. What it is must be complete before.
+// mark records that a change is not durable. The change must be complete before.
 func (s *flusher) mark() { s.dirty.Store(true) }
 
-// flush returns when all that was marked before it was called is durable. A
-// caller that arrives during another's flush waits for it, and then finds
-// either nothing to do or marks that came too late for it.
+// flush returns when all changes marked before the call are durable. A caller that arrives during
+// another flush waits for that flush. Afterwards nothing is dirty, or the marks came too late for
+// that flush and the caller flushes again.
 func (s *flusher) flush(sync func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,7 +41,7 @@ func (s *flusher) flush(sync func() error) error {
 	return err
 }
 
-// retry repeats a system call while it is interrupted.
+// retry repeats a system call that was interrupted.
 func retry(call func() error) error {
 	for {
 		if err := call(); !errors.Is(err, unix.EINTR) {
@@ -80,7 +80,7 @@ func (d *Dir) sync(ctx context.Context, files []blockio.File) error {
 	return nil
 }
 
-// hold keeps the files, or all open ones if there are none, from being closed.
+// hold prevents that the files, or all open files if there are none, are closed.
 func (d *Dir) hold(files []blockio.File) ([]*File, error) {
 	var held []*File
 	if len(files) == 0 {
@@ -112,7 +112,7 @@ func release(files []*File) {
 	}
 }
 
-// flushFiles flushes several files at a time and returns every failure.
+// flushFiles flushes several files at a time and returns all errors.
 func (d *Dir) flushFiles(files []*File) error {
 	errs := make([]error, len(files))
 	var wg sync.WaitGroup

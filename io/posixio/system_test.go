@@ -22,10 +22,10 @@ import (
 	"github.com/penstock-kv/penstock/io/posixio"
 )
 
-// childVolume names the volume that the test binary, started as a child, locks.
+// childVolume is the environment variable with the volume that a child process locks.
 const childVolume = "PENSTOCK_TEST_LOCK_VOLUME"
 
-// TestLockChild is the other process of TestLockOfAnotherProcess.
+// TestLockChild is the child process of TestLockOfAnotherProcess.
 func TestLockChild(t *testing.T) {
 	dir := os.Getenv(childVolume)
 	if dir == "" {
@@ -36,11 +36,11 @@ func TestLockChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	fmt.Println("locked")
-	_, _ = bufio.NewReader(os.Stdin).ReadByte() // until the parent kills us or ends
+	_, _ = bufio.NewReader(os.Stdin).ReadByte() // until the parent kills this process or ends
 }
 
-// TestLockOfAnotherProcess: a living process's lock names it; a killed one's is
-// free, although the file with its name is still there.
+// TestLockOfAnotherProcess: the error for a living owner names the owner. After a kill the lock is
+// free, although the file with the owner's name still exists.
 func TestLockOfAnotherProcess(t *testing.T) {
 	testkit.VerifyNone(t)
 	dir := t.TempDir()
@@ -81,7 +81,7 @@ func TestLockOfAnotherProcess(t *testing.T) {
 	}
 }
 
-// TestConformanceOnTmpfs runs where O_DIRECT means nothing, or is refused.
+// TestConformanceOnTmpfs runs where O_DIRECT has no effect or is refused.
 func TestConformanceOnTmpfs(t *testing.T) {
 	const shm = "/dev/shm"
 	var st unix.Statfs_t
@@ -105,9 +105,8 @@ func TestConformanceOnTmpfs(t *testing.T) {
 	})
 }
 
-// TestFullFileSystem fills a small file system from several goroutines: every
-// file that was made is whole and writable, every refusal is ErrNoSpace and
-// leaves nothing, and what is there can still be read.
+// TestFullFileSystem fills a small file system from several goroutines: every created file is whole
+// and writable, every refusal is ErrNoSpace and leaves no file, and all data can still be read.
 func TestFullFileSystem(t *testing.T) {
 	testkit.VerifyNone(t)
 	d := open(t, testkit.SmallExt4(t, 64), posixio.Options{})
@@ -151,8 +150,8 @@ func TestFullFileSystem(t *testing.T) {
 	}
 }
 
-// TestStartOnAFullVolume: with not a block left the volume still opens, takes its
-// lock, reads what is there, and refuses to grow.
+// TestStartOnAFullVolume: a volume without a free block still opens, takes its lock and can be
+// read, and refuses new files.
 func TestStartOnAFullVolume(t *testing.T) {
 	testkit.VerifyNone(t)
 	mount := testkit.SmallExt4(t, 32)
@@ -191,8 +190,8 @@ func TestStartOnAFullVolume(t *testing.T) {
 	}
 }
 
-// TestReadOnlyMount: a volume on a file system that the kernel mounted read-only,
-// as it does after an error, can still be looked at.
+// TestReadOnlyMount: a volume can be inspected on a file system that the kernel mounted read-only,
+// as it does after an error.
 func TestReadOnlyMount(t *testing.T) {
 	mount := testkit.SmallExt4(t, 32)
 	data, got := random(t, 4), testkit.AlignedBuffer(t, 4*blockio.Align)
@@ -219,7 +218,7 @@ func TestReadOnlyMount(t *testing.T) {
 	}
 }
 
-// fill writes a file until there is no space, also not for small pieces.
+// fill writes a file until there is no space, not even for small pieces.
 func fill(t *testing.T, path string) {
 	t.Helper()
 	file, err := os.Create(path)
@@ -241,8 +240,8 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-// TestAccessTime: a read leaves the access time of its file alone, because a file system may write a new one to its
-// journal before the read ends. A file of another owner is opened too, where the kernel refuses that.
+// TestAccessTime: a read does not change the access time of its file, because a file system may write a new one to
+// its journal before the read ends. A file of another owner, for which the kernel refuses O_NOATIME, is opened too.
 func TestAccessTime(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -273,7 +272,8 @@ func TestAccessTime(t *testing.T) {
 				}
 				dropOwnership(t)
 			}
-			// The option relatime, the default of mount(8), renews an access time that is older than a day.
+			// The option relatime, the default of mount(8), updates an access time that is older than a
+			// day.
 			old := []unix.Timespec{{Sec: time.Now().Unix() - 3*24*3600}, {Nsec: unix.UTIME_OMIT}}
 			if err := unix.UtimesNanoAt(unix.AT_FDCWD, path, old, 0); err != nil && c.owner == 0 {
 				t.Fatal(err)
@@ -298,7 +298,8 @@ func TestAccessTime(t *testing.T) {
 	}
 }
 
-// dropOwnership takes from the thread of the test, which ends with it, the capability to act as the owner of any file.
+// dropOwnership removes the capability to act as the owner of any file from the thread of the test, which ends with
+// the test.
 func dropOwnership(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked: the runtime ends the thread with the goroutine

@@ -10,8 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// triesMax is how often a transfer that made no progress is tried again before
-// it fails.
+// triesMax is the number of retries without progress after which a transfer fails.
 const triesMax = 16
 
 // transfer moves bytes between one file and buffers.
@@ -19,13 +18,13 @@ type transfer struct {
 	op   blockio.Op
 	fd   int
 	file string
-	// hook bends the outcome of each system call, in tests.
+	// hook changes the result of each system call, in tests.
 	hook blockio.ResultHook
 	// resumed is called whenever a short transfer is continued.
 	resumed func()
 }
 
-// run moves all bytes of bufs, or returns how many it moved and why no more.
+// run moves all bytes of bufs, or returns the number of bytes moved and the reason for stopping.
 func (t *transfer) run(bufs [][]byte, offset int64) (moved int64, err error) {
 	want := totalLen(bufs)
 	for tries := 0; ; {
@@ -36,7 +35,7 @@ func (t *transfer) run(bufs [][]byte, offset int64) (moved int64, err error) {
 		if moved+n >= want {
 			return want, nil
 		}
-		// O_DIRECT continues at whole pages only: what is beyond is moved again.
+		// O_DIRECT can continue at whole pages only, so the bytes beyond are moved again.
 		whole := n &^ (blockio.Align - 1)
 		switch {
 		case whole > 0:
@@ -55,7 +54,7 @@ func (t *transfer) run(bufs [][]byte, offset int64) (moved int64, err error) {
 	}
 }
 
-// call makes one system call and returns the bytes it moved.
+// call makes one system call and returns the number of bytes moved.
 func (t *transfer) call(bufs [][]byte, offset int64) (int64, error) {
 	n, err := t.system(bufs, offset)
 	if t.hook != nil {
@@ -67,7 +66,7 @@ func (t *transfer) call(bufs [][]byte, offset int64) (int64, error) {
 	return int64(n), nil
 }
 
-// system chooses the call that fits the buffers.
+// system chooses the system call for the number of buffers.
 func (t *transfer) system(bufs [][]byte, offset int64) (int, error) {
 	read, one := t.op == blockio.Read, len(bufs) == 1
 	switch {
@@ -81,8 +80,8 @@ func (t *transfer) system(bufs [][]byte, offset int64) (int, error) {
 	return unix.Pwritev(t.fd, bufs, offset)
 }
 
-// stuck is why a transfer that moves nothing, without an error, is given up: a
-// file that is shorter than it was at opening, or a broken driver.
+// stuck returns the error of a transfer that moves nothing without an error: the file is shorter
+// than it was at opening, or a driver is broken.
 func (t *transfer) stuck() error {
 	if t.op == blockio.Read {
 		return io.ErrUnexpectedEOF
@@ -94,8 +93,8 @@ func temporary(err error) bool {
 	return errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN)
 }
 
-// advance returns bufs without their first n bytes. The slice that it got, which
-// is the request's, stays as it is.
+// advance returns bufs without their first n bytes. It does not change the slice bufs, which
+// belongs to the request.
 func advance(bufs [][]byte, n int64) [][]byte {
 	for n > 0 && n >= int64(len(bufs[0])) {
 		n -= int64(len(bufs[0]))

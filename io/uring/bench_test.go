@@ -21,10 +21,10 @@ import (
 	"github.com/penstock-kv/penstock/io/posixio"
 )
 
-// BenchmarkRead reads at random from a file of 1 GiB that was written before, with
-// O_DIRECT into huge pages, so many requests in flight: as one batch, or from as
-// many goroutines. It reports the CPU of this process beside the bandwidth; the
-// figures of docs/benchmarks.md compare backends within one run only.
+// BenchmarkRead reads at random from a file of 1 GiB that was written before, with O_DIRECT into
+// huge pages, with a given number of requests in flight: as one batch, or from as many goroutines.
+// It reports the CPU time of this process and the bandwidth. The figures of docs/benchmarks.md
+// compare backends within one run only.
 func BenchmarkRead(b *testing.B) { benchmark(b, blockio.Read) }
 
 // BenchmarkWrite is the same for writes.
@@ -41,7 +41,7 @@ func benchmark(b *testing.B, op blockio.Op) {
 	b.Cleanup(func() { a.Close() })
 	dir := b.TempDir()
 	prewrite(b, dir, a.Bytes())
-	// The same depth for all: a budget that decides nothing.
+	// All variants have the same depth: the budget never limits.
 	fixed := blockio.BudgetOptions{MinBytes: 1 << 30, MaxBytes: 1 << 30}
 	regions := [][]byte{a.Bytes()}
 	for _, shape := range []struct{ size, depth int }{{64 << 10, 16}, {1 << 20, 8}, {4 << 20, 4}, {4 << 20, 1}} {
@@ -98,8 +98,8 @@ func benchmark(b *testing.B, op blockio.Op) {
 	}
 }
 
-// prewrite makes the file and writes all of it once, so that no benchmark pays
-// for the first touch.
+// prewrite creates the file and writes all of it once, so that no benchmark includes the cost of
+// first writes.
 func prewrite(b *testing.B, dir string, mem []byte) {
 	b.Helper()
 	d, err := posixio.Open(dir, posixio.Options{})
@@ -159,7 +159,7 @@ func randomOffset(size int) int64 {
 	return rand.Int64N(benchFileBytes/int64(size)) * int64(size)
 }
 
-// cpuSeconds is the time this process has used, user and system.
+// cpuSeconds returns the CPU time of this process, user and system.
 func cpuSeconds(b *testing.B) float64 {
 	b.Helper()
 	var u syscall.Rusage
@@ -169,8 +169,8 @@ func cpuSeconds(b *testing.B) float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// BenchmarkBusy reads 4 MiB from each of 4 goroutines while two others use up the
-// CPUs: what a wait through the scheduler costs then.
+// BenchmarkBusy reads 4 MiB from each of 4 goroutines while two others use up the CPUs. It measures
+// the cost of a wait through the scheduler on busy CPUs.
 func BenchmarkBusy(b *testing.B) {
 	requireRings(b)
 	a, err := arena.New(arena.Options{SizeBytes: 64 << 20})
@@ -210,7 +210,7 @@ func BenchmarkBusy(b *testing.B) {
 	}
 }
 
-// keepBusy lets n goroutines use up the CPUs until stop is called.
+// keepBusy runs n goroutines that use up the CPUs until stop is called.
 func keepBusy(n int) (stop func()) {
 	var stopped atomic.Bool
 	var busy sync.WaitGroup
@@ -227,8 +227,8 @@ func keepBusy(n int) (stop func()) {
 	}
 }
 
-// BenchmarkRegisteredFile is 16 reads of 64 KiB on a bare ring, through a
-// descriptor and through a registered file: what registration would save.
+// BenchmarkRegisteredFile measures 16 reads of 64 KiB on a bare ring, through a descriptor and
+// through a registered file. The difference is the gain of a registration.
 func BenchmarkRegisteredFile(b *testing.B) {
 	requireRings(b)
 	a, err := arena.New(arena.Options{SizeBytes: 64 << 20})

@@ -15,11 +15,10 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// BenchmarkBudget compares the adaptive budget with fixed ones while four
-// goroutines read or write 4 MiB each, alone or beside two that use up the CPUs,
-// in turns of half a second on one
-// file: the medians of the ratios of rate, fixed over adaptive, and the limit
-// that the adaptive one spent its turns at.
+// BenchmarkBudget compares the adaptive budget with fixed ones while four goroutines read or write
+// 4 MiB each, alone or beside two goroutines that use up the CPUs, in turns of half a second on one
+// file. It reports the medians of the ratio of the rates, fixed over adaptive, and the limit of the
+// adaptive budget.
 func BenchmarkBudget(b *testing.B) {
 	const size, clients = 4 << 20, 4
 	requireRings(b)
@@ -79,7 +78,7 @@ type budgetLane struct {
 	limits []int64   // the limit at the end of each turn
 }
 
-// turn keeps so many clients busy for about as long.
+// turn keeps the given number of clients busy for about the time long.
 func (l *budgetLane) turn(b *testing.B, op blockio.Op, mem []byte, size int64, clients int, long time.Duration) {
 	var wg sync.WaitGroup
 	counts := make([]int64, clients)

@@ -15,31 +15,31 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
-// caller is a ring that one goroutine at a time drives: it submits its batch and
-// sleeps in the kernel until the last completion.
+// caller is a ring that one goroutine at a time uses: the goroutine submits its batch and sleeps in
+// the kernel until the last completion.
 type caller struct {
 	ring *ring
 	env  *env
-	// registered is whether the ring knows env.regions.
+	// registered is set if env.regions are registered with the ring.
 	registered bool
-	// ops is the table of requests of the batch that runs; todo are the indices
-	// of those to be submitted, the next one last.
+	// ops is the table of requests of the running batch. todo has the indices of the requests to be
+	// submitted, the next one last.
 	ops  []op
 	todo []uint32
-	// inFlight counts the entries handed to the kernel or about to be.
+	// inFlight counts the entries submitted to the kernel or queued for it.
 	inFlight uint32
-	// batch numbers the batches, in the upper half of user_data: a completion
-	// of another batch would be a bug in the kernel or here.
+	// batch numbers the batches, in the upper half of user_data. A completion of another batch
+	// would be a bug of the kernel or of this package.
 	batch uint32
-	// handed are the ops of the entries handed to the ring since the kernel last
-	// took all of them, in order.
-	handed []uint32
-	// broken is why the kernel refused the ring for good, if it did: the kernel
-	// is not entered with it again.
+	// queued has the ops of the entries queued since the kernel last accepted all of them, in
+	// order.
+	queued []uint32
+	// broken is the error with which the kernel refused the ring permanently, or nil. A broken ring
+	// does not enter the kernel again.
 	broken error
 }
 
-// start makes room for n ops and returns them, to be started by the caller.
+// start makes room for n ops and returns them. The caller starts them.
 func (c *caller) start(n int) []op {
 	c.ops = resize(c.ops, n)
 	c.batch++
@@ -50,8 +50,7 @@ func (c *caller) start(n int) []op {
 	return c.ops
 }
 
-// run performs the ops and returns when every one has its outcome and none is in
-// flight any more.
+// run performs the ops. It returns when each has its outcome and none is in flight.
 func (c *caller) run() {
 	for {
 		c.submit()
@@ -64,11 +63,11 @@ func (c *caller) run() {
 	forget(c.ops)
 }
 
-// submit hands as many ops to the ring as there are entries, and as the budget
-// allows; a broken ring takes none.
+// submit queues ops while there are free entries and the budget allows it; a broken ring takes
+// none.
 func (c *caller) submit() {
 	if c.ring.unsubmitted() == 0 {
-		c.handed = c.handed[:0]
+		c.queued = c.queued[:0]
 	}
 	for len(c.todo) > 0 {
 		i := c.todo[len(c.todo)-1]
@@ -77,8 +76,8 @@ func (c *caller) submit() {
 			c.ops[i].end(c.broken, c.env)
 			continue
 		}
-		// With nothing in flight, only others can make room in the budget; else
-		// completions of our own will.
+		// With nothing in flight, only other batches can free budget; otherwise completions of this
+		// batch will.
 		if !c.ops[i].admit(c.env, c.inFlight == 0) {
 			return
 		}
@@ -89,15 +88,15 @@ func (c *caller) submit() {
 		c.todo = c.todo[:len(c.todo)-1]
 		c.ops[i].prepare(e, c.env, c.registered)
 		e.UserData = uint64(c.batch)<<32 | uint64(i)
-		c.handed = append(c.handed, i)
+		c.queued = append(c.queued, i)
 		c.inFlight++
 	}
 }
 
-// wait enters the kernel. A shortage there passes once completions are reaped.
-// After any other error the ring is broken: the entries that the kernel has not
-// taken fail now, and those that it has are waited for without entering again
-// (which would submit the rest), since their buffers are in its hands.
+// wait enters the kernel. A shortage of resources in the kernel passes once completions are reaped.
+// After any other error the ring is broken: the entries that the kernel has not accepted fail now.
+// The accepted ones are awaited without entering the kernel again (which would submit the rest),
+// because the kernel uses their buffers.
 func (c *caller) wait() {
 	if c.broken != nil {
 		pause(true)
@@ -114,18 +113,18 @@ func (c *caller) wait() {
 	}
 }
 
-// abandon fails the ops whose entries the kernel has not taken: the last ones.
+// abandon fails the ops whose entries the kernel has not accepted: the last ones.
 func (c *caller) abandon() {
 	left := int(c.ring.unsubmitted())
-	for _, i := range c.handed[len(c.handed)-left:] {
+	for _, i := range c.queued[len(c.queued)-left:] {
 		c.inFlight--
 		c.ops[i].end(c.broken, c.env)
 	}
-	c.handed = c.handed[:0]
+	c.queued = c.queued[:0]
 }
 
-// waitFor returns how many completions to wait for: all of the last step; half of
-// an earlier one, so that the device does not run dry between steps.
+// waitFor returns the number of completions to wait for: all for the last step, half for an earlier
+// one, so that the device does not idle between steps.
 func (c *caller) waitFor() uint32 {
 	if len(c.todo) == 0 {
 		return c.inFlight
@@ -133,7 +132,7 @@ func (c *caller) waitFor() uint32 {
 	return max(1, c.inFlight/2)
 }
 
-// reap takes the completions that are there.
+// reap takes the available completions.
 func (c *caller) reap() {
 	c.ring.reap(func(userData uint64, res int32) {
 		i := uint32(userData)
@@ -147,8 +146,8 @@ func (c *caller) reap() {
 	})
 }
 
-// pause gives the kernel time to recover; if idle, nothing of ours is in flight
-// whose completion could be waited for instead.
+// pause gives the kernel time to recover. idle is set if nothing of this batch is in flight, so
+// that there is no completion to wait for.
 func pause(idle bool) {
 	if idle {
 		time.Sleep(100 * time.Microsecond)
@@ -157,11 +156,11 @@ func pause(idle bool) {
 	runtime.Gosched()
 }
 
-// pool lends callers, the one used last first, because its memory is in the
-// caches; it makes them as needed, up to its bound.
+// pool lends callers, the last used one first, because its memory is in the caches. It creates
+// callers as needed, up to its bound.
 type pool struct {
 	make func() (*caller, error)
-	// tickets holds one for each caller that may be lent.
+	// tickets has one element for each caller that may be lent.
 	tickets chan struct{}
 
 	mu   sync.Mutex
@@ -176,7 +175,7 @@ func newPool(n int, makeCaller func() (*caller, error)) *pool {
 	return p
 }
 
-// get lends a caller; it waits for one, or for ctx.
+// get lends a caller; it waits until one is free or ctx is done.
 func (p *pool) get(ctx context.Context) (*caller, error) {
 	select {
 	case <-p.tickets:
@@ -209,7 +208,7 @@ func (p *pool) pop() *caller {
 	return c
 }
 
-// put takes a caller back; a broken one is closed.
+// put returns a caller; a broken one is closed.
 func (p *pool) put(c *caller) {
 	if c.broken != nil {
 		c.ring.close()
@@ -221,7 +220,7 @@ func (p *pool) put(c *caller) {
 	p.tickets <- struct{}{}
 }
 
-// close closes the rings, all of which have been put back.
+// close closes the rings, all of which must have been returned.
 func (p *pool) close() {
 	for c := p.pop(); c != nil; c = p.pop() {
 		c.ring.close()

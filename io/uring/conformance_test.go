@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// requireRings skips where the kernel refuses rings, and says so. CI has them.
+// requireRings skips the test, with the reason, where the kernel refuses rings. CI has rings.
 func requireRings(t testing.TB) {
 	t.Helper()
 	if ok, why := Probe(t.TempDir()); !ok {

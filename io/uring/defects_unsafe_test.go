@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tests of this file show giouring's known defects, one each, and beside it
-// how the shim avoids it. A test that fails because the defect is gone is good
-// news: the work-around may go as well.
+// Each test of this file shows one known defect of giouring, and how ring_unsafe.go avoids it. When
+// a test fails because the defect was fixed, the work-around can be removed.
 
-// newTestRing returns a ring of one entry, so that each request reuses it.
+// newTestRing returns a ring with the given number of entries; with one entry, each request reuses
+// it.
 func newTestRing(t *testing.T, entries int) *ring {
 	t.Helper()
 	requireRings(t)
@@ -34,7 +34,7 @@ func newTestRing(t *testing.T, entries int) *ring {
 	return r
 }
 
-// result submits what was prepared and returns the result of its completion.
+// result submits the prepared entry and returns the result of its completion.
 func (r *ring) result(t *testing.T) int32 {
 	t.Helper()
 	var res int32
@@ -77,14 +77,14 @@ func TestDefectLinkname(t *testing.T) {
 	}
 }
 
-// Defect 2: prepareRW leaves rw_flags, addr3 and the padding of an entry's last use.
+// Defect 2: prepareRW does not reset rw_flags, addr3 and the padding from an entry's last use.
 func TestDefectStaleEntry(t *testing.T) {
 	f := textFile(t, "content")
 	buf := make([]byte, 7)
 	use := func(r *ring, next func() *giouring.SubmissionQueueEntry) int32 {
 		e := next()
 		e.PrepareFsync(int(f.Fd()), giouring.FsyncDatasync)
-		e.OpcodeFlags |= 1 << 30 // any flag that a read does not know
+		e.OpcodeFlags |= 1 << 30 // a flag that is invalid for a read
 		r.result(t)
 		e = next()
 		prepareSpan(e, false, int(f.Fd()), buf, 0, -1)
@@ -107,14 +107,14 @@ func readFixed(t *testing.T, r *ring, index int, buf []byte) int32 {
 	return r.result(t)
 }
 
-// registerFiles makes descriptors known by their index, as s32. The device does
-// not use them: BenchmarkRegisteredFile shows no gain.
+// registerFiles registers descriptors, as s32, under their indices. The device does not use them:
+// BenchmarkRegisteredFile shows no gain.
 func (r *ring) registerFiles(fds []int32) error {
 	return r.register(giouring.RegisterFiles, unsafe.Pointer(unsafe.SliceData(fds)), len(fds))
 }
 
-// Defect 3: RegisterFiles passes 64-bit ints where the kernel reads s32, so that
-// index 1 is the upper half of the first one: descriptor 0.
+// Defect 3: RegisterFiles passes 64-bit ints where the kernel reads s32, so index 1 is the upper
+// half of the first value: descriptor 0.
 func TestDefectRegisterFilesWidth(t *testing.T) {
 	a, b := textFile(t, "first"), textFile(t, "other")
 	buf := make([]byte, 5)
@@ -134,7 +134,7 @@ func TestDefectRegisterFilesWidth(t *testing.T) {
 	}
 }
 
-// Defect 4: errors of RegisterFiles come back as a large number and no error.
+// Defect 4: RegisterFiles returns an error of the kernel as a large number and a nil error.
 func TestDefectRegisterResult(t *testing.T) {
 	r := newTestRing(t, 1)
 	if n, err := r.g.RegisterFiles([]int{1 << 30}); err != nil || n < 1<<63 {
@@ -193,8 +193,8 @@ func TestDefectUnregisterRingFd(t *testing.T) {
 	}
 }
 
-// Defect 8: the fields of Params are private, so that neither the features nor
-// the sizes that the kernel chose can be read. The mirror can.
+// Defect 8: the fields of Params are private, so neither the features nor the sizes that the kernel
+// chose can be read. The type params can read them.
 func TestDefectPrivateParams(t *testing.T) {
 	p := params{}
 	g := giouring.NewRing()
@@ -207,16 +207,16 @@ func TestDefectPrivateParams(t *testing.T) {
 	}
 }
 
-// Defect 9: some calls have wrong widths or operations. RegisterIOWQMaxWorkers
-// passes two u64 for two u32: the second bound never arrives.
+// Defect 9: some calls have wrong widths or operations. RegisterIOWQMaxWorkers passes two u64
+// instead of two u32, so the kernel never gets the second bound.
 func TestDefectWidths(t *testing.T) {
 	bounds := func(r *ring, set [2]uint32) [2]uint32 {
 		if err := r.register(giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&set), 2); err != nil {
 			t.Fatal(err)
 		}
-		return set // the kernel leaves the previous bounds there; 0 changes nothing
+		return set // the kernel returns the previous bounds in set; 0 changes nothing
 	}
-	runtime.LockOSThread() // the bounds are the thread's, whichever ring sets them
+	runtime.LockOSThread() // the bounds belong to the thread, not to the ring
 	defer runtime.UnlockOSThread()
 	bare := newTestRing(t, 1)
 	bounds(bare, [2]uint32{7, 7})

@@ -19,8 +19,8 @@ type Device struct {
 
 var _ blockio.Device = (*Device)(nil)
 
-// Open opens the existing directory dir as a volume. blockio.ErrUnsupported means
-// that io_uring cannot be used here; the text says why and posixio works instead.
+// Open opens the existing directory dir as a volume. blockio.ErrUnsupported means that io_uring
+// cannot be used on this system; its text has the reason, and posixio works instead.
 func Open(dir string, o Options) (blockio.Device, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -65,7 +65,7 @@ func (d *Device) Stats() blockio.Stats {
 
 // Close implements blockio.Device.
 func (d *Device) Close() error {
-	// The directory waits for the batches in flight; then the rings are idle.
+	// Dir.Close waits for the batches in flight; afterwards the rings are idle.
 	err := d.Dir.Close()
 	return errors.Join(err, d.engine.close())
 }

@@ -1,27 +1,26 @@
-// Package uring is the blockio.Device of choice on Linux: io_uring with O_DIRECT,
-// through github.com/pawelgaczynski/giouring. Package posixio does the same with
-// preadv and pwritev where io_uring is refused, and shares its directory code.
+// Package uring is the preferred blockio.Device on Linux: io_uring with O_DIRECT, through
+// github.com/pawelgaczynski/giouring. Package posixio does the same with preadv and pwritev where
+// io_uring is refused, and shares its directory code.
 //
-// It is not for sockets, has no kernel polling thread (SQPOLL halves the
-// bandwidth on few cores), and links a module that needs a linker flag:
+// It does not serve sockets, and has no kernel polling thread (SQPOLL halves the bandwidth on few
+// cores). The module giouring needs a linker flag:
 //
 //	go build -tags uring -ldflags=-checklinkname=0
 //
-// Without the tag the package is this page and an Open that says
-// blockio.ErrUnsupported and whose Probe says why: a plain build works, on posixio.
+// Without the build tag, the package has only an Open that returns blockio.ErrUnsupported and a
+// Probe that returns the reason. A plain build works, with posixio.
 //
 //	Do(batch) ─ check ─ gates ─┬─ WaitCaller ─► a ring from the pool ─ submit and wait ─┐
 //	                           │               (this goroutine enters the kernel)       │
 //	                           └─ WaitShared ─► the shared ring ─ submit, park ─┐       ▼
 //	                                            reaper ◄─ netpoller ◄─ ring fd ─┘    outcomes
 //
-// Each request takes its bytes from the device's budget before it is submitted, so
-// a batch larger than the budget goes in parts.
+// Each request takes its bytes from the device's budget before it is submitted, so a batch larger
+// than the budget is submitted in parts.
 //
 // # Kernels
 //
-// Probe and Open try the features that they need; they do not look at the kernel's
-// version.
+// Probe and Open test the features that they need; they do not read the kernel's version.
 //
 //	before 5.18   The kernel lacks IORING_SETUP_SUBMIT_ALL. Open returns
 //	              blockio.ErrUnsupported and names the flag. The node uses posixio, or
@@ -38,27 +37,26 @@
 //
 // The two ways to wait, measured in docs/benchmarks.md:
 //
-//   - WaitCaller: the goroutine takes a ring of its own, submits its batch and
-//     sleeps in the kernel until the last completion. No hand-over between
-//     goroutines, so it keeps its speed when other goroutines use up the CPUs.
-//   - WaitShared: all goroutines submit to one ring, whose descriptor waits in the
-//     runtime's poller. The least CPU when many requests are in flight, but a
-//     completion reaches its goroutine through the scheduler.
+//   - WaitCaller: the goroutine takes a ring from the pool, submits its batch and sleeps in the
+//     kernel until the last completion. No other goroutine takes part, so the speed is the same
+//     when other goroutines use up the CPUs.
+//   - WaitShared: all goroutines submit to one ring, whose descriptor waits in the runtime's
+//     poller. This needs the least CPU when many requests are in flight, but a completion reaches
+//     its goroutine through the scheduler.
 //
-// What the kernel knows of us is a number in user_data, an index into a table of
-// requests with a sequence number, never a pointer; the table keeps the request,
-// and with it the buffers, alive until the completion. A buffer belongs to the ring
-// from Do's admission until Do returns, and Do returns only after the last
-// completion, whatever ctx says: an early return would let the caller reuse memory
-// that the device still writes.
+// The user_data of an entry is a number, never a pointer: an index into a table of requests with a
+// sequence number. The table keeps the request, and with it the buffers, alive until the
+// completion. The ring owns a buffer from Do's admission until Do returns. Do returns only after
+// the last completion, also if ctx ends: after an early return the caller could reuse memory that
+// the device still writes.
 //
-// A completion shorter than asked for is continued from where it stopped; EAGAIN,
-// EINTR and ECANCELED are tried again, a bounded number of times.
+// A short completion is continued from where it stopped. EAGAIN, EINTR and ECANCELED are retried a
+// bounded number of times.
 //
-// giouring's defects are kept out by ring_unsafe.go, through which alone it is
-// called; defects_unsafe_test.go shows each of them and how the shim avoids it.
+// Only ring_unsafe.go calls giouring, and it avoids the module's defects. defects_unsafe_test.go
+// shows each defect and how it is avoided.
 //
-// Lock order: sharedRing.mu (the submission queue), then the budget's. The first
-// is held over the submitting system call and over nothing that waits; pool.mu
-// guards a list and is held over nothing.
+// Lock order: sharedRing.mu (the submission queue), then the budget's. sharedRing.mu is held during
+// the submitting system call, and never during a wait. pool.mu guards a list and is not held during
+// calls.
 package uring

@@ -34,7 +34,7 @@ type engine struct {
 	closing sync.Once
 }
 
-// newEngine makes an engine and its first ring, which shows that rings work.
+// newEngine makes an engine and its first ring, which proves that rings work.
 func newEngine(o Options, count *blockio.Counters) (*engine, error) {
 	budget, err := blockio.NewBudget(o.Budget)
 	if err != nil {
@@ -88,15 +88,15 @@ func (e *engine) newCaller() (*caller, error) {
 	return &caller{ring: r, env: &e.env, registered: e.register(r)}, nil
 }
 
-// ownMax is how many rings of a device register the regions themselves if the kernel
-// cannot clone registrations. The kernel keeps 16 bytes for each page of 4 KiB of such a
-// registration, so 64 rings would take a quarter of the arena for each volume. The pool
-// hands out the ring that was used last, so the first rings run most batches. For the
-// other rings the kernel pins the pages of each request.
+// ownMax bounds the rings of a device that register the regions themselves if the kernel cannot
+// clone registrations. The kernel keeps 16 bytes for each page of 4 KiB of such a registration, so
+// 64 rings would take a quarter of the arena for each volume. The pool lends the last used ring
+// first, so the first rings run most batches. For the other rings the kernel pins the pages of each
+// request.
 const ownMax = 4
 
-// newSource makes the ring that holds the registration. It returns nil if the regions
-// cannot be registered (RLIMIT_MEMLOCK) or the registration cannot be cloned.
+// newSource makes the ring that holds the registration. It returns nil if the regions cannot be
+// registered (RLIMIT_MEMLOCK) or the registration cannot be cloned.
 func newSource(regions [][]byte) (*ring, error) {
 	r, err := newRing(1)
 	if err != nil {
@@ -148,7 +148,7 @@ func (e *engine) do(ctx context.Context, batch []blockio.Request) error {
 	}
 	active := e.active.Add(1)
 	defer e.active.Add(-1)
-	// The kernel knows the buffers by address only.
+	// The kernel has only the addresses of the buffers.
 	defer runtime.KeepAlive(batch)
 	if e.useShared(active) {
 		return e.doShared(ctx, batch)
@@ -166,8 +166,8 @@ func (e *engine) useShared(active int64) bool {
 	return e.opts.Wait == WaitShared || active > int64(e.opts.AutoThreshold)
 }
 
-// doCaller takes a ring before it takes bytes of the budget. A batch that has bytes must
-// be able to go on; otherwise two batches could each wait for what the other holds.
+// doCaller takes a ring before it takes bytes of the budget. A batch that has bytes must be able to
+// proceed; otherwise two batches could each wait for a resource of the other.
 func (e *engine) doCaller(ctx context.Context, batch []blockio.Request) error {
 	c, err := e.callers.get(ctx)
 	if err != nil {
@@ -194,8 +194,7 @@ func (e *engine) doShared(ctx context.Context, reqs []blockio.Request) error {
 	return nil
 }
 
-// batchesMax is how many tables are kept: as many as the goroutines that are in
-// doShared at one time usually.
+// batchesMax is the number of tables kept: the usual number of goroutines in doShared.
 const batchesMax = 64
 
 func (e *engine) takeBatch() *batch {
@@ -214,8 +213,8 @@ func (e *engine) keepBatch(b *batch) {
 	}
 }
 
-// start makes ops the progress of reqs and waits for the bytes of the first: with
-// them the whole batch is admitted, and ctx has had its say.
+// start initialises ops for reqs and waits for the budget of the first. Then the whole batch is
+// admitted, and ctx has no more effect.
 func (e *engine) start(ctx context.Context, ops []op, reqs []blockio.Request) error {
 	for i := range ops {
 		ops[i].start(&reqs[i], reqs[i].File.(*posixio.File).FD())
@@ -227,7 +226,7 @@ func (e *engine) start(ctx context.Context, ops []op, reqs []blockio.Request) er
 	return nil
 }
 
-// close closes the rings, once; nothing is in flight. Every call waits.
+// close closes the rings, once; nothing may be in flight. Every call waits.
 func (e *engine) close() error {
 	var err error
 	e.closing.Do(func() {
@@ -240,7 +239,7 @@ func (e *engine) close() error {
 	return err
 }
 
-// detail says how the engine works, for Info.
+// detail describes the mode of the engine, for Info.
 func (e *engine) detail() string {
 	s := fmt.Sprintf("wait=%v", e.opts.Wait)
 	switch {

@@ -25,7 +25,7 @@ import (
 
 const page = blockio.Align
 
-// ways are the options that every test of this file runs under.
+// ways returns the options under which every test of this file runs.
 func ways(o Options) map[string]Options {
 	shared, auto := o, o
 	shared.Wait = WaitShared
@@ -146,7 +146,7 @@ func TestPassingErrorsAreRetried(t *testing.T) {
 	})
 }
 
-// TestFailuresSurface: an error is the request's alone, names it, and is counted.
+// TestFailuresSurface: an error affects one request only, names that request, and is counted.
 func TestFailuresSurface(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -190,7 +190,8 @@ func TestFailuresSurface(t *testing.T) {
 	}
 }
 
-// TestCutFile: a file that something else truncates is an error, not zeroes.
+// TestCutFile: reading a file that another process truncates is an error and does not return
+// zeroes.
 func TestCutFile(t *testing.T) {
 	eachWay(t, Options{}, func(t *testing.T, d *Device) {
 		f := create(t, d, "f", 8*page)
@@ -203,7 +204,7 @@ func TestCutFile(t *testing.T) {
 	})
 }
 
-// hookPool makes every ring of the pool, also those made later, enter through hook.
+// hookPool makes every ring of the pool, also later ones, enter the kernel through hook.
 func (e *engine) hookPool(hook func() error) {
 	made := e.callers.make
 	e.callers.make = func() (*caller, error) {
@@ -218,7 +219,7 @@ func (e *engine) hookPool(hook func() error) {
 	}
 }
 
-// hookShared makes the shared ring enter through hook.
+// hookShared makes the shared ring enter the kernel through hook.
 func (e *engine) hookShared(hook func() error) {
 	e.shared.mu.Lock()
 	defer e.shared.mu.Unlock()
@@ -236,7 +237,7 @@ func requests(t testing.TB, f blockio.File, n int) []blockio.Request {
 	return batch
 }
 
-// TestShortageInTheKernel: EINTR, EAGAIN and EBUSY of the submitting call pass.
+// TestShortageInTheKernel: EINTR, EAGAIN and EBUSY of the submitting call are retried.
 func TestShortageInTheKernel(t *testing.T) {
 	eachWay(t, Options{Entries: 4, SharedEntries: 4}, func(t *testing.T, d *Device) {
 		var n atomic.Int64
@@ -264,9 +265,9 @@ func TestShortageInTheKernel(t *testing.T) {
 	})
 }
 
-// TestRefusedRing: when the kernel refuses a ring for good in the middle of a
-// batch, what it had taken completes, the rest fails, nothing stays in flight, and
-// the next batch has another ring.
+// TestRefusedRing: when the kernel refuses a ring permanently in the middle of a batch, accepted
+// requests complete, the others fail, nothing stays in flight, and the next batch gets another
+// ring.
 func TestRefusedRing(t *testing.T) {
 	eachWay(t, Options{Entries: 4, SharedEntries: 4}, func(t *testing.T, d *Device) {
 		f := create(t, d, "f", 64*page)
@@ -320,8 +321,7 @@ func TestRefusedRing(t *testing.T) {
 	})
 }
 
-// TestNoMoreRings: a ring that cannot be made refuses the batch, and no ticket of
-// the pool is lost.
+// TestNoMoreRings: if no ring can be made, the batch is refused, and the pool loses no ticket.
 func TestNoMoreRings(t *testing.T) {
 	requireRings(t)
 	d := openDevice(t, t.TempDir(), Options{Rings: 1})
@@ -365,8 +365,8 @@ func TestRegions(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, got := range [][]byte{
-			mem[half+page:][:64*page],         // inside the second
-			mem[half-8*page:][:64*page],       // across
+			mem[half+page:][:64*page],         // inside the second region
+			mem[half-8*page:][:64*page],       // across both regions
 			testkit.AlignedBuffer(t, 64*page), // not registered
 		} {
 			clear(got)
@@ -396,8 +396,8 @@ func TestChunks(t *testing.T) {
 	}
 }
 
-// TestThreadsEnd: goroutines that are locked to their threads, and end, take them
-// away from the rings without losing a request.
+// TestThreadsEnd: threads of goroutines that are locked to them end while requests are in flight.
+// No request is lost.
 func TestThreadsEnd(t *testing.T) {
 	eachWay(t, Options{Entries: 8, SharedEntries: 8}, func(t *testing.T, d *Device) {
 		f := create(t, d, "f", 64*page)
@@ -409,7 +409,7 @@ func TestThreadsEnd(t *testing.T) {
 		for range 32 {
 			batch := requests(t, f, 64)
 			wg.Go(func() {
-				runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
+				runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 				if err := d.Do(context.Background(), batch); err != nil {
 					t.Error(err)
 				}
@@ -424,8 +424,8 @@ func TestThreadsEnd(t *testing.T) {
 	})
 }
 
-// TestCloseUnderLoad closes the device while batches of all sizes are on their
-// way: each one is done whole or refused.
+// TestCloseUnderLoad closes the device while batches of all sizes are in progress: each one
+// completes or is refused.
 func TestCloseUnderLoad(t *testing.T) {
 	eachWay(t, Options{Entries: 8, SharedEntries: 16}, func(t *testing.T, d *Device) {
 		f := create(t, d, "f", 64*page)
@@ -497,8 +497,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestDoAllocatesNothing: the tables of requests are used again and completions
-// are values; a closure that escapes, or a batch made anew, would break it.
+// TestDoAllocatesNothing: tables of requests are reused and completions are values. An escaping
+// closure, or a new batch, would allocate.
 func TestDoAllocatesNothing(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("checks of builds with the tag invariants allocate")

@@ -16,48 +16,47 @@ import (
 )
 
 const (
-	// spanMax is the longest transfer that Linux makes in one go
-	// (MAX_RW_COUNT), rounded down to our alignment; the rest is resumed.
+	// spanMax is the longest transfer that Linux makes at once (MAX_RW_COUNT), rounded down to the
+	// alignment; the rest is resumed.
 	spanMax = (1<<31 - 1) &^ (blockio.Align - 1)
-	// triesMax bounds how often one request is submitted again without having
-	// made progress. The kernel gives EAGAIN for a moment's shortage only.
+	// triesMax bounds the submissions of one request without progress. The kernel returns EAGAIN
+	// only for short shortages.
 	triesMax = 16
 )
 
-// op is one request on its way through a ring: how far it has come.
+// op is the progress of one request on a ring.
 type op struct {
 	req *blockio.Request
 	fd  int
-	// want is the request's length, done what was transferred, in bytes.
+	// want is the request's length, done the bytes transferred so far.
 	want, done int64
 	// tries counts submissions since the last progress.
 	tries int
-	// admitted is whether the budget holds the request's bytes.
+	// admitted is set while the budget holds the request's bytes.
 	admitted bool
-	// vecs is what remains of several buffers; the memory is used again.
+	// vecs has the remaining buffers; its memory is reused.
 	vecs []unix.Iovec
 }
 
-// start makes o the progress of r, on descriptor fd.
+// start initialises o for r, on descriptor fd.
 func (o *op) start(r *blockio.Request, fd int) {
 	o.req, o.fd, o.want, o.done, o.tries, o.admitted = r, fd, r.Len(), 0, 0, false
 }
 
-// admit takes the op's bytes from the budget, as the bytes of each request are
-// bounded on their own: a batch larger than the budget goes in parts. It waits
-// only if wait says so.
+// admit takes the op's bytes from the budget. Each request takes its bytes separately, so a batch
+// larger than the budget is submitted in parts. admit waits only if wait is set.
 func (o *op) admit(v *env, wait bool) bool {
 	if o.admitted || v.budget.TryAcquire(o.want) {
 		o.admitted = true
 	} else if wait {
-		// Cannot fail: this context never ends.
+		// This cannot fail, because the context never ends.
 		_ = v.budget.Acquire(context.Background(), o.want)
 		o.admitted = true
 	}
 	return o.admitted
 }
 
-// resize returns n ops, the memory of ops being used again where it suffices.
+// resize returns n ops in the memory of ops, if it suffices.
 func resize(ops []op, n int) []op {
 	if n > cap(ops) {
 		ops = append(ops[:cap(ops)], make([]op, n-cap(ops))...)
@@ -65,7 +64,7 @@ func resize(ops []op, n int) []op {
 	return ops[:n]
 }
 
-// forget drops what ops refer to, or an idle table would keep a batch alive.
+// forget clears the references of ops, because an idle table would keep a batch alive otherwise.
 func forget(ops []op) {
 	for i := range ops {
 		ops[i].req = nil
@@ -73,17 +72,17 @@ func forget(ops []op) {
 	}
 }
 
-// env is what ops need of their device.
+// env has the parts of the device that ops need.
 type env struct {
 	regions [][]byte
 	budget  *blockio.Budget
 	count   *blockio.Counters
-	// hook, in tests, changes what the kernel answered.
+	// hook, in tests, changes the kernel's results.
 	hook blockio.ResultHook
 }
 
-// prepare fills e with what remains of o. registered says whether the ring knows
-// the device's regions.
+// prepare fills e with the rest of o. registered is set if the device's regions are registered with
+// the ring.
 func (o *op) prepare(e *giouring.SubmissionQueueEntry, v *env, registered bool) {
 	n := min(o.want-o.done, spanMax)
 	write, at := o.req.Op == blockio.Write, o.req.Offset+o.done
@@ -98,8 +97,7 @@ func (o *op) prepare(e *giouring.SubmissionQueueEntry, v *env, registered bool) 
 		prepareVecs(e, write, o.fd, o.vecs, at)
 	}
 	if o.tries > 0 {
-		// Second tries leave the submitting thread: what had no room there may
-		// block in a worker.
+		// Retries run in a worker thread of the kernel, where they may block for resources.
 		e.Flags |= giouring.SqeAsync
 	}
 	o.tries++
@@ -123,8 +121,8 @@ func remaining(vecs []unix.Iovec, bufs [][]byte, skip, n int64) []unix.Iovec {
 	return vecs
 }
 
-// complete takes the result of one completion. It returns whether o is over, with
-// its outcome in the request; if not, the rest is to be submitted.
+// complete processes the result of one completion. It returns true if o is finished, with its
+// outcome in the request; otherwise the rest must be submitted.
 func (o *op) complete(res int32, v *env) (over bool) {
 	n, err := outcome(res)
 	if v.hook != nil {
@@ -136,7 +134,7 @@ func (o *op) complete(res int32, v *env) (over bool) {
 		}
 		return o.end(err, v)
 	}
-	// O_DIRECT goes on at a multiple of Align only; the bytes beyond are moved again.
+	// O_DIRECT can continue at a multiple of Align only, so the bytes beyond are moved again.
 	moved := int64(n) &^ (blockio.Align - 1)
 	if moved > 0 {
 		o.tries = 0
@@ -151,8 +149,8 @@ func (o *op) complete(res int32, v *env) (over bool) {
 	return false
 }
 
-// noProgress is why a transfer that moves nothing, without an error, is given up:
-// a file that something else has cut, or a broken driver.
+// noProgress returns the error of a transfer that moves nothing without an error: another process
+// truncated the file, or a driver is broken.
 func noProgress(op blockio.Op) error {
 	if op == blockio.Read {
 		return io.ErrUnexpectedEOF
@@ -168,13 +166,13 @@ func outcome(res int32) (int, error) {
 	return int(res), nil
 }
 
-// passing reports whether the same request may succeed when submitted again.
-// ECANCELED is what the kernel makes of requests whose submitting thread ended.
+// passing reports whether the same request may succeed when submitted again. The kernel returns
+// ECANCELED for requests whose submitting thread ended.
 func passing(err error) bool {
 	return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECANCELED)
 }
 
-// end records the outcome and gives the bytes back. Nothing of o is in flight.
+// end sets the outcome and releases the budget. Nothing of o is in flight.
 func (o *op) end(err error, v *env) bool {
 	r := o.req
 	r.Err = nil

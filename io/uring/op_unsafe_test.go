@@ -8,8 +8,8 @@ import (
 	"unsafe"
 )
 
-// FuzzRemaining compares the iovecs of what remains of a request with a slice of
-// the buffers laid end to end.
+// FuzzRemaining compares the iovecs of the rest of a request with a slice of the concatenated
+// buffers.
 func FuzzRemaining(f *testing.F) {
 	f.Add([]byte{4, 1, 9}, uint16(5), uint16(6))
 	f.Add([]byte{1}, uint16(0), uint16(1))

@@ -6,16 +6,16 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// Wait is how a goroutine in Do waits for its completions.
+// Wait is the way in which a goroutine in Do waits for its completions.
 type Wait uint8
 
 const (
-	// WaitCaller is a ring for each goroutine in Do, which sleeps in the kernel.
+	// WaitCaller: each goroutine in Do has a ring, and sleeps in the kernel.
 	WaitCaller Wait = iota
-	// WaitShared is one ring for all, whose descriptor is in the runtime's poller.
+	// WaitShared: all goroutines share one ring, whose descriptor is in the runtime's poller.
 	WaitShared
-	// WaitAuto takes WaitCaller while at most AutoThreshold batches are in flight,
-	// and WaitShared for those beyond.
+	// WaitAuto uses WaitCaller for up to AutoThreshold batches in flight, and WaitShared for
+	// further batches.
 	WaitAuto
 )
 
@@ -32,9 +32,9 @@ func (w Wait) String() string {
 	return fmt.Sprintf("Wait(%d)", uint8(w))
 }
 
-// Options tunes a device; the zero value is the default.
+// Options are the options of a device; the zero value is the default.
 type Options struct {
-	// Wait is how goroutines wait; default WaitCaller.
+	// Wait is the way in which goroutines wait; default WaitCaller.
 	Wait Wait
 	// AutoThreshold is the number of batches in flight above which WaitAuto uses
 	// the shared ring; default 8.
@@ -42,23 +42,22 @@ type Options struct {
 	// Rings is the size of WaitCaller's pool, and so the number of batches in flight.
 	// Further batches wait. Default 64.
 	Rings int
-	// Entries is the number of submission entries of each ring of the pool, a
-	// power of two; a longer batch goes in several steps. Default 128.
+	// Entries is the number of submission entries of each ring of the pool, a power of two; a
+	// longer batch is submitted in several steps. Default 128.
 	Entries int
 	// SharedEntries is the number of requests in flight on the shared ring, a
 	// power of two; default 1024.
 	SharedEntries int
-	// Regions are the memory of most requests (the arena's Bytes). They must be outside
-	// the Go heap and mapped until Close. The rings register them, so the kernel need
-	// not pin pages at each request, which takes a tenth of the CPU at 64 KiB and a
-	// quarter at 1 MiB. All rings share one registration. Linux before 6.12 cannot share
-	// it; there four rings have their own. If the registration fails (RLIMIT_MEMLOCK),
-	// the kernel pins pages at each request. Info.Detail names which of the three
-	// applies.
+	// Regions are the memory of most requests (the arena's Bytes). They must be outside the Go heap
+	// and mapped until Close. The rings register them, so the kernel need not pin pages at each
+	// request, which takes a tenth of the CPU at 64 KiB and a quarter at 1 MiB. All rings share one
+	// registration. Linux before 6.12 cannot share a registration, so four rings have their own. If
+	// the registration fails (RLIMIT_MEMLOCK), the kernel pins pages at each request. Info.Detail
+	// names which of the three applies.
 	Regions [][]byte
 	// Budget bounds the bytes in flight; see blockio.BudgetOptions.
 	Budget blockio.BudgetOptions
-	// Hook is for tests: it changes what the kernel answered.
+	// Hook is for tests: it changes the kernel's results.
 	Hook blockio.ResultHook
 }
 
@@ -77,7 +76,7 @@ func (o *Options) EnsureDefaults() {
 // entriesMax is the kernel's limit of a submission queue.
 const entriesMax = 32768
 
-// Validate says what is wrong with the options, after EnsureDefaults.
+// Validate reports the first invalid option. EnsureDefaults must have run before.
 func (o *Options) Validate() error {
 	if o.Wait > WaitAuto {
 		return fmt.Errorf("uring: unknown way to wait %v; choose caller, shared or auto", o.Wait)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// skipUnlessNew skips a test for want of io_uring; on a kernel that has it (6.1
-// and later), outside a container that says it refuses it, that is a failure.
+// skipUnlessNew skips a test because io_uring is missing. It fails the test on a kernel that has
+// io_uring (6.1 and later), unless the process is in a container that is known to refuse it.
 func skipUnlessNew(t testing.TB, why string) {
 	t.Helper()
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
@@ -27,8 +27,8 @@ func skipUnlessNew(t testing.TB, why string) {
 	t.Skip("no io_uring here: " + why)
 }
 
-// skipWithout skips a test for want of something that .ci/run sees to: in CI
-// (CI=true) that is a failure.
+// skipWithout skips a test because something is missing that .ci/run provides. In CI (CI=true) it
+// fails the test.
 func skipWithout(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {

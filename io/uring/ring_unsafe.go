@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ring is the shim around giouring: what this package needs of io_uring, with the
-// module's defects kept out. It is driven by one goroutine at a time.
+// ring is the shim around giouring: it has the calls of io_uring that this package needs, and
+// avoids the module's defects. One goroutine at a time uses it.
 type ring struct {
 	g        *giouring.Ring
 	features uint32
 	closed   bool
-	// enterHook, in tests, returns an error in place of a call that enters the
-	// kernel, or nil to let it happen.
+	// enterHook, in tests, replaces a call that enters the kernel by an error; nil lets the call
+	// happen.
 	enterHook func() error
 }
 
@@ -31,7 +31,7 @@ type params struct {
 	sqOff, cqOff                                                           [10]uint32
 }
 
-// The sizes are those of linux/io_uring.h: a mismatch does not compile.
+// The sizes are those of linux/io_uring.h. The package does not compile if they differ.
 var (
 	_ [120]byte                              = [unsafe.Sizeof(params{})]byte{}
 	_ [unsafe.Sizeof(giouring.Params{})]byte = [unsafe.Sizeof(params{})]byte{}
@@ -40,14 +40,14 @@ var (
 	_ [32]byte                               = [unsafe.Sizeof(cloneBuffers{})]byte{}
 )
 
-// featuresNeeded are what the code relies on: completions are not dropped, and
-// iovecs may be reused once they are submitted.
+// featuresNeeded are the features on which the code relies: completions are not dropped, and iovecs
+// may be reused after they are submitted.
 const featuresNeeded = giouring.FeatNoDrop | giouring.FeatSubmitStable
 
-// newRing sets up a ring with the given number of entries. Its completion queue is twice
-// as long (the kernel's default). With SUBMIT_ALL the kernel submits the rest of a batch
-// when one entry is malformed. No other flag is set: none improved the bandwidth, and
-// those that tie a ring to a thread do not fit goroutines.
+// newRing sets up a ring with the given number of entries. Its completion queue is twice as long
+// (the kernel's default). With SUBMIT_ALL the kernel submits the rest of a batch when one entry is
+// malformed. No other flag is set: none improved the bandwidth, and flags that bind a ring to a
+// thread do not fit goroutines.
 func newRing(entries int) (*ring, error) {
 	p := params{flags: giouring.SetupSubmitAll}
 	g := giouring.NewRing()
@@ -69,7 +69,7 @@ func newRing(entries int) (*ring, error) {
 	return r, nil
 }
 
-// close gives the ring back to the kernel. Nothing may be in flight.
+// close closes the ring. Nothing may be in flight.
 func (r *ring) close() {
 	if r.closed {
 		return
@@ -81,8 +81,8 @@ func (r *ring) close() {
 // fd returns the descriptor of the ring.
 func (r *ring) fd() int { return r.g.RingFd() }
 
-// next returns a free submission entry, all zero, or nil if the queue is full.
-// giouring's Prepare functions leave rw_flags and others of the entry's last use.
+// next returns a free submission entry, all zero, or nil if the queue is full. giouring's Prepare
+// functions do not reset rw_flags and other fields from the entry's last use.
 func (r *ring) next() *giouring.SubmissionQueueEntry {
 	e := r.g.GetSQE()
 	if e != nil {
@@ -91,13 +91,13 @@ func (r *ring) next() *giouring.SubmissionQueueEntry {
 	return e
 }
 
-// unsubmitted returns how many entries the kernel has not taken yet: the last
-// ones that next handed out.
+// unsubmitted returns the number of entries that the kernel has not accepted yet: the last ones
+// that next returned.
 func (r *ring) unsubmitted() uint32 { return r.g.SQReady() }
 
-// enter submits the entries that next handed out since, and waits until wait
-// completions can be reaped, or fewer: the caller counts. It goes on after EINTR.
-// EAGAIN and EBUSY mean that completions must be reaped first.
+// enter submits the entries that next returned since the last enter, and waits until wait
+// completions can be reaped. It may return with fewer completions, so the caller counts them. It
+// retries after EINTR. EAGAIN and EBUSY mean that completions must be reaped first.
 func (r *ring) enter(wait uint32) error {
 	for {
 		err := r.enterOnce(wait)
@@ -135,8 +135,8 @@ func (r *ring) reap(done func(userData uint64, res int32)) (n uint32) {
 	return n
 }
 
-// register is io_uring_register on the ring's descriptor: giouring's own methods
-// return the error as a large number, or pass the wrong widths.
+// register is io_uring_register on the ring's descriptor. It is used because giouring's methods
+// return the error as a large number, or pass wrong widths.
 func (r *ring) register(opcode uint32, arg unsafe.Pointer, n int) error {
 	if _, errno := r.g.Register(r.fd(), opcode, arg, uint32(n)); errno != 0 {
 		return os.NewSyscallError("io_uring_register", errno)
@@ -144,20 +144,20 @@ func (r *ring) register(opcode uint32, arg unsafe.Pointer, n int) error {
 	return nil
 }
 
-// registerBuffers makes regions known for read and write on fixed buffers, whose
-// index is that in regions. They must stay mapped until the ring is closed.
+// registerBuffers registers regions for read and write on fixed buffers, under their index in
+// regions. They must stay mapped until the ring is closed.
 func (r *ring) registerBuffers(regions [][]byte) error {
 	vecs := make([]unix.Iovec, len(regions))
 	for i, b := range regions {
-		// Safety: the kernel takes the address during the call below.
+		// Safety: the kernel reads the address during the call below.
 		vecs[i].Base = unsafe.SliceData(b)
 		vecs[i].SetLen(len(b))
 	}
 	return r.register(giouring.RegisterBuffers, unsafe.Pointer(unsafe.SliceData(vecs)), len(vecs))
 }
 
-// registerCloneBuffers is IORING_REGISTER_CLONE_BUFFERS (kernel 6.12), which
-// giouring does not know.
+// registerCloneBuffers is IORING_REGISTER_CLONE_BUFFERS (kernel 6.12), which giouring does not
+// define.
 const registerCloneBuffers = 30
 
 // cloneBuffers is struct io_uring_clone_buffers; zero offsets and count mean all.
@@ -166,8 +166,8 @@ type cloneBuffers struct {
 	_                                            [3]uint32
 }
 
-// cloneBuffers makes the regions that another ring has registered known to this
-// one too, without pinning and accounting their pages once more.
+// cloneBuffers registers the regions of another ring with this ring too, without pinning and
+// accounting their pages again.
 func (r *ring) cloneBuffers(source *ring) error {
 	arg := cloneBuffers{sourceFD: uint32(source.fd())}
 	return r.register(registerCloneBuffers, unsafe.Pointer(&arg), 1)

@@ -24,8 +24,8 @@ const (
 	kernelName = "PENSTOCK_TEST_KERNEL"
 )
 
-// otherKernel is a seccomp filter that fails system calls as another kernel or a
-// container does, and a check of the package's behaviour under it.
+// otherKernel is a seccomp filter that fails system calls as another kernel or a container does,
+// with a check of the package's behaviour under the filter.
 type otherKernel struct {
 	name   string
 	filter []unix.SockFilter
@@ -124,7 +124,7 @@ func checkNoCloning(t *testing.T, dir string) {
 		t.Errorf("%d rings of %d have a registration, want %d: %q", registered, len(lent), ownMax, detail)
 	}
 	f := create(t, d, "f", 16*page)
-	for _, c := range lent { // the pool hands out the last ring returned, so both kinds get their turn
+	for _, c := range lent { // the pool lends the last returned ring first, so both kinds are used
 		d.engine.callers.put(c)
 		want := pattern(t, 8, byte(len(lent)))
 		copy(mem, want)
@@ -141,7 +141,7 @@ func checkNoCloning(t *testing.T, dir string) {
 	}
 }
 
-// install makes the kernel apply the filter to all threads until the process ends.
+// install applies the filter to all threads until the process ends.
 func install(program []unix.SockFilter) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
-// sharedRing is one ring that all goroutines submit to. Its descriptor is in the
-// runtime's poller; one goroutine, the reaper, waits there and wakes the others.
+// sharedRing is one ring to which all goroutines submit. Its descriptor is in the runtime's poller.
+// One goroutine, the reaper, waits for the poller and wakes the others.
 //
 //	goroutine ── slot ── entry ──► submission queue ──► kernel
 //	    ▲ last completion of its batch                    │
@@ -29,39 +29,39 @@ type sharedRing struct {
 	// or the reaper is about to submit it.
 	slots []slot
 	free  chan uint32
-	// polled is a second descriptor of the ring, in the poller; stopped is closed
-	// when the reaper has returned.
+	// polled is a second descriptor of the ring, registered with the poller. stopped is closed when
+	// the reaper has returned.
 	polled  *os.File
 	stopped chan struct{}
-	// again are the slots that the reaper, alone, will submit once more.
+	// again has the slots that the reaper will submit again. Only the reaper uses it.
 	again []uint32
 
 	mu   sync.Mutex
 	ring *ring
-	// broken is why the kernel refused the ring for good, if it did; refused says
-	// so to those who have not the lock.
+	// broken is the error with which the kernel refused the ring permanently, or nil; refused is
+	// set with it, and can be read without the lock.
 	broken  error
 	refused atomic.Bool
-	// handed are the slots of entries that the kernel may not have taken yet.
-	handed []uint32
+	// queued has the slots of entries that the kernel may not have accepted yet.
+	queued []uint32
 }
 
 // slot is one place in the table of requests.
 type slot struct {
 	op    *op
 	batch *batch
-	// turn numbers the uses of the slot, in the upper half of user_data. It is
-	// stored after the rest is written, before the submission, and loaded before
-	// the rest is read, after the completion: the happens-before edge between the
-	// two, which the kernel does not make.
+	// turn counts the uses of the slot; it is the upper half of user_data. The submitter stores
+	// turn after the other fields and before the submission. The reaper loads turn after the
+	// completion and before the other fields. This is the happens-before edge between the two,
+	// which the kernel does not provide.
 	turn atomic.Uint32
 }
 
-// batch is what one Do has in flight on the shared ring.
+// batch is the part of one Do on the shared ring.
 type batch struct {
 	ops  []op
 	left atomic.Int64
-	// last gets one value when left reaches 0.
+	// last receives one value when left reaches 0.
 	last chan struct{}
 }
 
@@ -71,8 +71,8 @@ func (b *batch) start(n int) {
 	b.left.Store(int64(n))
 }
 
-// newShared sets up the ring and starts its reaper; register makes the regions
-// known to it, if it can.
+// newShared sets up the ring and starts its reaper. register registers the regions with the ring,
+// if possible.
 func newShared(entries int, v *env, register func(*ring) bool) (*sharedRing, error) {
 	r, err := newRing(entries)
 	if err != nil {
@@ -97,8 +97,7 @@ func newShared(entries int, v *env, register func(*ring) bool) (*sharedRing, err
 	}
 	go func() {
 		defer close(s.stopped)
-		// Read returns when the deadline that close sets has passed: the function
-		// never says that it is done.
+		// Read returns after the deadline that close sets, because the function never returns true.
 		_ = raw.Read(func(uintptr) bool {
 			s.reap()
 			return false
@@ -113,7 +112,7 @@ func polled(ringFD int) (*os.File, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	// NewFile gives to the poller what is non-blocking; a ring is never read.
+	// NewFile registers only non-blocking descriptors with the poller. A ring is never read.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
 	}
@@ -124,20 +123,18 @@ func polled(ringFD int) (*os.File, error) {
 	return f, nil
 }
 
-// run performs the ops of b and returns when every one has its outcome and none
-// is in flight any more.
+// run performs the ops of b. It returns when each has its outcome and none is in flight.
 func (s *sharedRing) run(b *batch) {
 	for n := 0; n < len(b.ops); {
-		// Entries of ours are in the kernel's hands while we wait for room.
+		// Entries of this batch are in the kernel while it waits for budget.
 		b.ops[n].admit(s.env, true)
 		n += s.submit(b, b.ops[n:], <-s.free)
 	}
 	<-b.last
 }
 
-// submit hands the first of ops, which is admitted, to the kernel, with the given
-// slot, and as many of the following as there are slots and the budget allows; it
-// returns how many.
+// submit submits the first of ops, which is admitted, in the given slot, and as many of the
+// following ops as there are free slots and budget. It returns the number submitted.
 func (s *sharedRing) submit(b *batch, ops []op, first uint32) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,15 +161,15 @@ func (s *sharedRing) freeSlot() (uint32, bool) {
 	}
 }
 
-// placeLocked puts o into slot i and hands it to the ring.
+// placeLocked puts o into slot i and queues its entry.
 func (s *sharedRing) placeLocked(b *batch, o *op, i uint32) {
 	sl := &s.slots[i]
 	sl.op, sl.batch = o, b
 	s.handLocked(i)
 }
 
-// handLocked hands the entry of slot i to the ring; a broken ring fails it. There
-// is always room: the queue has as many entries as there are slots.
+// handLocked queues the entry of slot i; a broken ring fails it. The queue has as many entries as
+// there are slots, so it is never full.
 func (s *sharedRing) handLocked(i uint32) {
 	sl := &s.slots[i]
 	if s.broken != nil {
@@ -181,17 +178,17 @@ func (s *sharedRing) handLocked(i uint32) {
 		return
 	}
 	if s.ring.unsubmitted() == 0 {
-		s.handed = s.handed[:0]
+		s.queued = s.queued[:0]
 	}
 	e := s.ring.next()
 	sl.op.prepare(e, s.env, s.registered)
 	e.UserData = uint64(sl.turn.Add(1))<<32 | uint64(i)
-	s.handed = append(s.handed, i)
+	s.queued = append(s.queued, i)
 }
 
-// enterLocked has the kernel take all entries. A shortage there passes; after any
-// other error the ring is broken: the entries that the kernel has not taken fail,
-// and it is not entered again. What is in flight completes as ever.
+// enterLocked makes the kernel accept all entries. A shortage of resources in the kernel passes.
+// After any other error the ring is broken: the entries that the kernel has not accepted fail, and
+// the ring does not enter the kernel again. Requests in flight complete as usual.
 func (s *sharedRing) enterLocked() {
 	for s.broken == nil && s.ring.unsubmitted() > 0 {
 		err := s.ring.enter(0)
@@ -205,16 +202,16 @@ func (s *sharedRing) enterLocked() {
 			s.broken = fmt.Errorf("the kernel refused the shared ring: %w", err)
 			s.refused.Store(true)
 			left := int(s.ring.unsubmitted())
-			for _, i := range s.handed[len(s.handed)-left:] {
+			for _, i := range s.queued[len(s.queued)-left:] {
 				s.slots[i].op.end(s.broken, s.env)
 				s.release(i)
 			}
-			s.handed = s.handed[:0]
+			s.queued = s.queued[:0]
 		}
 	}
 }
 
-// release frees a slot whose op is over, and wakes its batch after the last one.
+// release frees a slot whose op is finished, and wakes its batch after the last one.
 func (s *sharedRing) release(i uint32) {
 	sl := &s.slots[i]
 	b := sl.batch
@@ -225,7 +222,7 @@ func (s *sharedRing) release(i uint32) {
 	}
 }
 
-// reap takes the completions that are there, and submits again what is not over.
+// reap takes the available completions, and submits unfinished ops again.
 func (s *sharedRing) reap() {
 	for s.ring.reap(s.completed) > 0 && len(s.again) > 0 {
 		s.mu.Lock()
@@ -238,7 +235,7 @@ func (s *sharedRing) reap() {
 	}
 }
 
-// completed takes one completion.
+// completed processes one completion.
 func (s *sharedRing) completed(userData uint64, res int32) {
 	i := uint32(userData)
 	sl := &s.slots[i]

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// notBuilt is why this binary has no io_uring.
+// notBuilt is the reason why this binary has no io_uring.
 const notBuilt = "built without uring (go build -tags uring -ldflags=-checklinkname=0)"
 
 // Open returns blockio.ErrUnsupported: this binary was built without uring.

@@ -38,9 +38,13 @@ func (o *CUDAOptions) Validate() error {
 	return nil
 }
 
-// DeviceCopier is a Copier that has memory of its own to give.
+// DeviceCopier is a Copier to and from the memory of a device.
 type DeviceCopier interface {
 	Copier
+	// Import makes sizeBytes of device memory at address usable, which another library of the
+	// process has allocated, such as an inference engine's KV cache. It must stay allocated until
+	// Close of the Memory has returned. ErrRange for an empty range, or one that wraps around.
+	Import(address, sizeBytes uint64) (Memory, error)
 	// Alloc takes sizeBytes of the device's memory; Close gives it back.
 	Alloc(sizeBytes uint64) (Memory, error)
 }

@@ -8,49 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier/copiertest"
 )
-
-// fakeDriver builds testdata/fakecuda.c, which says what it does and does not do
-// of a driver's work.
-var fakeDriver = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "fakecuda")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	so := filepath.Join(dir, "libfakecuda.so")
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", so, "testdata/fakecuda.c").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%w\n%s", err, out)
-	}
-	return os.ReadFile(so)
-})
-
-// driver returns a driver of the test's own, so that it has counters of its own.
-func driver(t testing.TB) string {
-	t.Helper()
-	if _, err := exec.LookPath("cc"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("no C compiler (cc) in PATH")
-		}
-		t.Skip("no C compiler (cc) in PATH")
-	}
-	raw, err := fakeDriver()
-	if err != nil {
-		t.Fatal(err)
-	}
-	so := filepath.Join(t.TempDir(), "libfakecuda.so")
-	if err := os.WriteFile(so, raw, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return so
-}
 
 // watchReport returns a check that every driver loaded since has been unloaded,
 // with nothing left: drivers is how many.
@@ -73,12 +38,22 @@ func onGPU() bool { return os.Getenv("PENSTOCK_GPU") == "1" }
 
 func newCUDA(t testing.TB) DeviceCopier {
 	t.Helper()
-	o := CUDAOptions{Queue: 4}
-	if !onGPU() {
-		check := watchReport(t)
-		t.Cleanup(func() { check(1) })
-		o.Library = driver(t)
+	if onGPU() {
+		return openCUDA(t, CUDAOptions{Queue: 4})
 	}
+	return newTestCUDA(t)
+}
+
+// newTestCUDA is newCUDA over the driver of the tests, also on a machine with a GPU.
+func newTestCUDA(t testing.TB) DeviceCopier {
+	t.Helper()
+	check := watchReport(t)
+	t.Cleanup(func() { check(1) })
+	return openCUDA(t, CUDAOptions{Queue: 4, Library: copiertest.Driver(t)})
+}
+
+func openCUDA(t testing.TB, o CUDAOptions) DeviceCopier {
+	t.Helper()
 	c, err := NewCUDA(o)
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +125,7 @@ func TestCUDAFaults(t *testing.T) {
 		t.Run(fault, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_FAIL", fault)
 			check := watchReport(t)
-			err := session(t, driver(t))
+			err := session(t, copiertest.Driver(t))
 			if fault != "cuMemFree_v2 1" { // that one stays
 				check(1)
 			}
@@ -200,7 +175,7 @@ func TestCUDAMissing(t *testing.T) {
 	if _, err := NewCUDA(CUDAOptions{Library: "libc.so.6"}); !errors.Is(err, rdma.ErrUnsupported) || !strings.Contains(err.Error(), "has no cuInit") {
 		t.Errorf("%v", err)
 	}
-	if _, err := NewCUDA(CUDAOptions{Library: driver(t), Device: 3}); err == nil || !strings.Contains(err.Error(), "open GPU 3: CUDA says 101, invalid device ordinal") {
+	if _, err := NewCUDA(CUDAOptions{Library: copiertest.Driver(t), Device: 3}); err == nil || !strings.Contains(err.Error(), "open GPU 3: CUDA says 101, invalid device ordinal") {
 		t.Errorf("%v", err)
 	}
 	for _, o := range []CUDAOptions{{Device: -1}, {Queue: -1}, {Queue: 1 << 20}} {
@@ -294,6 +269,38 @@ func BenchmarkCUDA(b *testing.B) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// TestCUDAImport: memory that another library of the process has allocated on the GPU is copied to and
+// from, and is not given back to the driver.
+func TestCUDAImport(t *testing.T) {
+	const n = 3 << 10
+	device := copiertest.Device(t, 2*n)
+	c := newTestCUDA(t)
+	d, err := c.Import(device.Address, 2*n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := make([]byte, 2*n)
+	for i := range n {
+		host[i] = byte(i*7 + i>>8)
+	}
+	h := register(t, c, host)
+	for _, step := range []Batch{{Src: h, Dst: d, Spans: []Span{{0, n, n}}}, {Src: d, Dst: h, Spans: []Span{{n, n, n}}}} {
+		if err := do(t, c, step); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(device.Bytes[n:], host[:n]) || !bytes.Equal(host[n:], host[:n]) {
+		t.Error("other bytes after the copies")
+	}
+	closeMemory(t, d)
+	closeMemory(t, h)
+	for _, bad := range [][2]uint64{{0, 1}, {device.Address, 0}, {1 << 63, 1 << 63}} {
+		if _, err := c.Import(bad[0], bad[1]); !errors.Is(err, rdma.ErrRange) {
+			t.Errorf("%d bytes at %#x: %v", bad[1], bad[0], err)
 		}
 	}
 }

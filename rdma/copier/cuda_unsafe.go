@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -106,12 +107,21 @@ func (c *cuda) failure(doing string, r C.int) error {
 // Info implements Copier.
 func (c *cuda) Info() Info { return Info{Kind: "cuda", Detail: "copy engine of " + c.name} }
 
-// cudaMemory is host memory that the driver has pinned, or device memory.
+// origin is how a copier got memory.
+type origin uint8
+
+const (
+	pinned    origin = iota // host memory that the driver has pinned
+	allocated               // device memory of Alloc
+	imported                // device memory that its owner frees
+)
+
+// cudaMemory is memory that a copier reaches.
 type cudaMemory struct {
 	cuda    *cuda
 	address C.uint64_t
 	len     uint64
-	device  bool
+	from    origin
 	pinner  runtime.Pinner
 	users
 
@@ -152,10 +162,25 @@ func (c *cuda) Alloc(sizeBytes uint64) (Memory, error) {
 	if c.gone {
 		return nil, fmt.Errorf("copier: %w", rdma.ErrClosed)
 	}
-	m := &cudaMemory{cuda: c, len: sizeBytes, device: true}
+	m := &cudaMemory{cuda: c, len: sizeBytes, from: allocated}
 	if r := C.copier_cuda_alloc(c.api, c.context, &m.address, C.size_t(sizeBytes)); r != 0 {
 		return nil, c.failure(fmt.Sprintf("allocate %d bytes of %s", sizeBytes, c.name), r)
 	}
+	c.keep(m)
+	return m, nil
+}
+
+// Import implements DeviceCopier.
+func (c *cuda) Import(address, sizeBytes uint64) (Memory, error) {
+	if address == 0 || sizeBytes == 0 || address > math.MaxUint64-sizeBytes {
+		return nil, fmt.Errorf("copier: import %d bytes of device memory at %#x: %w", sizeBytes, address, rdma.ErrRange)
+	}
+	c.driver.RLock()
+	defer c.driver.RUnlock()
+	if c.gone {
+		return nil, fmt.Errorf("copier: %w", rdma.ErrClosed)
+	}
+	m := &cudaMemory{cuda: c, address: C.uint64_t(address), len: sizeBytes, from: imported}
 	c.keep(m)
 	return m, nil
 }
@@ -187,7 +212,10 @@ func (m *cudaMemory) Close(ctx context.Context) error {
 // giveBack hands the memory back to the driver. c.driver is held.
 func (m *cudaMemory) giveBack() error {
 	c := m.cuda
-	if m.device {
+	switch m.from {
+	case imported:
+		return nil
+	case allocated:
 		if r := C.copier_cuda_free(c.api, c.context, m.address); r != 0 {
 			return c.failure("free device memory", r)
 		}

@@ -19,11 +19,11 @@
 // no such arbiter (DualPath, section 5.2). CUDA where there is no such NIC. Plain
 // where both sides are host memory.
 //
-// Who makes one: client/traffic makes a Plain where its caller gives it no copier. The
-// program penstock has no device memory, so it makes no NIC and no CUDA: they are for a
-// process that embeds client/traffic beside a GPU (Options.Copier). CUDA is tested against
-// a driver of the tests' own; NIC over rdma/shm and, in the
-// guest of internal/rdmalab, over rdma/verbs.
+// Who makes one: client/traffic makes a Plain where its caller gives it no copier. libpenstock
+// makes a CUDA for an engine whose KV is on a CUDA device (penstock_traffic_options.cuda).
+// Nothing in this repository makes a NIC: it is for a process that embeds client/traffic
+// beside a GPU with a NIC of its own (Options.Copier). CUDA is tested against the driver of
+// copiertest; NIC over rdma/shm and, in the guest of internal/rdmalab, over rdma/verbs.
 //
 // NIC takes two engines on the same NIC, near and far, since an engine does not
 // connect to itself: near holds every memory as a source, far as a destination,

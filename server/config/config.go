@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// Config is everything a storage node can be told. Field tags: yaml names the
-// key, doc is the help text of its flag.
+// Config has all settings of a storage node. Of the field tags, yaml is the key and doc the help
+// text of its flag.
 type Config struct {
 	Data []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first"`
-	// AddVolumes is said once: the volumes know each other from then on.
-	AddVolumes bool `yaml:"add_volumes" doc:"format directories of data that are empty although others belong to this node: an added disk, or one in place of a lost one; otherwise an empty directory counts as a disk that is not mounted, and is refused"`
-	Degraded   bool `yaml:"degraded" doc:"serve what is there when volumes are missing (a disk that is not mounted, or does not answer), as long as half of them are there: what lies on the others is a miss until they are back and the node is restarted; otherwise the node does not start"`
-	Capacity   Size `yaml:"capacity" doc:"hard cap on what all volumes together may occupy, index included, e.g. 2TiB; 0 takes 90% of what is free or already ours, at each start"`
+	// AddVolumes is needed once: afterwards the volumes' superblocks list each other.
+	AddVolumes bool `yaml:"add_volumes" doc:"format the empty directories of data, for disks that were added or that replace a lost one; otherwise an empty directory counts as a disk that is not mounted, and is refused"`
+	Degraded   bool `yaml:"degraded" doc:"start although volumes are missing (a disk is not mounted, or does not respond), if at least half of them are present; blocks on the missing volumes are misses until these are back and the node is restarted. Otherwise the node does not start"`
+	Capacity   Size `yaml:"capacity" doc:"hard cap on the bytes of all volumes and the index, e.g. 2TiB; 0 takes 90% of the space that is free or already used by this node, at each start"`
 
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane"`
-	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port counts; with provider shm it is the path of a unix socket"`
+	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port is used; with provider shm it is the path of a unix socket"`
 	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
-	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they find it by themselves, map the arena, copy blocks from it or read them in place, and write blocks in one call; empty turns it off. Best with hugetlb"`
+	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they detect it, map the arena, copy blocks from the arena or read them in place, and write blocks in one call; empty turns it off. It is fastest with hugetlb"`
 	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled"`
 	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name"`
 
-	IO          string   `yaml:"io" values:"auto uring posix" doc:"how the disks are driven: auto, uring or posix"`
+	IO          string   `yaml:"io" values:"auto uring posix" doc:"I/O backend of the volumes: auto, uring or posix"`
 	Arena       Size     `yaml:"arena" doc:"pinned memory that holds all bytes in flight"`
 	HugeTLB     bool     `yaml:"hugetlb" doc:"take the arena from reserved huge pages (vm.nr_hugepages) when there are enough; otherwise transparent huge pages"`
 	IndexCache  Size     `yaml:"index_cache" doc:"block cache of the index's Pebble store"`
@@ -46,23 +46,22 @@ type Config struct {
 	Insecure  bool      `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can read and overwrite the cache"`
 }
 
-// DataPlane chooses and tunes the transfer engine, and says how it is fed.
+// DataPlane selects and configures the transfer engine.
 type DataPlane struct {
 	Provider   string   `yaml:"provider" values:"auto tcp shm verbs fabric" doc:"transfer engine: tcp, shm (clients on this host), verbs (InfiniBand, RoCE), fabric (libfabric: EFA), or auto: verbs or fabric where this program was built with it and a NIC for it reaches storage, otherwise tcp. Clients need the same one"`
-	NICs       []string `yaml:"nics" doc:"NICs of the data plane, each by its name or by an address of it; empty: tcp listens on data_listen, verbs and fabric take all that reach storage (penstock nic list). One that is named for tcp is bound to: clients on this host then don't reach it"`
-	QoS        string   `yaml:"qos" doc:"how the traffic classes are marked: off, default (what deploy/qos is written for), or marks, e.g. kv=sl:2,dscp:8,prio:1 collective=sl:0,dscp:26,prio:3"`
-	Libfabric  string   `yaml:"libfabric" doc:"libfabric's provider, for provider fabric: auto (efa where there is such a NIC, otherwise tcp), or its name"`
+	NICs       []string `yaml:"nics" doc:"NICs of the data plane, each by its name or by one of its addresses; empty: tcp listens on data_listen, verbs and fabric use all NICs that reach storage (penstock nic list). tcp binds its sockets to the named NICs, so clients on this host cannot reach the node over them"`
+	QoS        string   `yaml:"qos" doc:"marks of the traffic classes: off, default (the marks of deploy/qos), or a list, e.g. kv=sl:2,dscp:8,prio:1 collective=sl:0,dscp:26,prio:3"`
+	Libfabric  string   `yaml:"libfabric" doc:"libfabric's provider, for provider fabric: auto (efa if there is such a NIC, otherwise tcp), or a name"`
 	Congestion string   `yaml:"congestion" doc:"TCP congestion control of data connections; empty keeps the system's"`
-	TLS        string   `yaml:"tls" values:"auto on off" doc:"encrypt the data plane with auth.tls_cert, and ask for clients' certificates where auth.client_ca does: auto (where gRPC has TLS), on or off. Encryption takes about four times the CPU of plain text: off is for a network of its own"`
-	CutThrough Size     `yaml:"cut_through" doc:"a block of at least this size is on the wire while its end is still on the disk; 0 sends each block when it was read"`
+	TLS        string   `yaml:"tls" values:"auto on off" doc:"encrypt the data plane with auth.tls_cert, and require clients' certificates if auth.client_ca is set: auto (if gRPC has TLS), on or off. Encryption takes about four times the CPU of plain text; use off only in an isolated network"`
+	CutThrough Size     `yaml:"cut_through" doc:"minimum size of a block that is sent while the end of the block is still being read from the disk; 0 sends each block after it was read"`
 }
 
-// Encrypted reports whether the data plane's connections are. Whoever gives the
-// node a certificate expects that no prompt's KV leaves it in plain text, so that
-// is the default.
+// Encrypted reports whether the data plane's connections are encrypted. With a certificate they are
+// by default, because a node with a certificate should not send KV in plain text.
 func (c *Config) Encrypted() bool { return c.Auth.TLSCert != "" && c.DataPlane.TLS != "off" }
 
-// Auth protects the control plane; the data plane's token is handed out over it.
+// Auth protects the control plane, over which the data plane's token is sent.
 type Auth struct {
 	TokenFile string `yaml:"token_file" doc:"file with the bearer token that every call must carry"`
 	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the listener and, unless data_plane.tls is off, of the data plane"`
@@ -70,36 +69,36 @@ type Auth struct {
 	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS"`
 }
 
-// Limits bounds every queue; what happens when each is full is in the doc.
+// Limits bounds every queue. The doc tag of each field states the behaviour when the queue is full.
 type Limits struct {
-	Reads        int      `yaml:"reads" doc:"Read calls served at once for each volume; more wait in a queue of the same length, then Busy"`
-	Writes       int      `yaml:"writes" doc:"reservations open at once; more are Busy"`
-	ReadBytes    Size     `yaml:"read_bytes" doc:"payload of one Read call; 0 means 64 MiB, or a quarter of the arena if that is less"`
-	WriteBytes   Size     `yaml:"write_bytes" doc:"payload of one Reserve call; 0 as for read_bytes"`
-	Leases       int      `yaml:"leases" doc:"leases open at once; more are denied and the match is not leased"`
+	Reads        int      `yaml:"reads" doc:"concurrent Read calls for each volume; further calls wait in a queue of the same length, and calls beyond that get Busy"`
+	Writes       int      `yaml:"writes" doc:"maximum number of open reservations; further ones get Busy"`
+	ReadBytes    Size     `yaml:"read_bytes" doc:"maximum payload of one Read call; 0 means 64 MiB, or a quarter of the arena if that is less"`
+	WriteBytes   Size     `yaml:"write_bytes" doc:"maximum payload of one Reserve call; 0 as for read_bytes"`
+	Leases       int      `yaml:"leases" doc:"maximum number of open leases; further leases are denied, and the match is not leased"`
 	LeaseTTL     Duration `yaml:"lease_ttl" doc:"longest lease; longer ones are shortened to this"`
-	ChainBlocks  int      `yaml:"chain_blocks" doc:"blocks in one chain; longer ones are refused"`
-	Reservation  Duration `yaml:"reservation_ttl" doc:"how long a reservation stays open without Commit"`
-	EventHistory int      `yaml:"event_history" doc:"events kept for consumers that reconnect; older ones are a gap"`
-	LoanBytes    Size     `yaml:"loan_bytes" doc:"arena memory that engines on this host may keep at a time; more is Busy; 0 is a quarter of the arena"`
-	StagingBytes Size     `yaml:"staging_bytes" doc:"memory beside the arena in which engines on this host put the bytes of their writes; an engine for which too little is left writes over the data plane; 0 is a quarter of the arena"`
+	ChainBlocks  int      `yaml:"chain_blocks" doc:"maximum number of blocks in one chain; longer chains are refused"`
+	Reservation  Duration `yaml:"reservation_ttl" doc:"time for which a reservation stays open without Commit"`
+	EventHistory int      `yaml:"event_history" doc:"events kept for consumers that reconnect; a consumer that needs older ones gets a gap"`
+	LoanBytes    Size     `yaml:"loan_bytes" doc:"maximum arena memory on loan to engines on this host; further reads get Busy; 0 is a quarter of the arena"`
+	StagingBytes Size     `yaml:"staging_bytes" doc:"memory, in addition to the arena, for the bytes that engines on this host write; an engine for which too little is left writes over the data plane; 0 is a quarter of the arena"`
 	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for memory before Busy"`
 	ReadWait     Duration `yaml:"read_wait" doc:"longest wait of a Read call for a volume; blocks that the volume has not read by then are misses"`
 	HungAfter    Duration `yaml:"hung_after" doc:"time after which a request to a volume, or to the drive of the index, counts as hung: the volume fails, or the index refuses changes, until the device works again; at least 1s, and longer than any pause of a shared file system, e.g. a failover"`
 }
 
-// Log says what is logged to standard error.
+// Log has the settings of the log on standard error.
 type Log struct {
 	Level  string `yaml:"level" values:"debug info warn error" doc:"debug, info, warn or error"`
 	Format string `yaml:"format" values:"text json" doc:"text or json"`
 }
 
-// Trace sends OpenTelemetry spans.
+// Trace has the settings for OpenTelemetry spans.
 type Trace struct {
 	Endpoint string `yaml:"endpoint" doc:"host:port of an OTLP/gRPC collector; empty turns spans off"`
 }
 
-// Default returns the configuration of a node that was told nothing.
+// Default returns the configuration of a node without any settings.
 func Default() Config {
 	return Config{
 		Listen:      "127.0.0.1:7420",
@@ -135,7 +134,7 @@ func Default() Config {
 // callBytesMax is the default payload of one call.
 const callBytesMax = 64 << 20
 
-// EnsureDefaults fills what follows from other keys and was left 0.
+// EnsureDefaults fills the keys that are 0 and whose defaults depend on other keys.
 func (c *Config) EnsureDefaults() {
 	for _, v := range []*Size{&c.Limits.ReadBytes, &c.Limits.WriteBytes} {
 		if *v == 0 {
@@ -144,11 +143,10 @@ func (c *Config) EnsureDefaults() {
 	}
 }
 
-// defaultCallBytes is the payload of one call where nothing was set.
+// defaultCallBytes returns the default payload of one call.
 func defaultCallBytes(arena Size) Size { return min(callBytesMax, arena/4) }
 
-// Validate reports everything that is wrong with c, joined into one error, or
-// nil.
+// Validate reports all errors in c, joined into one error, or nil.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := complaintsTo(&errs)
@@ -177,8 +175,8 @@ func (c *Config) Validate() error {
 	if c.Segment != 0 {
 		within("segment", c.Segment, 1<<20, 64<<30)
 	}
-	// A call that needs more than a share of the arena would wait for ever. What
-	// follows from an arena that is too small needs no complaint of its own.
+	// A call that needs more than its share of the arena would wait forever. Errors that follow
+	// from an arena that is too small are not reported separately.
 	for key, v := range map[string]Size{"limits.read_bytes": c.Limits.ReadBytes, "limits.write_bytes": c.Limits.WriteBytes} {
 		if v != 0 && v != defaultCallBytes(c.Arena) {
 			within(key, v, 1<<16, c.Arena/4)
@@ -227,12 +225,11 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ProviderSHM is the data plane between processes of one host; its data_listen is
-// a path.
+// ProviderSHM is the data plane between processes of one host. Its data_listen is a path.
 const ProviderSHM = "shm"
 
-// checkDataPlane complains of settings of the data plane that can't be, or not
-// together. What needs a look at the host is judged at the start.
+// checkDataPlane reports settings of the data plane that are impossible, alone or in combination.
+// Settings that depend on the host are checked at the start.
 func (c *Config) checkDataPlane(bad complaint) {
 	p := &c.DataPlane
 	bad.oneOf("data_plane.provider", p.Provider, "auto", "tcp", ProviderSHM, "verbs", "fabric")
@@ -264,9 +261,9 @@ func (c *Config) checkDataPlane(bad complaint) {
 	}
 }
 
-// exposed are the addresses that others may reach. A socket file is the system's
-// to guard; a NIC of TCP is named to be reached from elsewhere, one of RDMA is
-// written to by those only who came in over data_listen.
+// exposed returns the addresses that other machines may reach. The file system protects a socket
+// file. A NIC of TCP is configured to be reached from other machines. Only peers that connected
+// through data_listen can write to a NIC of RDMA.
 func (c *Config) exposed() map[string]string {
 	all := map[string]string{"listen": c.Listen}
 	switch {
@@ -281,12 +278,12 @@ func (c *Config) exposed() map[string]string {
 	return all
 }
 
-// checkSocket complains of a path that is too long for a unix socket.
+// checkSocket reports a path that is too long for a unix socket.
 func checkSocket(bad complaint, key, path string) {
 	if len(path) > maxSocketPath {
 		bad(key, "%q has %d characters; a unix socket's path has at most %d", path, len(path), maxSocketPath)
 	}
 }
 
-// maxSocketPath is the room in sockaddr_un, less the final zero.
+// maxSocketPath is the length of sun_path in sockaddr_un, without the final zero.
 const maxSocketPath = 107

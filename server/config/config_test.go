@@ -56,8 +56,8 @@ func TestCallsFitTheArena(t *testing.T) {
 	}
 }
 
-// TestEveryKeySetsItself: each key's own text is read back to the same value,
-// through the same function that flags and the environment use.
+// TestEveryKeySetsItself: the text of each key's value sets the same value, through the function
+// that flags and the environment use.
 func TestEveryKeySetsItself(t *testing.T) {
 	c, p := config.Default(), config.DefaultPlanner()
 	c.Data = []string{"/a", "/b"}
@@ -100,8 +100,8 @@ func TestMistakesAreNamed(t *testing.T) {
 	}
 }
 
-// TestOthersVariablesAreLeftAlone: what client commands read, and what Kubernetes
-// sets for Services named penstock and penstock-planner.
+// TestOthersVariablesAreLeftAlone: variables of client commands, and the variables that Kubernetes sets for
+// Services named penstock and penstock-planner, are accepted.
 func TestOthersVariablesAreLeftAlone(t *testing.T) {
 	for _, name := range []string{
 		"PENSTOCK_TRACES", "PENSTOCK_FORMAT",
@@ -120,8 +120,8 @@ func TestOthersVariablesAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestOneComplaintForOneMistake: what follows from a bad value is not complained
-// of as well.
+// TestOneComplaintForOneMistake: an error that follows from another bad value is not reported as
+// well.
 func TestOneComplaintForOneMistake(t *testing.T) {
 	for want, spoil := range map[string]func(*config.Config){
 		`config: listen: "foo" is not host:port: bad configuration`:                                          func(c *config.Config) { c.Listen = "foo" },
@@ -166,8 +166,8 @@ func TestValidateNamesEveryBadKey(t *testing.T) {
 	}
 }
 
-// TestDataPlaneFollowsControlPlane: a certificate encrypts both, unless the data
-// plane is told otherwise.
+// TestDataPlaneFollowsControlPlane: a certificate encrypts both planes, unless the data plane is
+// configured otherwise.
 func TestDataPlaneFollowsControlPlane(t *testing.T) {
 	for _, tc := range []struct {
 		tls             string

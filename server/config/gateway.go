@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Gateway has the settings of a gateway of inference engines. The address of
-// /metrics is apart from that of the API, as in other nodes.
+// Gateway has the settings of a gateway of inference engines. As in other nodes, /metrics has an
+// address of its own, apart from the API's.
 type Gateway struct {
 	Listen      string   `yaml:"listen" doc:"address of the OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/models, /health"`
 	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
@@ -46,7 +46,7 @@ type Gateway struct {
 	Insecure bool `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can use the engines"`
 }
 
-// DefaultGateway returns the settings that a gateway has by default.
+// DefaultGateway returns the default settings of a gateway.
 func DefaultGateway() Gateway {
 	return Gateway{
 		Listen:         "127.0.0.1:7440",
@@ -80,7 +80,7 @@ func NamedEngine(text string) (name, base string) {
 // of g.
 func (g *Gateway) Keys() []Key { return keysOf(g) }
 
-// Validate reports everything that is wrong with g, joined into one error, or nil.
+// Validate reports all errors in g, joined into one error, or nil.
 func (g *Gateway) Validate() error {
 	var errs []error
 	bad := complaintsTo(&errs)
@@ -138,8 +138,9 @@ func (g *Gateway) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkCluster complains of settings for a prefill/decode cluster that cannot be, or not
-// together. Credentials without a planner are no mistake: other commands read the same variables.
+// checkCluster reports settings for a prefill/decode cluster that are impossible, alone or in
+// combination. Credentials without a planner are allowed, because other commands read the same
+// variables.
 func (g *Gateway) checkCluster(bad complaint) {
 	if (g.Cert == "") != (g.CertKey == "") {
 		bad("cert, key", "give both or neither")

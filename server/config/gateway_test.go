@@ -16,7 +16,7 @@ func gatewayOf(engines ...string) config.Gateway {
 	return c
 }
 
-// TestGatewayNeedsOnlyEngines: the default is valid but for the engines.
+// TestGatewayNeedsOnlyEngines: the default is valid except for the missing engines.
 func TestGatewayNeedsOnlyEngines(t *testing.T) {
 	c := gatewayOf()
 	const want = "config: engine: name at least one (--engine URL): bad configuration"
@@ -112,8 +112,8 @@ func TestGatewayMistakes(t *testing.T) {
 	}
 }
 
-// TestGatewayFromTheEnvironment: lists have commas between, and a value that cannot be
-// read is an error.
+// TestGatewayFromTheEnvironment: the elements of a list are separated by commas, and an invalid
+// value is an error.
 func TestGatewayFromTheEnvironment(t *testing.T) {
 	c := config.DefaultGateway()
 	if err := config.LoadInto(&c, "", []string{"PENSTOCK_ENGINE=http://a,http://b", "PENSTOCK_LOAD_FACTOR=1.5", "PENSTOCK_MAX_BODY=1MiB"}); err != nil || len(c.Engines) != 2 || c.LoadFactor != 1.5 || c.MaxBody != 1<<20 {

@@ -14,22 +14,22 @@ import (
 // EnvPrefix starts the name of every environment variable that is read.
 const EnvPrefix = "PENSTOCK_"
 
-// clientEnv are variables of the same prefix that belong to other commands and are
-// not keys of a node.
+// clientEnv lists variables with the same prefix that belong to other commands and are not keys of
+// a node.
 var clientEnv = []string{"PENSTOCK_SERVER", "PENSTOCK_PLANNER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA", "PENSTOCK_CERT", "PENSTOCK_KEY", "PENSTOCK_FORMAT", "PENSTOCK_TRACES"}
 
-// serviceEnv matches what Kubernetes puts into every pod for a Service whose name is
+// serviceEnv matches the variables that Kubernetes sets in every pod for a Service whose name is
 // penstock, or begins with "penstock-": PENSTOCK_SERVICE_HOST, PENSTOCK_PORT,
-// PENSTOCK_PORT_7420_TCP_ADDR, … Nobody typed them, so they are no mistake.
+// PENSTOCK_PORT_7420_TCP_ADDR, … The operator did not set them, so they are no errors.
 var serviceEnv = regexp.MustCompile(`^PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
-// A Key is one setting: its path in YAML, its help text, and where it is kept.
+// A Key is one setting: its path in YAML, its help text, and a reference to its field.
 type Key struct {
 	// Path is the dotted path, "auth.token_file".
 	Path string
 	// Doc is one line of help.
 	Doc string
-	// Values are those the key can have, if they are few and fixed.
+	// Values are the possible values, if they are few and fixed.
 	Values []string
 	value  reflect.Value
 }
@@ -45,10 +45,10 @@ func (k Key) Flag() string { return strings.NewReplacer(".", "-", "_", "-").Repl
 // Bool reports whether the key is a switch.
 func (k Key) Bool() bool { return k.value.Kind() == reflect.Bool }
 
-// List reports whether the key is a list, which Set reads with commas between.
+// List reports whether the key is a list, whose elements Set reads separated by commas.
 func (k Key) List() bool { return k.value.Kind() == reflect.Slice }
 
-// Set parses text into the key's place.
+// Set parses text and sets the key's field.
 func (k Key) Set(text string) error {
 	if u, ok := k.value.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		return u.UnmarshalText([]byte(text))
@@ -86,8 +86,8 @@ func (k Key) Set(text string) error {
 	return nil
 }
 
-// String words the key's present value in a form that Set reads. A Size is rounded
-// to what a person reads.
+// String returns the key's current value in a form that Set reads. A Size is rounded for
+// readability.
 func (k Key) String() string {
 	switch v := k.value.Interface().(type) {
 	case fmt.Stringer:
@@ -119,8 +119,8 @@ func appendKeys(keys []Key, prefix string, v reflect.Value) []Key {
 	return keys
 }
 
-// readEnv sets keys from variables in the form of os.Environ and refuses
-// variables of our prefix that name no key.
+// readEnv sets keys from variables in the form of os.Environ and refuses variables with EnvPrefix
+// that name no key.
 func readEnv(c any, environ []string) error {
 	byEnv := make(map[string]Key)
 	for _, k := range keysOf(c) {

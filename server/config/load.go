@@ -12,12 +12,12 @@ import (
 	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
 
-// ErrConfig is wrapped by every complaint about a configuration.
+// ErrConfig is wrapped by every error about a configuration.
 var ErrConfig = errors.New("bad configuration")
 
-// Load reads a storage node's configuration: defaults, then the YAML file at
-// path (none if empty), then the environment (in the form of os.Environ). It
-// does not validate, since flags still come.
+// Load reads a storage node's configuration: defaults, then the YAML file at path (none if empty),
+// then the environment (in the form of os.Environ). It does not validate, because flags are applied
+// later.
 func Load(path string, environ []string) (Config, error) {
 	c := Default()
 	if err := LoadInto(&c, path, environ); err != nil {
@@ -26,8 +26,8 @@ func Load(path string, environ []string) (Config, error) {
 	return c, nil
 }
 
-// LoadInto does what Load does for any configuration: c points to a struct of
-// this package that holds its defaults.
+// LoadInto is Load for any configuration: c points to a struct of this package that has its
+// defaults.
 func LoadInto(c any, path string, environ []string) error {
 	if path != "" {
 		if err := readFile(c, path); err != nil {
@@ -52,7 +52,7 @@ func readFile(c any, path string) error {
 	return nil
 }
 
-// complaint notes that a key's value is wrong, and how.
+// complaint reports an error in a key's value.
 type complaint func(key, format string, args ...any)
 
 // complaintsTo returns the complaint that appends to errs.
@@ -62,14 +62,14 @@ func complaintsTo(errs *[]error) complaint {
 	}
 }
 
-// oneOf complains unless value is among those allowed.
+// oneOf reports an error unless value is one of the allowed ones.
 func (bad complaint) oneOf(key, value string, allowed ...string) {
 	if !slices.Contains(allowed, value) {
 		bad(key, "%q is not one of %v", value, allowed)
 	}
 }
 
-// checkAddresses complains of what is not host:port; http may be empty.
+// checkAddresses reports addresses that are not host:port; http may be empty.
 func checkAddresses(bad complaint, addrs map[string]string) {
 	for key, addr := range addrs {
 		if addr == "" && key == "http" {
@@ -106,9 +106,9 @@ func (a Auth) check(bad complaint) {
 	}
 }
 
-// checkExposure refuses to listen beyond loopback without protection. The HTTP
-// address is free: it serves metrics and health, which scrapers on other
-// machines need (serve warns), and keeps pprof to callers on loopback by itself.
+// checkExposure refuses to listen beyond loopback without protection. The HTTP address is exempt:
+// it serves metrics and health, which scrapers on other machines need (serve logs a warning), and
+// it restricts pprof to callers on loopback.
 func (a Auth) checkExposure(bad complaint, addrs map[string]string) {
 	if a.TokenFile != "" || a.ClientCA != "" {
 		return
@@ -120,8 +120,7 @@ func (a Auth) checkExposure(bad complaint, addrs map[string]string) {
 	}
 }
 
-// Loopback reports whether an address to listen on can be reached from this
-// machine only.
+// Loopback reports whether only this machine can reach a listen address.
 func Loopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Planner is everything a planner node can be told.
+// Planner has all settings of a planner node.
 type Planner struct {
 	Listen      string   `yaml:"listen" doc:"address of gRPC, for gateways and the leaders of engine groups"`
 	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
@@ -19,8 +19,8 @@ type Planner struct {
 	Insecure bool     `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can submit, take and end requests"`
 }
 
-// Schedule are the constants of dualpath.Options; 0 leaves the default, which
-// follows from the two rates. Rates are in tokens a second, lengths in tokens.
+// Schedule has the constants of dualpath.Options; 0 selects the default, which follows from the two
+// rates. Rates are in tokens per second, lengths in tokens.
 type Schedule struct {
 	ReadPolicy   string   `yaml:"read_policy" values:"split shorter round-robin prefill-only" doc:"which side reads a cached prefix: split (both, by when each would be done), shorter (reading queue), round-robin or prefill-only"`
 	ReadRate     float64  `yaml:"read_rate" doc:"what one storage NIC reads, tokens a second, until its node reports what it measured"`
@@ -39,31 +39,31 @@ type Schedule struct {
 	Explain      int      `yaml:"explain" doc:"how many requests are remembered for plan explain"`
 }
 
-// Network says where the planner learns what the network between machines costs.
-// Without a source all machines are alike.
+// Network has the sources of the network's costs between machines. Without a source the costs
+// between all machines are equal.
 type Network struct {
 	File            string   `yaml:"file" doc:"YAML file with tiers, places and congestion of the network (docs/network.md); with a source the decode engine is chosen by transfer, wait and first step"`
 	Kubernetes      bool     `yaml:"kubernetes" doc:"read machines' places from the labels of Kubernetes nodes, with the pod's service account"`
 	PodLabel        string   `yaml:"pod_label" doc:"node label that names the pod of the network"`
 	RackLabel       string   `yaml:"rack_label" doc:"node label that names the rack"`
-	Prometheus      string   `yaml:"prometheus" doc:"URL of the Prometheus server that measures congestion, as http://prometheus:9090"`
-	PrometheusToken string   `yaml:"prometheus_token_file" doc:"file with its bearer token"`
-	RackQuery       string   `yaml:"rack_query" doc:"PromQL expression of the share of the links within racks that others use, one number from 0 to 1"`
-	PodQuery        string   `yaml:"pod_query" doc:"the same of the racks' uplinks"`
-	CoreQuery       string   `yaml:"core_query" doc:"the same of the pods' uplinks"`
-	Refresh         Duration `yaml:"refresh" doc:"how often congestion is measured"`
+	Prometheus      string   `yaml:"prometheus" doc:"URL of the Prometheus server that measures congestion, e.g. http://prometheus:9090"`
+	PrometheusToken string   `yaml:"prometheus_token_file" doc:"file with the bearer token for Prometheus"`
+	RackQuery       string   `yaml:"rack_query" doc:"PromQL expression of the share of the links within racks that other traffic uses, one number from 0 to 1"`
+	PodQuery        string   `yaml:"pod_query" doc:"PromQL expression of the same share of the racks' uplinks"`
+	CoreQuery       string   `yaml:"core_query" doc:"PromQL expression of the same share of the pods' uplinks"`
+	Refresh         Duration `yaml:"refresh" doc:"interval between measurements of congestion"`
 	BytesPerToken   int      `yaml:"bytes_per_token" doc:"KV of one token, bytes, all layers; needed with a source"`
 	MaxBatch        int      `yaml:"max_batch" doc:"requests that a decode engine serves together"`
 	Step            Duration `yaml:"step" doc:"time of a decode step"`
-	StepPerRequest  Duration `yaml:"step_per_request" doc:"what each request adds to it"`
-	CountsOwn       bool     `yaml:"counts_own" doc:"the measured congestion has the planner's own transfers in it"`
+	StepPerRequest  Duration `yaml:"step_per_request" doc:"additional time of a decode step for each request"`
+	CountsOwn       bool     `yaml:"counts_own" doc:"set this if the measured congestion includes the planner's own transfers"`
 	Overlap         bool     `yaml:"overlap" doc:"the two hops of a read overlap, so the slower one counts; otherwise their sum"`
 }
 
-// On reports whether there is a source.
+// On reports whether a source is configured.
 func (n *Network) On() bool { return n.File != "" || n.Kubernetes || n.Prometheus != "" }
 
-// check reports what is wrong with n.
+// check reports errors in n.
 func (n *Network) check(bad func(string, string, ...any)) {
 	queries := n.RackQuery != "" || n.PodQuery != "" || n.CoreQuery != ""
 	switch {
@@ -81,8 +81,8 @@ func (n *Network) check(bad func(string, string, ...any)) {
 	}
 }
 
-// DefaultPlanner returns the configuration of a planner that was told nothing.
-// The zeros of Schedule are dualpath's defaults.
+// DefaultPlanner returns the configuration of a planner without any settings. The zeros of Schedule
+// select dualpath's defaults.
 func DefaultPlanner() Planner {
 	return Planner{
 		Listen:      "127.0.0.1:7430",
@@ -101,8 +101,8 @@ func DefaultPlanner() Planner {
 // the field of p.
 func (p *Planner) Keys() []Key { return keysOf(p) }
 
-// Validate reports everything that is wrong with p but its Schedule, which the
-// planner checks, joined into one error, or nil.
+// Validate reports all errors in p except in Schedule, which the planner checks, joined into one
+// error, or nil.
 func (p *Planner) Validate() error {
 	var errs []error
 	bad := complaintsTo(&errs)

@@ -12,7 +12,7 @@ import (
 // Size is a number of bytes, written like 512MiB, 2TiB, 1GB or 4096.
 type Size int64
 
-// ParseSize reads a Size. Suffixes with an i are powers of 1024, without it of
+// ParseSize reads a Size. Suffixes with an i are powers of 1024, suffixes without it powers of
 // 1000.
 func ParseSize(s string) (Size, error) {
 	n, err := humanize.ParseBytes(strings.TrimSpace(s))
@@ -31,7 +31,7 @@ func (s Size) String() string {
 	return humanize.IBytes(uint64(s))
 }
 
-// UnmarshalText reads what ParseSize reads.
+// UnmarshalText reads the form of ParseSize.
 func (s *Size) UnmarshalText(text []byte) (err error) {
 	*s, err = ParseSize(string(text))
 	return err
@@ -40,13 +40,13 @@ func (s *Size) UnmarshalText(text []byte) (err error) {
 // Duration is a time.Duration that YAML writes like 30s or 10m.
 type Duration time.Duration
 
-// Std returns the standard library's type.
+// Std returns the value as a time.Duration.
 func (d Duration) Std() time.Duration { return time.Duration(d) }
 
 // String prints the duration like time.Duration.
 func (d Duration) String() string { return time.Duration(d).String() }
 
-// UnmarshalText reads what time.ParseDuration reads.
+// UnmarshalText reads the form of time.ParseDuration.
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
 	if err != nil {

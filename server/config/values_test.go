@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestValues: what a key offers is what Validate accepts, and all of it.
+// TestValues: Validate accepts exactly the values that a key lists.
 func TestValues(t *testing.T) {
 	found := 0
 	for _, k := range keysOf(&Config{}) {

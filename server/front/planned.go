@@ -234,6 +234,8 @@ func (r *planned) refusalOf(err error) error {
 		own.status, own.code = http.StatusBadRequest, "context_length_exceeded"
 	case refused.Refusal == gateway.Invalid:
 		own.status, own.code = http.StatusBadRequest, "invalid_request"
+	case refused.Refusal == gateway.OldWeights:
+		own.status, own.code, own.retry = http.StatusServiceUnavailable, "weights_changed", true
 	default:
 		own.status, own.code = http.StatusServiceUnavailable, "planner_refused"
 	}

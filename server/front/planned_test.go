@@ -564,12 +564,17 @@ func TestEveryAttemptFails(t *testing.T) {
 	checkError(t, text, "planner_refused")
 }
 
-// TestPlannerRestarts: the planner is replaced while the decode engine answers. The answer goes
-// on, and the new planner ends the request.
+// TestPlannerRestarts: the planner is replaced when the prefill engine has done its part and the
+// decode engine answers. The answer goes on, and the new planner ends the request.
 func TestPlannerRestarts(t *testing.T) {
 	var log testkit.Log
 	c := newCluster(t, Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}, dualpath.Options{})
-	arrived, next := make(chan struct{}, 1), make(chan struct{})
+	arrived, prefilled, next := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
+	prefill := *c.p.work.Load()
+	c.p.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		prefill(w, r, q)
+		prefilled <- struct{}{}
+	})
 	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
 		fmt.Fprint(w, "one ")
 		w.(http.Flusher).Flush()
@@ -588,6 +593,7 @@ func TestPlannerRestarts(t *testing.T) {
 		over <- result{text, err}
 	}()
 	receive(t, arrived)
+	receive(t, prefilled) // without its Start there, the new planner would plan the request again
 	c.Planner.Restart()
 	c.await(func() bool {
 		if strings.Count(log.String(), "the planner has accepted a request") < 2 {
@@ -871,4 +877,24 @@ func FuzzBodies(f *testing.F) {
 		}
 		checkSame(t, text(t, prefill), want)
 	})
+}
+
+// TestWeightsAbort: a change of weights with policy abort ends the request at both engines, and
+// the client gets a 503 with a code of its own that it may try again.
+func TestWeightsAbort(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	c.p.does(silent)
+	c.d.does(func(w http.ResponseWriter, r *http.Request, _ *leader.Request) {
+		_, err := pb.NewPlannerClient(c.Conn).BumpWeights(c.Context(), &pb.BumpWeightsRequest{Namespace: "m", Epoch: 9, Policy: pb.Drain_DRAIN_ABORT})
+		if err != nil {
+			c.Error(err)
+		}
+		waitGone(w, r)
+	})
+	resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+	c.must(err)
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("%v, %s", resp, text)
+	}
+	checkError(t, text, "weights_changed")
 }

@@ -6,9 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A NamespaceCounter has a series for each namespace that exists. A count that
-// comes in late, for a namespace that is deleted, is dropped: otherwise it would
-// bring the series back for ever.
+// A NamespaceCounter has a series for each namespace that exists. A late count for a deleted
+// namespace is dropped; otherwise it would create the series again, permanently.
 type NamespaceCounter struct {
 	vec   *prometheus.CounterVec
 	known *namespaces
@@ -24,12 +23,12 @@ func (c *NamespaceCounter) Of(namespace string) prometheus.Counter {
 	return c.vec.WithLabelValues(namespace)
 }
 
-// namespaces are the names that have series, and the counters that have them.
+// namespaces has the names with series, and the counters that have these series.
 type namespaces struct {
 	mu       sync.RWMutex
 	names    map[string]bool
 	counters []*prometheus.CounterVec
-	// dropped takes what counts for no namespace; it is not exported.
+	// dropped counts for namespaces that do not exist; it is not exported.
 	dropped prometheus.Counter
 }
 
@@ -47,15 +46,14 @@ func (n *namespaces) counter(r registrar, name, help string) *NamespaceCounter {
 	return &NamespaceCounter{vec: vec, known: n}
 }
 
-// AddNamespace lets the namespace be counted. A namespace that is there already
-// keeps its counts.
+// AddNamespace creates the series of a namespace. An existing namespace keeps its counts.
 func (m *Node) AddNamespace(name string) {
 	m.namespaces.mu.Lock()
 	defer m.namespaces.mu.Unlock()
 	m.namespaces.names[name] = true
 }
 
-// RemoveNamespace ends the series of a namespace that was deleted.
+// RemoveNamespace removes the series of a deleted namespace.
 func (m *Node) RemoveNamespace(name string) {
 	m.namespaces.mu.Lock()
 	defer m.namespaces.mu.Unlock()

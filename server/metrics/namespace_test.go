@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// series returns how many series with a label namespace r has, and their sum.
+// series returns the number of series in r that have a label namespace, and their sum.
 func series(t *testing.T, r *prometheus.Registry) (n int, sum float64) {
 	t.Helper()
 	families, err := r.Gather()

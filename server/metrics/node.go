@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Node holds what the storage node's own code counts.
+// Node has the metrics that the storage node's code increments.
 type Node struct {
 	namespaces *namespaces
 
@@ -41,9 +41,9 @@ type Node struct {
 
 	ScrubbedBlocks prometheus.Counter
 	ScrubbedBytes  prometheus.Counter
-	CorruptBlocks  *prometheus.CounterVec // reason: where it was noticed
-	// UnreadableBlocks were dropped because their device cannot read them.
-	UnreadableBlocks *prometheus.CounterVec // reason: where it was noticed
+	CorruptBlocks  *prometheus.CounterVec // reason: where the corruption was detected
+	// UnreadableBlocks counts blocks that were dropped because their device cannot read them.
+	UnreadableBlocks *prometheus.CounterVec // reason: where the failure was detected
 
 	Syncs        prometheus.Counter
 	SyncFailures prometheus.Counter
@@ -51,7 +51,7 @@ type Node struct {
 
 	EventsDropped prometheus.Counter
 
-	Calls          *prometheus.CounterVec // road, method
+	Calls          *prometheus.CounterVec // transport, method
 	CallsMalformed prometheus.Counter
 
 	RecoverySeconds prometheus.Gauge
@@ -71,25 +71,25 @@ func NewNode(r prometheus.Registerer) *Node {
 		namespaces: ns,
 
 		MatchRequests: ns.counter(reg, "match_requests_total", "Match calls."),
-		MatchCuts:     reg.reasons("match_cuts_total", "Match calls by the reason why the match is not longer", "complete", "absent", "epoch", "lease_denied", "state_missing", "window_missing", "limit", "too_long"),
+		MatchCuts:     reg.reasons("match_cuts_total", "Match calls by the reason for the length of the match", "complete", "absent", "epoch", "lease_denied", "state_missing", "window_missing", "limit", "too_long"),
 		MatchSeconds:  reg.histogram("match_latency_seconds", "Time to look up one chain in the index, for a Match or a Read."),
-		QueriedTokens: ns.counter(reg, "prefix_queries_tokens_total", "Tokens that Match calls asked for. Reads do not count: a client cuts one prompt into many."),
-		HitTokens:     ns.counter(reg, "prefix_hits_tokens_total", "Tokens that Match calls found."),
-		QueriedBlocks: ns.counter(reg, "prefix_queries_blocks_total", "Blocks that Match calls asked for."),
-		HitBlocks:     ns.counter(reg, "prefix_hits_blocks_total", "Blocks that Match calls found."),
+		QueriedTokens: ns.counter(reg, "prefix_queries_tokens_total", "Tokens requested in Match calls. Reads are not included, because a client divides one prompt into several Reads."),
+		HitTokens:     ns.counter(reg, "prefix_hits_tokens_total", "Tokens found by Match calls."),
+		QueriedBlocks: ns.counter(reg, "prefix_queries_blocks_total", "Blocks requested in Match calls."),
+		HitBlocks:     ns.counter(reg, "prefix_hits_blocks_total", "Blocks found by Match calls."),
 
 		ReadRequests: ns.counter(reg, "read_requests_total", "Read calls."),
-		ReadFailures: reg.reasons("read_failures_total", "Read calls that delivered nothing because of a refusal or an error", "busy", "deadline", "device", "read_only", "request"),
+		ReadFailures: reg.reasons("read_failures_total", "Read calls that delivered no piece because of a refusal or an error", "busy", "deadline", "device", "read_only", "request"),
 		ReadBlocks:   ns.counter(reg, "read_blocks_total", "Pieces delivered to readers."),
 		ReadBytes:    ns.counter(reg, "read_payload_bytes_total", "Payload bytes delivered to readers."),
-		ReadLost:     reg.reasons("read_lost_blocks_total", "Pieces that were asked for and not delivered", "absent", "busy", "corrupt", "deadline", "device", "transfer"),
+		ReadLost:     reg.reasons("read_lost_blocks_total", "Pieces requested and not delivered", "absent", "busy", "corrupt", "deadline", "device", "transfer"),
 		ReadSeconds:  reg.histogram("read_latency_seconds", "Time of one Read call, from arrival to the last confirmed write."),
 
 		WriteRequests: ns.counter(reg, "write_requests_total", "Reserve calls."),
-		WriteFailures: reg.reasons("write_failures_total", "Reserve and Commit calls that stored nothing because of a refusal or an error", "busy", "deadline", "device", "expired", "read_only", "request"),
+		WriteFailures: reg.reasons("write_failures_total", "Reserve and Commit calls that stored no piece because of a refusal or an error", "busy", "deadline", "device", "expired", "read_only", "request"),
 		WrittenBlocks: ns.counter(reg, "write_blocks_total", "Pieces stored."),
 		WrittenBytes:  ns.counter(reg, "write_payload_bytes_total", "Payload bytes stored."),
-		WriteSkipped:  reg.reasons("write_skipped_blocks_total", "Pieces that a writer offered and that were not stored", "exists", "parent_absent", "parent_mismatch", "too_deep", "stale_epoch", "over_quota", "corrupt", "full", "device"),
+		WriteSkipped:  reg.reasons("write_skipped_blocks_total", "Pieces offered by writers and not stored", "exists", "parent_absent", "parent_mismatch", "too_deep", "stale_epoch", "over_quota", "corrupt", "full", "device"),
 		WriteSeconds:  reg.histogram("write_latency_seconds", "Time of one Commit call, from arrival to the acknowledgement."),
 
 		RemovedBlocks: reg.reasons("removed_blocks_total", "Pieces removed", removals...),
@@ -101,8 +101,8 @@ func NewNode(r prometheus.Registerer) *Node {
 
 		ScrubbedBlocks:   reg.counter("scrub_blocks_total", "Pieces verified by the scrubber."),
 		ScrubbedBytes:    reg.counter("scrub_bytes_total", "Slot bytes read by the scrubber."),
-		UnreadableBlocks: reg.reasons("unreadable_blocks_total", "Pieces dropped because their volume cannot read them, by where it was noticed", "read", "scrub", "verify", "drain"),
-		CorruptBlocks:    reg.reasons("corrupt_blocks_total", "Pieces that failed a checksum, by where it was noticed", "read", "scrub", "verify", "write", "drain"),
+		UnreadableBlocks: reg.reasons("unreadable_blocks_total", "Pieces dropped because their volume cannot read them, by the operation that detected it", "read", "scrub", "verify", "drain"),
+		CorruptBlocks:    reg.reasons("corrupt_blocks_total", "Pieces with a wrong checksum, by the operation that detected it", "read", "scrub", "verify", "write", "drain"),
 
 		Syncs:        reg.counter("sync_requests_total", "Syncs of data and index."),
 		SyncFailures: reg.counter("sync_failures_total", "Syncs that failed."),
@@ -110,10 +110,10 @@ func NewNode(r prometheus.Registerer) *Node {
 
 		EventsDropped: reg.counter("events_dropped_total", "Events that a slow consumer missed."),
 
-		Calls:          reg.vec2("calls_total", "Calls that came by another road than gRPC: as a message over the data plane, or over the local socket.", "road", "method"),
-		CallsMalformed: reg.counter("calls_malformed_total", "Data sessions ended because a message on them was no call, or a reply found no room."),
+		Calls:          reg.vec2("calls_total", "Calls over transports other than gRPC: messages over the data plane, or the local socket.", "transport", "method"),
+		CallsMalformed: reg.counter("calls_malformed_total", "Data sessions ended because a message was not a valid call, or there was no room for a reply."),
 
-		RecoverySeconds: reg.gauge("recovery_seconds", "Time the last start took from opening the volumes to serving."),
+		RecoverySeconds: reg.gauge("recovery_seconds", "Duration of the last start, from opening the volumes to serving."),
 		RecoveredBlocks: reg.gauge("recovery_blocks", "Pieces found in the index at the last start."),
 		RejectedEntries: reg.gauge("recovery_rejected_blocks", "Index entries dropped at the last start because the volumes do not hold them."),
 	}
@@ -129,9 +129,9 @@ func (r registrar) vec(name, help, label string) *prometheus.CounterVec {
 	return c
 }
 
-// reasons is a counter by reason, with every reason that there is: each is in its help
-// and exported as 0 from the start. A series that begins with its first count has no
-// increase for an alert to see.
+// reasons registers a counter by reason with all its reasons. Each reason is in the help text and
+// exported as 0 from the start, because an alert sees no increase in a series that begins with its
+// first count.
 func (r registrar) reasons(name, help string, all ...string) *prometheus.CounterVec {
 	c := r.vec(name, help+" ("+strings.Join(all, ", ")+").", "reason")
 	for _, reason := range all {

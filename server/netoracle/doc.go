@@ -1,7 +1,7 @@
-// Package netoracle gathers what package netcost is told of the network: where the
-// machines stand, what each tier of the fabric carries, and how much of it others use
-// now. It asks its sources again and again, and joins their answers. It decides
-// nothing, and knows no request.
+// Package netoracle collects the state of the network for package netcost: the places of the
+// machines, the bandwidth and latency of each tier of the fabric, and the share of each tier that
+// other traffic uses now. It polls its sources and merges their readings. It makes no decisions and
+// has no information about requests.
 //
 //	File        YAML: tiers, places, congestion ── read when it has changed ─┐  the later source
 //	Kubernetes  labels of nodes: zone, rack, host ── every minute ───────────┼─► goes before ─► State ─► Watch
@@ -9,17 +9,17 @@
 //
 // # A source that fails
 //
-// keeps its last values: a tier map does not age, and netcost's order of tiers stands
-// up to congestion that is a minute old (NetKV, section VI-F). State says of every
-// source when it last answered and what was wrong since; the metrics say so too,
-// and the log when it begins and when it is over. A source whose answer is out of
-// range has failed: none of that answer is taken.
+// A source that fails keeps its last values: the tier map changes rarely, and netcost's order of
+// tiers tolerates congestion that is a minute old (NetKV, section VI-F). State has the time of each
+// source's last answer and the error since then. The metrics have both too, and the log has the
+// beginning and the end of a failure. A source whose answer is out of range has failed: no part of
+// that answer is used.
 //
 // # Bounds
 //
-// An answer has at most 64 MiB, a request has a timeout, each source one request at a
-// time. A congestion of more than CongestionMax is taken as that: a tier that
-// is full still has a price.
+// An answer has at most 64 MiB, a request has a timeout, and each source has one request in flight.
+// Congestion above CongestionMax is reduced to CongestionMax, so that a full tier still has a
+// finite cost.
 //
 // # The file
 //
@@ -32,6 +32,6 @@
 //	places:
 //	  node-a: {pod: a, rack: a1, host: node-a}      # host: default the node's own name
 //
-// Oracle.mu is the one lock; it is not held while a source is asked, and held while
-// the watcher is told: what that locks comes after it.
+// Oracle.mu is the only lock. It is not held while a source is polled, but it is held during calls
+// of the watcher: locks of the watcher come after it.
 package netoracle

@@ -11,16 +11,16 @@ import (
 	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
 
-// File reads a YAML file, and again when it has changed.
+// File reads a YAML file, and reads it again when it has changed.
 type File struct {
 	path  string
 	every time.Duration
-	// stamp is the file's as it was read; last what it said.
+	// stamp is the stamp of the file that was read, last its reading.
 	stamp stamp
 	last  Reading
 }
 
-// stamp tells two versions of a file apart.
+// stamp identifies a version of a file.
 type stamp struct {
 	modified time.Time
 	size     int64
@@ -28,7 +28,7 @@ type stamp struct {
 
 var _ Source = (*File)(nil)
 
-// NewFile returns a source that looks at a file every so often; 0: every 5 s.
+// NewFile returns a source that checks a file at the interval every; 0 means 5 s.
 func NewFile(path string, every time.Duration) *File {
 	if every == 0 {
 		every = 5 * time.Second
@@ -70,7 +70,7 @@ func (f *File) Read(context.Context) (Reading, error) {
 	return r, nil
 }
 
-// network is the file.
+// network is the content of the file.
 type network struct {
 	Tiers      []tier           `yaml:"tiers"`
 	Congestion []float64        `yaml:"congestion"`
@@ -88,8 +88,8 @@ type place struct {
 	Host string `yaml:"host"`
 }
 
-// ParseFile is the file's content as a reading; name is how errors call the file,
-// of which they say the line.
+// ParseFile returns the file's content as a Reading. Errors use name for the file and have the
+// line.
 func ParseFile(name string, raw []byte) (Reading, error) {
 	f, err := yamlfile.ParseAtMost(name, raw, maxAnswerBytes)
 	if err != nil {
@@ -135,7 +135,7 @@ func ParseFile(name string, raw []byte) (Reading, error) {
 		r.Places = make(map[string]netcost.Place, len(n.Places))
 		for name, p := range n.Places {
 			if p.Pod == "" {
-				return Reading{}, f.Errorf("places."+name, "has no pod: without one it is far from all; leave it out, or say it")
+				return Reading{}, f.Errorf("places."+name, "has no pod, so it would count as far from all others; name the pod, or leave the place out")
 			}
 			if p.Host == "" {
 				p.Host = name

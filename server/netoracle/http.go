@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// getJSON asks for a URL and decodes the answer. tokenFile, unless empty, holds the
-// bearer token; it is read each time, for it may have been replaced.
+// getJSON gets a URL and decodes the answer. tokenFile, unless empty, is the file with the bearer
+// token. It is read for each request, because the token may have been replaced.
 func getJSON(ctx context.Context, client *http.Client, url, accept, tokenFile string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -47,7 +47,7 @@ func getJSON(ctx context.Context, client *http.Client, url, accept, tokenFile st
 	return nil
 }
 
-// excerpt is the beginning of an answer, for an error.
+// excerpt returns the beginning of an answer, for an error.
 func excerpt(b []byte) string {
 	const most = 200
 	s := strings.TrimSpace(string(b[:min(len(b), most)]))
@@ -57,5 +57,5 @@ func excerpt(b []byte) string {
 	return s
 }
 
-// errNoURL is for both sources over HTTP.
+// errNoURL is the error of both HTTP sources without a URL.
 var errNoURL = errors.New("netoracle: no URL")

@@ -16,28 +16,27 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/netcost"
 )
 
-// Where a pod finds its API server and its credentials.
+// The files of a pod's credentials for its API server.
 const (
 	serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount/"
 	tokenPath      = serviceAccount + "token"
 	caPath         = serviceAccount + "ca.crt"
 )
 
-// KubernetesOptions of a Kubernetes source. The zero value is for a pod whose
+// KubernetesOptions are the options of a Kubernetes source. The zero value suits a pod whose
 // service account may list nodes.
 type KubernetesOptions struct {
-	// Server is the API server's URL, TokenFile and CAFile what it is asked with;
-	// empty: as a pod finds them.
+	// Server is the API server's URL. TokenFile and CAFile are the credentials. Empty: the API
+	// server and the service account of the pod.
 	Server, TokenFile, CAFile string
-	// Pod, Rack and Host are the labels that name a node's place. Defaults
-	// topology.kubernetes.io/zone, topology.kubernetes.io/rack and
-	// kubernetes.io/hostname.
+	// Pod, Rack and Host are the labels that have a node's place. Defaults
+	// topology.kubernetes.io/zone, topology.kubernetes.io/rack and kubernetes.io/hostname.
 	Pod, Rack, Host string
-	// Every is how often nodes are listed. Default 1 min.
+	// Every is the interval between two lists of the nodes. Default 1 min.
 	Every time.Duration
 }
 
-// Kubernetes reads nodes' labels from the API server.
+// Kubernetes reads the labels of nodes from the API server.
 type Kubernetes struct {
 	o      KubernetesOptions
 	client *http.Client
@@ -45,12 +44,12 @@ type Kubernetes struct {
 
 var _ Source = (*Kubernetes)(nil)
 
-// NewKubernetes returns a source; an error says what a pod would have.
+// NewKubernetes returns a source. Outside a pod it fails unless the options name the server.
 func NewKubernetes(o KubernetesOptions) (*Kubernetes, error) {
 	if o.Server == "" {
 		host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 		if host == "" || port == "" {
-			return nil, fmt.Errorf("%w of the API server, and KUBERNETES_SERVICE_HOST is not set: this is no pod; name the server", errNoURL)
+			return nil, fmt.Errorf("%w of the API server, and KUBERNETES_SERVICE_HOST is not set, so this process is not in a pod: name the server", errNoURL)
 		}
 		o.Server = "https://" + net.JoinHostPort(host, port)
 		if o.TokenFile == "" {
@@ -92,7 +91,7 @@ func (k *Kubernetes) Name() string { return "kubernetes" }
 // Every implements Source.
 func (k *Kubernetes) Every() time.Duration { return k.o.Every }
 
-// nodeList is the part of a list of nodes that is asked for: metadata alone.
+// nodeList is the requested part of a list of nodes: only metadata.
 type nodeList struct {
 	Metadata struct {
 		Continue string `json:"continue"`
@@ -105,15 +104,14 @@ type nodeList struct {
 	} `json:"items"`
 }
 
-// metadataOnly asks the API server to leave out spec and status.
+// metadataOnly requests a list without spec and status.
 const metadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
-// nodesPage is how many nodes are asked for at once, nodesPages how many pages are
-// taken.
+// nodesPage is the number of nodes per request, nodesPages the maximum number of requests.
 const nodesPage, nodesPages = 500, 200
 
-// Read implements Source. A node without the label of a pod has no place. That no
-// node has one is an error: the label's name is wrong.
+// Read implements Source. A node without the pod label has no place. If no node has the label, Read
+// fails, because the label's name must be wrong.
 func (k *Kubernetes) Read(ctx context.Context) (Reading, error) {
 	r := Reading{Places: map[string]netcost.Place{}}
 	nodes, next := 0, ""
@@ -149,7 +147,7 @@ func (k *Kubernetes) Read(ctx context.Context) (Reading, error) {
 	case nodes == 0:
 		return Reading{}, errors.New("netoracle: the API server lists no node; may the service account list nodes?")
 	case len(r.Places) == 0:
-		return Reading{}, fmt.Errorf("netoracle: none of %d nodes has the label %s; name the one that says the pod", nodes, k.o.Pod)
+		return Reading{}, fmt.Errorf("netoracle: none of %d nodes has the label %s; name the label that has the pod", nodes, k.o.Pod)
 	}
 	return r, nil
 }

@@ -75,8 +75,8 @@ func TestParseFile(t *testing.T) {
 	}
 }
 
-// TestParseLargeFile: a file of many places, which a program wrote, may be longer
-// than one that people write.
+// TestParseLargeFile: a file of many places, written by a program, may be longer than a file
+// written by hand.
 func TestParseLargeFile(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("places:\n")
@@ -107,8 +107,8 @@ func FuzzParseFile(f *testing.F) {
 	})
 }
 
-// TestFile: a file is read when it has changed, and what it said stays when it is
-// broken or gone.
+// TestFile: a file is read again when it has changed, and its last content is kept while it is
+// malformed or missing.
 func TestFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "network.yaml")
 	write := func(text string) {
@@ -156,7 +156,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// apiServer answers as a Kubernetes API server does, two nodes a page.
+// apiServer answers as a Kubernetes API server does, with two nodes per page.
 type apiServer struct {
 	*httptest.Server
 	mu     sync.Mutex
@@ -240,7 +240,7 @@ func TestKubernetes(t *testing.T) {
 		t.Errorf("by another label: %v, %v", r.Places, err)
 	}
 
-	// A token that was replaced is read again; what fails says how.
+	// A replaced token is read again. Errors name the cause.
 	if err := os.WriteFile(tokenFile, []byte("old"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestKubernetes(t *testing.T) {
 		}
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := NewKubernetes(KubernetesOptions{}); err == nil || !strings.Contains(err.Error(), "this is no pod") {
+	if _, err := NewKubernetes(KubernetesOptions{}); err == nil || !strings.Contains(err.Error(), "this process is not in a pod") {
 		t.Errorf("outside a pod: %v", err)
 	}
 	if _, err := NewKubernetes(KubernetesOptions{Server: api.URL, CAFile: tokenFile}); err == nil || !strings.Contains(err.Error(), "no certificate") {
@@ -336,7 +336,7 @@ func TestPrometheus(t *testing.T) {
 	}
 }
 
-// fake is a source that says what it is told, and fails when it is told to.
+// fake is a source whose readings and errors the test sets.
 type fake struct {
 	name  string
 	every time.Duration
@@ -355,7 +355,7 @@ func (f *fake) Read(ctx context.Context) (Reading, error) {
 	return f.r, f.err
 }
 
-// TestJoin: the later source goes before, each in what it knows.
+// TestJoin: of two sources with the same field, the later one is used.
 func TestJoin(t *testing.T) {
 	fabric := netcost.FatTree()
 	a := &fake{name: "a", every: time.Hour, r: Reading{
@@ -371,7 +371,7 @@ func TestJoin(t *testing.T) {
 	if !s.Known || s.Fabric != fabric || s.Places["x"].Pod != "1" || s.Places["y"].Pod != "2" || s.Congestion != (netcost.Congestion{1: 0.1, 2: 0.5}) || !s.Measured.Equal(time.Unix(100, 0)) {
 		t.Errorf("%+v", s)
 	}
-	// An answer that is out of range is not taken, not even its good part.
+	// An answer that is out of range is not used, not even its valid part.
 	b.mu.Lock()
 	b.r = Reading{Places: map[string]netcost.Place{"z": {Pod: "3"}}, Congestion: map[netcost.Tier]float64{2: -1}}
 	b.mu.Unlock()
@@ -405,8 +405,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// TestRefresh: each source is asked in its own time, a failing one too, and none
-// after Close.
+// TestRefresh: each source is polled at its own interval, also a failing one, and none after Close.
 func TestRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast, slow := &fake{name: "fast", every: time.Second}, &fake{name: "slow", every: 10 * time.Second, err: errors.New("down")}
@@ -442,7 +441,7 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// TestMetricsPage: docs/metrics.md and the registry agree about the network.
+// TestMetricsPage compares docs/metrics.md with the registry's metrics of the network.
 func TestMetricsPage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/metrics.md")
 	if err != nil {

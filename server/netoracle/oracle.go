@@ -15,69 +15,68 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/netcost"
 )
 
-// CongestionMax is the most congestion that is passed on.
+// CongestionMax is the maximum congestion that is passed on.
 const CongestionMax = 0.99
 
-// maxAnswerBytes bounds what a source may answer.
+// maxAnswerBytes bounds the size of an answer.
 const maxAnswerBytes = 64 << 20
 
-// Reading is what a source says; what it knows nothing of is nil.
+// Reading is the answer of a source. Fields that the source does not provide are nil.
 type Reading struct {
 	Fabric     *netcost.Fabric
 	Places     map[string]netcost.Place
 	Congestion map[netcost.Tier]float64
-	// Measured is when the congestion was; zero: when the source answered.
+	// Measured is the time at which the congestion was measured; zero means the time of the answer.
 	Measured time.Time
 }
 
-// Source is one way to know the network.
+// Source is one source of the network's state.
 type Source interface {
-	// Name is a word for logs and metrics.
+	// Name returns a word for logs and metrics.
 	Name() string
-	// Every is how often it is worth asking.
+	// Every returns the polling interval.
 	Every() time.Duration
-	// Read asks, within ctx. It is not called concurrently.
+	// Read polls the source, within ctx. It is not called concurrently.
 	Read(ctx context.Context) (Reading, error)
 }
 
-// State is what is known of the network.
+// State is the merged state of the network.
 type State struct {
 	Fabric netcost.Fabric
-	// Known: some source has said what the fabric is.
+	// Known is set if a source has provided the fabric.
 	Known      bool
 	Places     map[string]netcost.Place
 	Congestion netcost.Congestion
-	// Measured is when the oldest of the congestion was; zero: never.
+	// Measured is the time of the oldest congestion value; zero if there is none.
 	Measured time.Time
 	Sources  []SourceState
 }
 
-// SourceState is how a source is doing.
+// SourceState is the state of one source.
 type SourceState struct {
 	Name string
-	// Answered is when it last did; zero: never.
+	// Answered is the time of the last answer; zero if there was none.
 	Answered time.Time
-	// Err is what was wrong the last time, nil if nothing; Failures counts since it
-	// last answered.
+	// Err is the error of the last poll, or nil. Failures counts the polls since the last answer.
 	Err      error
 	Failures int
 }
 
-// Age is how long ago the source answered.
+// Age returns the time since the source's last answer.
 func (s *SourceState) Age(now time.Time) time.Duration { return now.Sub(s.Answered) }
 
-// Options of an Oracle.
+// Options are the options of an Oracle.
 type Options struct {
-	// Sources, of which the later goes before where two say the same thing.
+	// Sources are the sources. If two have the same field, the later one is used.
 	Sources []Source
-	// Timeout of one request. Default 5 s.
+	// Timeout bounds one request. Default 5 s.
 	Timeout time.Duration
 	Logger  *slog.Logger
-	// Registry takes the metrics; nil: none.
+	// Registry is the registry for the metrics; nil means no metrics.
 	Registry prometheus.Registerer
 }
 
-// Oracle asks its sources.
+// Oracle polls its sources and merges their readings.
 type Oracle struct {
 	opts   Options
 	cancel context.CancelFunc
@@ -89,8 +88,8 @@ type Oracle struct {
 	watch    func(State)
 }
 
-// New returns an oracle that has asked each source once; it goes on asking until
-// Close. A source that fails is asked again, and is no error.
+// New returns an oracle that has polled each source once. It continues polling until Close. A
+// failing source is no error and is polled again.
 func New(opts Options) (*Oracle, error) {
 	if len(opts.Sources) == 0 {
 		return nil, errors.New("netoracle: no source; name a file, Kubernetes or Prometheus")
@@ -106,7 +105,7 @@ func New(opts Options) (*Oracle, error) {
 	for i, s := range opts.Sources {
 		if s.Every() <= 0 {
 			cancel()
-			return nil, fmt.Errorf("netoracle: source %s is to be asked every %v; it must be more than 0", s.Name(), s.Every())
+			return nil, fmt.Errorf("netoracle: source %s has the polling interval %v; it must be more than 0", s.Name(), s.Every())
 		}
 		o.states[i].Name = s.Name()
 	}
@@ -125,16 +124,14 @@ func New(opts Options) (*Oracle, error) {
 	return o, nil
 }
 
-// Close stops asking and returns when no source is being asked. It may be called
-// twice.
+// Close stops polling and returns when no poll is running. It may be called twice.
 func (o *Oracle) Close() {
 	o.cancel()
 	o.done.Wait()
 }
 
-// Watch calls f with the state, now and whenever a source has answered, one call
-// after the other. f must not block, nor call the oracle. There is one watcher: the
-// last.
+// Watch calls f with the state, now and after each answer of a source. The calls do not overlap. f
+// must not block and must not call the oracle. A second Watch replaces f.
 func (o *Oracle) Watch(f func(State)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -142,14 +139,14 @@ func (o *Oracle) Watch(f func(State)) {
 	f(o.stateLocked())
 }
 
-// State returns what is known.
+// State returns the current state.
 func (o *Oracle) State() State {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.stateLocked()
 }
 
-// keepAsking asks one source until ctx ends.
+// keepAsking polls one source until ctx ends.
 func (o *Oracle) keepAsking(ctx context.Context, i int) {
 	t := time.NewTicker(o.opts.Sources[i].Every())
 	defer t.Stop()
@@ -163,7 +160,7 @@ func (o *Oracle) keepAsking(ctx context.Context, i int) {
 	}
 }
 
-// ask asks one source, once.
+// ask polls one source once.
 func (o *Oracle) ask(ctx context.Context, i int) {
 	src := o.opts.Sources[i]
 	within, cancel := context.WithTimeout(ctx, o.opts.Timeout)
@@ -173,7 +170,7 @@ func (o *Oracle) ask(ctx context.Context, i int) {
 		err = r.clean()
 	}
 	if ctx.Err() != nil {
-		return // it failed because we are closing
+		return // the poll failed because the oracle is being closed
 	}
 	now := time.Now()
 	o.mu.Lock()
@@ -200,7 +197,7 @@ func (o *Oracle) ask(ctx context.Context, i int) {
 	}
 }
 
-// clean refuses a reading that is out of range, and limits its congestion.
+// clean refuses a reading that is out of range, and limits its congestion to CongestionMax.
 func (r *Reading) clean() error {
 	if r.Fabric != nil {
 		if err := r.Fabric.Validate(); err != nil {
@@ -216,7 +213,7 @@ func (r *Reading) clean() error {
 	return nil
 }
 
-// stateLocked joins the readings.
+// stateLocked merges the readings.
 func (o *Oracle) stateLocked() State {
 	s := State{Places: map[string]netcost.Place{}, Sources: slices.Clone(o.states)}
 	var measured [netcost.Tiers]time.Time
@@ -237,14 +234,14 @@ func (o *Oracle) stateLocked() State {
 	return s
 }
 
-// collector shows the sources.
+// collector exports the states of the sources.
 type collector struct{ o *Oracle }
 
 var (
-	upDesc         = prometheus.NewDesc("penstock_network_source_up", "1 if the oracle's source answered the last time it was asked.", []string{"source"}, nil)
+	upDesc         = prometheus.NewDesc("penstock_network_source_up", "1 if the last poll of the oracle's source succeeded, else 0.", []string{"source"}, nil)
 	ageDesc        = prometheus.NewDesc("penstock_network_source_age_seconds", "Time since the oracle's source last answered.", []string{"source"}, nil)
-	congestionDesc = prometheus.NewDesc("penstock_network_congestion_ratio", "Share of a tier of the network that others use, as the planner is told.", []string{"tier"}, nil)
-	bandwidthDesc  = prometheus.NewDesc("penstock_network_bandwidth_bytes_per_second", "Bandwidth of one path of a tier, as the planner is told.", []string{"tier"}, nil)
+	congestionDesc = prometheus.NewDesc("penstock_network_congestion_ratio", "Share of a tier of the network that other traffic uses, as reported to the planner.", []string{"tier"}, nil)
+	bandwidthDesc  = prometheus.NewDesc("penstock_network_bandwidth_bytes_per_second", "Bandwidth of one path of a tier, as reported to the planner.", []string{"tier"}, nil)
 )
 
 // Describe implements prometheus.Collector.

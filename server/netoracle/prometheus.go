@@ -14,19 +14,19 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/netcost"
 )
 
-// PrometheusOptions of a Prometheus source.
+// PrometheusOptions are the options of a Prometheus source.
 type PrometheusOptions struct {
-	// URL of the server, as http://prometheus:9090, with the path before /api.
+	// URL is the URL of the server, such as http://prometheus:9090, with the path before /api.
 	URL string
-	// TokenFile, unless empty, holds a bearer token.
+	// TokenFile, unless empty, is the file with a bearer token.
 	TokenFile string
-	// Queries gives for some tiers the expression of the share of their links that
-	// is in use by others than the planner's transfers, 0 to 1: one number. Transfers
-	// with a class of their own (DSCP, queue) can be left out by it; where they can't,
-	// set netcost.Model.CongestionHasOwn.
+	// Queries has an expression for each measured tier: the share of its links that traffic other
+	// than the planner's transfers uses, 0 to 1, as one number. Transfers with a class of their own
+	// (DSCP, queue) can be excluded in the expression. If they cannot, set
+	// netcost.Model.CongestionHasOwn.
 	Queries map[netcost.Tier]string
-	// Every is how often they are asked. Default 1 s (NetKV, section V-B); a
-	// minute loses little.
+	// Every is the interval between queries. Default 1 s (NetKV, section V-B); with a minute the
+	// loss is small.
 	Every time.Duration
 }
 
@@ -64,7 +64,7 @@ func (p *Prometheus) Name() string { return "prometheus" }
 // Every implements Source.
 func (p *Prometheus) Every() time.Duration { return p.o.Every }
 
-// Read implements Source. All queries must answer.
+// Read implements Source. It fails if one query fails.
 func (p *Prometheus) Read(ctx context.Context) (Reading, error) {
 	r := Reading{Congestion: map[netcost.Tier]float64{}}
 	for t := range netcost.Tier(netcost.Tiers) {
@@ -84,7 +84,7 @@ func (p *Prometheus) Read(ctx context.Context) (Reading, error) {
 	return r, nil
 }
 
-// answer is what /api/v1/query returns.
+// answer is the answer of /api/v1/query.
 type answer struct {
 	Status string `json:"status"`
 	Error  string `json:"error"`
@@ -94,7 +94,7 @@ type answer struct {
 	} `json:"data"`
 }
 
-// query asks for one number and when it was true.
+// query returns the result of a query, which must be one number, and its time.
 func (p *Prometheus) query(ctx context.Context, q string) (float64, time.Time, error) {
 	var a answer
 	err := getJSON(ctx, http.DefaultClient, p.o.URL+"/api/v1/query?"+url.Values{"query": {q}}.Encode(), "application/json", p.o.TokenFile, &a)

@@ -21,6 +21,10 @@ var (
 	descCuts       = desc("cuts_total", "Reads stopped because their side was slow.")
 	descHedges     = desc("hedges_total", "Tails read by both sides because one was late.")
 	descRecomputes = desc("recomputes_total", "Ranges that nobody could read, or that were of old weights.")
+	descAborted    = desc("aborted_requests_total", "Requests of older weights that a change of weights rejected.")
+	descSwitches   = desc("role_switches_total", "Switches of a group's role that ended, by result.", "result")
+	descOlder      = desc("older_weights_requests", "Requests that use weights older than their namespace's newest. Requests that name their weights do not count.")
+	descSwitching  = desc("switching_groups", "Engine groups that are drained to change their role, or changing it.")
 	descQueued     = desc("queued_requests", "Requests that wait for an engine.")
 	descLoading    = desc("loading_requests", "Requests with a read under way.")
 	descServing    = desc("serving_requests", "Requests that have not ended.")
@@ -32,7 +36,7 @@ var (
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descRequests, descFailures, descStarted, descReplanned, descFinished, descReads, descTokens, descSplits, descCuts, descHedges,
-		descRecomputes, descQueued, descLoading, descServing, descGroups, descQueue,
+		descRecomputes, descAborted, descSwitches, descOlder, descSwitching, descQueued, descLoading, descServing, descGroups, descQueue,
 	} {
 		ch <- d
 	}
@@ -41,7 +45,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.s.mu.Lock()
-	st, view := c.s.planner.Stats(), c.s.planner.View()
+	st, view, older := c.s.planner.Stats(), c.s.planner.View(), c.s.planner.OlderWeights()
 	c.s.mu.Unlock()
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
@@ -62,12 +66,19 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	counter(descCuts, st.Cuts)
 	counter(descHedges, st.Hedges)
 	counter(descRecomputes, st.Recomputes)
+	counter(descAborted, st.Aborted)
+	counter(descSwitches, st.Switched, "switched")
+	counter(descSwitches, st.SwitchesFailed, "kept")
+	gauge(descOlder, older)
 	gauge(descQueued, st.Queued)
 	gauge(descLoading, st.Loading)
 	gauge(descServing, st.Serving)
-	groups := map[string]int{"prefill": 0, "decode": 0}
+	groups, switching := map[string]int{"prefill": 0, "decode": 0}, 0
 	for _, g := range view {
 		groups[g.Role.String()]++
+		if g.Leaving != 0 {
+			switching++
+		}
 		for _, n := range g.Nodes {
 			c.s.mu.Lock()
 			name := c.s.nodes.of(uint32(n.Node))
@@ -75,6 +86,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(descQueue, n.ReadQueue, name)
 		}
 	}
+	gauge(descSwitching, switching)
 	for role, n := range groups {
 		gauge(descGroups, n, role)
 	}

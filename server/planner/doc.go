@@ -11,7 +11,8 @@
 //	           ◄── updates ◄─ channel ─┤ ┌───► │ dualpath.Planner│
 //	leader  ── Lead ─► messages ───────┼─┤Step └───────┬─────────┘
 //	           ◄── actions ◄─ channel ─┘ └─── actions ─┘
-//	ticker  ── Tick ───────────────────┘
+//	ticker  ── Tick ───────────────────┤
+//	admin   ── BumpWeights, SwitchRole ┘
 //
 // An event is one Step under one lock; its actions are put into the channels of
 // those concerned before the lock is released, so each leader has them in the
@@ -22,11 +23,14 @@
 // run of the planner. A leader that returns with the number holds no request that this
 // planner does not have, unless the request has ended.
 //
+// BumpWeights and SwitchRole answer at once. An operator follows what they began by asking again
+// (dry_run) and by Roles, which has the reason why a group kept its role until the next switch.
+//
 // # Bounds
 //
 // Requests (dualpath.Options.MaxQueue, then rejected: the queue is full), names
 // of engines, nodes, groups and namespaces (maxNames each), engines of a group,
-// bytes of a payload, of all payloads and of an address, unsent actions of a leader, unsent
+// bytes of a payload, of all payloads, of an address and of a leader's refusal, unsent actions of a leader, unsent
 // updates of a gateway, lines and bytes of a record (it ends). What a group holds when
 // it registers counts, and is not refused for it: it was accepted once.
 //

@@ -132,18 +132,6 @@ func (s *Service) giveUp(name string, updates chan *pb.RequestUpdate) {
 	s.stepLocked(dualpath.Cancelled{At: s.now(), Request: j.id})
 }
 
-// BumpWeights implements penstock.v1.Planner.
-func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.BumpWeightsResponse, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ns, err := s.namespaces.id(r.Namespace)
-	if err != nil {
-		return nil, err
-	}
-	s.stepLocked(dualpath.Epoch{At: s.now(), Namespace: dualpath.NamespaceID(ns), Epoch: r.Epoch})
-	return &pb.BumpWeightsResponse{}, nil
-}
-
 // Explain implements penstock.v1.Planner.
 func (s *Service) Explain(_ context.Context, r *pb.ExplainRequest) (*pb.ExplainResponse, error) {
 	s.mu.Lock()

@@ -117,7 +117,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 			Engine: dualpath.EngineID(id), Node: dualpath.NodeID(node), HBMTokens: tokens(e.HbmTokens), PromptTokens: tokens(e.PromptTokens), Buffer: bufferOf(e.Buffer),
 		})
 	}
-	up.Again, up.Returns, up.Seen = r.Planner == s.number, r.Planner != 0, r.Seen
+	up.Again, up.Returns, up.Seen, up.Switching = r.Planner == s.number, r.Planner != 0, r.Seen, dualpath.Role(r.Switching)
 	held, over, err := s.heldLocked(r, places)
 	if err != nil {
 		return nil, err
@@ -129,6 +129,10 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		old.end(errReplaced)
 	}
 	s.leaders[up.Group] = l
+	if s.roles[up.Group] == nil {
+		s.roles[up.Group] = &roles{}
+	}
+	s.roles[up.Group].switches = r.Switches
 	for id, p := range places {
 		s.at[id] = p
 	}
@@ -201,6 +205,9 @@ func partOf(p *pb.Part) dualpath.Part {
 func checkGroup(r *pb.RegisterGroup) error {
 	if r.Role != pb.Side_SIDE_PREFILL && r.Role != pb.Side_SIDE_DECODE {
 		return status.Errorf(codes.InvalidArgument, "group %q: role %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
+	}
+	if r.Switching != pb.Side_SIDE_UNSPECIFIED && r.Switching != pb.Side_SIDE_PREFILL && r.Switching != pb.Side_SIDE_DECODE {
+		return status.Errorf(codes.InvalidArgument, "group %q: switching to role %v; it must be SIDE_PREFILL, SIDE_DECODE, or left out", r.Group, r.Switching)
 	}
 	if len(r.Engines) == 0 || len(r.Engines) > maxGroupEngines {
 		return status.Errorf(codes.InvalidArgument, "group %q: %d engines; it must have 1 to %d", r.Group, len(r.Engines), maxGroupEngines)
@@ -298,6 +305,8 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 			s.stepLocked(dualpath.Finished{At: s.now(), Request: j.id, Attempt: m.Finished.Attempt, Role: dualpath.Role(m.Finished.Role)})
 		}
 		s.confirmLocked(l, m.Finished.Request, m.Finished.Attempt)
+	case *pb.LeaderMessage_RoleRefused:
+		s.refusedLocked(l, m.RoleRefused)
 	case *pb.LeaderMessage_Register:
 		return errTwice
 	default:

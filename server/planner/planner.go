@@ -58,6 +58,8 @@ type Service struct {
 	// number is that of this run (LeaderAction.planner).
 	number uint64
 	steps  prometheus.Histogram
+	// prefillRate is dualpath.Options.PrefillRate.
+	prefillRate float64
 
 	mu      sync.Mutex
 	planner *dualpath.Planner
@@ -68,10 +70,12 @@ type Service struct {
 	engines                   names
 	// leaders are the sessions, by group; at is where each engine is.
 	leaders map[dualpath.GroupID]*leader
-	at      map[dualpath.EngineID]place
-	jobs    map[dualpath.RequestID]*job
-	byName  map[string]*job
-	lastID  dualpath.RequestID
+	// roles are those of each group that has registered.
+	roles  map[dualpath.GroupID]*roles
+	at     map[dualpath.EngineID]place
+	jobs   map[dualpath.RequestID]*job
+	byName map[string]*job
+	lastID dualpath.RequestID
 	// network is what the operator said last; nil: nothing.
 	network *Network
 	// payload is the sum of all jobs', in bytes.
@@ -125,7 +129,7 @@ func New(opts Options) (*Service, error) {
 	s := &Service{
 		log: opts.Logger, payloadMax: opts.PayloadBytes, start: time.Now(), number: rand.Uint64() | 1, planner: p,
 		groups: newNames("groups"), nodes: newNames("nodes"), namespaces: newNames("namespaces"), engines: newNames("engines"),
-		leaders: make(map[dualpath.GroupID]*leader), at: make(map[dualpath.EngineID]place),
+		leaders: make(map[dualpath.GroupID]*leader), roles: make(map[dualpath.GroupID]*roles), prefillRate: opts.Planner.PrefillRate, at: make(map[dualpath.EngineID]place),
 		jobs: make(map[dualpath.RequestID]*job), byName: make(map[string]*job), recent: newRecent(opts.Planner.MaxExplain),
 		stop: make(chan struct{}), done: make(chan struct{}),
 	}
@@ -204,8 +208,16 @@ func (s *Service) stepLocked(ev dualpath.Event) {
 }
 
 // deliverLocked puts one action into the channels of the leaders and the gateway that it is
-// for.
+// for, or records it for the operator.
 func (s *Service) deliverLocked(a *dualpath.Action) {
+	switch a.Kind {
+	case dualpath.Switch:
+		s.sendLocked(a.Group, &pb.LeaderAction{Kind: pb.LeaderAction_KIND_SWITCH, Seq: a.Seq, Side: pb.Side(a.Side)})
+		return
+	case dualpath.Switched:
+		s.switchedLocked(a)
+		return
+	}
 	j := s.jobs[a.Request]
 	if j == nil {
 		return // an Abort of what has just ended
@@ -262,6 +274,8 @@ func refusalOf(r dualpath.Reason) pb.Refusal {
 		return pb.Refusal_REFUSAL_TOO_LONG
 	case dualpath.BadRequest:
 		return pb.Refusal_REFUSAL_INVALID
+	case dualpath.OldWeights:
+		return pb.Refusal_REFUSAL_OLD_WEIGHTS
 	}
 	return pb.Refusal_REFUSAL_UNSPECIFIED
 }

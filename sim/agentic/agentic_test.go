@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// run simulates a job, and fails the test if that fails.
+// run simulates a job, and fails the test on an error.
 func run(t testing.TB, o Options) *Result {
 	t.Helper()
 	c, err := New(o)
@@ -33,13 +33,13 @@ func run(t testing.TB, o Options) *Result {
 	return r
 }
 
-// agents64K are n agents of the 64K set.
+// agents64K returns n agents of the 64K set.
 func agents64K(n int) []workload.Trajectory {
 	s := workload.Table2()[2]
 	return workload.Agents(s.Generate(500, 20260225), n, s.MaxLen, 1)
 }
 
-// between fails unless lo <= x <= hi.
+// between fails the test unless lo <= x <= hi.
 func between(t *testing.T, what string, x, lo, hi float64) {
 	t.Helper()
 	if !(x >= lo && x <= hi) {
@@ -47,7 +47,7 @@ func between(t *testing.T, what string, x, lo, hi float64) {
 	}
 }
 
-// TestOneRound: an empty cluster, one agent, by hand.
+// TestOneRound compares one agent on an empty cluster with a calculation by hand.
 func TestOneRound(t *testing.T) {
 	m := Model{
 		Name: "round numbers", KVBytes: 1000, Linear: 1e9, AttentionFixed: 1e9, AttentionPerContext: 1e6, FLOPS: 1e12,
@@ -57,8 +57,8 @@ func TestOneRound(t *testing.T) {
 		Model: m, PrefillNodes: 1, DecodeNodes: 1, GPUs: 2, SNIC: 1e6, CNIC: 1e7, StepOverhead: 5 * time.Millisecond, FetchEvery: time.Nanosecond,
 		Agents: []workload.Trajectory{{ID: 0, Rounds: []workload.Round{{Append: 100, Gen: 28}, {Append: 50, Gen: 4}}}},
 	}
-	// Round 0: nothing cached. Attention of 100 tokens after none; the rest of the
-	// model is spread over both engines.
+	// Round 0 has nothing cached. Its attention is that of 100 tokens without context; the rest of
+	// the model's work is divided between both engines.
 	ms := func(x float64) float64 { return x / 1e3 }
 	step0 := ms(5) + 100*(1e9+1e6*50)/1e12 + 100*1e9/1e12/2
 	copy0 := 100. / 1e4
@@ -73,7 +73,7 @@ func TestOneRound(t *testing.T) {
 	if got := r.Read[0] + r.Read[1]; got != 128 || r.Cached != 128 || r.Rounds != 2 || r.Agents != 1 {
 		t.Errorf("read %d, cached %d, %d rounds, %d agents", got, r.Cached, r.Rounds, r.Agents)
 	}
-	// The oracle neither reads nor copies; the tail adds what fills no block.
+	// The oracle neither reads nor copies. The tail is the part of the context that fills no block.
 	oracle := run(t, o.with(Oracle))
 	want := round0 + round1 - 0.128 - copy0 - 178./1e4
 	between(t, "oracle's JCT", oracle.JCT.Seconds(), want*(1-1e-6), want*(1+1e-6))
@@ -92,8 +92,8 @@ func (o Options) with(s System) Options {
 	return o
 }
 
-// TestConservation is DP-A12: what the NICs read is what the rounds had cached, in
-// whole blocks, exactly.
+// TestConservation is DP-A12: the NICs read exactly the cached tokens of the rounds, in whole
+// blocks.
 func TestConservation(t *testing.T) {
 	testkit.Long(t, "simulates whole jobs")
 	t.Parallel()
@@ -134,7 +134,7 @@ func TestConservation(t *testing.T) {
 	}
 }
 
-// TestOneSeed: two runs with one seed are the same in every event.
+// TestOneSeed: two runs with one seed have the same events.
 func TestOneSeed(t *testing.T) {
 	testkit.Long(t, "simulates whole jobs twice")
 	t.Parallel()
@@ -192,8 +192,8 @@ func TestAblation(t *testing.T) {
 	between(t, "without quota: attention max/avg", run(t, o.with(DualPath)).AttentionBalance(o.Until), 1.3, 4)
 }
 
-// TestStorageBound is DP-A4: if storage alone limits the cluster, because compute and the
-// compute NICs are fast, the gain is (P+D)/P.
+// TestStorageBound is DP-A4: if only storage limits the cluster, because compute and the compute
+// NICs are fast, the gain is (P+D)/P.
 func TestStorageBound(t *testing.T) {
 	testkit.Long(t, "simulates whole jobs")
 	t.Parallel()
@@ -203,7 +203,7 @@ func TestStorageBound(t *testing.T) {
 	agents := agents64K(384)
 	for _, pd := range [][2]int{{2, 1}, {1, 2}} {
 		o := Options{Model: real, PrefillNodes: pd[0], DecodeNodes: pd[1], Agents: agents, CNIC: 1e15, StepOverhead: time.Millisecond, FetchEvery: 5 * time.Millisecond}
-		// Beta is the work of a real GPU in 5 s, not of the fast one.
+		// Beta is the work of a real GPU in 5 s, not that of the fast one.
 		o.Planner.PrefillRate = o.ProfilePrefill()
 		o.Model = fast
 		// The gain may exceed the bound a little, because layerwise prefill loads the
@@ -218,8 +218,8 @@ func TestStorageBound(t *testing.T) {
 	}
 }
 
-// TestScale is DP-A8 with four times the cluster and the agents. One seed's ratio
-// differs from another's by 0.03.
+// TestScale is DP-A8 with four times the cluster and the agents. The ratios of two seeds differ by
+// 0.03.
 func TestScale(t *testing.T) {
 	testkit.Long(t, "simulates whole jobs")
 	t.Parallel()
@@ -233,8 +233,8 @@ func TestScale(t *testing.T) {
 	between(t, "JCT at 4 times the size over JCT", jct(4)/jct(1), 0.9, 1.1)
 }
 
-// TestOnline: below capacity latencies are steady and DualPath's near the oracle's
-// (DP-A9); above it the run ends at the SLO.
+// TestOnline: below capacity latencies are steady and DualPath's are near the oracle's (DP-A9);
+// above capacity the run ends at the SLO.
 func TestOnline(t *testing.T) {
 	testkit.Long(t, "simulates whole jobs")
 	set := agents64K(500)
@@ -267,7 +267,7 @@ func TestOnline(t *testing.T) {
 	}
 }
 
-// TestDistribution: a quantile is within 6 % of the sorted times'.
+// TestDistribution: a quantile is within 6 % of that of the sorted times.
 func TestDistribution(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	var d Distribution
@@ -308,7 +308,7 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
-// TestRefusals: a bad input's error says what was wrong.
+// TestRefusals: the error for an invalid option names the option.
 func TestRefusals(t *testing.T) {
 	good := Options{Model: DeepSeek660B(), PrefillNodes: 2, DecodeNodes: 4, Agents: agents64K(2)}
 	for want, change := range map[string]func(*Options){
@@ -349,8 +349,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// FuzzCluster: small clusters of any shape serve all of any agents, and read what
-// is cached.
+// FuzzCluster: small clusters of any shape complete all rounds of any agents, and read the cached
+// tokens.
 func FuzzCluster(f *testing.F) {
 	f.Add(uint64(1), uint8(0), uint8(20))
 	f.Add(uint64(2), uint8(3), uint8(60))
@@ -395,14 +395,14 @@ func FuzzCluster(f *testing.F) {
 	})
 }
 
-// tokenDue is a sequence of a naive decode engine.
+// tokenDue is a sequence of the naive decode engine.
 type tokenDue struct {
 	at  time.Duration
 	gen int
 	id  int
 }
 
-// byArrival is a heap of what arrives.
+// byArrival is a heap of sequences by arrival.
 type byArrival []tokenDue
 
 func (h byArrival) Len() int           { return len(h) }
@@ -420,7 +420,7 @@ func (h *byArrival) Pop() any {
 	return x
 }
 
-// naiveDecode goes step by step and returns when each sequence is done.
+// naiveDecode simulates every step and returns the time at which each sequence is done.
 func naiveDecode(arrivals []tokenDue, m Model) map[int]time.Duration {
 	h := byArrival(append([]tokenDue(nil), arrivals...))
 	heap.Init(&h)
@@ -453,8 +453,7 @@ func naiveDecode(arrivals []tokenDue, m Model) map[int]time.Duration {
 	return done
 }
 
-// FuzzDecode compares the decode engine, which counts steps, with one that takes
-// them.
+// FuzzDecode compares the decode engine, which counts steps, with one that simulates each step.
 func FuzzDecode(f *testing.F) {
 	f.Add(uint64(1), uint8(20))
 	f.Add(uint64(2), uint8(3))
@@ -487,8 +486,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// BenchmarkCluster is a job of the paper's Table 3 by the size of the cluster:
-// nodes and agents grow together. It reports rounds a second of real time.
+// BenchmarkCluster measures a job of the paper's Table 3 by the size of the cluster; nodes and
+// agents grow together. It reports rounds per second of real time.
 func BenchmarkCluster(b *testing.B) {
 	s := workload.Table2()[1]
 	set := s.Generate(500, 1)

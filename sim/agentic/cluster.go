@@ -15,12 +15,12 @@ import (
 // roundBits of a request's ID are its round, the others its agent.
 const roundBits = 16
 
-// Cluster is one run.
+// Cluster is the state of one run.
 type Cluster struct {
 	opts Options
 	k    *sim.Kernel
 	plan *dualpath.Planner
-	// quota is whether steps are packed by it.
+	// quota is set if the compute quota bounds steps.
 	quota     bool
 	attention batch.Model
 
@@ -46,7 +46,7 @@ type node struct {
 	id   dualpath.NodeID
 }
 
-// agent is one trajectory under way.
+// agent is an agent that is not done.
 type agent struct {
 	round   int
 	context int
@@ -56,7 +56,7 @@ type agent struct {
 type request struct {
 	id    dualpath.RequestID
 	agent int
-	// context, append and gen of the round; hit of the context is read, compute
+	// context, append and gen are those of the round. Of the context, hit tokens are read; compute
 	// tokens are computed.
 	context, append, gen int
 	hit, compute         int
@@ -66,17 +66,17 @@ type request struct {
 	parts                [2]dualpath.Part
 	nparts, unread       int
 	computed             int
-	sent                 time.Duration // when the whole prompt is in the decode engine's memory
+	sent                 time.Duration // time at which the whole prompt is in the decode engine's memory
 
 	submitted, started, loaded, first, second time.Duration
-	// target is the decode engine's count of steps at which it is done.
+	// target is the decode engine's step count at which the request is done.
 	target int64
 }
 
-// prompt is the request's length.
+// prompt returns the length of the request's prompt.
 func (r *request) prompt() int { return r.context + r.append }
 
-// length is what it takes of a decode engine's HBM.
+// length returns the tokens that the request needs in a decode engine's HBM.
 func (r *request) length() int { return r.prompt() + r.gen }
 
 // New returns a cluster at time 0.
@@ -96,7 +96,7 @@ func New(opts Options) (*Cluster, error) {
 	return c, nil
 }
 
-// build makes nodes, engines, groups and the planner.
+// build creates nodes, engines, groups and the planner.
 func (c *Cluster) build() error {
 	o := &c.opts
 	c.phases = c.k.Rand("phases of the groups' fetches")
@@ -141,8 +141,8 @@ func (c *Cluster) build() error {
 	return err
 }
 
-// Run simulates until all agents are done, Options.Until has come, or ctx ends, and
-// returns what was measured.
+// Run simulates until all agents are done, Options.Until is reached, or ctx ends, and returns the
+// measurements.
 func (c *Cluster) Run(ctx context.Context) (*Result, error) {
 	for _, g := range c.pgroups {
 		c.step(g.up())
@@ -162,17 +162,17 @@ func (c *Cluster) Run(ctx context.Context) (*Result, error) {
 		err = c.err
 	}
 	if err == nil && until == sim.Never && c.left > 0 {
-		err = fmt.Errorf("agentic: nothing happens any more at %v and %d agents are not done: %d requests under way; this is a defect of the simulator", c.k.Now(), c.left, len(c.inflight))
+		err = fmt.Errorf("agentic: no event is left at %v and %d agents are not done: %d requests in flight; this is a defect of the simulator", c.k.Now(), c.left, len(c.inflight))
 	}
 	if err != nil {
 		return nil, err
 	}
 	c.result.end(c)
-	res := c.result // by itself, so that it does not hold the cluster in memory
+	res := c.result // a copy, so that the result does not keep the cluster in memory
 	return &res, nil
 }
 
-// arrival is when an agent begins.
+// arrival returns the time at which an agent begins.
 func (c *Cluster) arrival(i int) time.Duration {
 	if c.opts.Arrivals == nil {
 		return 0
@@ -180,7 +180,7 @@ func (c *Cluster) arrival(i int) time.Duration {
 	return c.opts.Arrivals[i]
 }
 
-// step gives the planner an event and does what it says.
+// step passes an event to the planner and performs its actions.
 func (c *Cluster) step(ev dualpath.Event) {
 	actions := c.plan.Step(ev)
 	if c.opts.Record != nil {
@@ -191,12 +191,12 @@ func (c *Cluster) step(ev dualpath.Event) {
 	}
 }
 
-// perform does one action.
+// perform performs one action.
 func (c *Cluster) perform(a *dualpath.Action) {
 	c.seq = max(c.seq, a.Seq)
 	r := c.inflight[a.Request]
 	if r == nil {
-		c.fail(fmt.Errorf("agentic: %v of request %d, which is not under way", a.Kind, a.Request))
+		c.fail(fmt.Errorf("agentic: %v of request %d, which is not in flight", a.Kind, a.Request))
 		return
 	}
 	switch a.Kind {
@@ -224,7 +224,7 @@ func (c *Cluster) fail(err error) {
 	c.k.Stop()
 }
 
-// givePrefill counts a request as a prefill engine's, if it is not yet.
+// givePrefill counts a request among those of a prefill engine, once.
 func (c *Cluster) givePrefill(r *request, pe *prefiller) {
 	if r.pe == nil {
 		r.pe = pe
@@ -233,7 +233,7 @@ func (c *Cluster) givePrefill(r *request, pe *prefiller) {
 	}
 }
 
-// giveDecode counts a request as a decode engine's, if it is not yet.
+// giveDecode counts a request among those of a decode engine, once.
 func (c *Cluster) giveDecode(r *request, de *decoder) {
 	if r.de == nil {
 		r.de = de
@@ -261,7 +261,7 @@ func (c *Cluster) submit(i int) {
 	c.wake()
 }
 
-// wake lets every group fetch.
+// wake lets every group fetch work.
 func (c *Cluster) wake() {
 	for _, g := range c.pgroups {
 		g.wake(c)
@@ -271,8 +271,8 @@ func (c *Cluster) wake() {
 	}
 }
 
-// fetchDecode reports a decode group. What waits for its memory is granted when a
-// prefill group fetches.
+// fetchDecode passes a decode group's report to the planner. The requests that wait for its memory
+// are assigned at the next fetch of a prefill group.
 func (c *Cluster) fetchDecode(f *fetcher) {
 	c.fetch(f)
 	if c.plan.Stats().Queued > 0 {
@@ -282,7 +282,7 @@ func (c *Cluster) fetchDecode(f *fetcher) {
 	}
 }
 
-// newRequest returns a request of the spare ones, or a new one.
+// newRequest returns a spare request, or a new one.
 func (c *Cluster) newRequest() *request {
 	if n := len(c.spare); n > 0 {
 		r := c.spare[n-1]
@@ -292,7 +292,7 @@ func (c *Cluster) newRequest() *request {
 	return new(request)
 }
 
-// start takes a request that has both engines: its prefix is read.
+// start begins the read of a request that has both engines assigned.
 func (c *Cluster) start(r *request, a *dualpath.Action) {
 	c.k.Note(uint64(r.id), uint64(a.PE), uint64(a.DE), uint64(a.Parts[0].Side), uint64(a.Parts[0].To))
 	r.attempt, r.started = a.Seq, c.k.Now()
@@ -305,7 +305,7 @@ func (c *Cluster) start(r *request, a *dualpath.Action) {
 	c.load(r)
 }
 
-// load queues the parts at the storage NICs.
+// load queues the request's parts at the storage NICs.
 func (c *Cluster) load(r *request) {
 	if r.unread == 0 {
 		c.loaded(r)
@@ -324,21 +324,21 @@ func (c *Cluster) load(r *request) {
 	}
 }
 
-// readDone takes the last byte of a part.
+// readDone handles the end of the read of a part.
 func (c *Cluster) readDone(r *request, p dualpath.Part) {
 	if r.unread--; r.unread == 0 {
 		c.loaded(r)
 	}
 	c.step(dualpath.Progress{At: c.k.Now(), Request: r.id, Attempt: r.attempt, Side: p.Side, Upto: p.To})
-	// A shorter reading queue may put engines into the first class, and on either side
-	// it decides who reads the next prefix.
+	// A shorter reading queue may put engines into the first class. On either side it affects which
+	// side reads the next prefix.
 	r.pe.group.wake(c)
 	if p.Side == dualpath.Decode {
 		r.de.group.wake(c)
 	}
 }
 
-// loaded makes a request ready for prefill.
+// loaded marks a request as ready for prefill.
 func (c *Cluster) loaded(r *request) {
 	r.loaded = c.k.Now()
 	r.pe.ready = append(r.pe.ready, r)
@@ -372,7 +372,7 @@ func (c *Cluster) prefilled(r *request) {
 	}
 }
 
-// decoded ends a request, and begins its agent's next round.
+// decoded ends a request, and begins the next round of its agent.
 func (c *Cluster) decoded(r *request) {
 	c.result.round(c, r)
 	c.step(dualpath.Finished{At: c.k.Now(), Request: r.id, Attempt: r.attempt, Role: dualpath.Decode})

@@ -7,34 +7,34 @@ import (
 	"github.com/penstock-kv/penstock/sim"
 )
 
-// decoder is a decode engine. All of its requests are in its batch; between two
-// changes of the batch all steps take the same, so they are not simulated one by
-// one: steps counts them.
+// decoder is a decode engine. All of its requests are in its batch. Between two changes of the
+// batch all steps have the same duration, so they are counted in steps and not simulated one by
+// one.
 type decoder struct {
 	c     *Cluster
 	id    dualpath.EngineID
 	group *decodeGroup
 	node  *node
 	cnic  computeNIC
-	// tokens and requests are unfinished and assigned.
+	// tokens and requests count the assigned, unfinished work.
 	tokens, requests int
-	// free HBM in tokens, and who waits for it.
+	// free is the free HBM in tokens; waiting are the requests that wait for HBM.
 	free    int
 	waiting []*request
 
-	// batch is a heap by target; joining come in at the next step.
+	// batch is a heap by target; joining are the requests that join at the next step.
 	batch   []*request
 	joining []*request
-	// steps are done at base; each one from there takes step.
+	// steps is the number of steps done at time base; each later one takes step.
 	steps int64
 	base  time.Duration
 	step  time.Duration
 	next  *sim.Timer
-	// finish takes each request that is done.
+	// finish is called with each request that is done.
 	finish func(*request)
 }
 
-// decodeGroup are decode engines that fetch together.
+// decodeGroup is a group of decode engines that fetch together.
 type decodeGroup struct {
 	fetcher
 	c       *Cluster
@@ -49,8 +49,8 @@ func newDecoder(c *Cluster, g *decodeGroup, n *node, id dualpath.EngineID) *deco
 	return e
 }
 
-// report prepares the group's fetches. HBM is free for the planner as far as
-// nothing that was assigned will need it.
+// report fills in the group's reports. The free HBM in a report does not include the part that
+// assigned requests will need.
 func (g *decodeGroup) report(nodes int, at []node) {
 	g.init(g.c, g.id, len(g.engines), at[:nodes], func(out []dualpath.EngineReport) {
 		for i, e := range g.engines {
@@ -59,7 +59,7 @@ func (g *decodeGroup) report(nodes int, at []node) {
 	})
 }
 
-// up is the group's registration.
+// up returns the group's registration.
 func (g *decodeGroup) up() dualpath.GroupUp {
 	ev := dualpath.GroupUp{Group: g.id, Role: dualpath.Decode}
 	for _, e := range g.engines {
@@ -68,14 +68,14 @@ func (g *decodeGroup) up() dualpath.GroupUp {
 	return ev
 }
 
-// await takes a request whose KV is in the node's memory: it goes to the HBM when
-// there is room, in turn.
+// await queues a request whose KV is in the node's memory. It moves to the HBM, in order, when
+// there is room.
 func (e *decoder) await(r *request) {
 	e.waiting = append(e.waiting, r)
 	e.admit()
 }
 
-// admit lets requests into the HBM.
+// admit moves waiting requests into the HBM while there is room.
 func (e *decoder) admit() {
 	n := 0
 	for n < len(e.waiting) && e.waiting[n].length() <= e.free {
@@ -87,13 +87,13 @@ func (e *decoder) admit() {
 	e.waiting = shift(e.waiting, n)
 }
 
-// arrive takes a request whose KV needs no copy into the HBM.
+// arrive adds a request whose KV needs no copy into the HBM.
 func (e *decoder) arrive(r *request) {
-	e.free -= r.length() // may go below 0: what waits there is not modelled
+	e.free -= r.length() // may become negative: waiting for HBM is not modelled here
 	e.join(r)
 }
 
-// join adds a request, which has its first token, to the batch at the next step.
+// join adds a request with its first token to the batch at the next step.
 func (e *decoder) join(r *request) {
 	e.joining = append(e.joining, r)
 	now := e.c.k.Now()
@@ -107,7 +107,7 @@ func (e *decoder) join(r *request) {
 	}
 }
 
-// boundary is a step's end at which the batch changes.
+// boundary handles the end of a step at which the batch changes.
 func (e *decoder) boundary() {
 	now := e.c.k.Now()
 	if len(e.batch) > 0 {
@@ -163,7 +163,7 @@ func (e *decoder) push(r *request) {
 	}
 }
 
-// pop takes the request that is done first.
+// pop removes the request that is done first.
 func (e *decoder) pop() *request {
 	b := e.batch
 	top := b[0]

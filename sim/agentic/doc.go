@@ -1,7 +1,7 @@
-// Package agentic simulates DualPath's cluster in virtual time: agents with several
-// rounds, prefill and decode engines, storage NICs, and the production planner (package
-// dualpath). It simulates lengths and times: no KV, no storage node, no failure.
-// internal/emulate runs a cluster with real bytes.
+// Package agentic simulates DualPath's cluster in virtual time: agents with several rounds, prefill
+// and decode engines, storage NICs, and the production planner (package dualpath). It simulates
+// lengths and times, but no KV, no storage nodes and no failures. internal/emulate runs a cluster
+// with real bytes.
 //
 //	agents ─ round j ─► Submit ──────────────┐             ┌──► Assign, Start ─────────────────────┐
 //	                                         ▼             │                                       │
@@ -14,35 +14,35 @@
 //	                           over compute NICs, during the step        what it does not have, likewise
 //	     DE's memory ─► DE's compute NIC ─► HBM ─► decode: the whole batch, a token a step ─► next round
 //
-// # What is modelled, and where it comes from
+// # The model and its sources
 //
 //   - A storage NIC serves one request after the other at its full rate.
-//   - A compute NIC serves one transfer after the other, in each direction. A transfer
-//     occupies the NICs at both its ends and ends when both have served it (see send).
-//     The loads and stores of a layerwise step run while the step computes, and the step
-//     lasts at least until its slowest load has arrived. The model ignores that the
-//     first and the last layer cannot overlap, 1/61 of a transfer.
-//   - A prefill group (expert parallel) steps together: a step takes its overhead, the
-//     longest attention of its engines, and the rest of the model's work spread over
-//     all of them (DualPath section 6.2). Attention of n tokens after c cached ones is
-//     n (fixed + perContext (c + n/2)) operations; GPUs do Model.FLOPS a second.
-//   - A decode engine takes d0 + d1*batch a step; requests join and leave between steps.
+//   - A compute NIC serves one transfer after the other, in each direction. A transfer occupies the
+//     NICs at both ends, and is complete when both have served it (see send). The loads and stores
+//     of a layerwise step run while the step computes, and the step lasts at least until its
+//     slowest load has arrived. The model ignores that the first and the last layer cannot overlap,
+//     1/61 of a transfer.
+//   - A prefill group (expert parallel) steps together: a step takes its overhead, the longest
+//     attention of its engines, and the rest of the model's work spread over all of them (DualPath
+//     section 6.2). Attention of n tokens after c cached ones is n (fixed + perContext (c + n/2))
+//     operations; A GPU does Model.FLOPS per second.
+//   - A decode engine takes d0 + d1*batch per step; requests join and leave between steps.
 //   - Basic needs a request's HBM from the first byte read to the last byte sent to
 //     the decode engine; layerwise prefill does not (section 2.1).
 //   - An Oracle reads and sends nothing (section 7.2).
 //   - The cached tokens are the whole blocks of the context. The appended tokens are
 //     computed; Options.RecomputeTail adds the rest of the last block.
 //
-// A step of the planner takes no time, and its actions arrive at once. The planner's Tick
-// is not called: it handles slow and dead engines, and the simulation has none.
+// A decision of the planner takes no time, and its actions arrive at once. The planner's Tick is
+// not called: it handles slow and dead engines, and the simulation has none.
 //
 // # Metrics
 //
-// Result has the job's time, the latencies of every round, what each storage NIC
-// read and when. NICBalance is max/avg over the NICs in windows, attention max/avg over
-// the engines of a step; both mean little when the cluster is underloaded, so both say
-// from which part of the job and above which load they are taken.
+// Result has the duration of the job, the latencies of every round, and the tokens that each
+// storage NIC read over time. NICBalance is max/avg over the NICs in windows, the attention balance
+// is max/avg over the engines of a step. Both have little meaning while the cluster is underloaded,
+// so both leave out windows below a given load, or steps after a given time.
 //
-// One seed, one result: Result.Digest tells two runs apart. A Cluster serves one
-// goroutine.
+// One seed has one result: equal values of Result.Digest mean equal runs. A Cluster must be used by
+// one goroutine.
 package agentic

@@ -7,9 +7,9 @@ import (
 	"github.com/penstock-kv/penstock/sim"
 )
 
-// fetcher is what both kinds of groups have in common: they ask the planner for
-// work every so often. Each has its own phase: were it the same for all, the first
-// group would take all work that the planner has, time after time.
+// fetcher is the common part of both kinds of groups: they fetch work from the planner at
+// intervals. Each group has its own phase. With one phase for all, the first group would always
+// take all the work.
 type fetcher struct {
 	id      dualpath.GroupID
 	fetches *sim.Timer
@@ -20,15 +20,15 @@ type fetcher struct {
 	nodes []node
 }
 
-// init makes room for the reports of engines on nodes.
+// init allocates the reports of the group's engines and of their nodes.
 func (f *fetcher) init(c *Cluster, id dualpath.GroupID, engines int, nodes []node, fill func([]dualpath.EngineReport)) {
 	f.id, f.nodes, f.fill = id, nodes, fill
 	f.phase = time.Duration(c.phases.Int64N(int64(c.opts.FetchEvery)))
 	f.event = dualpath.Fetch{Group: id, Engines: make([]dualpath.EngineReport, engines), Nodes: make([]dualpath.NodeReport, len(nodes))}
 }
 
-// wake lets the group fetch when its turn comes. A fetch that would find nothing
-// new is left out: it would change nothing.
+// wake schedules the group's next fetch at its phase. A fetch without new information is left out,
+// because it would change nothing.
 func (f *fetcher) wake(c *Cluster) {
 	if f.fetches.Due() != sim.Never {
 		return
@@ -38,7 +38,7 @@ func (f *fetcher) wake(c *Cluster) {
 	f.fetches.Set(f.phase + turns*every)
 }
 
-// fetch asks for work, with the state of all engines and nodes of the group.
+// fetch fetches work, with a report of the state of all engines and nodes of the group.
 func (c *Cluster) fetch(f *fetcher) {
 	f.event.At, f.event.Seen = c.k.Now(), c.seq
 	f.fill(f.event.Engines)

@@ -11,26 +11,26 @@ import (
 // Model is a language model on one kind of GPU.
 type Model struct {
 	Name string
-	// KVBytes is a token's KV over all layers.
+	// KVBytes is the size of a token's KV over all layers.
 	KVBytes int64
-	// Linear is the work of a token outside of attention, FLOP; AttentionFixed what
-	// attention costs a token whatever its context, AttentionPerContext what it
-	// costs more for each token of context.
+	// Linear is the work per token outside of attention, in FLOP. AttentionFixed is the attention
+	// work per token, independent of the context; AttentionPerContext is the additional work for
+	// each token of context.
 	Linear, AttentionFixed, AttentionPerContext float64
-	// FLOPS is what one GPU achieves in prefill.
+	// FLOPS is the rate that one GPU achieves in prefill, per second.
 	FLOPS float64
 	// A decode step takes StepBase + StepPer*batch.
 	StepBase, StepPer time.Duration
-	// PrefillHBM and DecodeHBM are the KV that an engine holds, in tokens. Layerwise
-	// prefill does not need the first.
+	// PrefillHBM and DecodeHBM are the capacities of an engine for KV, in tokens. Layerwise prefill
+	// does not use the first.
 	PrefillHBM, DecodeHBM int
 }
 
-// DeepSeek660B is DeepSeek-V3.2, "DS 660B": 37 billion active parameters, sparse
-// attention over 2048 tokens chosen by an indexer that looks at all (DualPath Table
-// 1). 61 layers of 1280 bytes a token: the latent in 16 bits and the indexer's key in
-// 8, which is what the paper's job times imply. Rates and step times are not printed
-// and were fitted to its Figures 7 and 10, once for all.
+// DeepSeek660B is DeepSeek-V3.2, "DS 660B": 37 billion active parameters, sparse attention over
+// 2048 tokens chosen by an indexer that looks at all tokens (DualPath Table 1). A token has 61
+// layers of 1280 bytes: the latent in 16 bits and the indexer's key in 8 bits, which the paper's
+// job times imply. The paper does not print rates and step times; they were fitted once to its
+// Figures 7 and 10.
 func DeepSeek660B() Model {
 	return Model{
 		Name: "DS 660B", KVBytes: 61 * 1280,
@@ -60,7 +60,7 @@ func DeepSeek27B() Model {
 	}
 }
 
-// Validate returns an error that names what is out of range.
+// Validate returns an error that names the first value out of its range.
 func (m Model) Validate() error {
 	for _, f := range []struct {
 		name  string
@@ -81,12 +81,12 @@ func (m Model) Validate() error {
 	return nil
 }
 
-// Attention is the time model of one engine's attention, for dualpath/batch.
+// Attention returns the time model of one engine's attention, for dualpath/batch.
 func (m Model) Attention() batch.Model {
 	return batch.Model{PerToken: m.AttentionFixed / m.FLOPS, PerPair: m.AttentionPerContext / m.FLOPS}
 }
 
-// Work is the FLOP of n tokens after cached ones.
+// Work returns the FLOP of n tokens after cached tokens.
 func (m Model) Work(cached, n int) float64 {
 	return float64(n) * (m.Linear + m.AttentionFixed + m.AttentionPerContext*(float64(cached)+float64(n)/2))
 }

@@ -10,9 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// TestNetwork: with the network's cost the planner serves all agents of a whole job,
-// forgets every transfer, and on a network that is no bottleneck takes no longer than
-// without.
+// TestNetwork: with the network's cost the planner completes a whole job and ends every transfer.
+// On a network that is no bottleneck the job takes no longer than without the cost.
 func TestNetwork(t *testing.T) {
 	spec, err := workload.Table2Set("32K")
 	if err != nil {

@@ -10,17 +10,17 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// SLO is what an online service promises: means over a window.
+// SLO is the objective of an online service: bounds of the means over a window.
 type SLO struct{ TTFT, TPOT time.Duration }
 
-// PaperSLO is that of DualPath section 7.4.
+// PaperSLO returns the SLO of DualPath section 7.4.
 func PaperSLO() SLO { return SLO{TTFT: 4 * time.Second, TPOT: 50 * time.Millisecond} }
 
-// sloWindow is the window over which latencies are held against the SLO: the
-// paper's sliding window.
+// sloWindow is the window over which latencies are compared with the SLO: the paper's sliding
+// window.
 const sloWindow = 150 * time.Second
 
-// exceeds reports whether the last window before now is beyond the SLO.
+// exceeds reports whether the last window before now exceeds the SLO.
 func (s SLO) exceeds(r *Result, now time.Duration) bool {
 	w := r.Between(now-sloWindow, now)
 	if w.Rounds == 0 {
@@ -29,25 +29,25 @@ func (s SLO) exceeds(r *Result, now time.Duration) bool {
 	return w.MeanTTFT() > s.TTFT.Seconds() || (w.Second > 0 && w.MeanTPOT() > s.TPOT.Seconds())
 }
 
-// Online says how an open loop is run.
+// Online are the options of an open loop.
 type Online struct {
-	// Set are the trajectories that arrive, MaxLen their bound.
+	// Set has the trajectories that arrive, MaxLen bounds their length.
 	Set    []workload.Trajectory
 	MaxLen int
-	// APS is how many agents arrive a second, by a Poisson process.
+	// APS is the number of agents that arrive per second, by a Poisson process.
 	APS float64
-	// Horizon is how long the run takes; the steady part is the last third of it.
-	// The longest trajectories take more than an hour: default 90 minutes.
+	// Horizon is the duration of the run; its last third counts as steady. The longest trajectories
+	// take more than an hour: default 90 minutes.
 	Horizon time.Duration
-	// SLO ends the run when a window exceeds it; zero: never.
+	// SLO ends the run when a window exceeds it; zero means never.
 	SLO SLO
 }
 
 // DefaultHorizon is Online.Horizon's default.
 const DefaultHorizon = 90 * time.Minute
 
-// RunOnline runs an open loop on the cluster of opts, whose agents and arrivals it
-// sets. Result.Exceeded tells whether the SLO was.
+// RunOnline runs an open loop on the cluster of opts, whose agents and arrivals it sets.
+// Result.Exceeded reports whether the run exceeded the SLO.
 func RunOnline(ctx context.Context, opts Options, on Online) (*Result, error) {
 	setDefault(&on.Horizon, DefaultHorizon)
 	if !(on.APS > 0) || math.IsInf(on.APS, 0) || len(on.Set) == 0 {
@@ -56,7 +56,7 @@ func RunOnline(ctx context.Context, opts Options, on Online) (*Result, error) {
 	rng := rand.New(rand.NewPCG(opts.Seed, 0xA95))
 	n := int(on.APS*on.Horizon.Seconds()*1.2) + 20
 	opts.Agents = workload.Agents(on.Set, n, on.MaxLen, opts.Seed)
-	// The order of the set says nothing; neither should that of arrival.
+	// The order of the set has no meaning, so the agents arrive in random order.
 	rng.Shuffle(n, func(i, j int) { opts.Agents[i], opts.Agents[j] = opts.Agents[j], opts.Agents[i] })
 	opts.Arrivals = workload.Poisson(n, on.APS, rng)
 	opts.Until = on.Horizon
@@ -70,7 +70,7 @@ func RunOnline(ctx context.Context, opts Options, on Online) (*Result, error) {
 	return c.Run(ctx)
 }
 
-// watch ends the run when a window has exceeded the SLO.
+// watch ends the run when a window exceeds the SLO.
 func (c *Cluster) watch(s SLO) {
 	var look func()
 	look = func() {
@@ -84,13 +84,13 @@ func (c *Cluster) watch(s SLO) {
 	c.k.At(sloWindow, look)
 }
 
-// Steady is the last third of a run of that horizon.
+// Steady returns the last third of a run with the given horizon.
 func (r *Result) Steady(horizon time.Duration) Window {
 	return r.Between(horizon-horizon/3, horizon)
 }
 
-// Capacity is the largest multiple of step, up to most, at which no window of a run
-// exceeds the SLO, found by bisection; 0: none. Progress, if set, is told each rate
+// Capacity returns the largest multiple of step, up to most, at which no window of a run exceeds
+// the SLO, found by bisection; 0 if there is none. progress, if not nil, is called with each rate
 // tried and whether it was sustained.
 func Capacity(ctx context.Context, opts Options, on Online, step, most float64, progress func(aps float64, ok bool)) (float64, error) {
 	lo, hi := 0, int(most/step+1e-9)+1 // lo is sustained, hi is not

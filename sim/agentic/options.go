@@ -10,23 +10,23 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// System is what is compared: each row of the paper's ablation (section 7.5) adds
-// one thing to the one before it.
+// System is a system to compare. Each row of the paper's ablation (section 7.5) adds one feature to
+// the row before it.
 type System uint8
 
 const (
-	// Basic reads on the prefill side, holds a request's HBM while it does, and packs
-	// whatever is ready.
+	// Basic reads on the prefill side, holds a request's HBM during the read, and packs all ready
+	// requests.
 	Basic System = iota
 	// Layerwise is Basic without the need for HBM, and with the compute quota, which
 	// the paper has in all systems but Basic (section A.4).
 	Layerwise
-	// RoundRobin is Layerwise that reads on either side in turn.
+	// RoundRobin is Layerwise with reads on the two sides in turn.
 	RoundRobin
-	// DualPath is the paper's: it reads on the side with the shorter queue.
+	// DualPath is the paper's system: it reads on the side with the shorter queue.
 	DualPath
-	// DualPathSplit is the production planner as it is by default: one request is
-	// read by both sides.
+	// DualPathSplit is the production planner with its defaults: both sides read parts of one
+	// request.
 	DualPathSplit
 	// Oracle is DualPath without reads and transfers.
 	Oracle
@@ -52,51 +52,51 @@ func ParseSystem(name string) (System, error) {
 	return 0, fmt.Errorf("agentic: system %q; it must be one of %q", name, systemNames)
 }
 
-// Options of a run.
+// Options are the options of a run.
 type Options struct {
 	System System
 	Model  Model
-	// PrefillNodes and DecodeNodes have GPUs engines each (default 8), a storage NIC
-	// of SNIC bytes/s (default 50e9), and a compute NIC of CNIC bytes/s an engine
-	// (default 50e9).
+	// PrefillNodes and DecodeNodes have GPUs engines each (default 8), a storage NIC of SNIC
+	// bytes/s (default 50e9), and a compute NIC of CNIC bytes/s for each engine (default 50e9).
 	PrefillNodes, DecodeNodes, GPUs int
 	SNIC, CNIC                      float64
-	// PrefillGroup and DecodeGroup are nodes a group; default: all of them.
+	// PrefillGroup and DecodeGroup are the numbers of nodes per group; the default is all nodes.
 	PrefillGroup, DecodeGroup int
 
 	// Agents to run; with Arrivals, agent i begins at Arrivals[i], else all begin at
 	// 0. An agent's rounds follow each other at once.
 	Agents   []workload.Trajectory
 	Arrivals []time.Duration
-	// Until ends the run early; 0: when all agents are done.
+	// Until ends the run at that time; 0 means when all agents are done.
 	Until time.Duration
 
-	// BlockTokens default 64.
+	// BlockTokens is the number of tokens per block; default 64.
 	BlockTokens int
-	// RecomputeTail computes the context's last tokens, which fill no block, too.
+	// RecomputeTail makes prefill also compute the last tokens of the context, which fill no block.
 	RecomputeTail bool
-	// Quota bounds an engine's attention in a step, over all layers; default 300 ms
-	// (section A.4). NoQuota packs whatever is ready, as Basic does.
+	// Quota bounds an engine's attention time in a step, over all layers; default 300 ms (section
+	// A.4). NoQuota packs all ready requests, as Basic does.
 	Quota   time.Duration
 	NoQuota bool
-	// StepOverhead is what a prefill step takes besides; default 30 ms.
+	// StepOverhead is the additional time of a prefill step; default 30 ms.
 	StepOverhead time.Duration
 	// FetchEvery is the time between two fetches of a group; default 20 ms.
 	FetchEvery time.Duration
-	// SLO is what rounds are held against; default PaperSLO. It decides nothing.
+	// SLO is the objective with which rounds are compared; default PaperSLO. It affects no
+	// decision.
 	SLO SLO
-	// Planner are further options of the planner. Its policy is the system's; rates,
-	// and with them alpha and beta, are the model's where they are 0.
+	// Planner has further options of the planner. System determines its policy. Rates that are 0,
+	// and with them alpha and beta, are derived from the model.
 	Planner dualpath.Options
-	// Record, if set, is given every event of the planner and its actions, which are
+	// Record, if not nil, is called with every event of the planner and its actions, which are
 	// valid during the call.
 	Record func(dualpath.Event, []dualpath.Action)
-	// Progress, if set, is called now and then with the rounds done and the time.
+	// Progress, if not nil, is called now and then with the completed rounds and the time.
 	Progress func(rounds int, now time.Duration)
 	Seed     uint64
 }
 
-// ensureDefaults fills what is zero.
+// ensureDefaults fills the fields that are zero.
 func (o *Options) ensureDefaults() {
 	setDefault(&o.GPUs, 8)
 	setDefault(&o.SNIC, 50e9)
@@ -117,7 +117,7 @@ func setDefault[T comparable](p *T, v T) {
 	}
 }
 
-// Validate returns an error that names what no cluster could be.
+// Validate returns an error that names the first option that no cluster can have.
 func (o *Options) Validate() error {
 	if err := o.Model.Validate(); err != nil {
 		return err
@@ -160,8 +160,8 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// plannerOptions are the options of the planner for this cluster: what a profile
-// of it would measure.
+// plannerOptions returns the options of the planner for this cluster, with the values that a
+// profile of it would measure.
 func (o *Options) plannerOptions() dualpath.Options {
 	p := o.Planner
 	setDefault(&p.ReadRate, o.SNIC/float64(o.Model.KVBytes))
@@ -177,14 +177,14 @@ func (o *Options) plannerOptions() dualpath.Options {
 	default:
 		p.Policy = dualpath.Shorter
 	}
-	// Groups fetch when there is something to fetch; silence is not death here.
+	// Groups fetch only if there is work, so a group without fetches must not count as lost.
 	setDefault(&p.GroupTimeout, math.MaxInt64)
 	setDefault(&p.MaxExplain, 1)
 	return p
 }
 
-// ProfilePrefill is how many tokens of prompts, cached ones included, an engine
-// takes a second: the planner counts unfinished work in whole prompts.
+// ProfilePrefill returns the tokens of prompts, cached ones included, that an engine completes per
+// second. The planner counts unfinished work in whole prompts.
 func (o *Options) ProfilePrefill() float64 {
 	var prompts, seconds float64
 	for i := range o.Agents[:min(len(o.Agents), 500)] {

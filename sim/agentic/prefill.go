@@ -15,25 +15,25 @@ type prefiller struct {
 	group *prefillGroup
 	node  *node
 	cnic  computeNIC
-	// tokens and requests are unfinished: tok_e and seq_e.
+	// tokens and requests count the unfinished work: tok_e and seq_e.
 	tokens, requests int
-	// ready have their prefix and wait for steps, in the order in which they came.
+	// ready are the requests that have their prefix and wait for steps, in order of arrival.
 	ready []*request
-	// chunks of the step under way.
+	// chunks are those of the running step.
 	chunks []batch.Chunk
 
-	// Basic: free HBM in tokens, and who waits for it.
+	// free is the free HBM of Basic in tokens; waiting are the requests that wait for it.
 	free    int
 	waiting []*request
 }
 
-// prefillGroup are the engines that step together.
+// prefillGroup is a group of engines that step together.
 type prefillGroup struct {
 	fetcher
 	c       *Cluster
 	id      dualpath.GroupID
 	engines []*prefiller
-	steps   *sim.Timer // a step begins when the instant has settled
+	steps   *sim.Timer // begins a step at the end of the instant
 	ends    *sim.Timer
 	items   []batch.Item
 }
@@ -43,7 +43,7 @@ func newPrefiller(c *Cluster, g *prefillGroup, n *node, id dualpath.EngineID) *p
 	return &prefiller{id: id, group: g, node: n, free: c.opts.Model.PrefillHBM}
 }
 
-// report prepares the group's fetches.
+// report fills in the group's reports.
 func (g *prefillGroup) report(nodes int, at []node) {
 	g.init(g.c, g.id, len(g.engines), at[:nodes], func(out []dualpath.EngineReport) {
 		for i, e := range g.engines {
@@ -52,7 +52,7 @@ func (g *prefillGroup) report(nodes int, at []node) {
 	})
 }
 
-// up is the group's registration.
+// up returns the group's registration.
 func (g *prefillGroup) up() dualpath.GroupUp {
 	ev := dualpath.GroupUp{Group: g.id, Role: dualpath.Prefill}
 	for _, e := range g.engines {
@@ -61,14 +61,13 @@ func (g *prefillGroup) up() dualpath.GroupUp {
 	return ev
 }
 
-// admit lets a request be read as soon as the engine's HBM has room for it, in
-// turn.
+// admit starts the read of a request as soon as the engine's HBM has room for it, in order.
 func (e *prefiller) admit(r *request) {
 	e.waiting = append(e.waiting, r)
 	e.admitWaiting()
 }
 
-// admitWaiting admits from the head.
+// admitWaiting admits requests from the head of the queue.
 func (e *prefiller) admitWaiting() {
 	n := 0
 	for n < len(e.waiting) && e.waiting[n].prompt() <= e.free {
@@ -80,13 +79,13 @@ func (e *prefiller) admitWaiting() {
 	e.waiting = shift(e.waiting, n)
 }
 
-// release gives a request's HBM back.
+// release frees a request's HBM.
 func (e *prefiller) release(r *request) {
 	e.free += r.prompt()
 	e.admitWaiting()
 }
 
-// shift drops the first n, keeping the memory.
+// shift removes the first n elements and keeps the memory.
 func shift(q []*request, n int) []*request {
 	if n == 0 {
 		return q
@@ -96,14 +95,14 @@ func shift(q []*request, n int) []*request {
 	return q[:k]
 }
 
-// wakeStep begins a step at the end of the instant, unless one is under way.
+// wakeStep begins a step at the end of the instant, unless one is running.
 func (g *prefillGroup) wakeStep() {
 	if g.ends.Due() == sim.Never && g.steps.Due() == sim.Never {
 		g.steps.Set(g.c.k.Now())
 	}
 }
 
-// begin starts a step of the requests that are ready.
+// begin starts a step with the ready requests.
 func (g *prefillGroup) begin() {
 	c := g.c
 	m := &c.opts.Model
@@ -134,8 +133,7 @@ func (g *prefillGroup) begin() {
 	g.ends.Set(end)
 }
 
-// pack chooses the engine's part of a step and returns its attention time in
-// seconds.
+// pack chooses the engine's chunks of a step and returns their attention time in seconds.
 func (e *prefiller) pack(c *Cluster, items *[]batch.Item) float64 {
 	*items = (*items)[:0]
 	for _, r := range e.ready {
@@ -144,7 +142,7 @@ func (e *prefiller) pack(c *Cluster, items *[]batch.Item) float64 {
 	if c.quota {
 		e.chunks = batch.Pack(*items, c.opts.Quota, c.attention, e.chunks)
 		if len(e.chunks) == 0 && len(*items) > 0 {
-			// Not even one token fits the quota; it is computed all the same.
+			// Not even one token fits the quota. One is computed nevertheless.
 			e.chunks = append(e.chunks, batch.Chunk{Index: 0, Compute: min(1, (*items)[0].Compute)})
 		}
 	} else {
@@ -168,7 +166,7 @@ func (g *prefillGroup) end() {
 			r := e.ready[ch.Index]
 			r.computed += ch.Compute
 			if r.computed == r.compute {
-				done++ // only the last of a batch can be cut
+				done++ // only the last chunk of a batch can be cut
 			}
 		}
 		finished := e.ready[:done:done]

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// TestRecordedJob: a planner that is given the events of a simulated job, as a record
-// of a planner node holds them, takes the same decisions.
+// TestRecordedJob: a planner takes the same decisions from a record of the events of a simulated
+// job, in the format of a planner node's record.
 func TestRecordedJob(t *testing.T) {
 	testkit.Long(t, "simulates a whole job")
 	t.Parallel()

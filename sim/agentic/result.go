@@ -6,34 +6,34 @@ import (
 	"time"
 )
 
-// Result is what a run measured.
+// Result has the measurements of a run.
 type Result struct {
 	System System
-	// JCT is when the last agent was done, or when the run was ended.
+	// JCT is the time at which the last agent was done, or at which the run ended.
 	JCT time.Duration
-	// Agents and Rounds that were done; AgentTime is how long the agents took, from
-	// arrival to the last token, in sum.
+	// Agents and Rounds count the completed ones. AgentTime is the sum of the agents' durations,
+	// from arrival to the last token.
 	Agents, Rounds int
 	AgentTime      time.Duration
-	// Read are the tokens that each storage NIC read, prefill nodes first; Cached
-	// the cached tokens of the rounds that were done: where all were, they are equal
-	// in sum.
+	// Read has the tokens read by each storage NIC, prefill nodes first. Cached is the sum of the
+	// cached tokens of the completed rounds. If all rounds are complete, the sum of Read equals
+	// Cached.
 	Read   []int64
 	Cached int64
 	// Series has the latencies of the rounds that ended in each window of
 	// SeriesWindow.
 	Series []Window
-	// Latency is over all rounds.
+	// Latency covers all rounds.
 	Latency Window
 
-	// Exceeded: the run ended because a window was beyond the SLO.
+	// Exceeded is set if the run ended because a window exceeded the SLO.
 	Exceeded bool
 
-	// Events of the simulation, and a hash over them.
+	// Events is the number of simulated events, Digest a hash over them.
 	Events, Digest uint64
 
 	nodes    int
-	capacity float64     // tokens a second of one storage NIC
+	capacity float64     // tokens per second of one storage NIC
 	traffic  [][]float64 // tokens, by second and NIC
 	steps    []stepBalance
 }
@@ -44,27 +44,27 @@ const SeriesWindow = 10 * time.Second
 // balanceWindow is the length of a window of storage traffic.
 const balanceWindow = time.Second
 
-// Window sums up rounds.
+// Window has sums over rounds.
 type Window struct {
-	// Rounds that ended; Tokens that they generated.
+	// Rounds is the number of rounds that ended, Tokens the number of tokens that they generated.
 	Rounds, Tokens int
-	// Sums over the rounds, in seconds: TTFT from Submit to the first token, and what
-	// it is made of: waiting for engines, for storage, for prefill. Of the rounds with
-	// a second token, TTST from the first to the second, as the paper's Table 3 has
-	// it, and TPOT from the first to the last over their number.
+	// Sums over the rounds, in seconds. TTFT is the time from Submit to the first token. Queued,
+	// Reading and Prefill are its parts: the waits for engines, for storage and for prefill. For
+	// rounds with a second token, TTST is the time from the first to the second, as in the paper's
+	// Table 3, and TPOT the time from the first to the last divided by their number.
 	TTFT, TTST, Queued, Reading, Prefill, TPOT float64
-	// Second is how many rounds have a second token; Met how many were within
-	// Options.SLO in TTFT and TPOT.
+	// Second is the number of rounds with a second token, Met the number within Options.SLO in TTFT
+	// and TPOT.
 	Second, Met int
-	// TTFTs is how the TTFT is distributed.
+	// TTFTs is the distribution of the TTFT.
 	TTFTs Distribution
 }
 
-// Distribution counts times by their logarithm: twenty steps a decade from a
-// millisecond, so that a quantile is within 6 %.
+// Distribution counts times by their logarithm: twenty steps per decade from a millisecond, so a
+// quantile is within 6 %.
 type Distribution [140]uint32
 
-// distributionStart is where the first step begins, in seconds.
+// distributionStart is the start of the first step, in seconds.
 const distributionStart = 1e-3
 
 // add counts a time in seconds.
@@ -73,8 +73,8 @@ func (d *Distribution) add(seconds float64) {
 	d[min(step, len(d)-1)]++
 }
 
-// Quantile is the time, in seconds, that a share q of the rounds did not exceed: the
-// middle of its step; NaN without rounds.
+// Quantile returns the time, in seconds, that a share q of the rounds did not exceed: the middle of
+// its step; NaN without rounds.
 func (d *Distribution) Quantile(q float64) float64 {
 	total := 0
 	for _, n := range d {
@@ -89,19 +89,19 @@ func (d *Distribution) Quantile(q float64) float64 {
 	return math.NaN()
 }
 
-// Attainment is the share of the rounds that met the SLO.
+// Attainment returns the share of the rounds that met the SLO.
 func (w Window) Attainment() float64 { return float64(w.Met) / float64(w.Rounds) }
 
-// Goodput is the rate of the rounds that met the SLO.
+// Goodput returns the rate of the rounds that met the SLO, per second.
 func (w Window) Goodput(length time.Duration) float64 { return float64(w.Met) / length.Seconds() }
 
-// Mean latencies of a window in seconds; NaN without rounds.
+// MeanTTFT returns the mean time to first token in seconds; NaN without rounds.
 func (w Window) MeanTTFT() float64 { return w.TTFT / float64(w.Rounds) }
 
-// MeanTTST is the mean time from the first token to the second.
+// MeanTTST returns the mean time from the first token to the second.
 func (w Window) MeanTTST() float64 { return w.TTST / float64(w.Second) }
 
-// MeanTPOT is the mean time of a token after the first.
+// MeanTPOT returns the mean time per token after the first.
 func (w Window) MeanTPOT() float64 { return w.TPOT / float64(w.Second) }
 
 // addRound adds a window of one round.
@@ -118,7 +118,7 @@ func (w *Window) add(o *Window) {
 	}
 }
 
-// sum adds all of a window but its distribution.
+// sum adds all of a window except its distribution.
 func (w *Window) sum(o *Window) {
 	w.Rounds, w.Tokens, w.Second = w.Rounds+o.Rounds, w.Tokens+o.Tokens, w.Second+o.Second
 	w.TTFT, w.TTST, w.TPOT = w.TTFT+o.TTFT, w.TTST+o.TTST, w.TPOT+o.TPOT
@@ -126,7 +126,7 @@ func (w *Window) sum(o *Window) {
 	w.Met += o.Met
 }
 
-// Between sums the windows that lie in [from, to).
+// Between returns the sum of the windows in [from, to).
 func (r *Result) Between(from, to time.Duration) Window {
 	var w Window
 	for i := range r.Series {
@@ -137,7 +137,7 @@ func (r *Result) Between(from, to time.Duration) Window {
 	return w
 }
 
-// stepBalance is one step of a prefill group.
+// stepBalance has the balance of one step of a prefill group.
 type stepBalance struct {
 	at    time.Duration
 	ratio float64
@@ -151,7 +151,7 @@ func (r *Result) begin(c *Cluster) {
 	r.capacity = c.opts.SNIC / float64(c.opts.Model.KVBytes)
 }
 
-// end completes it.
+// end completes the result.
 func (r *Result) end(c *Cluster) {
 	for i := range c.nodes {
 		r.Read[i] = c.nodes[i].snic.Carried()
@@ -162,7 +162,7 @@ func (r *Result) end(c *Cluster) {
 	r.Events, r.Digest = c.k.Fired(), c.k.Digest()
 }
 
-// read takes what a storage NIC read from one time to another, at an even rate.
+// read records the tokens that a storage NIC read between two times, at a constant rate.
 func (r *Result) read(nic int, from, to time.Duration, tokens int64) {
 	for int(to/balanceWindow) >= len(r.traffic) {
 		r.traffic = append(r.traffic, make([]float64, r.nodes))
@@ -180,12 +180,12 @@ func (r *Result) read(nic int, from, to time.Duration, tokens int64) {
 	}
 }
 
-// step takes the attention times of a prefill step: the longest, and the mean.
+// step records the attention times of a prefill step: the longest, and the mean.
 func (r *Result) step(c *Cluster, longest, mean float64) {
 	r.steps = append(r.steps, stepBalance{c.k.Now(), longest / mean})
 }
 
-// round takes a round that is done.
+// round records a completed round.
 func (r *Result) round(c *Cluster, q *request) {
 	now := c.k.Now()
 	r.Rounds++
@@ -215,17 +215,16 @@ func (r *Result) round(c *Cluster, q *request) {
 	}
 }
 
-// agentDone takes the end of an agent.
+// agentDone records the end of an agent.
 func (r *Result) agentDone(now, arrived time.Duration) {
 	r.Agents++
 	r.AgentTime += now - arrived
 	r.JCT = now
 }
 
-// NICBalance is the mean of max/avg over the storage NICs, in windows of the given
-// length (whole seconds) of the part of the job before until, in which the NICs that
-// count read at more than floor of what they could: the paper's Figure 13. Nics is
-// how many count, from the first: all, or the prefill nodes'.
+// NICBalance returns the mean of max/avg over the first nics storage NICs (all, or those of the
+// prefill nodes), in windows of the given length (whole seconds) before until. It covers the
+// windows in which these NICs read at more than floor of their capacity: the paper's Figure 13.
 func (r *Result) NICBalance(window, until time.Duration, floor float64, nics int) float64 {
 	width := max(1, int(window/balanceWindow))
 	sum, n := 0.0, 0
@@ -249,8 +248,8 @@ func (r *Result) NICBalance(window, until time.Duration, floor float64, nics int
 	return sum / float64(n)
 }
 
-// BalanceSeries is max/avg over all storage NICs in each window before until, with
-// the windows' middles in seconds.
+// BalanceSeries returns max/avg over all storage NICs in each window before until, with the middle
+// of each window in seconds.
 func (r *Result) BalanceSeries(window, until time.Duration) (at, ratio []float64) {
 	width := max(1, int(window/balanceWindow))
 	for i := 0; i+width <= len(r.traffic) && time.Duration(i+width)*balanceWindow <= until; i += width {
@@ -270,8 +269,8 @@ func (r *Result) BalanceSeries(window, until time.Duration) (at, ratio []float64
 	return at, ratio
 }
 
-// AttentionBalance is the mean of max/avg of the engines' attention times over the
-// steps before until: the paper's Figure 14.
+// AttentionBalance returns the mean of max/avg of the engines' attention times over the steps
+// before until: the paper's Figure 14.
 func (r *Result) AttentionBalance(until time.Duration) float64 {
 	sum, n := 0.0, 0
 	for _, s := range r.steps {
@@ -285,7 +284,7 @@ func (r *Result) AttentionBalance(until time.Duration) float64 {
 	return sum / float64(n)
 }
 
-// StorageShare is what the storage NICs read over what they could have, until the
+// StorageShare returns the tokens that the storage NICs read divided by their capacity until the
 // job's end.
 func (r *Result) StorageShare() float64 {
 	sum := int64(0)

@@ -11,11 +11,11 @@ import (
 // the engine's HBM; its in port receives KV into either.
 type computeNIC struct{ out, in port }
 
-// port is one direction of a NIC. It serves transfers in order of arrival, so the end of
-// a transfer is known when the transfer arrives.
+// port is one direction of a NIC. It serves transfers in order of arrival, so the end of a transfer
+// can be computed on its arrival.
 type port struct {
-	free    time.Duration // the end of the last transfer so far
-	carried int64         // tokens of all transfers so far
+	free    time.Duration // the end of the last transfer
+	carried int64         // tokens of all transfers
 }
 
 // serve adds a transfer that occupies the port for took, and returns its end.
@@ -39,11 +39,11 @@ func (c *Cluster) send(from, to *computeNIC, tokens int) time.Duration {
 	return max(from.out.serve(now, took, tokens), to.in.serve(now, took, tokens))
 }
 
-// stream starts the transfers of one chunk of a layerwise step. It returns the time at
-// which the KV that the chunk attends to is in the prefill engine's HBM. This KV is loaded
-// from the memory that it was read into. The chunk's new KV is sent to the decode engine's
-// memory. Both run layer by layer while the step computes. A later chunk of a cut prompt
-// loads everything before it again, because the HBM holds one layer at a time.
+// stream starts the transfers of one chunk of a layerwise step. It returns the time at which the KV
+// that the chunk attends to is in the prefill engine's HBM. This KV is loaded from the memory into
+// which it was read. The chunk's new KV is sent to the decode engine's memory. Both run layer by
+// layer while the step computes. A later chunk of a cut prompt loads everything before it again,
+// because the HBM holds one layer at a time.
 func (c *Cluster) stream(r *request, compute int) (loaded time.Duration) {
 	pe, de := &r.pe.cnic, &r.de.cnic
 	own, sent := r.computed, compute

@@ -28,12 +28,13 @@ func TestTransfersByHand(t *testing.T) {
 		prefill   int64 // tokens read by the prefill node
 		ttft, jct float64
 	}{
-		// Basic streams nothing: a step computes, and then the whole prompt goes from HBM to HBM.
+		// Basic transfers nothing during a step: after the step the whole prompt is sent from HBM
+		// to HBM.
 		{Basic, 256, computed0 + 2*read + computed1 + computed2, computed0 + 2*read + computed1 + computed2 + hbm + decoded},
-		// The steps wait for their loads. The same NIC sends the prompt on, which takes longer.
+		// The steps wait for their loads. The same NIC also sends the prompt, which takes longer.
 		{Layerwise, 256, computed0 + 2*read + 2*loaded, computed0 + 2*read + 2*(loaded+sent) + hbm + decoded},
-		// The nodes read in turn. KV that the decode node read comes from there, and only the
-		// 50 new tokens are sent back.
+		// The two nodes read in turn. KV that the decode node read is loaded from there, and only
+		// the 50 new tokens are sent back.
 		{RoundRobin, 128, computed0 + 2*read + 2*loaded, computed0 + 2*read + loaded + sent + loaded + hbm + decoded},
 	} {
 		r := run(t, Options{

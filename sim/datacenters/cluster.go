@@ -12,19 +12,20 @@ import (
 	"github.com/penstock-kv/penstock/sim/flow"
 )
 
-// session is a conversation and what each cluster has cached of it.
+// session is a conversation and its cached blocks in each cluster.
 type session struct {
 	total         int // tokens of the last prompt and its answer
 	local, remote *prfaas.Pool
 }
 
-// request is one prompt on its way.
+// request is one prompt in flight.
 type request struct {
 	number  uint64
 	session *session
 	total   int
 	route   prfaas.Route
-	// egress and ingress are what crosses the link for it, fetch excluded.
+	// egress and ingress are the bytes that cross the link for the request, without the fetched
+	// prefix.
 	egress                    float64
 	arrived, delivered, ended time.Duration
 	decoder                   *instance
@@ -33,13 +34,13 @@ type request struct {
 // instance is one instance of the PD cluster.
 type instance struct {
 	prefill bool
-	// turning: it takes nothing new and changes its role when it is idle.
+	// turning is set if the instance takes no new requests and changes its role when it is idle.
 	turning bool
-	// running is how many requests it works on: at most one prefill, or BS_max.
+	// running is the number of requests in progress: at most one prefill, or BS_max decodes.
 	running int
 }
 
-// cluster is one run.
+// cluster is the state of one run.
 type cluster struct {
 	opts Options
 	k    *sim.Kernel
@@ -88,7 +89,7 @@ func (q *queue) pop() *request {
 	return r
 }
 
-// Run simulates one system. ctx ends it early, with its error.
+// Run simulates one system. It returns ctx's error if ctx ends first.
 func Run(ctx context.Context, o Options, seed uint64) (*Result, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -137,13 +138,14 @@ func newCluster(o Options, seed uint64) (*cluster, error) {
 	return c, nil
 }
 
-// doorFactor keeps the clusters' doors from binding: the link does.
-const doorFactor = 16
+// accessFactor is the bandwidth of a cluster's egress and ingress relative to the link, so that only
+// the link is a bottleneck.
+const accessFactor = 16
 
 func (c *cluster) buildLink() error {
 	b := c.opts.System.EgressBytes
-	door := flow.WANCluster{Egress: doorFactor * b, Ingress: doorFactor * b}
-	prefill, pd := door, door
+	access := flow.WANCluster{Egress: accessFactor * b, Ingress: accessFactor * b}
+	prefill, pd := access, access
 	prefill.Name, pd.Name = "prfaas", "pd"
 	wan, err := flow.WAN{Clusters: []flow.WANCluster{prefill, pd}, Links: [][]float64{{0, b}, {b, 0}}}.Build(c.net)
 	if err != nil {
@@ -195,8 +197,8 @@ func (c *cluster) change(ch Change) {
 	c.k.Note(math.Float64bits(ch.EgressFactor), math.Float64bits(ch.Rate))
 }
 
-// nextArrival is a Poisson process: the first requests of sessions, of which each
-// makes Turns.
+// nextArrival schedules arrivals by a Poisson process: the first requests of sessions, each of
+// which has Turns requests on average.
 func (c *cluster) nextArrival() {
 	wait := c.arrivals.ExpFloat64() / (c.rate / c.opts.Turns)
 	c.k.After(seconds(wait), func() {
@@ -205,12 +207,12 @@ func (c *cluster) nextArrival() {
 	})
 }
 
-// fresh is the first request of a session.
+// fresh begins a session with its first request.
 func (c *cluster) fresh() {
 	c.arrive(&session{local: prfaas.NewPool(true), remote: prfaas.NewPool(true)})
 }
 
-// arrive is a request of a session: its history and new tokens.
+// arrive handles the arrival of a session's request: its history and new tokens.
 func (c *cluster) arrive(s *session) {
 	appended := max(int(math.Round(c.dist.Quantile(1-c.lengths.Float64()))), 1)
 	c.numbers++
@@ -223,7 +225,7 @@ func (c *cluster) arrive(s *session) {
 	}
 	route, err := c.router.Route(q)
 	if err != nil {
-		panic("datacenters: " + err.Error()) // our own lengths
+		panic("datacenters: " + err.Error()) // impossible lengths would be a bug
 	}
 	r.route = route
 	c.k.Note(r.number, uint64(r.total), uint64(route.Side), uint64(route.Prefix))
@@ -241,7 +243,7 @@ func (c *cluster) arrive(s *session) {
 	}
 }
 
-// fetch carries a cached prefix to the cluster that prefills, and then queues.
+// fetch transfers a cached prefix to the cluster that prefills, and then queues the request.
 func (c *cluster) fetch(r *request, path []flow.LinkID, bytes float64, to *prfaas.Pool) {
 	c.m.fetches++
 	c.m.fetchedBytes += bytes
@@ -251,14 +253,14 @@ func (c *cluster) fetch(r *request, path []flow.LinkID, bytes float64, to *prfaa
 	})
 }
 
-// send starts a flow; of nothing it ends at once.
+// send starts a flow; a flow of 0 bytes ends at once.
 func (c *cluster) send(path []flow.LinkID, bytes, limit float64, done func()) {
 	if bytes <= 0 {
 		done()
 		return
 	}
 	if _, err := c.net.Start(flow.Spec{Path: path, Bytes: bytes, Cap: limit, Done: done}); err != nil {
-		panic("datacenters: " + err.Error()) // our own links and sizes
+		panic("datacenters: " + err.Error()) // impossible links or sizes would be a bug
 	}
 }
 
@@ -268,7 +270,7 @@ func (c *cluster) enqueue(r *request) {
 		q = &c.remoteQueue
 	}
 	if q.len() >= c.opts.QueueMax {
-		c.m.rejected++ // and its session ends
+		c.m.rejected++ // the session ends too
 		return
 	}
 	q.push(r)
@@ -279,15 +281,15 @@ func (c *cluster) enqueue(r *request) {
 	}
 }
 
-// serveRemote lets idle PrfaaS instances begin.
+// serveRemote starts prefills on idle PrfaaS instances.
 func (c *cluster) serveRemote() {
 	for c.remoteQueue.len() > 0 && c.remoteBusy < c.opts.System.RemoteInstances && c.transfers < c.opts.TransfersMax {
 		c.prefillRemote(c.remoteQueue.pop())
 	}
 }
 
-// prefillRemote occupies an instance for T, and the link for the KV, which it may
-// begin to carry while it is made.
+// prefillRemote occupies an instance for T, and the link for the transfer of the KV, which may
+// begin during the prefill.
 func (c *cluster) prefillRemote(r *request) {
 	c.remoteBusy++
 	c.transfers++
@@ -316,7 +318,7 @@ func (c *cluster) prefillRemote(r *request) {
 	})
 }
 
-// serveLocal lets idle prefill instances of the PD cluster begin.
+// serveLocal starts prefills on idle prefill instances of the PD cluster.
 func (c *cluster) serveLocal() {
 	for c.localQueue.len() > 0 {
 		i := slices.IndexFunc(c.instances, func(x *instance) bool { return x.prefill && !x.turning && x.running == 0 })
@@ -340,7 +342,7 @@ func (c *cluster) prefillLocal(r *request, x *instance) {
 	})
 }
 
-// deliver: the KV is where the request is decoded; its first token is out.
+// deliver handles the arrival of the KV at the decode side, when the first token is complete.
 func (c *cluster) deliver(r *request) {
 	r.delivered = c.k.Now()
 	if r.route.Side == prfaas.Remote {
@@ -351,7 +353,7 @@ func (c *cluster) deliver(r *request) {
 	c.serveDecode()
 }
 
-// serveDecode gives requests to the decode instance with the fewest.
+// serveDecode assigns requests to the decode instance with the fewest requests.
 func (c *cluster) serveDecode() {
 	batch := int(c.opts.System.DecodeBatch)
 	for c.decodeQueue.len() > 0 {
@@ -372,7 +374,7 @@ func (c *cluster) serveDecode() {
 	}
 }
 
-// end: the answer is complete.
+// end handles the end of the answer.
 func (c *cluster) end(r *request) {
 	r.ended = c.k.Now()
 	r.decoder.running--
@@ -385,8 +387,8 @@ func (c *cluster) end(r *request) {
 	c.leave(r)
 }
 
-// leave follows a request that is over by the next one: of its session, or in a
-// closed loop of another.
+// leave schedules the next request after one has ended: the next one of its session, or in a closed
+// loop one of another session.
 func (c *cluster) leave(r *request) {
 	s := r.session
 	s.total = r.total + int(c.opts.System.OutputTokens)
@@ -398,7 +400,7 @@ func (c *cluster) leave(r *request) {
 	}
 }
 
-// observe feeds the short-term controller.
+// observe passes a sample to the short-term controller.
 func (c *cluster) observe() {
 	carried := c.net.Carried(c.out)
 	capacity := c.net.Capacity(c.out)
@@ -429,7 +431,7 @@ func (c *cluster) period() time.Duration {
 	return o.Period
 }
 
-// reallocate feeds the long-term controller.
+// reallocate passes the load of a period to the long-term controller.
 func (c *cluster) reallocate() {
 	load := c.m.load(c)
 	if load.Lengths != nil {
@@ -441,8 +443,7 @@ func (c *cluster) reallocate() {
 	c.k.After(c.period(), c.reallocate)
 }
 
-// follow takes a new plan: roles and, where no short-term controller is, the
-// threshold.
+// follow applies a new plan: the roles and, without a short-term controller, the threshold.
 func (c *cluster) follow(r prfaas.Reallocation, lengths prfaas.Lengths) {
 	c.m.reallocated(c.k.Now(), r)
 	if c.short != nil {
@@ -453,7 +454,7 @@ func (c *cluster) follow(r prfaas.Reallocation, lengths prfaas.Lengths) {
 	}
 	c.k.Note(uint64(r.Plan.Prefill), math.Float64bits(r.Plan.Threshold))
 	for range max(r.ToPrefill, -r.ToPrefill) {
-		// The one with the least to finish turns.
+		// The instance with the least remaining work changes its role.
 		var best *instance
 		for _, x := range c.instances {
 			if x.prefill == (r.ToPrefill < 0) && !x.turning && (best == nil || x.running < best.running) {
@@ -467,7 +468,7 @@ func (c *cluster) follow(r prfaas.Reallocation, lengths prfaas.Lengths) {
 	}
 }
 
-// turn changes the role of an instance that is to and has nothing left to do.
+// turn changes the role of an instance that is turning and idle.
 func (c *cluster) turn(x *instance) {
 	if !x.turning || x.running > 0 {
 		return

@@ -31,8 +31,8 @@ func run(t testing.TB, o Options, seed uint64) *Result {
 	return r
 }
 
-// TestThroughput: what the equations promise, the simulation reaches, for each of
-// the three deployments and each stage that can bind.
+// TestThroughput: the simulation reaches the throughput of the equations, for each of the three
+// deployments and each stage that can bind.
 func TestThroughput(t *testing.T) {
 	testkit.Long(t, "simulates whole clusters")
 	base := caseStudy(t)
@@ -68,7 +68,7 @@ func TestThroughput(t *testing.T) {
 	}
 }
 
-// TestTTFT: at a low load there is no queue, and the times are the model's.
+// TestTTFT: at a low load there is no queue, and the times are those of the model.
 func TestTTFT(t *testing.T) {
 	o := caseStudy(t)
 	o.Concurrency, o.Rate, o.Duration = 0, 0.1, 40*time.Hour
@@ -86,7 +86,7 @@ func TestTTFT(t *testing.T) {
 			t.Errorf("%s: %v, predicted %v", c.name, c.got, c.want)
 		}
 	}
-	// Layer by layer only the last layer is left when the prefill ends.
+	// With layerwise transfer, only the last layer remains at the end of the prefill.
 	o.Layers = 61
 	piped := run(t, o, 1)
 	if saved := (r.TTFTMean - piped.TTFTMean).Seconds(); saved < 0.03 {
@@ -94,7 +94,7 @@ func TestTTFT(t *testing.T) {
 	}
 }
 
-// TestReplay: one seed, one result; another, another.
+// TestReplay: the same seed gives the same result, another seed another.
 func TestReplay(t *testing.T) {
 	o := caseStudy(t)
 	o.Concurrency, o.Rate, o.Duration, o.Warmup, o.Layers, o.Turns, o.Think = 0, 2.5, 10*time.Minute, time.Minute, 61, 3, 10*time.Second
@@ -112,9 +112,9 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestLinkAtHalf: a link that just carried the load falls to half. With a fixed
-// threshold the queue in front of it grows without end; the short-term controller
-// raises the threshold, so that it does not.
+// TestLinkAtHalf: the bandwidth of a fully used link falls to half. With a fixed threshold the
+// queue in front of the link grows without bound; the short-term controller raises the threshold,
+// so that it does not.
 func TestLinkAtHalf(t *testing.T) {
 	o := caseStudy(t)
 	o.System.EgressBytes = prfaas.FromGbps(16)
@@ -144,8 +144,8 @@ func TestLinkAtHalf(t *testing.T) {
 	}
 }
 
-// TestTrafficShifts: prompts get longer for good; the long-term controller turns
-// decode instances into prefill ones until the model's optimum is there.
+// TestTrafficShifts: prompts become longer permanently. The long-term controller changes decode
+// instances to prefill instances until the division is the model's optimum.
 func TestTrafficShifts(t *testing.T) {
 	o := caseStudy(t)
 	long := o.System.Lengths
@@ -173,9 +173,9 @@ func TestTrafficShifts(t *testing.T) {
 	}
 }
 
-// TestSessions: with turns, prefixes are hit. Where bandwidth is scarce a session
-// stays where its cache is; where it is abundant the prefix crosses the link, and who
-// prefills is decided by the new tokens alone.
+// TestSessions: sessions with several turns hit cached prefixes. If bandwidth is scarce, a session
+// stays in the cluster with its cache. If bandwidth is abundant, the prefix crosses the link, and
+// only the number of new tokens decides where prefill runs.
 func TestSessions(t *testing.T) {
 	o := caseStudy(t)
 	o.Concurrency, o.Rate, o.Duration, o.Turns, o.Think = 0, 1.5, time.Hour, 5, 20*time.Second
@@ -195,7 +195,7 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-// TestBounds: an overloaded open system rejects what its queues cannot hold.
+// TestBounds: an overloaded open system rejects requests that its queues cannot hold.
 func TestBounds(t *testing.T) {
 	o := caseStudy(t)
 	o.Concurrency, o.Rate, o.QueueMax, o.Duration = 0, 20, 50, time.Hour

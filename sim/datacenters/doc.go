@@ -1,8 +1,8 @@
-// Package datacenters is a PrfaaS system in virtual time: a cluster that only
-// prefills, a cluster that prefills and decodes, and the link between them (PrfaaS,
-// section 3). Package prfaas decides which cluster prefills, which prefixes are fetched,
-// the threshold, and which instances prefill or decode; no server runs that package. The
-// simulation has lengths and times only: no KV, and no failure of a machine.
+// Package datacenters is a PrfaaS system in virtual time: a cluster that only prefills, a cluster
+// that prefills and decodes, and the link between them (PrfaaS, section 3). Package prfaas decides
+// which cluster prefills, which prefixes are fetched, the threshold, and which instances prefill or
+// decode; no server runs that package. The simulation has lengths and times, but no KV and no
+// failures.
 //
 //	                       ┌─► fetch a prefix over the link, or not ─► PrfaaS queue ─► N_prfaas instances ══ layer by layer ══╗
 //	arrivals ─► Router ────┤   (sim/flow)                              FIFO            T_prefill(l)        link (sim/flow)    ║
@@ -12,26 +12,25 @@
 //	   │     Long: every period ─► N_p, N_d                                                                 │
 //	   └── next turn of the session ◄── L_out steps of T_decode ◄── N_d instances, BS_max at a time ◄───────┘
 //
-// # What is modelled
+// # The model
 //
-//   - Arrivals are Poisson at a rate, or a closed loop: a number of requests that is
-//     always in the system, which is how the highest throughput is found. With
-//     Turns above 1 a request is followed, after a think time, by another of its
-//     session, whose prompt is the last one's, its answer and new tokens.
-//   - An instance prefills one request at a time, in order of arrival, in T(l), l
-//     being what no usable cache has. A PrfaaS instance stalls while the link is
-//     TransfersMax requests behind: what it makes has to be kept somewhere.
-//   - With Layers = n, KV crosses while it is made: all but the last layer's share
-//     at the rate at which it is made at most, that share when the prefill ends. With
-//     1, the KV crosses when the prefill has ended, as the TTFT of the paper's
-//     Table 6 counts it.
-//   - Decoding takes StepSeconds a token whatever the batch, as the paper's SLO-bound
-//     constant does. Time to first token ends when the KV has arrived.
-//   - The cluster that prefills keeps the whole blocks and a state at their end; what
-//     crosses for decoding is dropped when the answer is done (PrfaaS, section 3.2).
-//     Caches forget nothing.
-//   - An instance that changes its role finishes what it does, then takes SwitchTime.
+//   - Arrivals are Poisson at a rate, or a closed loop with a constant number of requests in the
+//     system, which shows the highest throughput. With Turns above 1, a request is followed, after
+//     a think time, by another one of its session. Its prompt consists of the last prompt, its
+//     answer and new tokens.
+//   - An instance prefills one request at a time, in order of arrival, in T(l), where l is the
+//     number of tokens that no usable cache has. A PrfaaS instance stalls while TransfersMax
+//     requests wait for the link, because the memory for their KV is bounded.
+//   - With Layers = n, KV is transferred during the prefill: the share of all but the last layer at
+//     most at the rate at which it is computed, and the last share after the prefill. With Layers =
+//     1, the KV is transferred after the prefill, as in the TTFT of the paper's Table 6.
+//   - Decoding takes StepSeconds per token for every batch size, as the paper's SLO-bound constant
+//     does. The time to first token ends when the KV has arrived.
+//   - The cluster that prefills keeps the whole blocks and a state at their end. The KV that
+//     crossed the link for decoding is dropped when the answer is complete (PrfaaS, section 3.2).
+//     Caches have no capacity limit.
+//   - An instance that changes its role first completes its work, then takes SwitchTime.
 //
-// One seed, one result: Result.Digest tells two runs apart. Streams: "arrivals",
-// "lengths", "sessions". A run is one goroutine; there is no lock.
+// One seed has one result: equal values of Result.Digest mean equal runs. The random streams are
+// "arrivals", "lengths" and "sessions". A run uses one goroutine, and there is no lock.
 package datacenters

@@ -9,68 +9,67 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/prfaas"
 )
 
-// ErrOptions is wrapped by every refusal of options.
+// ErrOptions is wrapped by every error about invalid options.
 var ErrOptions = errors.New("not a possible system")
 
-// Options say what is simulated.
+// Options are the options of a simulation.
 type Options struct {
 	// System is the hardware and the traffic; its Service is not used.
 	System prfaas.System
-	// Plan is what runs at the beginning.
+	// Plan is the plan at the beginning.
 	Plan prfaas.Plan
-	// Rate is the arrivals of a Poisson process, requests a second. Concurrency,
-	// instead, is how many requests are always in the system. One of them is above
+	// Rate is the rate of a Poisson arrival process, in requests per second. Concurrency, as an
+	// alternative, is the constant number of requests in the system. Exactly one of them is above
 	// 0.
 	Rate        float64
 	Concurrency int
-	// Duration is how long requests arrive; Warmup, from the beginning, is not
-	// measured.
+	// Duration is the time in which requests arrive; the Warmup at its beginning is not measured.
 	Duration, Warmup time.Duration
-	// Layers in which KV crosses; 0: 1.
+	// Layers is the number of parts in which KV is transferred; 0 means 1.
 	Layers int
-	// TransfersMax is how many requests' KV may be under way before the PrfaaS
-	// instances stall; 0: four an instance.
+	// TransfersMax is the number of requests whose KV may be in transfer before the PrfaaS
+	// instances stall; 0 means four per instance.
 	TransfersMax int
-	// QueueMax bounds each prefill queue; an arrival that finds it full is
-	// rejected and counted. 0: 10,000.
+	// QueueMax bounds each prefill queue. An arrival at a full queue is rejected and counted. 0
+	// means 10,000.
 	QueueMax int
-	// Turns is the mean number of requests of a session; 0: 1. Think is the mean
-	// time between an answer and the next request.
+	// Turns is the mean number of requests per session; 0 means 1. Think is the mean time between
+	// an answer and the next request.
 	Turns float64
 	Think time.Duration
-	// BlockTokens is the length of a cached block; 0: 64.
+	// BlockTokens is the length of a cached block; 0 means 64.
 	BlockTokens int
-	// Abundant lets cached prefixes be fetched over the link where no controller
-	// decides that.
+	// Abundant allows fetches of cached prefixes over the link, if no controller decides about
+	// them.
 	Abundant bool
-	// Short and Long are the controllers; nil: the plan stays.
+	// Short and Long are the options of the controllers. Without controllers (nil) the plan stays.
 	Short *prfaas.ShortOptions
 	Long  *prfaas.LongOptions
-	// Observe is the time between two samples of the short-term controller; 0: 1 s.
+	// Observe is the time between two samples of the short-term controller; 0 means 1 s.
 	Observe time.Duration
-	// SwitchTime is what an instance needs to change its role when it is idle.
+	// SwitchTime is the time in which an idle instance changes its role.
 	SwitchTime time.Duration
 	// Changes happen during the run, in order of time.
 	Changes []Change
-	// SLO is the time to first token that counts as met; 0: 10 s.
+	// SLO is the objective for the time to first token; 0 means 10 s.
 	SLO time.Duration
-	// Window of the series in the result; 0: 10 s.
+	// Window is the interval of the series in the result; 0 means 10 s.
 	Window time.Duration
 }
 
-// Change is something that happens to the system.
+// Change is a change of the system during the run.
 type Change struct {
 	At time.Duration
-	// EgressFactor multiplies the link's bandwidth of the beginning, in both
-	// directions; 0: it stays.
+	// EgressFactor sets the link's bandwidth in both directions to that multiple of the initial
+	// one; 0 means no change.
 	EgressFactor float64
-	// Lengths of the prompts from then on; nil: they stay.
+	// Lengths is the new distribution of the prompt lengths; nil means no change.
 	Lengths prfaas.Lengths
-	// Rate of the arrivals from then on; 0: it stays.
+	// Rate is the new arrival rate; 0 means no change.
 	Rate float64
 }
 
-// EnsureDefaults fills what is 0.
+// EnsureDefaults fills the fields that are 0.
 func (o *Options) EnsureDefaults() {
 	if o.Layers == 0 {
 		o.Layers = 1
@@ -150,7 +149,7 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// validateReach refuses plans under which some prompt is prefilled nowhere.
+// validateReach refuses plans under which no cluster prefills some prompts.
 func (o Options) validateReach() error {
 	least, greatest := o.System.Lengths.Bounds()
 	if o.Plan.Prefill == 0 && (o.Plan.Threshold > max(least, 0) || o.System.RemoteInstances == 0) {

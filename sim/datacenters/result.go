@@ -8,35 +8,33 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/prfaas"
 )
 
-// Result is what one run was like, after the warm-up.
+// Result has the measurements of one run after the warm-up.
 type Result struct {
-	// Throughput is the answers completed a second; Arrived, Completed and
-	// Rejected count requests of the measured time.
+	// Throughput is the number of completed answers per second; Arrived, Completed and Rejected
+	// count requests of the measured time.
 	Throughput                   float64
 	Arrived, Completed, Rejected int
-	// Times to first token.
+	// The mean and quantiles of the time to first token.
 	TTFTMean, TTFTP50, TTFTP90, TTFTP99 time.Duration
 	// SLOShare is the share of first tokens within the objective.
 	SLOShare float64
-	// Offloaded is the share of first tokens whose prompt the PrfaaS cluster
-	// prefilled.
+	// Offloaded is the share of first tokens whose prompts the PrfaaS cluster prefilled.
 	Offloaded float64
-	// Hit is the share of the prompts' tokens that a cache had.
+	// Hit is the share of the prompts' tokens that were cached.
 	Hit float64
-	// EgressBytes is what crossed towards the PD cluster, bytes a second.
+	// EgressBytes is the traffic towards the PD cluster, in bytes per second.
 	EgressBytes float64
-	// RemoteUsed, PrefillUsed and DecodeUsed are the stages' utilizations, of the
-	// instances that the plan of the beginning gave them.
+	// RemoteUsed, PrefillUsed and DecodeUsed are the utilizations of the stages, relative to the
+	// instances of the initial plan.
 	RemoteUsed, PrefillUsed, DecodeUsed float64
-	// Fetches are prefixes that crossed the link, over the whole run.
+	// Fetches counts the prefixes that crossed the link, over the whole run.
 	Fetches      int
 	FetchedBytes float64
-	// Adjustments and Reallocations are what the controllers did over the whole
-	// run.
+	// Adjustments and Reallocations are the decisions of the controllers over the whole run.
 	Adjustments   []Adjusted
 	Reallocations []Reallocated
 	Series        []Window
-	// Digest is a hash over all that happened.
+	// Digest is a hash over all events.
 	Digest uint64
 }
 
@@ -59,10 +57,10 @@ type Reallocated struct {
 
 // Window is one interval of the series.
 type Window struct {
-	// At is its end.
+	// At is the end of the window.
 	At time.Duration
-	// Throughput in answers a second, EgressBytes in bytes a second over it; the
-	// rest is as it was at its end.
+	// Throughput is in answers per second and EgressBytes in bytes per second over the window; the
+	// other fields have the values at its end.
 	Throughput, EgressBytes             float64
 	Threshold                           float64
 	Prefill                             int
@@ -81,13 +79,13 @@ func (g *gauge) add(now time.Duration, delta float64) {
 	g.value += delta
 }
 
-// upTo is the integral so far, in seconds.
+// upTo returns the integral so far, in seconds.
 func (g *gauge) upTo(now time.Duration) float64 { return g.area + g.value*(now-g.last).Seconds() }
 
 // meter measures one run.
 type meter struct {
 	opts     Options
-	on       bool // the warm-up is over
+	on       bool // set after the warm-up
 	rejected int
 	arrivals int
 	ends     int
@@ -108,7 +106,7 @@ type meter struct {
 	reallocs     []Reallocated
 	series       []Window
 
-	// Since the last window, and the last period of the long-term controller.
+	// The values since the last window, and since the last period of the long-term controller.
 	windowEnds                int
 	windowCarried             float64
 	lengths                   []float64
@@ -165,7 +163,7 @@ func (m *meter) reallocated(at time.Duration, r prfaas.Reallocation) {
 	m.reallocs = append(m.reallocs, Reallocated{at, r.Plan.Prefill, r.ToPrefill, r.Plan.Threshold, r.Why})
 }
 
-// load is the last period's, for the long-term controller; without lengths if
+// load returns the load of the last period, for the long-term controller; without lengths if
 // nothing arrived.
 func (m *meter) load(c *cluster) prfaas.Load {
 	now := c.k.Now()
@@ -194,7 +192,7 @@ func (m *meter) load(c *cluster) prfaas.Load {
 	return l
 }
 
-// sample ends one window of the series.
+// sample completes one window of the series.
 func (m *meter) sample(c *cluster) {
 	prefill := 0
 	for _, x := range c.instances {
@@ -214,7 +212,7 @@ func (m *meter) sample(c *cluster) {
 	m.series = append(m.series, w)
 }
 
-// carried is what has crossed towards the PD cluster.
+// carried returns the bytes that have crossed towards the PD cluster.
 func (c *cluster) carried() float64 {
 	if c.opts.System.RemoteInstances == 0 {
 		return 0
@@ -255,7 +253,7 @@ func mean(v []time.Duration) time.Duration {
 	return seconds(sum / float64(max(len(v), 1)))
 }
 
-// quantile of sorted times: the one at rank ceil(q n); 0 of none.
+// quantile returns the quantile of sorted times at rank ceil(q n); 0 without times.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

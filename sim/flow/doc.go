@@ -1,8 +1,7 @@
-// Package flow is a network at the level of flows, in the virtual time of package
-// sim: links with a bandwidth, transfers that cross several of them, and rates that
-// are max-min fair. It knows no packets, no loss and no congestion control; it is
-// what a congestion control that converges at once would give, as in NetKV section
-// VI-B.
+// Package flow is a network at the level of flows, in the virtual time of package sim: links with a
+// bandwidth, transfers that cross several of them, and rates that are max-min fair. It has no
+// packets, no loss and no congestion control; its rates are those of a congestion control that
+// converges at once, as in NetKV section VI-B.
 //
 //	Start(Spec{Path, Bytes, …}) ─┐                                  ┌─► Flow.Rate
 //	Cancel ──────────────────────┤ all of an instant, ┌───────────┐ │
@@ -12,14 +11,14 @@
 //
 // # Rates
 //
-// All flows rise together, each by its weight, until a link is full or a flow is at
-// its cap; those on it stay there and the rest go on. Only the flows that share a
-// link with a change, directly or through others, are computed anew. A path may name
-// a link several times: a byte that enters and leaves a node's memory takes of its
-// bandwidth twice. Background takes a share of a link before any flow.
+// All rates rise together, each by its weight, until a link is full or a flow reaches its cap. The
+// flows on that link keep their rates, and the others rise further. After a change, only the flows
+// that share a link with it, directly or through others, are computed again. A path may name a link
+// several times: a byte that enters and leaves a node's memory uses its bandwidth twice. Background
+// traffic takes its share of a link before any flow.
 //
-// A FIFO is the other kind of link: one transfer at a time, in order, at the full
-// rate, which is how a storage NIC serves its reading queue (DualPath section 6.1).
+// A FIFO is the other kind of link: it serves one transfer at a time, in order, at the full rate,
+// as a storage NIC serves its reading queue (DualPath section 6.1).
 //
 // # Topologies
 //
@@ -27,7 +26,7 @@
 //	Nodes     DualPath's machines: storage NIC, compute NICs per direction, memory
 //	WAN       clusters, each with an egress and an ingress, and a link per ordered pair
 //
-// Bandwidths are bytes a second, sizes are bytes, both as float64: 53 bits hold nine
-// petabytes to the byte. A flow ends at the first nanosecond at which its last byte
-// has landed. A Network serves one goroutine, that of its kernel.
+// Bandwidths are bytes per second, sizes are bytes, both as float64, which represents sizes up to
+// nine petabytes exactly. A flow ends at the first nanosecond at which its last byte has arrived. A
+// Network must be used by the goroutine of its kernel.
 package flow

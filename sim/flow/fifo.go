@@ -14,12 +14,13 @@ type FIFO struct {
 	k    *sim.Kernel
 	name string
 	rate float64
-	// queue[head:] wait or are served, the first since began.
+	// queue[head:] are the transfers that have not completed. The first is being served, since
+	// began.
 	queue []job
 	head  int
 	began time.Duration
 	due   *sim.Timer
-	// queued is the sum of the sizes of all of them, carried of those that are done.
+	// queued is the sum of the sizes in queue[head:], carried the sum of the completed sizes.
 	queued, carried int64
 	busy            time.Duration
 	served          func(from, to time.Duration, size int64)
@@ -31,8 +32,7 @@ type job struct {
 	done func()
 }
 
-// NewFIFO returns an idle link of rate units a second; sizes are in the same unit,
-// bytes or tokens.
+// NewFIFO returns an idle link of rate units per second; sizes have the same unit, bytes or tokens.
 func NewFIFO(k *sim.Kernel, name string, rate float64) (*FIFO, error) {
 	if !(rate > 0) || math.IsInf(rate, 0) {
 		return nil, fmt.Errorf("flow: link %s of %v/s; a link's rate is positive and finite: %w", name, rate, ErrSpec)
@@ -42,12 +42,12 @@ func NewFIFO(k *sim.Kernel, name string, rate float64) (*FIFO, error) {
 	return q, nil
 }
 
-// Observe calls f with each transfer when it is done: when it had the link, and its
-// size.
+// Observe registers f, which is called with each completed transfer: the time in which it used the
+// link, and its size.
 func (q *FIFO) Observe(f func(from, to time.Duration, size int64)) { q.served = f }
 
-// Put queues a transfer; done is called when it has landed. A size of 0 waits its
-// turn like any other.
+// Put queues a transfer; done is called when it has completed. A transfer of size 0 waits in order
+// like any other.
 func (q *FIFO) Put(size int64, done func()) {
 	q.queue = append(q.queue, job{size, done})
 	q.queued += size
@@ -56,13 +56,13 @@ func (q *FIFO) Put(size int64, done func()) {
 	}
 }
 
-// begin serves the head.
+// begin starts to serve the head of the queue.
 func (q *FIFO) begin() {
 	q.began = q.k.Now()
 	q.due.SetAfter(time.Duration(math.Ceil(float64(q.queue[q.head].size) / q.rate * 1e9)))
 }
 
-// landed ends the head.
+// landed completes the head of the queue.
 func (q *FIFO) landed() {
 	j := q.queue[q.head]
 	q.queue[q.head] = job{}
@@ -88,17 +88,17 @@ func (q *FIFO) landed() {
 	}
 }
 
-// Queued is the sum of the sizes that have not landed; the one under way counts
-// whole.
+// Queued returns the sum of the sizes that have not completed; the transfer being served counts
+// with its full size.
 func (q *FIFO) Queued() int64 { return q.queued }
 
-// Waiting is how many transfers have not landed.
+// Waiting returns the number of transfers that have not completed.
 func (q *FIFO) Waiting() int { return len(q.queue) - q.head }
 
-// Carried is the sum of the sizes that have landed, Busy the time that took.
+// Carried returns the sum of the completed sizes.
 func (q *FIFO) Carried() int64 { return q.carried }
 
-// Busy is how long the link has served transfers that are done.
+// Busy returns the total time that the completed transfers used the link.
 func (q *FIFO) Busy() time.Duration { return q.busy }
 
 // Name returns the link's name.

@@ -1,34 +1,33 @@
 package flow
 
-// filling is progressive filling of one part of a network: the links and flows that
-// are tied to each other by a change.
+// filling is the state of progressive filling of one part of a network: the links and flows that a
+// change affects.
 type filling struct {
 	pass  uint64
 	links []fillLink
 	flows []*Flow
-	next  []float64 // rates, by place in flows; negative: still rising
+	next  []float64 // rates, by index in flows; negative while still rising
 	heap  []stop
 }
 
-// fillLink is a link that is being filled.
+// fillLink is the state of a link during the filling.
 type fillLink struct {
 	id LinkID
-	// left is what its stopped flows leave, weight what each unit of the level
-	// takes, whole what it took at first.
+	// left is the bandwidth that its stopped flows leave, weight the sum of the weights of its
+	// rising flows, whole the initial sum.
 	left, weight, whole float64
-	// rising is how many of its flows have not stopped.
+	// rising is the number of its flows that still rise.
 	rising int
 }
 
-// stop is a level at which something stops rising: a link is full (flow < 0), or a
-// flow is at its cap.
+// stop is a level at which flows stop rising: a link is full (flow < 0), or a flow reaches its cap.
 type stop struct {
 	level float64
 	link  int32
 	flow  int32
 }
 
-// reallocate gives every flow that a change concerns its max-min fair rate.
+// reallocate computes the max-min fair rate of every flow that a change affects.
 func (n *Network) reallocate() {
 	fl := &n.fill
 	fl.gather(n)
@@ -44,7 +43,7 @@ func (n *Network) reallocate() {
 	n.dirty = n.dirty[:0]
 }
 
-// gather collects what the dirty links concern: links, their flows, their links.
+// gather collects the links and flows that the dirty links affect.
 func (fl *filling) gather(n *Network) {
 	fl.pass++
 	fl.links, fl.flows, fl.next = fl.links[:0], fl.flows[:0], fl.next[:0]
@@ -75,9 +74,8 @@ func (fl *filling) gather(n *Network) {
 	}
 }
 
-// fill raises all flows together. A link's level of being full never falls while
-// others stop before it, so an entry of the heap is computed anew when it is
-// reached.
+// fill raises all flows together. The level at which a link is full never decreases when other
+// flows stop, so an entry of the heap is computed again when it is reached.
 func (fl *filling) fill(n *Network) {
 	for _, f := range fl.flows {
 		for _, h := range f.hops {
@@ -128,7 +126,7 @@ func (fl *filling) fill(n *Network) {
 	}
 }
 
-// weigh sums the weights of the flows that still rise.
+// weigh sums the weights of the flows on a link that still rise.
 func (l *fillLink) weigh(n *Network, fl *filling) {
 	l.weight = 0
 	for _, c := range n.links[l.id].on {
@@ -139,7 +137,7 @@ func (l *fillLink) weigh(n *Network, fl *filling) {
 	l.whole = l.weight
 }
 
-// stopAt ends a flow's rise at a level.
+// stopAt stops a flow's rise at a level.
 func (fl *filling) stopAt(n *Network, f *Flow, level float64) {
 	rate := max(level, 0) * f.weight
 	fl.next[f.at] = rate
@@ -151,7 +149,7 @@ func (fl *filling) stopAt(n *Network, f *Flow, level float64) {
 	}
 }
 
-// less orders stops by level, links before flows, then by place.
+// less orders stops by level, links before flows, then by index.
 func (a stop) less(b stop) bool {
 	if a.level != b.level {
 		return a.level < b.level
@@ -176,7 +174,7 @@ func (fl *filling) push(s stop) {
 	}
 }
 
-// pop takes the lowest stop.
+// pop removes the lowest stop.
 func (fl *filling) pop() stop {
 	h := fl.heap
 	top := h[0]

@@ -60,8 +60,8 @@ func near(t *testing.T, what string, got, want, tolerance float64) {
 	}
 }
 
-// TestSingleFlow is NetKV's validation of its own simulator (section VI-B; NK-A10):
-// one flow on an idle path gets its tier's bandwidth.
+// TestSingleFlow is NetKV's validation of its simulator (section VI-B; NK-A10): one flow on an idle
+// path gets the bandwidth of its tier.
 func TestSingleFlow(t *testing.T) {
 	const gbps = 1e9 / 8
 	tree := FatTree{
@@ -88,8 +88,8 @@ func TestSingleFlow(t *testing.T) {
 	}
 }
 
-// TestEqualShares: N flows on one link get 1/N each, and those that stay get more
-// within the instant in which one leaves.
+// TestEqualShares: N flows on one link get 1/N each. When one leaves, the others get more in the
+// same instant.
 func TestEqualShares(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 7, 100} {
 		l := newLab(t)
@@ -102,9 +102,9 @@ func TestEqualShares(t *testing.T) {
 		for i, f := range flows {
 			near(t, fmt.Sprintf("rate of flow %d of %d", i, n), f.Rate(), 10e9/float64(n), 1e-3)
 		}
-		// The first lands when each has carried its size; then n-1 share.
+		// The first flow completes when each has transferred its size; then n-1 share the link.
 		first := time.Duration(float64(n) * 1e9 / 10e9 * 1e9)
-		l.until(first + 1) // the nanosecond that rounding takes
+		l.until(first + 1) // one nanosecond for rounding
 		for i, f := range flows[1:] {
 			near(t, fmt.Sprintf("rate of flow %d when %d of %d are left", i, n-1, n), f.Rate(), 10e9/float64(n-1), 1e-3)
 		}
@@ -187,7 +187,7 @@ func TestRefusals(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestNothingToCarry: no bytes and no path still end, once.
+// TestNothingToCarry: flows without bytes or without a path also end, once.
 func TestNothingToCarry(t *testing.T) {
 	l := newLab(t)
 	link := l.link(1)
@@ -206,9 +206,9 @@ func TestNothingToCarry(t *testing.T) {
 	}
 }
 
-// TestReachableStorage is DP-3: all of DualPath's paths at saturation, each pair of
-// engines with the traffic of section 4.2 as its weight. The share of the storage
-// NICs' bandwidth that is reached tells what else binds.
+// TestReachableStorage is DP-3: all of DualPath's paths at saturation, with the traffic of section
+// 4.2 between each pair of engines as its weight. The reached share of the storage NICs' bandwidth
+// shows whether another resource binds.
 func TestReachableStorage(t *testing.T) {
 	for _, c := range []struct {
 		p, d int
@@ -309,13 +309,13 @@ func TestWAN(t *testing.T) {
 	}
 }
 
-// waterFill is max-min fairness as its definition says, in exact numbers: the level
-// rises until the first link is full or the first flow is at its cap; whoever is
-// there stops; again.
+// waterFill computes max-min fairness by its definition, in exact numbers: the level rises until
+// the first link is full or the first flow reaches its cap. The flows concerned stop, and the level
+// rises further.
 func waterFill(capacity []*big.Rat, paths [][]LinkID, caps, weights []*big.Rat) []*big.Rat {
 	rates := make([]*big.Rat, len(paths))
 	for stopped := 0; stopped < len(paths); {
-		// The use of each link is a + b level, over stopped and rising flows.
+		// The use of each link is a + b level, summed over stopped and rising flows.
 		a, b := make([]*big.Rat, len(capacity)), make([]*big.Rat, len(capacity))
 		for i := range capacity {
 			a[i], b[i] = new(big.Rat), new(big.Rat)
@@ -364,8 +364,8 @@ func waterFill(capacity []*big.Rat, paths [][]LinkID, caps, weights []*big.Rat) 
 	return rates
 }
 
-// FuzzMaxMin compares the network's rates with waterFill's, while flows come, go
-// and links change.
+// FuzzMaxMin compares the network's rates with waterFill's, while flows begin and end and links
+// change.
 func FuzzMaxMin(f *testing.F) {
 	f.Add(uint64(1), uint8(4), uint8(10))
 	f.Add(uint64(2), uint8(1), uint8(30))
@@ -438,8 +438,8 @@ func FuzzMaxMin(f *testing.F) {
 	})
 }
 
-// FuzzConservation: what is put in comes out, on every link of the path, and not
-// before it could.
+// FuzzConservation: on every link of a path, all bytes of a flow arrive, and no earlier than the
+// bandwidth allows.
 func FuzzConservation(f *testing.F) {
 	f.Add(uint64(1), uint8(20))
 	f.Fuzz(func(t *testing.T, seed uint64, n uint8) {
@@ -486,8 +486,8 @@ func FuzzConservation(f *testing.F) {
 	})
 }
 
-// BenchmarkReallocate is one flow that comes or goes among n others: tied to all of
-// them by one link, or to those of its own rack.
+// BenchmarkReallocate measures the begin or end of one flow among n others: all on one link, or
+// only those of its rack.
 func BenchmarkReallocate(b *testing.B) {
 	for _, n := range []int{100, 1000} {
 		for _, tied := range []bool{true, false} {

@@ -12,10 +12,10 @@ import (
 // LinkID names a link of a Network.
 type LinkID int32
 
-// ErrSpec is wrapped by every refusal of a link or a flow that makes no sense.
+// ErrSpec is wrapped by every error about an invalid link or flow.
 var ErrSpec = errors.New("not a possible network")
 
-// Network is links and the flows on them.
+// Network is a set of links with the flows on them.
 type Network struct {
 	k     *sim.Kernel
 	links []link
@@ -24,55 +24,55 @@ type Network struct {
 	settle *sim.Timer
 	dirty  []LinkID
 	fill   filling
-	began  uint64 // flows so far: their numbers
+	began  uint64 // number of flows begun so far
 }
 
-// link is one direction of a wire, or a memory.
+// link is one direction of a cable, or a memory.
 type link struct {
 	name string
-	// rate is bytes a second; background is the share of it that is not ours.
+	// rate is in bytes per second; background is the share of it that other traffic uses.
 	rate, background float64
-	// on are the flows that cross it.
+	// on has the flows that cross the link.
 	on    []crossing
 	dirty bool
-	// carried counts the bytes of the flows that are up to date.
+	// carried counts the transferred bytes of the flows, as of their last update.
 	carried float64
-	// at is its place in the filling under way.
+	// at is the link's index in the current filling.
 	at   int32
 	mark uint64
 }
 
-// crossing is a flow on a link, which is its hop-th.
+// crossing is a flow on a link, which is number hop of the flow's links.
 type crossing struct {
 	flow *Flow
 	hop  int32
 }
 
-// hop is a link of a flow: times is how often the path names it, place where the
-// flow is in link.on.
+// hop is a link of a flow: times is the number of times that the path names it, place the index of
+// the flow in link.on.
 type hop struct {
 	link  LinkID
 	times float64
 	place int32
 }
 
-// Spec is a transfer.
+// Spec describes a transfer.
 type Spec struct {
-	// Path are the links in any order; one named twice carries every byte twice.
+	// Path has the links in any order. A link that is named twice transfers every byte twice.
 	Path []LinkID
-	// Bytes to carry; infinity is a flow that lasts until it is cancelled.
+	// Bytes is the size of the transfer; an infinite flow lasts until it is cancelled.
 	Bytes float64
-	// Cap bounds the rate, bytes a second; 0: no bound.
+	// Cap bounds the rate in bytes per second; 0 means no bound.
 	Cap float64
-	// Weight is its share against others; 0 is 1.
+	// Weight is the flow's weight in the sharing of a link; 0 means 1.
 	Weight float64
-	// Latency passes between the last byte sent and Done.
+	// Latency is the delay between the last byte sent and Done.
 	Latency time.Duration
-	// Done is called when the last byte has landed; it may be nil.
+	// Done, if not nil, is called when the last byte has arrived.
 	Done func()
 }
 
-// Flow is a transfer under way.
+// Flow is a transfer.
 type Flow struct {
 	n      *Network
 	number uint64
@@ -87,7 +87,7 @@ type Flow struct {
 	updated time.Duration
 	timer   *sim.Timer
 	active  bool
-	// at is its place in the filling under way.
+	// at is the flow's index in the current filling.
 	at   int32
 	mark uint64
 }
@@ -99,7 +99,7 @@ func New(k *sim.Kernel) *Network {
 	return n
 }
 
-// AddLink adds a link of rate bytes a second.
+// AddLink adds a link of rate bytes per second.
 func (n *Network) AddLink(name string, rate float64) (LinkID, error) {
 	if !(rate > 0) || math.IsInf(rate, 0) {
 		return 0, fmt.Errorf("flow: link %s of %v bytes/s; a link's rate is positive and finite: %w", name, rate, ErrSpec)
@@ -108,19 +108,19 @@ func (n *Network) AddLink(name string, rate float64) (LinkID, error) {
 	return LinkID(len(n.links) - 1), nil
 }
 
-// Links is how many links there are; their ids are 0 to Links()-1.
+// Links returns the number of links; their ids are 0 to Links()-1.
 func (n *Network) Links() int { return len(n.links) }
 
 // Name returns a link's name.
 func (n *Network) Name(l LinkID) string { return n.links[l].name }
 
-// Capacity returns a link's rate in bytes a second, background included.
+// Capacity returns a link's rate in bytes per second, background included.
 func (n *Network) Capacity(l LinkID) float64 { return n.links[l].rate }
 
-// Flows is how many flows are under way.
+// Flows returns the number of flows in progress.
 func (n *Network) Flows() int { return n.flows }
 
-// SetRate changes a link's rate from now on; 0 is a link that is down.
+// SetRate changes a link's rate from now on; a rate of 0 takes the link down.
 func (n *Network) SetRate(l LinkID, rate float64) error {
 	if !(rate >= 0) || math.IsInf(rate, 0) {
 		return fmt.Errorf("flow: link %s to %v bytes/s; a rate is 0 or more and finite: %w", n.links[l].name, rate, ErrSpec)
@@ -130,7 +130,7 @@ func (n *Network) SetRate(l LinkID, rate float64) error {
 	return nil
 }
 
-// SetBackground lets others take a share of a link, 0 to 1, from now on.
+// SetBackground sets the share of a link, 0 to 1, that other traffic uses from now on.
 func (n *Network) SetBackground(l LinkID, share float64) error {
 	if !(share >= 0 && share <= 1) {
 		return fmt.Errorf("flow: background of %v on link %s; a share is 0 to 1: %w", share, n.links[l].name, ErrSpec)
@@ -140,10 +140,10 @@ func (n *Network) SetBackground(l LinkID, share float64) error {
 	return nil
 }
 
-// Background returns the share that others take of a link.
+// Background returns the share of a link that other traffic uses.
 func (n *Network) Background(l LinkID) float64 { return n.links[l].background }
 
-// Load is what the flows on a link take of it now, bytes a second.
+// Load returns the current sum of the rates of the flows on a link, in bytes per second.
 func (n *Network) Load(l LinkID) float64 {
 	sum := 0.0
 	for _, c := range n.links[l].on {
@@ -152,7 +152,7 @@ func (n *Network) Load(l LinkID) float64 {
 	return sum
 }
 
-// Utilization is the share of a link in use now, background included.
+// Utilization returns the share of a link that is currently in use, background included.
 func (n *Network) Utilization(l LinkID) float64 {
 	k := &n.links[l]
 	if k.rate == 0 {
@@ -161,10 +161,10 @@ func (n *Network) Utilization(l LinkID) float64 {
 	return k.background + n.Load(l)/k.rate
 }
 
-// Crossing is how many flows cross a link now.
+// Crossing returns the number of flows that currently cross a link.
 func (n *Network) Crossing(l LinkID) int { return len(n.links[l].on) }
 
-// Carried is how many bytes of flows a link has carried so far.
+// Carried returns the number of flow bytes that a link has transferred so far.
 func (n *Network) Carried(l LinkID) float64 {
 	for _, c := range n.links[l].on {
 		c.flow.update()
@@ -172,7 +172,7 @@ func (n *Network) Carried(l LinkID) float64 {
 	return n.links[l].carried
 }
 
-// Start begins a transfer. Its rate is known at the end of the instant.
+// Start begins a transfer. Its rate is computed at the end of the instant.
 func (n *Network) Start(s Spec) (*Flow, error) {
 	if s.Weight == 0 {
 		s.Weight = 1
@@ -227,19 +227,19 @@ func (f *Flow) cross(l LinkID) {
 	f.hops = append(f.hops, hop{link: l, times: 1})
 }
 
-// Rate is what the flow gets now, bytes a second.
+// Rate returns the current rate of the flow, in bytes per second.
 func (f *Flow) Rate() float64 { return f.rate }
 
-// Left is how many bytes are still to be carried.
+// Left returns the number of bytes that remain to be transferred.
 func (f *Flow) Left() float64 {
 	f.update()
 	return f.left
 }
 
-// Active reports whether the flow has neither landed nor been cancelled.
+// Active reports whether the flow has neither completed nor been cancelled.
 func (f *Flow) Active() bool { return f.active }
 
-// Cancel ends a flow without its Done. One that has ended is left alone.
+// Cancel ends a flow without calling Done. It has no effect on a flow that has ended.
 func (f *Flow) Cancel() {
 	if !f.active {
 		return
@@ -248,7 +248,7 @@ func (f *Flow) Cancel() {
 	f.leave()
 }
 
-// landed is called when the last byte has.
+// landed is called when the last byte has arrived.
 func (f *Flow) landed() {
 	f.count(f.left)
 	f.left = 0
@@ -262,7 +262,7 @@ func (f *Flow) landed() {
 	}
 }
 
-// leave takes the flow off its links.
+// leave removes the flow from its links.
 func (f *Flow) leave() {
 	f.active = false
 	f.rate = 0
@@ -281,14 +281,14 @@ func (f *Flow) leave() {
 	}
 }
 
-// count adds carried bytes to the flow's links.
+// count adds transferred bytes to the flow's links.
 func (f *Flow) count(bytes float64) {
 	for _, h := range f.hops {
 		f.n.links[h.link].carried += bytes * h.times
 	}
 }
 
-// update brings what is left up to now.
+// update updates the remaining bytes to the current time.
 func (f *Flow) update() {
 	now := f.n.k.Now()
 	if f.rate == 0 || now == f.updated {
@@ -301,7 +301,7 @@ func (f *Flow) update() {
 	f.count(moved)
 }
 
-// setRate gives the flow a rate from now on, and its end.
+// setRate sets the flow's rate from now on, and schedules its end.
 func (f *Flow) setRate(rate float64) {
 	f.update()
 	f.rate = rate
@@ -310,13 +310,13 @@ func (f *Flow) setRate(rate float64) {
 	}
 	ns := math.Ceil(f.left / rate * 1e9)
 	if !(ns < float64(sim.Never-f.n.k.Now())) {
-		f.timer.Stop() // no rate, or not in this life
+		f.timer.Stop() // the flow has no rate, or would end after the end of virtual time
 		return
 	}
 	f.timer.Set(f.n.k.Now() + time.Duration(ns))
 }
 
-// touch has the flows on a link computed anew at the end of the instant.
+// touch schedules the recomputation of the flows on a link at the end of the instant.
 func (n *Network) touch(l LinkID) {
 	if n.links[l].dirty {
 		return

@@ -18,10 +18,10 @@ import (
 // Tier 0 is within a server, 1 within a rack, 2 within a pod, 3 across pods.
 type FatTree struct {
 	Pods, Racks, Servers, Endpoints int // racks of a pod, servers of a rack, endpoints of a server
-	// Inside is the bandwidth between endpoints of a server, for each of them; Out
-	// and In are an endpoint's own, in bytes a second.
+	// Inside is the bandwidth of each endpoint to others in its server. Out and In are an
+	// endpoint's bandwidths to the rack. All are in bytes per second.
 	Inside, Out, In float64
-	// SpineLinks uplinks of SpineRate a rack, CoreLinks of CoreRate a pod.
+	// A rack has SpineLinks uplinks of SpineRate, a pod CoreLinks of CoreRate.
 	SpineLinks, CoreLinks int
 	SpineRate, CoreRate   float64
 }
@@ -30,7 +30,7 @@ type FatTree struct {
 type FatTreeNet struct {
 	Spec FatTree
 	Net  *Network
-	// inside, out, in by endpoint; rack and pod uplinks by rack or pod and number.
+	// inside, out and in are indexed by endpoint; rack and pod uplinks by rack or pod, and number.
 	inside, out, in                []LinkID
 	rackUp, rackDown, podUp, podDn [][]LinkID
 }
@@ -63,10 +63,10 @@ func (t FatTree) Build(n *Network) (*FatTreeNet, error) {
 	return net, b.err
 }
 
-// Size is how many endpoints there are; they are numbered along the tree.
+// Size returns the number of endpoints, which are numbered along the tree.
 func (t FatTree) Size() int { return t.Pods * t.Racks * t.Servers * t.Endpoints }
 
-// Server, Rack and Pod return where an endpoint is.
+// Server returns the server of an endpoint.
 func (t FatTree) Server(e int) int { return e / t.Endpoints }
 
 // Rack returns the rack of an endpoint, counted through all pods.
@@ -75,7 +75,7 @@ func (t FatTree) Rack(e int) int { return t.Server(e) / t.Servers }
 // Pod returns the pod of an endpoint.
 func (t FatTree) Pod(e int) int { return t.Rack(e) / t.Racks }
 
-// Tier is how far two endpoints are apart: 0 to 3.
+// Tier returns the distance of two endpoints: 0 to 3.
 func (t FatTree) Tier(a, b int) int {
 	switch {
 	case t.Server(a) == t.Server(b):
@@ -88,10 +88,9 @@ func (t FatTree) Tier(a, b int) int {
 	return 3
 }
 
-// Path returns the links from one endpoint to another. A flow that leaves its rack
-// takes one of the uplinks, chosen uniformly (ECMP); the spine, or the core switch,
-// that it comes to has one link down to each rack, or pod. Behind a core switch the
-// downlink to the rack is chosen again.
+// Path returns the links from one endpoint to another. A flow that leaves its rack takes one of the
+// uplinks, chosen uniformly (ECMP). The spine switch, or core switch, at the uplink's end has one
+// link down to each rack, or pod. After a core switch, the downlink to the rack is chosen again.
 func (net *FatTreeNet) Path(from, to int, rng *rand.Rand) []LinkID {
 	t := net.Spec
 	switch t.Tier(from, to) {
@@ -110,9 +109,8 @@ func (net *FatTreeNet) Path(from, to int, rng *rand.Rand) []LinkID {
 	}
 }
 
-// Uplinks returns the links that a tier adds to the paths of the tier below it, both
-// directions: tier 0 the insides of servers, 1 the endpoints' own, 2 the racks'
-// uplinks, 3 the pods'.
+// Uplinks returns the links that a tier adds to the paths of the tier below, in both directions:
+// tier 0 the links inside servers, 1 the endpoints' own, 2 the racks' uplinks, 3 the pods'.
 func (net *FatTreeNet) Uplinks(tier int) []LinkID {
 	var out []LinkID
 	switch tier {
@@ -132,7 +130,7 @@ func (net *FatTreeNet) Uplinks(tier int) []LinkID {
 	return out
 }
 
-// SetBackground lets others take a share of every link that a tier adds.
+// SetBackground sets the share of every link of a tier that other traffic uses.
 func (net *FatTreeNet) SetBackground(tier int, share float64) error {
 	for _, l := range net.Uplinks(tier) {
 		if err := net.Net.SetBackground(l, share); err != nil {
@@ -142,8 +140,8 @@ func (net *FatTreeNet) SetBackground(tier int, share float64) error {
 	return nil
 }
 
-// Congestion is the mean utilization of the links that a tier adds: what a switch's
-// counters say.
+// Congestion returns the mean utilization of the links that a tier adds, as a switch's counters
+// would report it.
 func (net *FatTreeNet) Congestion(tier int) float64 {
 	links := net.Uplinks(tier)
 	sum := 0.0
@@ -159,7 +157,7 @@ type builder struct {
 	err error
 }
 
-// link adds one.
+// link adds one link.
 func (b *builder) link(rate float64, format string, args ...any) LinkID {
 	if b.err != nil {
 		return 0
@@ -178,20 +176,19 @@ func (b *builder) bundle(count int, rate float64, format string, i int) []LinkID
 	return out
 }
 
-// Nodes describes DualPath's machines (its section 4.2): P prefill and D decode
-// nodes, each with GPUs, a compute NIC a GPU, one storage NIC and a memory. Rates in
-// bytes a second.
+// Nodes describes DualPath's machines (its section 4.2): P prefill and D decode nodes. Each has
+// GPUs, a compute NIC per GPU, one storage NIC and a memory. Rates are in bytes per second.
 type Nodes struct {
 	Prefill, Decode, GPUs int
 	SNIC, CNIC, DRAM      float64
 }
 
-// NodesNet is such machines in a network.
+// NodesNet has the links of such machines in a network.
 type NodesNet struct {
 	Spec Nodes
 	Net  *Network
-	// SNIC and DRAM by node, the prefill nodes first; CNICs by engine: Read moves
-	// out of memory or HBM behind the NIC, Write into it.
+	// SNIC and DRAM are indexed by node, the prefill nodes first. Read and Write are the compute
+	// NICs by engine: Read moves bytes out of the memory or HBM behind the NIC, Write into it.
 	SNIC, DRAM, Read, Write []LinkID
 }
 
@@ -213,16 +210,16 @@ func (s Nodes) Build(n *Network) (*NodesNet, error) {
 	return net, b.err
 }
 
-// Engines returns the numbers of the first prefill and the first decode engine and
-// the end: engines are numbered along the nodes.
+// Engines returns the numbers of the first prefill engine and the first decode engine, and the end:
+// engines are numbered along the nodes.
 func (s Nodes) Engines() (prefill, decode, end int) {
 	return 0, s.Prefill * s.GPUs, (s.Prefill + s.Decode) * s.GPUs
 }
 
-// PrefillPath is what a cached byte crosses that is read on the prefill side
-// (DualPath Figure 4(a)): storage to the PE's memory; to its HBM (3, 4); with what
-// was computed to the DE's memory (5, 6, 7); to its HBM (8, 9). A loopback of a NIC
-// is a read and a write of it, and memory is written and read.
+// PrefillPath returns the links that a cached byte crosses if the prefill side reads it (DualPath
+// Figure 4(a)): storage to the PE's memory; to its HBM (3, 4); with the computed KV to the DE's
+// memory (5, 6, 7); to its HBM (8, 9). A loopback of a NIC is a read and a write of the NIC, and
+// memory is written and read.
 func (net *NodesNet) PrefillPath(pe, de int) []LinkID {
 	g := net.Spec.GPUs
 	p, d := pe/g, de/g
@@ -234,8 +231,8 @@ func (net *NodesNet) PrefillPath(pe, de int) []LinkID {
 	}
 }
 
-// DecodePath is the same for the decode side (Figure 4(b)): storage to the DE's
-// memory; to the PE's HBM (3, 4, 5); to the DE's HBM (6, 7).
+// DecodePath returns the same for the decode side (Figure 4(b)): storage to the DE's memory; to the
+// PE's HBM (3, 4, 5); to the DE's HBM (6, 7).
 func (net *NodesNet) DecodePath(pe, de int) []LinkID {
 	d := de / net.Spec.GPUs
 	return []LinkID{
@@ -245,27 +242,28 @@ func (net *NodesNet) DecodePath(pe, de int) []LinkID {
 	}
 }
 
-// WAN describes clusters that are joined by links, one for each ordered pair.
+// WAN describes clusters that are connected by one link for each ordered pair.
 type WAN struct {
 	Clusters []WANCluster
-	// Links[i][j] is the bandwidth from cluster i to j, bytes a second; 0: none.
+	// Links[i][j] is the bandwidth from cluster i to j, in bytes per second; 0 means no link.
 	Links [][]float64
 }
 
-// WANCluster is one cluster's door: what it can send and receive, bytes a second.
+// WANCluster has the total bandwidths at which one cluster can send and receive, in bytes per
+// second.
 type WANCluster struct {
 	Name            string
 	Egress, Ingress float64
 }
 
-// WANNet is clusters in a network.
+// WANNet has the links of clusters in a network.
 type WANNet struct {
 	Spec            WAN
 	Egress, Ingress []LinkID
 	between         [][]LinkID
 }
 
-// noLink is where no link is.
+// noLink marks a pair without a link.
 const noLink LinkID = -1
 
 // Build adds the links of the clusters to a network.
@@ -293,7 +291,7 @@ func (w WAN) Build(n *Network) (*WANNet, error) {
 	return net, b.err
 }
 
-// Path returns the links from one cluster to another; an error where there are none.
+// Path returns the links from one cluster to another, or an error if there are none.
 func (net *WANNet) Path(from, to int) ([]LinkID, error) {
 	if from < 0 || to < 0 || from >= len(net.between) || to >= len(net.between) || net.between[from][to] == noLink {
 		return nil, fmt.Errorf("flow: no link from cluster %d to cluster %d: %w", from, to, ErrSpec)
@@ -301,5 +299,5 @@ func (net *WANNet) Path(from, to int) ([]LinkID, error) {
 	return []LinkID{net.Egress[from], net.between[from][to], net.Ingress[to]}, nil
 }
 
-// Between returns the link from one cluster to another, which Path crosses.
+// Between returns the link from one cluster to another.
 func (net *WANNet) Between(from, to int) LinkID { return net.between[from][to] }

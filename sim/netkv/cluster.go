@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// cluster is a run.
+// cluster is the state of a run.
 type cluster struct {
 	o       Options
 	k       *sim.Kernel
@@ -27,7 +27,7 @@ type cluster struct {
 	decode     []*instance
 	at         map[int]*instance // by endpoint
 	candidates []netcost.Candidate[int]
-	// waiting have found no room; the first goes first.
+	// waiting has the requests for which there was no room, in order.
 	waiting []*request
 
 	requests []*request
@@ -35,14 +35,14 @@ type cluster struct {
 	err      error
 }
 
-// chooser is the production scheduler and its oracle.
+// chooser is the production scheduler with its oracle.
 type chooser struct {
 	*netcost.Chooser[int]
 	oracle *netcost.Oracle[int]
 	model  *netcost.Model
 }
 
-// request is one on its way.
+// request is one request in flight.
 type request struct {
 	index         int
 	input, output int
@@ -50,14 +50,14 @@ type request struct {
 	from          int
 	memory        int64
 	arrived       time.Duration
-	// sent and landed frame the transfer.
+	// sent and landed are the begin and the end of the transfer.
 	sent, landed time.Duration
 	intent       netcost.Intent[int]
 	ttft, tbt    time.Duration
 	tokens       int
 }
 
-// Run simulates the requests until the last is decoded.
+// Run simulates the requests until the last one is decoded.
 func Run(ctx context.Context, o Options, arrivals []workload.Arrival, seed uint64) (*Result, error) {
 	c, err := newCluster(o, arrivals, seed)
 	if err != nil {
@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options, arrivals []workload.Arrival, seed uint6
 	return c.result()
 }
 
-// newCluster places instances and queues the arrivals.
+// newCluster creates the instances and queues the arrivals.
 func newCluster(o Options, arrivals []workload.Arrival, seed uint64) (*cluster, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func newCluster(o Options, arrivals []workload.Arrival, seed uint64) (*cluster, 
 	return c, nil
 }
 
-// place gives every endpoint its role: the first rack of every second pod prefills.
+// place assigns a role to every endpoint: the first rack of every second pod prefills.
 func (c *cluster) place() {
 	for e := range c.tree.Size() {
 		if c.tree.Rack(e)%(2*c.tree.Racks) == 0 {
@@ -116,7 +116,7 @@ func (c *cluster) place() {
 	c.candidates = make([]netcost.Candidate[int], len(c.decode))
 }
 
-// schedule makes the oracle, which knows the places, and the chooser.
+// schedule creates the oracle, with the places of all endpoints, and the chooser.
 func (c *cluster) schedule() error {
 	places := make(map[int]netcost.Place, c.tree.Size())
 	for e := range c.tree.Size() {
@@ -141,8 +141,8 @@ func (c *cluster) schedule() error {
 	return nil
 }
 
-// measure is the oracle's refresh: the share of each tier's uplinks that others take.
-// The scheduler's own transfers are marked, and not in it.
+// measure refreshes the oracle: the share of each tier's uplinks that other traffic uses. The
+// scheduler's own transfers are marked, and not included.
 func (c *cluster) measure() {
 	var m netcost.Congestion
 	for tier := 2; tier <= 3; tier++ {
@@ -152,13 +152,13 @@ func (c *cluster) measure() {
 		}
 	}
 	c.fail(c.chooser.oracle.Measured(m, c.k.Now()))
-	// A background that is steady was measured once and for all.
+	// A constant background is measured only once.
 	if c.o.Swing > 0 && (c.unended > 0 || c.k.Now() == 0) {
 		c.k.After(c.o.Refresh, c.measure)
 	}
 }
 
-// swing draws a tier's background, now and later.
+// swing draws a tier's background, now and at later times.
 func (c *cluster) swing(tier int, rng *rand.Rand) {
 	c.fail(c.net.SetBackground(tier, 2*c.o.Background*rng.Float64()))
 	if c.unended > 0 || c.k.Now() == 0 {
@@ -166,7 +166,7 @@ func (c *cluster) swing(tier int, rng *rand.Rand) {
 	}
 }
 
-// fail ends the run: what the cluster asks of itself was refused.
+// fail ends the run with an error of the cluster's own calls.
 func (c *cluster) fail(err error) {
 	if err != nil && c.err == nil {
 		c.err = err
@@ -174,11 +174,11 @@ func (c *cluster) fail(err error) {
 	}
 }
 
-// admit gives each arrival its group and its prefill instance, in turn.
+// admit assigns each arrival a group and a prefill instance, in turn.
 func (c *cluster) admit(arrivals []workload.Arrival) error {
 	rng := c.k.Rand("groups")
 	for i, a := range arrivals {
-		// Each request draws twice, so that Share moves nobody else's group.
+		// Each request draws twice, so that Share does not change the groups of other requests.
 		member, group := rng.Float64() < c.o.Share, rng.IntN(c.o.Groups)
 		r := &request{index: i, input: a.Input, output: max(a.Output, 1), group: -1, from: c.prefill[i%len(c.prefill)], arrived: a.At}
 		r.memory = int64(r.input+r.output) * c.o.KVToken
@@ -197,20 +197,20 @@ func (c *cluster) admit(arrivals []workload.Arrival) error {
 	return nil
 }
 
-// prefilled sends a request's KV to a decode instance, or lets it wait for room
-// behind those that wait.
+// prefilled sends a request's KV to a decode instance, or queues the request behind the requests that wait
+// for room.
 func (c *cluster) prefilled(r *request) {
 	if len(c.waiting) > 0 || !c.dispatch(r) {
 		c.waiting = append(c.waiting, r)
 	}
 }
 
-// dispatch asks the scheduler; false: no instance has room.
+// dispatch calls the scheduler; it returns false if no instance has room.
 func (c *cluster) dispatch(r *request) bool {
 	for i, d := range c.decode {
 		hit := d.cache.match(r.group, r.shared)
-		// A request has memory for all of its tokens, those to come and the hit's too:
-		// the cache may drop its copy.
+		// A request needs memory for all of its tokens, including future ones and those of the hit,
+		// because the cache may drop its copy.
 		free := d.free() - int64(r.output+hit)*c.o.KVToken
 		c.candidates[i] = netcost.Candidate[int]{ID: d.id, Hit: hit, Free: free, Queued: d.dispatched, Batch: len(d.batch)}
 	}
@@ -244,7 +244,7 @@ func (c *cluster) dispatch(r *request) bool {
 	return true
 }
 
-// finished ends a request; who waits for room may have it now.
+// finished ends a request, and dispatches requests that wait for room.
 func (c *cluster) finished(*request) {
 	c.unended--
 	for len(c.waiting) > 0 && c.dispatch(c.waiting[0]) {

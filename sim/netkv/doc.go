@@ -10,32 +10,29 @@
 //	                 hits, memory,    │    ▼
 //	                 queue, batch ────┘   Begin … End             oracle: refreshed every Refresh from the links' background
 //
-// # What the paper does not print
+// # Parameters that the paper does not print
 //
-// Paper returns the parameters that its text gives or its tables pin down. The prefill
-// instances are in both servers of the first rack: tiers 0 and 1 are never reached, and
-// an indifferent scheduler sends a third within the pod (its Table VI). The prefill's
-// line is the rest of the TTFT without the transfer. Eight NICs a server and the
-// printed oversubscription give the number of uplinks; a transfer is one flow, at most
-// as fast as its tier. With probability Share a request is of one of Groups groups, and
-// begins with as much of the group's text as SharedPart of its own length. Background
-// traffic is none unless it is the subject: then what the oracle measures is 0, and
-// Full decides as Static does.
+// Paper returns the parameters that the paper's text gives or its tables determine. The prefill
+// instances are in both servers of the first rack: tiers 0 and 1 are never used, and a scheduler
+// without preferences sends a third of the requests within the pod (its Table VI). The prefill's
+// line is the TTFT without the transfer. Eight NICs per server and the printed oversubscription
+// give the number of uplinks; a transfer is one flow, at most as fast as its tier. With probability
+// Share a request belongs to one of Groups groups, and begins with a prefix of the group's text of
+// SharedPart of its own length. There is no background traffic unless it is studied; the oracle
+// then measures 0, and Full decides as Static does.
 //
-// A cache holds of each group its longest prefix that has landed, in whole blocks:
-// with nested prefixes that is what a set of block hashes and a longest common prefix
-// come to (a test compares the two). The least recently used group leaves when
-// the memory is needed.
+// A cache holds the longest prefix of each group that has arrived, in whole blocks. For nested
+// prefixes this is equivalent to a set of block hashes with a longest common prefix (a test
+// compares the two). The least recently used group is dropped when the memory is needed.
 //
 // # Measured
 //
-// The first Warmup requests and those after them arrive as the trace says; what
-// arrives after the warm-up is measured, and the run goes on until all of it is
-// decoded. The requests are the same at every load: a load compresses time. TTFT is
-// from arrival to the end of the first step, TBT the time of the step in which a
-// request entered the batch.
+// The requests arrive at the times of the trace. Requests after the first Warmup ones are measured,
+// and the run continues until all of them are decoded. The requests are the same at every load: a
+// load compresses the times. TTFT is the time from arrival to the end of the first step, TBT the
+// duration of the step in which a request entered the batch.
 //
-// One seed gives one run: the groups, the uplinks and the swings of the background
-// each have a stream. Ties are those of the kernel and of package netcost. One
-// goroutine, no lock.
+// One seed has one run: the groups, the uplinks and the changes of the background each have a
+// random stream. Ties are decided by the kernel and by package netcost. There is one goroutine and
+// no lock.
 package netkv

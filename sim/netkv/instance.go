@@ -10,29 +10,28 @@ import (
 type instance struct {
 	c  *cluster
 	id int // endpoint of the fat-tree
-	// dispatched are on their way or wait for the end of a step; landed the latter.
+	// dispatched counts the requests in transfer or waiting for the end of a step; landed has those
+	// that wait.
 	dispatched int
 	landed     []*request
 	batch      []*request
 	stepping   bool
 	step       *sim.Timer
-	// reserved is the memory of dispatched and batched requests, bytes.
+	// reserved is the memory of dispatched and batched requests, in bytes.
 	reserved int64
 	cache    prefixes
 }
 
-// free is the memory that a request could have: what the cache holds is dropped for
-// it.
+// free returns the memory that a request could get: the cache would drop its content for it.
 func (d *instance) free() int64 { return d.c.o.Memory - d.reserved }
 
-// reserve takes the memory of a request, from the cache where there is no other.
+// reserve takes the memory of a request, from the cache if no other is free.
 func (d *instance) reserve(bytes int64) {
 	d.reserved += bytes
 	d.cache.shrink(int(d.free() / d.c.o.KVToken))
 }
 
-// land takes a request whose KV is there. It joins the batch at the end of the step
-// under way.
+// land adds a request whose KV has arrived. It joins the batch at the end of the current step.
 func (d *instance) land(r *request) {
 	d.cache.add(r.group, r.shared)
 	d.cache.shrink(int(d.free() / d.c.o.KVToken))
@@ -42,7 +41,7 @@ func (d *instance) land(r *request) {
 	}
 }
 
-// beginStep admits who has landed, and computes one token of each.
+// beginStep adds the arrived requests to the batch, and computes one token of each.
 func (d *instance) beginStep() {
 	n := min(len(d.landed), d.c.chooser.model.MaxBatch-len(d.batch))
 	joined := d.landed[:n]
@@ -60,7 +59,7 @@ func (d *instance) beginStep() {
 	d.step.SetAfter(took)
 }
 
-// endStep counts a token of each request; those that have all leave.
+// endStep counts one token of each request. Requests that have all their tokens leave.
 func (d *instance) endStep() {
 	left := d.batch[:0]
 	for _, r := range d.batch {

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// run simulates, or fails.
+// run returns the result of a simulation, or fails the test.
 func run(t *testing.T, o Options, arrivals []workload.Arrival, seed uint64) *Result {
 	t.Helper()
 	r, err := Run(context.Background(), o, arrivals, seed)
@@ -26,8 +26,8 @@ func run(t *testing.T, o Options, arrivals []workload.Arrival, seed uint64) *Res
 	return r
 }
 
-// sample are arrivals of the trace in the repository, at a tenth of its lengths: its
-// agents' prompts are ten times those of people.
+// sample returns arrivals of the trace in the repository, at a tenth of its lengths: its agents'
+// prompts are ten times as long as those of people.
 func sample(t *testing.T, n int) []workload.Arrival {
 	t.Helper()
 	r, err := trace.Sample(trace.Options{MaxRequests: n})
@@ -49,8 +49,8 @@ func sample(t *testing.T, n int) []workload.Arrival {
 	return out
 }
 
-// TestOneRequest: on an idle cluster every time follows from the formulas: prefill,
-// bytes over the tier's bandwidth, latency, one step.
+// TestOneRequest: on an idle cluster every time follows from the formulas: prefill, bytes divided
+// by the tier's bandwidth, latency, one step.
 func TestOneRequest(t *testing.T) {
 	for _, c := range []struct {
 		policy netcost.Policy
@@ -59,7 +59,7 @@ func TestOneRequest(t *testing.T) {
 	}{{netcost.Full, netcost.SamePod, 0}, {netcost.RoundRobin, netcost.CrossPod, 4}} {
 		o := Paper()
 		o.Policy, o.Share, o.Warmup = c.policy, 0, c.skip
-		// RoundRobin's first four go within the pod, long before.
+		// RoundRobin's first four requests go within the pod, long before the measured one.
 		var arrivals []workload.Arrival
 		for i := range c.skip + 1 {
 			arrivals = append(arrivals, workload.Arrival{At: time.Duration(i) * 30 * time.Second, Input: 10_000, Output: 5})
@@ -79,27 +79,28 @@ func TestOneRequest(t *testing.T) {
 	}
 }
 
-// TestSharedBandwidth: simultaneous transfers to one instance share its NICs, and
-// alone each has its tier: the paper's validation (§VI-B) through the whole cluster.
+// TestSharedBandwidth: simultaneous transfers to one instance share its NICs, and a single one gets
+// its tier's bandwidth. This is the paper's validation (§VI-B) on the whole cluster.
 func TestSharedBandwidth(t *testing.T) {
 	o := Paper()
 	o.Policy, o.Share, o.NICs, o.Oversubscription = netcost.RoundRobin, 0, 2, 1
-	// Twelve requests from four sources at once: three each, of 100 Gbit/s a source.
+	// Twelve requests come from four sources at once: three from each source, which has 100 Gbit/s.
 	var arrivals []workload.Arrival
 	for range 12 {
 		arrivals = append(arrivals, workload.Arrival{Input: 10_000, Output: 2})
 	}
 	o.Warmup = 0
 	r := run(t, o, arrivals, 1)
-	// Uplinks may collide, and then it takes longer; a source's third is the bound.
+	// If uplinks collide, a transfer takes longer; a third of the source's bandwidth is the upper
+	// bound.
 	alone := 10_000 * 327_680 / (100 * netcost.Gbit)
 	if got := r.Transfer.Seconds(); got < 3*alone*0.999 {
 		t.Errorf("three transfers of a source took %v s on average; one takes %v s alone", got, alone)
 	}
 }
 
-// TestReplay: one seed gives one run, another another, and every request is
-// decoded whatever the policy and the network.
+// TestReplay: the same seed gives the same run, another seed another, and every request is decoded
+// with every policy and network.
 func TestReplay(t *testing.T) {
 	arrivals := sample(t, 150)
 	for _, p := range []netcost.Policy{netcost.Full, netcost.Static, netcost.TopoOnly, netcost.RoundRobin, netcost.LoadAware, netcost.CacheAware, netcost.CacheLoad} {
@@ -122,7 +123,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestMemory: requests wait for room in order, and all get it.
+// TestMemory: requests wait for room in order, and all of them get it.
 func TestMemory(t *testing.T) {
 	o := Paper()
 	o.Policy, o.Warmup = netcost.Full, 0
@@ -185,8 +186,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestPrefixes compares the cache with sets of block hashes and the production's
-// longest common prefix.
+// TestPrefixes compares the cache with sets of block hashes and the production code's longest
+// common prefix.
 func TestPrefixes(t *testing.T) {
 	const groups, block = 5, 16
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -246,7 +247,7 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// studies runs one window's studies on the real trace.
+// studies runs the studies of one window on the real trace.
 func studies(t *testing.T, load float64, policies ...netcost.Policy) []*Summary {
 	t.Helper()
 	all, err := workload.ReadArrivals(testkit.TraceFile(t, "mooncake_conversation_trace.jsonl.gz"))
@@ -268,8 +269,8 @@ func studies(t *testing.T, load float64, policies ...netcost.Policy) []*Summary 
 	return out
 }
 
-// TestOrder is the paper's first finding, on the trace: who knows the network is
-// ahead, in every window, and not by a slower decode.
+// TestOrder is the paper's first finding, on the trace: policies that use the network have the
+// lower TTFT, in every window, without slower decoding.
 func TestOrder(t *testing.T) {
 	for _, load := range []float64{1, 2.5} {
 		s := studies(t, load, netcost.RoundRobin, netcost.CacheLoad, netcost.Full)

@@ -9,54 +9,54 @@ import (
 	"github.com/penstock-kv/penstock/sim/flow"
 )
 
-// Options are a cluster and how it is scheduled.
+// Options are the options of a cluster and its scheduling.
 type Options struct {
 	Policy  netcost.Policy
 	Weights netcost.Weights
 	Model   netcost.Model
 
-	// Pods of two racks of two servers of two instances: 16 instances, 64 GPUs, for
-	// every two pods. The first rack of every second pod holds the prefill
+	// Pods is the number of pods, each with two racks of two servers of two instances: 16
+	// instances, 64 GPUs, for every two pods. The first rack of every second pod has the prefill
 	// instances.
 	Pods int
-	// Oversubscription is that of the core, k:1; the racks' is half of it, at least
-	// 1:1. The paper's 4 gives 50 and 25 Gbit/s of the 100 in a rack.
+	// Oversubscription is the ratio k:1 of the core. That of the racks is half of it, at least 1:1.
+	// The paper's 4 gives 50 and 25 Gbit/s of the 100 in a rack.
 	Oversubscription float64
-	// NICs of a server, each of the rack's bandwidth; an instance has half of them.
-	// A rack has as many uplinks as it has NICs below, a pod too, each as wide as its
-	// tier: that is what oversubscribes them.
+	// NICs is the number of NICs per server, each with the rack's bandwidth; an instance has half
+	// of them. A rack has as many uplinks as there are NICs below it, and so has a pod. Each uplink
+	// has the bandwidth of its tier, and so the tiers are oversubscribed.
 	NICs int
 	// Port is an instance's bandwidth in each direction, in bytes/s. 0: half of the
 	// server's NICs.
 	Port float64
-	// Background is the share of every uplink that others take. With Swing it is
-	// drawn anew for each tier, uniformly from 0 to twice that, at exponential
-	// intervals of mean Swing; 0: it is steady.
+	// Background is the share of every uplink that other traffic uses. With Swing it is drawn again
+	// for each tier, uniformly from 0 to twice that share, at exponential intervals with mean
+	// Swing; with Swing 0 it is constant.
 	Background float64
 	Swing      time.Duration
-	// Refresh is how often the oracle measures the background.
+	// Refresh is the interval at which the oracle measures the background.
 	Refresh time.Duration
 
-	// PrefillToken and PrefillFixed are the prefill's line.
+	// PrefillToken and PrefillFixed are the time of a prefill per token and its fixed part.
 	PrefillToken, PrefillFixed time.Duration
-	// KVToken is the KV of a token, Memory that of an instance, bytes.
+	// KVToken is the KV of a token, Memory the memory of an instance, in bytes.
 	KVToken, Memory int64
 
-	// Share is how likely a request is of one of Groups groups, SharedPart how much
-	// of it its group's prefix is. BlockTokens is the caches' grain.
+	// Share is the probability that a request belongs to one of Groups groups, SharedPart the part
+	// of its length that is the group's prefix. BlockTokens is the block length of the caches.
 	Share       float64
 	Groups      int
 	SharedPart  float64
 	BlockTokens int
 
-	// SLO is the objective for the first token.
+	// SLO is the objective for the time to first token.
 	SLO time.Duration
-	// Warmup is how many requests are not measured.
+	// Warmup is the number of first requests that are not measured.
 	Warmup int
 }
 
-// Paper is the cluster of the paper's section VI-A, with what its tables pin down of
-// the rest, under the retrieval profile.
+// Paper returns the cluster of the paper's section VI-A, completed by values that its tables
+// determine, with the retrieval profile.
 func Paper() Options {
 	return Options{
 		Pods: 2, Oversubscription: 4, NICs: 8,
@@ -91,7 +91,7 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// fabric is the tiers' bandwidth and latency.
+// fabric returns the tiers' bandwidth and latency.
 func (o *Options) fabric() netcost.Fabric {
 	f := netcost.FatTree()
 	rack := f.Bandwidth[netcost.SameRack]
@@ -103,7 +103,7 @@ func (o *Options) fabric() netcost.Fabric {
 // Racks of a pod, servers of a rack and instances of a server, §VI-A.
 const racks, servers, instances = 2, 2, 2
 
-// Tree is the network.
+// Tree returns the network.
 func (o *Options) Tree() flow.FatTree {
 	f := o.fabric()
 	own := o.Port

@@ -1,21 +1,22 @@
 package netkv
 
-// prefixes is a decode instance's cache of groups' prefixes: the longest of each
-// that has landed, in tokens, the least recently used one first to leave.
+// prefixes is a decode instance's cache of groups' prefixes. It has the longest prefix of each
+// group that has arrived, in tokens, and drops the least recently used group first.
 type prefixes struct {
-	// tokens and used are by group; used is when, 0: not held.
+	// tokens and used are indexed by group. used is the time of the last use, or 0 if the group is
+	// not cached.
 	tokens []int
 	used   []uint64
 	clock  uint64
 	total  int
 }
 
-// newPrefixes returns an empty cache for so many groups.
+// newPrefixes returns an empty cache for the given number of groups.
 func newPrefixes(groups int) prefixes {
 	return prefixes{tokens: make([]int, groups), used: make([]uint64, groups)}
 }
 
-// match is how many leading tokens of a group's prefix of that length are held.
+// match returns the number of leading cached tokens of a group's prefix of the given length.
 func (p *prefixes) match(group, tokens int) int {
 	if group < 0 {
 		return 0
@@ -23,7 +24,7 @@ func (p *prefixes) match(group, tokens int) int {
 	return min(tokens, p.tokens[group])
 }
 
-// touch notes that a group was used.
+// touch records a use of a group.
 func (p *prefixes) touch(group int) {
 	if group >= 0 && p.used[group] > 0 {
 		p.clock++
@@ -31,7 +32,7 @@ func (p *prefixes) touch(group int) {
 	}
 }
 
-// add holds a group's prefix, if it is longer than what is held.
+// add caches a group's prefix, if it is longer than the cached one.
 func (p *prefixes) add(group, tokens int) {
 	if group < 0 || tokens <= 0 {
 		return
@@ -44,8 +45,7 @@ func (p *prefixes) add(group, tokens int) {
 	}
 }
 
-// shrink drops the least recently used groups until no more than limit tokens are
-// held.
+// shrink drops the least recently used groups until at most limit tokens are cached.
 func (p *prefixes) shrink(limit int) {
 	for p.total > max(limit, 0) {
 		oldest := -1

@@ -8,25 +8,25 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// Workload is one of the paper's three, on the trace at hand.
+// Workload is one of the paper's three workloads, applied to the trace.
 type Workload struct {
 	workload.Profile
-	// Scale multiplies the trace's inputs before they are filtered.
+	// Scale multiplies the trace's input lengths before they are filtered.
 	Scale float64
-	// Capacity is the rate called 100 %, requests a second.
+	// Capacity is the rate that counts as 100 %, in requests per second.
 	Capacity float64
-	// Weights are those that the paper's grid search found for CLA*; zero: (1, 1).
+	// Weights are the result of the paper's grid search for CLA*; zero means (1, 1).
 	Weights netcost.Weights
 }
 
-// Requests are the measured and warm-up requests of a run at 100 %: 15 s and 5 s of
-// them, by number, so that they are the same at every load.
+// Requests returns the numbers of measured and warm-up requests of a run: those of 15 s and 5 s at
+// 100 %. So they are the same at every load.
 func (w Workload) Requests() (measured, warmup int) {
 	return int(w.Capacity*15 + 0.5), int(w.Capacity*5 + 0.5)
 }
 
-// Take returns the requests of a window of the trace, which begins at from, with
-// their times compressed so that load times the capacity arrives a second.
+// Take returns the requests of a window of the trace, which begins at from, with their times
+// compressed so that the rate is load times the capacity.
 func (w Workload) Take(trace []workload.Arrival, from time.Duration, load float64) ([]workload.Arrival, error) {
 	all := w.Filter(workload.ScaleInputs(trace, w.Scale))
 	measured, warmup := w.Requests()

@@ -9,30 +9,30 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/netcost"
 )
 
-// Result is what was measured of one run.
+// Result has the measurements of one run.
 type Result struct {
-	// Requests are those that were measured.
+	// Requests is the number of measured requests.
 	Requests int
-	// TTFT, Transfer and TBT are means; the percentiles are the TTFT's.
+	// TTFT, Transfer and TBT are means; the percentiles are those of the TTFT.
 	TTFT, Transfer, TBT time.Duration
 	P50, P95, P99       time.Duration
-	// Times are the TTFTs, ascending.
+	// Times has the TTFTs, ascending.
 	Times []time.Duration
-	// SLO is the share of requests within the objective, Goodput those a second of
-	// arrivals, Rate the arrivals a second.
+	// SLO is the share of requests within the objective. Goodput is the number of those requests
+	// per second of arrivals, Rate the number of all arrivals per second.
 	SLO, Goodput, Rate float64
 	// Tiers is the share of transfers by tier.
 	Tiers [netcost.Tiers]float64
-	// Hit is the share of the input that was not sent.
+	// Hit is the share of the input that was cached and so not sent.
 	Hit float64
-	// Digest is the same for two runs that did the same.
+	// Digest is equal for equal runs.
 	Digest uint64
-	// Events is how many events the run had, Elapsed its virtual time.
+	// Events is the number of events of the run, Elapsed its virtual time.
 	Events  uint64
 	Elapsed time.Duration
 }
 
-// result sums up the run.
+// result computes the result of the run.
 func (c *cluster) result() (*Result, error) {
 	if c.unended > 0 || len(c.waiting) > 0 {
 		return nil, fmt.Errorf("netkv: %d requests were never decoded, %d wait for room", c.unended, len(c.waiting))
@@ -65,7 +65,7 @@ func (c *cluster) result() (*Result, error) {
 	return res, nil
 }
 
-// percentile is the nearest-rank percentile of sorted times.
+// percentile returns the nearest-rank percentile of sorted times.
 func percentile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
 }

@@ -11,12 +11,12 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// PaperWorkloads are the three of §VI-A on the conversation trace, whose inputs are
-// longer than those of the trace that the paper had. What its tables say of the mean
-// input (TTFT without the transfer is the prefill) fits retrieval at 0.455 of the
-// trace's lengths, about 11 000 tokens, and chat at the trace's own, 3 300. The
-// capacity of retrieval is its goodput over its SLO attainment, halved at 200 %; those
-// of the others, which nothing printed gives, carry as many tokens a second.
+// PaperWorkloads returns the three workloads of §VI-A on the conversation trace, whose inputs are
+// longer than those of the paper's trace. The paper's tables determine the mean input, because TTFT
+// without the transfer is the prefill: it fits retrieval at 0.455 of the trace's lengths, about 11
+// 000 tokens, and chat at the trace's own, 3 300. The capacity of retrieval is its goodput divided
+// by its SLO attainment, halved at 200 %. The paper has no values for the other capacities; they
+// are set to the same number of tokens per second.
 func PaperWorkloads() []Workload {
 	out := make([]Workload, 0, 3)
 	for _, p := range workload.Profiles() {
@@ -34,7 +34,7 @@ func PaperWorkloads() []Workload {
 	return out
 }
 
-// PaperWorkload returns the one of that name.
+// PaperWorkload returns the workload with that name.
 func PaperWorkload(name string) (Workload, error) {
 	for _, w := range PaperWorkloads() {
 		if w.Name == name {
@@ -45,8 +45,8 @@ func PaperWorkload(name string) (Workload, error) {
 	return Workload{}, err
 }
 
-// Windows are where in the trace a study begins: the paper's (its measurement is at
-// 60 s) and five others, for 90 requests of one window are few.
+// Windows returns the times in the trace at which studies begin: the paper's (its measurement is at
+// 60 s) and five others, because the 90 requests of one window are few.
 func Windows() []time.Duration {
 	out := []time.Duration{60 * time.Second}
 	for s := 600; s <= 3000; s += 600 {
@@ -55,33 +55,34 @@ func Windows() []time.Duration {
 	return out
 }
 
-// Study is one cell of a table: a scheduler under a workload, over windows and seeds.
+// Study is one cell of a table: a scheduler under a workload, over several windows and seeds.
 type Study struct {
 	Workload Workload
 	Policy   netcost.Policy
 	// Load is 1 at the workload's capacity.
 	Load float64
-	// Windows begin in the trace there; Seeds runs of each, seeds from 1.
+	// Windows are the begins of the windows in the trace. Each has Seeds runs, with the seeds from
+	// 1 on.
 	Windows []time.Duration
 	Seeds   int
-	// Edit changes the cluster, Input every request's length; nil and 0 leave them.
+	// Edit changes the cluster, Input sets every request's length; nil and 0 change nothing.
 	Edit  func(*Options)
 	Input int
 }
 
-// Summary is what a study measured; times are means over all its requests.
+// Summary has the measurements of a study; times are means over all its requests.
 type Summary struct {
 	TTFT, Transfer, TBT, P50, P95, P99 time.Duration
 	// TTFTStd is the standard deviation over the seeds.
 	TTFTStd time.Duration
-	// ByWindow are the mean TTFTs of each window.
+	// ByWindow has the mean TTFT of each window.
 	ByWindow           []time.Duration
 	SLO, Goodput, Rate float64
 	Tiers              [netcost.Tiers]float64
 	Hit                float64
 }
 
-// Rest is the TTFT without the transfer.
+// Rest returns the TTFT without the transfer.
 func (s *Summary) Rest() time.Duration { return s.TTFT - s.Transfer }
 
 // Run simulates the study on a trace.
@@ -120,7 +121,7 @@ func (s Study) Run(ctx context.Context, trace []workload.Arrival) (*Summary, err
 	return sum, nil
 }
 
-// options are the cluster of the study.
+// options returns the options of the study's cluster.
 func (s Study) options() Options {
 	o := Paper()
 	o.Policy, o.Weights = s.Policy, s.Workload.Weights
@@ -132,7 +133,7 @@ func (s Study) options() Options {
 	return o
 }
 
-// add counts one of n runs, all with the same number of requests.
+// add adds one of n runs, all with the same number of requests.
 func (s *Summary) add(r *Result, n float64) {
 	mean := func(d time.Duration) time.Duration { return time.Duration(float64(d) / n) }
 	s.TTFT += mean(r.TTFT)
@@ -147,7 +148,7 @@ func (s *Summary) add(r *Result, n float64) {
 	}
 }
 
-// deviation is the sample standard deviation; 0 of a single value.
+// deviation returns the sample standard deviation; 0 for a single value.
 func deviation(v []float64) float64 {
 	if len(v) < 2 {
 		return 0

@@ -8,18 +8,18 @@ import (
 	"github.com/penstock-kv/penstock/internal/chart"
 )
 
-// NoteAbove is the deviation from the published value, as a share of it, above
-// which a cell must explain itself.
+// NoteAbove is the relative deviation from the published value above which a cell needs a note.
 const NoteAbove = 0.05
 
-// Kind is how our value of a cell was obtained.
+// Kind is the origin of a cell's value.
 type Kind uint8
 
 const (
-	// Predicted: none of our constants that the value depends on was chosen to match the
-	// published one, or another value of the same figure or table.
+	// Predicted: none of the constants on which the value depends was chosen to match the published
+	// value, or another value of the same figure or table.
 	Predicted Kind = iota + 1
-	// Fitted: a constant was chosen to match such a value.
+	// Fitted: a constant was chosen to match the published value, or another value of the same
+	// figure or table.
 	Fitted
 	// Derived: arithmetic on numbers that the paper prints. Nothing is simulated.
 	Derived
@@ -37,18 +37,18 @@ func (k Kind) String() string {
 
 // Cell is one number of a table.
 type Cell struct {
-	// ID is the oracle's name of the number ("PF-5", "NK-A1"), or "".
+	// ID is the name of the number in the oracles ("PF-5", "NK-A1"), or "".
 	ID string
-	// Name says what the number is; it is unique within its table.
+	// Name describes the number; it is unique within its table.
 	Name string
-	// Unit is "s", "req/s", "%", …; "" for a ratio; UnitHolds for a statement.
+	// Unit is "s", "req/s", "%", …; "" for a ratio, and UnitHolds for a statement.
 	Unit string
-	// Paper is the published value; NaN: none.
+	// Paper is the published value; NaN if there is none.
 	Paper float64
-	// Ours is what was computed or simulated. Low to High, ends included, is
-	// where it is accepted; either may be infinite.
+	// Ours is the computed or simulated value. It is accepted from Low to High, inclusive; either
+	// may be infinite.
 	Ours, Low, High float64
-	// Std is the standard deviation of Ours over the seeds; 0: none.
+	// Std is the standard deviation of Ours over the seeds; 0 if there is none.
 	Std float64
 	// Note explains a deviation from Paper.
 	Note string
@@ -56,23 +56,22 @@ type Cell struct {
 	Kind Kind
 }
 
-// UnitHolds is the unit of a statement: 1 where it holds, 0 where it does not.
+// UnitHolds is the unit of a statement: 1 if it holds, 0 if it does not.
 const UnitHolds = "holds"
 
-// Near is a cell whose value is accepted within tolerance, a share, of the
-// published one.
+// Near returns a cell whose value is accepted within a relative tolerance of the published one.
 func Near(id, name, unit string, paper, ours, tolerance float64) Cell {
 	d := math.Abs(paper) * tolerance
 	return Cell{ID: id, Name: name, Unit: unit, Paper: paper, Ours: ours, Low: paper - d, High: paper + d}
 }
 
-// Within is a cell whose value is accepted from low to high. Without a published
-// value, paper is NaN.
+// Within returns a cell whose value is accepted from low to high. Without a published value, paper
+// is NaN.
 func Within(id, name, unit string, paper, ours, low, high float64) Cell {
 	return Cell{ID: id, Name: name, Unit: unit, Paper: paper, Ours: ours, Low: low, High: high}
 }
 
-// Holds is a statement that is accepted where it is true.
+// Holds returns a statement, which is accepted if it is true.
 func Holds(id, name string, holds bool) Cell {
 	c := Cell{ID: id, Name: name, Unit: UnitHolds, Paper: math.NaN(), Low: 1, High: 1}
 	if holds {
@@ -108,8 +107,8 @@ func (c Cell) Claim() string {
 // OK reports whether ours lies in the accepted range; NaN never does.
 func (c Cell) OK() bool { return c.Ours >= c.Low && c.Ours <= c.High }
 
-// Deviation is (ours - paper)/paper: 0.02 is 2 % above. NaN without a published
-// value, or where that is 0.
+// Deviation returns (ours - paper)/paper: 0.02 is 2 % above. NaN without a published value, or if
+// that is 0.
 func (c Cell) Deviation() float64 {
 	if c.Paper == 0 {
 		return math.NaN()
@@ -117,7 +116,7 @@ func (c Cell) Deviation() float64 {
 	return (c.Ours - c.Paper) / math.Abs(c.Paper)
 }
 
-// NeedsNote reports whether the cell departs from the paper without saying why.
+// NeedsNote reports whether the cell deviates from the paper without a note.
 func (c Cell) NeedsNote() bool {
 	if c.Note != "" || math.IsNaN(c.Paper) {
 		return false
@@ -125,7 +124,7 @@ func (c Cell) NeedsNote() bool {
 	return math.Abs(c.Deviation()) > NoteAbove || c.Paper < c.Low || c.Paper > c.High
 }
 
-// validate returns an error about a cell that says nothing.
+// validate returns an error for an incomplete cell.
 func (c Cell) validate() error {
 	switch {
 	case c.Kind == 0 || int(c.Kind) >= len(kindNames):
@@ -140,7 +139,7 @@ func (c Cell) validate() error {
 	return nil
 }
 
-// cellJSON is a cell as programs read it: null for what is not there.
+// cellJSON is the JSON form of a cell: absent values are null.
 type cellJSON struct {
 	ID        string   `json:"id,omitempty"`
 	Name      string   `json:"name"`
@@ -156,7 +155,7 @@ type cellJSON struct {
 	Note      string   `json:"note,omitempty"`
 }
 
-// MarshalJSON writes null for NaN and the infinities, which JSON does not have.
+// MarshalJSON encodes NaN and the infinities, which JSON does not have, as null.
 func (c Cell) MarshalJSON() ([]byte, error) {
 	j := cellJSON{
 		ID: c.ID, Name: c.Name, Unit: c.Unit, Kind: c.Claim(), Paper: finite(c.Paper), Ours: finite(c.Ours),
@@ -180,16 +179,16 @@ type Table struct {
 	Title string `json:"title"`
 	// Source names the place in the paper: "PrfaaS, Table 6".
 	Source string `json:"source"`
-	// Command reproduces this table alone.
+	// Command reproduces only this table.
 	Command string `json:"command,omitempty"`
-	// Text is a paragraph before the table: what was assumed.
+	// Text is a paragraph before the table, with the assumptions.
 	Text string `json:"text,omitempty"`
 	// Kind is the kind of the cells whose Kind is 0.
 	Kind  Kind   `json:"-"`
 	Cells []Cell `json:"cells"`
 }
 
-// Omission is a result of a paper that the tables lack, and the reason.
+// Omission is a result of a paper that the tables lack, with the reason.
 type Omission struct {
 	What string `json:"what"`
 	Why  string `json:"why"`

@@ -1,8 +1,8 @@
-// Package reproduce compares the papers' tables with our values. A suite is one paper:
-// it runs the simulators and the closed forms and reports cells. Each cell has the
-// published value, our value, and the accepted range of our value. The package
-// simulates nothing itself and makes no decisions. Suite.Drives names the production
-// code that a suite runs, and whether a server runs it too.
+// Package reproduce compares the papers' tables with reproduced values. A suite is one paper: it
+// runs the simulators and the closed forms and reports cells. Each cell has the published value,
+// the reproduced value ("ours"), and the accepted range of the reproduced value. The package
+// simulates nothing itself and makes no decisions. Suite.Drives names the production code that a
+// suite runs, and whether a server runs it too.
 //
 //	Suite ── Run(ctx, *Report) ──┬── Table{Cells…} ──┐            ┌── WriteText      a terminal
 //	  netkv.go                   ├── Figure{Chart}   ├─ []Result ─┼── WriteMarkdown  docs/reproduction.md
@@ -16,16 +16,15 @@
 //	Within(id, name, unit, paper, ours, low, high)  ours within a range, published or not
 //	Holds(id, name, what is true)                   a statement, such as an order
 //
-// Each cell, or its table, has a Kind: Predicted, Fitted (one of our constants was chosen
-// to match the number, or another number of its figure or table), or Derived (arithmetic
-// on printed numbers). Totals count predictions with a published value. Comparing a
-// formula with a constant that it contains is not a cell. Report.Missing names the results
-// of a paper that have no cell.
+// Each cell, or its table, has a Kind: Predicted, Fitted (a constant of the simulation was chosen
+// to match the number, or another number of its figure or table), or Derived (arithmetic on printed
+// numbers). Totals count predictions with a published value. Comparing a formula with a constant
+// that it contains is not a cell. Report.Missing names the results of a paper that have no cell.
 //
-// A cell is out if ours lies outside Low..High: the reproduction then fails. A
-// cell that deviates from its published value by more than NoteAbove, or whose
-// accepted range leaves the published value out, must say why in its Note; one
-// that does not fails too. The note explains; it accepts nothing.
+// A cell is out of range if ours lies outside Low..High: the reproduction then fails. A cell needs
+// a Note with the reason if it deviates from its published value by more than NoteAbove, or if its
+// accepted range does not include the published value; without the note the reproduction fails too.
+// A note only explains: it does not widen the accepted range.
 //
 // # A suite
 //
@@ -43,20 +42,20 @@
 //		}}
 //	}
 //
-// Suites run at the same time; their Each share one pool of workers, and heavy work
-// belongs there. The order of tables and figures is that in which a suite
-// reports them, so a suite reports from its own goroutine, after Each.
+// Suites run concurrently. Their calls of Each share one pool of workers, and expensive work
+// belongs there. Tables and figures appear in the order in which a suite reports them, so a suite
+// reports from its own goroutine, after Each.
 //
-// A run with Options.Quick, for continuous integration, skips the longest simulations and
-// runs only the first seed. A suite reports what it skips by Report.LeftOut. The remaining
-// cells keep their ranges.
+// A run with Options.Quick, for continuous integration, skips the longest simulations and runs only
+// the first seed. A suite reports skipped simulations with Report.LeftOut. The remaining cells keep
+// their ranges.
 //
 // # Determinism
 //
-// A suite takes every seed from its own constants, so two runs give the same
-// cells; how long it took is printed and is in no document.
+// A suite takes every seed from its own constants, so two runs give the same cells. The run time is
+// printed and is in no document.
 //
 // # Locks
 //
-// Report has one mutex, around what was reported; no call is made under it.
+// Report has one mutex, for the reported results. No call is made under it.
 package reproduce

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// DualPath is the paper that the planner follows.
+// DualPath returns the suite of the paper that the planner implements.
 func DualPath() Suite {
 	return Suite{Name: "dualpath", Paper: "DualPath: Breaking the Storage Bandwidth Bottleneck in Agentic LLM Inference", Drives: dualPathDrives, Run: dualPath}
 }
@@ -22,10 +22,10 @@ const dualPathDrives = "the planner of `dualpath` and the packing of `dualpath/b
 
 const dualPathCommand = "penstock sim reproduce dualpath"
 
-// dpSeeds is how many seeds the ablation and the online runs are repeated with.
+// dpSeeds is the number of seeds of the ablation and the online runs.
 const dpSeeds = 5
 
-// dpFigureNote explains numbers that were read off a figure.
+// dpFigureNote explains values that were read off a figure.
 const dpFigureNote = "read off the figure's bars by others, to 5 %; which trajectories, GPU and free memory the paper had is not known"
 
 func dualPath(ctx context.Context, r *Report) error {
@@ -60,16 +60,16 @@ func dualPath(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// dpRuns are the simulations behind the tables: planned by key, run once, looked up
-// by key.
+// dpRuns has the simulations of the tables: they are planned by key, run once, and looked up by
+// key.
 type dpRuns struct {
-	// quick skips the longest simulations. The ablation and the online runs are repeated
-	// with seeds.
+	// quick skips the longest simulations. seeds is the number of runs of the ablation and the
+	// online runs.
 	quick bool
 	seeds int
 
 	specs []workload.Spec
-	// sets by seed and name; made when first asked for.
+	// sets has the sets by seed and name; each is generated at its first use.
 	mu   sync.Mutex
 	sets map[string][]workload.Trajectory
 
@@ -78,7 +78,7 @@ type dpRuns struct {
 	capacities map[string]float64
 }
 
-// dpJob is one simulation; weight orders them, the longest first.
+// dpJob is one simulation. Jobs run in the order of weight, the longest first.
 type dpJob struct {
 	key    string
 	weight float64
@@ -109,7 +109,7 @@ func (d *dpRuns) set(name string, seed uint64) ([]workload.Trajectory, workload.
 	return d.sets[key], d.specs[i]
 }
 
-// dpCase is one offline job: a cluster, a set, agents.
+// dpCase is one offline job: a cluster, a set, and a number of agents.
 type dpCase struct {
 	model   agentic.Model
 	p, d, k int
@@ -117,17 +117,17 @@ type dpCase struct {
 	agents  int
 	system  agentic.System
 	seed    uint64
-	// variant names what change does, if it is not nil.
+	// variant names the effect of change, if change is not nil.
 	variant string
 	change  func(o *agentic.Options, set []workload.Trajectory, maxLen int) []workload.Trajectory
 }
 
-// key names a case.
+// key returns the name of a case.
 func (c dpCase) key() string {
 	return fmt.Sprintf("%s %dP%dD x%d %s %d agents %v seed %d %s", c.model.Name, c.p, c.d, c.k, c.set, c.agents, c.system, c.seed, c.variant)
 }
 
-// options are those of the case without its agents.
+// options returns the options of the case without its agents.
 func (c dpCase) options() agentic.Options {
 	return agentic.Options{
 		System: c.system, Model: c.model, PrefillNodes: c.p * c.k, DecodeNodes: c.d * c.k, PrefillGroup: c.p, DecodeGroup: c.d, Seed: c.seed,
@@ -167,16 +167,16 @@ type dpOnline struct {
 	horizon time.Duration
 }
 
-// key names a run.
+// key returns the name of a run.
 func (o dpOnline) key() string { return fmt.Sprintf("%s at %v/s", o.dpCase.key(), o.aps) }
 
-// onlineOf is the run's description for the simulator.
+// onlineOf returns the run's options for the simulator.
 func (d *dpRuns) onlineOf(o dpOnline, slo agentic.SLO) agentic.Online {
 	set, spec := d.set(o.set, o.seed)
 	return agentic.Online{Set: set, MaxLen: spec.MaxLen, APS: o.aps * float64(o.k), Horizon: o.horizon, SLO: slo}
 }
 
-// addOnline plans an open loop, which is not ended at the SLO.
+// addOnline plans an open loop that does not end at the SLO.
 func (d *dpRuns) addOnline(o dpOnline) {
 	key := o.key()
 	d.jobs = append(d.jobs, dpJob{key, o.aps * float64(o.k) * o.horizon.Seconds(), func(ctx context.Context) error {
@@ -189,7 +189,7 @@ func (d *dpRuns) addOnline(o dpOnline) {
 	}})
 }
 
-// dpCapacityStep is the grain of a capacity, agents a second.
+// dpCapacityStep is the resolution of a capacity, in agents per second.
 const dpCapacityStep = 0.025
 
 // addCapacity plans the search for the highest rate within the SLO.
@@ -214,19 +214,19 @@ func (d *dpRuns) keep(key string, r *agentic.Result) {
 	d.results[key] = r
 }
 
-// run runs what was planned, the longest first.
+// run runs the planned simulations, the longest first.
 func (d *dpRuns) run(ctx context.Context, r *Report) error {
 	slices.SortStableFunc(d.jobs, func(a, b dpJob) int { return int(math.Copysign(1, b.weight-a.weight)) })
 	return r.Each(ctx, "DualPath's clusters", len(d.jobs), func(ctx context.Context, i int) error { return d.jobs[i].run(ctx) })
 }
 
-// of returns the result of a case, which was planned.
+// of returns the result of a planned case.
 func (d *dpRuns) of(c dpCase) *agentic.Result { return d.results[c.key()] }
 
-// jct is the job's time in seconds.
+// jct returns the duration of the job in seconds.
 func (d *dpRuns) jct(c dpCase) float64 { return d.of(c).JCT.Seconds() }
 
-// The cases. Every one starts from the paper's default clusters (section 7.2).
+// The cases. Each is derived from the paper's default clusters (section 7.2).
 
 func dp660(system agentic.System, set string, agents int) dpCase {
 	return dpCase{model: agentic.DeepSeek660B(), p: 2, d: 4, k: 1, set: set, agents: agents, system: system, seed: 1}
@@ -248,8 +248,8 @@ func (c dpCase) scaled(k int) dpCase {
 	return c
 }
 
-// appends returns the case with each append multiplied, generates with each
-// generation.
+// appends returns the case with each append length multiplied, generates with each generated
+// length.
 func (c dpCase) appends(factor float64) dpCase {
 	c.variant = fmt.Sprintf("append x%v", factor)
 	c.change = func(_ *agentic.Options, set []workload.Trajectory, maxLen int) []workload.Trajectory {
@@ -266,7 +266,7 @@ func (c dpCase) generates(factor float64) dpCase {
 	return c
 }
 
-// assuming returns the case with another assumption.
+// assuming returns the case with a changed assumption.
 func (c dpCase) assuming(what string, f func(*agentic.Options)) dpCase {
 	c.variant = what
 	c.change = func(o *agentic.Options, set []workload.Trajectory, _ int) []workload.Trajectory {
@@ -276,12 +276,12 @@ func (c dpCase) assuming(what string, f func(*agentic.Options)) dpCase {
 	return c
 }
 
-// noQuota is the case without the compute quota.
+// noQuota returns the case without the compute quota.
 func (c dpCase) noQuota() dpCase {
 	return c.assuming("without quota", func(o *agentic.Options) { o.NoQuota = true })
 }
 
-// storageOnly is the case with compute and compute NICs that are never the bottleneck. The
+// storageOnly returns the case with compute and compute NICs that are never the bottleneck. The
 // planner's beta is that of the real GPU.
 func (c dpCase) storageOnly() dpCase {
 	c.variant = "compute and compute NICs out of the way"
@@ -296,7 +296,7 @@ func (c dpCase) storageOnly() dpCase {
 	return c
 }
 
-// dpSizes are the numbers of agents of Figure 7 by set.
+// sizes returns the numbers of agents of Figure 7, by set.
 func (d *dpRuns) sizes() map[string][]int {
 	if d.quick {
 		return map[string][]int{"32K": {512, 1024}, "48K": {512, 1024}, "64K": {256, 512, 1024, 2048}}
@@ -304,7 +304,7 @@ func (d *dpRuns) sizes() map[string][]int {
 	return map[string][]int{"32K": {512, 1024, 2048}, "48K": {512, 1024, 2048}, "64K": {256, 512, 1024, 2048, 4096}}
 }
 
-// rates of the online runs, agents a second.
+// rates returns the rates of the online runs, in agents per second.
 func (d *dpRuns) rates() []float64 {
 	if d.quick {
 		return []float64{0.1, 0.2, 0.4}
@@ -312,7 +312,7 @@ func (d *dpRuns) rates() []float64 {
 	return []float64{0.1, 0.15, 0.2, 0.3, 0.4, 0.45}
 }
 
-// onlineModels is how many of the two clusters run online. The first is DS 660B.
+// onlineModels returns how many of the two clusters run online. The first is DS 660B.
 func (d *dpRuns) onlineModels() int {
 	if d.quick {
 		return 1
@@ -326,11 +326,11 @@ const (
 	dpLargeOnline  = 22
 )
 
-// dpLargeHorizon is the length of the large online run, and of the small one that it
-// is compared with.
+// dpLargeHorizon is the horizon of the large online run, and of the small one with which it is
+// compared.
 const dpLargeHorizon = time.Hour
 
-// plan lists every simulation.
+// plan plans every simulation.
 func (d *dpRuns) plan() {
 	for _, s := range d.specs {
 		for _, n := range d.sizes()[s.Name] {
@@ -379,7 +379,7 @@ func (d *dpRuns) plan() {
 		}
 		for _, aps := range d.rates() {
 			if system == agentic.Basic && aps > 0.2 {
-				continue // far beyond its capacity: nothing is steady there
+				continue // far beyond its capacity, nothing is steady
 			}
 			for m := range d.onlineModels() {
 				d.addOnline(dpOnline{dpOnlineCase(system, m), aps, agentic.DefaultHorizon})
@@ -396,7 +396,7 @@ func (d *dpRuns) plan() {
 	d.addOnline(dpOnline{dp660(agentic.DualPath, "64K", 0).scaled(dpLargeOnline), 0.4, dpLargeHorizon}.named("an hour"))
 }
 
-// dpOnlineCase is one of the two clusters of Figure 10.
+// dpOnlineCase returns one of the two clusters of Figure 10.
 func dpOnlineCase(s agentic.System, model int) dpCase {
 	if model == 0 {
 		return dp660(s, "64K", 0)
@@ -404,26 +404,26 @@ func dpOnlineCase(s agentic.System, model int) dpCase {
 	return dp27(s, 1, 1)
 }
 
-// named returns the run under a name of its own.
+// named returns the run under another name.
 func (o dpOnline) named(variant string) dpOnline {
 	o.variant = variant
 	return o
 }
 
-// dpBounds are the clusters of DP-4.
+// dpBounds returns the clusters of DP-4.
 func dpBounds() [][2]int { return [][2]int{{1, 1}, {2, 1}, {1, 2}, {2, 4}} }
 
-// dpBoundCase is one of them.
+// dpBoundCase returns one of these clusters.
 func dpBoundCase(system agentic.System, pd [2]int) dpCase {
 	c := dp660(system, "64K", 1024)
 	c.p, c.d = pd[0], pd[1]
 	return c.storageOnly()
 }
 
-// dpFactors are the scales of Figure 9.
+// dpFactors returns the scales of Figure 9.
 func dpFactors() []float64 { return []float64{1, 2, 4} }
 
-// dpAssumptions are what the paper leaves open, taken the other way.
+// dpAssumptions returns cases with the opposite of each assumption that the paper leaves open.
 func dpAssumptions() []dpCase {
 	base := dp660(agentic.DualPath, "64K", 1024)
 	return []dpCase{

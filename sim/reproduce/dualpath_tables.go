@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// dpIntensity is Table 1: bytes read for each operation computed. It is the compute
-// model of the simulator.
+// dpIntensity reports Table 1: bytes read for each operation computed. It is the compute model of
+// the simulator.
 func dpIntensity(r *Report) {
 	table := Table{
 		Title: "KV bytes per computation", Kind: Derived, Source: "DualPath, Table 1", Command: dualPathCommand,
@@ -45,7 +45,7 @@ func dpIntensity(r *Report) {
 	r.Table(table)
 }
 
-// dpBottleneckFree is section 4.2, in closed form and in the flow simulator.
+// dpBottleneckFree reports section 4.2, in closed form and from the flow simulator.
 func dpBottleneckFree(ctx context.Context, r *Report) error {
 	table := Table{
 		Title: "Bottleneck-free ratios", Kind: Derived, Source: "DualPath, section 4.2", Command: dualPathCommand,
@@ -84,8 +84,8 @@ func dpBottleneckFree(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// dpReachable runs all of DualPath's paths at saturation and returns the share of
-// the storage NICs that is used.
+// dpReachable simulates all of DualPath's paths at saturation and returns the used share of the
+// storage NICs.
 func dpReachable(ctx context.Context, p, d int, dram float64) (float64, error) {
 	k := sim.New(1)
 	n := flow.New(k)
@@ -117,7 +117,7 @@ func dpReachable(ctx context.Context, p, d int, dram float64) (float64, error) {
 	return sum / (float64(p+d) * 50e9), nil
 }
 
-// dpTrajectories is Table 2.
+// dpTrajectories reports Table 2.
 func dpTrajectories(r *Report, d *dpRuns) {
 	table := Table{
 		Title: "Trajectories", Kind: Fitted, Source: "DualPath, Table 2", Command: dualPathCommand,
@@ -137,7 +137,7 @@ func dpTrajectories(r *Report, d *dpRuns) {
 	r.Table(table)
 }
 
-// noted adds a note where a cell needs one.
+// noted adds a note to a cell that needs one.
 func noted(c Cell, note string) Cell {
 	if c.NeedsNote() {
 		c.Note = note
@@ -145,7 +145,7 @@ func noted(c Cell, note string) Cell {
 	return c
 }
 
-// offline is Figure 7: job times by agents and MaxLen.
+// offline reports Figure 7: job times by agents and MaxLen.
 func (d *dpRuns) offline(r *Report) {
 	table := Table{
 		Title: "Offline, DS 660B 2P4D: job completion time", Kind: Fitted, Source: "DualPath, Figure 7", Command: dualPathCommand,
@@ -179,7 +179,7 @@ func (d *dpRuns) offline(r *Report) {
 	for _, n := range d.sizes()["64K"] {
 		s := speedup("64K", n)
 		table.Cells = append(table.Cells, Within("DP-A10", fmt.Sprintf("speedup over basic, 64K, %d agents", n), "", math.NaN(), s, 1, 3.06))
-		// Past saturation it stays where it is, up to noise.
+		// Beyond saturation the value stays constant, up to noise.
 		grows = grows && s > last*0.99
 		best, last = max(best, s), s
 	}
@@ -208,7 +208,7 @@ func (d *dpRuns) offline(r *Report) {
 	r.Figure(Figure{Name: "dualpath-fig7", Title: "Figure 7: job completion time by agents and MaxLen", Chart: fig})
 }
 
-// ratios is Figure 8, and the bound by storage alone.
+// ratios reports Figure 8, and the bound by storage alone.
 func (d *dpRuns) ratios(r *Report) {
 	table := Table{Title: "P/D ratios, DS 27B", Kind: Fitted, Source: "DualPath, Figure 8", Command: dualPathCommand, Text: "64K, 2048 agents, 36 480 bytes of KV a token, 62 TFLOP/s a GPU."}
 	jct := func(s agentic.System, p, dn int) float64 { return d.jct(dp27(s, p, dn)) }
@@ -255,7 +255,7 @@ func (d *dpRuns) ratios(r *Report) {
 	r.Table(table)
 }
 
-// overSeeds is the mean and the standard deviation of f over the seeds.
+// overSeeds returns the mean and the standard deviation of f over the seeds.
 func (d *dpRuns) overSeeds(f func(seed uint64) float64) (mean, std float64) {
 	x := make([]float64, d.seeds)
 	for i := range x {
@@ -274,7 +274,7 @@ func (d *dpRuns) seeded(c Cell, f func(seed uint64) float64) Cell {
 	return c
 }
 
-// ablation is the left of Figure 12.
+// ablation reports the left part of Figure 12.
 func (d *dpRuns) ablation(r *Report) {
 	table := Table{
 		Title: "Ablation, DS 660B 2P4D, 64K", Kind: Fitted, Source: "DualPath, section 7.5 and Figure 12", Command: dualPathCommand,
@@ -329,7 +329,7 @@ func (d *dpRuns) ablation(r *Report) {
 	r.Figure(Figure{Name: "dualpath-fig12", Title: "Figure 12: what each technique brings", Chart: fig})
 }
 
-// conserved is DP-A12 over all offline runs of the ablation.
+// conserved returns DP-A12 over all offline runs of the ablation.
 func (d *dpRuns) conserved() Cell {
 	exact := true
 	for s := agentic.Basic; s < agentic.Oracle; s++ {
@@ -345,14 +345,14 @@ func (d *dpRuns) conserved() Cell {
 	return Holds("DP-A12", "storage NICs read the cached tokens, no more and no less", exact)
 }
 
-// dpBalanceWindow is the window of storage traffic, dpBalanceFloor the load below
-// which a window does not count.
+// dpBalanceWindow is the window of storage traffic, dpBalanceFloor the load below which a window is
+// ignored.
 const (
 	dpBalanceWindow = 5 * time.Second
 	dpBalanceFloor  = 0.3
 )
 
-// balance is Figures 13 and 14.
+// balance reports Figures 13 and 14.
 func (d *dpRuns) balance(r *Report) {
 	table := Table{
 		Title: "Load balance", Kind: Predicted, Source: "DualPath, Figures 13 and 14", Command: dualPathCommand,
@@ -397,7 +397,7 @@ func (d *dpRuns) balance(r *Report) {
 	r.Figure(Figure{Name: "dualpath-fig13", Title: "Figure 13: balance of the storage NICs, windows of 15 s", Chart: fig})
 }
 
-// scaling is Figure 9: longer appends, longer generations.
+// scaling reports Figure 9: longer appends, longer generations.
 func (d *dpRuns) scaling(r *Report) {
 	table := Table{
 		Title: "Append and generation length, DS 660B 2P4D, 64K, 1024 agents", Kind: Predicted, Source: "DualPath, Figure 9", Command: dualPathCommand,
@@ -412,7 +412,7 @@ func (d *dpRuns) scaling(r *Report) {
 			}
 			return d.jct(dp660(s, "64K", 1024).generates(f))
 		}
-		lo := 1.6 // appends: around the published range; generations: the gap fills
+		lo := 1.6 // appends: around the published range; generations: the gap narrows
 		if kind == "gen" {
 			lo = 1
 		}
@@ -435,10 +435,10 @@ func (d *dpRuns) scaling(r *Report) {
 	r.Table(table)
 }
 
-// steady is the last third of an online run.
+// steady returns the last third of an online run.
 func (d *dpRuns) steady(o dpOnline) agentic.Window { return d.results[o.key()].Steady(o.horizon) }
 
-// online is Figures 10 to 12: capacity, latencies, working set.
+// online reports Figures 10 to 12: capacity, latencies, working set.
 func (d *dpRuns) online(r *Report) {
 	table := Table{
 		Title: "Online", Kind: Fitted, Source: "DualPath, section 7.4 and Figure 10", Command: dualPathCommand,
@@ -525,7 +525,7 @@ func (d *dpRuns) online(r *Report) {
 	}
 }
 
-// agentTime is Figure 11, and the left of Figure 12.
+// agentTime reports Figure 11, and the left part of Figure 12.
 func (d *dpRuns) agentTime(r *Report) {
 	table := Table{
 		Title: "Time of an agent, and what a first token waits for, DS 660B 2P4D", Kind: Predicted, Source: "DualPath, Figures 11 and 12 (left)", Command: dualPathCommand,
@@ -563,7 +563,7 @@ func (d *dpRuns) agentTime(r *Report) {
 	r.Figure(Figure{Name: "dualpath-fig11", Title: "Figure 11: mean time of an agent by rate", Chart: fig})
 }
 
-// large is Table 3.
+// large reports Table 3.
 func (d *dpRuns) large(r *Report) {
 	if d.quick {
 		return
@@ -600,7 +600,7 @@ func (d *dpRuns) large(r *Report) {
 	r.Figure(Figure{Name: "dualpath-large", Title: "The large offline run: tokens generated, counted when their round ends", Chart: fig})
 }
 
-// assumptions says what the results rest on.
+// assumptions reports the assumptions of the results.
 func (d *dpRuns) assumptions(r *Report) {
 	table := Table{
 		Title: "What is not printed, taken the other way", Kind: Predicted, Source: "DualPath, sections 6.2, 7 and A.4", Command: dualPathCommand,

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestDualPathClosedForms: what needs no cluster. The suite as a whole is `make
-// reproduce`; its acceptance at a smaller size is sim/agentic's tests.
+// TestDualPathClosedForms checks the values that need no simulation of a cluster. `make reproduce`
+// runs the whole suite; the tests of sim/agentic check it at a smaller size.
 func TestDualPathClosedForms(t *testing.T) {
 	results, err := Run(t.Context(), []Suite{{Name: "dualpath", Paper: "closed forms", Run: func(ctx context.Context, r *Report) error {
 		dpIntensity(r)
@@ -33,8 +33,8 @@ func TestDualPathClosedForms(t *testing.T) {
 	}
 }
 
-// TestDualPathPlan: no two simulations have one name, or a table would show the
-// wrong one.
+// TestDualPathPlan: no two simulations have the same name. Otherwise a table would show the wrong
+// one.
 func TestDualPathPlan(t *testing.T) {
 	d := newDPRuns(false)
 	d.plan()

@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-kv/penstock/internal/chart"
 )
 
-// MoveTheQuery is the paper that package redistribute follows. Its measurements need
-// GPUs; what is compared here is the cost model and the predicate with the numbers
-// that the paper prints, and the merge, which is computed.
+// MoveTheQuery returns the suite of the paper that package redistribute implements. The paper's
+// measurements need GPUs. The suite compares the cost model and the predicate with the printed
+// numbers, and computes the merge.
 func MoveTheQuery() Suite {
 	return Suite{Name: "move-the-query", Paper: "Move the Query, Not the Cache (arXiv 2606.01502)", Drives: mtqDrives, Run: moveTheQuery}
 }
@@ -24,8 +24,8 @@ const (
 	us = 1e-6
 	ms = 1e-3
 	gb = 1e9
-	// atDecode rows are the paper's operating point of a decoding step, with chunks
-	// of selected tokens.
+	// atDecode is the number of rows at the paper's operating point of a decoding step, chunkTokens
+	// the length of its chunks of selected tokens.
 	atDecode, chunkTokens = 256, 2048
 	mtqCommand            = "penstock plan redistribute --rows 256 --tokens 2048"
 )
@@ -47,7 +47,7 @@ func moveTheQuery(ctx context.Context, r *Report) error {
 	return mtqFigures(m, r)
 }
 
-// mtqPayload is section 3.2 and Figures 1 and 3.
+// mtqPayload reports section 3.2 and Figures 1 and 3.
 func mtqPayload(m redistribute.Model, r *Report) error {
 	p := m.Payload
 	d, err := m.Decide(redistribute.Request{Rows: atDecode, Tokens: chunkTokens})
@@ -64,14 +64,14 @@ func mtqPayload(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqTable1 is the round trip on IBGDA over four payloads, and the fit of it.
+// mtqTable1 reports the round trip on IBGDA over four payloads, and its fit.
 func mtqTable1(m redistribute.Model, r *Report) error {
 	f := m.Fabric
 	const rows = 1024
 	cells := []Cell{}
 	for _, row := range []struct {
 		width             int
-		probe, full, rate float64 // us, us, GB/s: as printed
+		probe, full, rate float64 // us, us, GB/s: the printed values
 	}{{900, 16.2, 62.8, 24.6}, {2184, 15.9, 115.8, 24.7}, {4368, 16.6, 207.7, 24.7}, {8736, 16.1, 389.1, 24.7}} {
 		bytes := float64(rows * row.width)
 		cells = append(cells,
@@ -79,7 +79,7 @@ func mtqTable1(m redistribute.Model, r *Report) error {
 			Near("MQ-4", fmt.Sprintf("effective bandwidth of %d B rows", row.width), "GB/s", row.rate, bytes/((row.full-row.probe)*us-f.Turnaround)/gb, 0.01))
 	}
 	splice := 3 * ms
-	// The sweep's printed points, of the real payload.
+	// The printed points of the sweep, with the real payload.
 	var samples []redistribute.Sample
 	for _, p := range []struct {
 		rows int
@@ -96,7 +96,7 @@ func mtqTable1(m redistribute.Model, r *Report) error {
 	if err != nil {
 		return err
 	}
-	// The sweep itself is not printed: the model with its turnaround stands in for it.
+	// The sweep itself is not printed: the model with its turnaround is used in its place.
 	text, n := 0.0, 0.0
 	for k := 512; k <= 4096; k *= 2 {
 		bytes := m.Payload.RouteBytes(k, 1)
@@ -114,7 +114,7 @@ func mtqTable1(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqTable2 is the five fabrics at the decoding step.
+// mtqTable2 reports the five fabrics at the decoding step.
 func mtqTable2(m redistribute.Model, r *Report) error {
 	p := m.Payload
 	const unstated = "the fit's residual at small batches, some microseconds, is printed for IBGDA alone"
@@ -143,7 +143,7 @@ func mtqTable2(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqBreakEvens are sections 5.1 to 5.5 and 8.
+// mtqBreakEvens reports sections 5.1 to 5.5 and 8.
 func mtqBreakEvens(m redistribute.Model, r *Report) error {
 	p, slow, fast := m.Payload, m, m
 	slow.Prefill, fast.Prefill = 1.5*us, 0.5*us
@@ -164,7 +164,7 @@ func mtqBreakEvens(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqCongestion is Figure 7.
+// mtqCongestion reports Figure 7.
 func mtqCongestion(m redistribute.Model, r *Report) error {
 	f, p := m.Fabric, m.Payload
 	at := func(k, rows int) float64 { return f.Under(k).RoundTrip(p.RouteBytes(rows, 1)) }
@@ -178,7 +178,7 @@ func mtqCongestion(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqSelection is section 5.4 and Figure 4.
+// mtqSelection reports section 5.4 and Figure 4.
 func mtqSelection(m redistribute.Model, r *Report) error {
 	m.Gather = redistribute.PrototypeGather()
 	var cells []Cell
@@ -200,7 +200,7 @@ func mtqSelection(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqRules are the rules of thumb of section 5.5, over a grid.
+// mtqRules reports the rules of thumb of section 5.5, over a grid.
 func mtqRules(m redistribute.Model, r *Report) error {
 	full := redistribute.H100(m.Fabric)
 	holds := func(requests func(yield func(redistribute.Model, redistribute.Request))) (bool, error) {
@@ -261,7 +261,7 @@ func mtqRules(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqExact computes the merge of section 3.3.
+// mtqExact reports the merge of section 3.3, which it computes.
 func mtqExact(ctx context.Context, r *Report) error {
 	const rows, tokens, most = 2, chunkTokens, 8
 	g := attention.DeepSeekV2Lite()
@@ -326,7 +326,7 @@ func mtqExact(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// mtqFigures are the curves.
+// mtqFigures reports the curves.
 func mtqFigures(m redistribute.Model, r *Report) error {
 	full, p := redistribute.H100(m.Fabric), m.Payload
 	cost := func(m redistribute.Model, q redistribute.Request, which redistribute.Primitive) float64 {

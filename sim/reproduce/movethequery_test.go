@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestMoveTheQuery: every cell is in its range and explains itself.
+// TestMoveTheQuery: every cell is in its range or has a note.
 func TestMoveTheQuery(t *testing.T) {
 	results, err := Run(context.Background(), []Suite{MoveTheQuery()}, Options{Workers: 2})
 	if err != nil {

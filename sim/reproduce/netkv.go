@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// NetKV is the paper that package netcost follows, on the cluster of package
+// NetKV returns the suite of the paper that package netcost implements, on the cluster of package
 // sim/netkv.
 func NetKV() Suite {
 	return Suite{Name: "netkv", Paper: "NetKV: Network-Aware Decode Instance Selection for Disaggregated LLM Inference (arXiv 2606.03910)", Drives: netkvDrives, Run: func(ctx context.Context, r *Report) error {
@@ -32,14 +32,14 @@ const (
 // netkvLoads are the loads of Table II.
 var netkvLoads = []float64{1, 2, 2.5}
 
-// What recurs in the notes and texts.
+// The parts of notes and texts that occur several times.
 const (
 	otherTrace     = "another trace"
 	otherTraceText = "The paper's trace of 23 608 requests is not to be had: ours is Mooncake's conversation trace, for retrieval at 0.455 of its lengths, so that its longest input has 57K tokens."
 	ownCount       = "eq. 4 divides a tier among all transfers of one source, which have an uplink for each NIC and rarely share one"
 )
 
-// netkvStudies runs studies and answers for them by key.
+// netkvStudies runs studies and returns their results by key.
 type netkvStudies struct {
 	trace   []workload.Arrival
 	windows []time.Duration
@@ -49,7 +49,7 @@ type netkvStudies struct {
 	results map[string]*netkv.Summary
 }
 
-// want adds a study, unless there is one of that key.
+// want adds a study, unless there is one with that key.
 func (n *netkvStudies) want(key string, s netkv.Study) {
 	if slices.Contains(n.keys, key) {
 		return
@@ -61,7 +61,7 @@ func (n *netkvStudies) want(key string, s netkv.Study) {
 	n.keys, n.studies = append(n.keys, key), append(n.studies, s)
 }
 
-// run runs what is wanted.
+// run runs the added studies.
 func (n *netkvStudies) run(ctx context.Context, r *Report) error {
 	out := make([]*netkv.Summary, len(n.studies))
 	err := r.Each(ctx, "NetKV clusters", len(n.studies), func(ctx context.Context, i int) error {
@@ -75,21 +75,21 @@ func (n *netkvStudies) run(ctx context.Context, r *Report) error {
 	return err
 }
 
-// of returns what a study measured.
+// of returns the result of a study.
 func (n *netkvStudies) of(format string, args ...any) *netkv.Summary {
 	s := n.results[fmt.Sprintf(format, args...)]
 	if s == nil {
-		panic("reproduce: no study " + fmt.Sprintf(format, args...)) // a table asks for what was not wanted
+		panic("reproduce: no study " + fmt.Sprintf(format, args...)) // a table uses a study that was not added
 	}
 	return s
 }
 
-// gain is how much lower the TTFT of one is than that of another, in percent.
+// gain returns by how many percent the TTFT of a is lower than that of than.
 func gain(a, than *netkv.Summary) float64 {
 	return 100 * (1 - a.TTFT.Seconds()/than.TTFT.Seconds())
 }
 
-// millis is a duration in ms.
+// millis returns a duration in ms.
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // netkvSweeps are the axes of the experiments.
@@ -103,7 +103,7 @@ var (
 	netkvPorts   = []float64{50e9, 25e9, 18.75e9, 12.5e9}
 )
 
-// netKV reports every table, over some windows of the trace and seeds.
+// netKV reports every table, over the given windows of the trace and seeds.
 func netKV(ctx context.Context, r *Report, windows []time.Duration, seeds int) error {
 	path, err := r.Trace(netkvTrace)
 	if err != nil {
@@ -129,8 +129,8 @@ func netKV(ctx context.Context, r *Report, windows []time.Duration, seeds int) e
 	return nil
 }
 
-// plan lists every cluster that a table asks for. Beyond the workload's own
-// parameters nothing differs between cells but what the row or column names.
+// plan adds the study of every cluster that a table needs. Cells differ only in the parameter that
+// their row or column names, and in the workload's own parameters.
 func (n *netkvStudies) plan() error {
 	rag, err := netkv.PaperWorkload("rag")
 	if err != nil {
@@ -182,7 +182,8 @@ func (n *netkvStudies) plan() error {
 	for _, pods := range netkvPods {
 		w := rag
 		w.Capacity *= float64(pods) / 2
-		// The largest takes 2000 requests of a window: what is left behind 20 min.
+		// The largest cluster takes 2000 requests of a window. The trace has only about that many
+		// after 20 min, so at most the first three windows are used.
 		sweep(fmt.Sprintf("pods %d", pods), []netcost.Policy{netcost.CacheLoad, netcost.Full}, netkv.Study{
 			Workload: w, Windows: n.windows[:min(3, len(n.windows))], Edit: func(o *netkv.Options) { o.Pods = pods }})
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/sim/netkv"
 )
 
-// explained gives a cell a note if it needs one.
+// explained adds a note to a cell that needs one.
 func explained(c Cell, note string) Cell {
 	if c.NeedsNote() {
 		c.Note = note
@@ -21,12 +21,12 @@ func explained(c Cell, note string) Cell {
 	return c
 }
 
-// holds is a statement with the numbers that it is about, in its name.
+// holds returns a statement with the numbers concerned in its name.
 func holds(id string, is bool, format string, args ...any) Cell {
 	return Holds(id, fmt.Sprintf(format, args...), is)
 }
 
-// netkvClosed are the numbers that need no cluster.
+// netkvClosed reports the numbers that need no simulation of a cluster.
 func netkvClosed(r *Report) error {
 	model := netcost.KVBytes(80, 8, 128, 2, 1)
 	s := netcost.Snapshot[string]{Fabric: netcost.FatTree(), Congestion: netcost.Congestion{2: 0.2, 3: 0.2},
@@ -37,7 +37,7 @@ func netkvClosed(r *Report) error {
 		return err
 	}
 	o.Begin("p", netcost.SamePod)
-	q := netcost.Request[string]{From: "p", Tokens: 327_680, Bytes: 10e9} // ten times the tokens: 90 % is whole
+	q := netcost.Request[string]{From: "p", Tokens: 327_680, Bytes: 10e9} // ten times the tokens, so that 90 % is an integer
 	d1, d2 := netcost.Candidate[string]{ID: "d1", Hit: 163_840, Free: 1e12}, netcost.Candidate[string]{ID: "d2", Hit: 294_912, Free: 1e12}
 	c1, c2 := o.Cost(&q, &d1), o.Cost(&q, &d2)
 	if err := o.Measured(netcost.Congestion{2: 0.2, 3: 0.5}, 0); err != nil {
@@ -66,8 +66,8 @@ func netkvClosed(r *Report) error {
 	return nil
 }
 
-// netkvNetwork is the validation of the network model: one flow, n flows, and what
-// one leaves when it ends.
+// netkvNetwork reports the validation of the network model: one flow, n flows, and the shares after
+// one of them ends.
 func netkvNetwork(r *Report) error {
 	k := sim.New(1)
 	o := netkv.Paper()
@@ -78,7 +78,7 @@ func netkvNetwork(r *Report) error {
 	fabric := netcost.FatTree()
 	rng := k.Rand("uplinks")
 	var cells []Cell
-	// Endpoint 0 to its own server, rack, pod and beyond.
+	// The targets are in the server, rack and pod of endpoint 0, and beyond.
 	for tier, to := range []int{1, 2, 4, 8} {
 		f, err := tree.Net.Start(flow.Spec{Path: tree.Path(0, to, rng), Bytes: 1e9, Cap: fabric.Bandwidth[tier]})
 		if err != nil {
@@ -118,7 +118,7 @@ func netkvNetwork(r *Report) error {
 	return nil
 }
 
-// netkvLoad is Table II.
+// netkvLoad reports Table II.
 func netkvLoad(n *netkvStudies, r *Report) {
 	paper := map[netcost.Policy][3]struct{ ttft, tbt, slo, xfer, p99 float64 }{
 		netcost.RoundRobin: {{1969, 12.74, 0.907, 993, 12.3}, {2171, 13.01, 0.887, 1194, 0}, {2224, 13.13, 0.882, 1246, 14.5}},
@@ -154,7 +154,7 @@ func netkvLoad(n *netkvStudies, r *Report) {
 	})
 }
 
-// netkvOrders are the statements NK-A1 to NK-A6.
+// netkvOrders reports the statements NK-A1 to NK-A6.
 func netkvOrders(n *netkvStudies, r *Report) {
 	var cells []Cell
 	rest := []time.Duration{}
@@ -193,7 +193,7 @@ func netkvOrders(n *netkvStudies, r *Report) {
 	r.Table(Table{Title: "Who is ahead of whom", Kind: Predicted, Source: "NetKV, section VI-C", Command: netkvCommand, Text: "Retrieval. What has a published value is a ratio within Table II, to which the prefixes were fitted.", Cells: cells})
 }
 
-// netkvContext is Table III.
+// netkvContext reports Table III.
 func netkvContext(n *netkvStudies, r *Report) {
 	paper := map[int][3]float64{1024: {9.1, 2.2, 0.22}, 4096: {13.3, 3.2, 0.27}, 8192: {15.2, 10.2, 0.26}, 16384: {20.2, 17.6, 0.17}, 32768: {6.7, 4.3, 0.03}, 65536: {0, -0.2, 0}}
 	var cells []Cell
@@ -237,7 +237,7 @@ func netkvContext(n *netkvStudies, r *Report) {
 	}})
 }
 
-// boolean is 1 or 0.
+// boolean returns 1 or 0.
 func boolean(b bool) float64 {
 	if b {
 		return 1
@@ -245,7 +245,7 @@ func boolean(b bool) float64 {
 	return 0
 }
 
-// netkvTopology is Figure 1, its retrieval panel.
+// netkvTopology reports Figure 1, its retrieval panel.
 func netkvTopology(n *netkvStudies, r *Report) {
 	var cells []Cell
 	var series []chart.Series
@@ -278,7 +278,7 @@ func netkvTopology(n *netkvStudies, r *Report) {
 		Title: "NetKV over CLA*, retrieval at 100 %", XLabel: "background, %", YLabel: "TTFT reduction, %", Kind: chart.Lines, Series: series}})
 }
 
-// netkvStale is Figure 2.
+// netkvStale reports Figure 2.
 func netkvStale(n *netkvStudies, r *Report) {
 	var x []float64
 	lines := map[netcost.Policy][]float64{}
@@ -304,7 +304,7 @@ func netkvStale(n *netkvStudies, r *Report) {
 		Series: []chart.Series{{Name: "CLA*", X: x, Y: lines[netcost.CacheLoad], Points: true}, {Name: "static", X: x, Y: lines[netcost.Static], Points: true}, {Name: "NetKV", X: x, Y: lines[netcost.Full], Points: true}}}})
 }
 
-// netkvSharing is Figure 3.
+// netkvSharing reports Figure 3.
 func netkvSharing(n *netkvStudies, r *Report) {
 	var cells []Cell
 	var ca, cla []float64
@@ -323,7 +323,7 @@ func netkvSharing(n *netkvStudies, r *Report) {
 		Series: []chart.Series{{Name: "over CA", X: netkvShares, Y: ca, Points: true}, {Name: "over CLA*", X: netkvShares, Y: cla, Points: true}}}})
 }
 
-// netkvAblation is Table IV and Figure 4.
+// netkvAblation reports Table IV and Figure 4.
 func netkvAblation(n *netkvStudies, r *Report) {
 	paper := map[string][4]float64{"chatbot": {629, 598, 596, 595}, "rag": {1812, 1627, 1596, 1592}, "long-context": {7121, 6326, 6150, 6160}}
 	ladder := []netcost.Policy{netcost.CacheLoad, netcost.TopoOnly, netcost.Static, netcost.Full}
@@ -364,7 +364,7 @@ func netkvAblation(n *netkvStudies, r *Report) {
 		Title: "Ablation, TTFT relative to the paper's CLA*", YLabel: "ratio", Kind: chart.Bars, Categories: names, Series: series}})
 }
 
-// netkvScale is Table V, its flow rows, and Figure 5.
+// netkvScale reports Table V, its flow rows, and Figure 5.
 func netkvScale(n *netkvStudies, r *Report) {
 	paper := map[int][3]float64{2: {11.0, 603, 799}, 4: {13.6, 603, 851}, 8: {13.6, 603, 851}, 16: {13.6, 603, 851}, 32: {13.6, 603, 851}}
 	note := "three windows of another trace; a uniform choice stays in the pod with probability 1/3, 1/6, … 1/48, where the paper's estimator stops at its second step"
@@ -395,7 +395,7 @@ func netkvScale(n *netkvStudies, r *Report) {
 		Series: []chart.Series{{Name: "CLA*", X: x, Y: cla, Points: true}, {Name: "NetKV", X: x, Y: full, Points: true}}}})
 }
 
-// netkvTiers is Table VI.
+// netkvTiers reports Table VI.
 func netkvTiers(n *netkvStudies, r *Report) {
 	cla, full := n.of("rag 1 cache-load"), n.of("rag 1 netkv")
 	near := cla.Tiers[0] + cla.Tiers[1] + full.Tiers[0] + full.Tiers[1]
@@ -408,8 +408,8 @@ func netkvTiers(n *netkvStudies, r *Report) {
 	}})
 }
 
-// netkvPortWidth varies an instance's bandwidth, which the paper does not print although
-// Tables III and IV depend on it.
+// netkvPortWidth varies an instance's bandwidth, on which Tables III and IV depend and which the
+// paper does not print.
 func netkvPortWidth(n *netkvStudies, r *Report) {
 	var cells []Cell
 	var own, over []float64 // gains by width, the widest first
@@ -433,7 +433,7 @@ func netkvPortWidth(n *netkvStudies, r *Report) {
 		Cells: cells})
 }
 
-// netkvMissing reports the results of the paper that our cluster does not reproduce.
+// netkvMissing reports the results of the paper that the simulated cluster does not reproduce.
 func netkvMissing(_ *netkvStudies, r *Report) {
 	r.Missing("Table IV, the sign of the count of own transfers (+1.9 % on retrieval, where ours costs)",
 		"equation 4 divides a tier's bandwidth among the source's transfers on it. In our cluster an instance's port carries eight transfers within the pod at their full rate, so they do not share, and the division sends requests to the far pod for nothing. "+

@@ -9,9 +9,9 @@ import (
 	"github.com/penstock-kv/penstock/sim/netkv"
 )
 
-// TestNetKV: every table is made, of two windows and one seed, which is a fifteenth of
-// what `make reproduce` runs. What follows from a formula is in its range, and of what is
-// simulated nearly all is; every deviation is explained.
+// TestNetKV makes every table from two windows and one seed, a fifteenth of the runs of `make
+// reproduce`. Values of formulas are in their range, nearly all simulated values are too, and every
+// deviation has a note.
 func TestNetKV(t *testing.T) {
 	testkit.Long(t, "simulates whole clusters")
 	dir := filepath.Dir(testkit.TraceFile(t, netkvTrace))
@@ -50,7 +50,7 @@ func TestNetKV(t *testing.T) {
 	}
 }
 
-// TestNetKVWithoutTrace: what is missing is said.
+// TestNetKVWithoutTrace: the error names the missing trace.
 func TestNetKVWithoutTrace(t *testing.T) {
 	results, err := Run(context.Background(), []Suite{NetKV()}, Options{Traces: []string{t.TempDir()}})
 	if err != nil {

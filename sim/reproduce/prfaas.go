@@ -12,22 +12,22 @@ import (
 	"github.com/penstock-kv/penstock/sim/datacenters"
 )
 
-// PrfaaS is the paper that package prfaas follows.
+// PrfaaS returns the suite of the paper that package prfaas implements.
 func PrfaaS() Suite {
 	return Suite{Name: "prfaas", Paper: "Prefill-as-a-Service: KVCache of Next-Generation Models Could Go Cross-Datacenter", Drives: prfaasDrives, Run: func(ctx context.Context, r *Report) error {
 		return prfaaS(ctx, r, prfaasSeeds)
 	}}
 }
 
-// egressNote explains why the printed 13 Gbps are ours too.
+// egressNote explains why the printed 13 Gbps agree with the computed value.
 const egressNote = `"approximately 13 Gbps" in the paper; 1.61 req/s times the 916 MiB of the mean long prompt are 12.3`
 
 // prfaasDrives is the suite's Drives.
-const prfaasDrives = "the model, the router and the two controllers of `dualpath/prfaas`. `penstock plan prfaas` computes plans with the model; the router and the controllers are imported by no server: no request crosses datacenters by them in production."
+const prfaasDrives = "the model, the router and the two controllers of `dualpath/prfaas`. `penstock plan prfaas` computes plans with the model. `penstock plan roles` proposes by the long-term controller which group should change its role. The router and the controllers are imported by no server: no request crosses datacenters by them in production."
 
 const prfaasCommand = "penstock sim reproduce prfaas"
 
-// prfaaS reports every table, the simulated ones over some seeds.
+// prfaaS reports every table, the simulated ones over the given number of seeds.
 func prfaaS(ctx context.Context, r *Report, seeds int) error {
 	s, err := prfaas.CaseStudy()
 	if err != nil {
@@ -62,13 +62,12 @@ func prfaaS(ctx context.Context, r *Report, seeds int) error {
 // prfaasCase is the case study of section 4, with its three deployments.
 type prfaasCase struct {
 	prfaas.System
-	// printed is Table 6's PrfaaS column as it is printed, best what our search
-	// finds.
+	// printed is Table 6's PrfaaS column as printed, best the result of the search.
 	printed                  prfaas.Plan
 	best, homogeneous, naive prfaas.Throughput
 }
 
-// throughputs is Table 5 and the bandwidths of section 2.3.
+// throughputs reports Table 5 and the bandwidths of section 2.3.
 func (c prfaasCase) throughputs(r *Report) error {
 	table := Table{
 		Title: "KV throughput of the 1T hybrid", Kind: Derived, Source: "PrfaaS, Table 5", Command: prfaasCommand,
@@ -137,7 +136,7 @@ func (c prfaasCase) throughputs(r *Report) error {
 	return nil
 }
 
-// lengths is the traffic of section 4.1.
+// lengths reports the traffic of section 4.1.
 func (c prfaasCase) lengths(r *Report) {
 	least, greatest := c.Lengths.Bounds()
 	t := c.printed.Threshold
@@ -152,7 +151,7 @@ func (c prfaasCase) lengths(r *Report) {
 	})
 }
 
-// configurations is Table 6.
+// configurations reports Table 6.
 func (c prfaasCase) configurations(r *Report) {
 	x := c.Evaluate(c.printed)
 	h, n := c.homogeneous, c.naive
@@ -188,7 +187,7 @@ func (c prfaasCase) configurations(r *Report) {
 	})
 }
 
-// search is the grid search of section 4.2 and Figure 5.
+// search reports the grid search of section 4.2 and Figure 5.
 func (c prfaasCase) search(r *Report) {
 	r.Table(Table{
 		Title: "The best configuration", Kind: Fitted, Source: "PrfaaS, section 4.2", Command: prfaasCommand,
@@ -215,7 +214,7 @@ func (c prfaasCase) search(r *Report) {
 	for t := 5000.0; t <= 60000; t += 500 {
 		x := c.Evaluate(prfaas.Plan{Threshold: t, Prefill: 3, Decode: 5})
 		for i, y := range []float64{x.Max, x.Remote / x.Offloaded, x.LocalPrefill / (1 - x.Offloaded)} {
-			if y > 8 { // far above what the system does
+			if y > 8 { // far above the system's throughput
 				y = math.NaN()
 			}
 			lines[i].X, lines[i].Y = append(lines[i].X, t), append(lines[i].Y, y)
@@ -226,7 +225,7 @@ func (c prfaasCase) search(r *Report) {
 	}})
 }
 
-// prfaasSeeds is how many runs stand behind each simulated number.
+// prfaasSeeds is the number of runs of each simulated number.
 const prfaasSeeds = 5
 
 // prfaasRun is one system simulated with every seed.
@@ -249,7 +248,7 @@ func simulate(ctx context.Context, r *Report, what string, runs []*prfaasRun, se
 	})
 }
 
-// over is the mean and the standard deviation over the seeds.
+// over returns the mean and the standard deviation over the seeds.
 func (x *prfaasRun) over(value func(*datacenters.Result) float64) (mean, std float64) {
 	for _, r := range x.results {
 		mean += value(r) / float64(len(x.results))
@@ -260,7 +259,7 @@ func (x *prfaasRun) over(value func(*datacenters.Result) float64) (mean, std flo
 	return mean, math.Sqrt(std)
 }
 
-// cell compares a simulated number with the number against.
+// cell compares a simulated number with the value against.
 func (x *prfaasRun) cell(name, unit string, against, tolerance float64, value func(*datacenters.Result) float64) Cell {
 	mean, std := x.over(value)
 	c := Near("", name, unit, against, mean, tolerance)
@@ -270,9 +269,8 @@ func (x *prfaasRun) cell(name, unit string, against, tolerance float64, value fu
 
 func throughput(r *datacenters.Result) float64 { return r.Throughput }
 
-// simulated compares the model with the system in virtual time: the highest
-// throughput of the three deployments and of a narrow link, and times to first token
-// by load.
+// simulated compares the model with a simulation of the system: the highest throughput of the three
+// deployments and of a narrow link, and times to first token by load.
 func (c prfaasCase) simulated(ctx context.Context, r *Report, seeds int) error {
 	saturated := func(name string, p prfaas.Plan, change func(*datacenters.Options)) *prfaasRun {
 		o := datacenters.Options{System: c.System, Plan: p, Concurrency: 150, Duration: 3 * time.Hour, Warmup: 30 * time.Minute, Layers: 61}
@@ -346,8 +344,8 @@ func (c prfaasCase) simulated(ctx context.Context, r *Report, seeds int) error {
 	return nil
 }
 
-// steered is section 3.4.3: what both controllers do about a link that narrows and
-// traffic that shifts.
+// steered reports section 3.4.3: the reactions of both controllers to a link that loses bandwidth
+// and to traffic that changes.
 func (c prfaasCase) steered(ctx context.Context, r *Report, seeds int) error {
 	half := datacenters.Options{
 		System: c.System, Plan: c.printed, Rate: 2.1, Duration: 40 * time.Minute, Warmup: 5 * time.Minute, Layers: 61,

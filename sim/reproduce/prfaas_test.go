@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// TestPrfaaS: every cell is in its range, and what deviates is explained; one seed
-// of the five that make reproduce takes.
+// TestPrfaaS: every cell is in its range, and deviations have notes, with one of the five seeds of
+// make reproduce.
 func TestPrfaaS(t *testing.T) {
 	testkit.Long(t, "simulates whole clusters")
 	one := PrfaaS()

@@ -15,30 +15,29 @@ import (
 
 // Suite is the reproduction of one paper.
 type Suite struct {
-	// Name is what it is called by: "netkv".
+	// Name is the suite's name, such as "netkv".
 	Name string
-	// Paper is its title.
+	// Paper is the title of the paper.
 	Paper string
 	// Drives names the production code that the suite runs, and which server runs it too.
 	Drives string
-	// Run reports tables and figures. An error ends this suite alone.
+	// Run reports tables and figures. An error ends only this suite.
 	Run func(ctx context.Context, r *Report) error
 }
 
-// Options say how suites are run.
+// Options are the options for running suites.
 type Options struct {
-	// Workers is how many jobs of Each run at once, over all suites; 0: 1.
+	// Workers is the number of concurrent jobs of Each, over all suites; 0 means 1.
 	Workers int
 	// Quick skips the longest simulations and runs the others with one seed.
 	Quick bool
-	// Traces are directories in which Trace looks, in this order.
+	// Traces are the directories that Trace searches, in this order.
 	Traces []string
-	// Progress is called as work is done, from several goroutines; nil: not.
+	// Progress, if not nil, is called as work is completed, from several goroutines.
 	Progress func(suite string, done, total int, what string)
 }
 
-// Report is what one suite hands in. Its methods may be called from several
-// goroutines.
+// Report collects the results of one suite. Its methods may be called from several goroutines.
 type Report struct {
 	suite string
 	opts  Options
@@ -49,29 +48,28 @@ type Report struct {
 	figures []Figure
 	missing []Omission
 	leftOut []Omission
-	faults  []error // what was handed in and is no table or figure
+	faults  []error // reported results that are not valid
 }
 
-// Result is what came of one suite.
+// Result is the result of one suite.
 type Result struct {
 	Suite   string   `json:"suite"`
 	Paper   string   `json:"paper"`
 	Tables  []Table  `json:"tables"`
 	Figures []Figure `json:"figures,omitempty"`
 	Drives  string   `json:"drives,omitempty"`
-	// Missing lists results of the paper that are not reproduced, LeftOut what a quick
-	// run skipped.
+	// Missing lists results of the paper that are not reproduced, LeftOut the simulations that a
+	// quick run skipped.
 	Missing []Omission `json:"not_reproduced,omitempty"`
 	LeftOut []Omission `json:"left_out,omitempty"`
-	// Err is why the suite ended early; nil: it did not.
+	// Err is the reason why the suite ended early, or nil.
 	Err error `json:"-"`
-	// Elapsed is how long it took on this machine.
+	// Elapsed is the run time of the suite on this machine.
 	Elapsed time.Duration `json:"-"`
 }
 
-// Run runs the suites at the same time and returns their results in the order
-// given. The error is ctx's, or about the options; what failed within a suite is
-// in its result.
+// Run runs the suites concurrently and returns their results in the given order. The error is that
+// of ctx or of the options; errors within a suite are in its result.
 func Run(ctx context.Context, suites []Suite, opts Options) ([]Result, error) {
 	if opts.Workers < 0 {
 		return nil, fmt.Errorf("reproduce: %d workers; at least 1 is needed", opts.Workers)
@@ -96,7 +94,7 @@ func Run(ctx context.Context, suites []Suite, opts Options) ([]Result, error) {
 	return results, ctx.Err()
 }
 
-// Table hands in one table.
+// Table reports one table.
 func (r *Report) Table(t Table) {
 	var faults []error
 	if t.Title == "" || t.Source == "" {
@@ -126,15 +124,15 @@ func (r *Report) Table(t Table) {
 	r.faults = append(r.faults, faults...)
 }
 
-// Missing reports a result of the paper that is not reproduced, and why.
+// Missing reports a result of the paper that is not reproduced, with the reason.
 func (r *Report) Missing(what, why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.missing = append(r.missing, Omission{what, why})
 }
 
-// Quick reports whether the suite must skip its longest simulations. The suite reports
-// what it skips by LeftOut.
+// Quick reports whether the suite must skip its longest simulations. The suite reports the skipped
+// ones with LeftOut.
 func (r *Report) Quick() bool { return r.opts.Quick }
 
 // LeftOut reports a simulation that a quick run skips.
@@ -144,7 +142,7 @@ func (r *Report) LeftOut(what, why string) {
 	r.leftOut = append(r.leftOut, Omission{what, why})
 }
 
-// Figure hands in one figure.
+// Figure reports one figure.
 func (r *Report) Figure(f Figure) {
 	err := f.Chart.Validate()
 	if err == nil && (f.Name == "" || filepath.Base(f.Name) != f.Name) {
@@ -162,15 +160,14 @@ func (r *Report) Figure(f Figure) {
 	r.figures = append(r.figures, f)
 }
 
-// Progress says that done of total parts of what are done.
+// Progress reports that done of total parts are complete; what names the work.
 func (r *Report) Progress(done, total int, what string) {
 	if r.opts.Progress != nil {
 		r.opts.Progress(r.suite, done, total, what)
 	}
 }
 
-// Trace returns the path of a trace file, or an error that says where it was
-// looked for.
+// Trace returns the path of a trace file, or an error that lists the searched directories.
 func (r *Report) Trace(name string) (string, error) {
 	for _, dir := range r.opts.Traces {
 		path := filepath.Join(dir, name)
@@ -184,9 +181,9 @@ func (r *Report) Trace(name string) (string, error) {
 	return "", fmt.Errorf("reproduce: trace %s is in none of %q; name its directory by PENSTOCK_TRACES", name, r.opts.Traces)
 }
 
-// Each calls f for 0 to n-1, as many at once as the pool that all suites share
-// has workers, and reports progress. The first error ends it; jobs that run are
-// waited for. Each must not be called from within f.
+// Each calls f for 0 to n-1, concurrently on the workers of the pool that all suites share, and
+// reports progress. After the first error no further calls begin, and Each waits for the calls that
+// run. Each must not be called from within f.
 func (r *Report) Each(ctx context.Context, what string, n int, f func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	var mu sync.Mutex

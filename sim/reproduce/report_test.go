@@ -66,7 +66,7 @@ func TestNumber(t *testing.T) {
 	}
 }
 
-// fake is a suite with one good table, a figure, and what is added.
+// fake returns a suite with one valid table, a figure, and the additional cells.
 func fake(name string, more ...Cell) Suite {
 	return Suite{Name: name, Paper: "A paper", Run: func(ctx context.Context, r *Report) error {
 		v := make([]float64, 8)
@@ -159,7 +159,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestFaults: what is no table, figure or cell fails its suite.
+// TestFaults: an invalid table, figure or cell fails its suite.
 func TestFaults(t *testing.T) {
 	cells := []Cell{Holds("", "h", true).As(Predicted)}
 	c := chart.Chart{Title: "T", Series: []chart.Series{{X: []float64{1}, Y: []float64{1}}}}
@@ -194,8 +194,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestPool: all suites together run no more jobs at once than there are workers,
-// and as many as that.
+// TestPool: all suites together run exactly as many concurrent jobs as there are workers.
 func TestPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most atomic.Int64
@@ -221,8 +220,8 @@ func TestPool(t *testing.T) {
 	})
 }
 
-// TestEachEnds: the first error, or the end of the context, stops what has not
-// begun; what runs is waited for.
+// TestEachEnds: after the first error, or the end of the context, no further calls begin; running
+// calls are awaited.
 func TestEachEnds(t *testing.T) {
 	var ran atomic.Int64
 	results, err := Run(t.Context(), []Suite{{Name: "s", Run: func(ctx context.Context, r *Report) error {

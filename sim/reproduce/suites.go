@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Suites are all there are, in the order of the page.
+// Suites returns all suites, in the order of the page.
 func Suites() []Suite {
 	return []Suite{
 		DualPath(),
@@ -15,7 +15,7 @@ func Suites() []Suite {
 	}
 }
 
-// Find returns the suites of these names in the order of Suites; no name: all.
+// Find returns the suites with these names in the order of Suites; without names, it returns all.
 func Find(names []string) ([]Suite, error) {
 	all := Suites()
 	if len(names) == 0 {

@@ -15,7 +15,7 @@ import (
 // Summary counts cells.
 type Summary struct {
 	Cells int `json:"cells"`
-	// Predictions counts predicted cells with a published value. Within counts those that
+	// Predictions counts predicted cells with a published value. Within counts the predictions that
 	// deviate from it by at most NoteAbove.
 	Predictions int `json:"predictions"`
 	Within      int `json:"within_5_percent"`
@@ -244,7 +244,7 @@ func markdownTable(b *strings.Builder, t Table) {
 	}
 }
 
-// cell keeps text within one cell of a table.
+// cell escapes text so that it stays within one cell of a table.
 func cell(s string) string {
 	return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s)
 }
@@ -311,8 +311,7 @@ func verdict(c Cell) string {
 	return ""
 }
 
-// Number words a value with four significant digits, and all those before the
-// point.
+// Number formats a value with four significant digits, and at least all digits before the point.
 func Number(v float64) string { return digits(v, 4) }
 
 func digits(v float64, significant int) string {
@@ -352,7 +351,7 @@ type resultJSON struct {
 	Summary Summary `json:"summary"`
 }
 
-// JSON is what WriteJSON writes, for callers that print JSON themselves.
+// JSON returns the value that WriteJSON encodes, for callers that encode JSON themselves.
 func JSON(results []Result) any {
 	out := make([]resultJSON, len(results))
 	for i, r := range results {
@@ -373,8 +372,7 @@ func WriteJSON(w io.Writer, results []Result) error {
 	return enc.Encode(JSON(results))
 }
 
-// SaveFigures writes every figure into dir as PNG and SVG and returns how many
-// there were.
+// SaveFigures writes every figure into dir as PNG and SVG and returns their number.
 func SaveFigures(dir string, results []Result) (int, error) {
 	n := 0
 	for _, r := range results {

@@ -18,17 +18,19 @@ type agenticFile struct {
 	Model        string `yaml:"model"`
 	PrefillNodes int    `yaml:"prefill_nodes"`
 	DecodeNodes  int    `yaml:"decode_nodes"`
-	// PrefillGroup and DecodeGroup are nodes a group; 0: all.
+	// PrefillGroup and DecodeGroup are the numbers of nodes per group; 0 means all.
 	PrefillGroup int `yaml:"prefill_group"`
 	DecodeGroup  int `yaml:"decode_group"`
 	GPUs         int `yaml:"gpus"`
-	// SNIC and CNIC in GB/s.
+	// SNIC and CNIC are in GB/s.
 	SNIC float64 `yaml:"snic_gbytes"`
 	CNIC float64 `yaml:"cnic_gbytes"`
-	// Set is one of DualPath's Table 2, or Trace a file of trajectories.
+	// Set is the name of a set of DualPath's Table 2, Trace a file of trajectories. One of them is
+	// given.
 	Set   string `yaml:"set"`
 	Trace string `yaml:"trace"`
-	// Agents work at once, offline; AgentsPerSecond arrive, online, for Horizon.
+	// Agents is the number of agents of an offline job, which begin at once. AgentsPerSecond is the
+	// arrival rate of an online run of the duration Horizon.
 	Agents          int           `yaml:"agents"`
 	AgentsPerSecond float64       `yaml:"agents_per_second"`
 	Horizon         time.Duration `yaml:"horizon"`
@@ -37,10 +39,10 @@ type agenticFile struct {
 	Quota           time.Duration `yaml:"quota"`
 }
 
-// enginesMax bounds a cluster: it is made when the scenario is loaded.
+// enginesMax bounds the engines of a cluster, which is created when the scenario is loaded.
 const enginesMax = 1 << 16
 
-// setSize is how many trajectories a set of the paper has.
+// setSize is the number of trajectories in a set of the paper.
 const setSize = 500
 
 func (a *agenticFile) runner(at source) (func(context.Context, uint64) (run, error), error) {
@@ -95,7 +97,7 @@ func (a *agenticFile) runner(at source) (func(context.Context, uint64) (run, err
 	}, nil
 }
 
-// possible makes the cluster with one agent, to see whether it can be.
+// possible creates the cluster with one agent, to check its options.
 func (a *agenticFile) possible(o agentic.Options, set []workload.Trajectory, longest int) error {
 	o.Agents = workload.Agents(set, min(len(set), 1), longest, 1)
 	_, err := agentic.New(o)
@@ -160,14 +162,14 @@ func (a *agenticFile) simulate(ctx context.Context, o agentic.Options, set []wor
 	return run{metrics: agenticMetrics(r, r.Latency), digest: r.Digest}, nil
 }
 
-// Where max/avg over the storage NICs is taken: windows of a second in the first
-// half of the job, in which they read at more than 30 % of what they could.
+// The storage NICs' max/avg is taken in windows of a second in the first half of the job, in which
+// they read at more than 30 % of their capacity.
 const (
 	balanceWindow = time.Second
 	balanceFloor  = 0.3
 )
 
-// agenticMetrics are over the rounds of w; the rest is over the whole run.
+// agenticMetrics returns metrics over the rounds of w; the others are over the whole run.
 func agenticMetrics(r *agentic.Result, w agentic.Window) []Metric {
 	return []Metric{
 		value("job completion time", "s", r.JCT.Seconds()), value("agents done", "", float64(r.Agents)), value("rounds done", "", float64(r.Rounds)),

@@ -15,7 +15,7 @@ import (
 // datacentersFile is the section of package datacenters.
 type datacentersFile struct {
 	System prfaas.Config `yaml:"system"`
-	// Plan is what runs at the beginning; without, the best one for the system.
+	// Plan is the plan at the beginning; if it is missing, the best plan for the system is used.
 	Plan *struct {
 		Threshold float64 `yaml:"threshold"`
 		Prefill   int     `yaml:"prefill"`
@@ -124,8 +124,8 @@ func (d *datacentersFile) runner(at source) (func(context.Context, uint64) (run,
 	}, nil
 }
 
-// changes are in order of time; mu and sigma make a distribution with the bounds of
-// the one before.
+// changes returns the changes, which must be in order of time. The bounds of a distribution given
+// by mu and sigma are those of the distribution before the change.
 func (d *datacentersFile) changes(at source, lengths prfaas.Lengths) ([]datacenters.Change, error) {
 	var out []datacenters.Change
 	for i, c := range d.Changes {
@@ -153,7 +153,7 @@ func (d *datacentersFile) changes(at source, lengths prfaas.Lengths) ([]datacent
 	return out, nil
 }
 
-// prompts are the prompt lengths of a trace, in tokens.
+// prompts returns the prompt lengths of a trace, in tokens.
 func (s source) prompts(key, name string) ([]float64, error) {
 	path, err := s.trace(key, name)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package scenario runs the simulators from files that people write: what a cluster
-// is like, what it is asked to do, who decides. It is a reader and a runner; what a
-// scenario means is said by the simulator that it names.
+// Package scenario runs the simulators from YAML files written by people, which describe a cluster,
+// its load and its policy. It reads the files and runs the simulators; each simulator's package
+// defines the meaning of its section.
 //
 //	scenarios/*.yaml (built in)  ─┐                      ┌─► sim/agentic     DualPath's cluster
 //	FILE.yaml ────────────────────┴─ Load ─► Scenario ───┼─► sim/netkv       NetKV's
@@ -15,8 +15,8 @@
 //	seeds: 5
 //	datacenters: …
 //
-// Everything is checked by Load: keys, ranges, topologies, traces to their last
-// line. What a file asks for and cannot be is an error that names file and line.
+// Load checks everything: keys, ranges, topologies, and traces to their last line. An impossible
+// request is an error with file and line.
 //
-// The package has no lock; Run starts a goroutine a worker and waits for them.
+// The package has no lock. Run starts one goroutine per worker and waits for them.
 package scenario

@@ -11,17 +11,16 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// netkvFile is the section of package netkv; what is 0 or left out is as in the
-// paper.
+// netkvFile is the section of package netkv; values that are 0 or missing are those of the paper.
 type netkvFile struct {
 	Workload string `yaml:"workload"`
 	Policy   string `yaml:"policy"`
 	// Load is 1 at the workload's capacity.
 	Load float64 `yaml:"load"`
-	// Trace has the requests; they are taken from each of Windows on.
+	// Trace has the requests, which are taken from each of Windows on.
 	Trace   string          `yaml:"trace"`
 	Windows []time.Duration `yaml:"windows"`
-	// Input makes all prompts this long, in tokens.
+	// Input sets the length of all prompts, in tokens.
 	Input            int           `yaml:"input"`
 	Pods             int           `yaml:"pods"`
 	Oversubscription float64       `yaml:"oversubscription"`
@@ -35,7 +34,7 @@ type netkvFile struct {
 	SLO              time.Duration `yaml:"slo"`
 }
 
-// podsMax bounds a network: 65,536 instances.
+// podsMax bounds the size of a network: 65,536 instances.
 const podsMax = 1 << 13
 
 func (n *netkvFile) runner(at source) (func(context.Context, uint64) (run, error), error) {
@@ -80,7 +79,7 @@ func (n *netkvFile) runner(at source) (func(context.Context, uint64) (run, error
 	return func(ctx context.Context, seed uint64) (run, error) { return netkvRun(ctx, o, arrivals, seed) }, nil
 }
 
-// options are the paper's with what the file says otherwise.
+// options returns the paper's options with the changes of the file.
 func (n *netkvFile) options(at source, w netkv.Workload) netkv.Options {
 	o := netkv.Paper()
 	o.Weights, o.Share, o.SLO = w.Weights, w.Share, w.SLO
@@ -114,7 +113,7 @@ func (n *netkvFile) options(at source, w netkv.Workload) netkv.Options {
 	return o
 }
 
-// arrivals are the requests of each window.
+// arrivals returns the requests of each window.
 func (n *netkvFile) arrivals(at source, w netkv.Workload) ([][]workload.Arrival, error) {
 	path, err := at.trace("netkv.trace", n.Trace)
 	if err != nil {
@@ -147,7 +146,7 @@ func (n *netkvFile) arrivals(at source, w netkv.Workload) ([][]workload.Arrival,
 	return out, nil
 }
 
-// netkvRun runs every window and takes the means.
+// netkvRun runs every window and returns the means.
 func netkvRun(ctx context.Context, o netkv.Options, windows [][]workload.Arrival, seed uint64) (run, error) {
 	var out run
 	for i, arrivals := range windows {
@@ -170,7 +169,7 @@ func netkvRun(ctx context.Context, o netkv.Options, windows [][]workload.Arrival
 			}
 		}
 		out.metrics = metrics
-		out.digest = out.digest*1099511628211 ^ r.Digest // FNV's prime: the order counts
+		out.digest = out.digest*1099511628211 ^ r.Digest // FNV's prime: the order affects the digest
 	}
 	return out, nil
 }

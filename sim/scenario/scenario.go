@@ -21,27 +21,27 @@ import (
 //go:embed scenarios/*.yaml
 var builtIn embed.FS
 
-// Scenario is one file, checked.
+// Scenario is one checked file.
 type Scenario struct {
 	Name, About, Simulator string
-	// Seeds are those that are run.
+	// Seeds are the seeds to run.
 	Seeds []uint64
-	// run is one run; it may be called from several goroutines.
+	// run executes one run; it may be called from several goroutines.
 	run func(ctx context.Context, seed uint64) (run, error)
 }
 
-// run is what one seed gave.
+// run is the result of one seed.
 type run struct {
 	metrics []Metric // one value each
 	digest  uint64
 }
 
-// file is a scenario as it is written.
+// file is the YAML form of a scenario.
 type file struct {
 	Name      string `yaml:"name"`
 	About     string `yaml:"about"`
 	Simulator string `yaml:"simulator"`
-	// Seeds is how many runs are made, the first with Seed.
+	// Seeds is the number of runs; the first has the seed Seed.
 	Seeds       int              `yaml:"seeds"`
 	Seed        int64            `yaml:"seed"`
 	Agentic     *agenticFile     `yaml:"agentic"`
@@ -52,14 +52,14 @@ type file struct {
 // seedsMax bounds the runs of a scenario.
 const seedsMax = 1000
 
-// Options say where a scenario's files are.
+// Options has the places of a scenario's files.
 type Options struct {
-	// Traces are directories in which traces are looked for after the scenario's own.
+	// Traces are the directories that are searched for traces after the scenario's own.
 	Traces []string
 }
 
-// Find loads a scenario: a built-in one by its name, or a file by its path, which
-// holds a dot or a slash.
+// Find loads a scenario: a built-in one by its name, or a file by its path, which contains a dot or
+// a slash.
 func Find(name string, opts Options) (*Scenario, error) {
 	if raw, err := fs.ReadFile(builtIn, path.Join("scenarios", path.Base(name)+".yaml")); err == nil && path.Base(name) == name {
 		return Load("scenarios/"+name+".yaml", raw, opts)
@@ -74,9 +74,9 @@ func Find(name string, opts Options) (*Scenario, error) {
 	return Load(name, raw, opts)
 }
 
-// Names are the built-in scenarios, in alphabetical order.
+// Names returns the names of the built-in scenarios, in alphabetical order.
 func Names() []string {
-	files, _ := fs.ReadDir(builtIn, "scenarios") // the directory is in the program
+	files, _ := fs.ReadDir(builtIn, "scenarios") // the directory is embedded, so this cannot fail
 	var names []string
 	for _, f := range files {
 		names = append(names, strings.TrimSuffix(f.Name(), ".yaml"))
@@ -85,15 +85,15 @@ func Names() []string {
 	return names
 }
 
-// Source is the text of a built-in scenario.
+// Source returns the text of a built-in scenario.
 func Source(name string) ([]byte, error) {
 	return fs.ReadFile(builtIn, path.Join("scenarios", path.Base(name)+".yaml"))
 }
 
-// Head is what a file says of itself.
+// Head has the name, the description and the simulator of a scenario.
 type Head struct{ Name, About, Simulator string }
 
-// Heads are those of the built-in scenarios; their traces need not be there.
+// Heads returns the heads of the built-in scenarios. It does not need their traces.
 func Heads() ([]Head, error) {
 	var out []Head
 	for _, name := range Names() {
@@ -120,8 +120,8 @@ func parse(name string, raw []byte) (*yamlfile.File, file, error) {
 	return f, c, err
 }
 
-// Load reads a scenario. name is its path, by which errors call it and beside which
-// its files are looked for.
+// Load reads a scenario. name is its path, which errors contain and beside which its files are
+// searched.
 func Load(name string, raw []byte, opts Options) (*Scenario, error) {
 	f, c, err := parse(name, raw)
 	if err != nil {
@@ -167,7 +167,7 @@ func Load(name string, raw []byte, opts Options) (*Scenario, error) {
 	return s, nil
 }
 
-// SetSeeds makes n runs, from the scenario's first seed on.
+// SetSeeds sets the number of runs to n, from the scenario's first seed on.
 func (s *Scenario) SetSeeds(n int) {
 	first := s.Seeds[0]
 	s.Seeds = nil
@@ -176,7 +176,7 @@ func (s *Scenario) SetSeeds(n int) {
 	}
 }
 
-// source is the file that a section is from, and where its files are.
+// source is the file of a section, with the places of its files.
 type source struct {
 	f    *yamlfile.File
 	dir  string
@@ -190,7 +190,7 @@ type bound struct {
 	low, high float64
 }
 
-// check returns an error about the first key out of its range.
+// check returns an error for the first key out of its range.
 func (s source) check(bounds ...bound) error {
 	for _, b := range bounds {
 		if !(b.value >= b.low && b.value <= b.high) {
@@ -203,13 +203,13 @@ func (s source) check(bounds ...bound) error {
 	return nil
 }
 
-// refuse words an error of a simulator as one about its section.
+// refuse converts an error of a simulator to an error about its section.
 func (s source) refuse(section string, err error) error {
 	return s.f.Errorf(section, "%v", err)
 }
 
-// trace finds a trace file: by its path, beside the scenario, or in the directories
-// of traces.
+// trace finds a trace file: by its path, beside the scenario, or in the directories of
+// Options.Traces.
 func (s source) trace(key, name string) (string, error) {
 	if name == "" {
 		return "", s.f.Errorf(key, "is missing; name a trace file")
@@ -233,32 +233,32 @@ func (s source) trace(key, name string) (string, error) {
 type Metric struct {
 	Name string `json:"name"`
 	Unit string `json:"unit,omitempty"`
-	// Mean and Std are over the seeds; Values are in their order.
+	// Mean and Std are over the seeds; Values are in the order of the seeds.
 	Mean   float64   `json:"mean"`
 	Std    float64   `json:"std"`
 	Values []float64 `json:"values"`
 }
 
-// Result is what a scenario gave.
+// Result is the result of a scenario.
 type Result struct {
 	Scenario  string   `json:"scenario"`
 	About     string   `json:"about,omitempty"`
 	Simulator string   `json:"simulator"`
 	Seeds     []uint64 `json:"seeds"`
-	// Digests tell whether two runs of a seed did the same.
+	// Digests has the digest of each run; equal digests mean equal runs.
 	Digests []string `json:"digests"`
 	Metrics []Metric `json:"metrics"`
 }
 
-// RunOptions say how a scenario is run.
+// RunOptions are the options for running a scenario.
 type RunOptions struct {
-	// Workers is how many seeds are run at once; 0: 1.
+	// Workers is the number of seeds that run concurrently; 0 means 1.
 	Workers int
-	// Progress is called as runs end, from several goroutines; nil: not.
+	// Progress, if not nil, is called as runs end, from several goroutines.
 	Progress func(done, total int)
 }
 
-// Run runs every seed and sums up.
+// Run runs every seed and combines the results.
 func (s *Scenario) Run(ctx context.Context, o RunOptions) (*Result, error) {
 	runs := make([]run, len(s.Seeds))
 	g, ctx := errgroup.WithContext(ctx)
@@ -291,7 +291,7 @@ func (s *Scenario) Run(ctx context.Context, o RunOptions) (*Result, error) {
 	return s.sum(runs), nil
 }
 
-// sum joins the runs: they have the same metrics in the same order.
+// sum combines the runs, which have the same metrics in the same order.
 func (s *Scenario) sum(runs []run) *Result {
 	r := &Result{Scenario: s.Name, About: s.About, Simulator: s.Simulator, Seeds: s.Seeds}
 	for i, m := range runs[0].metrics {
@@ -308,7 +308,7 @@ func (s *Scenario) sum(runs []run) *Result {
 	return r
 }
 
-// deviation is the mean and the sample standard deviation; 0 of a single value.
+// deviation returns the mean and the sample standard deviation, which is 0 for a single value.
 func deviation(v []float64) (mean, std float64) {
 	for _, x := range v {
 		mean += x / float64(len(v))
@@ -322,7 +322,7 @@ func deviation(v []float64) (mean, std float64) {
 	return mean, math.Sqrt(std)
 }
 
-// value is a metric of one run. What there was none of, a mean over nothing, is 0.
+// value returns a metric of one run. A mean over nothing is 0.
 func value(name, unit string, v float64) Metric {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		v = 0

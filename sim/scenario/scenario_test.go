@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// tiny are scenarios that take no time.
+// tiny has scenarios that take almost no time.
 var tiny = map[string]string{
 	"datacenters": `name: tiny
 simulator: datacenters
@@ -60,7 +60,7 @@ agentic:
 `,
 }
 
-// requests are a trace in Mooncake's format, long enough for retrieval at capacity.
+// requests returns a trace in Mooncake's format, long enough for retrieval at capacity.
 func requests() string {
 	var b strings.Builder
 	block := 0
@@ -93,8 +93,8 @@ func load(t *testing.T, text, trace string) (*Scenario, error) {
 	return s, nil
 }
 
-// TestRun: each simulator runs from its file; a seed gives the same numbers again,
-// and another seed others.
+// TestRun: each simulator runs from its file; the same seed gives the same numbers, and another
+// seed others.
 func TestRun(t *testing.T) {
 	for simulator, text := range tiny {
 		t.Run(simulator, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestComplaints: what is wrong is said with file, line and what would do.
+// TestComplaints: errors have file, line and a remedy.
 func TestComplaints(t *testing.T) {
 	for _, c := range []struct{ simulator, was, is, want string }{
 		// Keys and heads.
@@ -198,7 +198,7 @@ func TestComplaints(t *testing.T) {
 			t.Errorf("%q: %v\nwant %s", c.is, err, c.want)
 		}
 	}
-	// A trace with a broken line names it.
+	// An error about a malformed line of a trace names the trace.
 	broken := requests()
 	broken = strings.Replace(broken, `"input_length":20013`, `"input_length":"many"`, 1)
 	if _, err := load(t, tiny["netkv"], broken); err == nil || !strings.Contains(err.Error(), "s.yaml:7: netkv.trace:") || !strings.Contains(err.Error(), "requests.jsonl:2") {
@@ -212,8 +212,8 @@ func TestComplaints(t *testing.T) {
 	}
 }
 
-// TestBuiltIn: every built-in scenario is called as its file, says what it is, and
-// loads where its trace is there.
+// TestBuiltIn: every built-in scenario has the name of its file and a description, and loads if its
+// trace exists.
 func TestBuiltIn(t *testing.T) {
 	heads, err := Heads()
 	if err != nil {
@@ -243,14 +243,14 @@ func TestBuiltIn(t *testing.T) {
 	}
 }
 
-// FuzzLoad: no file panics.
+// FuzzLoad: no file causes a panic.
 func FuzzLoad(f *testing.F) {
 	for _, text := range tiny {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		if strings.Contains(text, "trace") || strings.Contains(text, "file") {
-			return // no files of this machine
+			return // the fuzzer must not name files of this machine
 		}
 		if s, err := Load("f.yaml", []byte(text), Options{}); err == nil && (s.Name == "" || len(s.Seeds) == 0) {
 			t.Errorf("%+v", s)

@@ -14,9 +14,9 @@ import (
 // Arrival is one request of an open loop.
 type Arrival struct {
 	At time.Duration
-	// Input and Output are tokens.
+	// Input and Output are numbers of tokens.
 	Input, Output int
-	// Session is the conversation, in formats that have one.
+	// Session is the number of the conversation, in formats with conversations.
 	Session uint64
 }
 
@@ -40,18 +40,17 @@ func ReadArrivals(path string) ([]Arrival, error) {
 	return out, nil
 }
 
-// Profile is one of NetKV's three workloads (section VI-A): a filter of a trace,
-// how likely a request shares a prefix, and the objective for the first token.
+// Profile is one of NetKV's three workloads (section VI-A): a filter of a trace, the probability
+// that a request shares a prefix, and the objective for the time to first token.
 type Profile struct {
 	Name string
-	// MinInput and MaxInput bound the input in tokens, ends included; MaxInput 0
-	// is no bound.
+	// MinInput and MaxInput bound the input in tokens, inclusive; MaxInput 0 means no bound.
 	MinInput, MaxInput int
 	Share              float64
 	SLO                time.Duration
 }
 
-// Profiles are chatbot, rag and long-context.
+// Profiles returns chatbot, rag and long-context.
 func Profiles() []Profile {
 	return []Profile{
 		{"chatbot", 0, 8 << 10, 0.3, 2 * time.Second},
@@ -60,7 +59,7 @@ func Profiles() []Profile {
 	}
 }
 
-// ProfileNamed returns the profile of that name.
+// ProfileNamed returns the profile with that name.
 func ProfileNamed(name string) (Profile, error) {
 	for _, p := range Profiles() {
 		if p.Name == name {
@@ -81,7 +80,7 @@ func (p Profile) Filter(all []Arrival) []Arrival {
 	return out
 }
 
-// ScaleInputs multiplies all inputs, rounded, at least 1 token.
+// ScaleInputs multiplies all inputs by factor, rounded, with a minimum of 1 token.
 func ScaleInputs(all []Arrival, factor float64) []Arrival {
 	out := slices.Clone(all)
 	for i := range out {
@@ -90,7 +89,7 @@ func ScaleInputs(all []Arrival, factor float64) []Arrival {
 	return out
 }
 
-// Rate is the mean rate of the arrivals, requests a second: their number over the
+// Rate returns the mean rate of the arrivals in requests per second: their number divided by the
 // time from the first to the last.
 func Rate(all []Arrival) float64 {
 	if len(all) < 2 {
@@ -99,9 +98,8 @@ func Rate(all []Arrival) float64 {
 	return float64(len(all)) / (all[len(all)-1].At - all[0].At).Seconds()
 }
 
-// Compress multiplies all times by one factor so that the mean rate is rate, and
-// lets the first arrive at 0: NetKV section VI-A. What arrived together still
-// does.
+// Compress multiplies all times by one factor so that the mean rate is rate, and moves the first
+// arrival to 0: NetKV section VI-A. Simultaneous arrivals stay simultaneous.
 func Compress(all []Arrival, rate float64) ([]Arrival, error) {
 	have := Rate(all)
 	if !(rate > 0) || math.IsInf(rate, 0) || !(have > 0) || math.IsInf(have, 0) {
@@ -114,7 +112,7 @@ func Compress(all []Arrival, rate float64) ([]Arrival, error) {
 	return out, nil
 }
 
-// Window returns the arrivals with from <= At < to, which are in order of time.
+// Window returns the arrivals with from <= At < to. The arrivals must be in order of time.
 func Window(all []Arrival, from, to time.Duration) []Arrival {
 	at := func(t time.Duration) int {
 		i, _ := slices.BinarySearchFunc(all, t, func(a Arrival, t time.Duration) int { return cmp.Compare(a.At, t) })
@@ -123,8 +121,7 @@ func Window(all []Arrival, from, to time.Duration) []Arrival {
 	return all[at(from):max(at(from), at(to))]
 }
 
-// Poisson returns n arrival times of a Poisson process of the given rate, a
-// second.
+// Poisson returns n arrival times of a Poisson process with the given rate per second.
 func Poisson(n int, rate float64, rng *rand.Rand) []time.Duration {
 	out := make([]time.Duration, n)
 	at := 0.0

@@ -1,19 +1,17 @@
 // Package workload is what the simulated clusters are asked to do: agents that
-// speak round after round (DualPath), requests of a recorded trace at a chosen
-// rate (NetKV), lengths from a distribution (PrfaaS). It is lengths and times
-// only: no tokens, no clock, no cluster. The demo on real bytes takes its agents
-// from here too, at a smaller Scale.
+// speak round after round (DualPath), and requests of a recorded trace at a chosen
+// rate (NetKV). The package has lengths and times, and no tokens, clock or cluster.
+// The demo on real bytes takes its agents from here too, at a smaller Scale.
 //
 //	Table2: turns, append, gen, total, MaxLen ─► Spec.Generate(500, seed) ─┐
 //	dualpath_agentic_64k.jsonl.gz ─────────────► ReadTrajectories ─────────┴► []Trajectory
 //	     Agents (more than the set has) ─ ScaleAppend, ScaleGen ─ Scale.Apply ─► a closed loop, or Poisson
 //
 //	mooncake, azure, agentic ─► ReadArrivals ─► Profile.Filter ─► Compress(to a rate) ─► Window ─► []Arrival
-//	LogNormal{9.90, 1.00, 128, 128000} ─► Sample, CDF, Mean, TailMean
 //
-// A trajectory is a list of rounds. The prompt of round j is its context, which is
-// all that was appended and generated before it, and what it appends; the context
-// is what a cache can hold, in whole blocks:
+// A trajectory is a list of rounds. The prompt of round j consists of its context, which is
+// everything appended and generated before, and the tokens that the round appends. A cache can hold
+// the context, in whole blocks:
 //
 //	round 0   │append 3084│gen 156│
 //	round 1   │ context 3240      │append 4718         │gen 2040│
@@ -22,11 +20,11 @@
 //
 // # Means
 //
-// Table 2 of the DualPath paper cannot be pooled over rounds: 157 turns of 429+176
-// tokens are 94 985, more than its total of 55 958. Append and Gen are means of
-// each trajectory's own mean; only so is the table consistent. Measure returns both
-// readings, and a report says which it uses.
+// Table 2 of the DualPath paper cannot consist of means over all rounds: 157 turns of 429+176
+// tokens are 94 985, more than its total of 55 958. The table is consistent only if Append and Gen
+// are means of each trajectory's own mean. Measure returns both kinds of means, and a report names
+// the kind that it uses.
 //
-// Everything random follows from a seed by math/rand/v2's PCG: the same seed, the
-// same workload, on every machine. The package starts no goroutine and has no lock.
+// All random numbers follow from a seed by math/rand/v2's PCG: the same seed gives the same
+// workload on every machine. The package starts no goroutine and has no lock.
 package workload

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Streams of random numbers, one a subject, so that a change of one leaves the
-// others as they are.
+// The streams of random numbers, one for each quantity, so that a change of one does not change the
+// others.
 const (
 	streamTurns = iota + 1
 	streamTotals
@@ -26,12 +26,12 @@ type Spec struct {
 	// means of Means.
 	MaxLen                             int
 	Turns, Append, Gen, Total, Context float64
-	// Decay is how fast a round's append falls with its number, a power; it is not
-	// printed, and was fitted to Context.
+	// Decay is the exponent with which a round's append falls with its number. The paper does not
+	// print it; it was fitted to Context.
 	Decay float64
 }
 
-// Table2 are the three sets of the DualPath paper: 32K, 48K and 64K.
+// Table2 returns the three sets of the DualPath paper: 32K, 48K and 64K.
 func Table2() []Spec {
 	return []Spec{
 		{"32K", 32 << 10, 60, 608, 148, 28639, 17183, 0.365},
@@ -40,7 +40,7 @@ func Table2() []Spec {
 	}
 }
 
-// Table2Set returns the set of that name.
+// Table2Set returns the set with that name.
 func Table2Set(name string) (Spec, error) {
 	for _, s := range Table2() {
 		if s.Name == name {
@@ -50,27 +50,27 @@ func Table2Set(name string) (Spec, error) {
 	return Spec{}, fmt.Errorf("workload: no set %q; there are 32K, 48K and 64K", name)
 }
 
-// TurnsSigma is the spread of the turns, log-normal. With the total independent of
+// TurnsSigma returns the spread of the log-normal number of turns. With the total independent of
 // the turns, E[total/turns] = Append + Gen and E[1/turns] = exp(sigma^2)/Turns.
 func (s Spec) TurnsSigma() float64 {
 	return math.Sqrt(math.Log(s.Turns * (s.Append + s.Gen) / s.Total))
 }
 
-// Shapes of the distributions that Table 2 leaves open, fitted to its Context and
-// to what the paper says of its trajectories.
+// The shapes of the distributions that Table 2 leaves open, fitted to its Context and to the
+// paper's statements about its trajectories.
 const (
 	minTurns = 3
-	// A trajectory either comes near MaxLen, which ends it, or ends by itself.
+	// A trajectory either ends because it comes near MaxLen, or ends before.
 	nearFrom, anyFrom = 0.93, 0.30
-	// The generated share of all tokens: a log-normal factor of mean 1.
+	// The generated share of all tokens is a log-normal factor with mean 1.
 	shareMu, shareSigma, shareMin, shareMax = -0.045, 0.3, 0.03, 0.7
-	// The first append is the task: a log-normal of about 3000 tokens.
+	// The first append is the task: a log-normal length of about 3000 tokens.
 	firstTokens, firstMu, firstSigma, firstMax = 3000, -0.08, 0.4, 0.6
 	appendSigma, genSigma                      = 1.0, 0.8
 )
 
-// Generate returns n trajectories with the means of s. Turns and totals are
-// stratified, so that small sets have the means too.
+// Generate returns n trajectories with the means of s. Turns and totals are stratified, so that
+// small sets have these means too.
 func (s Spec) Generate(n int, seed uint64) []Trajectory {
 	stream := func(id uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, id)) }
 	turns, totals, shares, rounds := stratified(n, stream(streamTurns)), stratified(n, stream(streamTotals)), stream(streamShares), stream(streamRounds)
@@ -88,7 +88,7 @@ func (s Spec) Generate(n int, seed uint64) []Trajectory {
 	return out
 }
 
-// rounds spreads appended and generated tokens over count rounds.
+// rounds distributes appended and generated tokens over count rounds.
 func (s Spec) rounds(count, appended, generated int, rng *rand.Rand) []Round {
 	first := int(min(firstMax*float64(appended), firstTokens*math.Exp(firstMu+firstSigma*rng.NormFloat64())))
 	weights := make([]float64, count)
@@ -110,8 +110,8 @@ func (s Spec) rounds(count, appended, generated int, rng *rand.Rand) []Round {
 	return out
 }
 
-// lengthShare is the quantile u of a trajectory's length over MaxLen: uniform
-// near the end with probability near, else uniform over the rest.
+// lengthShare returns the quantile u of a trajectory's length divided by MaxLen: uniform near 1
+// with probability near, else uniform over the rest.
 func lengthShare(u, near float64) float64 {
 	if u < 1-near {
 		return anyFrom + (1-anyFrom)*u/(1-near)
@@ -119,7 +119,7 @@ func lengthShare(u, near float64) float64 {
 	return nearFrom + (1-nearFrom)*(u-(1-near))/near
 }
 
-// stratified returns one uniform number of each n-th of (0, 1), shuffled.
+// stratified returns one uniform number from each n-th of (0, 1), shuffled.
 func stratified(n int, rng *rand.Rand) []float64 {
 	out := make([]float64, n)
 	for i := range out {
@@ -129,7 +129,7 @@ func stratified(n int, rng *rand.Rand) []float64 {
 	return out
 }
 
-// normal is the standard normal quantile.
+// normal returns the standard normal quantile.
 func normal(u float64) float64 { return math.Sqrt2 * math.Erfinv(2*u-1) }
 
 // apportion divides total by weights into whole parts of at least 1, by largest

@@ -8,17 +8,17 @@ import (
 	"github.com/penstock-kv/penstock/internal/trace"
 )
 
-// Round is one turn of an agent: Append tokens are added to its context (what a
-// tool or a person said), then Gen are generated.
+// Round is one turn of an agent: Append tokens are added to its context (by a tool or a user), then
+// Gen tokens are generated.
 type Round struct{ Append, Gen int }
 
-// Trajectory is one agent from its first round to its last.
+// Trajectory has the rounds of one agent, from the first to the last.
 type Trajectory struct {
 	ID     int
 	Rounds []Round
 }
 
-// Total is the length of the context after the last round, in tokens.
+// Total returns the length of the context after the last round, in tokens.
 func (t *Trajectory) Total() int {
 	sum := 0
 	for _, r := range t.Rounds {
@@ -29,17 +29,16 @@ func (t *Trajectory) Total() int {
 
 // Turn is one request of an agent.
 type Turn struct {
-	// Context is what earlier rounds left, Append what this one adds: the prompt
-	// is both. Gen is generated.
+	// Context has the tokens of earlier rounds, Append the tokens that this round adds: the prompt
+	// consists of both. Gen tokens are generated.
 	Context, Append, Gen int
 }
 
-// Prompt is the length of the request in tokens.
+// Prompt returns the length of the prompt in tokens.
 func (t Turn) Prompt() int { return t.Context + t.Append }
 
-// Hit is how much of the context a cache of blocks of blockTokens can hold: the
-// hit length is computed by the client, because nothing is evicted (DualPath
-// section A.4).
+// Hit returns the tokens of the context that a cache of blocks of blockTokens can hold. The client
+// computes the hit length, because nothing is evicted (DualPath section A.4).
 func (t Turn) Hit(blockTokens int) int { return t.Context / blockTokens * blockTokens }
 
 // Turns calls f for each round with its context, until f returns false.
@@ -53,8 +52,8 @@ func (t *Trajectory) Turns(f func(round int, turn Turn) bool) {
 	}
 }
 
-// truncate drops the rounds that do not fit maxLen. A first round that is too long
-// by itself is cut, so that every agent says something.
+// truncate drops the rounds that do not fit maxLen. A first round that is too long is cut, so that
+// every agent has a round.
 func truncate(rounds []Round, maxLen int) []Round {
 	sum := 0
 	for i, r := range rounds {
@@ -70,15 +69,14 @@ func truncate(rounds []Round, maxLen int) []Round {
 	return rounds
 }
 
-// prependTokens is the length of the round that makes another agent of a
-// trajectory: one block, so that no block of the two is the same. The paper gives
-// no length.
+// prependTokens is the length of the round that is put in front of a trajectory to make another
+// agent: one block, so that the two have no block in common. The paper gives no length.
 const prependTokens = 64
 
-// Agents returns n agents of a set. The first len(set) are the set; each further
-// one is a trajectory of the set behind a round of random tokens that generates
-// one (DualPath section A.3), cut at maxLen. Trajectories are drawn without
-// repetition, lap by lap. The rounds of the result may be shared with set.
+// Agents returns n agents of a set. The first len(set) agents are the set. Each further one is a
+// trajectory of the set after an additional first round of random tokens that generates one token
+// (DualPath section A.3), cut at maxLen. Trajectories are drawn without repetition, lap by lap. The
+// rounds of the result may be shared with set.
 func Agents(set []Trajectory, n, maxLen int, seed uint64) []Trajectory {
 	if len(set) == 0 || n <= 0 {
 		return nil
@@ -103,31 +101,30 @@ func Agents(set []Trajectory, n, maxLen int, seed uint64) []Trajectory {
 	return out
 }
 
-// ScaleAppend multiplies what each round appends and cuts the trajectories at
-// maxLen: the paper's Figure 9.
+// ScaleAppend multiplies the append length of each round and cuts the trajectories at maxLen: the
+// paper's Figure 9.
 func ScaleAppend(set []Trajectory, factor float64, maxLen int) []Trajectory {
 	return scaled(set, maxLen, func(r Round) Round { return Round{times(r.Append, factor), r.Gen} })
 }
 
-// ScaleGen multiplies what each round generates and cuts the trajectories at
-// maxLen.
+// ScaleGen multiplies the generated length of each round and cuts the trajectories at maxLen.
 func ScaleGen(set []Trajectory, factor float64, maxLen int) []Trajectory {
 	return scaled(set, maxLen, func(r Round) Round { return Round{r.Append, times(r.Gen, factor)} })
 }
 
-// Scale makes a set smaller, for machines that are no cluster.
+// Scale reduces a set, for single machines.
 type Scale struct {
-	// Rounds is how many of each agent's rounds are kept, from the first; 0: all.
+	// Rounds is the number of rounds that are kept of each agent, from the first; 0 means all.
 	Rounds int
-	// Tokens multiplies all lengths; 0 is 1. No length falls below 1 token.
+	// Tokens multiplies all lengths; 0 means 1. No length falls below 1 token.
 	Tokens float64
-	// Multiple rounds all lengths up to a multiple of it; 0 is 1.
+	// Multiple rounds all lengths up to a multiple of it; 0 means 1.
 	Multiple int
-	// MaxLen cuts what is longer after all that; 0: nothing.
+	// MaxLen cuts trajectories that are longer after these changes; 0 means no cut.
 	MaxLen int
 }
 
-// Apply returns the set at this scale; the set itself is left as it is.
+// Apply returns the set at this scale. It does not change the set itself.
 func (s Scale) Apply(set []Trajectory) []Trajectory {
 	if s.Tokens == 0 {
 		s.Tokens = 1
@@ -161,13 +158,12 @@ func scaled(set []Trajectory, maxLen int, f func(Round) Round) []Trajectory {
 	return out
 }
 
-// times is n*factor, rounded, at least 1.
+// times returns n*factor, rounded, at least 1.
 func times(n int, factor float64) int { return max(1, int(float64(n)*factor+0.5)) }
 
-// ReadTrajectories reads the sessions of a file in the dualpath or agentic format
-// as trajectories. Of an agentic session the main agent counts, and a prompt that
-// is shorter than what came before it, a context that was reset, begins a new
-// trajectory.
+// ReadTrajectories reads the sessions of a file in the dualpath or agentic format as trajectories.
+// Of an agentic session only the main agent counts. A prompt that is shorter than the tokens before
+// it, because the context was reset, begins a new trajectory.
 func ReadTrajectories(path string) ([]Trajectory, error) {
 	r, err := trace.Open(path, trace.Options{Concurrency: 1})
 	if err != nil {
@@ -205,15 +201,15 @@ func ReadTrajectories(path string) ([]Trajectory, error) {
 
 var errEmpty = errors.New("nothing to replay")
 
-// Means is what Table 2 of the DualPath paper says of a set.
+// Means are the values of Table 2 of the DualPath paper for a set.
 type Means struct {
-	// Turns of a trajectory; Append and Gen: mean over trajectories of the mean
-	// over rounds; Total: length at the end; Context: cached tokens of a round, by
-	// trajectory like Append.
+	// Turns is the number of rounds of a trajectory. Append and Gen are means over trajectories of
+	// the mean over rounds. Total is the final length. Context is the number of cached tokens of a
+	// round, averaged by trajectory like Append.
 	Turns, Append, Gen, Total, Context float64
 	// AppendPooled, GenPooled and ContextPooled are means over all rounds.
 	AppendPooled, GenPooled, ContextPooled float64
-	// HitPooled is sum of contexts over sum of prompts.
+	// HitPooled is the sum of contexts divided by the sum of prompts.
 	HitPooled float64
 	// Longest is the largest Total.
 	Longest int

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// near fails unless got is within tolerance of want, a ratio.
+// near fails the test unless got is within the relative tolerance of want.
 func near(t *testing.T, what string, got, want, tolerance float64) {
 	t.Helper()
 	if !(math.Abs(got/want-1) <= tolerance) {
@@ -23,7 +23,7 @@ func near(t *testing.T, what string, got, want, tolerance float64) {
 	}
 }
 
-// checkTable2 is the acceptance of a set against Table 2 of the paper.
+// checkTable2 compares a set with Table 2 of the paper.
 func checkTable2(t *testing.T, s Spec, set []Trajectory) {
 	t.Helper()
 	m := Measure(set)
@@ -57,8 +57,7 @@ func TestGenerateTable2(t *testing.T) {
 	}
 }
 
-// TestSharedSets: the sets that everyone replays are such sets, and are read
-// without loss.
+// TestSharedSets: the shared sets have the means of Table 2, and are read without loss.
 func TestSharedSets(t *testing.T) {
 	for _, s := range Table2() {
 		set, err := ReadTrajectories(testkit.TraceFile(t, "dualpath_agentic_"+strings.ToLower(s.Name)+".jsonl.gz"))
@@ -108,7 +107,7 @@ func TestAgentsBeyondTheSet(t *testing.T) {
 	if !reflect.DeepEqual(agents, Agents(set, 1700, s.MaxLen, 3)) {
 		t.Error("one seed, two lists of agents")
 	}
-	// Each lap draws every trajectory once, so 500 more have the set's rounds.
+	// Each lap draws every trajectory once, so 500 more agents have the set's rounds.
 	count := func(list []Trajectory) (n int) {
 		for _, a := range list {
 			n += len(a.Rounds)
@@ -174,7 +173,7 @@ func TestProfiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Counts of the trace's README.
+	// The counts of the trace's README.
 	for i, want := range []int{6620, 7675, 2731} {
 		p := Profiles()[i]
 		got := p.Filter(all)
@@ -204,42 +203,6 @@ func TestProfiles(t *testing.T) {
 	}
 	if _, err := Compress(all, math.NaN()); err == nil {
 		t.Error("a rate of NaN was accepted")
-	}
-}
-
-// TestLogNormal: PrfaaS section 4.1, and the closed forms against
-// sampling.
-func TestLogNormal(t *testing.T) {
-	d := PrfaaSLengths()
-	if err := d.Validate(); err != nil {
-		t.Fatal(err)
-	}
-	near(t, "mean", d.Mean(), 27313, 1e-3)
-	near(t, "p(L > 19400)", 1-d.CDF(19400), 0.4949, 1e-3)
-	near(t, "E[L | L > 19400]", d.TailMean(19400), 44756, 1e-3)
-	rng := rand.New(rand.NewPCG(1, 2))
-	var sum, above, n float64
-	for range 200_000 {
-		x := d.Sample(rng)
-		if x < d.Min || x > d.Max {
-			t.Fatalf("sample %v outside [%v, %v]", x, d.Min, d.Max)
-		}
-		sum, n = sum+x, n+1
-		if x > 19400 {
-			above++
-		}
-	}
-	near(t, "sampled mean", sum/n, d.Mean(), 0.01)
-	near(t, "sampled p(L > 19400)", above/n, 1-d.CDF(19400), 0.01)
-	for _, u := range []float64{0, 0.1, 0.5, 0.9, 1} {
-		if got := d.CDF(d.Quantile(u)); math.Abs(got-u) > 1e-9 {
-			t.Errorf("CDF(Quantile(%v)) = %v", u, got)
-		}
-	}
-	for _, bad := range []LogNormal{{}, {9, 0, 1, 2}, {9, 1, 2, 1}, {math.NaN(), 1, 1, 2}, {9, 1e-3, 1, 2}} {
-		if bad.Validate() == nil {
-			t.Errorf("%+v was accepted", bad)
-		}
 	}
 }
 

@@ -2,17 +2,16 @@ package evict
 
 import "fmt"
 
-// Cache is a cache of prefixes of a fixed number of blocks that holds no data:
-// the policy with the leaf-first rule around it, to compare policies on traces.
-// It is not safe for concurrent use.
+// Cache is a model of a prefix cache for a fixed number of blocks. It holds no data: it applies the
+// policy and the leaf-first rule, to compare policies on traces. It is not safe for concurrent use.
 type Cache struct {
 	policy   Policy
 	capacity int
-	// nodes are numbered from 1; blocks finds the number by key.
+	// nodes are numbered from 1. blocks maps a key to the number.
 	nodes  []cacheNode
 	free   []Node
 	blocks map[uint64]Node
-	// path is the chain being accessed, which may not be evicted.
+	// path is the chain of the current access, which may not be evicted.
 	path []Node
 }
 
@@ -38,10 +37,9 @@ func NewCache(kind Kind, tuning Tuning, capacity int) (*Cache, error) {
 // Len is the number of blocks held, never more than the capacity.
 func (c *Cache) Len() int { return len(c.blocks) }
 
-// Access looks a prompt up and stores what was missing. chain holds one well
-// mixed key per block; equal keys must mean equal prefixes, so that a key
-// determines the one before it. hits is the length of the prefix that was there.
-// What does not fit, because the chain is longer than the cache, is not stored.
+// Access looks up a prompt and stores the missing blocks. chain holds one well mixed key per block.
+// Equal keys must mean equal prefixes, so that a key determines the key before it. hits is the
+// length of the cached prefix. If the chain is longer than the cache, the rest of it is not stored.
 func (c *Cache) Access(chain []uint64) (hits int) {
 	c.path = c.path[:0]
 	for _, key := range chain {
@@ -97,7 +95,7 @@ func (c *Cache) number() Node {
 func (c *Cache) evictable(n Node) bool { return c.nodes[n].kids == 0 && !c.nodes[n].busy }
 
 func (c *Cache) evict() bool {
-	// Every node is looked at once for each of its touches, and once more.
+	// Victim looks at every node once for each of its touches, and once more.
 	steps := (maxTouches + 2) * (c.policy.Len() + 1)
 	n, ok := c.policy.Victim(&steps, c.evictable)
 	if !ok {

@@ -1,14 +1,14 @@
 // Package evict orders nodes for eviction: S3-FIFO, LRU and FIFO over node
 // numbers, behind one interface.
 //
-// It is pure: no clock, no I/O, no goroutine, no lock. It knows neither what a
-// node is nor what it weighs; the owner of the nodes says which may go now.
+// It is pure: no clock, no I/O, no goroutine, no lock. A node is only a number: the owner of the
+// nodes decides which nodes are evictable.
 //
-// A cache of prefixes is evicted leaf first, so most of what a queue offers may
-// not go yet: it has children or a lease. Stepping over such nodes again and
-// again would cost a scan per victim. They are parked instead: taken off their
-// queue until the owner calls Unpark because the last child or lease is gone.
-// Then they stand first in line, since their turn had already come:
+// A cache of prefixes is evicted leaf first, so most nodes at the end of a queue are not evictable:
+// they have children or a lease. Stepping over such nodes repeatedly would cost a scan per victim.
+// They are parked instead: taken off their queue until the owner calls Unpark, after the last child
+// or lease of the node is gone. Unpark puts the node first in line, because its turn had come
+// before:
 //
 //	insert ─► [ small ]──touched──►[ main ]◄─┐ touched: once more round
 //	             │  │                 │ │ └──┘

@@ -2,24 +2,25 @@ package evict
 
 import "fmt"
 
-// Node is a node number. The owner hands numbers out densely from 1; 0 is no
-// node. Memory is proportional to the highest number seen.
+// Node is a node number. The owner assigns numbers densely from 1; 0 means no node. Memory is
+// proportional to the highest number seen.
 type Node = uint32
 
 // Kind names a policy.
 type Kind uint8
 
 const (
-	// S3FIFO is a small FIFO queue in front of a large one that gives touched
-	// nodes further rounds, with a memory of what left the small one too early.
+	// S3FIFO is a small FIFO queue in front of a large one. Touched nodes of the large queue get
+	// further rounds. S3FIFO remembers the nodes that left the small queue, to detect nodes that
+	// left it too early.
 	S3FIFO Kind = iota + 1
-	// LRU evicts what was touched longest ago.
+	// LRU evicts the node whose last touch is the oldest.
 	LRU
-	// FIFO evicts what was inserted first.
+	// FIFO evicts the node that was inserted first.
 	FIFO
 )
 
-// Default is the policy that wins on the traces (docs/benchmarks.md).
+// Default is the policy with the highest hit rate on the traces (docs/benchmarks.md).
 const Default = S3FIFO
 
 // Kinds returns every policy, in a stable order.
@@ -51,32 +52,30 @@ func ParseKind(s string) (Kind, error) {
 	return 0, fmt.Errorf("evict: policy %q; want s3fifo, lru or fifo", s)
 }
 
-// A Policy keeps an order of eviction. Touch and Parked may run concurrently
-// with each other; every other method needs exclusive access. The owner of the
-// nodes provides that: it holds its lock for reading around Touch and for
-// writing around the rest.
+// A Policy keeps an order of eviction. Touch and Parked may run concurrently with each other; every
+// other method needs exclusive access. The owner of the nodes holds its lock for reading around
+// Touch and for writing around all other methods.
 type Policy interface {
-	// Kind says which policy this is.
+	// Kind returns the policy's kind.
 	Kind() Kind
-	// Insert adds a node that is not in the policy. key identifies the content
-	// across evictions: content that comes back soon after it was evicted is
-	// treated as known to be wanted, by policies that remember.
+	// Insert adds a node that is not in the policy. key identifies the content across evictions. A
+	// policy with a memory treats content that returns soon after its eviction as content in
+	// demand.
 	Insert(n Node, key uint64)
-	// InsertCold adds a node that goes before every other, first in first out
-	// among its kind.
+	// InsertCold adds a node that is evicted before all others, the first inserted first.
 	InsertCold(n Node)
-	// Touch records a hit. It may be lossy under concurrency. When a chain is
-	// hit, touch the deepest node first and the root last, so that an ancestor
-	// counts as at least as recent as its descendants.
+	// Touch records a hit. Concurrent touches may be lost. When a chain is hit, touch the deepest
+	// node first and the root last, so that an ancestor counts as at least as recent as its
+	// descendants.
 	Touch(n Node)
 	// Remove forgets a node without remembering its content. A node that is not
 	// in the policy is ignored.
 	Remove(n Node)
-	// Victim returns the next node to evict among those for which evictable is
-	// true, and leaves it in the policy; follow with Evicted or Remove. Nodes for
-	// which evictable is false when their turn comes are parked. It decrements
-	// *steps for each node it looks at and gives up with ok false when that
-	// reaches 0; ok false with steps left means that every node is parked.
+	// Victim returns the next node to evict among those for which evictable is true, and leaves it
+	// in the policy; the caller then calls Evicted or Remove. Nodes for which evictable is false
+	// when their turn comes are parked. Victim decrements *steps for each node that it looks at,
+	// and returns ok false when *steps reaches 0. If ok is false and *steps is not 0, every node is
+	// parked.
 	Victim(steps *int, evictable func(Node) bool) (n Node, ok bool)
 	// Evicted removes a victim and remembers its content under key.
 	Evicted(n Node, key uint64)
@@ -85,13 +84,13 @@ type Policy interface {
 	// Unpark puts a parked node first in line of the queue it came from. A node
 	// that is not parked is ignored.
 	Unpark(n Node)
-	// Cool takes one touch away from n and reports whether there was one. It
-	// lets the owner evict in another order than the policy's (one namespace's
-	// nodes only) and still give touched nodes a second chance.
+	// Cool removes one touch from n and reports whether there was one. The owner uses Cool to evict
+	// in another order than the policy's (nodes of one namespace only) and to give touched nodes a
+	// second chance nevertheless.
 	Cool(n Node) bool
-	// Len is the number of nodes in the policy, parked ones included.
+	// Len returns the number of nodes in the policy, parked ones included.
 	Len() int
-	// Bytes is the memory that the policy holds.
+	// Bytes returns the memory that the policy uses.
 	Bytes() int64
 }
 
@@ -115,14 +114,13 @@ func New(kind Kind, tuning Tuning) (Policy, error) {
 // Tuning adjusts S3FIFO; the zero value means the defaults. Other policies
 // ignore it.
 type Tuning struct {
-	// SmallPercent is the share of nodes that the small queue may hold before it
-	// is evicted from; default 70. The 10 of the paper suit caches of files: here a
-	// session comes back to all of its blocks or to none, and with 10 the blocks
-	// of ended sessions hold the main queue while those of live ones pass through
-	// the small one unseen (docs/benchmarks.md).
+	// SmallPercent is the share of all nodes that the small queue may hold before nodes are evicted
+	// from it; default 70. The paper's 10 suits caches of files. A session reads all of its blocks
+	// again or none: with 10, blocks of ended sessions stay in the main queue, while blocks of live
+	// sessions leave the small queue untouched (docs/benchmarks.md).
 	SmallPercent int
-	// PromoteTouches is how often a node must be touched in the small queue to
-	// move to the main one; 1 to 3, default 1.
+	// PromoteTouches is the number of touches in the small queue after which a node moves to the
+	// main queue: 1 to 3, default 1.
 	PromoteTouches int
 	// GhostPercent bounds the remembered evictions relative to the nodes held;
 	// default 100.

@@ -59,15 +59,15 @@ func TestKinds(t *testing.T) {
 // mix spreads small numbers as a hash would.
 func mix(x uint64) uint64 { return rand.New(rand.NewPCG(x, 1)).Uint64() }
 
-// TestTextbook compares FIFO and LRU on single blocks, where no tree is in the
-// way, with a list that is searched.
+// TestTextbook compares FIFO and LRU with a model that searches a list, on blocks that are not in a
+// tree.
 func TestTextbook(t *testing.T) {
 	for _, kind := range []Kind{FIFO, LRU} {
 		t.Run(kind.String(), func(t *testing.T) {
 			const capacity = 20
 			rng := rand.New(rand.NewPCG(1, 1))
 			c := newCache(t, kind, capacity)
-			var list []uint64 // next victim first
+			var list []uint64 // the next victim is first
 			for range 20_000 {
 				key := mix(uint64(rng.IntN(60)))
 				i := slices.Index(list, key)
@@ -86,8 +86,8 @@ func TestTextbook(t *testing.T) {
 	}
 }
 
-// TestScan: blocks in use survive a scan of blocks that are used once only under
-// S3-FIFO, as far as the main queue has room for them.
+// TestScan: under S3-FIFO only, blocks in use survive a scan of blocks that are used once, if the
+// main queue has room for them.
 func TestScan(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind Kind) {
 		c := newCache(t, kind, 100)
@@ -109,7 +109,7 @@ func TestScan(t *testing.T) {
 	})
 }
 
-// TestReturning: S3-FIFO keeps what comes back soon after it was evicted.
+// TestReturning: S3-FIFO keeps content that returns soon after its eviction.
 func TestReturning(t *testing.T) {
 	p := newPolicy(t, S3FIFO).(*s3fifo)
 	for n := range Node(100) {
@@ -149,8 +149,8 @@ func TestColdGoesFirst(t *testing.T) {
 	})
 }
 
-// TestChainGoesLeafFirst: of a chain inserted from the root, the leaf goes first,
-// and the others follow at constant cost.
+// TestChainGoesLeafFirst: of a chain inserted from the root, the leaf is evicted first, and the
+// other nodes follow at constant cost.
 func TestChainGoesLeafFirst(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind Kind) {
 		const length = 1000
@@ -175,7 +175,7 @@ func TestChainGoesLeafFirst(t *testing.T) {
 	})
 }
 
-// TestBytes holds the package to the cost that doc.go names.
+// TestBytes checks the memory cost that doc.go states.
 func TestBytes(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind Kind) {
 		const nodes = 1 << 19
@@ -228,7 +228,7 @@ func TestGhost(t *testing.T) {
 	if kept > capacity || kept < capacity/2 {
 		t.Errorf("%d of the last are remembered; the capacity is %d", kept, capacity)
 	}
-	// Growing forgets nothing that there was room for.
+	// Growing forgets no fingerprint that still fits.
 	for i := range uint64(16) {
 		g.add(mix(i), capacity)
 	}
@@ -243,8 +243,8 @@ func TestGhost(t *testing.T) {
 	}
 }
 
-// FuzzPolicy drives a policy and a plain map of which nodes it holds and which of
-// them may go. A victim must be one that may; none is offered only when none may.
+// FuzzPolicy compares a policy with a map of the nodes that it holds and of the nodes that are
+// evictable. A victim must be evictable, and a node is returned whenever one is evictable.
 func FuzzPolicy(f *testing.F) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	for i := range 9 {
@@ -260,7 +260,7 @@ func FuzzPolicy(f *testing.F) {
 			return
 		}
 		p := newPolicy(t, Kinds()[int(in[0])%3])
-		free := make(map[Node]bool) // held nodes, and whether they may go
+		free := make(map[Node]bool) // the nodes in the policy, and whether they are evictable
 		evictable := func(n Node) bool { return free[n] }
 		for in = in[1:]; len(in) >= 2; in = in[2:] {
 			n := Node(in[1]%40) + 1
@@ -315,8 +315,8 @@ func victim(t *testing.T, p Policy, free map[Node]bool, evictable func(Node) boo
 	}
 }
 
-// FuzzCache checks the tree around the policy: hits are the longest prefix that was
-// there, the capacity holds, and every block's ancestors are held.
+// FuzzCache checks the tree around the policy: hits are the longest cached prefix, the capacity is
+// not exceeded, and every block's ancestors are cached.
 func FuzzCache(f *testing.F) {
 	f.Add([]byte{0, 10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3})
 	f.Add([]byte{1, 3, 200, 13, 77, 99, 200, 13, 1, 0, 255})
@@ -328,7 +328,7 @@ func FuzzCache(f *testing.F) {
 		capacity := int(in[1]%30) + 1
 		c := newCache(t, Kinds()[in[0]%3], capacity)
 		for _, b := range in[2:] {
-			// Paths in a tree of two branches.
+			// The keys are paths in a tree with two branches.
 			var chain []uint64
 			key := uint64(1)
 			for i := range int(b%7) + 1 {

@@ -1,7 +1,7 @@
 package evict
 
-// fifo evicts in order of insertion. It is the yardstick: what a policy gains
-// over it is what remembering hits is worth.
+// fifo evicts in order of insertion. It is the baseline: the other policies gain by remembering
+// hits.
 type fifo struct {
 	links
 }

@@ -2,16 +2,16 @@ package evict
 
 import "slices"
 
-// ghost remembers the fingerprints of what was evicted lately. It is a table of
-// small buckets, each a FIFO of its own, so that together they forget in about
-// the order in which they learned, without a link per entry.
+// ghost remembers the fingerprints of recently evicted content. It is a table of small buckets,
+// each a FIFO queue. All buckets together forget in about the order of insertion, without a link
+// per entry.
 //
 //	bucket  ┌────┬────┬────┬────┬────┬────┬────┬────┐
 //	(32 B)  │newest                          oldest │  0 = empty
 //	        └────┴────┴────┴────┴────┴────┴────┴────┘
 //
-// A fingerprint is 32 bits: with g ghosts, g/2^32 of the first insertions are
-// mistaken for returning ones, which costs a place in the queue and no more.
+// A fingerprint has 32 bits: with g ghosts, a fraction g/2^32 of the first insertions is mistaken
+// for returning content. The only effect is a better place in the queue.
 type ghost struct {
 	buckets [][ghostWays]uint32
 }
@@ -22,12 +22,13 @@ const ghostWays = 8
 func fingerprint(key uint64) uint32 { return uint32(key>>32) | 1 }
 
 func (g *ghost) bucket(fp uint32) *[ghostWays]uint32 {
-	// Scaling takes the high bits, which a good hash made as good as any others.
+	// The scaling uses the high bits of the fingerprint: all bits of a good hash are equally
+	// random.
 	return &g.buckets[uint64(fp)*uint64(len(g.buckets))>>32]
 }
 
-// add remembers key, forgetting the oldest of its bucket. capacity is how many
-// fingerprints to keep room for.
+// add remembers key and forgets the oldest of its bucket. capacity is the number of fingerprints
+// for which the table has room.
 func (g *ghost) add(key uint64, capacity int) {
 	if capacity <= 0 {
 		return
@@ -54,8 +55,8 @@ func (g *ghost) take(key uint64) bool {
 	return true
 }
 
-// resize grows in steps of a quarter: the cache is about full when evictions
-// begin, so that it seldom happens.
+// resize grows in steps of a quarter. The cache is about full when evictions begin, so resize
+// seldom runs.
 func (g *ghost) resize(capacity int) {
 	want := (capacity + ghostWays - 1) / ghostWays
 	if want <= len(g.buckets) {
@@ -64,7 +65,7 @@ func (g *ghost) resize(capacity int) {
 	old := g.buckets
 	g.buckets = make([][ghostWays]uint32, max(want, len(old)+len(old)/4))
 	for i := range old {
-		// Oldest first, so that the order survives.
+		// The oldest come first, so that the order is preserved.
 		for _, fp := range slices.Backward(old[i][:]) {
 			if fp != 0 {
 				b := g.bucket(fp)

@@ -2,8 +2,8 @@ package evict
 
 import "reflect"
 
-// Chunks rather than one growing slice: growing copies nothing, so that no
-// insert stalls, and at most one chunk is slack.
+// Chunks are used and not one growing slice: growing copies nothing, so no insert stalls, and at
+// most one chunk is unused.
 const (
 	chunkBits = 13
 	chunkLen  = 1 << chunkBits
@@ -30,8 +30,7 @@ func (c *chunked[T]) bytes() int64 {
 	return int64(len(c.chunks)) * (chunkLen*int64(reflect.TypeFor[T]().Size()) + 8)
 }
 
-// queueID says in which queue a node is; the parked bit, that it waits outside
-// of it.
+// queueID is the queue of a node. With the parked bit, the node waits outside of that queue.
 type queueID uint8
 
 const (
@@ -50,11 +49,11 @@ type link struct{ prev, next Node }
 // the tail.
 type queue struct {
 	head, tail Node
-	// held counts the nodes that belong here, parked ones included.
+	// held counts the nodes of this queue, parked ones included.
 	held int
 }
 
-// links are the queues of one policy over shared arrays.
+// links holds the queues of one policy in shared arrays.
 type links struct {
 	link   chunked[link]
 	in     chunked[queueID]
@@ -163,8 +162,8 @@ func (l *links) unlink(n Node, q queueID) {
 	}
 }
 
-// tailOf returns the next node to look at in q, or 0. Each call costs a step;
-// 0 with no steps left means that there may be more.
+// tailOf returns the next node to look at in q, or 0. Each call costs a step; 0 with no steps left
+// means that q may have more nodes.
 func (l *links) tailOf(q queueID, steps *int) Node {
 	if *steps <= 0 {
 		return 0

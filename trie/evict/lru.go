@@ -2,19 +2,19 @@ package evict
 
 import "sync/atomic"
 
-// lru evicts what was touched longest ago. A hit must not need exclusive access,
-// so touches are noted in a ring and applied by whoever next has it. When more
-// touches come between two changes than the ring holds, the oldest are lost:
-// they matter least.
+// lru evicts the node whose last touch is the oldest. A hit must not need exclusive access, so
+// touches are recorded in a ring, and the next caller with exclusive access applies them. If more
+// touches come between two such calls than the ring holds, the oldest touches are lost: they matter
+// least.
 type lru struct {
 	links
 	touched touches
 	ring    *[ringLen]atomic.Uint32
-	noted   atomic.Uint64 // touches ever noted
-	applied uint64        // of which applied or lost
+	noted   atomic.Uint64 // touches ever recorded
+	applied uint64        // touches applied or lost
 }
 
-// ringLen is more than the touches of one longest match with its pieces.
+// ringLen exceeds the number of touches of one longest match with all its pieces.
 const ringLen = 1 << 17
 
 var _ Policy = (*lru)(nil)
@@ -46,8 +46,8 @@ func (p *lru) Touch(n Node) {
 	p.ring[(p.noted.Add(1)-1)%ringLen].Store(n)
 }
 
-// apply moves every noted node to the head, in the order of the touches. It runs
-// before each change, so the ring never names a node that has left.
+// apply moves every recorded node to the head, in the order of the touches. It runs before each
+// change, so the ring never names a removed node.
 func (p *lru) apply() {
 	noted := p.noted.Load()
 	p.applied = max(p.applied, noted-min(noted, ringLen))

@@ -1,9 +1,8 @@
 package evict
 
-// s3fifo keeps new nodes in a small queue and lets only those that are touched
-// there into the main one. A scan of things that are wanted once passes through
-// the small queue and leaves the main one alone (Yang et al., FIFO queues are all
-// you need for cache eviction, SOSP 2023).
+// s3fifo inserts new nodes into a small queue and moves only nodes that are touched there to the
+// main queue. A scan of blocks that are used once passes through the small queue and does not
+// affect the main queue (Yang et al., FIFO queues are all you need for cache eviction, SOSP 2023).
 type s3fifo struct {
 	links
 	touched touches
@@ -64,8 +63,8 @@ func (p *s3fifo) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
 	}
 }
 
-// next chooses the queue to evict from: the small one while it holds more than
-// its share, unless the chosen one has nothing but parked nodes.
+// next chooses the queue to evict from: the small one while it holds more than its share, else the
+// main one. If all nodes of the chosen queue are parked, next chooses the other queue.
 func (p *s3fifo) next() queueID {
 	small, main := &p.queues[smallQueue], &p.queues[mainQueue]
 	overShare := small.held*100 > p.tuning.SmallPercent*p.total
@@ -75,8 +74,8 @@ func (p *s3fifo) next() queueID {
 	return mainQueue
 }
 
-// Evicted implements Policy. Only what left the small queue is remembered: a
-// node of the main one had its chance.
+// Evicted implements Policy. Only evictions from the small queue are remembered: nodes of the main
+// queue had further rounds already.
 func (p *s3fifo) Evicted(n Node, key uint64) {
 	if p.queueOf(n) == smallQueue {
 		p.ghost.add(key, p.total*p.tuning.GhostPercent/100)

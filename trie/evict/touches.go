@@ -3,14 +3,14 @@ package evict
 import "sync/atomic"
 
 const (
-	// maxTouches is what two bits can count. S3-FIFO needs no more: a node
-	// touched three times has earned three more rounds.
+	// maxTouches is the maximum of two bits. S3-FIFO needs no more: a node touched three times gets
+	// three more rounds.
 	maxTouches     = 3
 	touchesPerWord = 16
 )
 
-// touches counts hits, two bits a node, sixteen nodes a word. add may run
-// concurrently with itself and loses a touch when it collides.
+// touches counts hits: two bits per node, sixteen nodes per word. add may run concurrently with
+// itself; a collision loses a touch.
 type touches struct {
 	words chunked[atomic.Uint32]
 }
@@ -26,7 +26,7 @@ func (t *touches) word(n Node) (w *atomic.Uint32, shift uint32) {
 func (t *touches) add(n Node) {
 	w, shift := t.word(n)
 	v := w.Load()
-	// A hot node is only read, so that its cache line stays shared.
+	// The counter of a hot node is only read, so its cache line stays shared.
 	if v>>shift&maxTouches == maxTouches {
 		return
 	}

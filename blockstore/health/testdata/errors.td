@@ -1,5 +1,5 @@
-# One failed write makes a volume suspect; three in a row make it fail. A success
-# between them starts the count again, and does not make the volume ok: probes do.
+# One failed write makes a volume suspect; three in a row make it fail. A success between them
+# resets the count, but does not make the volume ok: only probes do.
 run
 write took=1ms
 write err=EIO
@@ -13,7 +13,7 @@ write err=EIO
   suspect since 0s [places true, syncs true, reads true] a write failed: EIO
 * failed since 0s [places false, syncs false, reads true] 3 writes failed in a row: EIO
 
-# A failed volume goes on with its reads, unless they fail as well.
+# A failed volume is still read, unless its reads fail as well.
 run
 read took=1ms
 read err=EIO times=15
@@ -89,8 +89,8 @@ probed at=48s took=4s
   suspect since 30s [places true, syncs true, reads true] a write failed: EIO probe due: true
 * failed since 48s [places false, syncs false, reads true] a probe failed: a probe took 4s
 
-# A sync that fails once is enough: the system may have dropped what it could not
-# write.
+# A single failed sync makes the volume fail, because the system may have dropped data that it could
+# not write.
 run
 due at=2m
 probed at=2m took=1ms

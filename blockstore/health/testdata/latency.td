@@ -1,6 +1,5 @@
-# A request that has not completed counts before it completes. After 3 s the
-# volume is suspect, after 10 s it has failed. If the request is a read, the volume
-# is not read any more.
+# A request counts before it completes. After 3 s the volume is suspect, after 10 s it has failed.
+# If the request is a read, the volume is not read any more.
 run
 tick at=1s oldest=0s read=0s
 tick at=3s oldest=0s read=0s
@@ -14,8 +13,8 @@ tick at=60s oldest=0s read=0s
 * failed since 10s [places false, syncs false, reads false] a read has not completed for 10s
   failed since 10s [places false, syncs false, reads false] a read has not completed for 10s
 
-# The request never completes, and the volume works again: it recovers, and
-# requests started before that are not held against it.
+# The request never completes, but the volume works again: the volume recovers, and requests that
+# started before do not count any more.
 run
 due at=60s
 probed at=60s took=2ms
@@ -91,8 +90,8 @@ probed at=20m3s took=1ms
   suspect since 20m0s [places true, syncs true, reads true] a read took 5s probe due: true
 * ok since 20m3s [places true, syncs true, reads true] 
 
-# A volume that is slow throughout, never for long, is compared with the others.
-# One that is slower than 100 ms alone, or slower than the others alone, is ok.
+# The latency of a volume is compared with that of the others. A volume with a mean above 100 ms is
+# suspect only if the others are much faster; below 100 ms it is ok.
 run
 read at=30m took=500ms times=31
 tick others=2ms

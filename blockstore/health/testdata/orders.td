@@ -1,5 +1,5 @@
-# An operator drains a volume: it takes no new blocks, and its reads, syncs and
-# catalogue go on.
+# An operator drains a volume: it takes no new blocks, but is read and synced, and gets the
+# catalogue.
 run
 order at=1s to=draining
 write err=EIO
@@ -9,7 +9,7 @@ write err=EIO times=2
 * draining since 1s [places false, syncs true, reads true] a write failed: EIO
 * failed since 1s [places false, syncs false, reads true] 3 writes failed in a row: EIO
 
-# It recovers, and is draining again.
+# After a recovery the volume is draining again.
 run
 due at=5s
 probed at=5s took=1ms

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client/gateway"
@@ -410,5 +412,29 @@ func TestStoreClosesLeaders(t *testing.T) {
 	}
 	if err := d.of.Close(); !errors.Is(err, ErrHandle) {
 		t.Errorf("Close after the store's: %v", err)
+	}
+}
+
+// TestFixedRole: the engines behind the C interface have a fixed role. The planner refuses to
+// switch their group, with the reason, and drains nothing.
+func TestFixedRole(t *testing.T) {
+	f := newFleet(t)
+	f.lead(f.options(leader.Prefill))
+	f.lead(f.options(leader.Decode))
+	other := f.options(leader.Decode)
+	other.Group, other.Node, other.Members[0].Name = "other", "other node", "other-0"
+	f.lead(other)
+	f.await("three groups", func(top *pb.TopResponse) bool { return len(top.Groups) == 3 })
+	planner := pb.NewPlannerClient(f.planner.Conn)
+	_, err := planner.SwitchRole(t.Context(), &pb.SwitchRoleRequest{Group: "other", Role: pb.Side_SIDE_PREFILL})
+	if status.Code(err) != grpccodes.FailedPrecondition || !strings.Contains(err.Error(), "its engines have a fixed role, as vLLM's by kv_role") {
+		t.Errorf("a switch: %v", err)
+	}
+	r, err := planner.Roles(t.Context(), &pb.RolesRequest{})
+	f.must(err)
+	for _, g := range r.Groups {
+		if g.Switching != 0 || g.Switches {
+			t.Errorf("group %v", g)
+		}
 	}
 }

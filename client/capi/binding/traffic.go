@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 // TrafficOptions are the options of a Traffic. Compute, Token, the memory, Bases and BufferBytes are
@@ -22,6 +23,9 @@ type TrafficOptions struct {
 	Token   rdma.Token
 	// Address and Bytes are the engine's device memory, or host memory in its place.
 	Address, Bytes uint64
+	// Copier, if set, opens a copier to the device that has the memory, which the CPU does not address.
+	// The Traffic closes it. Without Copier the CPU addresses the memory.
+	Copier func() (copier.DeviceCopier, error)
 	// Bases, Stride and Pages have the meaning of traffic.Device.
 	Bases  []uint64
 	Stride uint64
@@ -73,7 +77,10 @@ type Traffic struct {
 	token   rdma.Token
 	bases   int
 	compute rdma.Engine
+	// Of the device memory, one is set: region, or copier with copies.
 	region  rdma.Region
+	copier  copier.DeviceCopier
+	copies  copier.Memory
 	manager *traffic.Manager
 	// transfers are those whose last event was not drained, requests the names of those that have
 	// not ended. mu guards both.
@@ -121,14 +128,30 @@ func (t *Traffic) open(def kv.Namespace, o TrafficOptions) (err error) {
 	if t.compute, err = o.Compute(context.Background(), log); err != nil {
 		return err
 	}
-	if t.region, err = t.compute.Register(bytesAt(o.Address, o.Bytes), rdma.RegisterOptions{Local: true}); err != nil {
+	if err := t.openDevice(o); err != nil {
 		return fmt.Errorf("device memory: %w", err)
 	}
-	t.manager, err = traffic.New(traffic.Options{
+	options := traffic.Options{
 		Namespace: def, Storage: t.store.client, Compute: t.compute, BufferBytes: o.BufferBytes, AppendBytes: o.AppendBytes,
 		Device:     traffic.Device{Region: t.region, Bases: o.Bases, Stride: o.Stride, Pages: o.Pages},
 		PersistMax: o.PersistMax, Logger: log,
-	})
+	}
+	if t.copier != nil {
+		options.Copier, options.DeviceCopies = t.copier, t.copies
+	}
+	t.manager, err = traffic.New(options)
+	return err
+}
+
+func (t *Traffic) openDevice(o TrafficOptions) (err error) {
+	if o.Copier == nil {
+		t.region, err = t.compute.Register(bytesAt(o.Address, o.Bytes), rdma.RegisterOptions{Local: true})
+		return err
+	}
+	if t.copier, err = o.Copier(); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	t.copies, err = t.copier.Import(o.Address, o.Bytes)
 	return err
 }
 
@@ -145,6 +168,12 @@ func (t *Traffic) release() error {
 	}
 	if t.region != nil {
 		errs = append(errs, t.region.Close(ctx))
+	}
+	if t.copies != nil {
+		errs = append(errs, t.copies.Close(ctx))
+	}
+	if t.copier != nil {
+		errs = append(errs, t.copier.Close())
 	}
 	if t.compute != nil {
 		errs = append(errs, t.compute.Close())

@@ -37,10 +37,16 @@ type side struct {
 
 func newPair(t testing.TB) *pair {
 	t.Helper()
+	return newPairIn(t, (*pair).trafficOptions)
+}
+
+// newPairIn is newPair with device memory that options allocates and describes.
+func newPairIn(t testing.TB, options func(*pair) (TrafficOptions, []byte)) *pair {
+	t.Helper()
 	p := &pair{rig: newRig(t, testnode.Start(t, testnode.Options{}).Addr)}
 	h, err := p.store.Ensure(kv.Namespace{Name: "m", Index: kv.IndexTrie, Geometry: geo}, true)
 	p.ns = valueOf(t, p.library.Namespace, h, err)
-	p.prefill, p.decode = p.open(), p.open()
+	p.prefill, p.decode = p.open(options), p.open(options)
 	return p
 }
 
@@ -70,9 +76,9 @@ func (p *pair) trafficOptions() (TrafficOptions, []byte) {
 	}, a.Bytes()
 }
 
-func (p *pair) open() *side {
+func (p *pair) open(options func(*pair) (TrafficOptions, []byte)) *side {
 	p.t.Helper()
-	o, mem := p.trafficOptions()
+	o, mem := options(p)
 	h, err := p.ns.OpenTraffic(o)
 	return &side{watch[TransferEvent](p.t, valueOf(p.t, p.library.Traffic, h, err)), mem}
 }
@@ -171,8 +177,10 @@ func (p *pair) must(err error) {
 
 // TestTransfers: a prompt is computed on one side and arrives on the other. The next turn reads its
 // blocks on both sides, and a decoded block is stored too.
-func TestTransfers(t *testing.T) {
-	p := newPair(t)
+func TestTransfers(t *testing.T) { newPair(t).testTransfers() }
+
+func (p *pair) testTransfers() {
+	t := p.t
 	ids := p.chain(1, 6)
 	for turn, hit := range []int{0, 4} {
 		blocks := hit + 5
@@ -331,7 +339,7 @@ func TestTransferFails(t *testing.T) {
 	job := traffic.DecodeJob{Request: "r", Blocks: 1, Pages: []uint32{0}, Peer: peer}
 	h, err = p.decode.of.Decode(job, time.Minute)
 	p.decode.failed(valueOf(t, p.library.Transfer, h, err), Unavailable)
-	p.prefill = p.open()
+	p.prefill = p.open((*pair).trafficOptions)
 	job.Peer = p.prefill.peer()
 	job.Peer.Token = rdma.Token("another token of the same length")
 	h, err = p.decode.of.Decode(job, time.Minute)

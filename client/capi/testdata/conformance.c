@@ -892,12 +892,22 @@ static struct side move(penstock_namespace ns, penstock_namespace flat) {
 	o.bases = NULL;
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "bases"), "%s", e.message);
 	o.bases = bases;
+	o.size = offsetof(penstock_traffic_options, cuda); /* a caller of version 1.5, whose structure has other bytes behind it */
+	o.cuda = 100;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_traffic_close(again, &e) == PENSTOCK_OK, "%s", e.message);
+	again = 0;
+	o.size = sizeof o;
+	o.cuda = 0;
 	o.memory = NULL;
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "device memory"), "%s", e.message);
 	o.memory = side.memory;
 	o.token_bytes = 300;
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "token"), "%s", e.message);
 	o.token_bytes = 0;
+	o.cuda = 100;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "device memory: ") && (strstr(e.message, "CUDA driver") || strstr(e.message, "GPU 99")), "%s", e.message);
+	o.cuda = 0;
 	o.listen = "no port";
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "no port"), "%s", e.message);
 	CHECK(again == 0, "a traffic manager was opened");

@@ -111,7 +111,7 @@ exit 2
 penstock: invalid argument "fast" for "--cnic" flag: strconv.ParseFloat: parsing "fast": invalid syntax
 Run 'penstock plan analyze --help' for usage.
 exit 2
-Ask the planner why and what, and what a cluster could do
+Ask the planner why and what, change weights and roles, and see what a cluster could do
 
 Usage:
   penstock plan [flags]
@@ -120,10 +120,12 @@ Usage:
 Available Commands:
   advise       How long a cluster takes for a trace's agents, what binds, and how to divide its nodes
   analyze      The range of P/D in which nothing binds before the storage NICs, and what binds first
+  bump         Begin a new epoch of the weights in the planner, with a policy for requests under way
   explain      The story of one request: who was chosen, why, and what was read where
   network      Ask the sources of the network's cost, and show what the planner would be told
   prfaas       Which prompts to prefill in another datacenter, and how to divide the rest
   redistribute Move the query, move the cache, or compute again: what each would take
+  roles        Roles and load of the engine groups, and have a group change its role
   top          Groups, engines and storage NICs as the planner sees them now
 
 Flags:

@@ -24,7 +24,8 @@ submit id=1 prompt=4000
 ----
 nothing
 
-# A decode group's fetch only reports. When a prefill group fetches, the decode engine is chosen by where the KV comes from.
+# A decode group's fetch only reports. When a prefill group fetches, the decode engine is chosen by the distance from
+# the KV.
 
 fetch group=2
 ----
@@ -47,8 +48,8 @@ flying node=1
 ----
 1 on tier 2 (same pod)
 
-# The pod has one transfer of ours: half of it is left, as much as there is across. There the batch is empty and its first step
-# sooner, so the request goes across.
+# One transfer of the planner's own uses the pod: half of the bandwidth is left, as much as across pods. There the batch
+# is empty and its first step earlier, so the request goes across.
 
 submit id=2 prompt=4000
 ----
@@ -73,7 +74,7 @@ flying node=1
 1 on tier 2 (same pod)
 1 on tier 3 (cross pod)
 
-# Both are computed; the pod is congested by others.
+# Both are computed; other traffic congests the pod.
 
 finished request=1 side=prefill
 ----
@@ -116,8 +117,8 @@ explain request=3
    0.000  started on engines 1 and 3: prefill side reads 0 of 0 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
 
-# Two hops. A cached prefix of 4,000 tokens: both storage NICs do 10 GB/s. On the prefill side NVLink follows at 450 GB/s, on the
-# decode side the way back at 6.25 GB/s: 0.1 and 0.26 ms a token.
+# Two hops. A cached prefix of 4,000 tokens: both storage NICs read 10 GB/s. On the prefill side the second hop is
+# NVLink at 450 GB/s, on the decode side the way back at 6.25 GB/s: 0.1 and 0.26 ms a token.
 
 planner
 ----
@@ -218,8 +219,8 @@ fetch group=2
 ----
 nothing
 
-# Equation 2: what an engine holds of the prompt is not sent there. The 4,000 tokens take 0.64 s within the pod; across, 3,200 of
-# them are there and the other 800 take 0.26 s.
+# Equation 2: the part of the prompt that an engine holds is not sent. The 4,000 tokens take 0.64 s within the pod;
+# across, 3,200 of them are there and the other 800 take 0.26 s.
 
 planner
 ----
@@ -289,7 +290,8 @@ assign request 1: prefill engine 1
 assign request 1: decode engine 2
 start request 1: prefill 1, decode 2
 
-# Engine 2 becomes free. The older request 2 goes first; 4 waits, for an engine keeps room for what is resident there too.
+# Engine 2 becomes free. The older request 2 goes first; 4 waits, because an engine also reserves room for the resident
+# part of a prompt.
 
 finished request=1 side=prefill
 ----

@@ -5,24 +5,24 @@ import (
 	"math"
 )
 
-// Latent is the shape of absorbed multi-head latent attention: a query row and a
-// cached token are Key wide, and the first Value columns of a cached token are also
-// its value. A logit is Scale times their product.
+// Latent is the shape of absorbed multi-head latent attention: a query row and a cached token are
+// Key wide, and the first Value columns of a cached token are also its value. A logit is Scale
+// times the product of query row and key.
 type Latent struct {
 	Key, Value int
 	Scale      float32
 }
 
-// DeepSeekV2Lite is 576 and 512 wide; its scale is that of a head before absorption,
-// 128 columns and 64 of rotary position.
+// DeepSeekV2Lite returns the shape with 576 and 512 columns. Its scale is that of a head before
+// absorption, with 128 columns and 64 of rotary position.
 func DeepSeekV2Lite() Latent {
 	return Latent{Key: 576, Value: 512, Scale: float32(1 / math.Sqrt(128+64))}
 }
 
-// Absorbed makes dst the partial of query rows over the tokens of cache that
-// selected names, all of them if it is nil; no token may be named twice. Logits are
-// in float32, as a kernel has them. The sums are in float64: added one by one in
-// float32 they would be further off than any merge.
+// Absorbed sets dst to the partial of query rows over the tokens of cache that selected lists, or
+// over all tokens if it is nil. No token may be listed twice. Logits are in float32, as in a
+// kernel. The sums are in float64, because adding the terms one by one in float32 would cause a
+// larger error than any merge.
 func (g Latent) Absorbed(dst *Partial, query, cache []float32, selected []int) error {
 	if g.Key < 1 || g.Value < 1 || g.Value > g.Key || !finite(g.Scale) {
 		return fmt.Errorf("attention: keys %d wide, values %d, scale %v: values are a part of keys, and the scale is finite", g.Key, g.Value, g.Scale)
@@ -70,7 +70,7 @@ func (g Latent) Absorbed(dst *Partial, query, cache []float32, selected []int) e
 	return nil
 }
 
-// logits fills into with those of row r, q, and returns the largest.
+// logits fills into with the logits of row r, q, and returns the largest.
 func (g Latent) logits(into []float32, r int, q, cache []float32, selected []int) (float32, error) {
 	m := float32(math.Inf(-1))
 	for i, j := range selected {

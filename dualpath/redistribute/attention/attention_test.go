@@ -10,11 +10,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// exactly is what the paper finds for float32 (section 3.3): the largest difference
-// of any output, where values are of about 1.
+// exactly is the error that the paper finds for float32 (section 3.3): the largest difference of
+// any output, where values are about 1.
 const exactly = 4e-7
 
-// normals are n numbers of a normal distribution.
+// normals returns n normally distributed numbers.
 func normals(rng *rand.Rand, n int, scale float64) []float32 {
 	out := make([]float32, n)
 	for i := range out {
@@ -23,7 +23,7 @@ func normals(rng *rand.Rand, n int, scale float64) []float32 {
 	return out
 }
 
-// absorbed is Absorbed, or fails.
+// absorbed returns the result of Absorbed, or fails the test.
 func absorbed(t rapid.TB, g Latent, query, cache []float32, selected []int) Partial {
 	t.Helper()
 	var p Partial
@@ -33,7 +33,7 @@ func absorbed(t rapid.TB, g Latent, query, cache []float32, selected []int) Part
 	return p
 }
 
-// merged is Merge into a new partial, or fails.
+// merged returns the result of Merge into a new partial, or fails the test.
 func merged(t rapid.TB, parts ...Partial) Partial {
 	t.Helper()
 	var dst Partial
@@ -44,7 +44,7 @@ func merged(t rapid.TB, parts ...Partial) Partial {
 	return dst
 }
 
-// apart is the largest difference of two partials' outputs.
+// apart returns the largest difference of two partials' outputs.
 func apart(a, b Partial) float64 {
 	most := 0.0
 	for i := range a.O {
@@ -53,7 +53,7 @@ func apart(a, b Partial) float64 {
 	return most
 }
 
-// same fails unless outputs and log-sum-exps agree.
+// same fails the test unless outputs and log-sum-exps agree.
 func same(t rapid.TB, what string, a, b Partial, within float64) {
 	t.Helper()
 	if d := apart(a, b); !(d <= within) {
@@ -67,7 +67,7 @@ func same(t rapid.TB, what string, a, b Partial, within float64) {
 	}
 }
 
-// split deals the tokens to m holders; some may get none.
+// split distributes the tokens to m holders; some may get none.
 func split(rng *rand.Rand, tokens, m int) [][]int {
 	parts := make([][]int, m)
 	for i := range parts {
@@ -81,7 +81,7 @@ func split(rng *rand.Rand, tokens, m int) [][]int {
 	return parts
 }
 
-// naive is softmax in float64, as it is written.
+// naive is softmax in float64, computed by its definition.
 func naive(g Latent, query, cache []float32) []float64 {
 	var out []float64
 	for ; len(query) > 0; query = query[g.Key:] {
@@ -110,8 +110,7 @@ func naive(g Latent, query, cache []float32) []float64 {
 	return out
 }
 
-// TestExact: 2048 tokens on up to 8 holders, however they are dealt, give what one
-// instance computes.
+// TestExact: 2048 tokens on up to 8 holders, in any distribution, give the result of one instance.
 func TestExact(t *testing.T) {
 	g := DeepSeekV2Lite()
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -144,7 +143,8 @@ func TestExact(t *testing.T) {
 		}
 		wide = max(wide, apart(over, whole))
 	}
-	// bfloat16 has 8 bits: half a step of the largest output is what rounding costs.
+	// bfloat16 has 8 bits of precision, so rounding changes an output by at most half a step of the
+	// largest output.
 	largest := 0.0
 	for _, o := range whole.O {
 		largest = max(largest, math.Abs(float64(o)))
@@ -154,10 +154,10 @@ func TestExact(t *testing.T) {
 	}
 }
 
-// small is a shape that a fuzzer can afford.
+// small is a shape that is fast enough for a fuzzer.
 var small = Latent{Key: 12, Value: 8, Scale: 0.3}
 
-// TestAlgebra: commutative, associative, and a part without tokens is the identity.
+// TestAlgebra: the merge is commutative and associative, and a part without tokens is the identity.
 func TestAlgebra(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 3))
@@ -168,7 +168,7 @@ func TestAlgebra(t *testing.T) {
 		for _, s := range split(rng, tokens, m) {
 			parts = append(parts, absorbed(t, small, query, cache, s))
 		}
-		// A few tokens leave outputs above 1, and float32 rounds in proportion.
+		// With few tokens outputs exceed 1, and float32 rounds in proportion.
 		within := exactly
 		for _, o := range whole.O {
 			within = max(within, exactly*math.Abs(float64(o)))
@@ -177,11 +177,11 @@ func TestAlgebra(t *testing.T) {
 		shuffled := slices.Clone(parts)
 		rng.Shuffle(m, func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 		same(t, "any order", merged(t, shuffled...), merged(t, parts...), within)
-		// Two merge to the same bits either way round.
+		// Merging two parts in either order gives the same bits.
 		if a, b := merged(t, parts[0], parts[m-1]), merged(t, parts[m-1], parts[0]); !slices.Equal(a.O, b.O) || !slices.Equal(a.M, b.M) || !slices.Equal(a.L, b.L) {
 			t.Fatalf("of two: %v and %v", a, b)
 		}
-		// One after the other, into the first, as answers come in: it rounds as often.
+		// Merging one part after the other into the first, in order of arrival, rounds as often.
 		one := merged(t, parts[0])
 		for _, p := range parts[1:] {
 			if err := Merge(&one, []Partial{one, p}); err != nil {
@@ -189,7 +189,7 @@ func TestAlgebra(t *testing.T) {
 			}
 		}
 		same(t, "pairwise", one, merged(t, parts...), within*max(1, float64(m)/2))
-		// The identity, whatever stands where nothing is read.
+		// A part without tokens is the identity, even if its unread outputs have any values.
 		empty := absorbed(t, small, query, cache, []int{})
 		for i := range empty.O {
 			empty.O[i] = float32(math.NaN())
@@ -204,8 +204,8 @@ func TestAlgebra(t *testing.T) {
 	})
 }
 
-// FuzzExtreme: logits of any size, up to where float32 ends, give neither NaN nor
-// overflow, and what one instance computes.
+// FuzzExtreme: logits of any size, up to the range of float32, cause neither NaN nor overflow, and
+// give the result of one instance.
 func FuzzExtreme(f *testing.F) {
 	f.Add(uint64(1), uint8(3), uint8(20), int16(0), int16(0))
 	f.Add(uint64(2), uint8(8), uint8(64), int16(120), int16(3))
@@ -213,13 +213,13 @@ func FuzzExtreme(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64, m, tokens uint8, large, values int16) {
 		rng := rand.New(rand.NewPCG(seed, 4))
 		n := int(tokens)%64 + 1
-		// Queries of 2^large, values of 2^values.
+		// Queries are scaled to 2^large, values to 2^values.
 		query := normals(rng, 2*small.Key, math.Exp2(float64(large%127)))
 		size := math.Exp2(float64(values % 127))
 		cache := normals(rng, n*small.Key, size)
 		var whole Partial
 		if err := small.Absorbed(&whole, query, cache, nil); err != nil {
-			return // the products exceed float32: it says so
+			return // the products exceed float32, which the error states
 		}
 		var parts []Partial
 		for _, s := range split(rng, n, int(m)%8+1) {
@@ -235,8 +235,8 @@ func FuzzExtreme(f *testing.F) {
 	})
 }
 
-// FuzzMerge: partials of any bits, as a broken holder may send them, are refused or
-// give finite outputs between the parts'.
+// FuzzMerge: partials of arbitrary bits, as from a faulty holder, are refused or give finite
+// outputs between the parts' outputs.
 func FuzzMerge(f *testing.F) {
 	f.Add([]byte{}, []byte{})
 	f.Add(make([]byte, RowBytes(2)), []byte{0, 0, 128, 63, 0, 0, 128, 63, 0, 0, 128, 63})
@@ -269,7 +269,7 @@ func FuzzMerge(f *testing.F) {
 			for _, p := range parts {
 				if p.L[r] > 0 {
 					v := float64(p.O[i].Float32())
-					// A part whose weight is 0 beside the other is not read.
+					// A part whose weight is 0 is not read.
 					if !math.IsNaN(v) {
 						low, high = min(low, v), max(high, v)
 					}
@@ -326,7 +326,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestBFloat16: nearest, ties to even, against a search over all values.
+// TestBFloat16 compares rounding (nearest, ties to even) with a search over all values.
 func TestBFloat16(t *testing.T) {
 	if RowBytes(512) != 1032 {
 		t.Errorf("a row is %d bytes", RowBytes(512))
@@ -389,7 +389,7 @@ func TestMergeAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkMerge is one decoding step of 16 heads from 8 holders.
+// BenchmarkMerge measures one decoding step of 16 heads from 8 holders.
 func BenchmarkMerge(b *testing.B) {
 	const rows, width, holders = 16, 512, 8
 	rng := rand.New(rand.NewPCG(5, 6))

@@ -5,15 +5,15 @@ import "math"
 // BFloat16 is the upper half of a float32.
 type BFloat16 uint16
 
-// maxBFloat16 is the largest finite one, 3.39e38.
+// maxBFloat16 is the largest finite value, 3.39e38.
 const maxBFloat16 BFloat16 = 0x7f7f
 
-// ToBFloat16 rounds to the nearest, ties to even. What is finite stays finite: the
-// few values that would round to infinity become the largest.
+// ToBFloat16 rounds to the nearest value, ties to even. Finite values stay finite: the few that
+// would round to infinity become the largest finite value.
 func ToBFloat16(x float32) BFloat16 {
 	b := math.Float32bits(x)
 	if x != x {
-		return BFloat16(b>>16 | 0x40) // quiet, and not cut to infinity
+		return BFloat16(b>>16 | 0x40) // a quiet NaN, which truncation does not turn into infinity
 	}
 	up := BFloat16((b + 0x7fff + b>>16&1) >> 16)
 	if up&0x7fff > maxBFloat16 && !math.IsInf(float64(x), 0) {
@@ -22,5 +22,5 @@ func ToBFloat16(x float32) BFloat16 {
 	return up
 }
 
-// Float32 is exact.
+// Float32 converts exactly.
 func (b BFloat16) Float32() float32 { return math.Float32frombits(uint32(b) << 16) }

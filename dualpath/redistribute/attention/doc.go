@@ -1,7 +1,6 @@
-// Package attention is the arithmetic that makes routed attention exact: the merge
-// of partial results over disjoint parts of a cache, by the statistics that online
-// softmax carries (Milakov and Gimelshein, arXiv 1805.02867; Move the Query,
-// sections 3.2 and 3.3).
+// Package attention has the arithmetic that makes routed attention exact: it merges partial results
+// over disjoint parts of a cache with the statistics of online softmax (Milakov and Gimelshein,
+// arXiv 1805.02867; Move the Query, sections 3.2 and 3.3).
 //
 //	holder i, its part S_i of the tokens           requester
 //	m_i = max over S_i of the logits x_j     ┐
@@ -11,12 +10,11 @@
 //
 //	a row on the wire, little endian: o (bfloat16, width) │ m (float32) │ ℓ (float32)
 //
-// With m, ℓ and o of all parts the result is softmax over the whole cache: the same
-// numbers in another order, so the merge is commutative, associative within
-// rounding, and a part without tokens (ℓ = 0) changes nothing. No exponent exceeds
-// 0, so nothing overflows whatever the logits are.
+// With m, ℓ and o of all parts, the result is softmax over the whole cache: the same terms in
+// another order. So the merge is commutative, associative up to rounding, and a part without tokens
+// (ℓ = 0) changes nothing. No exponent exceeds 0, so no logits cause an overflow.
 //
-// The engines' kernels compute the partials on accelerators. Absorbed is a reference
-// of absorbed multi-head latent attention, for tests and emulation: it is slow.
-// There is no goroutine and no state here, and a merge allocates nothing.
+// The engines' kernels compute the partials on accelerators. Absorbed is a slow reference of
+// absorbed multi-head latent attention, for tests and emulation. The package has no goroutines and
+// no state, and a merge allocates nothing.
 package attention

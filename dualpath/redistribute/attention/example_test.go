@@ -6,7 +6,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/redistribute/attention"
 )
 
-// Two holders attend to their tokens, the requester merges what they return.
+// Two holders attend to their tokens, and the requester merges their results.
 func ExampleMerge() {
 	g := attention.Latent{Key: 2, Value: 1, Scale: 1}
 	query := []float32{1, 0}

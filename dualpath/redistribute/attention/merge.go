@@ -5,11 +5,10 @@ import (
 	"math"
 )
 
-// Merge makes dst the attention over all parts, which must be of disjoint tokens
-// and of one shape, dst's too; those that came over a fabric are merged as they are.
-// dst may be one of parts; it must not overlap them otherwise. On an error, which
-// wraps ErrInvalid and names the part, dst is not usable. It allocates nothing unless
-// it fails.
+// Merge sets dst to the attention over all parts, which must be of disjoint tokens and have dst's
+// shape. Parts that came over a fabric are merged in their wire form. dst may be one of parts;
+// otherwise their memory must not overlap. An error wraps ErrInvalid and names the part; dst is
+// then not usable. Merge allocates nothing unless it fails.
 func Merge[E Element](dst *Partial, parts []Rows[E]) error {
 	if len(parts) > MaxParts {
 		return fmt.Errorf("attention: %d parts; a merge takes at most %d: merge some of them first", len(parts), MaxParts)
@@ -44,11 +43,11 @@ func Merge[E Element](dst *Partial, parts []Rows[E]) error {
 	return nil
 }
 
-// tile is how many columns are summed at a time: 2 KiB of sums stay in the first
-// cache, and a destination that is a part is read before it is written.
+// tile is the number of columns that are summed at a time. 2 KiB of sums stay in the first-level
+// cache, and a destination that is also a part is read before it is written.
 const tile = 256
 
-// mix makes out the sum of the parts' rows r by their shares. It returns the first
+// mix sets out to the sum of the parts' rows r, weighted by their shares. It returns the first
 // column that is not finite, or -1.
 func mix[E Element](out []float32, parts []Rows[E], r int, b *blend) int {
 	var sums [tile]float64
@@ -70,7 +69,7 @@ func mix[E Element](out []float32, parts []Rows[E], r int, b *blend) int {
 	return -1
 }
 
-// addShare adds share times o to sum, which is as long.
+// addShare adds share times o to sum, which has the same length.
 func addShare[E Element](sum []float64, o []E, share float64) {
 	switch o := any(o).(type) {
 	case []float32:
@@ -84,8 +83,8 @@ func addShare[E Element](sum []float64, o []E, share float64) {
 	}
 }
 
-// blend is the scratch of one row: the parts' statistics, and of those that count
-// (which) their shares of the result.
+// blend is the scratch memory of one row: the parts' statistics, and the shares in the result of
+// the parts that have weight (which).
 type blend struct {
 	m, l  [MaxParts]float32
 	share [MaxParts]float64
@@ -93,15 +92,14 @@ type blend struct {
 	n     int
 }
 
-// weigh turns the statistics of n parts into shares that add up to 1, and returns
-// the statistics of the whole. Shares are in float64: those of 64 parts in float32
-// would not add up to 1.
+// weigh converts the statistics of n parts into shares that add up to 1, and returns the statistics
+// of the whole. Shares are in float64: those of 64 parts in float32 would not add up to 1.
 func (b *blend) weigh(n, row int) (m, l float32, err error) {
 	m = float32(math.Inf(-1))
 	for i := range n {
 		pm, pl := b.m[i], b.l[i]
-		// A sum of exponentials with the largest among them is at least 1, but a
-		// kernel may round it, or count a dropped token: only its sign is asked for.
+		// A sum of exponentials that includes the largest is at least 1, but a kernel may round it
+		// down, or count a dropped token. So only its sign is checked.
 		if !(pl >= 0) || math.IsInf(float64(pl), 1) || (pl > 0 && !finite(pm)) {
 			return 0, 0, fmt.Errorf("attention: part %d, row %d: maximum %v, denominator %v: a denominator is finite and not negative, and with it the maximum is finite: %w",
 				i, row, pm, pl, ErrInvalid)
@@ -127,7 +125,7 @@ func (b *blend) weigh(n, row int) (m, l float32, err error) {
 	return m, narrow(sum), nil
 }
 
-// narrow rounds to float32; what is finite stays finite.
+// narrow rounds to float32; finite values stay finite.
 func narrow(x float64) float32 {
 	switch {
 	case x > math.MaxFloat32 && !math.IsInf(x, 1):
@@ -138,5 +136,5 @@ func narrow(x float64) float32 {
 	return float32(x)
 }
 
-// finite is neither NaN nor infinite.
+// finite reports whether x is neither NaN nor infinite.
 func finite(x float32) bool { return x-x == 0 }

@@ -11,36 +11,34 @@ import (
 // tests.
 const MaxParts = 64
 
-// ErrInvalid is wrapped by every complaint about a partial: drop it, and attend to
-// its tokens in another way.
+// ErrInvalid is wrapped by every error about a partial. The caller drops the partial, and attends
+// to its tokens in another way.
 var ErrInvalid = errors.New("invalid partial")
 
-// Element is what an output is made of.
+// Element is the element type of outputs.
 type Element interface{ float32 | BFloat16 }
 
 // Rows is the attention of a batch of rows over one part of a cache.
 type Rows[E Element] struct {
-	// Width of an output row: d_v.
+	// Width is the number of columns of an output row: d_v.
 	Width int
-	// O are the outputs, rows x Width, each normalised over its part. M are the
-	// rows' largest logits, L their denominators: the sums of exp(logit - M), at
-	// least 1 where there was a token, and 0 where there was none. Then O and M mean
-	// nothing and are not read.
+	// O has the outputs, rows x Width, each normalised over its part. M has the rows' largest
+	// logits. L has their denominators: the sums of exp(logit - M), which are at least 1 if the row
+	// has a token and 0 if it has none. If L is 0, O and M are undefined and not read.
 	O    []E
 	M, L []float32
 }
 
-// Partial is what is computed with, Wire what crosses a fabric.
+// Partial is the form for computation, Wire the form for the fabric.
 type (
 	Partial = Rows[float32]
 	Wire    = Rows[BFloat16]
 )
 
-// Rows of the batch.
+// Rows returns the number of rows of the batch.
 func (p *Rows[E]) Rows() int { return len(p.L) }
 
-// Reserve makes p a partial of rows without a token, in its own memory where that
-// is large enough.
+// Reserve sets p to rows without tokens. It reuses p's memory if that is large enough.
 func (p *Rows[E]) Reserve(rows, width int) {
 	p.resize(rows, width)
 	for r := range rows {
@@ -48,33 +46,33 @@ func (p *Rows[E]) Reserve(rows, width int) {
 	}
 }
 
-// resize is Reserve, with the rows left as they are.
+// resize is Reserve without changing the rows.
 func (p *Rows[E]) resize(rows, width int) {
 	p.Width = width
 	p.O, p.M, p.L = grow(p.O, rows*width), grow(p.M, rows), grow(p.L, rows)
 }
 
-// clear makes row r one without a token: the identity of the merge.
+// clear sets row r to a row without tokens: the identity of the merge.
 func (p *Rows[E]) clear(r int) {
 	clear(p.row(r))
 	p.M[r], p.L[r] = float32(math.Inf(-1)), 0
 }
 
-// row is output r.
+// row returns output r.
 func (p *Rows[E]) row(r int) []E { return p.O[r*p.Width : (r+1)*p.Width] }
 
-// fits reports whether the lengths are those of rows of width.
+// fits reports whether the lengths match the given rows and width.
 func (p *Rows[E]) fits(rows, width int) bool {
 	return p.Width == width && len(p.O) == rows*width && len(p.M) == rows && len(p.L) == rows
 }
 
-// misfit words what fits found.
+// misfit returns the error of a partial that does not fit.
 func (p *Rows[E]) misfit(what string, rows, width int) error {
 	return fmt.Errorf("attention: %s has width %d, %d outputs, %d maxima and %d denominators; want %d rows of width %d: %w",
 		what, p.Width, len(p.O), len(p.M), len(p.L), rows, width, ErrInvalid)
 }
 
-// Round makes w what p is on the wire, in w's memory where that is large enough.
+// Round sets w to the wire form of p. It reuses w's memory if that is large enough.
 func Round(w *Wire, p Partial) error {
 	if !p.fits(p.Rows(), p.Width) {
 		return p.misfit("the partial", p.Rows(), p.Width)
@@ -88,7 +86,7 @@ func Round(w *Wire, p Partial) error {
 	return nil
 }
 
-// RowBytes is the length of one row of width outputs on the wire.
+// RowBytes returns the length in bytes of one row of width outputs in wire form.
 func RowBytes(width int) int { return 2*width + 8 }
 
 // AppendWire appends the rows of w in their wire form.
@@ -103,8 +101,8 @@ func AppendWire(b []byte, w Wire) []byte {
 	return b
 }
 
-// ParseWire reads rows of width outputs from b, all of it, into w's memory where
-// that is large enough. It checks the length only: Merge checks what the rows say.
+// ParseWire reads rows of width outputs from all of b into w. It reuses w's memory if that is large
+// enough. It checks only the length: Merge checks the values.
 func ParseWire(w *Wire, b []byte, width int) error {
 	if width < 1 || width > 1<<20 || len(b)%RowBytes(width) != 0 {
 		return fmt.Errorf("attention: %d bytes are not whole rows of width %d: %w", len(b), width, ErrInvalid)

@@ -36,6 +36,7 @@ fetch group=1 queue=(0)
 
 epoch at=20 ns=0 to=2
 ----
+{Queued:0 Prefilling:1 Decoding:0 Exact:1}
 7 abort request 1: engine 1; the weights' epoch is over
 8 abort request 1: engine 5; the weights' epoch is over
 replan request 1; the weights' epoch is over

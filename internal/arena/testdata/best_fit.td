@@ -1,5 +1,5 @@
-# The region has 512 pages of 4 KiB. Requests are "name pages"; the picture shows
-# name@first+count, with a dot for what is free.
+# The region has 512 pages of 4 KiB. Requests are "name pages"; the picture shows name@first+count,
+# with a dot for free pages.
 
 alloc
 a 10
@@ -13,7 +13,7 @@ c: page 30
 d: page 60
 a@0+10 b@10+20 c@30+30 d@60+40 .@100+412 waiting=0
 
-# Two holes: 10 pages at 0 and 30 at 30.
+# Two free runs: 10 pages at 0 and 30 at 30.
 
 release
 a
@@ -21,7 +21,7 @@ c
 ----
 .@0+10 b@10+20 .@30+30 d@60+40 .@100+412 waiting=0
 
-# Ten fit the first hole exactly; nine more go into the shorter of what is left.
+# Ten pages fill the first run exactly; nine more are taken from the shorter of the remaining runs.
 
 alloc
 e 9
@@ -33,7 +33,7 @@ f: page 30
 g: page 9
 e@0+9 g@9+1 b@10+20 f@30+25 .@55+5 d@60+40 .@100+412 waiting=0
 
-# Releasing b joins the holes on both sides of it.
+# Releasing b joins the free runs on both sides.
 
 release
 b

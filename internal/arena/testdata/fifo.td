@@ -1,4 +1,4 @@
-# Everything is lent; three may wait, a fourth is told so at once.
+# Everything is lent. Three requests may wait; a fourth gets an error at once.
 
 alloc
 a 256
@@ -20,7 +20,7 @@ a
 ----
 .@0+256 b@256+256 waiting=3
 
-# x gives up: those behind it are served now.
+# x gives up: the requests after it are served now.
 
 cancel
 x
@@ -30,7 +30,7 @@ y: page 0
 z: page 10
 y@0+10 z@10+10 .@20+236 b@256+256 waiting=0
 
-# A request that waits behind nobody and does not fit waits too.
+# A request that does not fit waits also if no other request waits.
 
 alloc
 v 300

@@ -5,12 +5,11 @@ import (
 	"math/bits"
 )
 
-// belady runs the policy that knows the future: it evicts the block that will be
-// wanted last, and does not store a block that would itself be that one. For
-// blocks of one size no policy finds more of them (Belady, A study of replacement
-// algorithms for virtual-storage computers, IBM Systems Journal 1966; storing
-// nothing instead of evicting is the usual extension). An ancestor is wanted no
-// later than its descendants, so leaf-first eviction costs the bound nothing.
+// belady runs the optimal policy, which uses the future requests: it evicts the block whose next
+// use is the latest, and does not store a block whose next use would be the latest. For blocks of
+// one size no policy has more hits (Belady, A study of replacement algorithms for virtual-storage
+// computers, IBM Systems Journal 1966; not storing a block is the usual extension). An ancestor is
+// used no later than its descendants, so leaf-first eviction does not reduce the number of hits.
 func belady(ctx context.Context, t *Trace, capacity int) (Found, error) {
 	b := &beladyCache{
 		t:        t,
@@ -36,11 +35,11 @@ type beladyCache struct {
 	capacity int
 	count    int
 	uses     uses
-	next     []uint32 // of each held node: the request that wants it next
+	next     []uint32 // for each held node: the request of its next use
 	held     []bool
 	kids     []uint32 // held children
-	// leaves are the held nodes without held children, by next use, except the
-	// tip of the path being served.
+	// leaves are the held nodes without held children, by next use, except the tip of the path of
+	// the current request.
 	leaves buckets
 	path   []uint32
 	wanted []uint32
@@ -60,7 +59,7 @@ func (b *beladyCache) access(i int) (hits int) {
 	}
 	for j := hits; j < len(b.path); j++ {
 		if b.count == b.capacity && !b.evictAfter(b.wanted[j], tip) {
-			break // everything below is wanted even later
+			break // everything below is used even later
 		}
 		n := b.path[j]
 		b.held[n], b.next[n] = true, b.wanted[j]
@@ -72,7 +71,7 @@ func (b *beladyCache) access(i int) (hits int) {
 	return hits
 }
 
-// evictAfter drops the leaf that is wanted last, if that is after use.
+// evictAfter drops the leaf with the latest next use, if that is later than use.
 func (b *beladyCache) evictAfter(use, tip uint32) bool {
 	use1, victim := b.leaves.max()
 	if victim == 0 || use1 <= use {
@@ -89,22 +88,22 @@ func (b *beladyCache) evictAfter(use, tip uint32) bool {
 	return true
 }
 
-// offer makes n a leaf if it is one.
+// offer adds n to the leaves, if n is a leaf.
 func (b *beladyCache) offer(n uint32) {
 	if n != 0 && b.kids[n] == 0 {
 		b.leaves.add(n, b.next[n])
 	}
 }
 
-// uses holds, for each request, when the blocks of its path are wanted next:
-// never decreasing along the path, so a few runs say it all.
+// uses holds, for each request, the next uses of the blocks of its path. They never decrease along
+// the path, so a few runs describe them.
 type uses struct {
 	runs  []useRun
-	start []int // of each request's runs, and one more
+	start []int // of each request's runs, plus the end
 }
 
 type useRun struct {
-	use   uint32 // index of a request; their number stands for never
+	use   uint32 // index of a request; the number of requests means never
 	count uint32
 }
 
@@ -114,8 +113,8 @@ func nextUses(t *Trace) uses {
 	for i := range last {
 		last[i] = never
 	}
-	// From the last request to the first, and each path from its leaf up: the
-	// runs come out in reverse order of what appendTo wants.
+	// The loop goes from the last request to the first, and each path from its leaf up, so the runs
+	// are in reverse order.
 	var reversed []useRun
 	start := make([]int, len(t.requests)+1)
 	for i := len(t.requests) - 1; i >= 0; i-- {
@@ -146,14 +145,14 @@ func (u uses) appendTo(dst []uint32, i int) []uint32 {
 	return dst
 }
 
-// buckets sort nodes by a small number; adding, removing and finding one of the
-// largest take constant time.
+// buckets sort nodes by a small number. Adding a node, removing one and finding one with the
+// largest number take constant time.
 type buckets struct {
 	head       []uint32
 	prev, next []uint32 // of each node; 0 ends
 	at         []uint32 // bucket+1 of each node, 0: in none
-	// full has a bit per bucket that is not empty, index a bit per word of full,
-	// top a bit per word of index.
+	// full has a bit per bucket, set if the bucket is not empty; index has a bit per word of full,
+	// and top a bit per word of index.
 	full, index, top []uint64
 }
 

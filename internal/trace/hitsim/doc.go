@@ -1,7 +1,6 @@
-// Package hitsim says how many of a trace's prompt tokens a cache of a given
-// size would have found, under each eviction policy of trie/evict and under the
-// best choice that knows the future. It moves no bytes and knows no time beyond
-// the order of requests: a hit ratio, not a speed.
+// Package hitsim computes how many of a trace's prompt tokens a cache of a given size would have
+// found, under each eviction policy of trie/evict and under the optimal offline policy. It moves no
+// bytes and has no time, only the order of requests: the result is a hit ratio and not a speed.
 //
 //	trace.Reader ──Load──► Trace: the tree of all prefixes, one leaf per request
 //	                         │
@@ -11,11 +10,11 @@
 //	                                          ▼
 //	                                       Report: table or JSON
 //
-// The rules are those of the storage node: a hit is a leading run of whole
-// blocks, a prefix is evicted leaf first, a request's own path stays while it is
-// served. Capacities are a share of the trace's distinct blocks, so that traces
-// of different sizes compare.
+// The rules are those of the storage node: a hit is a leading run of whole blocks, a prefix is
+// evicted leaf first, and a request's own path is not evicted while the request is served.
+// Capacities are a share of the trace's distinct blocks, so that traces of different sizes can be
+// compared.
 //
-// The simulations of one Run are spread over goroutines, which have ended when
-// Run returns; a Trace is read-only after Load and has no lock.
+// One Run executes its simulations on several goroutines, which have ended when Run returns. A
+// Trace is read-only after Load and has no lock.
 package hitsim

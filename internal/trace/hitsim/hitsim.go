@@ -17,21 +17,21 @@ import (
 // Bound is the name of the offline policy in a Report.
 const Bound = "belady"
 
-// Options say what to simulate. The zero value compares every policy and the
-// bound at 1, 3, 10, 30 and 60 % of the distinct blocks.
+// Options select the simulations. The zero value compares every policy and the bound at 1, 3, 10,
+// 30 and 60 % of the distinct blocks.
 type Options struct {
-	// Policies to compare; default evict.Kinds().
+	// Policies are the policies to compare; default evict.Kinds().
 	Policies []evict.Kind
 	// Percents are the capacities, in percent of the trace's distinct blocks;
 	// default 1, 3, 10, 30, 60.
 	Percents []float64
 	// NoBound leaves out the offline policy.
 	NoBound bool
-	// Tuning of S3-FIFO; the zero value is its default.
+	// Tuning is the tuning of S3-FIFO; the zero value is its default.
 	Tuning evict.Tuning
-	// Workers is how many simulations run at once; default GOMAXPROCS.
+	// Workers is the number of concurrent simulations; default GOMAXPROCS.
 	Workers int
-	// Progress, if set, is called after each simulation, never concurrently.
+	// Progress, if not nil, is called after each simulation, never concurrently.
 	Progress func(done, total int)
 }
 
@@ -72,7 +72,7 @@ type Row struct {
 	TokenRatio float64 `json:"hit_token_ratio"`
 }
 
-// Report is what Run found out about one trace.
+// Report is the result of Run for one trace.
 type Report struct {
 	Trace       string `json:"trace"`
 	BlockTokens int    `json:"block_tokens"`
@@ -80,15 +80,14 @@ type Report struct {
 	Blocks      int64  `json:"query_blocks"`
 	Tokens      int64  `json:"query_tokens"`
 	Unique      int    `json:"unique_blocks"`
-	// Infinite is what a cache without a limit finds, and its share.
+	// Infinite counts the hits of a cache without a limit; InfiniteTokenRatio is their share.
 	Infinite           Found   `json:"infinite"`
 	InfiniteTokenRatio float64 `json:"infinite_hit_token_ratio"`
 	// Rows are ordered by capacity, then as in Options.Policies, the bound last.
 	Rows []Row `json:"rows"`
 }
 
-// Run simulates every policy at every capacity. It ends early, with the reason,
-// when ctx does.
+// Run simulates every policy at every capacity. If ctx ends, it returns the cause.
 func Run(ctx context.Context, t *Trace, o Options) (*Report, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -162,7 +161,7 @@ func runAll(ctx context.Context, t *Trace, jobs []job, rows []Row, o Options) er
 	return context.Cause(ctx)
 }
 
-// online replays the trace through a policy as the storage node runs it.
+// online replays the trace through a policy in the way of the storage node.
 func online(ctx context.Context, t *Trace, kind evict.Kind, tuning evict.Tuning, capacity int) (Found, error) {
 	cache, err := evict.NewCache(kind, tuning, capacity)
 	if err != nil {
@@ -186,8 +185,8 @@ func online(ctx context.Context, t *Trace, kind evict.Kind, tuning evict.Tuning,
 	return found, nil
 }
 
-// key spreads node numbers over the 64-bit words, as block ids are: the
-// multiplier is odd, so no two collide.
+// key distributes node numbers over the 64-bit words, as block ids are distributed. The multiplier
+// is odd, so no two keys collide.
 func key(n uint32) uint64 {
 	z := uint64(n) * 0x9e3779b97f4a7c15
 	return (z ^ z>>32) * 0xd6e8feb86659fd93
@@ -200,12 +199,11 @@ func ratio(part, whole int64) float64 {
 	return float64(part) / float64(whole)
 }
 
-// Winner returns the online policy with the highest token hit ratio, summed over
-// the capacities of all reports: the one that a default should be. Every trace
-// counts alike, however long it is.
+// Winner returns the online policy with the highest token hit ratio, summed over the capacities of
+// all reports: the best default. Every trace has the same weight, independent of its length.
 func Winner(reports ...*Report) string {
 	sum := make(map[string]float64)
-	var order []string // of first appearance, so that ties are stable
+	var order []string // in order of first appearance, so that ties are stable
 	for _, r := range reports {
 		for _, row := range r.Rows {
 			if row.Policy == Bound {

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// parse loads a Mooncake trace written as one list of block ids a line, each
-// block whole.
+// parse loads a Mooncake trace written as one list of block ids per line, each block with its full
+// length.
 func parse(t testing.TB, lines string) *Trace {
 	t.Helper()
 	var b strings.Builder
@@ -104,10 +104,10 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// best finds by trying everything how many blocks a cache of capacity can find:
-// the model for belady. The state after a request is any set of nodes that is
-// closed under parents, holds no more than capacity, and was held before or is on
-// the request's path.
+// best finds the maximum number of hits of a cache of the given capacity by exhaustive search: it
+// is the model for belady. The state after a request is any set of nodes that is closed under
+// parents, has at most capacity nodes, and contains only nodes held before or on the request's
+// path.
 func best(t *Trace, capacity int) int64 {
 	type state = uint32 // bit n: node n is held; bit 0, the root, always
 	states := map[state]int64{1: 0}
@@ -154,7 +154,7 @@ func popcount(s uint32) (n int) {
 	return n
 }
 
-// randomTrace makes prompts over a small alphabet, so that prefixes meet.
+// randomTrace makes prompts over a small alphabet, so that many share prefixes.
 func randomTrace(t testing.TB, seed uint64, requests, lengthMax, alphabet int) *Trace {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	var b strings.Builder
@@ -188,7 +188,7 @@ func TestBeladyIsBest(t *testing.T) {
 	}
 }
 
-// checkReport asserts what holds of every trace.
+// checkReport asserts the properties of the report of any trace.
 func checkReport(t *testing.T, r *Report) {
 	t.Helper()
 	last := make(map[string]Row)
@@ -208,7 +208,7 @@ func checkReport(t *testing.T, r *Report) {
 		if row.Percent == 100 && row.Found != r.Infinite {
 			t.Errorf("%s with room for all finds %+v; an infinite cache %+v", row.Policy, row.Found, r.Infinite)
 		}
-		// LRU with leaf-first eviction and the bound never lose by more room.
+		// More capacity never reduces the hits of LRU with leaf-first eviction, nor of the bound.
 		if prev, ok := last[row.Policy]; ok && (row.Policy == Bound || row.Policy == evict.LRU.String()) && row.Blocks < prev.Blocks {
 			t.Errorf("%s finds %d blocks at %v %% and %d at %v %%", row.Policy, prev.Blocks, prev.Percent, row.Blocks, row.Percent)
 		}
@@ -299,7 +299,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestSample: the invariants on the trace that is in the repository.
+// TestSample checks the invariants on the trace in the repository.
 func TestSample(t *testing.T) {
 	testkit.Long(t, "replays the sample with each policy and size")
 	in, err := trace.Sample(trace.Options{})
@@ -318,8 +318,8 @@ func TestSample(t *testing.T) {
 	t.Logf("winner %s\n%s", Winner(r), r)
 }
 
-// TestSharedTraces holds the loader to the numbers in the traces' README, and
-// the policies to their invariants.
+// TestSharedTraces compares the loader with the numbers in the traces' README, and checks the
+// policies' invariants.
 func TestSharedTraces(t *testing.T) {
 	testkit.Long(t, "reads all of the shared traces")
 	for _, c := range []struct {
@@ -329,7 +329,7 @@ func TestSharedTraces(t *testing.T) {
 	}{
 		{"mooncake_conversation_trace.jsonl.gz", 36.6, 37.4, true},
 		{"mooncake_synthetic_trace.jsonl.gz", 64.0, 65.1, true},
-		// The README's 96.3 is for all 692 sessions; the file has four fifths.
+		// The README's 96.3 is for all 692 sessions; the file has four fifths of them.
 		{"kv_cache_tester_agentic.jsonl.gz", 96.2, 96.2, false},
 	} {
 		t.Run(c.file, func(t *testing.T) {
@@ -359,9 +359,8 @@ func TestSharedTraces(t *testing.T) {
 	}
 }
 
-// TestDefaultWins: the default policy is the one that wins, over the traces that
-// are small enough to simulate in a test. The table with the large one comes from
-// "penstock bench policy".
+// TestDefaultWins: the default policy has the highest hit ratio over the traces that are small
+// enough to simulate in a test. "penstock bench policy" makes the table with the large trace.
 func TestDefaultWins(t *testing.T) {
 	testkit.Long(t, "replays traces with each policy")
 	var reports []*Report

@@ -8,33 +8,32 @@ import (
 	"github.com/penstock-kv/penstock/internal/trace"
 )
 
-// LoadOptions say what of a trace counts.
+// LoadOptions select the part of a trace that counts.
 type LoadOptions struct {
-	// Partial counts a last block that is shorter than the others, where the
-	// trace lists it. A storage node holds whole blocks only, so the default is
-	// to leave it out.
+	// Partial includes a last block that is shorter than the others, if the trace lists it. A
+	// storage node holds whole blocks only, so such blocks are left out by default.
 	Partial bool
 }
 
 // Trace is a trace in the form that simulations read: the tree of its prefixes.
 // Its memory is proportional to its distinct blocks, not to its length.
 type Trace struct {
-	// Name is the file's.
+	// Name is the name of the file.
 	Name string
 	// BlockTokens is the length of a block.
 	BlockTokens int
 
-	// parent of each node; nodes are the distinct prefixes, numbered from 1 in
-	// the order in which they first appear, so a parent is less than its child.
+	// parent has the parent of each node. Nodes are the distinct prefixes, numbered from 1 in the
+	// order of their first appearance, so a parent is less than its child.
 	parent   []uint32
 	requests []request
 	blocks   int64
 	tokens   int64
-	// infinite is what a cache that forgets nothing finds.
+	// infinite counts the hits of a cache without a limit.
 	infinite Found
 }
 
-// request is the path from the root to leaf (0: no block), and how much text.
+// request is the leaf of a request's path (0: no block), and its number of tokens.
 type request struct {
 	leaf   uint32
 	depth  uint32
@@ -44,11 +43,11 @@ type request struct {
 // Requests returns the number of requests.
 func (t *Trace) Requests() int { return len(t.requests) }
 
-// Unique returns the number of distinct blocks: prefixes, for the same text
-// after another beginning is another block.
+// Unique returns the number of distinct blocks. The same text after another prefix is another
+// block.
 func (t *Trace) Unique() int { return len(t.parent) - 1 }
 
-// Infinite returns what a cache without a limit finds.
+// Infinite returns the hits of a cache without a limit.
 func (t *Trace) Infinite() Found { return t.infinite }
 
 // Load reads the trace to its end.
@@ -59,8 +58,8 @@ func Load(r *trace.Reader, o LoadOptions) (*Trace, error) {
 		block  uint64
 	}
 	children := make(map[edge]uint32)
-	// Most nodes have one child, with the next number: a glance at its block
-	// spares the map.
+	// Most nodes have one child, with the next number: comparing its block avoids the look-up in
+	// the map.
 	block := make([]uint64, 1)
 	for req, err := range r.All() {
 		if err != nil {
@@ -119,7 +118,7 @@ func (t *Trace) appendPath(dst []uint32, r request) []uint32 {
 	return dst
 }
 
-// Found counts what a cache found.
+// Found counts hits.
 type Found struct {
 	Blocks int64 `json:"hit_blocks"`
 	Tokens int64 `json:"hit_tokens"`

@@ -1,10 +1,9 @@
-// Command mksample chooses whole sessions from an Agentic trace for the sample
-// that lives in the repository, and writes them as gzip. It takes an even spread
-// over the sessions that fit the bounds, by position in the file, and adds the
-// shortest ones with sub-agents, so that the sample has those too. The same input
-// gives the same bytes.
+// Command mksample selects whole sessions of an Agentic trace for the sample in the repository, and
+// writes them as gzip. Among the sessions within the bounds it selects evenly by position in the
+// file, and adds the shortest sessions with sub-agents, so that the sample has such sessions too.
+// The same input gives the same bytes.
 //
-// From the repository's root:
+// Run it from the repository's root:
 //
 //	go run ./internal/trace/mksample -in ../shared/traces/kv_cache_tester_agentic.jsonl.gz -out internal/trace/sample/agentic_sample.jsonl.gz
 package main
@@ -23,7 +22,7 @@ import (
 	"slices"
 )
 
-// maxSampleBytes keeps the repository small.
+// maxSampleBytes bounds the sample, to keep the repository small.
 const maxSampleBytes = 200 << 10
 
 type bounds struct {
@@ -76,7 +75,7 @@ func run(in, out string, b bounds) error {
 	return os.WriteFile(out, buf.Bytes(), 0o644)
 }
 
-// candidate is one line of the trace and what the choice depends on.
+// candidate is one line of the trace with the properties for the selection.
 type candidate struct {
 	position, requests int
 	blockMax           uint64
@@ -115,7 +114,7 @@ func load(path string) ([]candidate, error) {
 	}
 }
 
-// measure reads what choose looks at; package trace checks the rest.
+// measure reads the properties that choose uses; package trace checks the other fields.
 func measure(line []byte) (candidate, error) {
 	var v struct {
 		Reqs [][]json.RawMessage `json:"reqs"`

@@ -9,7 +9,7 @@ create b 1: ok
 write a 0 aaaaaaaa bbbbbbbb: ok
 read a 0 2: aaaaaaaa bbbbbbbb
 
-# An error: nothing is transferred.
+# An error: no byte is transferred.
 rules
 (Err EIO (And Writes (Offset 4096 8192)))
 ----
@@ -43,7 +43,7 @@ read a 0 1: FAULT input/output error
 read a 0 1: FAULT input/output error
 read a 0 1: cccccccc
 
-# A short transfer: the first half arrives, and the device says so.
+# A short transfer: the first half is transferred, and the device returns an error.
 rules
 (Short Writes)
 ----
@@ -93,7 +93,7 @@ sync a: ok
 pending
 ----
 
-# Silent: the call succeeds and the bytes are wrong.
+# Silent faults: the call succeeds and the bytes are wrong.
 rules
 (Torn Writes)
 ----
@@ -136,7 +136,7 @@ fault 13: (Torn (And Reads (Count 1))) on read of 4096 bytes at 4096 of "a"
 fault 14: (Flip 4096 Writes) on write of 1 bytes at 512 of "a"
 fault 15: (Flip 0 (And Reads (Count 1))) on read of 1 bytes at 0 of "a"
 
-# A torn write of what is there already changes nothing, and is no fault.
+# A torn write of the bytes that are already there changes nothing, and is no fault.
 rules
 ----
 

@@ -19,7 +19,7 @@ parse
 parse
 ----
 
-# Errors say where and what is expected.
+# Errors have the position and the expected words.
 parse
 Err EIO
 ----

@@ -1,5 +1,5 @@
-# Each sector of a page is shown as one letter, '.' for zeroes; pages are
-# separated by blanks. What Sync covered survives, whatever the seed.
+# Each sector of a page is shown as one letter, '.' for zeroes; pages are separated by blanks.
+# Synced bytes survive with every seed.
 do
 create a 2
 write a 0 oooooooo oooooooo
@@ -12,7 +12,7 @@ seed 1: a [oooooooo oooooooo]
 seed 2: a [oooooooo oooooooo]
 seed 3: a [oooooooo oooooooo]
 
-# A write since then survives, vanishes, or tears between sectors.
+# A write after the sync survives, vanishes, or tears between sectors.
 do
 write a 0 nnnnnnnn nnnnnnnn
 ----
@@ -28,7 +28,7 @@ seed 6: a [nnnnnnnn nnnnnnnn]
 seed 7: a [oooooooo oooooooo]
 seed 8: a [oooooooo oooooooo]
 
-# Of two writes to a page either may be what is left.
+# Of two writes to a page, either may survive.
 do
 write a 0 mmmmmmmm
 ----
@@ -44,8 +44,8 @@ seed 6: a [mmmmmmmm nnnnnnnn]
 seed 7: a [oooooooo oooooooo]
 seed 8: a [oooooooo oooooooo]
 
-# An unsynced file may be missing, shorter or empty; a removed one may be back,
-# until any file is synced.
+# An unsynced file may be missing, shorter or empty; a removed one may return, until any file is
+# synced.
 do
 create b 4
 write b 1 bbbbbbbb
@@ -73,7 +73,7 @@ seed 1: b [........ bbbbbbbb ........ ........]
 seed 2: b [........ bbbbbbbb ........ ........]
 seed 3: b [........ bbbbbbbb ........ ........]
 
-# The power fails by itself at the third mutation from now.
+# PowerOffAfter fails the power at the third mutation from now.
 do
 create c 1
 sync c

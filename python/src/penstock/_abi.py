@@ -310,6 +310,8 @@ class CTrafficOptions(Structure):
         ("persist_max", c_uint32),
         ("transfers_max", c_uint32),
         ("connections", c_uint32),
+        ("cuda", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -201,20 +201,37 @@ def _in_slices(timeout: float | None, call: Callable[[int], None]) -> None:
                 raise
 
 
+def _on_device(memory: Buffer | Tensor | Pointers, cuda: int | None) -> tuple[Buffer | Tensor | Pointers, int | None]:
+    """Return device memory as addresses, with the index of its CUDA device, or memory as it is."""
+    device: Any = getattr(memory, "device", None)
+    if getattr(device, "type", "cpu") == "cuda" and isinstance(memory, Tensor):
+        if not memory.is_contiguous():
+            raise errors.InvalidError("device memory: a tensor that is not contiguous; give all of its storage")
+        if cuda is not None and cuda != device.index:
+            raise errors.InvalidError(f"device memory: a tensor on {device}, and cuda={cuda}")
+        return Pointers([memory.data_ptr()], [memory.numel() * memory.element_size()], keep=memory), device.index
+    if cuda is not None and not isinstance(memory, Pointers):
+        raise errors.InvalidError(
+            f"device memory: a value of type {type(memory).__name__} with cuda={cuda}; want Pointers or a tensor there"
+        )
+    return memory, cuda
+
+
 class Traffic(_Queue[TransferEvent]):
     """Moves the KV of one engine in a prefill/decode cluster, and has a queue of the events of its jobs.
 
     ``ns`` is the KV of the engine's model: its keys are ids (``ids=True``), and it has one group of full attention.
-    ``memory`` is the engine's device memory, or host memory in its place, which the CPU can address: a writable buffer, a
-    tensor, or ``Pointers`` with one address. Page p of layer l has the layer's bytes of one block, at
-    ``bases[l % len(bases)] + p * stride``. A decode engine has a base for each layer. A prefill engine may have fewer, and
-    then holds that many layers at a time. Without ``stride`` the pages of a layer are contiguous. ``pages`` is the number
-    of pages of each layer, by default as many as ``memory`` has.
+    ``memory`` is the engine's device memory, or host memory in its place: a writable buffer, a tensor on the CPU or a CUDA
+    device, or ``Pointers`` with one address, to memory of CUDA device ``cuda`` if that is given. Page p of layer l has the
+    layer's bytes of one block, at ``bases[l % len(bases)] + p * stride``. A decode engine has a base for each layer. A
+    prefill engine may have fewer, and then holds that many layers at a time. Without ``stride`` the pages of a layer are
+    contiguous. ``pages`` is the number of pages of each layer, by default as many as ``memory`` has.
 
     ``buffer_bytes`` is the size of the host buffer for prompts on their way, which the library maps, and ``append_bytes``
     that for decoded blocks. ``listen`` is the host and port of the compute NIC, by default 127.0.0.1 and a free port.
     Other engines dial ``advertise`` and prove ``token``; by default these are the address of ``listen`` and random bytes.
-    The payload is not encrypted. At most ``persist_max`` blocks wait for storage; others are not stored. At most
+    The payload is not encrypted. KV on a CUDA device passes through the host buffer. Call ``computed`` when the device has
+    computed the layer, after an event of its stream. At most ``persist_max`` blocks wait for storage; others are not stored. At most
     ``transfers_max`` (1024) jobs run or have events that were not taken.
 
     >>> from penstock import Store
@@ -245,11 +262,13 @@ class Traffic(_Queue[TransferEvent]):
         persist_max: int = 0,
         transfers_max: int = 0,
         connections: int = 0,
+        cuda: int | None = None,
     ) -> None:
         super().__init__(ns._core)
         self._ns = ns  # a reference, because a store without references is closed
         self._jobs: dict[int, PrefillJob | DecodeJob] = {}
         offsets = _numbers("bases", bases)
+        memory, cuda = _on_device(memory, cuda)
         pins = Pins()
         try:
             if isinstance(memory, Pointers):
@@ -275,6 +294,7 @@ class Traffic(_Queue[TransferEvent]):
                 persist_max=_count("persist_max", persist_max, 31),
                 transfers_max=_count("transfers_max", transfers_max, 31),
                 connections=_count("connections", connections, 31),
+                cuda=0 if cuda is None else 1 + _count("cuda", cuda, 31),
             )
             self._core.open_handle()
         except BaseException:

@@ -1,4 +1,4 @@
-# What was not synced may be gone after a crash; nothing is wrong.
+# Unsynced blocks may be missing after a crash; no other block is wrong.
 create glm
 ----
 
@@ -23,7 +23,7 @@ a1 a2 a3 a4
 2 blocks, 4 tokens, cut absent
 group 0: 0=v0/s0/1@1 1=v0/s0/2@2
 
-# The caller of a durable put may rely on what existed, too.
+# A durable put also makes blocks durable that existed before.
 put glm
 a1 a2 a3
 ----
@@ -39,7 +39,7 @@ crash
 ----
 loaded 3  stale epoch 0  orphans 0  duplicates 0  corrupt 0
 
-# An eviction that was not synced is undone; the store knows the slot's generation.
+# A crash undoes an eviction that was not synced; the store recognises the slot's old generation.
 evict want=1
 ----
 glm epoch 1: a3 v0/s0/9@9
@@ -55,7 +55,7 @@ glm epoch 1
    └─ a2000000 v0/s0/2@2
       └─ a3000000 v0/s0/9@9
 
-# A block whose parent's record is gone is dropped when the index is opened.
+# A block whose parent's record is missing is dropped when the index is opened.
 delete glm a2
 ----
 

@@ -1,4 +1,4 @@
-# A deleted block takes everything below it along, at once.
+# Deleting a block makes all its descendants unmatchable at once.
 create glm
 ----
 
@@ -39,7 +39,7 @@ a1 group 0 depth 0 v0/s0/1@1 prefix children 1 leases 0
 c1 group 0 depth 0 v0/s0/8@8 prefix children 1 leases 0
 c2 group 0 depth 1 v0/s0/9@9 prefix children 0 leases 0 parent c1
 
-# It may be stored again before the old blocks were collected.
+# The block may be put again before its old descendants are collected.
 put glm
 a1 a2 a3
 ----
@@ -87,7 +87,7 @@ delete glm a9
 ----
 error: trie: namespace "glm": block a9000000000000000000000000000000: absent
 
-# A slot that the store found corrupt.
+# The store found a slot corrupt.
 remove glm c1
 ----
 
@@ -111,7 +111,7 @@ glm epoch 1
 └─ c1000000 v0/s0/8@8
    └─ c2000000 v0/s0/9@9
 
-# Everything of a namespace, and then the namespace.
+# All blocks of a namespace are deleted, and then the namespace.
 delete-all glm
 ----
 

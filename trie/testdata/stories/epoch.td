@@ -1,4 +1,4 @@
-# New weights: one write, and nothing of the old epoch can be matched.
+# New weights: after one write, no block of the old epoch can be matched.
 create glm
 ----
 
@@ -48,7 +48,7 @@ glm epoch 2
 └─ a1000000 v0/s0/5@5
    └─ a2000000 v0/s0/6@6
 
-# What the old epoch held comes back in steps. A reader keeps what it has.
+# The slots of the old epoch are returned in steps. A reader keeps its blocks.
 reclaim max=1
 ----
 glm epoch 1: a3 v0/s0/3@3

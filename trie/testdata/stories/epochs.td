@@ -61,7 +61,8 @@ glm epoch 2
 glm epoch 3
 └─ a1000000 v0/s0/6@6
 
-# Exactly one epoch, the newest, or the longest match of a range: never a mixture.
+# A match uses exactly one epoch: the newest, or the one with the longest match of a range. It never
+# mixes epochs.
 match glm count
 a1 a2 a3
 ----
@@ -98,7 +99,7 @@ a1 a2
 2 blocks, 4 tokens, cut complete, epoch 2
 group 0: 0=v0/s0/4@4 1=v0/s0/5@5
 
-# Of equal matches the newest is the answer.
+# Of equally long matches, that of the newest epoch is returned.
 match glm oldest=1
 a1
 ----
@@ -110,7 +111,7 @@ c1
 ----
 0 blocks, 0 tokens, cut absent, epoch 3
 
-# An engine that is ahead of this node is given what the node has.
+# A request for a newer epoch than this node has gets a match of an older epoch of the range.
 match glm epoch=9 oldest=3
 a1
 ----
@@ -129,7 +130,7 @@ a1 a2
 group 0: 0=v0/s0/1@1 1=v0/s0/2@2
 lease reader
 
-# A pin keeps an epoch live, also through a strict bump. It keeps no blocks.
+# A pin keeps an epoch live, also after a bump without keep. It keeps no blocks.
 pin-epoch glm 2 as=rollout ttl=1m
 ----
 rollout holds epoch 2
@@ -195,7 +196,7 @@ retire glm 3
 ----
 error: trie: namespace "glm": epoch 3 is not live; live are [4 2]: bad epoch
 
-# Retired epochs go first, then the oldest live ones, then the policy decides.
+# Retired epochs are evicted first, then the oldest live ones, then the policy decides.
 evict want=3
 ----
 glm epoch 1: a3 v0/s0/3@3
@@ -240,7 +241,7 @@ epochs
 glm epoch 4: kept true  blocks 2  pieces 2  bytes 2  matches 0  hits 0  leases 0  pins 0
 other epoch 1: kept true  blocks 2  pieces 2  bytes 2  matches 0  hits 0  leases 0  pins 0
 
-# A retirement ends the hold of its pins.
+# The retirement of an epoch ends its pins.
 bump glm keep=2
 ----
 live [5 4], retired []
@@ -332,7 +333,7 @@ namespaces
 1 glm epoch 8 quota 0: trie 2 tokens × [full 1×1 B]
 2 other epoch 1 quota 0: trie 2 tokens × [full 1×1 B]
 
-# A deletion takes a block out of every live epoch.
+# A deletion removes a block from every live epoch.
 put glm epoch=7
 e1 e2 e3
 ----

@@ -1,4 +1,4 @@
-# FIFO order, leaf first: the oldest chain goes from its end.
+# FIFO order, leaf first: the oldest chain is evicted from its end.
 open policy=fifo
 ----
 
@@ -21,7 +21,7 @@ evict want=2
 glm epoch 1: a1 v0/s0/1@1
 glm epoch 1: b3 v0/s0/6@6
 
-# A block that returns is new.
+# A block that is put again counts as new.
 put glm
 a1 a2 a3
 ----
@@ -39,7 +39,7 @@ glm epoch 1
    └─ a2000000 v0/s0/8@8
       └─ a3000000 v0/s0/9@9
 
-# Transfer blocks only pass through: they go first, or when they were delivered.
+# Transfer blocks are evicted first, or dropped after their delivery.
 put glm transfer
 a1 a2 a3 c4 c5
 ----
@@ -71,7 +71,7 @@ glm epoch 1
    └─ a2000000 v0/s0/8@8
       └─ a3000000 v0/s0/9@9
 
-# One that is stored again as a prefix is kept.
+# A transfer block that is put again as a prefix is kept.
 put glm transfer
 e1 e2
 ----

@@ -21,7 +21,7 @@ glm epoch 1
       └─ b3000000 v0/s0/7@7
          └─ b4000000 v0/s0/8@8
 
-# The longest prefix, and why it is not longer.
+# The longest prefix, and the reason why it is not longer.
 match glm
 a1 a2 a3 a4
 ----
@@ -39,8 +39,7 @@ c1
 ----
 0 blocks, 0 tokens, cut absent
 
-# A chain is matched from its first block: the right blocks in the wrong place are
-# no prefix.
+# A chain is matched from its first block: the right blocks at another place are no prefix.
 match glm
 a2 a3
 ----
@@ -58,7 +57,7 @@ a1 a2
 1 blocks, 2 tokens, cut limit
 group 0: 0=v0/s0/1@1
 
-# What is there already is not stored twice; what has no parent is not stored.
+# A block that exists is not stored twice; a block without its parent is not stored.
 put glm
 a1 a2 c3
 d1 > d2 d3
@@ -67,7 +66,7 @@ a1 a2 exists
 c3 added
 d2 d3 parent_absent
 
-# The same question without the answer's consequences.
+# Known returns the same status without storing a block.
 known glm
 a1 a2 c3 c4
 d1 > d2

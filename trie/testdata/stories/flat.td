@@ -1,4 +1,4 @@
-# Opaque keys without parents: a match is the run of keys that are there.
+# Opaque keys without parents: a match is the run of keys that are stored.
 create lmcache flat
 ----
 

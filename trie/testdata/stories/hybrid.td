@@ -1,5 +1,5 @@
-# Full attention in all blocks, a sliding window of 4 tokens (2 blocks), and a
-# recurrent state. The match is the longest length at which all are satisfied.
+# Full attention in all blocks, a sliding window of 4 tokens (2 blocks), and a recurrent state. The
+# match has the longest length at which all groups have their pieces.
 create kimi groups=(full,window:4,state)
 ----
 
@@ -42,7 +42,7 @@ a4 a9
 a4 added
 a9 parent_absent
 
-# State is there for four blocks, but the window at four is not.
+# The state is stored for four blocks, but the window at four is not.
 match kimi
 a1 a2 a3 a4 a5
 ----
@@ -96,7 +96,7 @@ kimi epoch 1
             ├─ a4000000 group 1 v0/s0/12@12 leases 1
             └─ a5000000 v0/s0/5@5
 
-# A window piece is a leaf and may go alone; the match becomes shorter.
+# A window piece is a leaf and may be evicted alone; the match becomes shorter.
 release reader
 ----
 

@@ -1,4 +1,4 @@
-# A lease holds a prefix by its deepest block; eviction takes the rest, leaf first.
+# A lease pins the deepest block of a prefix; eviction takes the other blocks, leaf first.
 open leases=2 policy=fifo
 ----
 
@@ -28,8 +28,7 @@ glm epoch 1
 └─ b1000000 v0/s0/5@5
    └─ b2000000 v0/s0/6@6
 
-# a4 is a leaf without a lease; a3 is held, and so are its ancestors by standing
-# above it.
+# a4 is a leaf without a lease. a3 is pinned, and its ancestors are safe because they have a child.
 evict want=100
 ----
 glm epoch 1: a4 v0/s0/4@4
@@ -43,8 +42,8 @@ glm epoch 1
    └─ a2000000 v0/s0/2@2
       └─ a3000000 v0/s0/3@3 leases 1
 
-# A second lease on the same block, and a third that there is no room for: nothing
-# is matched then, since nothing would hold it.
+# A second lease on the same block succeeds. For a third there is no room: nothing matches, because
+# nothing would keep the blocks from eviction.
 match glm lease=second
 a1 a2 a3
 ----
@@ -62,7 +61,7 @@ stats
 blocks 3  pieces 3  bytes 3  unmatchable 0  leases 2  pins 2  policy fifo
   glm (id 1, epoch 1): blocks 3  pieces 3  bytes 3  unmatchable 0
 
-# After its time the first lease is gone, whether somebody looked or not.
+# After its time the first lease has ended, even before a call of ExpireLeases.
 advance 31s
 ----
 
@@ -81,7 +80,7 @@ release reader
 ----
 lease unknown
 
-# The second has no end of its own.
+# The second lease has no expiry.
 release second
 ----
 

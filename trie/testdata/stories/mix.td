@@ -1,4 +1,4 @@
-# A match may mix epochs on request: each block is of the newest epoch that has the block.
+# A match may mix epochs on request: each block has the newest epoch that has the block.
 create glm
 ----
 
@@ -38,7 +38,7 @@ a1 a2 a3 a4 a5
 group 0: 0=v0/s0/8@8 1=v0/s0/6@6 2=v0/s0/7@7 3=v0/s0/4@4
 lease reader
 
-# The lease holds blocks of each epoch, and counts in each.
+# The lease pins blocks of each epoch, and is counted in each.
 stats
 ----
 blocks 8  pieces 8  bytes 8  unmatchable 0  leases 1  pins 3  policy s3fifo
@@ -80,7 +80,7 @@ b1
 ----
 0 blocks, 0 tokens, cut absent, epoch 3
 
-# Eviction takes from the oldest epoch first, but nothing that the lease holds.
+# Eviction takes from the oldest epoch first, but no block that the lease pins.
 evict want=8
 ----
 nothing
@@ -108,7 +108,8 @@ a1 a2 a3 a4
 3 blocks, 6 tokens, cut absent, epoch 3, 1 of epoch 3, 2 of epoch 1
 group 0: 0=v0/s0/8@8 1=v0/s0/2@2 2=v0/s0/3@3
 
-# In a flat namespace any epoch may have any key, so a mixed match can be longer than each.
+# In a flat namespace any epoch may have any key, so a mixed match can be longer than the match of
+# each epoch.
 create flat flat
 ----
 
@@ -143,7 +144,8 @@ pins
 ----
 flat epoch 1 of "": 4 blocks, of the epoch: false, for 1m0s
 
-# All pieces of a block are of one epoch: the newest one with all that the match needs of it.
+# All pieces of a block have one epoch: the newest one that has all the pieces of it that the match
+# needs.
 create kimi groups=(full,window:4,state)
 ----
 

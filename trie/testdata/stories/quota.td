@@ -20,7 +20,7 @@ c1 c2
 b1 b2 b3 c1 added
 c2 over_quota
 
-# Room is made in that namespace alone. What was touched gets a second chance.
+# Blocks of that namespace only are evicted. A touched block gets a second chance.
 match small
 b1 b2 b3
 ----
@@ -37,7 +37,7 @@ c1 c2
 ----
 c1 c2 added
 
-# A smaller quota evicts nothing by itself, but it is looked at first.
+# A smaller quota evicts nothing by itself, but the next eviction takes from this namespace first.
 quota small bytes=2
 ----
 

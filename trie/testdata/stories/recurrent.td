@@ -1,5 +1,5 @@
-# A geometry without a full group: only the last window and the last state count,
-# and no piece hangs on another.
+# A geometry without a full group: only the last window and the last state count, and no piece is
+# the child of another.
 create mamba groups=(state,window:4)
 ----
 

@@ -3,13 +3,16 @@
 // the old ones. Faults: the environment variable FAKE_CUDA_FAIL names a function
 // and the call of it, counted from 1, that fails: "cuMemcpyAsync 3". When the
 // library is unloaded it appends a line to the file that FAKE_CUDA_REPORT names:
-// how many things it has given out and not got back.
+// how many things it has given out and not got back. FAKE_CUDA_DEVICE lists further
+// device memory, "ADDRESS:BYTES,ADDRESS:BYTES" in hexadecimal, in whole pages of the
+// machine: no CPU may touch such memory but during a copy.
 
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 typedef struct copy {
 	struct copy *next;
@@ -83,6 +86,18 @@ int cuEventCreate(void **e, unsigned f) {
 int cuEventDestroy_v2(void *e) { free(e); count(-1); return 0; }
 int cuEventRecord(void *e, void *s) { FAULT("cuEventRecord"); if (outside()) return 201; ((event *)e)->at = s; return 0; }
 
+// Allows or forbids access to the device memory of FAKE_CUDA_DEVICE that has address p.
+static void guard(uint64_t p, int allow) {
+	const char *at = getenv("FAKE_CUDA_DEVICE");
+	while (at != NULL && *at != 0) {
+		unsigned long long address, bytes;
+		if (sscanf(at, "%llx:%llx", &address, &bytes) != 2) abort();
+		if (p >= address && p - address < bytes && mprotect((void *)(uintptr_t)address, bytes, allow ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) abort();
+		at = strchr(at, ',');
+		if (at != NULL) at++;
+	}
+}
+
 int cuEventSynchronize(void *e) {
 	FAULT("cuEventSynchronize");
 	if (outside()) return 201;
@@ -91,7 +106,9 @@ int cuEventSynchronize(void *e) {
 	pthread_mutex_lock(&mu);
 	while (s->first != NULL) {
 		copy *c = s->first;
+		guard(c->dst, 1), guard(c->src, 1);
 		memcpy((void *)(uintptr_t)c->dst, (void *)(uintptr_t)c->src, c->len);
+		guard(c->dst, 0), guard(c->src, 0);
 		s->first = c->next;
 		free(c);
 	}

@@ -1,0 +1,169 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/dualpath"
+)
+
+// switcher is a group of one engine whose owner the test is.
+type switcher struct {
+	*engine
+	name string
+	// asked has the roles that the leader asks for, answers what the owner says.
+	asked   chan Role
+	answers chan answer
+	stop    func()
+}
+
+// answer is what Options.SwitchRole returns.
+type answer struct {
+	members []Member
+	err     error
+}
+
+// switching leads a group that can change its role.
+func (h *host) switching(name string, role Role) *switcher {
+	h.Helper()
+	s := &switcher{engine: h.newEngine(), name: name, asked: make(chan Role, 1), answers: make(chan answer)}
+	_, s.stop = h.leadOptions(Options{Group: name, Node: name, Role: role, Members: []Member{member(name, s.engine)}, SwitchRole: func(ctx context.Context, to Role) ([]Member, error) {
+		s.asked <- to
+		select {
+		case a := <-s.answers:
+			return a.members, a.err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}})
+	return s
+}
+
+// awaitGroup waits until a group is as a condition says.
+func (h *host) awaitGroup(name string, ok func(*pb.RolesResponse_Group) bool) {
+	h.Helper()
+	h.await("group "+name+" as wanted", func(*pb.TopResponse) bool {
+		r, err := h.planner.Roles(h.ctx, &pb.RolesRequest{}, grpc.WaitForReady(true))
+		for _, g := range r.GetGroups() {
+			if err == nil && g.Group == name && ok(g) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// order has the planner change a group's role.
+func (h *host) order(name string, to Role, policy pb.Drain) {
+	h.Helper()
+	_, err := h.planner.SwitchRole(h.ctx, &pb.SwitchRoleRequest{Group: name, Role: pb.Side(to), Policy: policy})
+	h.must(err)
+}
+
+// TestSwitchRole: a group changes its role while its engine still ends an aborted request, and
+// the planner is restarted in the middle. Its request is served elsewhere, and the group serves in
+// its new role.
+func TestSwitchRole(t *testing.T) {
+	h := newHost(t, dualpath.Options{})
+	pe := h.newEngine()
+	h.lead(Prefill, member("P", pe))
+	e := h.switching("E", Decode)
+	h.await("two groups", groups(2))
+	h.submit("r", 0)
+	slow := e.started()
+	pe.started().Done(nil)
+	de := h.newEngine()
+	h.lead(Decode, member("D", de))
+	h.await("three groups", groups(3))
+
+	h.order("E", Prefill, pb.Drain_DRAIN_RECOMPUTE)
+	next(t, h.ctx, slow.ctx.Done())
+	h.awaitGroup("E", func(g *pb.RolesResponse_Group) bool { return g.Ordered && g.Requests == 0 })
+	p, d := pe.started(), de.started()
+	select {
+	case to := <-e.asked:
+		t.Errorf("the owner was asked for role %v while an engine held a request", to)
+	default:
+	}
+	slow.Done(slow.ctx.Err())
+	if to := next(t, h.ctx, e.asked); to != Prefill {
+		t.Errorf("asked for role %v", to)
+	}
+	h.Restart()
+	r := h.submit("r", 0)
+	h.awaitGroup("E", func(g *pb.RolesResponse_Group) bool {
+		return g.Ordered && g.Switching == pb.Side_SIDE_PREFILL && g.Role == pb.Side_SIDE_DECODE
+	})
+	other := member("E2", e.engine)
+	other.DeviceBlocks = 0 // as only a prefill engine may have
+	e.answers <- answer{members: []Member{other}}
+	h.awaitGroup("E", func(g *pb.RolesResponse_Group) bool {
+		return g.Switching == 0 && g.Role == pb.Side_SIDE_PREFILL && g.DeviceTokens == 0
+	})
+	p.Done(nil)
+	d.Done(nil)
+	r.finished()
+	// The next two requests go to both prefill engines.
+	for _, id := range []string{"r2", "r3"} {
+		h.submit(id, 0)
+		h.await("the start of "+id, func(top *pb.TopResponse) bool { return top.Waiting == 0 })
+		next(t, h.ctx, de.starts)
+	}
+	if w := e.started(); w.Role != Prefill || w.PeerEngine != "D" {
+		t.Errorf("started %v", w)
+	}
+}
+
+// TestRoleRefused: the owner refuses, members of the new role cannot be used, or the role is
+// fixed. The group works on, and the operator gets the reason.
+func TestRoleRefused(t *testing.T) {
+	h := newHost(t, dualpath.Options{})
+	var lie atomic.Bool
+	h.receiving = func(m *pb.LeaderMessage) {
+		if r := m.GetRegister(); r != nil && lie.Load() {
+			r.Switches = true
+		}
+	}
+	de := h.newEngine()
+	h.lead(Decode, member("D", de))
+	e := h.switching("E", Prefill)
+	h.leadOptions(Options{Group: "Q", Node: "Q", Role: Prefill, Members: []Member{member("Q", h.newEngine())}})
+	h.await("three groups", groups(3))
+	kept := func(name, why string) {
+		t.Helper()
+		h.awaitGroup(name, func(g *pb.RolesResponse_Group) bool {
+			return g.Switching == 0 && g.Role == pb.Side_SIDE_PREFILL && strings.Contains(g.Kept, why)
+		})
+	}
+	h.order("E", Decode, 0)
+	next(t, h.ctx, e.asked)
+	e.answers <- answer{err: errors.New("no memory for the larger batch")}
+	kept("E", "its leader refused: no memory for the larger batch")
+
+	h.order("E", Decode, 0)
+	next(t, h.ctx, e.asked)
+	e.answers <- answer{members: []Member{{Name: "E", Engine: e}}}
+	kept("E", "DeviceBlocks is 0")
+
+	// A planner that orders it although the leader takes no order.
+	if _, err := h.planner.SwitchRole(h.ctx, &pb.SwitchRoleRequest{Group: "Q", Role: pb.Side_SIDE_DECODE}); err == nil || !strings.Contains(err.Error(), "fixed role") {
+		t.Errorf("a group with a fixed role: %v", err)
+	}
+	lie.Store(true)
+	h.Restart()
+	h.await("three groups", groups(3))
+	h.order("Q", Decode, 0)
+	kept("Q", "fixed role")
+
+	// The leader ends while its owner has not answered.
+	h.order("E", Decode, 0)
+	next(t, h.ctx, e.asked)
+	e.stop()
+	h.await("two groups", groups(2))
+}

@@ -1,0 +1,159 @@
+package traffic
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// leave is the state of one layer on its way to the DE.
+type leave struct {
+	// computed: the KV of all blocks before this one is in device memory.
+	computed int
+	// claimed is how many of Prefill.sends have been written or are being written, by writing
+	// goroutines. last: the last of them is among these.
+	claimed, writing int
+	last             bool
+}
+
+// claim returns the computed blocks of a layer that no other goroutine sends, with their device
+// pages, and those of them that the model has computed. last: the last block that
+// the DE needs is among them, or the DE needs none. ok is false if there is nothing to do.
+func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := &p.leaves[layer]
+	last = l.computed == p.job.Blocks
+	if l.last {
+		return nil, nil, nil, false, false
+	}
+	end := len(p.sends)
+	if !last {
+		end, _ = slices.BinarySearch(p.sends, uint32(l.computed))
+		end = min(end, len(p.sends)-1) // the last write of a layer has the immediate
+		if end <= l.claimed {
+			return nil, nil, nil, false, false
+		}
+	}
+	blocks = p.sends[l.claimed:end]
+	l.claimed, l.last = end, last
+	l.writing++
+	pages = make([]uint32, len(blocks))
+	for i, b := range blocks {
+		pages[i] = p.pages[b]
+		if int(b) >= p.job.Hit || p.from[b] == computed {
+			miss = append(miss, b)
+		}
+	}
+	return blocks, pages, miss, last, true
+}
+
+// forward sends the DE the blocks of a layer that were read or computed here, as far as the
+// layer is computed.
+func (p *Prefill) forward(layer int) error {
+	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
+		return err
+	}
+	blocks, pages, miss, last, ok := p.claim(layer)
+	if !ok {
+		return nil
+	}
+	if len(blocks) > 0 {
+		if err := p.depart(layer, blocks, pages, miss, last); err != nil {
+			return err
+		}
+	}
+	var all bool
+	p.update(func() {
+		p.leaves[layer].writing--
+		p.sent[layer] = p.sent[layer] || last
+		for p.passed < p.m.geo.layers && p.sent[p.passed] {
+			p.passed++
+		}
+		all = p.passed == p.m.geo.layers
+	})
+	if all {
+		p.unwatch() // the DE has the whole prompt, so its death no longer fails this job
+	}
+	return nil
+}
+
+// depart sends blocks of a layer, and their sums, to the DE. It computes the sums of miss, the blocks
+// among them that the model has computed. Transfers arrive in any order, and the DE counts two
+// immediates for each layer: the last blocks have them, and are sent when all others have arrived.
+func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool) error {
+	g, d := p.m.geo, &p.m.opts.Device
+	others := func() error {
+		if !last {
+			return nil
+		}
+		return p.await(p.ctx, func() bool { return p.leaves[layer].writing == 1 })
+	}
+	src, mem := rdma.Pages{Indices: pages, Stride: d.Stride, Offset: d.offset(layer, 0)}, p.m.opts.deviceMemory()
+	region, place := d.Region, func(i int) uint64 { return d.offset(layer, pages[i]) }
+	if p.stage != nil {
+		// A goroutine that has a slot waits for no other goroutine of the layer.
+		if err := others(); err != nil {
+			return err
+		}
+		done, err := p.stage.leave(p.ctx, layer)
+		if err != nil {
+			return err
+		}
+		defer done()
+		if err := p.fromDevice(layer, blocks, pages); err != nil {
+			return fmt.Errorf("traffic: request %q: copy of layer %d from the device: %w", p.request, layer, err)
+		}
+		src, mem = rdma.Pages{Indices: blocks, Stride: g.layerBytes, Offset: p.stage.offset(layer, 0)}, p.m.buffer.Bytes()
+		region, place = p.m.buffer.region, func(i int) uint64 { return p.stage.offset(layer, blocks[i]) }
+	}
+	if mem == nil && len(miss) > 0 {
+		return fmt.Errorf("traffic: request %q: computed KV in device memory that the CPU cannot address has no sums: %w", p.request, rdma.ErrUnsupported)
+	}
+	for i, b := range blocks {
+		if len(miss) > 0 && miss[0] == b {
+			off := place(i)
+			p.sums.set(layer, int(b), xxh3.Hash(mem[off:off+g.layerBytes]))
+			miss = miss[1:]
+		}
+	}
+	if p.stage == nil {
+		if err := others(); err != nil {
+			return err
+		}
+	}
+	if err := p.send(layer, region, src, blocks, last); err != nil {
+		return fmt.Errorf("traffic: request %q: layer %d to the decode side: %w", p.request, layer, err)
+	}
+	return nil
+}
+
+// send writes blocks of a layer, from the pages src of region, and their sums.
+func (p *Prefill) send(layer int, region rdma.Region, src rdma.Pages, blocks []uint32, last bool) error {
+	g := p.m.geo
+	imm := rdma.Imm{}
+	if last {
+		imm = rdma.ImmOf(p.offer.Imm)
+	}
+	row := uint64(layer) * uint64(p.job.Blocks) * sumBytes
+	b := newBatch(2)
+	err := p.writePaged(p.ctx, rdma.PagedWrite{
+		PageLen: g.layerBytes, Src: region, SrcPages: src,
+		Dst: p.decode, DstPages: rdma.Pages{Indices: blocks, Stride: g.fullBytes, Offset: uint64(layer) * g.layerBytes},
+		Imm: imm, Done: b.done,
+	})
+	if err == nil {
+		err = p.writePaged(p.ctx, rdma.PagedWrite{
+			PageLen: sumBytes, Src: p.m.buffer.region, SrcPages: rdma.Pages{Indices: blocks, Stride: sumBytes, Offset: p.sumsAt + row},
+			Dst: p.decode, DstPages: rdma.Pages{Indices: blocks, Stride: sumBytes, Offset: uint64(p.job.Blocks)*g.fullBytes + row},
+			Imm: imm, Done: b.done,
+		})
+	}
+	if err != nil {
+		return err
+	}
+	return b.wait(p.ctx)
+}

@@ -1,0 +1,278 @@
+package dualpath
+
+import "math"
+
+// A group changes its role in three steps. First it is drained: the planner grants it no request,
+// and its requests end there or are planned again. Then its leader gets the order, a Switch.
+// Then the group registers in its other role, or its leader refuses and the group works on in
+// the role that it had.
+//
+//	SwitchRole ─► drained ─► Switch ─► GroupUp, other role ─► Switched
+//	                 │          └────► SwitchRefused ───────► Switched, with the reason
+//	                 └── the last other group of its role is lost, or the operator takes the
+//	                     switch back: Switched, with the reason
+//
+// The planner puts no time to a switch: a group that is being drained works, and a leader that
+// has the order answers or is lost, which ends the switch. A planner that was restarted has no
+// group that is being drained; it gets from the leader that its engines are switching.
+
+// leaving is the change of a group's role that is under way.
+type leaving struct {
+	// to is the other role; 0: there is none under way.
+	to Role
+	// ordered: the leader has the order. It is not taken back.
+	ordered bool
+}
+
+// switching reports whether the group changes its role, so that it is given no request.
+func (g *group) switching() bool { return g.leaving.to != 0 }
+
+// SwitchCheck returns why a group cannot change to a role now; NoReason: it can. GroupLost: the
+// planner does not have the group. The group's own role takes a switch back.
+func (p *Planner) SwitchCheck(id GroupID, to Role) Reason {
+	g := p.groups[id]
+	switch {
+	case g == nil:
+		return GroupLost
+	case to != Prefill && to != Decode:
+		return BadRequest
+	case g.leaving.ordered:
+		return Ordered
+	case to == g.role && !g.switching():
+		return SameRole
+	case to == g.role:
+		return NoReason
+	}
+	return p.indispensable(g)
+}
+
+// indispensable returns why a group must keep its role; NoReason: it need not.
+func (p *Planner) indispensable(g *group) Reason {
+	others := false
+	for _, o := range p.order {
+		others = others || (o != g && o.role == g.role && !o.switching())
+	}
+	if !others {
+		return LastOfRole
+	}
+	was := g.leaving
+	g.leaving.to = g.role.Other() // shortfallOf does not count its engines
+	defer func() { g.leaving = was }()
+	for _, r := range p.requests {
+		if p.shortfallOf(g.role, r).why != NoReason {
+			return OnlyTaker
+		}
+	}
+	return NoReason
+}
+
+// Holding returns how many requests each group has under way.
+func (p *Planner) Holding() map[GroupID]int {
+	held := make(map[GroupID]int, len(p.groups))
+	for _, r := range p.requests {
+		if r.pe != nil && !r.prefilled {
+			held[r.pe.group.id]++
+		}
+		if r.de != nil {
+			held[r.de.group.id]++
+		}
+	}
+	return held
+}
+
+// heldBy returns the requests that a group has under way.
+func (p *Planner) heldBy(g *group) (held []*request) {
+	for _, r := range p.requests {
+		if (r.pe != nil && r.pe.group == g && !r.prefilled) || (r.de != nil && r.de.group == g) {
+			held = append(held, r)
+		}
+	}
+	return held
+}
+
+// switchRole begins the switch of a group, changes its policy, or takes it back.
+func (p *Planner) switchRole(e SwitchRole) {
+	if why := p.SwitchCheck(e.Group, e.Role); why != NoReason {
+		p.inform(Action{Kind: Switched, Group: e.Group, Side: e.Role, Why: why})
+		return
+	}
+	g := p.groups[e.Group]
+	if e.Role == g.role {
+		p.keep(g, ByOperator)
+		return
+	}
+	if !g.switching() {
+		p.close(g, e.Role)
+	}
+	if e.Drain == DrainRecompute {
+		p.evacuate(g)
+	}
+	p.leave(g)
+}
+
+// close has a group granted nothing any more.
+func (p *Planner) close(g *group, to Role) {
+	g.leaving = leaving{to: to}
+	g.least = noEngine
+	if g.role == Decode {
+		p.unroute(g)
+		p.leastTotal.remove(g)
+		p.oldest.remove(g)
+	}
+}
+
+// unroute returns the queue of a decode group to the head of the queue of all.
+func (p *Planner) unroute(g *group) {
+	for el := g.private.Back(); el != nil; el = g.private.Back() {
+		r := g.private.Remove(el).(*request)
+		r.home = nil
+		r.at = p.unrouted.PushFront(r)
+		g.total -= r.decodeLen()
+	}
+	g.cursor, g.full = nil, false
+}
+
+// evacuate plans the requests that a group has under way again.
+func (p *Planner) evacuate(g *group) {
+	held := p.heldBy(g)
+	youngestFirst(held)
+	for _, r := range held {
+		r.why.note(p.now, "planned anew: group %d changes its role", int(g.id))
+		p.requeue(r, RoleChange)
+	}
+}
+
+// leave gives the order to the leader of a group that has been drained.
+func (p *Planner) leave(g *group) {
+	if g.switching() && !g.leaving.ordered && len(p.heldBy(g)) == 0 {
+		g.leaving.ordered = true
+		p.say(Action{Kind: Switch, Group: g.id, Side: g.leaving.to})
+	}
+}
+
+// keep ends a switch, whose group works on in the role that it had.
+func (p *Planner) keep(g *group, why Reason) {
+	to := g.leaving.to
+	g.leaving = leaving{}
+	if g.role == Decode {
+		p.leastTotal.put(g)
+		p.rewind(g)
+	}
+	p.endSwitch(g.id, to, why)
+}
+
+// endSwitch reports the end of a switch.
+func (p *Planner) endSwitch(id GroupID, to Role, why Reason) {
+	if why == NoReason {
+		p.stats.Switched++
+	} else {
+		p.stats.SwitchesFailed++
+	}
+	p.inform(Action{Kind: Switched, Group: id, Side: to, Why: why})
+}
+
+// returning takes the switch of a group over to the group that registers in its place.
+func (p *Planner) returning(g, old *group, e *GroupUp) {
+	if old != nil && old.switching() {
+		to := old.leaving.to
+		old.leaving = leaving{}
+		switch {
+		case g.role == to:
+			p.endSwitch(g.id, to, NoReason)
+		case e.Switching == to:
+		case e.Again:
+			// The order, if it was given, or its answer may be lost: it is given again.
+			g.leaving.to = to
+		default:
+			p.endSwitch(g.id, to, GroupLost)
+		}
+	}
+	if e.Switching == g.role.Other() {
+		g.leaving = leaving{e.Switching, true}
+	}
+}
+
+// reconsider ends each switch of a group that cannot be spared any more.
+func (p *Planner) reconsider() {
+	for _, g := range p.order {
+		if !g.switching() || g.leaving.ordered {
+			continue
+		}
+		if why := p.indispensable(g); why != NoReason {
+			p.keep(g, why)
+		}
+	}
+}
+
+// recentMax is how many finished requests Recent has.
+const recentMax = 512
+
+// Recent describes the last finished requests. A division of groups into roles is
+// computed from it.
+type Recent struct {
+	// Uncached are the lengths of their prompts without the cached prefix, in tokens.
+	Uncached []int
+	// Tokens is the mean of prompt and output, Output that of the output as it was expected.
+	Tokens, Output float64
+	// Step is the time of an output token, in seconds: from the end of prefill to the end of
+	// decode, over the expected output. 0: none has an output.
+	Step float64
+}
+
+// sample is one finished request.
+type sample struct {
+	uncached, tokens, output int
+	decode                   float64 // seconds
+}
+
+// observe notes a request whose decode ends. One without a known start of decode, which was
+// found after a restart, is left out.
+func (p *Planner) observe(r *request) {
+	if r.prefilledAt == 0 {
+		return
+	}
+	s := sample{max(r.Prompt-r.Hit, 1), r.decodeLen(), r.Output, (p.now - r.prefilledAt).Seconds()}
+	if len(p.samples) < recentMax {
+		p.samples = append(p.samples, s)
+		return
+	}
+	p.samples[p.stats.Finished%recentMax] = s
+}
+
+// Recent returns a description of the last finished requests.
+func (p *Planner) Recent() (r Recent) {
+	var output, tokens int
+	var decode float64
+	for _, s := range p.samples {
+		r.Uncached = append(r.Uncached, s.uncached)
+		output, tokens = output+s.output, tokens+s.tokens
+		if s.output > 0 {
+			decode += s.decode
+		}
+	}
+	if n := float64(len(p.samples)); n > 0 {
+		r.Tokens, r.Output = float64(tokens)/n, float64(output)/n
+	}
+	if output > 0 {
+		r.Step = decode / float64(output)
+	}
+	return r
+}
+
+// Use returns the used share of a group's limit, from 0 to 1: of prefill the unfinished tokens
+// over Options.Beta, of decode the device memory.
+func (p *Planner) Use(id GroupID) float64 {
+	g := p.groups[id]
+	if g == nil {
+		return 0
+	}
+	used, size := 0.0, 0.0
+	for _, en := range g.engines {
+		if g.role == Prefill {
+			used, size = used+math.Min(float64(en.tok), float64(p.opts.Beta)), size+float64(p.opts.Beta)
+			continue
+		}
+		used, size = used+float64(en.size.hbm-max(en.left.hbm, 0)), size+float64(en.size.hbm)
+	}
+	return min(used/size, 1)
+}

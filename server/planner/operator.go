@@ -1,0 +1,165 @@
+package planner
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/dualpath"
+)
+
+// roles is the service's record of a group's roles, in addition to the planner's.
+type roles struct {
+	// switches: the leader takes SWITCH.
+	switches bool
+	// refusal is the reason of the leader's last RoleRefused. kept is why the group kept its role at
+	// the last switch; empty: the group changed its role, or there was no switch.
+	refusal, kept string
+}
+
+// maxRefusalBytes is the length to which the reason of a leader's refusal is cut.
+const maxRefusalBytes = 1 << 10
+
+// drainOf translates a policy; unspecified is what the call takes by default.
+func drainOf(d, unspecified pb.Drain) (dualpath.Drain, error) {
+	if d == pb.Drain_DRAIN_UNSPECIFIED {
+		d = unspecified
+	}
+	switch d {
+	case pb.Drain_DRAIN_RECOMPUTE:
+		return dualpath.DrainRecompute, nil
+	case pb.Drain_DRAIN_FINISH:
+		return dualpath.DrainFinish, nil
+	case pb.Drain_DRAIN_ABORT:
+		return dualpath.DrainAbort, nil
+	}
+	return 0, status.Errorf(codes.InvalidArgument, "policy %v; it must be recompute, finish or abort", d)
+}
+
+// BumpWeights implements penstock.v1.Planner.
+func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.BumpWeightsResponse, error) {
+	policy, err := drainOf(r.Policy, pb.Drain_DRAIN_RECOMPUTE)
+	if err != nil {
+		return nil, err
+	}
+	if r.Epoch == 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "namespace %q: epoch 0; epochs count from 1", r.Namespace)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.namespaces.ids[r.Namespace]; r.DryRun && !known {
+		return nil, status.Errorf(codes.NotFound, "no gateway has submitted a request of namespace %q to this planner; penstock ns list lists the namespaces", r.Namespace)
+	}
+	id, err := s.namespaces.id(r.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	ns := dualpath.NamespaceID(id)
+	if newest := s.planner.Newest(ns); r.Epoch < newest {
+		return nil, status.Errorf(codes.FailedPrecondition, "namespace %q: epoch %d; the planner has its weights at epoch %d already", r.Namespace, r.Epoch, newest)
+	}
+	older := s.planner.Older(ns, r.Epoch)
+	if !r.DryRun {
+		s.stepLocked(dualpath.Epoch{At: s.now(), Namespace: ns, Epoch: r.Epoch, Drain: policy})
+	}
+	return bumped(older, policy), nil
+}
+
+// bumped is what a change of weights does to the requests that it meets.
+func bumped(older dualpath.Older, policy dualpath.Drain) *pb.BumpWeightsResponse {
+	out := &pb.BumpWeightsResponse{Older: &pb.OlderRequests{
+		Queued: uint32(older.Queued), Prefilling: uint32(older.Prefilling), Decoding: uint32(older.Decoding), Exact: uint32(older.Exact),
+	}}
+	prefilling, decoding := out.Older.Prefilling, out.Older.Decoding
+	switch policy {
+	case dualpath.DrainAbort:
+		out.Aborted = prefilling + decoding
+	case dualpath.DrainFinish:
+		out.GoingOn = prefilling + decoding
+	default:
+		out.Replanned, out.GoingOn = prefilling, decoding
+	}
+	return out
+}
+
+// SwitchRole implements penstock.v1.Planner.
+func (s *Service) SwitchRole(_ context.Context, r *pb.SwitchRoleRequest) (*pb.SwitchRoleResponse, error) {
+	policy, err := drainOf(r.Policy, pb.Drain_DRAIN_FINISH)
+	switch {
+	case err != nil:
+		return nil, err
+	case policy == dualpath.DrainAbort:
+		return nil, status.Error(codes.InvalidArgument, "policy abort; a switch of roles loses no request: it must be finish or recompute")
+	case r.Role != pb.Side_SIDE_PREFILL && r.Role != pb.Side_SIDE_DECODE:
+		return nil, status.Errorf(codes.InvalidArgument, "group %q: role %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, known := s.groups.ids[r.Group]
+	g, role := dualpath.GroupID(id), dualpath.Role(r.Role)
+	if !known || !s.planner.Has(g) {
+		return nil, status.Errorf(codes.NotFound, "no group %q is up; penstock plan roles lists the groups", r.Group)
+	}
+	if why := s.planner.SwitchCheck(g, role); why != dualpath.NoReason {
+		return nil, status.Errorf(codes.FailedPrecondition, "group %q cannot change its role to %v: %v", r.Group, role, why)
+	}
+	if !s.roles[g].switches {
+		return nil, status.Errorf(codes.FailedPrecondition, "group %q cannot change its role to %v: its engines have a fixed role, as vLLM's by kv_role; start them again with the other one", r.Group, role)
+	}
+	out := &pb.SwitchRoleResponse{Requests: uint32(s.planner.Holding()[g])}
+	if !r.DryRun {
+		s.roles[g].kept = ""
+		s.stepLocked(dualpath.SwitchRole{At: s.now(), Group: g, Role: role, Drain: policy})
+	}
+	return out, nil
+}
+
+// refusedLocked takes a leader's refusal to change its role.
+func (s *Service) refusedLocked(l *leader, r *pb.RoleRefused) {
+	s.roles[l.group].refusal = r.Reason[:min(len(r.Reason), maxRefusalBytes)]
+	s.stepLocked(dualpath.SwitchRefused{At: s.now(), Group: l.group})
+}
+
+// switchedLocked notes the end of a switch.
+func (s *Service) switchedLocked(a *dualpath.Action) {
+	g := s.roles[a.Group]
+	name := s.groups.of(uint32(a.Group))
+	if g == nil || a.Why == dualpath.NoReason {
+		s.log.Info("group changed its role", "group", name, "role", a.Side.String())
+		return
+	}
+	g.kept = a.Why.String()
+	if a.Why == dualpath.RoleRefused {
+		g.kept = fmt.Sprintf("%s: %s", g.kept, g.refusal)
+	}
+	s.log.Warn("group keeps its role", "group", name, "asked", a.Side.String(), "why", g.kept)
+}
+
+// Roles implements penstock.v1.Planner.
+func (s *Service) Roles(context.Context, *pb.RolesRequest) (*pb.RolesResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	recent, holding := s.planner.Recent(), s.planner.Holding()
+	out := &pb.RolesResponse{
+		Waiting: uint32(s.planner.Stats().Queued), MeanTokens: recent.Tokens, MeanOutputTokens: recent.Output, StepSeconds: recent.Step,
+		PrefillTokensPerSecond: s.prefillRate,
+	}
+	for _, n := range recent.Uncached {
+		out.UncachedTokens = append(out.UncachedTokens, uint32(n))
+	}
+	for _, v := range s.planner.View() {
+		g := &pb.RolesResponse_Group{
+			Group: s.groups.of(uint32(v.Group)), Role: pb.Side(v.Role), Engines: uint32(len(v.Engines)), Queued: uint32(v.Queued),
+			Requests: uint32(holding[v.Group]), Use: s.planner.Use(v.Group), Switching: pb.Side(v.Leaving), Ordered: v.Ordered,
+			Switches: s.roles[v.Group].switches, Kept: s.roles[v.Group].kept,
+		}
+		for _, e := range v.Engines {
+			g.DeviceTokens += uint64(e.HBMTokens)
+		}
+		out.Groups = append(out.Groups, g)
+	}
+	return out, nil
+}

@@ -1,0 +1,176 @@
+package planner
+
+import (
+	"fmt"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+)
+
+// bump changes the weights of the tests' namespace.
+func (h *host) bump(epoch uint64, policy pb.Drain, dryRun bool) *pb.BumpWeightsResponse {
+	h.Helper()
+	r, err := h.client.BumpWeights(h.ctx, &pb.BumpWeightsRequest{Namespace: "m", Epoch: epoch, Policy: policy, DryRun: dryRun})
+	h.must(err)
+	return r
+}
+
+// wantBumped checks the counts of requests before a change of weights and after it.
+func wantBumped(t *testing.T, r *pb.BumpWeightsResponse, want string) {
+	t.Helper()
+	o := r.Older
+	if got := fmt.Sprintf("queued %d, prefilling %d, decoding %d, exact %d; aborted %d, replanned %d, going on %d",
+		o.Queued, o.Prefilling, o.Decoding, o.Exact, r.Aborted, r.Replanned, r.GoingOn); got != want {
+		t.Errorf("bump: %s; want %s", got, want)
+	}
+}
+
+// TestBumpPolicies: a dry run changes nothing, finish lets a started request go on, the same
+// epoch with abort rejects it with a class of its own, and its gateway gets that.
+func TestBumpPolicies(t *testing.T) {
+	h := newHost(t, Options{})
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
+	gw := h.submit("r1")
+	h.startOn(pe, de, gw, "r1")
+	waiting := h.submit("r2")
+
+	wantBumped(t, h.bump(1, pb.Drain_DRAIN_ABORT, true), "queued 1, prefilling 1, decoding 0, exact 0; aborted 1, replanned 0, going on 0")
+	wantBumped(t, h.bump(1, pb.Drain_DRAIN_RECOMPUTE, true), "queued 1, prefilling 1, decoding 0, exact 0; aborted 0, replanned 1, going on 0")
+	wantBumped(t, h.bump(1, pb.Drain_DRAIN_FINISH, false), "queued 1, prefilling 1, decoding 0, exact 0; aborted 0, replanned 0, going on 1")
+	pe.send(finished("r1", pb.Side_SIDE_PREFILL))
+	gw.want(pb.RequestUpdate_KIND_PREFILLED)
+	wantBumped(t, h.bump(1, pb.Drain_DRAIN_FINISH, true), "queued 0, prefilling 0, decoding 1, exact 0; aborted 0, replanned 0, going on 1")
+	wantBumped(t, h.bump(1, pb.Drain_DRAIN_ABORT, false), "queued 0, prefilling 0, decoding 1, exact 0; aborted 1, replanned 0, going on 0")
+	if u := gw.want(pb.RequestUpdate_KIND_REJECTED); u.Refusal != pb.Refusal_REFUSAL_OLD_WEIGHTS || u.Reason == "" {
+		t.Errorf("rejected with %v", u)
+	}
+	de.want(pb.LeaderAction_KIND_ABORT, "r1", "D/0")
+
+	// The request that waited is started with the new weights, and its prefix is recomputed.
+	de.fetch(100)
+	pe.fetch(100)
+	if u := waiting.want(pb.RequestUpdate_KIND_STARTED); u.Epoch != 1 || len(u.Parts) != 0 {
+		t.Errorf("started with %v", u)
+	}
+	for _, c := range []struct {
+		r    *pb.BumpWeightsRequest
+		code codes.Code
+	}{
+		{&pb.BumpWeightsRequest{Namespace: "m"}, codes.InvalidArgument},
+		{&pb.BumpWeightsRequest{Namespace: "m", Epoch: 2, Policy: 9}, codes.InvalidArgument},
+		{&pb.BumpWeightsRequest{Namespace: "n", Epoch: 2, DryRun: true}, codes.NotFound},
+	} {
+		if _, err := h.client.BumpWeights(h.ctx, c.r); status.Code(err) != c.code {
+			t.Errorf("%v: %v; want %v", c.r, err, c.code)
+		}
+	}
+	h.bump(5, pb.Drain_DRAIN_UNSPECIFIED, false)
+	if _, err := h.client.BumpWeights(h.ctx, &pb.BumpWeightsRequest{Namespace: "m", Epoch: 4}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("an older epoch: %v", err)
+	}
+}
+
+// leadSwitching registers a group whose leader takes SWITCH.
+func (h *host) leadSwitching(group string, role, switching pb.Side) *leading {
+	h.Helper()
+	stream, err := h.client.Lead(h.ctx)
+	h.must(err)
+	l := &leading{h, stream, nil}
+	l.send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{
+		Group: group, Role: role, Switches: true, Switching: switching,
+		Engines: []*pb.EngineSpec{{Engine: group + "/0", Node: "node-" + group, HbmTokens: 100_000}},
+	}}})
+	if a := l.next(); a.Kind != pb.LeaderAction_KIND_REGISTERED {
+		h.Fatalf("group %s: %v before registered", group, a)
+	}
+	return l
+}
+
+// group returns what the planner shows of a group.
+func (h *host) group(name string) *pb.RolesResponse_Group {
+	h.Helper()
+	r, err := h.client.Roles(h.ctx, &pb.RolesRequest{})
+	h.must(err)
+	for _, g := range r.Groups {
+		if g.Group == name {
+			return g
+		}
+	}
+	h.Fatalf("no group %q in %v", name, r)
+	return nil
+}
+
+// TestSwitchRole: a group with a request is drained, gets the order, and refuses; then it
+// switches.
+func TestSwitchRole(t *testing.T) {
+	h := newHost(t, Options{})
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.leadSwitching("D", pb.Side_SIDE_DECODE, 0)
+	ask := func(group string, role pb.Side, policy pb.Drain, dryRun bool) (*pb.SwitchRoleResponse, error) {
+		return h.client.SwitchRole(h.ctx, &pb.SwitchRoleRequest{Group: group, Role: role, Policy: policy, DryRun: dryRun})
+	}
+	if _, err := ask("D", pb.Side_SIDE_PREFILL, 0, false); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the last decode group: %v", err)
+	}
+	h.lead("E", pb.Side_SIDE_DECODE)
+	h.lead("Q", pb.Side_SIDE_PREFILL)
+	gw := h.submit("r1")
+	h.startOn(pe, de, gw, "r1")
+	for _, c := range []struct {
+		group  string
+		role   pb.Side
+		policy pb.Drain
+		code   codes.Code
+	}{
+		{"X", pb.Side_SIDE_PREFILL, 0, codes.NotFound},
+		{"D", 0, 0, codes.InvalidArgument},
+		{"D", pb.Side_SIDE_PREFILL, pb.Drain_DRAIN_ABORT, codes.InvalidArgument},
+		{"D", pb.Side_SIDE_DECODE, 0, codes.FailedPrecondition},
+		{"Q", pb.Side_SIDE_DECODE, 0, codes.FailedPrecondition}, // its leader takes no SWITCH
+	} {
+		if _, err := ask(c.group, c.role, c.policy, false); status.Code(err) != c.code {
+			t.Errorf("group %s to %v with %v: %v; want %v", c.group, c.role, c.policy, err, c.code)
+		}
+	}
+	r, err := ask("D", pb.Side_SIDE_PREFILL, 0, true)
+	if h.must(err); r.Requests != 1 || h.group("D").Switching != 0 {
+		t.Errorf("a dry run: %v, %v", r, h.group("D"))
+	}
+	_, err = ask("D", pb.Side_SIDE_PREFILL, 0, false)
+	if h.must(err); h.group("D").Switching != pb.Side_SIDE_PREFILL || h.group("D").Ordered || h.group("D").Requests != 1 {
+		t.Errorf("a group that is drained: %v", h.group("D"))
+	}
+	pe.send(finished("r1", pb.Side_SIDE_PREFILL))
+	de.send(finished("r1", pb.Side_SIDE_DECODE))
+	if a := de.next(); a.Kind != pb.LeaderAction_KIND_SWITCH || a.Side != pb.Side_SIDE_PREFILL || a.Seq == 0 {
+		t.Errorf("got %v; want the order to switch", a)
+	}
+	if !h.group("D").Ordered {
+		t.Errorf("a group with the order: %v", h.group("D"))
+	}
+	de.send(&pb.LeaderMessage{Message: &pb.LeaderMessage_RoleRefused{RoleRefused: &pb.RoleRefused{Reason: "no room for weights"}}})
+	de.fetch(0)
+	for h.group("D").Switching != 0 { // until the refusal has come
+	}
+	if g := h.group("D"); g.Kept != "its leader refused: no room for weights" || g.Role != pb.Side_SIDE_DECODE {
+		t.Errorf("after a refusal: %v", g)
+	}
+
+	// Without a request the order comes at once. The planner that takes a group over in the
+	// middle of a switch gives it no request.
+	_, err = ask("D", pb.Side_SIDE_PREFILL, 0, false)
+	h.must(err)
+	if a := de.next(); a.Kind != pb.LeaderAction_KIND_SWITCH {
+		t.Errorf("got %v; want the order to switch", a)
+	}
+	h.leadSwitching("D", pb.Side_SIDE_DECODE, pb.Side_SIDE_PREFILL)
+	if g := h.group("D"); !g.Ordered || g.Kept != "" {
+		t.Errorf("a group whose engines switch: %v", g)
+	}
+	h.leadSwitching("D", pb.Side_SIDE_PREFILL, 0)
+	if g := h.group("D"); g.Role != pb.Side_SIDE_PREFILL || g.Switching != 0 || g.Kept != "" {
+		t.Errorf("a group that has switched: %v", g)
+	}
+}
