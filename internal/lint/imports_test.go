@@ -39,7 +39,7 @@ var edges = []struct {
 	{"rdma", nil, "the contract imports nothing of ours, so that a provider or a caller pulls in no other"},
 	{"rdma/rdmatest", []string{"rdma", "internal/testkit", "internal/arena"}, "a suite that knows a provider would make exceptions for it"},
 	{"rdma/group/domaintest", []string{"rdma", "rdma/group", "internal/testkit"}, "a suite that knows a provider would make exceptions for it"},
-	{"rdma/internal/...", []string{"rdma"}, "what providers share and nobody else needs"},
+	{"rdma/internal/...", []string{"rdma", "rdma/internal/..."}, "what providers share and nobody else needs"},
 	{"rdma/...", []string{"rdma", "rdma/group", "rdma/internal/...", "rdma/qos", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
 
 	{"dualpath", nil, "the planner is pure: what it decides depends on events alone, so that production, tests and simulation run one code"},

@@ -2,6 +2,7 @@ package group
 
 import (
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // attemptsMax is how often an operation is begun again whose refusal its target
@@ -15,7 +16,7 @@ func (s *session) doubtLocked(o *op, jobs ...job) {
 	if s.doubts == nil {
 		s.doubts = make(map[uint64][]job)
 	}
-	id := o.id()
+	id := o.ID()
 	kept, asked := s.doubts[id]
 	s.doubts[id] = append(kept, jobs...)
 	if asked {
@@ -23,12 +24,12 @@ func (s *session) doubtLocked(o *op, jobs ...job) {
 	}
 	o.left++ // for the answer
 	// A window is contiguous: it holds all runs if it holds what spans them.
-	lo, hi := o.runs[0].dst, uint64(0)
-	for _, r := range o.runs {
-		lo, hi = min(lo, r.dst), max(hi, r.dst+r.n)
+	lo, hi := o.Runs[0].Dst, uint64(0)
+	for _, r := range o.Runs {
+		lo, hi = min(lo, r.Dst), max(hi, r.Dst+r.N)
 	}
 	k := o.keys[0]
-	for _, l := range s.lanesOf(o.class) {
+	for _, l := range s.lanesOf(o.Class) {
 		if serial := l.remoteSerial.Load(); serial != 0 {
 			if key, ok := o.key(serial); ok {
 				k = remoteKey{serial, key}
@@ -44,8 +45,8 @@ func (s *session) doubtLocked(o *op, jobs ...job) {
 // would not be.
 func (s *session) because(a because) {
 	var touched laneSet
-	var out []ended
-	s.mu.Lock()
+	var out []sessions.Ended
+	s.Mu.Lock()
 	if o := s.byIDLocked(a.op); o == nil {
 		delete(s.doubts, a.op)
 	} else if jobs, doubted := s.doubts[a.op]; doubted {
@@ -54,16 +55,16 @@ func (s *session) because(a because) {
 	} else if o.asked {
 		out = s.explainLocked(o, a.reason, &touched, out)
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	touched.pump(s)
-	callAll(out)
+	sessions.CallAll(out)
 	if a.reason != rdma.ReasonNone {
 		s.hurry()
 	}
 }
 
 // resolveLocked ends a doubt.
-func (s *session) resolveLocked(o *op, jobs []job, reason rdma.Reason, touched *laneSet, out []ended) []ended {
+func (s *session) resolveLocked(o *op, jobs []job, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	o.left--
 	if reason != rdma.ReasonNone {
 		o.reason = reason
@@ -81,7 +82,7 @@ func (s *session) resolveLocked(o *op, jobs []job, reason rdma.Reason, touched *
 
 // explainLocked ends an operation that was refused, or begins it again if its
 // target can't tell why.
-func (s *session) explainLocked(o *op, reason rdma.Reason, touched *laneSet, out []ended) []ended {
+func (s *session) explainLocked(o *op, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	if reason == rdma.ReasonNone && o.attempts < attemptsMax {
 		// The key was good when it was asked about: a withdrawal that ended in
 		// between, or a NIC that was replaced.
@@ -91,7 +92,7 @@ func (s *session) explainLocked(o *op, reason rdma.Reason, touched *laneSet, out
 		o.dead.Store(false)
 		return s.layLocked(o, touched, out)
 	}
-	err := &rdma.RefusedError{Peer: s.peer, Reason: reason}
+	err := &rdma.RefusedError{Peer: s.Peer, Reason: reason}
 	if reason == rdma.ReasonNone {
 		if err.Err = o.said; o.said == nil {
 			err.Reason = rdma.ReasonKey

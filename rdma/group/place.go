@@ -2,6 +2,7 @@ package group
 
 import (
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // Jobs of an operation that is spread have at most PieceBytes, and this many
@@ -15,11 +16,11 @@ const pieceRuns = 64
 // have arrived too, and that none of them was refused. Otherwise pieces go
 // wherever there is least to do, and the tail, with the immediate, when they
 // are all in place.
-func (s *session) layLocked(o *op, touched *laneSet, out []ended) []ended {
-	_, withImm := o.imm.Get()
-	lanes := s.usableLocked(o.class)
-	n := uint32(len(o.runs))
-	total := o.runBytes()
+func (s *session) layLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
+	_, withImm := o.Imm.Get()
+	lanes := s.usableLocked(o.Class)
+	n := uint32(len(o.Runs))
+	total := o.RunBytes()
 	whole := lanes <= 1 || total <= uint64(s.e.opts.PieceBytes) && n <= pieceRuns
 	if o.attempts == 0 && whole && (!withImm || n == 1 || s.e.counted) {
 		o.left = int(n)
@@ -37,9 +38,9 @@ func (s *session) layLocked(o *op, touched *laneSet, out []ended) []ended {
 	o.left++
 	piece := uint64(s.e.opts.PieceBytes)
 	for lo := uint32(0); lo < n; {
-		hi, bytes := lo+1, o.runs[lo].n
-		for !whole && hi < n && hi-lo < pieceRuns && bytes+o.runs[hi].n <= piece || whole && hi < n {
-			bytes += o.runs[hi].n
+		hi, bytes := lo+1, o.Runs[lo].N
+		for !whole && hi < n && hi-lo < pieceRuns && bytes+o.Runs[hi].N <= piece || whole && hi < n {
+			bytes += o.Runs[hi].N
 			hi++
 		}
 		out = s.placeLocked(job{op: o, lo: lo, hi: hi}, touched, out)
@@ -71,15 +72,15 @@ func (s *session) lanesOf(class rdma.Class) []*lane {
 
 // placeLocked queues j on the lane with the least to do; if none is up, until
 // one is.
-func (s *session) placeLocked(j job, touched *laneSet, out []ended) []ended {
+func (s *session) placeLocked(j job, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	o := j.op
-	lanes := s.lanesOf(o.class)
+	lanes := s.lanesOf(o.Class)
 	for {
 		best, stale := s.chooseLocked(o, lanes)
 		if stale {
 			// Every NIC that the Desc names is gone, and others are there.
 			o.left -= int(j.hi - j.lo)
-			s.refuseLocked(o, why{op: o.id(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0}, nil)
+			s.refuseLocked(o, why{op: o.ID(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0}, nil)
 			return s.advanceLocked(o, touched, out)
 		}
 		if best == nil {
@@ -140,8 +141,8 @@ func (s *session) refuseLocked(o *op, w why, said error) {
 
 // advanceLocked does what is next for o, if all its runs are done: ask why it
 // was refused, send the final run, or end it.
-func (s *session) advanceLocked(o *op, touched *laneSet, out []ended) []ended {
-	if o.left > 0 || !o.submitted {
+func (s *session) advanceLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
+	if o.left > 0 || !o.Submitted {
 		return out
 	}
 	switch {
@@ -151,14 +152,14 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []ended) []ended {
 		}
 		var err error
 		if o.reason != rdma.ReasonNone {
-			err = &rdma.RefusedError{Peer: s.peer, Reason: o.reason}
+			err = &rdma.RefusedError{Peer: s.Peer, Reason: o.reason}
 		}
 		return append(out, s.endLocked(o, err))
 	case o.tie != nil:
 		return s.tiedLocked(o, touched, out)
 	case o.dead.Load():
 		if o.reason != rdma.ReasonNone {
-			return append(out, s.endLocked(o, &rdma.RefusedError{Peer: s.peer, Reason: o.reason}))
+			return append(out, s.endLocked(o, &rdma.RefusedError{Peer: s.Peer, Reason: o.reason}))
 		}
 		if !o.asked {
 			o.asked = true
@@ -177,16 +178,16 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []ended) []ended {
 // unpark hands out the jobs that waited for a lane.
 func (s *session) unpark() {
 	var touched laneSet
-	var out []ended
-	s.mu.Lock()
+	var out []sessions.Ended
+	s.Mu.Lock()
 	jobs := s.parked
 	s.parked = nil
 	for _, j := range jobs {
 		out = s.placeLocked(j, &touched, out)
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	touched.pump(s)
-	callAll(out)
+	sessions.CallAll(out)
 }
 
 // replace hands out jobs that a lane has given up. One that would have carried
@@ -197,10 +198,10 @@ func (s *session) replace(jobs []job) {
 		return
 	}
 	var touched laneSet
-	var out []ended
-	s.mu.Lock()
-	if s.why != nil {
-		s.mu.Unlock()
+	var out []sessions.Ended
+	s.Mu.Lock()
+	if s.Why != nil {
+		s.Mu.Unlock()
 		return
 	}
 	for _, j := range jobs {
@@ -217,7 +218,7 @@ func (s *session) replace(jobs []job) {
 			out = s.advanceLocked(o, &touched, out)
 		}
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	touched.pump(s)
-	callAll(out)
+	sessions.CallAll(out)
 }

@@ -376,7 +376,7 @@ func (w *window) begin() {
 		keys := w.close()
 		if !w.region.e.beginRevoke() {
 			// The engine is closed, and with it every memory.
-			<-w.region.e.closed
+			<-w.region.e.core.Closed
 			close(w.done)
 			return
 		}
@@ -423,7 +423,7 @@ func (e *Engine) enlist(n *nic) error {
 		}
 	}
 	e.nics[n.index].Store(n)
-	e.running.Go(n.poll)
+	e.core.Running.Go(n.poll)
 	return nil
 }
 

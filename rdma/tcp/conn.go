@@ -4,6 +4,8 @@ import (
 	"net"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // Sizes of a connection's buffers and batches.
@@ -52,9 +54,9 @@ type conn struct {
 	rx, tx atomic.Uint64
 	// wake has an element while the writer has something to look at; gone is
 	// closed when the rail is taken down.
-	wake chan struct{}
-	gone chan struct{}
-	watchState
+	wake    chan struct{}
+	gone    chan struct{}
+	silence sessions.Silence
 
 	// Guarded by the session's mu: parked is set while the writer waits and the
 	// lane may wake it, woken while it has been woken by the lane and has not
@@ -85,7 +87,7 @@ type writerState struct {
 	large   []bool
 	runs    int
 	splicer *splicer
-	ended   []ended
+	ended   []sessions.Ended
 }
 
 // readerState belongs to the reader goroutine.
@@ -103,7 +105,7 @@ type readerState struct {
 	scatter *scatter
 	// resets is asked behind payload that the peer may have spliced.
 	resets *resetProbe
-	ended  []ended
+	ended  []sessions.Ended
 }
 
 // newConn returns a connection of s from one of our NICs, for the given lane.

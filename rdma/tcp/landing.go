@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // readWrite performs one frame of a write of the peer.
@@ -74,14 +75,14 @@ func (c *conn) mayBeSpliced() bool {
 
 // repeated drops the payload of a piece that has come before.
 func (c *conn) repeated(h *header) error {
-	c.s.e.stats.framesRepeated.Add(1)
+	c.s.e.framesRepeated.Add(1)
 	return c.drain(h.length)
 }
 
 // admit enters the window that h names, or says why not.
 func (c *conn) admit(h *header) (*window, rdma.Reason) {
 	w := c.s.e.lookup(h.key)
-	if w == nil || !w.admits(c.s.peer) {
+	if w == nil || !w.admits(c.s.Peer) {
 		return nil, rdma.ReasonKey
 	}
 	size := uint64(len(w.mem))
@@ -130,7 +131,7 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 			return left, err
 		}
 	}
-	c.s.e.stats.WriteBytesIn.Add(n)
+	c.s.e.core.WriteBytesIn.Add(n)
 	c.nic.bytesIn.Add(n)
 	return 0, nil
 }
@@ -178,9 +179,9 @@ func (c *conn) conclude(h *header, reason rdma.Reason) {
 		return
 	}
 	if reason == rdma.ReasonNone {
-		c.s.e.stats.WritesIn.Add(1)
+		c.s.e.core.WritesIn.Add(1)
 		if h.flags&flagImm != 0 {
-			c.s.e.imms.Count(c.s.peer, h.imm)
+			c.s.e.core.Imms.Count(c.s.Peer, h.imm)
 		}
 	}
 	c.s.acknowledge(c, h, reason)
@@ -189,7 +190,7 @@ func (c *conn) conclude(h *header, reason rdma.Reason) {
 // refuse counts and logs a refused frame and drops what is left of its payload.
 func (c *conn) refuse(h *header, reason rdma.Reason, left uint64) error {
 	e := c.s.e
-	e.stats.RefusedIn[reason].Add(1)
-	e.log.Warn(logRefused, "data-plane operation refused", "peer", c.s.peer.String(), "remote", c.nc.RemoteAddr(), "reason", reason.String(), "offset", h.offset, "length", h.length)
+	e.core.RefusedIn[reason].Add(1)
+	e.core.Log.Warn(sessions.LogRefused, "data-plane operation refused", "peer", c.s.Peer.String(), "remote", c.nc.RemoteAddr(), "reason", reason.String(), "offset", h.offset, "length", h.length)
 	return c.drain(left)
 }

@@ -150,19 +150,19 @@ func (e *Engine) NICs() []rdma.NIC {
 
 // railFault returns why no rail uses n, where some should.
 func (e *Engine) railFault(n *nic) (why error) {
-	for _, s := range e.sessions() {
-		s.mu.Lock()
+	for _, s := range e.core.Sessions() {
+		s.Mu.Lock()
 		for _, r := range s.rails {
 			switch {
 			case r.nic != n:
 			case r.state == railUp:
-				s.mu.Unlock()
+				s.Mu.Unlock()
 				return nil
 			case r.why != nil:
 				why = r.why
 			}
 		}
-		s.mu.Unlock()
+		s.Mu.Unlock()
 	}
 	return why
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // read is the reader goroutine.
@@ -15,7 +16,7 @@ func (c *conn) read() {
 	for {
 		if err := c.readFrame(); err != nil {
 			if why := c.readError(err); errors.Is(err, errFrame) {
-				c.s.fail(why) // nothing that this peer says can be trusted
+				c.s.Fail(why) // nothing that this peer says can be trusted
 			} else {
 				c.s.drop(c.rail, c.generation, why)
 			}
@@ -24,25 +25,19 @@ func (c *conn) read() {
 	}
 }
 
-// errHungUp is how a session ends whose peer is through with it.
-var errHungUp = errors.New("hung up, and nothing was in flight")
-
-// errDisconnected is how a session ends that this engine's caller ended.
-var errDisconnected = errors.New("disconnected")
-
 // readError says what the end of the stream means.
 func (c *conn) readError(err error) error {
 	if errors.Is(err, errFrame) {
-		c.s.e.stats.MalformedFrames.Add(1)
-		c.s.e.log.Warn(logMalformed, "data-plane peer sent a malformed frame; session closed", "peer", c.s.peer.String(), "remote", c.nc.RemoteAddr(), "err", err)
+		c.s.e.core.MalformedFrames.Add(1)
+		c.s.e.core.Log.Warn(sessions.LogMalformed, "data-plane peer sent a malformed frame; session closed", "peer", c.s.Peer.String(), "remote", c.nc.RemoteAddr(), "err", err)
 	}
-	if err == errHungUp {
-		return fmt.Errorf("rdma: %v %w: %w", c.s.peer, err, rdma.ErrPeerDied)
+	if err == sessions.ErrHungUp {
+		return fmt.Errorf("rdma: %v %w: %w", c.s.Peer, err, rdma.ErrPeerDied)
 	}
 	if errors.Is(err, io.EOF) {
-		return fmt.Errorf("rdma: %v closed the connection: %w", c.s.peer, rdma.ErrPeerDied)
+		return fmt.Errorf("rdma: %v closed the connection: %w", c.s.Peer, rdma.ErrPeerDied)
 	}
-	return fmt.Errorf("rdma: read from %v: %w: %w", c.s.peer, rdma.ErrPeerDied, err)
+	return fmt.Errorf("rdma: read from %v: %w: %w", c.s.Peer, rdma.ErrPeerDied, err)
 }
 
 // readFrame reads and performs one frame.
@@ -78,8 +73,8 @@ func (c *conn) readFrame() error {
 // end notes that the stream has ended between two frames.
 func (c *conn) end() {
 	s := c.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	c.rail.ends++
 	for _, r := range s.rails {
 		if r.state == railUp && r.ends < len(r.conns) {
@@ -101,28 +96,28 @@ const (
 	hungUpRailWait = 100 * time.Millisecond
 )
 
-// hungUp returns errHungUp if the peer that is gone was through, or nil. Its last acks
+// hungUp returns sessions.ErrHungUp if the peer that is gone was through, or nil. Its last acks
 // may lie in other connections still, so their ends are waited for.
 func (c *conn) hungUp() error {
 	s := c.s
-	s.mu.Lock()
+	s.Mu.Lock()
 	idle, wait := s.idleLocked(), hungUpWait
 	if s.up > 1 {
 		wait = hungUpRailWait
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	if !idle {
 		t := time.NewTimer(wait)
 		defer t.Stop()
 		select {
 		case <-s.ended:
-		case <-s.dying:
+		case <-s.Dying:
 		case <-c.gone:
 		case <-t.C:
 		}
 	}
 	if s.idle() {
-		return errHungUp
+		return sessions.ErrHungUp
 	}
 	return nil
 }
@@ -240,7 +235,7 @@ func advance(into [][]byte, n uint64) [][]byte {
 
 // drain reads n bytes and drops them.
 func (c *conn) drain(n uint64) error {
-	c.s.e.stats.DrainedBytesIn.Add(n)
+	c.s.e.core.DrainedBytesIn.Add(n)
 	r := &c.r
 	for n > 0 {
 		if r.start == r.end {
@@ -263,7 +258,7 @@ func (c *conn) readAcks(h *header) error {
 		return err
 	}
 	c.r.ended, err = c.s.acked(b, c.r.ended[:0])
-	callAll(c.r.ended)
+	sessions.CallAll(c.r.ended)
 	return err
 }
 
@@ -284,13 +279,13 @@ func (c *conn) readMessage(h *header) error {
 	complete, reason := c.s.landed(h, reason)
 	if !complete {
 		if msg != nil {
-			c.s.e.inbox.Load().Give(msg)
+			c.s.e.core.Inbox.Load().Give(msg)
 		}
 		return nil
 	}
 	if msg != nil {
-		c.s.e.stats.SendsIn.Add(1)
-		c.s.e.inbox.Load().Deliver(c.s.peer, msg)
+		c.s.e.core.SendsIn.Add(1)
+		c.s.e.core.Inbox.Load().Deliver(c.s.Peer, msg)
 	}
 	c.s.acknowledge(c, h, reason)
 	return nil
@@ -298,7 +293,7 @@ func (c *conn) readMessage(h *header) error {
 
 // receive reads a message into a receive buffer; it is nil if the message was refused.
 func (c *conn) receive(h *header) ([]byte, rdma.Reason, error) {
-	pool := c.s.e.inbox.Load()
+	pool := c.s.e.core.Inbox.Load()
 	if pool == nil {
 		return nil, rdma.ReasonNoBuffer, c.refuse(h, rdma.ReasonNoBuffer, h.length)
 	}

@@ -6,7 +6,9 @@ import (
 	"hash/crc32"
 	"syscall"
 
+	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // write is the writer goroutine: it turns what is queued into one writev after
@@ -19,7 +21,7 @@ func (c *conn) write() {
 				continue
 			case <-c.gone:
 				return
-			case <-c.s.dying:
+			case <-c.s.Dying:
 				return
 			}
 		}
@@ -43,7 +45,7 @@ func (c *conn) writeError(err error) error {
 			return c.readError(err)
 		}
 	}
-	return fmt.Errorf("rdma: write to %v: %w: %w", c.s.peer, rdma.ErrPeerDied, err)
+	return fmt.Errorf("rdma: write to %v: %w: %w", c.s.Peer, rdma.ErrPeerDied, err)
 }
 
 // flush writes the vectors of the batch.
@@ -71,27 +73,30 @@ func (c *conn) flush() error {
 // none, and the connection is parked then.
 func (c *conn) next() bool {
 	s, w := c.s, &c.w
-	s.mu.Lock()
+	s.Mu.Lock()
 	w.ended = c.settleLocked(w.ended[:0])
 	var some bool
 	some, w.ended = c.takeLocked(w.ended)
-	s.mu.Unlock()
-	callAll(w.ended)
+	s.Mu.Unlock()
+	sessions.CallAll(w.ended)
 	return some
 }
 
 // settle gives up the batch of a connection that has failed.
 func (c *conn) settle() {
-	c.s.mu.Lock()
+	c.s.Mu.Lock()
 	c.w.ended = c.settleLocked(c.w.ended[:0])
-	c.s.mu.Unlock()
-	callAll(c.w.ended)
+	c.s.Mu.Unlock()
+	sessions.CallAll(c.w.ended)
 }
 
 // settleLocked gives up the batch: the writer does not read from it any more.
-func (c *conn) settleLocked(out []ended) []ended {
+func (c *conn) settleLocked(out []sessions.Ended) []sessions.Ended {
 	s, w := c.s, &c.w
 	s.acksOwed -= len(w.acks)
+	if invariants.Enabled {
+		invariants.Assert(s.acksOwed >= 0, "%d acks owed", s.acksOwed)
+	}
 	w.acks = w.acks[:0]
 	if s.acksOwed == 0 && s.parted != nil {
 		close(s.parted)
@@ -111,10 +116,10 @@ func (c *conn) settleLocked(out []ended) []ended {
 }
 
 // takeLocked moves what is to be written next to the writer's state.
-func (c *conn) takeLocked(out []ended) (some bool, _ []ended) {
+func (c *conn) takeLocked(out []sessions.Ended) (some bool, _ []sessions.Ended) {
 	s, w, l := c.s, &c.w, c.lane
 	l.looked(c)
-	if c.rail.state != railUp || c.rail.generation != c.generation || s.why != nil {
+	if c.rail.state != railUp || c.rail.generation != c.generation || s.Why != nil {
 		return false, out
 	}
 	n := min(len(c.acks), maxAcks)
@@ -142,7 +147,7 @@ func (c *conn) takeLocked(out []ended) (some bool, _ []ended) {
 
 // takeFrameLocked adds a frame to the batch. One whose operation has been acked
 // already, over another rail, is dropped.
-func (c *conn) takeFrameLocked(f frame, bytes int64, out []ended) (int64, []ended) {
+func (c *conn) takeFrameLocked(f frame, bytes int64, out []sessions.Ended) (int64, []sessions.Ended) {
 	if f.op.acked {
 		f.op.unsent--
 		return bytes, c.s.settleOpLocked(f.op, out)
@@ -213,7 +218,7 @@ func (c *conn) encodeAcks(meta []byte) []byte {
 // encodeFrame adds one frame.
 func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 	o := f.op
-	h := header{kind: o.kind, op: o.id(), length: uint64(f.bytes)}
+	h := header{kind: o.kind, op: o.ID(), length: uint64(f.bytes)}
 	if o.kind == frameMessage {
 		if o.patient {
 			h.flags = flagPatient
@@ -226,17 +231,17 @@ func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 		return meta
 	}
 	h.key, h.frames, h.piece = o.key, uint32(len(o.cuts)), f.piece
-	if v, ok := o.imm.Get(); ok {
+	if v, ok := o.Imm.Get(); ok {
 		h.imm, h.flags = v, flagImm
 	}
 	runs := o.piece(f.piece)
 	n := headerSize
 	if len(runs) == 1 {
-		h.offset = runs[0].dst
+		h.offset = runs[0].Dst
 	} else if len(runs) > 1 {
 		h.runs = uint16(len(runs))
 		for _, r := range runs {
-			putSpan(meta[n:], span{r.dst, r.n})
+			putSpan(meta[n:], span{r.Dst, r.N})
 			n += runSize
 		}
 		h.tableSum = crc32.Checksum(meta[headerSize:n], castagnoli)
@@ -244,7 +249,7 @@ func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 	h.encode(meta)
 	meta = c.vector(meta, n)
 	for _, r := range runs {
-		c.add(o.mem[r.src:r.src+r.n], true)
+		c.add(o.mem[r.Src:r.Src+r.N], true)
 	}
 	return meta
 }

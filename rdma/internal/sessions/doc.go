@@ -1,12 +1,21 @@
-// Package sessions holds the parts of a session that do not depend on how a
-// provider moves bytes. It is not a session: rdma/tcp and rdma/group each have
-// their own, with sockets or with endpoints.
+// Package sessions is the part of an engine that does not depend on how its provider
+// moves bytes: which sessions there are, how they begin and end, and the accounts of the
+// operations in flight. It moves no bytes and makes no connections: rdma/tcp does that
+// with sockets, rdma/group with endpoints.
 //
-//	tcp.Engine ───┐                     ┌─► Stats ─► rdma.Stats
-//	              ├─► Counters: events ─┤
-//	group.Engine ─┘                     └─◄ gauges: rdma.Peers, rdma.ImmCounters
+//	Connect ─► dial (provider) ─► Activate ─► live: Session, Sessions, Peers
+//	                                            │ Fail (provider): FailLocked, Drop
+//	                                            ▼
+//	                              ending ─► operations end ─► Remove ─► OnPeerDown
 //
-// Lock order: Counters are atomic and take no lock. Stats takes the mutex of the
-// rdma.ImmCounters, which is a leaf. The caller of Stats may hold no lock of a
-// session, as its list of peers takes each session's.
+//	Reserve ─► room in slots and budget? ─ yes ─► op ─► BeginLocked ─► … ─► EndLocked ─► CallAll: Done
+//	             │ no                              ▲
+//	             └─► waiters, in order ────────────┘ when another operation ends
+//
+// An engine has an Engine, its session embeds a Session, and its op embeds an Op. The
+// provider's parts of a session are guarded by the same mutex as the accounts, State.Mu,
+// which is why it is exported.
+//
+// Lock order: Engine.Mu → State.Mu. Fail and the rdma callbacks (Done, OnPeerUp,
+// OnPeerDown) are called under no lock; Rules under State.Mu. Counters are atomic.
 package sessions
