@@ -101,7 +101,7 @@ func newEngine(opts Options) (_ *Engine, err error) {
 	_, _ = rand.Read(e.id[:])
 	e.addr.Engine = e.id
 	e.core.Init(sessions.Options{
-		Name: "group", InFlightBytes: opts.InFlightBytes, EarlyImmediates: opts.EarlyImmediates,
+		Name: "group", InFlightBytes: opts.InFlightBytes, MaxMessage: opts.MaxMessage, EarlyImmediates: opts.EarlyImmediates,
 		OnPeerUp: opts.OnPeerUp, OnPeerDown: opts.OnPeerDown, Logger: opts.Logger,
 	})
 	for i, d := range opts.Domains {
@@ -351,13 +351,7 @@ func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 
 // Send implements rdma.Engine.
 func (e *Engine) Send(ctx context.Context, to rdma.EngineID, msg []byte, done func(error)) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("group: send: %w", err)
-	}
-	if len(msg) > e.opts.MaxMessage {
-		return fmt.Errorf("group: message of %d bytes, at most %d (MaxMessage): %w", len(msg), e.opts.MaxMessage, rdma.ErrRange)
-	}
-	s, err := e.core.Session(to)
+	s, err := e.core.Recipient(ctx, to, msg)
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	e.core.Init(sessions.Options{
-		Name: "tcp", InFlightBytes: opts.InFlightBytes, EarlyImmediates: opts.EarlyImmediates,
+		Name: "tcp", InFlightBytes: opts.InFlightBytes, MaxMessage: opts.MaxMessage, EarlyImmediates: opts.EarlyImmediates,
 		OnPeerUp: opts.OnPeerUp, OnPeerDown: opts.OnPeerDown, Logger: opts.Logger,
 	})
 	for _, n := range e.nics {
@@ -258,13 +258,7 @@ func (o *op) layPages(w *rdma.PagedWrite, piece uint64) error {
 
 // Send implements rdma.Engine.
 func (e *Engine) Send(ctx context.Context, to rdma.EngineID, msg []byte, done func(error)) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("tcp: send: %w", err)
-	}
-	if len(msg) > e.opts.MaxMessage {
-		return fmt.Errorf("tcp: message of %d bytes, at most %d (MaxMessage): %w", len(msg), e.opts.MaxMessage, rdma.ErrRange)
-	}
-	s, err := e.core.Session(to)
+	s, err := e.core.Recipient(ctx, to, msg)
 	if err != nil {
 		return err
 	}

@@ -410,7 +410,7 @@ func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma
 	if !secure {
 		return nc, nil
 	}
-	return e.dialTLS(ctx, nc, hostPort)
+	return handshake.DialTLS(ctx, nc, hostPort, e.opts.TLS)
 }
 
 // introduce proves the token on nc and checks that the other side knows it. want,

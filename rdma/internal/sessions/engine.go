@@ -77,7 +77,9 @@ type Options struct {
 	// Name is in front of errors.
 	Name string
 	// InFlightBytes is the budget of a session.
-	InFlightBytes   int64
+	InFlightBytes int64
+	// MaxMessage is the longest Send, in bytes.
+	MaxMessage      int
 	EarlyImmediates int
 	OnPeerUp        func(rdma.EngineID)
 	OnPeerDown      func(rdma.EngineID, error)
@@ -109,6 +111,17 @@ func (e *Engine[S]) Session(peer rdma.EngineID) (S, error) {
 		return s, err
 	}
 	return s, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
+}
+
+// Recipient returns the session for a Send of msg.
+func (e *Engine[S]) Recipient(ctx context.Context, to rdma.EngineID, msg []byte) (none S, _ error) {
+	if err := ctx.Err(); err != nil {
+		return none, fmt.Errorf("%s: send: %w", e.Name, err)
+	}
+	if len(msg) > e.MaxMessage {
+		return none, fmt.Errorf("%s: message of %d bytes, at most %d (MaxMessage): %w", e.Name, len(msg), e.MaxMessage, rdma.ErrRange)
+	}
+	return e.Session(to)
 }
 
 // Alive reports whether there is a session with peer that has not begun to end. A session
