@@ -134,7 +134,7 @@ func (e *Engine[S]) Alive(peer rdma.EngineID) bool {
 // Sessions returns the live sessions.
 func (e *Engine[S]) Sessions() []S { return e.table.All() }
 
-// Peers is rdma.Engine's.
+// Peers is the method of rdma.Engine.
 func (e *Engine[S]) Peers() []rdma.Peer {
 	var out []rdma.Peer
 	for _, live := range e.Sessions() {
@@ -149,15 +149,15 @@ func (e *Engine[S]) Peers() []rdma.Peer {
 	return out
 }
 
-// Stats is rdma.Engine's.
+// Stats is the method of rdma.Engine.
 func (e *Engine[S]) Stats() rdma.Stats { return e.Counters.Stats(e.Imms, e.Peers()) }
 
-// ExpectImm is rdma.Engine's.
+// ExpectImm is the method of rdma.Engine.
 func (e *Engine[S]) ExpectImm(x rdma.Expect) (*rdma.Expectation, error) {
 	return e.Imms.Expect(x, e.Alive)
 }
 
-// Recv is rdma.Engine's.
+// Recv is the method of rdma.Engine.
 func (e *Engine[S]) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
 	if handler == nil {
 		return fmt.Errorf("%s: receive buffers without a handler: %w", e.Name, rdma.ErrRange)
@@ -178,7 +178,7 @@ func (e *Engine[S]) Recv(count, sizeBytes int, handler func(from rdma.EngineID, 
 	return nil
 }
 
-// Scatter is rdma.Engine's, of the engine owner whose writes are write.
+// Scatter is the method of rdma.Engine, for the engine owner, which writes with write.
 func (e *Engine[S]) Scatter(ctx context.Context, owner rdma.Engine, x rdma.Scatter, write func(context.Context, S, *rdma.Write) error) error {
 	if err := e.Open(); err != nil {
 		return err
@@ -190,8 +190,8 @@ func (e *Engine[S]) Scatter(ctx context.Context, owner rdma.Engine, x rdma.Scatt
 	return peers.Scatter(ctx, x, find, write)
 }
 
-// Connect is rdma.Engine's. where are the addresses at which the engine peer listens;
-// dial opens a session there. peer is zero where it is not known.
+// Connect is the method of rdma.Engine. where are the addresses at which the engine peer listens;
+// peer is zero where it is not known. dial opens a session there.
 func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdma.NetAddr, token rdma.Token, dial func(context.Context) (rdma.EngineID, error)) (none rdma.EngineID, _ error) {
 	if len(where) == 0 {
 		if !peer.IsZero() && e.Alive(peer) {
