@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/penstock-kv/penstock/internal/options"
 )
 
 // DialOptions say how to reach a node's gRPC.
@@ -49,7 +51,7 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 	if err := CheckServer(target); err != nil {
 		return nil, fmt.Errorf("client: dial: %w", err)
 	}
-	def(&opts.Timeout, 3*time.Second)
+	options.SetDefault(&opts.Timeout, 3*time.Second)
 	if opts.BearerToken != "" && opts.TLS == nil && !opts.Insecure && !isLocal(target) {
 		return nil, fmt.Errorf("client: dial %s: a bearer token would go over the network in plaintext; configure TLS, or set Insecure (--insecure) if the network is trusted", target)
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/rdma"
 )
 
@@ -70,21 +71,14 @@ type Options struct {
 
 // EnsureDefaults fills the fields that are zero.
 func (o *Options) EnsureDefaults() {
-	def(&o.DialTimeout, 3*time.Second)
-	def(&o.DeadFor, 5*time.Second)
-	def(&o.RetryMax, 2)
-	def(&o.ReadParallel, 4)
-	def(&o.ReadTaskBytes, 8<<20)
-	def(&o.WriteChunkBytes, 16<<20)
-	def(&o.BatchParallel, 4)
-	def(&o.Logger, slog.New(slog.DiscardHandler))
-}
-
-func def[T comparable](p *T, v T) {
-	var zero T
-	if *p == zero {
-		*p = v
-	}
+	options.SetDefault(&o.DialTimeout, 3*time.Second)
+	options.SetDefault(&o.DeadFor, 5*time.Second)
+	options.SetDefault(&o.RetryMax, 2)
+	options.SetDefault(&o.ReadParallel, 4)
+	options.SetDefault(&o.ReadTaskBytes, 8<<20)
+	options.SetDefault(&o.WriteChunkBytes, 16<<20)
+	options.SetDefault(&o.BatchParallel, 4)
+	options.SetDefault(&o.Logger, slog.New(slog.DiscardHandler))
 }
 
 // Validate reports the first thing that is wrong with o, or nil.

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/penstock-kv/penstock/internal/options"
 )
 
 // ReadPolicy says which side reads a cached prefix.
@@ -112,30 +114,22 @@ const (
 
 // EnsureDefaults fills what is zero.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.ReadRate, 640_000)
-	setDefault(&o.PrefillRate, 8_000)
-	setDefault(&o.Alpha, int(3*o.ReadRate))
-	setDefault(&o.Beta, int(5*o.PrefillRate))
-	setDefault(&o.ZFactor, 1.05)
-	setDefault(&o.BlockTokens, 64)
-	setDefault(&o.MinPart, 1024)
-	setDefault(&o.SlowFactor, 2)
-	setDefault(&o.HedgeFactor, 3)
-	setDefault(&o.MaxHedge, 8192)
-	setDefault(&o.Patience, 50*time.Millisecond)
-	setDefault(&o.GroupTimeout, 5*time.Second)
-	setDefault(&o.MaxAttempts, 4)
-	setDefault(&o.Cooldown, 2*time.Second)
-	setDefault(&o.MaxQueue, 1<<20)
-	setDefault(&o.MaxExplain, 4096)
-}
-
-// setDefault sets *p to v if it is zero.
-func setDefault[T comparable](p *T, v T) {
-	var zero T
-	if *p == zero {
-		*p = v
-	}
+	options.SetDefault(&o.ReadRate, 640_000)
+	options.SetDefault(&o.PrefillRate, 8_000)
+	options.SetDefault(&o.Alpha, int(3*o.ReadRate))
+	options.SetDefault(&o.Beta, int(5*o.PrefillRate))
+	options.SetDefault(&o.ZFactor, 1.05)
+	options.SetDefault(&o.BlockTokens, 64)
+	options.SetDefault(&o.MinPart, 1024)
+	options.SetDefault(&o.SlowFactor, 2)
+	options.SetDefault(&o.HedgeFactor, 3)
+	options.SetDefault(&o.MaxHedge, 8192)
+	options.SetDefault(&o.Patience, 50*time.Millisecond)
+	options.SetDefault(&o.GroupTimeout, 5*time.Second)
+	options.SetDefault(&o.MaxAttempts, 4)
+	options.SetDefault(&o.Cooldown, 2*time.Second)
+	options.SetDefault(&o.MaxQueue, 1<<20)
+	options.SetDefault(&o.MaxExplain, 4096)
 }
 
 // Validate returns an error that names the first option out of its range.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie/evict"
 )
@@ -88,21 +89,15 @@ func (o *Options) EnsureDefaults() {
 	if o.SlotBytes == nil {
 		o.SlotBytes = kv.Geometry.PieceBytes
 	}
-	setDefault(&o.CacheBytes, defaultCacheBytes)
-	setDefault(&o.MemTableBytes, defaultMemTableBytes)
-	setDefault(&o.HungAfter, defaultHungAfter)
-	setDefault(&o.MaxLeases, defaultMaxLeases)
-	setDefault(&o.MaxPins, defaultMaxPins)
-	setDefault(&o.MaxChainBlocks, defaultMaxChainBlocks)
-	setDefault(&o.MaxNamespaces, defaultMaxNamespaces)
+	options.SetDefault(&o.CacheBytes, defaultCacheBytes)
+	options.SetDefault(&o.MemTableBytes, defaultMemTableBytes)
+	options.SetDefault(&o.HungAfter, defaultHungAfter)
+	options.SetDefault(&o.MaxLeases, defaultMaxLeases)
+	options.SetDefault(&o.MaxPins, defaultMaxPins)
+	options.SetDefault(&o.MaxChainBlocks, defaultMaxChainBlocks)
+	options.SetDefault(&o.MaxNamespaces, defaultMaxNamespaces)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
-	}
-}
-
-func setDefault[T int | int64 | time.Duration](p *T, v T) {
-	if *p == 0 {
-		*p = v
 	}
 }
 

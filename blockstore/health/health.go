@@ -3,6 +3,8 @@ package health
 import (
 	"fmt"
 	"time"
+
+	"github.com/penstock-kv/penstock/internal/options"
 )
 
 // State is the state of a volume. It determines which requests the volume gets.
@@ -122,22 +124,15 @@ type Options struct {
 
 // EnsureDefaults fills the fields that are zero.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.HungAfter, 10*time.Second)
-	setDefault(&o.SlowAfter, min(3*time.Second, o.HungAfter))
-	setDefault(&o.WriteErrors, 3)
-	setDefault(&o.ReadErrors, 16)
-	setDefault(&o.ProbeEvery, time.Second)
-	setDefault(&o.ProbeMax, 30*time.Second)
-	setDefault(&o.GoodProbes, 3)
-	setDefault(&o.LagFactor, 10)
-	setDefault(&o.LagFloor, 100*time.Millisecond)
-}
-
-func setDefault[T comparable](p *T, v T) {
-	var zero T
-	if *p == zero {
-		*p = v
-	}
+	options.SetDefault(&o.HungAfter, 10*time.Second)
+	options.SetDefault(&o.SlowAfter, min(3*time.Second, o.HungAfter))
+	options.SetDefault(&o.WriteErrors, 3)
+	options.SetDefault(&o.ReadErrors, 16)
+	options.SetDefault(&o.ProbeEvery, time.Second)
+	options.SetDefault(&o.ProbeMax, 30*time.Second)
+	options.SetDefault(&o.GoodProbes, 3)
+	options.SetDefault(&o.LagFactor, 10)
+	options.SetDefault(&o.LagFloor, 100*time.Millisecond)
 }
 
 // Validate reports the first field that is out of range, or nil.

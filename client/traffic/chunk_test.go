@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/copier"
-	"github.com/penstock-kv/penstock/rdma/simrdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 )
 
 // chunked computes the missed blocks of a prompt in chunks that end at the given blocks, each

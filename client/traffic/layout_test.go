@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma/copier"
-	"github.com/penstock-kv/penstock/rdma/simrdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 

@@ -7,8 +7,8 @@ import (
 )
 
 // edges lists, for each package of the repository, the packages that its code may import. The row
-// with the longest matching pattern applies. All packages may import internal/invariants, which is
-// not listed.
+// with the longest matching pattern applies. All packages may import internal/invariants and
+// internal/options, which are not listed.
 //
 //	kv ◄── trie ◄──────┐
 //	 ▲ ◄── api ◄─────┐ │
@@ -39,7 +39,7 @@ var edges = []struct {
 	{"rdma", nil, "the contract imports nothing of ours, so that a provider or a caller pulls in no other"},
 	{"rdma/rdmatest", []string{"rdma", "internal/testkit", "internal/arena"}, "a suite that knows a provider would make exceptions for it"},
 	{"rdma/group/domaintest", []string{"rdma", "rdma/group", "internal/testkit"}, "a suite that knows a provider would make exceptions for it"},
-	{"rdma/internal/...", []string{"rdma"}, "what providers share and nobody else needs"},
+	{"rdma/internal/...", []string{"rdma", "rdma/internal/..."}, "what providers share and nobody else needs"},
 	{"rdma/...", []string{"rdma", "rdma/group", "rdma/internal/...", "rdma/qos", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
 
 	{"dualpath", nil, "the planner is pure: what it decides depends on events alone, so that production, tests and simulation run one code"},
@@ -73,6 +73,7 @@ var edges = []struct {
 	{"client/capi/binding", []string{"kv", "rdma", "rdma/copier", "client", "client/leader", "client/gateway", "client/traffic", "internal/sys"}, "handles, batches and queues over the client; capi chooses the provider"},
 
 	{"internal/invariants", nil, "every package imports it"},
+	{"internal/options", nil, "every package with options imports it"},
 	{"internal/sys", nil, "system calls know no caller"},
 	{"internal/arena", []string{"internal/runs", "internal/sys"}, "memory knows no user"},
 	{"internal/runs", nil, "a set of numbers knows neither memory nor disks"},
@@ -127,12 +128,12 @@ var testEdges = []struct {
 	{"client/gateway", []string{"client/leader", "client/traffic", "dualpath", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
 	{"client/relay", []string{"lab/testnode"}, "the tests copy between two storage nodes in their process"},
 	{"client/leader", []string{"dualpath", "lab/testplanner"}, "the tests run a planner in their process"},
-	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},
+	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/rdmatest/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},
 	{"server/front", []string{"api/...", "client", "client/leader", "client/traffic", "dualpath", "server/planner", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
 	{"server/offload", []string{"api/...", "dualpath", "server/planner", "lab/content", "lab/testnode", "lab/testplanner"}, "the tests run a planner and the storage nodes of two datacenters in their process"},
-	{"rdma/group", []string{"rdma/simrdma"}, "the engine is tested on NICs that fail as a seed says"},
-	{"rdma/verbs", []string{"rdma/simrdma"}, "a simulated card declares what a card does"},
-	{"rdma/fabric", []string{"rdma/simrdma"}, "a simulated EFA declares what EFA does"},
+	{"rdma/group", []string{"rdma/rdmatest/simrdma"}, "the engine is tested on NICs that fail as a seed says"},
+	{"rdma/verbs", []string{"rdma/rdmatest/simrdma"}, "a simulated card declares what a card does"},
+	{"rdma/fabric", []string{"rdma/rdmatest/simrdma"}, "a simulated EFA declares what EFA does"},
 	{"rdma/copier", []string{"rdma/copier/copiertest", "rdma/group", "rdma/shm", "rdma/verbs"}, "copies over a NIC are tested over each that has a loopback"},
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
 	{"dualpath/prfaas", []string{"kv", "trie", "trie/evict"}, "what its pools say is reusable is what the index of a storage node finds"},
@@ -160,7 +161,7 @@ var forbidden = []struct {
 	{[]string{"server/..."}, []string{"dualpath/redistribute/..."}, "docs/reproduction.md tells readers that no server imports them: change that text (lab/reproduce) with this row"},
 	{[]string{"api/..."}, []string{"server/...", "client/...", "trie/...", "blockstore/...", "rdma/..."}, "both sides of the wire import the API"},
 	{[]string{"kv", "trie/...", "blockstore/...", "io/...", "rdma/...", "api/...", "server/...", "client/...", "dualpath/...", "sim/...", "internal/...", "examples/...", "python/..."}, []string{"lab/..."}, "instruments use the product; only cmd/penstock runs them"},
-	{[]string{"kv", "trie/...", "blockstore/...", "io/blockio", "rdma", "server/...", "client/...", "api/..."}, []string{"internal/testkit", "io/blockiotest", "rdma/rdmatest"}, "test code stays out of the product"},
+	{[]string{"kv", "trie/...", "blockstore/...", "io/blockio", "rdma", "server/...", "client/...", "api/..."}, []string{"internal/testkit", "io/blockiotest", "rdma/rdmatest/..."}, "test code stays out of the product"},
 }
 
 // rowFor returns the index of the longest pattern that matches, or -1.
@@ -174,6 +175,9 @@ func rowFor(path string) int {
 	return best
 }
 
+// leaf reports whether every package may import pkg.
+func leaf(pkg string) bool { return pkg == "internal/invariants" || pkg == "internal/options" }
+
 func TestImports(t *testing.T) {
 	for _, p := range load(t) {
 		i := rowFor(p.path)
@@ -184,7 +188,7 @@ func TestImports(t *testing.T) {
 		row := edges[i]
 		for _, imp := range p.imports {
 			to, ok := ours(imp)
-			if !ok || to == p.path || to == "internal/invariants" || matches(to, row.may) {
+			if !ok || to == p.path || leaf(to) || matches(to, row.may) {
 				continue
 			}
 			t.Errorf("%s imports %s; it may import %s of ours\n\twhy: %s", p.path, to, list(row.may), row.why)
@@ -206,7 +210,7 @@ func TestTestImports(t *testing.T) {
 		}
 		for _, imp := range p.tests {
 			to, ok := ours(imp)
-			if !ok || to == p.path || to == "internal/invariants" || matches(to, may) {
+			if !ok || to == p.path || leaf(to) || matches(to, may) {
 				continue
 			}
 			t.Errorf("the tests of %s import %s; they may import %s of ours\n\twhy: %s", p.path, to, list(may), edges[i].why)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/dualpath/batch"
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/lab/emulate"
 )
@@ -58,31 +59,24 @@ type Spec struct {
 
 // EnsureDefaults fills what is zero.
 func (s *Spec) EnsureDefaults() {
-	def(&s.Prefill, 1)
-	def(&s.Decode, 1)
-	def(&s.SNICBits, 200e6)
-	def(&s.CNICBits, 8*s.SNICBits)
-	def(&s.Layers, 8)
-	def(&s.BlockTokens, 32)
-	def(&s.TokenBytes, 256)
-	def(&s.HBMBytes, 256<<20)
-	def(&s.BufferBytes, 128<<20)
-	def(&s.Window, 2)
-	def(&s.Beta, 32<<10)
-	def(&s.GroupTimeout, 5*time.Second)
-	def(&s.Deadline, 2*time.Minute)
-	def(&s.CapacityBytes, 8<<30)
-	def(&s.ArenaBytes, 256<<20)
+	options.SetDefault(&s.Prefill, 1)
+	options.SetDefault(&s.Decode, 1)
+	options.SetDefault(&s.SNICBits, 200e6)
+	options.SetDefault(&s.CNICBits, 8*s.SNICBits)
+	options.SetDefault(&s.Layers, 8)
+	options.SetDefault(&s.BlockTokens, 32)
+	options.SetDefault(&s.TokenBytes, 256)
+	options.SetDefault(&s.HBMBytes, 256<<20)
+	options.SetDefault(&s.BufferBytes, 128<<20)
+	options.SetDefault(&s.Window, 2)
+	options.SetDefault(&s.Beta, 32<<10)
+	options.SetDefault(&s.GroupTimeout, 5*time.Second)
+	options.SetDefault(&s.Deadline, 2*time.Minute)
+	options.SetDefault(&s.CapacityBytes, 8<<30)
+	options.SetDefault(&s.ArenaBytes, 256<<20)
 	s.Model.Layers = s.Layers
-	def(&s.Model.Attention.PerToken, 1e-9)
-	def(&s.Model.Quota, batch.DefaultQuota)
-}
-
-func def[T comparable](p *T, v T) {
-	var zero T
-	if *p == zero {
-		*p = v
-	}
+	options.SetDefault(&s.Model.Attention.PerToken, 1e-9)
+	options.SetDefault(&s.Model.Quota, batch.DefaultQuota)
 }
 
 // most is how many nodes of a kind a cluster may have: this is one machine.

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/group/domaintest"
-	"github.com/penstock-kv/penstock/rdma/simrdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 )
 
 func TestMain(m *testing.M) {

@@ -3,6 +3,7 @@ package fabric
 import (
 	"fmt"
 
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
 )
@@ -54,18 +55,10 @@ func (o *DomainOptions) Validate() error {
 		return fmt.Errorf("fabric: option Provider is shm: libfabric's shm may deliver bytes that were overwritten after their write; between processes of one host use rdma/shm (data_plane.provider: shm): %w",
 			rdma.ErrUnsupported)
 	}
-	for _, r := range []struct {
-		name            string
-		value, min, max int
-	}{
-		{"QueueDepth", o.QueueDepth, 1, maxQueueDepth},
-		{"MaxMessage", o.MaxMessage, 256, 1<<20 + 64},
-	} {
-		if r.value < r.min || r.value > r.max {
-			return fmt.Errorf("fabric: option %s is %d; it must be %d to %d", r.name, r.value, r.min, r.max)
-		}
-	}
-	return nil
+	return options.CheckRanges("fabric", []options.Range{
+		{Name: "QueueDepth", Value: int64(o.QueueDepth), Min: 1, Max: maxQueueDepth},
+		{Name: "MaxMessage", Value: int64(o.MaxMessage), Min: 256, Max: 1<<20 + 64},
+	})
 }
 
 // Options configure an engine.

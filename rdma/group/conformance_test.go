@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
-	"github.com/penstock-kv/penstock/rdma/simrdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

@@ -1,7 +1,6 @@
 package group
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -13,6 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 	"github.com/penstock-kv/penstock/rdma/internal/peers"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // protocol is what a control connection begins with: "PGD", "PGC" and the
@@ -40,15 +40,15 @@ func (c *Control) ensureAddr() error {
 // accept is the goroutine that takes connections.
 func (e *Engine) accept() {
 	failed := func(err error) {
-		e.log.Warn(logAccept, "data plane cannot accept", "listen", e.opts.Control.Addr, "err", err)
+		e.core.Log.Warn(sessions.LogAccept, "data plane cannot accept", "listen", e.opts.Control.Addr, "err", err)
 	}
-	peers.Accept(e.ctx, e.opts.Control.Listener, &e.running, failed, func(nc net.Conn, _ func()) { e.admit(nc) })
+	peers.Accept(e.core.Ctx, e.opts.Control.Listener, &e.core.Running, failed, func(nc net.Conn, _ func()) { e.admit(nc) })
 }
 
 // admit performs the accepting side of a handshake on nc, which it closes if
 // that fails.
 func (e *Engine) admit(nc net.Conn) {
-	stop := context.AfterFunc(e.ctx, func() { _ = nc.Close() })
+	stop := context.AfterFunc(e.core.Ctx, func() { _ = nc.Close() })
 	defer stop()
 	_ = nc.SetDeadline(time.Now().Add(e.opts.HandshakeTimeout))
 	err := e.admitConn(nc)
@@ -56,8 +56,8 @@ func (e *Engine) admit(nc net.Conn) {
 		return
 	}
 	_ = nc.Close()
-	if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
-		e.log.Warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
+	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
+		e.core.Log.Warn(sessions.LogAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
@@ -66,8 +66,8 @@ func (e *Engine) admitConn(nc net.Conn) error {
 	h, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
 	if err != nil {
 		// A connection that Close of this engine ended proved nothing and failed nothing.
-		if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
-			e.stats.authFailures.Add(1)
+		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
+			e.core.AuthFailures.Add(1)
 		}
 		return err
 	}
@@ -87,13 +87,13 @@ func (e *Engine) admitConn(nc net.Conn) error {
 
 // reserveSession counts a session that is about to begin.
 func (e *Engine) reserveSession() (handshake.Verdict, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closing {
+	e.core.Mu.Lock()
+	defer e.core.Mu.Unlock()
+	if e.core.Closing {
 		return handshake.Request, rdma.ErrClosed
 	}
-	if len(e.all)+e.admitted >= e.opts.MaxPeers {
-		return handshake.Full, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.all), e.opts.MaxPeers)
+	if len(e.core.All)+e.admitted >= e.opts.MaxPeers {
+		return handshake.Full, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.core.All), e.opts.MaxPeers)
 	}
 	e.admitted++
 	return handshake.OK, nil
@@ -101,8 +101,8 @@ func (e *Engine) reserveSession() (handshake.Verdict, error) {
 
 // unreserveSession ends what reserveSession counted.
 func (e *Engine) unreserveSession() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.core.Mu.Lock()
+	defer e.core.Mu.Unlock()
 	e.admitted--
 }
 
@@ -134,7 +134,7 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 	}
 	theirs, err := decodeSetup(payload)
 	if err != nil {
-		e.stats.malformedFrames.Add(1)
+		e.core.MalformedFrames.Add(1)
 		return nil, err
 	}
 	if theirs.provider != mine.provider || theirs.counted != mine.counted {
@@ -147,32 +147,12 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 	return newSession(e, peer, dialed, c, &theirs), nil
 }
 
-// activate makes a session known and starts it. An older session of the same
-// peer ends first: its engine has given it up.
+// activate makes a session known and starts it.
 func (e *Engine) activate(s *session) error {
-	k := s.key()
-	for {
-		e.mu.Lock()
-		if e.closing {
-			e.mu.Unlock()
-			return fmt.Errorf("rdma: %w", rdma.ErrClosed)
-		}
-		old, ok := e.peers.At(k)
-		if !ok {
-			break
-		}
-		e.mu.Unlock()
-		old.fail(fmt.Errorf("rdma: %v opened a new session: %w", s.peer, rdma.ErrPeerDied))
-		<-old.removed
-	}
-	e.all[s] = struct{}{}
-	e.peers.Put(k, s)
-	// Counted before anybody can find the session and end it.
+	// Counted before the session can be found and ended.
 	s.running.Add(2)
-	e.mu.Unlock()
-	e.stats.sessionsOpened.Add(1)
-	if e.opts.OnPeerUp != nil {
-		e.opts.OnPeerUp(s.peer)
+	if err := e.core.Activate(s); err != nil {
+		return err
 	}
 	go func() {
 		defer s.running.Done()
@@ -193,68 +173,28 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	if err := token.Validate(); err != nil {
 		return rdma.EngineID{}, err
 	}
-	where := ""
+	var where []rdma.NetAddr
 	for _, n := range addr.NICs {
 		if c, ok := controlOf(n); !ok {
 			return rdma.EngineID{}, fmt.Errorf("group: address %q is of no engine of this kind: %w", n, rdma.ErrMalformed)
-		} else if where == "" {
-			where = c
+		} else if len(where) == 0 && c != "" {
+			where = []rdma.NetAddr{rdma.NetAddr(c)}
 		}
 	}
-	if where == "" {
-		if !addr.Engine.IsZero() && e.alive(addr.Engine) {
-			return addr.Engine, nil
-		}
-		return rdma.EngineID{}, fmt.Errorf("group: engine %v does not listen; it has to connect to us: %w", addr.Engine, rdma.ErrNoPeer)
-	}
-	giveUp, err := e.connecting.Take(ctx, where)
-	if err != nil {
-		return rdma.EngineID{}, fmt.Errorf("group: connect to %s: %w", where, err)
-	}
-	defer giveUp()
-	if err := e.open(); err != nil {
-		return rdma.EngineID{}, fmt.Errorf("group: connect: %w", err)
-	}
-	if !addr.Engine.IsZero() && e.alive(addr.Engine) {
-		return addr.Engine, nil
-	}
-	if addr.Engine.IsZero() {
-		// A second session would end the first one.
-		if peer, ok := e.dialedTo(where, token); ok {
-			return peer, nil
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, e.opts.HandshakeTimeout)
-	defer cancel()
-	defer context.AfterFunc(e.ctx, cancel)()
-	peer, err := e.dial(ctx, where, addr.Engine, token)
-	if err != nil {
-		if e.ctx.Err() != nil {
-			err = rdma.ErrClosed
-		}
-		return rdma.EngineID{}, fmt.Errorf("group: connect to %s: %w", where, err)
-	}
-	return peer, nil
-}
-
-// dialedTo returns the engine of a session that was dialed at the same address, with the same token,
-// and has not begun to end.
-func (e *Engine) dialedTo(where string, token rdma.Token) (rdma.EngineID, bool) {
-	for _, s := range e.sessions() {
-		if s.dialed && s.where == where && bytes.Equal(s.token, token) && e.alive(s.peer) {
-			return s.peer, true
-		}
-	}
-	return rdma.EngineID{}, false
+	return e.core.Connect(ctx, addr.Engine, where, token, func(ctx context.Context) (rdma.EngineID, error) {
+		ctx, cancel := context.WithTimeout(ctx, e.opts.HandshakeTimeout)
+		defer cancel()
+		return e.dial(ctx, where, addr.Engine, token)
+	})
 }
 
 // dial opens a session and returns when its lanes have come up, at least one, or
 // failed.
-func (e *Engine) dial(ctx context.Context, where string, want rdma.EngineID, token rdma.Token) (rdma.EngineID, error) {
+func (e *Engine) dial(ctx context.Context, where []rdma.NetAddr, want rdma.EngineID, token rdma.Token) (rdma.EngineID, error) {
 	if e.opts.Control.Dial == nil {
 		return want, fmt.Errorf("this engine can't dial (Control.Dial): %w", rdma.ErrUnsupported)
 	}
-	nc, err := e.opts.Control.Dial(ctx, where)
+	nc, err := e.opts.Control.Dial(ctx, string(where[0]))
 	if err != nil {
 		return want, err
 	}
@@ -264,7 +204,7 @@ func (e *Engine) dial(ctx context.Context, where string, want rdma.EngineID, tok
 		err = ctx.Err()
 	}
 	if err == nil {
-		s.where, s.token = where, token
+		s.Where, s.Token = where, token
 		err = e.activate(s)
 	}
 	if err != nil {
@@ -298,16 +238,16 @@ func (s *session) awaitLanes(ctx context.Context) (err error) {
 			return nil
 		}
 		err = fmt.Errorf("no NIC reaches the peer (%w): %w", s.downReason(), rdma.ErrPeerDied)
-	case <-s.dying:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.why
+	case <-s.Dying:
+		s.Mu.Lock()
+		defer s.Mu.Unlock()
+		return s.Why
 	case <-ctx.Done():
 		if s.anyUp() {
 			return nil // the others come up later, or fail
 		}
 		err = ctx.Err()
 	}
-	s.fail(fmt.Errorf("rdma: session with %v did not begin: %w: %w", s.peer, rdma.ErrPeerDied, err))
+	s.Fail(fmt.Errorf("rdma: session with %v did not begin: %w: %w", s.Peer, rdma.ErrPeerDied, err))
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
 // Control is how two engines reach each other to begin a session: a stream that
@@ -24,9 +25,6 @@ type Control struct {
 	// opened. A wrong certificate should end as an rdma.ErrAuth.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 }
-
-// tlsScheme stands in front of the host:port of a listener that speaks TLS.
-const tlsScheme = "tls://"
 
 // TCP is a Control over TCP. listen is the host:port to accept on, empty for
 // none; advertise is what peers are told to dial where that is not the same.
@@ -49,7 +47,7 @@ func TCP(ctx context.Context, listen, advertise string, cfg *tls.Config) (Contro
 		c.Addr = l.Addr().String()
 	}
 	if cfg != nil {
-		c.Listener, c.Addr = tls.NewListener(l, cfg), tlsScheme+c.Addr
+		c.Listener, c.Addr = tls.NewListener(l, cfg), handshake.TLSScheme+c.Addr
 	}
 	return c, nil
 }
@@ -74,7 +72,7 @@ func Unix(ctx context.Context, path string) (Control, error) {
 
 // dialTCP opens a socket, and TLS on it where the address asks for that.
 func dialTCP(ctx context.Context, addr string, cfg *tls.Config) (net.Conn, error) {
-	hostPort, secure := strings.CutPrefix(addr, tlsScheme)
+	hostPort, secure := strings.CutPrefix(addr, handshake.TLSScheme)
 	if secure && cfg == nil {
 		return nil, fmt.Errorf("%s wants TLS and this engine was given none: %w", hostPort, rdma.ErrAuth)
 	}
@@ -84,19 +82,5 @@ func dialTCP(ctx context.Context, addr string, cfg *tls.Config) (net.Conn, error
 	if err != nil || !secure {
 		return nc, err
 	}
-	if cfg.ServerName == "" {
-		host, _, err := net.SplitHostPort(hostPort)
-		if err != nil {
-			_ = nc.Close()
-			return nil, err
-		}
-		cfg = cfg.Clone()
-		cfg.ServerName = host
-	}
-	c := tls.Client(nc, cfg)
-	if err := c.HandshakeContext(ctx); err != nil {
-		_ = nc.Close()
-		return nil, fmt.Errorf("TLS with %s: %w: %w", hostPort, rdma.ErrAuth, err)
-	}
-	return c, nil
+	return handshake.DialTLS(ctx, nc, hostPort, cfg)
 }

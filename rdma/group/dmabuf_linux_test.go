@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/penstock-kv/penstock/rdma"
-	"github.com/penstock-kv/penstock/rdma/simrdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 	"golang.org/x/sys/unix"
 )
 

@@ -124,9 +124,9 @@
 // wait to be written are bounded (8 MiB); a peer that does not read is cut off.
 //
 // domaintest.Run is the conformance suite of Domain; rdmatest.Run that of the
-// engine over it; rdma/simrdma runs the latter over thousands of networks.
+// engine over it; rdma/rdmatest/simrdma runs the latter over thousands of networks.
 //
-// Lock order: Engine.mu → session.mu → lane.mu; Engine.regMu → region.mu,
+// Lock order: Engine.core.Mu → session.Mu → lane.mu; Engine.regMu → region.mu,
 // Engine.regionsMu, window.mu. The locks of nic, stream, withdrawals, asked,
 // inbound, keysMu and rdma/internal are leaves (window.mu → keysMu). Post runs under
 // lane.mu, which is what makes it one at a time, and memory is registered and

@@ -6,12 +6,13 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // open makes a new endpoint and tells the peer of it: the dialer's part, at the
 // beginning and after each break.
 func (l *lane) open() {
-	if !l.s.dialed {
+	if !l.s.Dialed {
 		return
 	}
 	l.mu.Lock()
@@ -32,7 +33,7 @@ func (l *lane) open() {
 // makeEnd makes an endpoint on the lane's NIC.
 func (l *lane) makeEnd(epoch uint32) (*end, error) {
 	n := l.s.e.nics[l.nicIndex].Load()
-	en := &end{lane: l, nic: n, epoch: epoch, quiet: make(chan struct{}), tick: l.s.e.ticks.Load()}
+	en := &end{lane: l, nic: n, epoch: epoch, quiet: make(chan struct{}), tick: l.s.e.core.Ticks.Load()}
 	if err := n.adopt(en); err != nil {
 		return nil, err
 	}
@@ -111,7 +112,7 @@ func (l *lane) settle() {
 // address takes the address of the peer's endpoint: at the acceptor it asks for
 // one of ours, at the dialer it answers. The session's reader calls it.
 func (l *lane) address(a laneAddr) error {
-	if l.s.dialed {
+	if l.s.Dialed {
 		l.mu.Lock()
 		en := l.cur
 		if en == nil || en.epoch != a.epoch || en.state >= endClosing {
@@ -217,7 +218,7 @@ func (l *lane) raise(en *end) {
 	if l.failures == 0 {
 		l.s.ups.Add(1)
 	}
-	if !l.s.dialed {
+	if !l.s.Dialed {
 		r := laneReady{lane: uint16(l.index), epoch: en.epoch}
 		l.s.ctl.send(func(b []byte) []byte { return r.append(b, frameLaneUp) })
 	}
@@ -262,7 +263,7 @@ func (l *lane) giveUp(en *end, cause error) bool {
 	quietly := l.killed
 	l.mu.Unlock()
 	if !quietly {
-		l.s.e.log.Info(logLane, "endpoint ended", "peer", l.s.peer.String(), "nic", en.nic.name, "why", cause)
+		l.s.e.core.Log.Info(sessions.LogPath, "endpoint ended", "peer", l.s.Peer.String(), "nic", en.nic.name, "why", cause)
 	}
 	l.settle()
 	l.s.replace(jobs)
@@ -385,7 +386,7 @@ func (l *lane) retry(failed bool) {
 		l.failures++
 	}
 	n := l.failures
-	wait := !l.killed && l.s.dialed && n > 0
+	wait := !l.killed && l.s.Dialed && n > 0
 	if wait {
 		l.pause = time.AfterFunc(l.s.e.opts.RetryInterval<<min(n-1, 6), l.open)
 	}

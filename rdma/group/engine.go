@@ -5,16 +5,11 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"maps"
-	"math/bits"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
-	"github.com/penstock-kv/penstock/rdma/internal/inbox"
-	"github.com/penstock-kv/penstock/rdma/internal/peers"
-	"github.com/penstock-kv/penstock/rdma/internal/quiet"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // Engine is the transfer engine over a group of NICs.
@@ -29,38 +24,19 @@ type Engine struct {
 	counted, final, emptyMessages bool
 	maxWrite                      uint64
 
-	imms   *rdma.ImmCounters
-	inbox  atomic.Pointer[inbox.Inbox]
-	outbox *outbox
-	stats  counters
-	log    *quiet.Log[logKind]
-	// ticks is the engine's coarse clock: it counts the watch's rounds.
-	ticks       atomic.Uint64
+	core        sessions.Engine[*session]
+	outbox      *outbox
 	serials     atomic.Uint32
 	revocations atomic.Uint64
-
-	// ctx ends when Close begins; running counts the engine's own goroutines,
-	// revokes the revocations under way.
-	ctx     context.Context
-	cancel  context.CancelFunc
-	running sync.WaitGroup
+	// revokes counts the revocations under way; asking holds a token for each that
+	// asks peers: withdrawalsMax at most.
 	revokes sync.WaitGroup
-	closed  chan struct{}
-	// asking holds a token for each revocation that asks peers: withdrawalsMax at most.
-	asking chan struct{}
+	asking  chan struct{}
 
 	// nics are the NICs in use, or the last that was in that place.
 	nics []atomic.Pointer[nic]
-	// peers are the live sessions; connecting is whose turn it is to dial an
-	// address.
-	peers      peers.Table[*session]
-	connecting peers.Turns[string]
-
-	mu      sync.Mutex
-	closing bool
-	// all are the sessions not yet removed; admitted counts those that are about
-	// to be in it.
-	all      map[*session]struct{}
+	// admitted counts the sessions that are about to be in core.All. Guarded by
+	// core.Mu.
 	admitted int
 
 	// regMu is held for reading while memory is registered, opened or closed,
@@ -103,12 +79,12 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	for i := range e.nics {
-		e.running.Go(e.nics[i].Load().poll)
+		e.core.Running.Go(e.nics[i].Load().poll)
 	}
 	if opts.Control.Listener != nil {
-		e.running.Go(e.accept)
+		e.core.Running.Go(e.accept)
 	}
-	e.running.Go(e.watch)
+	e.core.Running.Go(e.watch)
 	return e, nil
 }
 
@@ -116,18 +92,18 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 // domains have been closed.
 func newEngine(opts Options) (_ *Engine, err error) {
 	e := &Engine{
-		opts: opts, log: quiet.New[logKind](opts.Logger),
-		imms:    rdma.NewImmCounters(opts.EarlyImmediates),
-		closed:  make(chan struct{}),
+		opts:    opts,
 		asking:  make(chan struct{}, withdrawalsMax),
 		nics:    make([]atomic.Pointer[nic], len(opts.Domains)),
-		all:     make(map[*session]struct{}),
 		regions: make(map[*region]struct{}), keys: make(map[remoteKey]*window),
 		counted: true, final: true, maxWrite: ^uint64(0),
 	}
 	_, _ = rand.Read(e.id[:])
 	e.addr.Engine = e.id
-	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.core.Init(sessions.Options{
+		Name: "group", InFlightBytes: opts.InFlightBytes, MaxMessage: opts.MaxMessage, EarlyImmediates: opts.EarlyImmediates,
+		OnPeerUp: opts.OnPeerUp, OnPeerDown: opts.OnPeerDown, Logger: opts.Logger,
+	})
 	for i, d := range opts.Domains {
 		n, err := e.newNIC(i, d)
 		if err != nil {
@@ -172,7 +148,7 @@ func (e *Engine) Addr() rdma.Addr { return e.addr }
 // there are sessions and none of them has an endpoint on it that works.
 func (e *Engine) NICs() []rdma.NIC {
 	out := make([]rdma.NIC, len(e.nics))
-	sessions := e.sessions()
+	sessions := e.core.Sessions()
 	for i := range e.nics {
 		n := e.nics[i].Load()
 		x := rdma.NIC{Name: n.name, Addr: n.addr, Up: true, BytesOut: n.bytesOut.Load(), BytesIn: n.bytesIn.Load()}
@@ -198,7 +174,7 @@ func laneReason(sessions []*session, nic int) (why error) {
 			}
 			l.mu.Lock()
 			if l.why != nil {
-				why = fmt.Errorf("endpoint to %v: %w", s.peer, l.why)
+				why = fmt.Errorf("endpoint to %v: %w", s.Peer, l.why)
 			}
 			l.mu.Unlock()
 		}
@@ -225,106 +201,20 @@ func (e *Engine) Info() rdma.Info {
 	}
 }
 
-// open returns ErrClosed once Close has begun.
-func (e *Engine) open() error {
-	if e.ctx.Err() != nil {
-		return fmt.Errorf("rdma: %w", rdma.ErrClosed)
-	}
-	return nil
-}
-
-// session returns the live session with peer.
-func (e *Engine) session(peer rdma.EngineID) (*session, error) {
-	if s, ok := e.peers.Find(peer); ok {
-		return s, nil
-	}
-	if err := e.open(); err != nil {
-		return nil, err
-	}
-	return nil, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
-}
-
-// alive reports whether there is a session with peer that has not begun to end. A session
-// that has begun to end is in the table for a moment longer.
-func (e *Engine) alive(peer rdma.EngineID) bool {
-	s, ok := e.peers.Find(peer)
-	if !ok {
-		return false
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.why == nil
-}
-
-// sessions returns the live sessions.
-func (e *Engine) sessions() []*session { return e.peers.All() }
-
-// unremoved returns the live sessions and the sessions that are ending. Payload of both may
-// land here.
-func (e *Engine) unremoved() []*session {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Collect(maps.Keys(e.all))
-}
-
 // Peers implements rdma.Engine.
-func (e *Engine) Peers() []rdma.Peer {
-	var out []rdma.Peer
-	for _, s := range e.sessions() {
-		s.mu.Lock()
-		out = append(out, rdma.Peer{
-			ID: s.peer, Remote: s.remote, Dialed: s.dialed,
-			InFlightOps: s.active, InFlightBytes: e.opts.InFlightBytes - s.freeBytes,
-		})
-		s.mu.Unlock()
-	}
-	return out
-}
+func (e *Engine) Peers() []rdma.Peer { return e.core.Peers() }
+
+// Stats implements rdma.Engine. This side does not see a peer's writes without an
+// immediate: WritesIn counts writes whose immediate arrived, WriteBytesIn the
+// payload that came with it.
+func (e *Engine) Stats() rdma.Stats { return e.core.Stats() }
 
 // Disconnect implements rdma.Engine.
-func (e *Engine) Disconnect(peer rdma.EngineID) {
-	for _, s := range e.sessions() {
-		if s.peer == peer {
-			s.fail(fmt.Errorf("rdma: %w from %v: %w", errDisconnected, peer, rdma.ErrPeerDied))
-		}
-	}
-}
+func (e *Engine) Disconnect(peer rdma.EngineID) { e.core.Disconnect(peer, nil) }
 
-// forget makes a session that begins to end unknown.
-func (e *Engine) forget(s *session) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.peers.Drop(s.key(), s)
-}
-
-// key is the session's in the table of peers.
-func (s *session) key() peers.Key { return peers.Key{ID: s.peer, Dialed: s.dialed} }
-
-// removed removes a session whose operations have all ended.
-func (e *Engine) removed(s *session) {
-	e.stats.sessionsClosed.Add(1)
-	e.imms.PeerDied(s.peer, s.why)
-	e.logEnd(s)
-	if e.opts.OnPeerDown != nil {
-		e.opts.OnPeerDown(s.peer, s.why)
-	}
-	e.mu.Lock()
-	delete(e.all, s)
-	e.mu.Unlock()
-}
-
-// logEnd logs the end of a session. It warns unless the peer closed the session with
-// nothing in flight, or this engine's caller ended it: neither needs action.
-func (e *Engine) logEnd(s *session) {
-	args := []any{"peer", s.peer.String(), "remote", s.remote}
-	switch {
-	case errors.Is(s.why, errHungUp):
-		e.log.Debug("data-plane session ended by the peer, with nothing in flight", args...)
-	case errors.Is(s.why, errDisconnected), errors.Is(s.why, rdma.ErrClosed):
-		e.log.Debug("data-plane session ended here", append(args, "why", s.why)...)
-	default:
-		e.log.Warn(logSession, "data-plane session ended", append(args, "why", s.why)...)
-	}
+// Recv implements rdma.Engine.
+func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
+	return e.core.Recv(count, sizeBytes, handler)
 }
 
 // source returns the region of a write of n bytes.
@@ -350,7 +240,7 @@ func (e *Engine) target(ctx context.Context, dst *rdma.Desc, class rdma.Class) (
 	if len(dst.NICs) == 0 {
 		return nil, fmt.Errorf("group: write to a Desc without a key: %w", rdma.ErrMalformed)
 	}
-	return e.session(dst.Engine)
+	return e.core.Session(dst.Engine)
 }
 
 // prepare reserves an op for a write of n bytes to dst.
@@ -363,18 +253,16 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 	if n == 0 && e.emptyMessages {
 		queue = forMessage
 	}
-	o, err := s.reserve(ctx, queue, n, noWait)
+	o, err := s.Reserve(ctx, queue, n, noWait)
 	if err != nil {
 		return nil, err
 	}
 	err = o.aim(dst, e.id)
 	if err == nil && own != nil {
-		if err = own.readers.Acquire(); err == nil {
-			o.src = own
-		}
+		o.src, err = own, o.Hold(&own.readers)
 	}
 	if err != nil {
-		s.unreserve(o)
+		s.Unreserve(o)
 		return nil, err
 	}
 	return o, nil
@@ -385,13 +273,13 @@ func (e *Engine) most() uint64 { return min(e.maxWrite, uint64(e.opts.PieceBytes
 
 // dispatch submits an op whose runs are laid out.
 func (e *Engine) dispatch(ctx context.Context, s *session, o *op, off uint64, noWait bool) error {
-	if len(o.runs) > 0 {
+	if len(o.Runs) > 0 {
 		return s.submit(o)
 	}
 	if o.kind == opMessage {
 		return e.sendEmpty(ctx, s, o, off, noWait)
 	}
-	o.runs = append(o.runs, run{0, off, 0})
+	o.Runs = append(o.Runs, sessions.Run{Dst: off})
 	return s.submit(o)
 }
 
@@ -404,7 +292,7 @@ func (e *Engine) sendEmpty(ctx context.Context, s *session, o *op, off uint64, n
 		le.PutUint64(p[8:], o.keys[0].key)
 		le.PutUint64(p[16:], o.base+off)
 		kind := byte(kindEmpty)
-		if _, ok := o.imm.Get(); ok {
+		if _, ok := o.Imm.Get(); ok {
 			kind = kindImm
 		}
 		e.outbox.encode(o, kind, low, p[:])
@@ -429,7 +317,7 @@ func (e *Engine) write(ctx context.Context, s *session, w *rdma.Write) error {
 	if err != nil {
 		return err
 	}
-	o.imm, o.done, o.class = w.Imm, w.Done, w.Class
+	o.Imm, o.Done, o.Class = w.Imm, w.Done, w.Class
 	if w.Len > 0 {
 		o.add(w.SrcOffset, w.DstOffset, w.Len, e.most())
 	}
@@ -441,9 +329,9 @@ func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 	if err := w.Check(); err != nil {
 		return err
 	}
-	hi, total := bits.Mul64(w.PageLen, uint64(len(w.SrcPages.Indices)))
-	if hi != 0 {
-		return fmt.Errorf("group: %d pages of %d bytes: %w", len(w.SrcPages.Indices), w.PageLen, rdma.ErrRange)
+	total, err := sessions.PagedBytes("group", &w)
+	if err != nil {
+		return err
 	}
 	s, err := e.target(ctx, &w.Dst, w.Class)
 	if err != nil {
@@ -454,60 +342,44 @@ func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 		return err
 	}
 	if err := o.layPages(&w, e.most()); err != nil {
-		s.unreserve(o)
+		s.Unreserve(o)
 		return err
 	}
-	o.imm, o.done, o.class = w.Imm, w.Done, w.Class
+	o.Imm, o.Done, o.Class = w.Imm, w.Done, w.Class
 	return e.dispatch(ctx, s, o, 0, w.NoWait)
 }
 
 // Send implements rdma.Engine.
 func (e *Engine) Send(ctx context.Context, to rdma.EngineID, msg []byte, done func(error)) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("group: send: %w", err)
-	}
-	if len(msg) > e.opts.MaxMessage {
-		return fmt.Errorf("group: message of %d bytes, at most %d (MaxMessage): %w", len(msg), e.opts.MaxMessage, rdma.ErrRange)
-	}
-	s, err := e.session(to)
+	s, err := e.core.Recipient(ctx, to, msg)
 	if err != nil {
 		return err
 	}
-	o, err := s.reserve(ctx, forMessage, uint64(len(msg)), false)
+	o, err := s.Reserve(ctx, forMessage, uint64(len(msg)), false)
 	if err != nil {
 		return err
 	}
-	o.done = done
+	o.Done = done
 	return s.send(ctx, o, false, func(o *op, low uint64) { e.outbox.encode(o, kindMessage, low, msg) })
 }
 
 // ExpectImm implements rdma.Engine.
 func (e *Engine) ExpectImm(x rdma.Expect) (*rdma.Expectation, error) {
-	return e.imms.Expect(x, e.alive)
+	return e.core.ExpectImm(x)
 }
 
 // Close implements rdma.Engine.
 func (e *Engine) Close() error {
-	e.mu.Lock()
-	if e.closing {
-		e.mu.Unlock()
-		<-e.closed
+	if !e.core.BeginClose() {
 		return nil
 	}
-	e.closing = true
-	e.mu.Unlock()
-	all := e.unremoved() // no session is added any more
-	e.cancel()
+	all := e.core.Unremoved() // no session is added any more
+	e.core.Cancel()
 	if e.opts.Control.Listener != nil {
 		_ = e.opts.Control.Listener.Close()
 	}
-	for _, s := range all {
-		s.fail(fmt.Errorf("rdma: %w", rdma.ErrClosed))
-	}
-	for _, s := range all {
-		<-s.removed
-	}
-	e.imms.Close()
+	e.core.EndAll(all)
+	e.core.Imms.Close()
 	e.revokes.Wait()
 	e.regMu.Lock()
 	e.released = true
@@ -518,7 +390,7 @@ func (e *Engine) Close() error {
 		n.stop.Store(true)
 		n.dom.Wake()
 	}
-	e.running.Wait()
+	e.core.Running.Wait()
 	var errs []error
 	for i := range e.nics {
 		if n := e.nics[i].Load(); !n.dead.Load() {
@@ -531,6 +403,6 @@ func (e *Engine) Close() error {
 		r.disown()
 	}
 	e.regionsMu.Unlock()
-	close(e.closed)
+	close(e.core.Closed)
 	return errors.Join(errs...)
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
-	"github.com/penstock-kv/penstock/rdma/simrdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 )
 
 var testToken = rdma.Token("a token for the tests of group")

@@ -197,9 +197,9 @@ func FuzzSession(f *testing.F) {
 			s.received(b)
 		}
 		_ = there.Close()
-		<-s.removed
-		if s.why == nil || !errors.Is(s.why, rdma.ErrPeerDied) {
-			t.Errorf("the session ended with %v", s.why)
+		<-s.Removed
+		if s.Why == nil || !errors.Is(s.Why, rdma.ErrPeerDied) {
+			t.Errorf("the session ended with %v", s.Why)
 		}
 	})
 }

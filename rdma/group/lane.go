@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // lane is the way from one NIC of ours to one NIC of a peer, for one class. It
@@ -271,7 +272,7 @@ func (en *end) held(j job) bool {
 		return true
 	}
 	most := aheadPieces * int64(en.lane.s.e.opts.PieceBytes)
-	return en.ahead > 0 && j.op.kind == opWrite && en.ahead+int64(j.op.runs[j.lo].n) > most
+	return en.ahead > 0 && j.op.kind == opWrite && en.ahead+int64(j.op.Runs[j.lo].N) > most
 }
 
 // fill moves runs from the queue to works, until one of them is used up or full.
@@ -303,7 +304,7 @@ func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
 		en.free = en.free[:len(en.free)-1]
 		en.inflight++
 		r := &en.records[slot]
-		*r = record{op: j.op, run: j.lo, tail: j.tail, used: true, load: job{op: j.op, lo: j.lo, hi: j.lo + 1}.load(), tick: l.s.e.ticks.Load()}
+		*r = record{op: j.op, run: j.lo, tail: j.tail, used: true, load: job{op: j.op, lo: j.lo, hi: j.lo + 1}.load(), tick: l.s.e.core.Ticks.Load()}
 		en.ahead += r.ahead()
 		if w.Op == OpWriteImm {
 			r.imm, r.immSeq = true, en.immSent
@@ -346,25 +347,25 @@ func (l *lane) work(en *end, j *job) (w Work, refusal *why, ok bool) {
 	if o.dead.Load() {
 		return w, &why{}, false
 	}
-	r := o.runs[j.lo]
+	r := o.Runs[j.lo]
 	serial := l.remoteSerial.Load()
 	key, known := o.key(serial)
 	if !known {
 		return w, nil, false
 	}
 	if key == 0 || en.nic.tooWide(key) || l.s.withdrawn.has(remoteKey{serial, key}) {
-		return w, &why{op: o.id(), serial: serial, key: key, addr: o.base + r.dst, n: r.n}, false
+		return w, &why{op: o.ID(), serial: serial, key: key, addr: o.base + r.Dst, n: r.N}, false
 	}
-	w = Work{Op: OpWrite, Len: r.n, RemoteAddr: o.base + r.dst, RemoteKey: key}
-	if r.n > 0 {
+	w = Work{Op: OpWrite, Len: r.N, RemoteAddr: o.base + r.Dst, RemoteKey: key}
+	if r.N > 0 {
 		if w.Src = o.src.memory(l.nicIndex, en.nic.serial); w.Src == nil {
 			return w, nil, false
 		}
-		w.SrcOff = r.src
+		w.SrcOff = r.Src
 	}
 	if j.imm && j.lo+1 == j.hi {
 		w.Op = OpWriteImm
-		w.Imm, _ = o.imm.Get()
+		w.Imm, _ = o.Imm.Get()
 	}
 	return w, nil, true
 }
@@ -415,7 +416,7 @@ func (en *end) noteSent() {
 }
 
 // done takes the completion of a Work that was posted; the poller calls it.
-func (l *lane) done(en *end, c *Completion, out []ended) []ended {
+func (l *lane) done(en *end, c *Completion, out []sessions.Ended) []sessions.Ended {
 	slot := uint32(c.Cookie)
 	l.mu.Lock()
 	if int(slot) >= len(en.records) || !en.records[slot].used {
@@ -439,7 +440,7 @@ func (l *lane) done(en *end, c *Completion, out []ended) []ended {
 		if r.imm {
 			en.immOK++
 			if en.okTally != nil {
-				v, _ := r.op.imm.Get()
+				v, _ := r.op.Imm.Get()
 				en.okTally[v]++
 			}
 		}

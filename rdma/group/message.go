@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
-	"github.com/penstock-kv/penstock/rdma/internal/inbox"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // A message on a NIC, little-endian:
@@ -81,11 +81,11 @@ func (b *outbox) take(ctx context.Context, s *session, noWait bool) (int, error)
 	case i := <-b.free:
 		return i, nil
 	case <-ctx.Done():
-		return 0, fmt.Errorf("rdma: waiting for a buffer to %v: %w", s.peer, ctx.Err())
-	case <-s.dying:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return 0, s.goneLocked()
+		return 0, fmt.Errorf("rdma: waiting for a buffer to %v: %w", s.Peer, ctx.Err())
+	case <-s.Dying:
+		s.Mu.Lock()
+		defer s.Mu.Unlock()
+		return 0, s.GoneLocked()
 	}
 }
 
@@ -103,7 +103,7 @@ func (b *outbox) place(o *op) (off, n uint64) {
 // encode writes the message into its buffer.
 func (b *outbox) encode(o *op, kind byte, low uint64, payload []byte) {
 	buf := b.buffer(o.slotIndex)
-	imm, _ := o.imm.Get()
+	imm, _ := o.Imm.Get()
 	buf[0], buf[1], buf[2], buf[3] = kind, 0, 0, 0
 	le.PutUint32(buf[4:], imm)
 	le.PutUint64(buf[8:], o.seq)
@@ -146,41 +146,27 @@ func decodeMessage(b []byte) (m message, _ error) {
 func (s *session) send(ctx context.Context, o *op, noWait bool, fill func(o *op, low uint64)) error {
 	i, err := s.e.outbox.take(ctx, s, noWait)
 	if err != nil {
-		s.unreserve(o)
+		s.Unreserve(o)
 		return err
 	}
 	o.slotIndex = i
 	var touched laneSet
-	var out []ended
-	s.mu.Lock()
-	if err := s.beginLocked(o); err != nil {
-		s.mu.Unlock()
+	var out []sessions.Ended
+	s.Mu.Lock()
+	if err := s.BeginLocked(o, s.e.core.Ticks.Load()); err != nil {
+		s.Mu.Unlock()
 		s.e.outbox.give(i)
 		o.slotIndex = -1
-		s.unreserve(o)
+		s.Unreserve(o)
 		return err
 	}
 	fill(o, s.low)
 	o.left = 1
 	out = s.placeLocked(job{op: o, hi: 1}, &touched, out)
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	touched.pump(s)
-	callAll(out)
+	sessions.CallAll(out)
 	return nil
-}
-
-// forgetMessageLocked takes o out of the messages in flight.
-func (s *session) forgetMessageLocked(o *op) {
-	low := s.seq + 1
-	kept := s.messages[:0]
-	for _, m := range s.messages {
-		if m != o {
-			kept = append(kept, m)
-			low = min(low, m.seq)
-		}
-	}
-	clear(s.messages[len(kept):])
-	s.messages, s.low = kept, low
 }
 
 // takeAcks takes the peer's answers to messages.
@@ -190,35 +176,35 @@ func (s *session) takeAcks(b []byte) error {
 		return err
 	}
 	var touched laneSet
-	var out []ended
-	s.mu.Lock()
+	var out []sessions.Ended
+	s.Mu.Lock()
 	for _, a := range acks {
 		// One that was sent twice may be answered twice.
 		for _, o := range s.messages {
-			if o.seq == a.seq && o.submitted && !o.acked {
+			if o.seq == a.seq && o.Submitted && !o.acked {
 				o.acked, o.reason = true, a.reason
 				out = s.advanceLocked(o, &touched, out)
 				break
 			}
 		}
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	touched.pump(s)
-	callAll(out)
+	sessions.CallAll(out)
 	return nil
 }
 
 // finished takes the end of a Work that did not break.
-func (s *session) finished(r record, c *Completion, serial uint32, out []ended) []ended {
+func (s *session) finished(r record, c *Completion, serial uint32, out []sessions.Ended) []sessions.Ended {
 	var touched laneSet
 	o, status := r.op, c.Status
-	s.mu.Lock()
+	s.Mu.Lock()
 	switch {
 	case o.kind == opMessage && status != StatusOK && !o.acked:
 		// No buffer was free for it: it goes again a little later.
 		o.retries++
 		s.later(o, o.retries)
-		s.mu.Unlock()
+		s.Mu.Unlock()
 		return out
 	case o.kind == opMessage:
 		o.left--
@@ -227,14 +213,14 @@ func (s *session) finished(r record, c *Completion, serial uint32, out []ended) 
 		// The completions of what was posted before it may come later, or never.
 		o.landed = o.landed || r.imm && status == StatusOK
 		if status != StatusOK {
-			x := o.runs[r.run]
+			x := o.Runs[r.run]
 			key, _ := o.key(serial)
-			s.refuseLocked(o, why{op: o.id(), serial: serial, key: key, addr: o.base + x.dst, n: x.n}, c.Err)
+			s.refuseLocked(o, why{op: o.ID(), serial: serial, key: key, addr: o.base + x.Dst, n: x.N}, c.Err)
 			o.final = noRun
 		}
 	}
 	out = s.advanceLocked(o, &touched, out)
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	touched.pump(s)
 	return out
 }
@@ -244,12 +230,12 @@ const resendPause = 200 * time.Microsecond
 
 // later sends a message again after a pause that grows.
 func (s *session) later(o *op, tries int) {
-	id := o.id()
+	id := o.ID()
 	time.AfterFunc(resendPause<<min(tries-1, 8), func() {
 		var touched laneSet
-		var out []ended
-		s.mu.Lock()
-		if s.why == nil && s.byIDLocked(id) == o && o.left == 1 {
+		var out []sessions.Ended
+		s.Mu.Lock()
+		if s.Why == nil && s.byIDLocked(id) == o && o.left == 1 {
 			if o.acked {
 				o.left = 0
 				out = s.advanceLocked(o, &touched, out)
@@ -257,23 +243,23 @@ func (s *session) later(o *op, tries int) {
 				out = s.placeLocked(job{op: o, hi: 1}, &touched, out)
 			}
 		}
-		s.mu.Unlock()
+		s.Mu.Unlock()
 		touched.pump(s)
-		callAll(out)
+		sessions.CallAll(out)
 	})
 }
 
 // skip accounts for runs that were not posted.
 func (s *session) skip(k skipped) {
 	var touched laneSet
-	s.mu.Lock()
+	s.Mu.Lock()
 	k.op.left -= k.runs
 	k.op.final = noRun
 	s.refuseLocked(k.op, k.refusal, nil)
 	out := s.advanceLocked(k.op, &touched, nil)
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	touched.pump(s)
-	callAll(out)
+	sessions.CallAll(out)
 }
 
 // inbound is what a session remembers of the peer's messages.
@@ -305,7 +291,7 @@ func (s *session) received(b []byte) {
 	case m.kind == kindImm:
 		s.counted(m.imm, 0)
 	case m.kind == kindEmpty:
-		s.e.stats.writesIn.Add(1)
+		s.e.core.WritesIn.Add(1)
 	}
 	// Last, so that the sender's Done comes after the count.
 	s.ctl.ack(ack{m.seq, reason})
@@ -341,7 +327,7 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 	if m.kind == kindMessage {
 		reason = s.deliver(m.payload)
 	} else {
-		reason = s.e.check(s.peer, m.way, m.addr, 0)
+		reason = s.e.check(s.Peer, m.way, m.addr, 0)
 	}
 	r.seen[m.seq] = reason
 	return reason, true, nil
@@ -349,14 +335,14 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 
 // counted counts an immediate of the peer, whose n bytes are in place.
 func (s *session) counted(imm uint32, n uint64) {
-	s.e.stats.writesIn.Add(1)
-	s.e.stats.writeBytesIn.Add(n)
-	s.e.imms.Count(s.peer, imm)
+	s.e.core.WritesIn.Add(1)
+	s.e.core.WriteBytesIn.Add(n)
+	s.e.core.Imms.Count(s.Peer, imm)
 }
 
 // deliver copies a message into a receive buffer, or says why it can't.
 func (s *session) deliver(payload []byte) rdma.Reason {
-	pool := s.e.inbox.Load()
+	pool := s.e.core.Inbox.Load()
 	if pool == nil {
 		return rdma.ReasonNoBuffer
 	}
@@ -367,28 +353,7 @@ func (s *session) deliver(payload []byte) rdma.Reason {
 	if buf == nil {
 		return rdma.ReasonNoBuffer
 	}
-	s.e.stats.sendsIn.Add(1)
-	pool.Deliver(s.peer, buf[:copy(buf, payload)])
+	s.e.core.SendsIn.Add(1)
+	pool.Deliver(s.Peer, buf[:copy(buf, payload)])
 	return rdma.ReasonNone
-}
-
-// Recv implements rdma.Engine.
-func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
-	if handler == nil {
-		return fmt.Errorf("group: receive buffers without a handler: %w", rdma.ErrRange)
-	}
-	p, err := inbox.New(count, sizeBytes)
-	if err != nil {
-		return err
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closing {
-		return fmt.Errorf("group: recv: %w", rdma.ErrClosed)
-	}
-	if !e.inbox.CompareAndSwap(nil, p) {
-		return fmt.Errorf("group: receive buffers: %w", rdma.ErrExists)
-	}
-	e.running.Go(func() { p.Run(e.ctx, handler) })
-	return nil
 }

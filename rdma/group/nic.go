@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // nic is one domain in use, and its poller. A domain that replaces a dead one
@@ -53,7 +54,7 @@ type nic struct {
 	// The poller's own.
 	polled  []Completion
 	touched []*lane
-	ended   []ended
+	ended   []sessions.Ended
 	due     []func()
 }
 
@@ -296,7 +297,7 @@ func (n *nic) flush() {
 	n.touched = n.touched[:0]
 	// A callback may submit, and so complete nothing here: completions come from
 	// Poll only.
-	callAll(n.ended)
+	sessions.CallAll(n.ended)
 	n.ended = n.ended[:0]
 }
 
@@ -337,7 +338,7 @@ func (n *nic) complete(c *Completion) {
 // message takes a message out of its buffer and lends the buffer again.
 func (n *nic) message(en *end, c *Completion) {
 	if int(c.Slot) >= n.e.opts.MessageBuffers || c.Len > uint64(n.e.slotBytes()) {
-		n.e.log.Warn(logNIC, "NIC reports a message that can't be", "nic", n.name, "slot", c.Slot, "bytes", c.Len)
+		n.e.core.Log.Warn(sessions.LogNIC, "NIC reports a message that can't be", "nic", n.name, "slot", c.Slot, "bytes", c.Len)
 		return
 	}
 	n.bytesIn.Add(c.Len)
@@ -349,7 +350,7 @@ func (n *nic) message(en *end, c *Completion) {
 func (n *nic) repost(slot uint32) {
 	invariants.Mangle(n.buffer(slot))
 	if err := n.postBuffer(slot); err != nil && !n.dead.Load() {
-		n.e.log.Warn(logNIC, "receive buffer lost", "nic", n.name, "err", err)
+		n.e.core.Log.Warn(sessions.LogNIC, "receive buffer lost", "nic", n.name, "err", err)
 	}
 }
 
@@ -363,7 +364,7 @@ func (n *nic) die(why error) {
 	n.drains = nil
 	n.mu.Unlock()
 	n.dead.Store(true)
-	n.e.log.Warn(logNIC, "NIC is dead", "nic", n.name, "err", why)
+	n.e.core.Log.Warn(sessions.LogNIC, "NIC is dead", "nic", n.name, "err", why)
 	n.runDrains()
 	for _, en := range *n.ends.Load() {
 		if en != nil && en.lane.holds(en) {
@@ -372,7 +373,7 @@ func (n *nic) die(why error) {
 		}
 	}
 	n.flush()
-	n.e.running.Go(func() { n.e.revive(n) })
+	n.e.core.Running.Go(func() { n.e.revive(n) })
 }
 
 // holds reports whether en has been installed.
@@ -394,23 +395,23 @@ func (e *Engine) revive(n *nic) {
 	<-n.stopped
 	n.awaitEmpty()
 	if err := n.retire(); err != nil {
-		e.log.Info(logNIC, "closing a dead NIC", "nic", n.name, "err", err)
+		e.core.Log.Info(sessions.LogNIC, "closing a dead NIC", "nic", n.name, "err", err)
 	}
 	if e.opts.Reopen == nil {
 		return
 	}
 	pause := e.opts.RetryInterval
-	for e.ctx.Err() == nil {
-		err := e.reopen(e.ctx, n.index)
+	for e.core.Ctx.Err() == nil {
+		err := e.reopen(e.core.Ctx, n.index)
 		if err == nil {
-			e.log.Info(logNIC, "NIC is back", "nic", n.name)
+			e.core.Log.Info(sessions.LogNIC, "NIC is back", "nic", n.name)
 			return
 		}
-		e.log.Info(logNIC, "NIC does not come back", "nic", n.name, "err", err)
+		e.core.Log.Info(sessions.LogNIC, "NIC does not come back", "nic", n.name, "err", err)
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
-		case <-e.ctx.Done():
+		case <-e.core.Ctx.Done():
 			t.Stop()
 		}
 		pause = min(2*pause, 64*e.opts.RetryInterval)
@@ -431,7 +432,7 @@ func (e *Engine) reopen(ctx context.Context, i int) error {
 	if err := e.enlist(n); err != nil {
 		return errors.Join(err, n.freeBuffers(), d.Close())
 	}
-	for _, s := range e.sessions() {
+	for _, s := range e.core.Sessions() {
 		for _, l := range s.lanes {
 			if l.nicIndex == i {
 				l.open()

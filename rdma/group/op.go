@@ -6,11 +6,8 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
-
-// run is contiguous both in the source and at the target; dst counts from the
-// first byte of the Desc.
-type run struct{ src, dst, n uint64 }
 
 // opKind is what an operation carries.
 type opKind uint8
@@ -23,24 +20,17 @@ const (
 // noRun is no index into an op's runs.
 const noRun = ^uint32(0)
 
-// op is one operation that this side submitted. Ops are recycled: a session has
-// as many as were ever in flight at once.
+// op is one operation that this side submitted. The Dst of its runs counts from the
+// first byte of the Desc.
 type op struct {
-	// slot and generation make the number on the control connection, so that an
-	// answer to an operation that has ended is recognised.
-	slot, generation uint32
+	sessions.Op
 
-	kind  opKind
-	class rdma.Class
-	imm   rdma.Imm
-	done  func(error)
-	src   *region // nil for messages and empty writes
-	bytes int64   // what the budget was charged
+	kind opKind
+	src  *region // nil for messages and empty writes
 	// base and keys are of the Desc: where its bytes begin at the target, and
 	// the key for each of the target's NICs.
 	base uint64
 	keys []remoteKey
-	runs []run
 
 	// seq numbers a message, slotIndex is its buffer in the outbox and size what
 	// it holds, header included. empty: it is an empty write in truth.
@@ -50,12 +40,10 @@ type op struct {
 	empty     bool
 
 	// dead is set once the operation was refused: what is not posted yet is not
-	// posted any more. Read by pumps without session.mu.
+	// posted any more. Read by pumps without session.Mu.
 	dead atomic.Bool
 
-	// Guarded by session.mu, as are the fields below. reserved: a submitter is
-	// filling it in; submitted: it ends by its completions or with the session.
-	reserved, submitted bool
+	// Guarded by session.Mu, as are the fields below.
 	// left counts runs that are not done, without the one of final.
 	// Invariant: it is the number of runs in queues, parked, posted and broken.
 	left int
@@ -80,28 +68,16 @@ type op struct {
 	acked   bool
 	reason  rdma.Reason
 	retries int
-	tick    uint64 // of the engine's clock, at submission
 }
 
-// id returns the operation's number on the control connection.
-func (o *op) id() uint64 { return uint64(o.generation)<<32 | uint64(o.slot) }
-
-// keptRuns is what an idle op keeps for its next use, at most: 48 KiB.
-const keptRuns = 2 << 10
-
-// reset makes o ready for its next use.
-func (o *op) reset() {
-	o.generation++
-	o.done, o.src, o.tie, o.said = nil, nil, nil, nil
-	o.imm = rdma.Imm{}
-	o.keys, o.runs = o.keys[:0], o.runs[:0]
-	if cap(o.runs) > keptRuns {
-		o.runs = nil
-	}
+// Reset makes o ready for its next use.
+func (o *op) Reset() {
+	o.Op.Reset()
+	o.src, o.tie, o.said = nil, nil, nil
+	o.keys = o.keys[:0]
 	o.dead.Store(false)
-	o.reserved, o.submitted, o.asked, o.acked, o.empty = false, false, false, false, false
-	o.bytes, o.left, o.attempts, o.retries = 0, 0, 0, 0
-	o.landed = false
+	o.asked, o.acked, o.empty, o.landed = false, false, false, false
+	o.left, o.attempts, o.retries = 0, 0, 0
 	o.final, o.reason = noRun, rdma.ReasonNone
 }
 
@@ -141,16 +117,16 @@ func (o *op) aim(d *rdma.Desc, self rdma.EngineID) error {
 // add appends n bytes from src in the source to dst at the target, merging it
 // with the run before where both are neighbours, and cutting at most bytes.
 func (o *op) add(src, dst, n, most uint64) {
-	if last := len(o.runs) - 1; last >= 0 {
-		if r := &o.runs[last]; r.src+r.n == src && r.dst+r.n == dst {
-			take := min(n, most-r.n)
-			r.n += take
+	if last := len(o.Runs) - 1; last >= 0 {
+		if r := &o.Runs[last]; r.Src+r.N == src && r.Dst+r.N == dst {
+			take := min(n, most-r.N)
+			r.N += take
 			src, dst, n = src+take, dst+take, n-take
 		}
 	}
 	for n > 0 {
 		take := min(n, most)
-		o.runs = append(o.runs, run{src, dst, take})
+		o.Runs = append(o.Runs, sessions.Run{Src: src, Dst: dst, N: take})
 		src, dst, n = src+take, dst+take, n-take
 	}
 }
@@ -161,18 +137,7 @@ func (o *op) layPages(w *rdma.PagedWrite, most uint64) error {
 	if w.Src != nil {
 		size = w.Src.Len()
 	}
-	for i := range w.SrcPages.Indices {
-		src, err := w.SrcPages.At(i, w.PageLen, size)
-		if err != nil {
-			return fmt.Errorf("source %w", err)
-		}
-		dst, err := w.DstPages.At(i, w.PageLen, w.Dst.Len)
-		if err != nil {
-			return fmt.Errorf("destination %w", err)
-		}
-		o.add(src, dst, w.PageLen, most)
-	}
-	return nil
+	return sessions.Pages(w, size, func(src, dst uint64) { o.add(src, dst, w.PageLen, most) })
 }
 
 // tailBytes is how much of the last run is kept back for the immediate, where it
@@ -182,11 +147,11 @@ const tailBytes = 4 << 10
 
 // keepBack takes the tail out of the last run, as the final one.
 func (o *op) keepBack() {
-	last := len(o.runs) - 1
-	if r := &o.runs[last]; r.n > tailBytes {
-		cut := r.n - tailBytes
-		o.runs = append(o.runs, run{r.src + cut, r.dst + cut, tailBytes})
-		o.runs[last].n = cut
+	last := len(o.Runs) - 1
+	if r := &o.Runs[last]; r.N > tailBytes {
+		cut := r.N - tailBytes
+		o.Runs = append(o.Runs, sessions.Run{Src: r.Src + cut, Dst: r.Dst + cut, N: tailBytes})
+		o.Runs[last].N = cut
 		last++
 	}
 	o.final = uint32(last)
@@ -230,37 +195,11 @@ func (j job) rank() int {
 func (j job) load() int64 {
 	n := int64(j.hi-j.lo) * postCost
 	if j.op.kind == opWrite {
-		for _, r := range j.op.runs[j.lo:j.hi] {
-			n += int64(r.n)
+		for _, r := range j.op.Runs[j.lo:j.hi] {
+			n += int64(r.N)
 		}
 	}
 	return n
-}
-
-// ended is an operation whose Done is to be called, outside of all locks.
-type ended struct {
-	done func(error)
-	err  error
-	src  *region
-}
-
-// call runs the callback, if there is one, and then gives up the source: after
-// Region.Close no callback is outstanding.
-func (x ended) call() {
-	if x.done != nil {
-		x.done(x.err)
-	}
-	if x.src != nil {
-		x.src.readers.Release()
-	}
-}
-
-// callAll runs the callbacks and forgets them.
-func callAll(out []ended) {
-	for i := range out {
-		out[i].call()
-		out[i] = ended{}
-	}
 }
 
 // tie holds operations with the same immediate of which the target counted some, and it is

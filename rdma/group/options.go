@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/rdma"
 )
 
@@ -109,34 +110,26 @@ const (
 
 // EnsureDefaults fills what is zero.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.PieceBytes, 1<<20)
-	setDefault(&o.InFlightBytes, 64<<20)
-	setDefault(&o.InFlightOps, 1024)
-	setDefault(&o.MaxMessage, 64<<10)
-	setDefault(&o.MessageBuffers, 64)
-	setDefault(&o.MaxPeers, 1024)
-	setDefault(&o.EarlyImmediates, rdma.DefaultEarlyImmediates)
-	setDefault(&o.HeartbeatInterval, 2*time.Second)
-	setDefault(&o.IdleTimeout, max(10*time.Second, 2*o.HeartbeatInterval))
-	setDefault(&o.TransferTimeout, 60*time.Second)
-	setDefault(&o.StallTimeout, 10*time.Second)
-	setDefault(&o.HandshakeTimeout, 10*time.Second)
-	setDefault(&o.RevokeTimeout, time.Second)
-	setDefault(&o.RetryInterval, 100*time.Millisecond)
-	setDefault(&o.SpinPolls, 32)
+	options.SetDefault(&o.PieceBytes, 1<<20)
+	options.SetDefault(&o.InFlightBytes, 64<<20)
+	options.SetDefault(&o.InFlightOps, 1024)
+	options.SetDefault(&o.MaxMessage, 64<<10)
+	options.SetDefault(&o.MessageBuffers, 64)
+	options.SetDefault(&o.MaxPeers, 1024)
+	options.SetDefault(&o.EarlyImmediates, rdma.DefaultEarlyImmediates)
+	options.SetDefault(&o.HeartbeatInterval, 2*time.Second)
+	options.SetDefault(&o.IdleTimeout, max(10*time.Second, 2*o.HeartbeatInterval))
+	options.SetDefault(&o.TransferTimeout, 60*time.Second)
+	options.SetDefault(&o.StallTimeout, 10*time.Second)
+	options.SetDefault(&o.HandshakeTimeout, 10*time.Second)
+	options.SetDefault(&o.RevokeTimeout, time.Second)
+	options.SetDefault(&o.RetryInterval, 100*time.Millisecond)
+	options.SetDefault(&o.SpinPolls, 32)
 	if o.Alloc == nil {
 		o.Alloc = func(n int) ([]byte, func(), error) { return make([]byte, n), func() {}, nil }
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
-	}
-}
-
-// setDefault sets *p to v if it is zero.
-func setDefault[T comparable](p *T, v T) {
-	var zero T
-	if *p == zero {
-		*p = v
 	}
 }
 
@@ -147,31 +140,23 @@ func (o *Options) Validate() error {
 			return fmt.Errorf("group: listening on %s needs a token: %w", o.Control.Listener.Addr(), err)
 		}
 	}
-	for _, r := range []struct {
-		name            string
-		value, min, max int64
-	}{
-		{"Domains", int64(len(o.Domains)), 1, MaxDomains},
-		{"Provider", int64(len(o.Provider)), 1, 32},
-		{"PieceBytes", int64(o.PieceBytes), 64 << 10, 1 << 30},
-		{"InFlightBytes", o.InFlightBytes, 1, 1 << 40},
-		{"InFlightOps", int64(o.InFlightOps), 1, MaxOps},
-		{"MaxMessage", int64(o.MaxMessage), 1, 1 << 20},
-		{"MessageBuffers", int64(o.MessageBuffers), 2, 1 << 14},
-		{"MaxPeers", int64(o.MaxPeers), 1, 1 << 20},
-		{"EarlyImmediates", int64(o.EarlyImmediates), 1, 1 << 24},
-		{"HeartbeatInterval", int64(o.HeartbeatInterval), int64(time.Millisecond), int64(time.Hour)},
-		{"IdleTimeout", int64(o.IdleTimeout), 2 * int64(o.HeartbeatInterval), int64(24 * time.Hour)},
-		{"TransferTimeout", int64(o.TransferTimeout), int64(time.Millisecond), int64(24 * time.Hour)},
-		{"StallTimeout", int64(o.StallTimeout), int64(time.Millisecond), int64(24 * time.Hour)},
-		{"HandshakeTimeout", int64(o.HandshakeTimeout), int64(time.Millisecond), int64(time.Hour)},
-		{"RevokeTimeout", int64(o.RevokeTimeout), int64(time.Millisecond), int64(time.Hour)},
-		{"RetryInterval", int64(o.RetryInterval), int64(time.Millisecond), int64(time.Hour)},
-		{"SpinPolls", int64(o.SpinPolls), -1, 1 << 20},
-	} {
-		if r.value < r.min || r.value > r.max {
-			return fmt.Errorf("group: option %s is %d; it must be %d to %d", r.name, r.value, r.min, r.max)
-		}
-	}
-	return nil
+	return options.CheckRanges("group", []options.Range{
+		{Name: "Domains", Value: int64(len(o.Domains)), Min: 1, Max: MaxDomains},
+		{Name: "Provider", Value: int64(len(o.Provider)), Min: 1, Max: 32},
+		{Name: "PieceBytes", Value: int64(o.PieceBytes), Min: 64 << 10, Max: 1 << 30},
+		{Name: "InFlightBytes", Value: o.InFlightBytes, Min: 1, Max: 1 << 40},
+		{Name: "InFlightOps", Value: int64(o.InFlightOps), Min: 1, Max: MaxOps},
+		{Name: "MaxMessage", Value: int64(o.MaxMessage), Min: 1, Max: 1 << 20},
+		{Name: "MessageBuffers", Value: int64(o.MessageBuffers), Min: 2, Max: 1 << 14},
+		{Name: "MaxPeers", Value: int64(o.MaxPeers), Min: 1, Max: 1 << 20},
+		{Name: "EarlyImmediates", Value: int64(o.EarlyImmediates), Min: 1, Max: 1 << 24},
+		{Name: "HeartbeatInterval", Value: int64(o.HeartbeatInterval), Min: int64(time.Millisecond), Max: int64(time.Hour)},
+		{Name: "IdleTimeout", Value: int64(o.IdleTimeout), Min: 2 * int64(o.HeartbeatInterval), Max: int64(24 * time.Hour)},
+		{Name: "TransferTimeout", Value: int64(o.TransferTimeout), Min: int64(time.Millisecond), Max: int64(24 * time.Hour)},
+		{Name: "StallTimeout", Value: int64(o.StallTimeout), Min: int64(time.Millisecond), Max: int64(24 * time.Hour)},
+		{Name: "HandshakeTimeout", Value: int64(o.HandshakeTimeout), Min: int64(time.Millisecond), Max: int64(time.Hour)},
+		{Name: "RevokeTimeout", Value: int64(o.RevokeTimeout), Min: int64(time.Millisecond), Max: int64(time.Hour)},
+		{Name: "RetryInterval", Value: int64(o.RetryInterval), Min: int64(time.Millisecond), Max: int64(time.Hour)},
+		{Name: "SpinPolls", Value: int64(o.SpinPolls), Min: -1, Max: 1 << 20},
+	})
 }

@@ -2,6 +2,8 @@ package group
 
 import (
 	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // reconcile sends again what was lost with en, and nothing that was not: which
@@ -13,11 +15,11 @@ func (l *lane) reconcile(en *end) error {
 	}
 	s := l.s
 	var touched laneSet
-	var out []ended
+	var out []sessions.Ended
 	whole := make(map[*op]bool)
-	s.mu.Lock()
-	if s.why != nil {
-		s.mu.Unlock()
+	s.Mu.Lock()
+	if s.Why != nil {
+		s.Mu.Unlock()
 		return nil
 	}
 	// First the immediates: where one arrived, its operation is in place as a
@@ -59,9 +61,9 @@ func (l *lane) reconcile(en *end) error {
 	for _, r := range en.broken {
 		out = s.advanceLocked(r.op, &touched, out)
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	touched.pump(s)
-	callAll(out)
+	sessions.CallAll(out)
 	return nil
 }
 
@@ -83,7 +85,7 @@ func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
 	lost := make(map[uint32][]int)
 	for i, r := range en.broken {
 		if r.imm {
-			v, _ := r.op.imm.Get()
+			v, _ := r.op.Imm.Get()
 			lost[v] = append(lost[v], i)
 		}
 	}
@@ -108,7 +110,7 @@ func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
 }
 
 // tiedLocked notes that o's payload is in place again, or was refused.
-func (s *session) tiedLocked(o *op, touched *laneSet, out []ended) []ended {
+func (s *session) tiedLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	t := o.tie
 	o.tie = nil
 	if o.dead.Load() {

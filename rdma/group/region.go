@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -198,11 +199,8 @@ func (r *region) Close(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true
 	r.readers.Close()
-	windows := make([]*window, 0, len(r.windows))
-	for w := range r.windows {
-		windows = append(windows, w)
-	}
 	r.mu.Unlock()
+	windows := r.openWindows() // none is added any more
 	for _, w := range windows {
 		w.begin()
 	}
@@ -221,6 +219,13 @@ func (r *region) Close(ctx context.Context) error {
 	r.e.regionsMu.Unlock()
 	defer r.disown()
 	return r.release()
+}
+
+// openWindows returns the windows that have not been revoked.
+func (r *region) openWindows() []*window {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.windows))
 }
 
 // disown closes the region's own descriptor of its dma-buf. Nothing is registered any more.
@@ -376,7 +381,7 @@ func (w *window) begin() {
 		keys := w.close()
 		if !w.region.e.beginRevoke() {
 			// The engine is closed, and with it every memory.
-			<-w.region.e.closed
+			<-w.region.e.core.Closed
 			close(w.done)
 			return
 		}
@@ -423,7 +428,7 @@ func (e *Engine) enlist(n *nic) error {
 		}
 	}
 	e.nics[n.index].Store(n)
-	e.running.Go(n.poll)
+	e.core.Running.Go(n.poll)
 	return nil
 }
 
@@ -432,13 +437,7 @@ func (r *region) enlistOn(n *nic) error {
 	if err := r.registerWith(n); err != nil {
 		return err
 	}
-	r.mu.Lock()
-	windows := make([]*window, 0, len(r.windows))
-	for w := range r.windows {
-		windows = append(windows, w)
-	}
-	r.mu.Unlock()
-	for _, w := range windows {
+	for _, w := range r.openWindows() {
 		if err := w.openOn(n); err != nil {
 			return err
 		}
@@ -463,13 +462,7 @@ func (e *Engine) unregisterLocked(n *nic) error {
 		}
 	}
 	for r := range e.regions {
-		r.mu.Lock()
-		windows := make([]*window, 0, len(r.windows))
-		for w := range r.windows {
-			windows = append(windows, w)
-		}
-		r.mu.Unlock()
-		for _, w := range windows {
+		for _, w := range r.openWindows() {
 			closeOn(&w.mems[n.index])
 			w.dropKeys(n.serial)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // withdrawalsMax bounds the keys that a peer can make us remember, in
@@ -169,9 +170,9 @@ func (s *session) confirmed(id uint64) {
 
 // beginRevoke counts a revocation, unless the engine is closed.
 func (e *Engine) beginRevoke() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closing {
+	e.core.Mu.Lock()
+	defer e.core.Mu.Unlock()
+	if e.core.Closing {
 		return false
 	}
 	e.revokes.Add(1)
@@ -186,26 +187,26 @@ func (e *Engine) beginRevoke() bool {
 // posted has ended; the endpoints of one that does not confirm in time are shut. A session
 // that is ending counts until its endpoints are shut: payload lands through them until then.
 func (e *Engine) revoke(w *window, keys []remoteKey) {
-	var sessions map[*session]bool
+	var peers map[*session]bool
 	id := uint64(0)
 	if !e.final && len(keys) > 0 {
 		e.asking <- struct{}{}
 		defer func() { <-e.asking }()
 		id = e.revocations.Add(1)
-		sessions = make(map[*session]bool)
-		e.withdraw(w, &withdraw{id, keys}, sessions)
+		peers = make(map[*session]bool)
+		e.withdraw(w, &withdraw{id, keys}, peers)
 	}
 	e.regMu.RLock()
 	for i := range w.mems {
 		if err := closeMemory(&w.mems[i]); err != nil {
-			e.log.Warn(logNIC, "a revoked window did not close", "err", err)
+			e.core.Log.Warn(sessions.LogNIC, "a revoked window did not close", "err", err)
 		}
 	}
 	e.regMu.RUnlock()
-	if sessions != nil {
+	if peers != nil {
 		// Those that began in between: the peer may have had the key before.
-		e.withdraw(w, &withdraw{id, keys}, sessions)
-		for s, late := range sessions {
+		e.withdraw(w, &withdraw{id, keys}, peers)
+		for s, late := range peers {
 			if late {
 				s.cutOff(fmt.Errorf("revocation not confirmed in %v", e.opts.RevokeTimeout))
 			}
@@ -222,11 +223,11 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 
 // withdraw asks the sessions with the window's peers that are not in the set, adds them,
 // and waits until each has confirmed, has ended, or is late.
-func (e *Engine) withdraw(w *window, x *withdraw, sessions map[*session]bool) {
+func (e *Engine) withdraw(w *window, x *withdraw, peers map[*session]bool) {
 	waiting := make(map[*session]<-chan struct{})
-	for _, s := range e.unremoved() {
-		if _, ok := sessions[s]; !ok && w.admits(s.peer) {
-			sessions[s] = false
+	for _, s := range e.core.Unremoved() {
+		if _, ok := peers[s]; !ok && w.admits(s.Peer) {
+			peers[s] = false
 			waiting[s] = s.ask(x)
 		}
 	}
@@ -241,16 +242,16 @@ func (e *Engine) withdraw(w *window, x *withdraw, sessions map[*session]bool) {
 			select {
 			case <-done:
 			default:
-				sessions[s] = true
+				peers[s] = true
 			}
 			continue
 		}
 		select {
 		case <-done:
-		case <-s.removed:
+		case <-s.Removed:
 		case <-late.C:
 			expired = true
-			sessions[s] = true
+			peers[s] = true
 		}
 	}
 	for s := range waiting {
@@ -261,8 +262,8 @@ func (e *Engine) withdraw(w *window, x *withdraw, sessions map[*session]bool) {
 // cutOff ends the endpoints of a session and returns when nothing can arrive on
 // them any more. The session goes on with new ones.
 func (s *session) cutOff(why error) {
-	if !s.dead() {
-		s.e.log.Warn(logSession, "endpoints of a peer shut", "peer", s.peer.String(), "why", why)
+	if !s.Dead() {
+		s.e.core.Log.Warn(sessions.LogSession, "endpoints of a peer shut", "peer", s.Peer.String(), "why", why)
 	}
 	for _, l := range s.lanes {
 		l.mu.Lock()
@@ -274,7 +275,7 @@ func (s *session) cutOff(why error) {
 		l.breakEnd(en, why)
 		select {
 		case <-en.quiet:
-		case <-s.removed:
+		case <-s.Removed:
 		}
 	}
 }
@@ -292,7 +293,7 @@ func (e *Engine) drainAll() {
 // answer tells a peer why a Work was refused; the refusal is counted here, as the
 // NIC tells nobody on this side.
 func (s *session) answer(w why) {
-	reason := s.e.check(s.peer, remoteKey{w.serial, w.key}, w.addr, w.n)
+	reason := s.e.check(s.Peer, remoteKey{w.serial, w.key}, w.addr, w.n)
 	if reason != rdma.ReasonNone {
 		s.refused(reason, w.addr, w.n)
 	}
@@ -305,6 +306,6 @@ func (s *session) answer(w why) {
 
 // refused counts and logs an operation of the peer that was not performed.
 func (s *session) refused(reason rdma.Reason, addr, n uint64) {
-	s.e.stats.refusedIn[reason].Add(1)
-	s.e.log.Warn(logRefused, "data-plane operation refused", "peer", s.peer.String(), "remote", s.remote, "reason", reason.String(), "address", addr, "length", n)
+	s.e.core.RefusedIn[reason].Add(1)
+	s.e.core.Log.Warn(sessions.LogRefused, "data-plane operation refused", "peer", s.Peer.String(), "remote", s.Remote, "reason", reason.String(), "address", addr, "length", n)
 }

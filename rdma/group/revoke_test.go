@@ -13,7 +13,7 @@ import (
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
-	"github.com/penstock-kv/penstock/rdma/simrdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 )
 
 // slow is a network on which the payload of an accepted write is placed later, even if the

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // queuedMax bounds what waits to be written on a control connection: a peer that
@@ -128,7 +129,7 @@ func (s *session) write() {
 			s.ctl.tx.Add(1)
 		}
 		if err != nil {
-			s.fail(fmt.Errorf("rdma: control connection to %v: %w: %w", s.peer, rdma.ErrPeerDied, err))
+			s.Fail(fmt.Errorf("rdma: control connection to %v: %w: %w", s.Peer, rdma.ErrPeerDied, err))
 			return
 		}
 		if len(b) > 0 {
@@ -136,17 +137,11 @@ func (s *session) write() {
 		}
 		select {
 		case <-s.ctl.wake:
-		case <-s.dying:
+		case <-s.Dying:
 			return
 		}
 	}
 }
-
-// errHungUp is how a session ends whose peer is through with it.
-var errHungUp = errors.New("hung up, and nothing was in flight")
-
-// errDisconnected is how a session ends that this engine's caller ended.
-var errDisconnected = errors.New("disconnected")
 
 // readFrame reads a frame into buf, which it may replace by a larger one.
 func (c *stream) readFrame(buf []byte) (kind frameKind, payload, _ []byte, _ error) {
@@ -191,19 +186,19 @@ func (s *session) readFailed(err error) {
 	case errors.Is(err, errFrame):
 		s.malformed(err)
 	case err == io.EOF && s.idle():
-		s.fail(fmt.Errorf("rdma: %v %w: %w", s.peer, errHungUp, rdma.ErrPeerDied))
+		s.Fail(fmt.Errorf("rdma: %v %w: %w", s.Peer, sessions.ErrHungUp, rdma.ErrPeerDied))
 	case err == io.EOF:
-		s.fail(fmt.Errorf("rdma: %v closed the connection: %w", s.peer, rdma.ErrPeerDied))
+		s.Fail(fmt.Errorf("rdma: %v closed the connection: %w", s.Peer, rdma.ErrPeerDied))
 	default:
-		s.fail(fmt.Errorf("rdma: control connection to %v: %w: %w", s.peer, rdma.ErrPeerDied, err))
+		s.Fail(fmt.Errorf("rdma: control connection to %v: %w: %w", s.Peer, rdma.ErrPeerDied, err))
 	}
 }
 
 // malformed ends the session for what its peer said.
 func (s *session) malformed(err error) {
-	s.e.stats.malformedFrames.Add(1)
-	s.e.log.Warn(logMalformed, "data-plane peer sent a malformed frame; session closed", "peer", s.peer.String(), "remote", s.remote, "err", err)
-	s.fail(fmt.Errorf("rdma: %v: %w: %w", s.peer, rdma.ErrPeerDied, err))
+	s.e.core.MalformedFrames.Add(1)
+	s.e.core.Log.Warn(sessions.LogMalformed, "data-plane peer sent a malformed frame; session closed", "peer", s.Peer.String(), "remote", s.Remote, "err", err)
+	s.Fail(fmt.Errorf("rdma: %v: %w: %w", s.Peer, rdma.ErrPeerDied, err))
 }
 
 // laneOf returns a lane by its number.

@@ -6,74 +6,53 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // watchState is what the watch remembers of a session between its rounds.
 type watchState struct {
-	lastRx, lastTx                    uint64
-	lastUps                           uint32
-	silentTicks, idleTicks, downTicks uint64
+	silence   sessions.Silence
+	lastUps   uint32
+	downTicks uint64
 }
 
-// ticksPerHeartbeat is how many rounds of the watch fit in a heartbeat.
-const ticksPerHeartbeat = 4
-
 // watch is the goroutine that sends heartbeats, declares peers dead and gives up
-// endpoints that stall. Time is counted in rounds, not read from a clock: when
-// this process stands still (suspended, starved), its peers do not age.
+// endpoints that stall.
 func (e *Engine) watch() {
-	interval := e.opts.HeartbeatInterval / ticksPerHeartbeat
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	silence := ceilDiv(e.opts.IdleTimeout, interval)
-	transfer := ceilDiv(e.opts.TransferTimeout, interval)
-	stall := ceilDiv(e.opts.StallTimeout, interval)
-	opening := ceilDiv(e.opts.HandshakeTimeout, interval)
-	for {
-		select {
-		case <-ticker.C:
-		case <-e.ctx.Done():
-			return
-		}
-		now := e.ticks.Add(1)
-		for _, s := range e.sessions() {
+	rounds := func(d time.Duration) uint64 { return sessions.Rounds(d, e.opts.HeartbeatInterval) }
+	silence, transfer := rounds(e.opts.IdleTimeout), rounds(e.opts.TransferTimeout)
+	stall, opening := rounds(e.opts.StallTimeout), rounds(e.opts.HandshakeTimeout)
+	e.core.Watch(e.opts.HeartbeatInterval, func(now uint64) {
+		for _, s := range e.core.Sessions() {
 			why := s.watch(silence)
-			if why == nil && now > transfer && s.overdue(now-transfer) {
-				why = fmt.Errorf("rdma: %v did not end an operation in %v: %w", s.peer, e.opts.TransferTimeout, rdma.ErrPeerDied)
+			if why == nil && s.Overdue(now, transfer) {
+				why = fmt.Errorf("rdma: %v did not end an operation in %v: %w", s.Peer, e.opts.TransferTimeout, rdma.ErrPeerDied)
 			}
 			if why != nil {
-				e.stats.peersTimedOut.Add(1)
-				s.fail(why)
+				e.core.PeersTimedOut.Add(1)
+				s.Fail(why)
 				continue
 			}
 			for _, l := range s.lanes {
 				l.watch(now, stall, opening)
 			}
 		}
-	}
+	})
 }
-
-// ceilDiv returns how many intervals cover d.
-func ceilDiv(d, interval time.Duration) uint64 { return uint64((d + interval - 1) / interval) }
 
 // watch looks at a session once; it returns why it is dead, if it is.
 func (s *session) watch(silence uint64) error {
-	c := s.ctl
-	if rx := c.rx.Load(); rx != s.lastRx {
-		s.lastRx, s.silentTicks = rx, 0
-	} else if s.silentTicks++; s.silentTicks > silence {
-		return fmt.Errorf("rdma: %v silent for %v: %w", s.peer, s.e.opts.IdleTimeout, rdma.ErrPeerDied)
+	silent, beat := s.silence.Look(s.ctl.rx.Load(), s.ctl.tx.Load())
+	if silent > silence {
+		return fmt.Errorf("rdma: %v silent for %v: %w", s.Peer, s.e.opts.IdleTimeout, rdma.ErrPeerDied)
 	}
-	if tx := c.tx.Load(); tx != s.lastTx {
-		s.lastTx, s.idleTicks = tx, 0
-	} else if s.idleTicks++; s.idleTicks >= ticksPerHeartbeat-1 {
-		s.idleTicks = 0
-		c.heartbeat()
+	if beat {
+		s.ctl.heartbeat()
 	}
 	if ups := s.ups.Load(); ups != s.lastUps || s.healthy() {
 		s.lastUps, s.downTicks = ups, 0
 	} else if s.downTicks++; s.downTicks > silence {
-		return fmt.Errorf("rdma: no NIC reached %v for %v (%w): %w", s.peer, s.e.opts.IdleTimeout, s.downReason(), rdma.ErrPeerDied)
+		return fmt.Errorf("rdma: no NIC reached %v for %v (%w): %w", s.Peer, s.e.opts.IdleTimeout, s.downReason(), rdma.ErrPeerDied)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // idleConn returns a connection of a rail that is up, whose reader and writer do not
@@ -57,7 +58,7 @@ func TestPatientAcks(t *testing.T) {
 		if c.signalled() {
 			t.Error("the ack of a patient message was written at once")
 		}
-		o, err := c.s.reserve(t.Context(), 8, true)
+		o, err := c.s.Reserve(t.Context(), sessions.Plain, 8, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +106,7 @@ func TestPatientAcks(t *testing.T) {
 func TestPatience(t *testing.T) {
 	c := idleConn(t)
 	for i := range c.s.e.opts.InFlightOps {
-		o, err := c.s.reserve(t.Context(), 1, true)
+		o, err := c.s.Reserve(t.Context(), sessions.Plain, 1, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +174,7 @@ func TestPartsInOrder(t *testing.T) {
 		if err := errors.Join(<-done, <-done); err != nil {
 			t.Fatal(err)
 		}
-		if why := <-down; !errors.Is(why, errHungUp) {
+		if why := <-down; !errors.Is(why, sessions.ErrHungUp) {
 			t.Fatalf("the session ended with: %v", why)
 		}
 	}

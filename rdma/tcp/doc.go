@@ -142,8 +142,8 @@
 // table (256 runs). Writers never hold up readers, so two engines that write at
 // each other cannot deadlock.
 //
-// Lock order: Engine.mu → session.mu; window.mu, region.mu and the locks of
+// Lock order: Engine.core.Mu → session.Mu; window.mu, region.mu and the locks of
 // rdma/internal are leaves. No
-// lock is held across I/O or a callback. session.mu guards the session's
+// lock is held across I/O or a callback. session.Mu guards the session's
 // operations, rails and lanes, and what its connections have queued.
 package tcp

@@ -117,16 +117,16 @@ func FuzzLayout(f *testing.F) {
 		lo := uint32(0)
 		for i, hi := range o.cuts {
 			n := uint64(0)
-			for _, r := range o.runs[lo:hi] {
-				copy(got[r.dst:r.dst+r.n], mem[r.src:r.src+r.n])
-				n += r.n
+			for _, r := range o.Runs[lo:hi] {
+				copy(got[r.Dst:r.Dst+r.N], mem[r.Src:r.Src+r.N])
+				n += r.N
 			}
 			if n > uint64(piece) || hi-lo > maxRuns || (n == 0 && len(o.cuts) > 1) {
 				t.Fatalf("frame %d has %d runs and %d bytes", i, hi-lo, n)
 			}
 			lo = hi
 		}
-		if int(lo) != len(o.runs) || !bytes.Equal(got, want) {
+		if int(lo) != len(o.Runs) || !bytes.Equal(got, want) {
 			t.Fatal("the frames do not carry the pages")
 		}
 	})

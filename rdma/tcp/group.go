@@ -9,19 +9,12 @@ import (
 
 // AddPeerGroup implements rdma.Engine.
 func (e *Engine) AddPeerGroup(ids []rdma.EngineID) (rdma.PeerGroup, error) {
-	return peers.NewGroup(e, ids, e.session)
+	return peers.NewGroup(e, ids, e.core.Session)
 }
 
 // Scatter implements rdma.Engine.
 func (e *Engine) Scatter(ctx context.Context, x rdma.Scatter) error {
-	if err := e.open(); err != nil {
-		return err
-	}
-	find, err := peers.Resolve(e, x.Group, e.session, (*session).hasEnded)
-	if err != nil {
-		return err
-	}
-	return peers.Scatter(ctx, x, find, e.write)
+	return e.core.Scatter(ctx, e, x, e.write)
 }
 
 // Barrier implements rdma.Engine.

@@ -1,20 +1,19 @@
 package tcp
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 	"github.com/penstock-kv/penstock/rdma/internal/peers"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // acceptedKey names a session that a peer dialed.
@@ -26,9 +25,9 @@ type acceptedKey struct {
 // accept is the goroutine that takes connections of one NIC.
 func (e *Engine) accept(n *nic) {
 	failed := func(err error) {
-		e.log.Warn(logAccept, "data plane cannot accept", "listen", n.addr, "err", err)
+		e.core.Log.Warn(sessions.LogAccept, "data plane cannot accept", "listen", n.addr, "err", err)
 	}
-	peers.Accept(e.ctx, n.listener, &e.running, failed, func(nc net.Conn, proved func()) { e.admit(nc, n, proved) })
+	peers.Accept(e.core.Ctx, n.listener, &e.core.Running, failed, func(nc net.Conn, proved func()) { e.admit(nc, n, proved) })
 }
 
 // admit performs the accepting side of a handshake on nc, which it closes if
@@ -41,7 +40,7 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 	if e.opts.TLS != nil {
 		nc = tls.Server(nc, e.opts.TLS)
 	}
-	stop := context.AfterFunc(e.ctx, func() { _ = nc.Close() })
+	stop := context.AfterFunc(e.core.Ctx, func() { _ = nc.Close() })
 	defer stop()
 	_ = nc.SetDeadline(time.Now().Add(e.opts.HandshakeTimeout))
 	err := e.admitConn(nc, n, proved)
@@ -49,8 +48,8 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 		return
 	}
 	_ = nc.Close()
-	if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, errHungUp) && !errors.Is(err, errRailLater) {
-		e.log.Warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
+	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, sessions.ErrHungUp) && !errors.Is(err, errRailLater) {
+		e.core.Log.Warn(sessions.LogAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
@@ -60,8 +59,8 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	said, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
 	if err != nil {
 		// A connection that Close of this engine ended proved nothing and failed nothing.
-		if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
-			e.stats.authFailures.Add(1)
+		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
+			e.core.AuthFailures.Add(1)
 		}
 		return err
 	}
@@ -89,23 +88,23 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 // the first.
 func (e *Engine) sessionOf(h *hello) (*session, handshake.Verdict, error) {
 	k := acceptedKey{h.engine, h.session}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closing {
+	e.core.Mu.Lock()
+	defer e.core.Mu.Unlock()
+	if e.core.Closing {
 		return nil, handshake.Request, rdma.ErrClosed
 	}
 	if s := e.accepted[k]; s != nil {
 		return s, handshake.OK, nil
 	}
 	if h.generation > 1 {
-		return nil, handshake.Gone, fmt.Errorf("%v comes back to a session that has ended: %w", h.engine, errHungUp)
+		return nil, handshake.Gone, fmt.Errorf("%v comes back to a session that has ended: %w", h.engine, sessions.ErrHungUp)
 	}
-	if len(e.all) >= e.opts.MaxPeers {
-		return nil, handshake.Full, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.all), e.opts.MaxPeers)
+	if len(e.core.All) >= e.opts.MaxPeers {
+		return nil, handshake.Full, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.core.All), e.opts.MaxPeers)
 	}
 	s := newSession(e, h.engine, h.session, h.rails, h.lanes, h.conns, false)
 	e.accepted[k] = s
-	e.all[s] = struct{}{}
+	e.core.All[s] = struct{}{}
 	return s, handshake.OK, nil
 }
 
@@ -142,10 +141,10 @@ func (s *session) join(h *hello, c *conn) (*assembly, handshake.Verdict, error) 
 // it was the last one that was missing.
 func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ handshake.Verdict, _ error) {
 	s := r.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.why != nil {
-		return nil, false, handshake.Gone, s.goneLocked()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if s.Why != nil {
+		return nil, false, handshake.Gone, s.GoneLocked()
 	}
 	if r.state != railDown || !r.fenced || h.generation <= r.generation || r.assembly != nil && r.assembly.generation > h.generation {
 		return nil, false, handshake.Later, fmt.Errorf("generation %d of rail %d, which is %v at generation %d: %w", h.generation, h.rail, r.state, r.generation, errRailLater)
@@ -185,15 +184,15 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) e
 	why := errors.New("the session ended")
 	select {
 	case <-a.done:
-	case <-s.dying:
+	case <-s.Dying:
 	case <-timeout.C:
 		why = fmt.Errorf("connections are missing after %v", s.e.opts.HandshakeTimeout)
 	}
-	s.mu.Lock()
+	s.Mu.Lock()
 	for _, r := range s.rails {
 		r.abortLocked(a, why)
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	<-a.done
 	if a.err != nil {
 		s.giveUp(a.err)
@@ -204,9 +203,9 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) e
 		err = c.nc.SetDeadline(time.Time{})
 	}
 	if err != nil {
-		c.abandon(fmt.Errorf("rdma: connection to %v not assembled: %w: %w", s.peer, rdma.ErrPeerDied, err))
+		c.abandon(fmt.Errorf("rdma: connection to %v not assembled: %w: %w", s.Peer, rdma.ErrPeerDied, err))
 		if s.hungUp() {
-			return errHungUp
+			return sessions.ErrHungUp
 		}
 		return err
 	}
@@ -216,14 +215,14 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) e
 
 // giveUp ends a session that has not begun and has nothing to wait for.
 func (s *session) giveUp(err error) {
-	s.mu.Lock()
+	s.Mu.Lock()
 	waiting := s.up > 0
 	for _, r := range s.rails {
 		waiting = waiting || r.assembly != nil || r.state != railDown
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	if !waiting {
-		s.fail(fmt.Errorf("rdma: session with %v not assembled: %w: %w", s.peer, rdma.ErrPeerDied, err))
+		s.Fail(fmt.Errorf("rdma: session with %v not assembled: %w: %w", s.Peer, rdma.ErrPeerDied, err))
 	}
 }
 
@@ -232,51 +231,13 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	if err := token.Validate(); err != nil {
 		return rdma.EngineID{}, err
 	}
-	if len(addr.NICs) == 0 {
-		if !addr.Engine.IsZero() && e.alive(addr.Engine) {
-			return addr.Engine, nil
+	return e.core.Connect(ctx, addr.Engine, addr.NICs, token, func(ctx context.Context) (rdma.EngineID, error) {
+		s, err := e.dial(ctx, addr, token)
+		if err != nil {
+			return rdma.EngineID{}, err
 		}
-		return rdma.EngineID{}, fmt.Errorf("tcp: engine %v does not listen; it has to connect to us: %w", addr.Engine, rdma.ErrNoPeer)
-	}
-	giveUp, err := e.connecting.Take(ctx, addr.NICs[0])
-	if err != nil {
-		return rdma.EngineID{}, fmt.Errorf("tcp: connect to %s: %w", addr.NICs[0], err)
-	}
-	defer giveUp()
-	if err := e.open(); err != nil {
-		return rdma.EngineID{}, fmt.Errorf("tcp: connect: %w", err)
-	}
-	if !addr.Engine.IsZero() && e.alive(addr.Engine) {
-		return addr.Engine, nil
-	}
-	if addr.Engine.IsZero() {
-		// A second session would end the first one.
-		if peer, ok := e.dialedTo(addr.NICs, token); ok {
-			return peer, nil
-		}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(e.ctx, cancel)()
-	s, err := e.dial(ctx, addr, token)
-	if err != nil {
-		if e.ctx.Err() != nil {
-			err = rdma.ErrClosed
-		}
-		return rdma.EngineID{}, fmt.Errorf("tcp: connect to %s: %w", addr.NICs[0], err)
-	}
-	return s.peer, nil
-}
-
-// dialedTo returns the engine of a session that was dialed at the same addresses, with the same token,
-// and has not begun to end.
-func (e *Engine) dialedTo(nics []rdma.NetAddr, token rdma.Token) (rdma.EngineID, bool) {
-	for _, s := range e.sessions() {
-		if s.dialed && slices.Equal(s.addr.NICs, nics) && bytes.Equal(s.token, token) && e.alive(s.peer) {
-			return s.peer, true
-		}
-	}
-	return rdma.EngineID{}, false
+		return s.Peer, nil
+	})
 }
 
 // railGrace is how long Connect waits for the other rails once one is up.
@@ -295,25 +256,25 @@ func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*s
 	}
 	n := max(len(e.nics), min(len(addr.NICs), MaxNICs))
 	s := newSession(e, addr.Engine, id, n, lanes, e.opts.Conns+1, true)
-	s.addr, s.token = addr, token
-	e.mu.Lock()
-	if e.closing {
-		e.mu.Unlock()
+	s.Where, s.Token = addr.NICs, token
+	e.core.Mu.Lock()
+	if e.core.Closing {
+		e.core.Mu.Unlock()
 		s.cancel()
 		return nil, rdma.ErrClosed
 	}
-	e.all[s] = struct{}{}
-	e.mu.Unlock()
+	e.core.All[s] = struct{}{}
+	e.core.Mu.Unlock()
 	told := make(chan error, n)
-	s.mu.Lock()
+	s.Mu.Lock()
 	for i, r := range s.rails {
 		r.nic = e.nics[i%len(e.nics)]
 		s.mendLocked(r, 0, told)
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	if err := s.awaitRails(ctx, told); err != nil {
-		s.fail(fmt.Errorf("rdma: session with %v not assembled: %w", addr.Engine, err))
-		<-s.removed
+		s.Fail(fmt.Errorf("rdma: session with %v not assembled: %w", addr.Engine, err))
+		<-s.Removed
 		return nil, err
 	}
 	return s, nil
@@ -356,22 +317,15 @@ func (s *session) awaitRails(ctx context.Context, told <-chan error) error {
 // adopt takes the engine that answered on a connection for the session's peer;
 // all connections have to agree.
 func (s *session) adopt(id rdma.EngineID) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.peer.IsZero() {
-		s.peer = id
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if s.Peer.IsZero() {
+		s.Peer = id
 	}
-	if s.peer != id {
-		return fmt.Errorf("engines %v and %v answer there: %w", s.peer, id, rdma.ErrNoPeer)
+	if s.Peer != id {
+		return fmt.Errorf("engines %v and %v answer there: %w", s.Peer, id, rdma.ErrNoPeer)
 	}
 	return nil
-}
-
-// peerID is the session's peer, as far as it is known.
-func (s *session) peerID() rdma.EngineID {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.peer
 }
 
 // dialRail opens all connections of a generation of a rail.
@@ -415,12 +369,12 @@ func (e *Engine) dialRail(ctx context.Context, s *session, r *rail, generation u
 
 // dialConn opens one connection and performs the dialing side of its handshake.
 func (e *Engine) dialConn(ctx context.Context, s *session, r *rail, h hello) (net.Conn, error) {
-	nc, err := e.dialNIC(ctx, r.nic, s.addr.NICs[r.index%len(s.addr.NICs)], rdma.Class(h.lane))
+	nc, err := e.dialNIC(ctx, r.nic, s.Where[r.index%len(s.Where)], rdma.Class(h.lane))
 	if err != nil {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
-	id, err := e.introduce(nc, s.peerID(), s.token, h)
+	id, err := e.introduce(nc, s.PeerID(), s.Token, h)
 	if err == nil {
 		err = s.adopt(id)
 	}
@@ -456,7 +410,7 @@ func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma
 	if !secure {
 		return nc, nil
 	}
-	return e.dialTLS(ctx, nc, hostPort)
+	return handshake.DialTLS(ctx, nc, hostPort, e.opts.TLS)
 }
 
 // introduce proves the token on nc and checks that the other side knows it. want,

@@ -69,8 +69,8 @@ func (s *session) arrive(h *header) (fresh bool, _ error) {
 		return false, fmt.Errorf("operation %#x: a session has %d slots: %w", h.op, MaxOps, errFrame)
 	}
 	frames := max(h.frames, 1)
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	for int(slot) >= len(s.inbound) {
 		s.inbound = append(s.inbound, inbound{})
 	}
@@ -104,8 +104,8 @@ func (s *session) arrive(h *header) (fresh bool, _ error) {
 // with a reason. It reports whether the operation is complete now, and how it
 // ended; the caller then sends the ack.
 func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.Reason) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	in := &s.inbound[uint32(h.op)]
 	if in.generation != uint32(h.op>>32) {
 		return false, 0
@@ -131,8 +131,8 @@ func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.R
 // acknowledge queues the ack of an operation that landed called complete. The ack of a
 // patient one that has gone well waits for what else is written, if that is not long.
 func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	var to *conn
 	if c.rail.state == railUp && c.rail.generation == c.generation {
 		to = c.rail.controlConn()
@@ -151,8 +151,8 @@ func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 
 // flushLate has the acks written that have waited long enough.
 func (c *conn) flushLate() {
-	c.s.mu.Lock()
-	defer c.s.mu.Unlock()
+	c.s.Mu.Lock()
+	defer c.s.Mu.Unlock()
 	c.late = false
 	if len(c.acks) > 0 {
 		c.signal()

@@ -207,7 +207,7 @@ func (m *mover) fire() (string, error) {
 		writes, failed, err := m.two.move(labFireBytes, rdma.ImmOf(1), func() { close(first) })
 		nics := m.two.e.NICs()
 		m.done <- fmt.Sprintf("%d writes, %d failed, %v; %d resent; NICs %v %v: %s", writes, failed, err,
-			m.two.e.stats.framesResent.Load(), nics[0].Up, nics[1].Up, nics[1].Reason)
+			m.two.e.framesResent.Load(), nics[0].Up, nics[1].Up, nics[1].Reason)
 	}()
 	<-first
 	return "firing", nil

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
 // nic is one network interface of an engine, or, without options, all of them
@@ -66,12 +68,18 @@ func (e *Engine) listen(ctx context.Context, n *nic, o NIC) error {
 		n.addr = rdma.NetAddr(l.Addr().String())
 	}
 	if e.opts.TLS != nil {
-		n.addr = tlsScheme + n.addr
+		n.addr = handshake.TLSScheme + n.addr
 	}
 	if len(n.addr) > rdma.MaxNetAddr {
 		return fmt.Errorf("tcp: address %q of %d bytes to advertise; at most %d", n.addr, len(n.addr), rdma.MaxNetAddr)
 	}
 	return nil
+}
+
+// HostPort returns the host:port of an address of this provider, and whether it
+// is to be dialed with TLS.
+func HostPort(a rdma.NetAddr) (hostPort string, secure bool) {
+	return strings.CutPrefix(string(a), handshake.TLSScheme)
 }
 
 // dialFrom decides what address the NIC's connections are dialed from. One that
@@ -150,19 +158,19 @@ func (e *Engine) NICs() []rdma.NIC {
 
 // railFault returns why no rail uses n, where some should.
 func (e *Engine) railFault(n *nic) (why error) {
-	for _, s := range e.sessions() {
-		s.mu.Lock()
+	for _, s := range e.core.Sessions() {
+		s.Mu.Lock()
 		for _, r := range s.rails {
 			switch {
 			case r.nic != n:
 			case r.state == railUp:
-				s.mu.Unlock()
+				s.Mu.Unlock()
 				return nil
 			case r.why != nil:
 				why = r.why
 			}
 		}
-		s.mu.Unlock()
+		s.Mu.Unlock()
 	}
 	return why
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/qos"
 )
@@ -141,29 +142,21 @@ const (
 
 // EnsureDefaults fills what is zero.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.Conns, 4)
-	setDefault(&o.Congestion, "cubic")
-	setDefault(&o.PieceBytes, 1<<20)
-	setDefault(&o.InFlightBytes, 64<<20)
-	setDefault(&o.InFlightOps, 1024)
-	setDefault(&o.MaxMessage, 64<<10)
-	setDefault(&o.MaxPeers, 1024)
-	setDefault(&o.EarlyImmediates, rdma.DefaultEarlyImmediates)
-	setDefault(&o.HeartbeatInterval, 2*time.Second)
-	setDefault(&o.IdleTimeout, max(10*time.Second, 2*o.HeartbeatInterval))
-	setDefault(&o.NICTimeout, 2*o.HeartbeatInterval)
-	setDefault(&o.TransferTimeout, 60*time.Second)
-	setDefault(&o.HandshakeTimeout, 10*time.Second)
+	options.SetDefault(&o.Conns, 4)
+	options.SetDefault(&o.Congestion, "cubic")
+	options.SetDefault(&o.PieceBytes, 1<<20)
+	options.SetDefault(&o.InFlightBytes, 64<<20)
+	options.SetDefault(&o.InFlightOps, 1024)
+	options.SetDefault(&o.MaxMessage, 64<<10)
+	options.SetDefault(&o.MaxPeers, 1024)
+	options.SetDefault(&o.EarlyImmediates, rdma.DefaultEarlyImmediates)
+	options.SetDefault(&o.HeartbeatInterval, 2*time.Second)
+	options.SetDefault(&o.IdleTimeout, max(10*time.Second, 2*o.HeartbeatInterval))
+	options.SetDefault(&o.NICTimeout, 2*o.HeartbeatInterval)
+	options.SetDefault(&o.TransferTimeout, 60*time.Second)
+	options.SetDefault(&o.HandshakeTimeout, 10*time.Second)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
-	}
-}
-
-// setDefault sets *p to v if it is zero.
-func setDefault[T comparable](p *T, v T) {
-	var zero T
-	if *p == zero {
-		*p = v
 	}
 }
 
@@ -172,28 +165,20 @@ func (o *Options) Validate() error {
 	if err := o.validateNICs(); err != nil {
 		return err
 	}
-	for _, r := range []struct {
-		name            string
-		value, min, max int64
-	}{
-		{"Conns", int64(o.Conns), 1, MaxConns},
-		{"PieceBytes", int64(o.PieceBytes), 64 << 10, maxPiece},
-		{"InFlightBytes", o.InFlightBytes, 1, 1 << 40},
-		{"InFlightOps", int64(o.InFlightOps), 1, MaxOps},
-		{"MaxMessage", int64(o.MaxMessage), 1, 1 << 20},
-		{"MaxPeers", int64(o.MaxPeers), 1, 1 << 20},
-		{"EarlyImmediates", int64(o.EarlyImmediates), 1, 1 << 24},
-		{"HeartbeatInterval", int64(o.HeartbeatInterval), int64(time.Millisecond), int64(time.Hour)},
-		{"IdleTimeout", int64(o.IdleTimeout), 2 * int64(o.HeartbeatInterval), int64(24 * time.Hour)},
-		{"NICTimeout", int64(o.NICTimeout), 2 * int64(o.HeartbeatInterval), int64(24 * time.Hour)},
-		{"TransferTimeout", int64(o.TransferTimeout), int64(time.Millisecond), int64(24 * time.Hour)},
-		{"HandshakeTimeout", int64(o.HandshakeTimeout), int64(time.Millisecond), int64(time.Hour)},
-	} {
-		if r.value < r.min || r.value > r.max {
-			return fmt.Errorf("tcp: option %s is %d; it must be %d to %d", r.name, r.value, r.min, r.max)
-		}
-	}
-	return nil
+	return options.CheckRanges("tcp", []options.Range{
+		{Name: "Conns", Value: int64(o.Conns), Min: 1, Max: MaxConns},
+		{Name: "PieceBytes", Value: int64(o.PieceBytes), Min: 64 << 10, Max: maxPiece},
+		{Name: "InFlightBytes", Value: o.InFlightBytes, Min: 1, Max: 1 << 40},
+		{Name: "InFlightOps", Value: int64(o.InFlightOps), Min: 1, Max: MaxOps},
+		{Name: "MaxMessage", Value: int64(o.MaxMessage), Min: 1, Max: 1 << 20},
+		{Name: "MaxPeers", Value: int64(o.MaxPeers), Min: 1, Max: 1 << 20},
+		{Name: "EarlyImmediates", Value: int64(o.EarlyImmediates), Min: 1, Max: 1 << 24},
+		{Name: "HeartbeatInterval", Value: int64(o.HeartbeatInterval), Min: int64(time.Millisecond), Max: int64(time.Hour)},
+		{Name: "IdleTimeout", Value: int64(o.IdleTimeout), Min: 2 * int64(o.HeartbeatInterval), Max: int64(24 * time.Hour)},
+		{Name: "NICTimeout", Value: int64(o.NICTimeout), Min: 2 * int64(o.HeartbeatInterval), Max: int64(24 * time.Hour)},
+		{Name: "TransferTimeout", Value: int64(o.TransferTimeout), Min: int64(time.Millisecond), Max: int64(24 * time.Hour)},
+		{Name: "HandshakeTimeout", Value: int64(o.HandshakeTimeout), Min: int64(time.Millisecond), Max: int64(time.Hour)},
+	})
 }
 
 // validateNICs is Validate for the NICs and how classes are marked.

@@ -57,9 +57,9 @@ func TestClasses(t *testing.T) {
 				t.Fatal(err)
 			}
 			conns := func(e *Engine, class rdma.Class) (out []*conn) {
-				s := e.sessions()[0]
-				s.mu.Lock()
-				defer s.mu.Unlock()
+				s := e.core.Sessions()[0]
+				s.Mu.Lock()
+				defer s.Mu.Unlock()
 				return append(out, s.lane(class).conns...)
 			}
 			sent := func(class rdma.Class) (bytes uint64) {

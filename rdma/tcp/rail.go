@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
 // railState is where a rail is in its life.
@@ -31,7 +32,7 @@ func (x railState) String() string {
 
 // rail is a NIC of ours and a NIC of the peer, and the connections between
 // them. It goes down as a whole and comes up again under a new generation. All
-// fields are guarded by session.mu, but for those that never change.
+// fields are guarded by session.Mu, but for those that never change.
 type rail struct {
 	s         *session
 	index     int
@@ -83,10 +84,10 @@ var errRailLater = errors.New("not yet free on this side")
 // goroutines for each, which start begins or abandon takes back.
 func (r *rail) attach(generation uint32, conns []*conn) error {
 	s := r.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.why != nil {
-		return s.goneLocked()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if s.Why != nil {
+		return s.GoneLocked()
 	}
 	if r.peerDown >= generation || r.generation > generation || r.state == railUp || r.state == railDying {
 		return fmt.Errorf("generation %d of rail %d: %w", generation, r.index, errPeerDropped)
@@ -107,8 +108,8 @@ func (r *rail) attach(generation uint32, conns []*conn) error {
 	if s.messenger == nil {
 		s.messenger = r.controlConn()
 	}
-	if s.remote == "" {
-		s.remote = conns[0].nc.RemoteAddr().String()
+	if s.Remote == "" {
+		s.Remote = conns[0].nc.RemoteAddr().String()
 	}
 	return nil
 }
@@ -135,12 +136,12 @@ func (c *conn) abandon(why error) {
 // the rail is down on our side.
 func (c *conn) left(n int) {
 	s, r := c.s, c.rail
-	s.mu.Lock()
+	s.Mu.Lock()
 	r.running -= n
-	if r.running == 0 && r.state == railDying && s.why == nil {
+	if r.running == 0 && r.state == railDying && s.Why == nil {
 		s.layDownLocked(r)
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	for range n {
 		s.running.Done()
 	}
@@ -149,27 +150,27 @@ func (c *conn) left(n int) {
 // drop takes a generation of a rail out of service; with the last rail the
 // session ends.
 func (s *session) drop(r *rail, generation uint32, why error) {
-	s.mu.Lock()
-	if s.why != nil || r.state != railUp || r.generation != generation {
-		s.mu.Unlock()
+	s.Mu.Lock()
+	if s.Why != nil || r.state != railUp || r.generation != generation {
+		s.Mu.Unlock()
 		return
 	}
-	hungUp := errors.Is(why, errHungUp)
+	hungUp := errors.Is(why, sessions.ErrHungUp)
 	s.quiet = s.quiet || hungUp
 	if s.up == 1 {
 		if s.quiet && !hungUp && s.idleLocked() {
-			why = fmt.Errorf("rdma: %v %w: %w", s.peer, errHungUp, rdma.ErrPeerDied)
+			why = fmt.Errorf("rdma: %v %w: %w", s.Peer, sessions.ErrHungUp, rdma.ErrPeerDied)
 		}
-		conns, first := s.failLocked(why)
-		s.mu.Unlock()
+		conns, first := s.condemnLocked(why)
+		s.Mu.Unlock()
 		if first {
 			s.failed(conns)
 		}
 		return
 	}
-	unacked := s.active > 0
+	unacked := s.Active > 0
 	if !hungUp {
-		s.e.stats.railsLost.Add(1)
+		s.e.railsLost.Add(1)
 	}
 	s.up--
 	r.state, r.why = railDying, why
@@ -182,7 +183,7 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 	for _, l := range s.lanes {
 		l.wake() // what the dead connections had been woken for
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	for _, c := range conns {
 		c.hangUp(unacked)
 	}
@@ -248,16 +249,16 @@ func (s *session) peerTookDown(index, generation uint32) error {
 		return fmt.Errorf("rail %d of %d is down: %w", index, len(s.rails), errFrame)
 	}
 	r := s.rails[index]
-	s.mu.Lock()
+	s.Mu.Lock()
 	r.peerDown = max(r.peerDown, generation)
 	if r.state == railUp && r.generation <= generation {
 		now := r.generation
-		s.mu.Unlock()
-		s.drop(r, now, fmt.Errorf("rdma: rail %d to %v: %w", index, s.peer, errPeerDropped))
+		s.Mu.Unlock()
+		s.drop(r, now, fmt.Errorf("rdma: rail %d to %v: %w", index, s.Peer, errPeerDropped))
 		return nil
 	}
 	s.fenceLocked(r)
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	return nil
 }
 
@@ -274,13 +275,13 @@ func (r *rail) forgetLocked() {
 // fenceLocked, once a rail is down on both sides, sends what was given to it
 // over the others, and lets the side that dialed try it again.
 func (s *session) fenceLocked(r *rail) {
-	if s.why != nil || r.state != railDown || r.fenced || r.peerDown < r.generation {
+	if s.Why != nil || r.state != railDown || r.fenced || r.peerDown < r.generation {
 		return
 	}
 	r.fenced = true
 	r.forgetLocked()
-	for _, o := range s.ops {
-		if !o.submitted || o.acked {
+	for _, o := range s.Ops {
+		if !o.Submitted || o.acked {
 			continue
 		}
 		for i, via := range o.via {
@@ -293,15 +294,15 @@ func (s *session) fenceLocked(r *rail) {
 				s.messages.push(o.frame(0))
 				s.messenger.signal()
 			} else {
-				s.lane(o.class).push(o.frame(uint32(i)))
+				s.lane(o.Class).push(o.frame(uint32(i)))
 			}
-			s.e.stats.framesResent.Add(1)
+			s.e.framesResent.Add(1)
 		}
 	}
 	for _, l := range s.lanes {
 		l.wake()
 	}
-	if s.dialed {
+	if s.Dialed {
 		s.mendLocked(r, mendFirst, nil)
 	}
 }
@@ -329,7 +330,7 @@ func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
 			t := time.NewTimer(pause)
 			select {
 			case <-t.C:
-			case <-s.dying:
+			case <-s.Dying:
 				t.Stop()
 				return
 			}
@@ -339,11 +340,11 @@ func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
 			told <- err
 			told = nil
 		}
-		if err == nil || s.hasEnded() {
+		if err == nil || s.Dead() {
 			return
 		}
 		if errors.Is(err, handshake.ErrGone) {
-			s.fail(fmt.Errorf("rdma: %v has ended the session: %w", s.peer, rdma.ErrPeerDied))
+			s.Fail(fmt.Errorf("rdma: %v has ended the session: %w", s.Peer, rdma.ErrPeerDied))
 			return
 		}
 		pause = min(max(2*pause, mendFirst), mendMax)
@@ -352,15 +353,15 @@ func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
 
 // raise is one attempt to bring a rail up from the dialing side.
 func (s *session) raise(r *rail) error {
-	s.mu.Lock()
-	if s.why != nil {
-		s.mu.Unlock()
-		return s.why
+	s.Mu.Lock()
+	if s.Why != nil {
+		s.Mu.Unlock()
+		return s.Why
 	}
 	r.state = railDialing
 	r.generation++
 	generation := r.generation
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	conns, err := s.e.dialRail(s.ctx, s, r, generation)
 	if err == nil {
 		if err = r.attach(generation, conns); err == nil {
@@ -377,20 +378,20 @@ func (s *session) raise(r *rail) error {
 			_ = c.nc.Close()
 		}
 	}
-	s.mu.Lock()
+	s.Mu.Lock()
 	r.state, r.why, r.fenced = railDown, err, true
-	if s.why == nil {
+	if s.Why == nil {
 		s.tellDownLocked(s.controlLocked())
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	return err
 }
 
 // activate makes the session known to the engine, with its first rail.
 func (s *session) activate() (err error) {
 	s.activating.Do(func() {
-		if err = s.e.activate(s); err != nil {
-			s.fail(err)
+		if err = s.e.core.Activate(s); err != nil {
+			s.Fail(err)
 		}
 	})
 	return err

@@ -128,10 +128,10 @@ func sum(v []uint64) (n uint64) {
 
 // upRails counts the rails of all sessions that are up.
 func upRails(e *Engine) (n int) {
-	for _, s := range e.sessions() {
-		s.mu.Lock()
+	for _, s := range e.core.Sessions() {
+		s.Mu.Lock()
 		n += s.up
-		s.mu.Unlock()
+		s.Mu.Unlock()
 	}
 	return n
 }
@@ -139,10 +139,10 @@ func upRails(e *Engine) (n int) {
 // cut breaks connection i of a rail as its NIC's death would: with reset, bytes
 // that have left are lost too.
 func (e *Engine) cut(rail, i int, reset bool) {
-	for _, s := range e.sessions() {
-		s.mu.Lock()
+	for _, s := range e.core.Sessions() {
+		s.Mu.Lock()
 		conns := s.rails[rail].conns
-		s.mu.Unlock()
+		s.Mu.Unlock()
 		if len(conns) == 0 {
 			continue
 		}
@@ -253,10 +253,10 @@ func TestRailsDieUnderFire(t *testing.T) {
 		until(t, ctx, "traffic", func() bool { return rounds.Load() > n || t.Failed() })
 		e := []*Engine{server, dialer}[rng.IntN(2)]
 		rail := rng.IntN(2)
-		lost := server.stats.railsLost.Load() + dialer.stats.railsLost.Load()
+		lost := server.railsLost.Load() + dialer.railsLost.Load()
 		e.cut(rail, rng.IntN(2), rng.IntN(2) == 0)
 		until(t, ctx, fmt.Sprintf("cut %d to be noticed", i), func() bool {
-			return server.stats.railsLost.Load()+dialer.stats.railsLost.Load() > lost || t.Failed()
+			return server.railsLost.Load()+dialer.railsLost.Load() > lost || t.Failed()
 		})
 		until(t, ctx, fmt.Sprintf("the rail to come back after cut %d", i), func() bool { return upRails(server) == 2 && upRails(dialer) == 2 || t.Failed() })
 		if t.Failed() {
@@ -277,11 +277,11 @@ func TestRailsDieUnderFire(t *testing.T) {
 	if st := dialer.Stats(); st.WritesOut != n || st.SendsOut != n || st.WriteFailuresOut+st.SendFailuresOut != 0 || st.InFlightOps != 0 || st.SessionsClosed != 0 {
 		t.Errorf("%d rounds: %+v", n, st)
 	}
-	if dialer.stats.framesResent.Load() == 0 {
+	if dialer.framesResent.Load() == 0 {
 		t.Error("no frame was sent again: the test tests nothing")
 	}
 	t.Logf("%d rounds, %d rails lost, %d frames sent again, %d of them had landed", n,
-		server.stats.railsLost.Load()+dialer.stats.railsLost.Load(), dialer.stats.framesResent.Load(), server.stats.framesRepeated.Load())
+		server.railsLost.Load()+dialer.railsLost.Load(), dialer.framesResent.Load(), server.framesRepeated.Load())
 }
 
 // TestLastRail: a session whose last rail dies ends, as one with a single rail
@@ -312,7 +312,7 @@ func TestLastRail(t *testing.T) {
 	if _, err := server.ExpectImm(rdma.Expect{Imm: 1, Count: 1, From: []rdma.EngineID{dialer.id}, Done: expected.Set}); err != nil {
 		t.Fatal(err)
 	}
-	s := dialer.sessions()[0]
+	s := dialer.core.Sessions()[0]
 	var ended sync.WaitGroup
 	var died atomic.Int64
 	const writes = 8
@@ -329,7 +329,7 @@ func TestLastRail(t *testing.T) {
 	}
 	dialer.cut(0, 0, true)
 	ended.Wait()
-	<-s.removed
+	<-s.Removed
 	if err := expected.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
 		t.Errorf("expectation: %v", err)
 	}
@@ -378,10 +378,10 @@ func TestSilentRail(t *testing.T) {
 		t.Error("wrong bytes")
 	}
 	until(t, ctx, "both sides to take the rail down", func() bool { return upRails(server) == 1 && upRails(dialer) == 1 })
-	s := dialer.sessions()[0]
-	s.mu.Lock()
+	s := dialer.core.Sessions()[0]
+	s.Mu.Lock()
 	why := s.rails[1].why
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	if n := dialer.NICs()[1]; n.Up || n.Reason == "" {
 		t.Errorf("NIC 1: %+v (%v)", n, why)
 	}

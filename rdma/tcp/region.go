@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -107,10 +108,7 @@ func (r *region) Close(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true
 	r.readers.Close()
-	windows := make([]*window, 0, len(r.windows))
-	for w := range r.windows {
-		windows = append(windows, w)
-	}
+	windows := slices.Collect(maps.Keys(r.windows))
 	r.mu.Unlock()
 	for _, w := range windows {
 		w.begin() // all of them, also if ctx ends while payload lands in one

@@ -6,52 +6,29 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
-
-// waiter is a submitter that waits for room.
-type waiter struct {
-	bytes int64
-	// granted receives the reserved op, or nil when the session died.
-	granted chan *op
-}
 
 // session is what two engines share: rails between their NICs, and the
 // operations in flight in both directions.
 type session struct {
-	e      *Engine
-	id     [16]byte
-	dialed bool
-	// addr and token are how to reach the peer's NICs, for the side that dialed.
-	addr  rdma.Addr
-	token rdma.Token
+	sessions.Session[*op]
+	e     *Engine
+	id    [16]byte
 	rails []*rail
-	// ctx ends, and dying is closed, when the session begins to end; ready is
-	// closed when the first rail is up, removed when nothing is left.
-	ctx                   context.Context
-	cancel                context.CancelFunc
-	ready, dying, removed chan struct{}
+	// ctx ends when the session begins to end.
+	ctx    context.Context
+	cancel context.CancelFunc
 	// activating makes the first rail introduce the session to the engine.
 	activating sync.Once
-	// running counts readers, writers and menders. It grows under mu, and only
-	// while why is nil.
+	// running counts readers, writers and menders. It grows under Mu, and only
+	// while Why is nil.
 	running sync.WaitGroup
 
-	mu sync.Mutex
-	// peer and remote, its address as we see it, do not change after ready.
-	peer   rdma.EngineID
-	remote string
-	// why is set when the session begins to end, and unacked if operations of ours
-	// are in flight then.
-	why       error
-	unacked   bool
-	freeBytes int64
-	// Invariant: active = ops reserved or submitted = len(ops) - len(free).
-	active  int
-	ops     []*op
-	free    []*op
-	waiters []*waiter
+	// Guarded by Mu, as are the fields below: unacked is set if operations of ours
+	// are in flight when the session begins to end.
+	unacked bool
 	// up counts the rails in state railUp. quiet is set when a rail ended because
 	// the peer was through with it.
 	up    int
@@ -78,11 +55,11 @@ type session struct {
 // newSession returns a session whose rails are all down. n is their number,
 // conns how many connections a lane of a rail has.
 func newSession(e *Engine, peer rdma.EngineID, id [16]byte, n, lanes, conns int, dialed bool) *session {
-	s := &session{
-		e: e, peer: peer, id: id, dialed: dialed,
-		ready: make(chan struct{}), dying: make(chan struct{}), removed: make(chan struct{}), ended: make(chan struct{}),
-		freeBytes: e.opts.InFlightBytes,
-	}
+	s := &session{e: e, id: id, ended: make(chan struct{})}
+	s.Init(peer, dialed, &e.core.Counters, sessions.Rules[*op]{
+		Ops: e.opts.InFlightOps, Bytes: e.opts.InFlightBytes,
+		New: func() *op { return &op{} }, Gone: s.gone,
+	})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	for i := range lanes {
 		s.lanes = append(s.lanes, &lane{class: rdma.Class(i)})
@@ -93,157 +70,33 @@ func newSession(e *Engine, peer rdma.EngineID, id [16]byte, n, lanes, conns int,
 	return s
 }
 
-// goneLocked is the error of an operation that finds the session ended.
-func (s *session) goneLocked() error {
-	return fmt.Errorf("rdma: session with %v ended (%w): %w", s.peer, s.why, rdma.ErrNoPeer)
-}
-
-// roomLocked reports whether an operation of that many bytes may start.
-func (s *session) roomLocked(bytes int64) bool {
-	return s.active < s.e.opts.InFlightOps && s.freeBytes >= bytes
-}
-
-// takeLocked reserves an op.
-func (s *session) takeLocked(bytes int64) *op {
-	var o *op
-	if n := len(s.free); n > 0 {
-		o, s.free = s.free[n-1], s.free[:n-1]
-	} else {
-		o = &op{slot: uint32(len(s.ops)), generation: 1}
-		s.ops = append(s.ops, o)
-	}
-	o.reserved, o.bytes = true, bytes
-	s.active++
-	s.freeBytes -= bytes
-	return o
-}
-
-// giveLocked returns an op and what it was charged, and lets waiters in.
-func (s *session) giveLocked(o *op) {
-	s.active--
-	s.freeBytes += o.bytes
-	o.reset()
-	s.free = append(s.free, o)
-	for len(s.waiters) > 0 && s.roomLocked(s.waiters[0].bytes) {
-		w := s.waiters[0]
-		s.waiters = s.waiters[1:]
-		w.granted <- s.takeLocked(w.bytes)
-	}
-	if invariants.Enabled {
-		s.checkLocked()
-	}
-}
-
-// checkLocked panics if the accounts of the session are wrong.
-func (s *session) checkLocked() {
-	active, bytes := 0, s.freeBytes
-	for _, o := range s.ops {
-		if o.reserved {
-			active++
-			bytes += o.bytes
-		}
-	}
-	invariants.Assert(active == s.active && active+len(s.free) == len(s.ops), "%d ops, %d free, %d reserved, active says %d", len(s.ops), len(s.free), active, s.active)
-	invariants.Assert(bytes == s.e.opts.InFlightBytes, "reserved and free bytes are %d, the budget %d", bytes, s.e.opts.InFlightBytes)
-	invariants.Assert(s.acksOwed >= 0, "%d acks owed", s.acksOwed)
-}
-
-// reserve takes an op for n bytes, waiting for room unless noWait. Waiters are
-// served in order.
-func (s *session) reserve(ctx context.Context, n uint64, noWait bool) (*op, error) {
-	// An operation larger than the whole budget is charged all of it.
-	bytes := int64(min(n, uint64(s.e.opts.InFlightBytes)))
-	s.mu.Lock()
-	if s.why != nil {
-		defer s.mu.Unlock()
-		return nil, s.goneLocked()
-	}
-	if len(s.waiters) == 0 && s.roomLocked(bytes) {
-		o := s.takeLocked(bytes)
-		s.mu.Unlock()
-		return o, nil
-	}
-	if noWait {
-		defer s.mu.Unlock()
-		return nil, fmt.Errorf("rdma: %d operations in flight to %v: %w", s.active, s.peer, rdma.ErrBusy)
-	}
-	w := &waiter{bytes: bytes, granted: make(chan *op, 1)}
-	s.waiters = append(s.waiters, w)
-	s.mu.Unlock()
-	return s.await(ctx, w)
-}
-
-// await waits for the grant of w.
-func (s *session) await(ctx context.Context, w *waiter) (*op, error) {
-	var o *op
-	select {
-	case o = <-w.granted:
-	case <-ctx.Done():
-		if !s.leave(w) {
-			// Granted meanwhile: give it back, as the caller's time is over.
-			if o = <-w.granted; o != nil {
-				s.unreserve(o)
-			}
-		}
-		return nil, fmt.Errorf("rdma: waiting for room to %v: %w", s.peer, ctx.Err())
-	}
-	if o == nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return nil, s.goneLocked()
-	}
-	return o, nil
-}
-
-// leave takes w out of the queue; false if it is not in it any more.
-func (s *session) leave(w *waiter) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i, x := range s.waiters {
-		if x == w {
-			s.waiters = append(s.waiters[:i], s.waiters[i+1:]...)
-			return true
-		}
-	}
-	return false
-}
-
-// unreserve gives back an op that was not submitted.
-func (s *session) unreserve(o *op) {
-	s.mu.Lock()
-	src := o.src
-	s.giveLocked(o)
-	s.mu.Unlock()
-	if src != nil {
-		src.readers.Release()
-	}
+// gone is the error of an operation that finds the session ended for why.
+func (s *session) gone(why error) error {
+	return fmt.Errorf("rdma: session with %v ended (%w): %w", s.Peer, why, rdma.ErrNoPeer)
 }
 
 // submit queues the frames of o. After an error o has been given back.
 func (s *session) submit(o *op) error {
-	s.mu.Lock()
-	if s.why != nil {
-		err := s.goneLocked()
-		s.mu.Unlock()
-		s.unreserve(o)
+	s.Mu.Lock()
+	if err := s.BeginLocked(o, s.e.core.Ticks.Load()); err != nil {
+		s.Mu.Unlock()
+		s.Unreserve(o)
 		return err
 	}
-	o.submitted = true
 	o.unsent = len(o.cuts)
-	o.tick = s.e.ticks.Load()
 	if o.kind == frameMessage {
 		// Whoever has much in flight needs the room back.
-		o.patient = 2*s.active <= s.e.opts.InFlightOps && 2*s.freeBytes >= s.e.opts.InFlightBytes
+		o.patient = 2*s.Active <= s.e.opts.InFlightOps && 2*s.FreeBytes >= s.e.opts.InFlightBytes
 		s.messages.push(o.frame(0))
 		s.messenger.signal()
 	} else {
-		l := s.lane(o.class)
+		l := s.lane(o.Class)
 		for i := range o.cuts {
 			l.push(o.frame(uint32(i)))
 		}
 		l.wake()
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	return nil
 }
 
@@ -257,30 +110,12 @@ func (s *session) lane(class rdma.Class) *lane {
 }
 
 // endLocked gives o back and returns what is left to do outside of the lock.
-func (s *session) endLocked(o *op, err error) ended {
-	x := ended{o.done, err, o.src}
-	st := &s.e.stats
-	switch {
-	case o.kind == frameMessage && err == nil:
-		st.sendsOut.Add(1)
-	case o.kind == frameMessage:
-		st.sendFailuresOut.Add(1)
-	case err == nil:
-		st.writesOut.Add(1)
-		sum := uint64(0) // of up to a million pages: one count for all
-		for _, r := range o.runs {
-			sum += r.n
-		}
-		st.writeBytesOut.Add(sum)
-	default:
-		st.writeFailuresOut.Add(1)
-	}
-	s.giveLocked(o)
-	return x
+func (s *session) endLocked(o *op, err error) sessions.Ended {
+	return s.EndLocked(o, o.kind == frameMessage, err)
 }
 
 // settleOpLocked ends o, appending to out, if it is acked and no writer needs it.
-func (s *session) settleOpLocked(o *op, out []ended) []ended {
+func (s *session) settleOpLocked(o *op, out []sessions.Ended) []sessions.Ended {
 	if !o.acked || o.unsent > 0 {
 		return out
 	}
@@ -290,28 +125,28 @@ func (s *session) settleOpLocked(o *op, out []ended) []ended {
 // verdict is what the ack of o said.
 func (s *session) verdict(o *op) error {
 	if o.status != rdma.ReasonNone {
-		return &rdma.RefusedError{Peer: s.peer, Reason: o.status}
+		return &rdma.RefusedError{Peer: s.Peer, Reason: o.status}
 	}
 	return nil
 }
 
 // acked takes a batch of acks of the peer and appends what ended to out. An ack
 // may come twice, once more after a rail has died: the second says nothing.
-func (s *session) acked(acks []byte, out []ended) ([]ended, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *session) acked(acks []byte, out []sessions.Ended) ([]sessions.Ended, error) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	for b := acks; len(b) >= ackSize; b = b[ackSize:] {
 		a, err := decodeAck(b)
 		if err != nil {
 			return out, err
 		}
 		slot := uint32(a.op)
-		if int(slot) >= len(s.ops) {
+		if int(slot) >= len(s.Ops) {
 			return out, fmt.Errorf("ack of operation %#x, which never was: %w", a.op, errFrame)
 		}
-		o := s.ops[slot]
-		switch behind := int32(o.generation - uint32(a.op>>32)); {
-		case behind < 0 || behind == 0 && !o.submitted:
+		o := s.Ops[slot]
+		switch behind := int32(o.Generation - uint32(a.op>>32)); {
+		case behind < 0 || behind == 0 && !o.Submitted:
 			return out, fmt.Errorf("ack of operation %#x, which has not begun: %w", a.op, errFrame)
 		case behind > 0 || o.acked:
 			continue
@@ -322,28 +157,24 @@ func (s *session) acked(acks []byte, out []ended) ([]ended, error) {
 	return out, nil
 }
 
-// fail begins the end of the session; only the first reason counts. It may be
+// Fail begins the end of the session; only the first reason counts. It may be
 // called from the session's own goroutines.
-func (s *session) fail(why error) {
-	s.mu.Lock()
-	conns, first := s.failLocked(why)
-	s.mu.Unlock()
+func (s *session) Fail(why error) {
+	s.Mu.Lock()
+	conns, first := s.condemnLocked(why)
+	s.Mu.Unlock()
 	if first {
 		s.failed(conns)
 	}
 }
 
-// failLocked makes the session refuse everything from here on, and returns the
+// condemnLocked makes the session refuse everything from here on, and returns the
 // connections to close; first is whether it was this call that did.
-func (s *session) failLocked(why error) (conns []*conn, first bool) {
-	if s.why != nil {
+func (s *session) condemnLocked(why error) (conns []*conn, first bool) {
+	if !s.FailLocked(why) {
 		return nil, false
 	}
-	s.why, s.unacked = why, s.active > 0
-	for _, w := range s.waiters {
-		w.granted <- nil
-	}
-	s.waiters = nil
+	s.unacked = s.Active > 0
 	if s.parted != nil {
 		close(s.parted)
 		s.parted = nil
@@ -357,9 +188,9 @@ func (s *session) failLocked(why error) (conns []*conn, first bool) {
 	return conns, true
 }
 
-// failed is what failLocked leaves to be done outside of the lock.
+// failed is what condemnLocked leaves to be done outside of the lock.
 func (s *session) failed(conns []*conn) {
-	close(s.dying)
+	close(s.Dying)
 	s.cancel()
 	s.e.forget(s)
 	for _, c := range conns {
@@ -380,28 +211,27 @@ func (s *session) remove(conns []*conn) {
 			c.w.splicer.awaitSent(s.e.opts.IdleTimeout)
 		}
 	}
-	var out []ended
-	s.mu.Lock()
-	for _, o := range s.ops {
+	var out []sessions.Ended
+	s.Mu.Lock()
+	for _, o := range s.Ops {
 		if o.acked {
 			out = append(out, s.endLocked(o, s.verdict(o)))
-		} else if o.submitted {
-			out = append(out, s.endLocked(o, s.why))
+		} else if o.Submitted {
+			out = append(out, s.endLocked(o, s.Why))
 		}
 	}
-	s.mu.Unlock()
-	callAll(out)
-	s.e.removed(s)
-	close(s.removed)
+	s.Mu.Unlock()
+	sessions.CallAll(out)
+	s.e.core.Remove(s)
 }
 
 // part has the acks written that are queued: a peer that does not get them takes the
 // end of this engine for a death. The result is closed when that is done; nil if there
 // is nothing to do.
 func (s *session) part() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.why != nil || s.acksOwed == 0 {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if s.Why != nil || s.acksOwed == 0 {
 		return nil
 	}
 	s.parted = make(chan struct{})
@@ -420,50 +250,24 @@ func (s *session) idleLocked() bool {
 		return false
 	}
 	over := 0
-	for _, o := range s.ops {
+	for _, o := range s.Ops {
 		if o.acked {
 			over++
 		}
 	}
-	return s.active == over
+	return s.Active == over
 }
 
 // idle is idleLocked for readers.
 func (s *session) idle() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	return s.idleLocked()
 }
 
 // hungUp reports whether the session ended because the peer was through.
 func (s *session) hungUp() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return errors.Is(s.why, errHungUp)
-}
-
-// hasEnded reports whether the session has begun to end.
-func (s *session) hasEnded() bool {
-	select {
-	case <-s.dying:
-		return true
-	default:
-		return false
-	}
-}
-
-// overdue reports whether an operation has waited for its ack since before the
-// given tick.
-func (s *session) overdue(tick uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.active == 0 {
-		return false
-	}
-	for _, o := range s.ops {
-		if o.submitted && o.tick < tick {
-			return true
-		}
-	}
-	return false
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return errors.Is(s.Why, sessions.ErrHungUp)
 }

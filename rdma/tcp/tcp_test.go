@@ -234,7 +234,7 @@ func TestStalledPayload(t *testing.T) {
 		p := newRawPeer(t, e, 1)
 		h := header{kind: frameWrite, frames: 1, op: 1<<32 | 77, key: win.Desc().NICs[0].Key, length: 1 << 20, flags: flagImm, imm: 5}
 		half := bytes.Repeat([]byte{1}, 1<<19)
-		before := e.stats.writesIn.Load()
+		before := e.core.WritesIn.Load()
 		if table {
 			runs := make([]byte, 2*runSize)
 			putSpan(runs, span{1 << 19, 1 << 19})
@@ -264,7 +264,7 @@ func TestStalledPayload(t *testing.T) {
 		if a := p.nextAck(0); a != (ack{1<<32 | 78, rdma.ReasonKey}) {
 			t.Fatalf("ack %+v", a)
 		}
-		if n := e.stats.writesIn.Load(); n != before {
+		if n := e.core.WritesIn.Load(); n != before {
 			t.Errorf("%d writes counted", n-before)
 		}
 	}
@@ -404,7 +404,7 @@ func TestHeartbeatsKeepIdleSessions(t *testing.T) {
 	if _, err := c.Connect(ctx, e.Addr(), rdma.Token(testToken)); err != nil {
 		t.Fatal(err)
 	}
-	heartbeats(t, c.sessions()[0])
+	heartbeats(t, c.core.Sessions()[0])
 	if len(c.Peers()) != 1 || len(e.Peers()) != 1 {
 		t.Error("the session ended")
 	}
@@ -446,7 +446,7 @@ func TestHeartbeatsWhileTheKernelIsLate(t *testing.T) {
 	if name := <-asked; name != "lo" {
 		t.Errorf("interface %q was asked for", name)
 	}
-	heartbeats(t, c.sessions()[0])
+	heartbeats(t, c.core.Sessions()[0])
 	if n := e.NICs()[0]; !n.Up {
 		t.Errorf("%+v", n)
 	}
@@ -564,11 +564,11 @@ func TestEarlyAck(t *testing.T) {
 	var a [ackSize]byte
 	ack{op: h.op}.put(a[:])
 	p.send(0, header{kind: frameAck, length: ackSize}.raw(), a[:])
-	s := e.sessions()[0]
+	s := e.core.Sessions()[0]
 	for {
-		s.mu.Lock()
-		acked := s.ops[0].acked
-		s.mu.Unlock()
+		s.Mu.Lock()
+		acked := s.Ops[0].acked
+		s.Mu.Unlock()
 		if acked {
 			break
 		}
@@ -763,13 +763,13 @@ func TestConnectWhileSessionEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := client.session(peer)
+	s, err := client.core.Session(peer)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.mu.Lock()
-	conns, _ := s.failLocked(fmt.Errorf("test: %w", rdma.ErrPeerDied))
-	s.mu.Unlock()
+	s.Mu.Lock()
+	conns, _ := s.condemnLocked(fmt.Errorf("test: %w", rdma.ErrPeerDied))
+	s.Mu.Unlock()
 	if err := client.Send(ctx, peer, nil, nil); !errors.Is(err, rdma.ErrNoPeer) {
 		t.Errorf("a message over a session that ends: %v", err)
 	}
@@ -779,7 +779,7 @@ func TestConnectWhileSessionEnds(t *testing.T) {
 		connected <- err
 	}()
 	// Connect returns the session that ends, or has dialed another one, which waits for the end.
-	for len(connected) == 0 && client.unremoved() < 2 && ctx.Err() == nil {
+	for len(connected) == 0 && len(client.core.Unremoved()) < 2 && ctx.Err() == nil {
 		runtime.Gosched()
 	}
 	s.failed(conns)
@@ -789,13 +789,6 @@ func TestConnectWhileSessionEnds(t *testing.T) {
 	if err := client.Send(ctx, peer, nil, nil); err != nil {
 		t.Errorf("after Connect: %v", err)
 	}
-}
-
-// unremoved returns the number of sessions that begin, live or end.
-func (e *Engine) unremoved() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return len(e.all)
 }
 
 // TestOptions: what is out of range is named.

@@ -5,65 +5,39 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// watchState is what the watch remembers of a connection between its rounds.
-type watchState struct {
-	lastRx, lastTx         uint64
-	silentTicks, idleTicks uint64
-}
-
-// ticksPerHeartbeat is how many rounds of the watch fit in a heartbeat.
-const ticksPerHeartbeat = 4
-
-// watch is the goroutine that sends heartbeats and declares peers dead. Time is
-// counted in rounds, not read from a clock: when this process stands still
-// (suspended, starved), its peers do not age.
+// watch is the goroutine that sends heartbeats and declares peers dead.
 func (e *Engine) watch() {
-	interval := e.interval()
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	silence := ceilDiv(e.opts.IdleTimeout, interval)
-	railSilence := ceilDiv(e.opts.NICTimeout, interval)
-	transfer := ceilDiv(e.opts.TransferTimeout, interval)
-	for {
-		select {
-		case <-ticker.C:
-		case <-e.ctx.Done():
-			return
-		}
-		now := e.ticks.Add(1)
-		for _, s := range e.sessions() {
+	rounds := func(d time.Duration) uint64 { return sessions.Rounds(d, e.opts.HeartbeatInterval) }
+	silence, railSilence, transfer := rounds(e.opts.IdleTimeout), rounds(e.opts.NICTimeout), rounds(e.opts.TransferTimeout)
+	e.core.Watch(e.opts.HeartbeatInterval, func(now uint64) {
+		for _, s := range e.core.Sessions() {
 			s.watch(railSilence, silence)
-			if now > transfer && s.overdue(now-transfer) {
-				e.stats.peersTimedOut.Add(1)
-				s.fail(fmt.Errorf("rdma: %v did not end an operation in %v: %w", s.peer, e.opts.TransferTimeout, rdma.ErrPeerDied))
+			if s.Overdue(now, transfer) {
+				e.core.PeersTimedOut.Add(1)
+				s.Fail(fmt.Errorf("rdma: %v did not end an operation in %v: %w", s.Peer, e.opts.TransferTimeout, rdma.ErrPeerDied))
 			}
 		}
-	}
+	})
 }
-
-// interval is the time between two rounds of the watch.
-func (e *Engine) interval() time.Duration { return e.opts.HeartbeatInterval / ticksPerHeartbeat }
 
 // watchLink looks at the interface of a NIC once a round. It has a goroutine of its own: the kernel
 // answers late while interfaces are made or removed elsewhere on the host (its rtnl lock), and
 // the peers must have their heartbeats meanwhile.
 func (e *Engine) watchLink(n *nic) {
-	ticker := time.NewTicker(e.interval())
+	ticker := time.NewTicker(sessions.WatchInterval(e.opts.HeartbeatInterval))
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ticker.C:
 			n.look()
-		case <-e.ctx.Done():
+		case <-e.core.Ctx.Done():
 			return
 		}
 	}
 }
-
-// ceilDiv returns how many intervals cover d.
-func ceilDiv(d, interval time.Duration) uint64 { return uint64((d + interval - 1) / interval) }
 
 // watch looks at each rail once, and takes down those that have been silent for
 // too long or whose NIC has no link. While another rail is heard of, that is
@@ -77,7 +51,7 @@ func (s *session) watch(railSilence, silence uint64) {
 	}
 	var rails []heard
 	least := ^uint64(0)
-	s.mu.Lock()
+	s.Mu.Lock()
 	for _, r := range s.rails {
 		if r.state != railUp {
 			continue
@@ -89,7 +63,7 @@ func (s *session) watch(railSilence, silence uint64) {
 		least = min(least, ticks)
 		rails = append(rails, heard{r, r.nic, r.generation, ticks})
 	}
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	for _, h := range rails {
 		if why := h.nic.fault(); why != nil && len(rails) > 1 {
 			s.drop(h.r, h.generation, why)
@@ -102,13 +76,13 @@ func (s *session) watch(railSilence, silence uint64) {
 		if h.ticks <= limit {
 			continue
 		}
-		s.mu.Lock()
+		s.Mu.Lock()
 		last := s.up == 1
-		s.mu.Unlock()
+		s.Mu.Unlock()
 		if last { // counted first, as OnPeerDown may look
-			s.e.stats.peersTimedOut.Add(1)
+			s.e.core.PeersTimedOut.Add(1)
 		}
-		s.drop(h.r, h.generation, fmt.Errorf("rdma: %v silent for %v: %w", s.peer, timeout, rdma.ErrPeerDied))
+		s.drop(h.r, h.generation, fmt.Errorf("rdma: %v silent for %v: %w", s.Peer, timeout, rdma.ErrPeerDied))
 	}
 }
 
@@ -116,17 +90,10 @@ func (s *session) watch(railSilence, silence uint64) {
 // sends a heartbeat on it where nothing has gone; the caller holds the session's
 // mu.
 func (c *conn) watch() (silentTicks uint64) {
-	if rx := c.rx.Load(); rx != c.lastRx {
-		c.lastRx, c.silentTicks = rx, 0
-	} else {
-		c.silentTicks++
-	}
-	if tx := c.tx.Load(); tx != c.lastTx {
-		c.lastTx, c.idleTicks = tx, 0
-	} else if c.idleTicks++; c.idleTicks >= ticksPerHeartbeat-1 {
-		c.idleTicks = 0
+	silent, beat := c.silence.Look(c.rx.Load(), c.tx.Load())
+	if beat {
 		c.beat = true
 		c.signal()
 	}
-	return c.silentTicks
+	return silent
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/qos"
 )
@@ -65,18 +66,13 @@ func (o *NICOptions) Validate() error {
 	if _, err := parseDevice(o.Device); err != nil {
 		return err
 	}
-	for _, r := range []struct {
-		name            string
-		value, min, max int
-	}{
-		{"QueueDepth", o.QueueDepth, 16, 4096},
-		{"ReceiveEntries", o.ReceiveEntries, 64, 1 << 16},
-		{"TimeoutCode", o.TimeoutCode, 8, 21},
-		{"Retries", o.Retries, 1, 6},
-	} {
-		if r.value < r.min || r.value > r.max {
-			return fmt.Errorf("verbs: option %s is %d; it must be %d to %d", r.name, r.value, r.min, r.max)
-		}
+	if err := options.CheckRanges("verbs", []options.Range{
+		{Name: "QueueDepth", Value: int64(o.QueueDepth), Min: 16, Max: 4096},
+		{Name: "ReceiveEntries", Value: int64(o.ReceiveEntries), Min: 64, Max: 1 << 16},
+		{Name: "TimeoutCode", Value: int64(o.TimeoutCode), Min: 8, Max: 21},
+		{Name: "Retries", Value: int64(o.Retries), Min: 1, Max: 6},
+	}); err != nil {
+		return err
 	}
 	if o.QueueDepth&(o.QueueDepth-1) != 0 {
 		return fmt.Errorf("verbs: option QueueDepth is %d; it must be a power of two", o.QueueDepth)

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/group/domaintest"
-	"github.com/penstock-kv/penstock/rdma/simrdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest/simrdma"
 	"golang.org/x/sys/unix"
 )
 

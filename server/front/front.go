@@ -24,6 +24,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/penstock-kv/penstock/internal/options"
 )
 
 // Engine is where an inference engine is.
@@ -89,30 +91,23 @@ type Options struct {
 
 // EnsureDefaults fills in the defaults.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.MaxInFlight, 256)
-	setDefault(&o.MaxQueue, 1024)
-	setDefault(&o.QueueWait, 10*time.Second)
-	setDefault(&o.MaxAttempts, 3)
-	setDefault(&o.LoadFactor, 1.25)
-	setDefault(&o.PrefixBlocks, 1<<16)
-	setDefault(&o.MaxBodyBytes, 32<<20)
-	setDefault(&o.BodyMemoryBytes, 1<<30)
-	setDefault(&o.HealthInterval, 2*time.Second)
-	setDefault(&o.HealthTimeout, 5*time.Second)
-	setDefault(&o.OutputTokens, 1024)
-	setDefault(&o.ReplanWait, 30*time.Second)
+	options.SetDefault(&o.MaxInFlight, 256)
+	options.SetDefault(&o.MaxQueue, 1024)
+	options.SetDefault(&o.QueueWait, 10*time.Second)
+	options.SetDefault(&o.MaxAttempts, 3)
+	options.SetDefault(&o.LoadFactor, 1.25)
+	options.SetDefault(&o.PrefixBlocks, 1<<16)
+	options.SetDefault(&o.MaxBodyBytes, 32<<20)
+	options.SetDefault(&o.BodyMemoryBytes, 1<<30)
+	options.SetDefault(&o.HealthInterval, 2*time.Second)
+	options.SetDefault(&o.HealthTimeout, 5*time.Second)
+	options.SetDefault(&o.OutputTokens, 1024)
+	options.SetDefault(&o.ReplanWait, 30*time.Second)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	if o.Registry == nil {
 		o.Registry = prometheus.NewRegistry()
-	}
-}
-
-func setDefault[T comparable](v *T, value T) {
-	var zero T
-	if *v == zero {
-		*v = value
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -104,19 +105,19 @@ type Options struct {
 
 // EnsureDefaults fills the fields that are zero.
 func (o *Options) EnsureDefaults() {
-	def(&o.SyncEvery, time.Second)
-	def(&o.ReadsMax, 256)
-	def(&o.ReservationsMax, 256)
-	def(&o.LoadBytesMax, 64<<20)
-	def(&o.WriteBytesMax, 64<<20)
-	def(&o.ChainBlocksMax, 131072)
-	def(&o.LeaseTTLMax, 10*time.Minute)
-	def(&o.ReservationTTL, 30*time.Second)
-	def(&o.QueueWait, 2*time.Second)
-	def(&o.ReadWait, 5*time.Second)
-	def(&o.WriteWait, 10*time.Second)
-	def(&o.EventHistory, 65536)
-	def(&o.CutThroughBytes, 8<<20)
+	options.SetDefault(&o.SyncEvery, time.Second)
+	options.SetDefault(&o.ReadsMax, 256)
+	options.SetDefault(&o.ReservationsMax, 256)
+	options.SetDefault(&o.LoadBytesMax, 64<<20)
+	options.SetDefault(&o.WriteBytesMax, 64<<20)
+	options.SetDefault(&o.ChainBlocksMax, 131072)
+	options.SetDefault(&o.LeaseTTLMax, 10*time.Minute)
+	options.SetDefault(&o.ReservationTTL, 30*time.Second)
+	options.SetDefault(&o.QueueWait, 2*time.Second)
+	options.SetDefault(&o.ReadWait, 5*time.Second)
+	options.SetDefault(&o.WriteWait, 10*time.Second)
+	options.SetDefault(&o.EventHistory, 65536)
+	options.SetDefault(&o.CutThroughBytes, 8<<20)
 	if o.HotBytes == 0 && o.Arena != nil {
 		o.HotBytes = int64(len(o.Arena.Bytes())) * 3 / 4
 	}
@@ -131,13 +132,6 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Now == nil {
 		o.Now = time.Now
-	}
-}
-
-func def[T comparable](p *T, v T) {
-	var zero T
-	if *p == zero {
-		*p = v
 	}
 }
 

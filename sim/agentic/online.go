@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
@@ -49,7 +50,7 @@ const DefaultHorizon = 90 * time.Minute
 // RunOnline runs an open loop on the cluster of opts, whose agents and arrivals it sets.
 // Result.Exceeded reports whether the run exceeded the SLO.
 func RunOnline(ctx context.Context, opts Options, on Online) (*Result, error) {
-	setDefault(&on.Horizon, DefaultHorizon)
+	options.SetDefault(&on.Horizon, DefaultHorizon)
 	if !(on.APS > 0) || math.IsInf(on.APS, 0) || len(on.Set) == 0 {
 		return nil, fmt.Errorf("agentic: %v agents a second of a set of %d; both must be positive", on.APS, len(on.Set))
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/dualpath/batch"
+	"github.com/penstock-kv/penstock/internal/options"
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
@@ -98,23 +99,16 @@ type Options struct {
 
 // ensureDefaults fills the fields that are zero.
 func (o *Options) ensureDefaults() {
-	setDefault(&o.GPUs, 8)
-	setDefault(&o.SNIC, 50e9)
-	setDefault(&o.CNIC, 50e9)
-	setDefault(&o.PrefillGroup, o.PrefillNodes)
-	setDefault(&o.DecodeGroup, o.DecodeNodes)
-	setDefault(&o.BlockTokens, 64)
-	setDefault(&o.Quota, batch.DefaultQuota)
-	setDefault(&o.StepOverhead, 30*time.Millisecond)
-	setDefault(&o.FetchEvery, 20*time.Millisecond)
-	setDefault(&o.SLO, PaperSLO())
-}
-
-func setDefault[T comparable](p *T, v T) {
-	var zero T
-	if *p == zero {
-		*p = v
-	}
+	options.SetDefault(&o.GPUs, 8)
+	options.SetDefault(&o.SNIC, 50e9)
+	options.SetDefault(&o.CNIC, 50e9)
+	options.SetDefault(&o.PrefillGroup, o.PrefillNodes)
+	options.SetDefault(&o.DecodeGroup, o.DecodeNodes)
+	options.SetDefault(&o.BlockTokens, 64)
+	options.SetDefault(&o.Quota, batch.DefaultQuota)
+	options.SetDefault(&o.StepOverhead, 30*time.Millisecond)
+	options.SetDefault(&o.FetchEvery, 20*time.Millisecond)
+	options.SetDefault(&o.SLO, PaperSLO())
 }
 
 // Validate returns an error that names the first option that no cluster can have.
@@ -164,9 +158,9 @@ func (o *Options) Validate() error {
 // profile of it would measure.
 func (o *Options) plannerOptions() dualpath.Options {
 	p := o.Planner
-	setDefault(&p.ReadRate, o.SNIC/float64(o.Model.KVBytes))
-	setDefault(&p.PrefillRate, o.ProfilePrefill())
-	setDefault(&p.BlockTokens, o.BlockTokens)
+	options.SetDefault(&p.ReadRate, o.SNIC/float64(o.Model.KVBytes))
+	options.SetDefault(&p.PrefillRate, o.ProfilePrefill())
+	options.SetDefault(&p.BlockTokens, o.BlockTokens)
 	switch o.System {
 	case Basic, Layerwise:
 		p.Policy = dualpath.PrefillOnly
@@ -178,8 +172,8 @@ func (o *Options) plannerOptions() dualpath.Options {
 		p.Policy = dualpath.Shorter
 	}
 	// Groups fetch only if there is work, so a group without fetches must not count as lost.
-	setDefault(&p.GroupTimeout, math.MaxInt64)
-	setDefault(&p.MaxExplain, 1)
+	options.SetDefault(&p.GroupTimeout, math.MaxInt64)
+	options.SetDefault(&p.MaxExplain, 1)
 	return p
 }
 

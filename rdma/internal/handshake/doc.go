@@ -1,6 +1,7 @@
 // Package handshake is how two engines prove to each other that they know the
 // token of the one that accepts, before anything else crosses a stream. It is
-// no key exchange: nothing after it is encrypted or authenticated by it.
+// no key exchange: nothing after it is encrypted or authenticated by it. DialTLS is the
+// client's side of the handshake that encrypts, where a stream has one before this one.
 //
 // All integers little-endian, HMAC-SHA256 keyed with the token:
 //

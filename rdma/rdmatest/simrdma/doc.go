@@ -56,7 +56,7 @@
 // that what one goroutine does shifts nobody else's luck: the same posts meet the
 // same fate. Which goroutine of the program runs first is the scheduler's.
 //
-//	go test ./rdma/simrdma -run 'TestSeeds|TestLedger' -sim.seeds=10000
+//	go test ./rdma/rdmatest/simrdma -run 'TestSeeds|TestLedger' -sim.seeds=10000
 //
 // runs the conformance suite of the engine, and random stories that a ledger
 // judges, on as many networks; one that fails prints the command for it alone.

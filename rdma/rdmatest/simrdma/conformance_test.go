@@ -33,7 +33,7 @@ func eachSeed(t *testing.T, few int, f func(t *testing.T, seed uint64)) {
 			f(t, seed)
 		})
 		if !ok {
-			t.Errorf("again: go test ./rdma/simrdma -run '^%s$' -sim.seed=%d -sim.seeds=1", t.Name(), seed)
+			t.Errorf("again: go test ./rdma/rdmatest/simrdma -run '^%s$' -sim.seed=%d -sim.seeds=1", t.Name(), seed)
 		}
 	}
 }

@@ -1,0 +1,102 @@
+package group
+
+import (
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
+)
+
+// attemptsMax is how often an operation is begun again whose refusal its target
+// can't explain.
+const attemptsMax = 3
+
+// doubtLocked keeps jobs of o, which a broken endpoint lost, until the target has
+// said that it would take them: where a refusal breaks an endpoint, one of what
+// was lost may be what broke it, and would do so again.
+func (s *session) doubtLocked(o *op, jobs ...job) {
+	if s.doubts == nil {
+		s.doubts = make(map[uint64][]job)
+	}
+	id := o.ID()
+	kept, asked := s.doubts[id]
+	s.doubts[id] = append(kept, jobs...)
+	if asked {
+		return
+	}
+	o.left++ // for the answer
+	// A window is contiguous: it holds all runs if it holds what spans them.
+	lo, hi := o.Runs[0].Dst, uint64(0)
+	for _, r := range o.Runs {
+		lo, hi = min(lo, r.Dst), max(hi, r.Dst+r.N)
+	}
+	k := o.keys[0]
+	for _, l := range s.lanesOf(o.Class) {
+		if serial := l.remoteSerial.Load(); serial != 0 {
+			if key, ok := o.key(serial); ok {
+				k = remoteKey{serial, key}
+				break
+			}
+		}
+	}
+	w := why{op: id, serial: k.serial, key: k.key, addr: o.base + lo, n: hi - lo}
+	s.ctl.send(func(b []byte) []byte { return w.append(b) })
+}
+
+// because takes the target's word on an operation: why it was refused, or that it
+// would not be.
+func (s *session) because(a because) {
+	var touched laneSet
+	var out []sessions.Ended
+	s.Mu.Lock()
+	if o := s.byIDLocked(a.op); o == nil {
+		delete(s.doubts, a.op)
+	} else if jobs, doubted := s.doubts[a.op]; doubted {
+		delete(s.doubts, a.op)
+		out = s.resolveLocked(o, jobs, a.reason, &touched, out)
+	} else if o.asked {
+		out = s.explainLocked(o, a.reason, &touched, out)
+	}
+	s.Mu.Unlock()
+	touched.pump(s)
+	sessions.CallAll(out)
+	if a.reason != rdma.ReasonNone {
+		s.hurry()
+	}
+}
+
+// resolveLocked ends a doubt.
+func (s *session) resolveLocked(o *op, jobs []job, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
+	o.left--
+	if reason != rdma.ReasonNone {
+		o.reason = reason
+		o.dead.Store(true)
+	}
+	for _, j := range jobs {
+		if o.dead.Load() {
+			o.left -= int(j.hi - j.lo)
+		} else {
+			out = s.placeLocked(j, touched, out)
+		}
+	}
+	return s.advanceLocked(o, touched, out)
+}
+
+// explainLocked ends an operation that was refused, or begins it again if its
+// target can't tell why.
+func (s *session) explainLocked(o *op, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
+	if reason == rdma.ReasonNone && o.attempts < attemptsMax {
+		// The key was good when it was asked about: a withdrawal that ended in
+		// between, or a NIC that was replaced.
+		o.attempts++
+		o.asked = false
+		o.final = noRun
+		o.dead.Store(false)
+		return s.layLocked(o, touched, out)
+	}
+	err := &rdma.RefusedError{Peer: s.Peer, Reason: reason}
+	if reason == rdma.ReasonNone {
+		if err.Err = o.said; o.said == nil {
+			err.Reason = rdma.ReasonKey
+		}
+	}
+	return append(out, s.endLocked(o, err))
+}

@@ -1,0 +1,34 @@
+package handshake
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// TLSScheme stands in front of the host:port of a listener that speaks TLS.
+const TLSScheme = "tls://"
+
+// DialTLS performs the client's side of a TLS handshake on nc, which it closes
+// if that fails. The name in the server's certificate has to be cfg's, or, where cfg
+// has none, the host of hostPort.
+func DialTLS(ctx context.Context, nc net.Conn, hostPort string, cfg *tls.Config) (net.Conn, error) {
+	if cfg.ServerName == "" {
+		host, _, err := net.SplitHostPort(hostPort)
+		if err != nil {
+			_ = nc.Close()
+			return nil, err
+		}
+		cfg = cfg.Clone()
+		cfg.ServerName = host
+	}
+	c := tls.Client(nc, cfg)
+	if err := c.HandshakeContext(ctx); err != nil {
+		_ = nc.Close()
+		return nil, fmt.Errorf("TLS with %s: %w: %w", hostPort, rdma.ErrAuth, err)
+	}
+	return c, nil
+}

@@ -1,0 +1,21 @@
+// Package sessions is the part of an engine that does not depend on how its provider
+// moves bytes: which sessions there are, how they begin and end, and the accounts of the
+// operations in flight. It moves no bytes and makes no connections: rdma/tcp does that
+// with sockets, rdma/group with endpoints.
+//
+//	Connect ─► dial (provider) ─► Activate ─► live: Session, Sessions, Peers
+//	                                            │ Fail (provider): FailLocked, Drop
+//	                                            ▼
+//	                              ending ─► operations end ─► Remove ─► OnPeerDown
+//
+//	Reserve ─► room in slots and budget? ─ yes ─► op ─► BeginLocked ─► … ─► EndLocked ─► CallAll: Done
+//	             │ no                              ▲
+//	             └─► waiters, in order ────────────┘ when another operation ends
+//
+// An engine has an Engine, its session embeds a Session, and its op embeds an Op. The
+// provider's parts of a session are guarded by the same mutex as the accounts, State.Mu,
+// which is why it is exported.
+//
+// Lock order: Engine.Mu → State.Mu. Fail and the rdma callbacks (Done, OnPeerUp,
+// OnPeerDown) are called under no lock; Rules under State.Mu. Counters are atomic.
+package sessions

@@ -1,0 +1,359 @@
+package sessions
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/inbox"
+	"github.com/penstock-kv/penstock/rdma/internal/peers"
+	"github.com/penstock-kv/penstock/rdma/internal/quiet"
+)
+
+// LogKind is a kind of event that is limited by itself.
+type LogKind int
+
+// Kinds of log events.
+const (
+	LogRefused LogKind = iota
+	LogMalformed
+	LogAuth
+	LogSession
+	LogAccept
+	LogPath // a rail or an endpoint of a session that goes on
+	LogNIC
+)
+
+// ErrHungUp is how a session ends whose peer is through with it.
+var ErrHungUp = errors.New("hung up, and nothing was in flight")
+
+// ErrDisconnected is how a session ends that this engine's caller ended.
+var ErrDisconnected = errors.New("disconnected")
+
+// Peer is an engine's session with a peer.
+type Peer interface {
+	comparable
+	state() *State
+	// Fail begins the end of the session; only the first reason counts.
+	Fail(why error)
+}
+
+// Engine is the part of an engine that begins, finds and ends sessions.
+type Engine[S Peer] struct {
+	Options
+	Counters
+	Imms  *rdma.ImmCounters
+	Inbox atomic.Pointer[inbox.Inbox]
+	Log   *quiet.Log[LogKind]
+	// Ticks is the engine's coarse clock: it counts the rounds of Watch.
+	Ticks atomic.Uint64
+
+	// Ctx ends when Close begins; Running counts the engine's own goroutines; Closed
+	// is closed when Close is through.
+	Ctx     context.Context
+	Cancel  context.CancelFunc
+	Running sync.WaitGroup
+	Closed  chan struct{}
+
+	// table has the live sessions; connecting is whose turn it is to dial an address.
+	table      peers.Table[S]
+	connecting peers.Turns[rdma.NetAddr]
+
+	Mu      sync.Mutex
+	Closing bool
+	// All are the sessions not yet removed.
+	All map[S]struct{}
+}
+
+// Options are those of an engine that its sessions need.
+type Options struct {
+	// Name is in front of errors.
+	Name string
+	// InFlightBytes is the budget of a session.
+	InFlightBytes int64
+	// MaxMessage is the longest Send, in bytes.
+	MaxMessage      int
+	EarlyImmediates int
+	OnPeerUp        func(rdma.EngineID)
+	OnPeerDown      func(rdma.EngineID, error)
+	Logger          *slog.Logger
+}
+
+// Init makes the engine ready for sessions.
+func (e *Engine[S]) Init(o Options) {
+	e.Options, e.Imms, e.Log = o, rdma.NewImmCounters(o.EarlyImmediates), quiet.New[LogKind](o.Logger)
+	e.Ctx, e.Cancel = context.WithCancel(context.Background())
+	e.Closed, e.All = make(chan struct{}), make(map[S]struct{})
+}
+
+// Open returns ErrClosed once Close has begun.
+func (e *Engine[S]) Open() error {
+	if e.Ctx.Err() != nil {
+		return fmt.Errorf("rdma: %w", rdma.ErrClosed)
+	}
+	return nil
+}
+
+// Session returns the live session with peer.
+func (e *Engine[S]) Session(peer rdma.EngineID) (S, error) {
+	s, ok := e.table.Find(peer)
+	if ok {
+		return s, nil
+	}
+	if err := e.Open(); err != nil {
+		return s, err
+	}
+	return s, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
+}
+
+// Recipient returns the session for a Send of msg.
+func (e *Engine[S]) Recipient(ctx context.Context, to rdma.EngineID, msg []byte) (none S, _ error) {
+	if err := ctx.Err(); err != nil {
+		return none, fmt.Errorf("%s: send: %w", e.Name, err)
+	}
+	if len(msg) > e.MaxMessage {
+		return none, fmt.Errorf("%s: message of %d bytes, at most %d (MaxMessage): %w", e.Name, len(msg), e.MaxMessage, rdma.ErrRange)
+	}
+	return e.Session(to)
+}
+
+// Alive reports whether there is a session with peer that has not begun to end. A session
+// that has begun to end is in the table for a moment longer.
+func (e *Engine[S]) Alive(peer rdma.EngineID) bool {
+	s, ok := e.table.Find(peer)
+	return ok && s.state().alive()
+}
+
+// Sessions returns the live sessions.
+func (e *Engine[S]) Sessions() []S { return e.table.All() }
+
+// Peers is the method of rdma.Engine.
+func (e *Engine[S]) Peers() []rdma.Peer {
+	var out []rdma.Peer
+	for _, live := range e.Sessions() {
+		s := live.state()
+		s.Mu.Lock()
+		out = append(out, rdma.Peer{
+			ID: s.Peer, Remote: s.Remote, Dialed: s.Dialed,
+			InFlightOps: s.Active, InFlightBytes: e.InFlightBytes - s.FreeBytes,
+		})
+		s.Mu.Unlock()
+	}
+	return out
+}
+
+// Stats is the method of rdma.Engine.
+func (e *Engine[S]) Stats() rdma.Stats { return e.Counters.Stats(e.Imms, e.Peers()) }
+
+// ExpectImm is the method of rdma.Engine.
+func (e *Engine[S]) ExpectImm(x rdma.Expect) (*rdma.Expectation, error) {
+	return e.Imms.Expect(x, e.Alive)
+}
+
+// Recv is the method of rdma.Engine.
+func (e *Engine[S]) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
+	if handler == nil {
+		return fmt.Errorf("%s: receive buffers without a handler: %w", e.Name, rdma.ErrRange)
+	}
+	p, err := inbox.New(count, sizeBytes)
+	if err != nil {
+		return err
+	}
+	e.Mu.Lock()
+	defer e.Mu.Unlock()
+	if e.Closing {
+		return fmt.Errorf("%s: recv: %w", e.Name, rdma.ErrClosed)
+	}
+	if !e.Inbox.CompareAndSwap(nil, p) {
+		return fmt.Errorf("%s: receive buffers: %w", e.Name, rdma.ErrExists)
+	}
+	e.Running.Go(func() { p.Run(e.Ctx, handler) })
+	return nil
+}
+
+// Scatter is the method of rdma.Engine, for the engine owner, which writes with write.
+func (e *Engine[S]) Scatter(ctx context.Context, owner rdma.Engine, x rdma.Scatter, write func(context.Context, S, *rdma.Write) error) error {
+	if err := e.Open(); err != nil {
+		return err
+	}
+	find, err := peers.Resolve(owner, x.Group, e.Session, func(s S) bool { return s.state().Dead() })
+	if err != nil {
+		return err
+	}
+	return peers.Scatter(ctx, x, find, write)
+}
+
+// Connect is the method of rdma.Engine. where are the addresses at which the engine peer listens;
+// peer is zero where it is not known. dial opens a session there.
+func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdma.NetAddr, token rdma.Token, dial func(context.Context) (rdma.EngineID, error)) (none rdma.EngineID, _ error) {
+	if len(where) == 0 {
+		if !peer.IsZero() && e.Alive(peer) {
+			return peer, nil
+		}
+		return none, fmt.Errorf("%s: engine %v does not listen; it has to connect to us: %w", e.Name, peer, rdma.ErrNoPeer)
+	}
+	giveUp, err := e.connecting.Take(ctx, where[0])
+	if err != nil {
+		return none, fmt.Errorf("%s: connect to %s: %w", e.Name, where[0], err)
+	}
+	defer giveUp()
+	if err := e.Open(); err != nil {
+		return none, fmt.Errorf("%s: connect: %w", e.Name, err)
+	}
+	if !peer.IsZero() && e.Alive(peer) {
+		return peer, nil
+	}
+	if peer.IsZero() {
+		// A second session would end the first one.
+		if peer, ok := e.dialedTo(where, token); ok {
+			return peer, nil
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(e.Ctx, cancel)()
+	if peer, err = dial(ctx); err != nil {
+		if e.Ctx.Err() != nil {
+			err = rdma.ErrClosed
+		}
+		return none, fmt.Errorf("%s: connect to %s: %w", e.Name, where[0], err)
+	}
+	return peer, nil
+}
+
+// dialedTo returns the engine of a session that was dialed at the same addresses, with the same token,
+// and has not begun to end.
+func (e *Engine[S]) dialedTo(where []rdma.NetAddr, token rdma.Token) (rdma.EngineID, bool) {
+	for _, live := range e.Sessions() {
+		s := live.state()
+		if s.Dialed && slices.Equal(s.Where, where) && bytes.Equal(s.Token, token) && e.Alive(s.Peer) {
+			return s.Peer, true
+		}
+	}
+	return rdma.EngineID{}, false
+}
+
+// Activate makes a session known. An older session of the same peer ends first: its
+// engine has given it up.
+func (e *Engine[S]) Activate(live S) error {
+	s := live.state()
+	k := s.key()
+	for {
+		e.Mu.Lock()
+		if e.Closing {
+			e.Mu.Unlock()
+			return fmt.Errorf("rdma: %w", rdma.ErrClosed)
+		}
+		old, ok := e.table.At(k)
+		if !ok {
+			break
+		}
+		e.Mu.Unlock()
+		old.Fail(fmt.Errorf("rdma: %v opened a new session: %w", s.Peer, rdma.ErrPeerDied))
+		<-old.state().Removed
+	}
+	ok := s.alive()
+	if ok {
+		e.All[live] = struct{}{}
+		e.table.Put(k, live) // should it end from here on, Drop takes it out again
+	}
+	e.Mu.Unlock()
+	if !ok {
+		return fmt.Errorf("rdma: session with %v ended before it began: %w", s.Peer, rdma.ErrPeerDied)
+	}
+	e.SessionsOpened.Add(1)
+	if e.OnPeerUp != nil {
+		e.OnPeerUp(s.Peer)
+	}
+	// Last, so that OnPeerDown cannot come first: Remove comes when the goroutines have
+	// ended that the engine starts behind Activate, or has started before.
+	close(s.Ready)
+	return nil
+}
+
+// Drop makes a session that begins to end unknown.
+func (e *Engine[S]) Drop(s S) {
+	e.Mu.Lock()
+	defer e.Mu.Unlock()
+	e.table.Drop(s.state().key(), s)
+}
+
+// Remove removes a session whose operations have all ended.
+func (e *Engine[S]) Remove(live S) {
+	s := live.state()
+	select {
+	case <-s.Ready:
+		e.SessionsClosed.Add(1)
+		e.Imms.PeerDied(s.Peer, s.Why)
+		e.logEnd(s)
+		if e.OnPeerDown != nil {
+			e.OnPeerDown(s.Peer, s.Why)
+		}
+	default: // never was complete
+	}
+	e.Mu.Lock()
+	delete(e.All, live)
+	e.Mu.Unlock()
+	close(s.Removed)
+}
+
+// logEnd logs the end of a session. It warns unless the peer closed the session with
+// nothing in flight, or this engine's caller ended it: neither needs action.
+func (e *Engine[S]) logEnd(s *State) {
+	args := []any{"peer", s.Peer.String(), "remote", s.Remote}
+	switch {
+	case errors.Is(s.Why, ErrHungUp):
+		e.Log.Debug("data-plane session ended by the peer, with nothing in flight", args...)
+	case errors.Is(s.Why, ErrDisconnected), errors.Is(s.Why, rdma.ErrClosed):
+		e.Log.Debug("data-plane session ended here", append(args, "why", s.Why)...)
+	default:
+		e.Log.Warn(LogSession, "data-plane session ended", append(args, "why", s.Why)...)
+	}
+}
+
+// Unremoved returns the live sessions and the sessions that are ending.
+func (e *Engine[S]) Unremoved() []S {
+	e.Mu.Lock()
+	defer e.Mu.Unlock()
+	return slices.Collect(maps.Keys(e.All))
+}
+
+// Disconnect ends the sessions with peer; part, unless nil, is called with them first.
+func (e *Engine[S]) Disconnect(peer rdma.EngineID, part func([]S)) {
+	with := slices.DeleteFunc(e.Sessions(), func(s S) bool { return s.state().Peer != peer })
+	if part != nil {
+		part(with)
+	}
+	for _, s := range with {
+		s.Fail(fmt.Errorf("rdma: %w from %v: %w", ErrDisconnected, peer, rdma.ErrPeerDied))
+	}
+}
+
+// BeginClose begins to close the engine: no session is added any more. A call that
+// comes when another one has begun waits for Closed, and first is false.
+func (e *Engine[S]) BeginClose() (first bool) {
+	e.Mu.Lock()
+	first, e.Closing = !e.Closing, true
+	e.Mu.Unlock()
+	if !first {
+		<-e.Closed
+	}
+	return first
+}
+
+// EndAll ends sessions as Close does, and returns when they are removed.
+func (e *Engine[S]) EndAll(all []S) {
+	for _, s := range all {
+		s.Fail(fmt.Errorf("rdma: %w", rdma.ErrClosed))
+	}
+	for _, s := range all {
+		<-s.state().Removed
+	}
+}

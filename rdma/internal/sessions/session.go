@@ -1,0 +1,303 @@
+package sessions
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/peers"
+)
+
+// State is the part of a session that its engine looks at.
+type State struct {
+	// Peer and Remote, the peer's address as this side sees it, do not change after
+	// Ready.
+	Peer   rdma.EngineID
+	Remote string
+	Dialed bool
+	// Where are the addresses that this side has dialed, Token the token that it has
+	// proved there. The side that accepted has neither.
+	Where []rdma.NetAddr
+	Token rdma.Token
+	// Ready is closed when the engine has the session among its peers, Dying when the
+	// session begins to end, Removed when nothing of it is left.
+	Ready, Dying, Removed chan struct{}
+
+	Mu sync.Mutex
+	// Why is set when the session begins to end.
+	Why error
+	// Invariant: Active = ops reserved or submitted = len(Ops) - len(free).
+	Active int
+	// FreeBytes is the part of the budget that no operation is charged.
+	FreeBytes int64
+}
+
+func (s *State) state() *State { return s }
+
+// PeerID is the session's peer, as far as it is known.
+func (s *State) PeerID() rdma.EngineID {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return s.Peer
+}
+
+// key is the session's in the table of peers.
+func (s *State) key() peers.Key { return peers.Key{ID: s.PeerID(), Dialed: s.Dialed} }
+
+// Dead reports whether the engine has begun to remove the session.
+func (s *State) Dead() bool {
+	select {
+	case <-s.Dying:
+		return true
+	default:
+		return false
+	}
+}
+
+// alive reports whether the session has not begun to end.
+func (s *State) alive() bool {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return s.Why == nil
+}
+
+// Queues of waiters: for writes, and for operations that Rules.Room limits besides.
+const (
+	Plain   = 0
+	Limited = 1
+)
+
+// Rules are the parts of a session's accounts in which engines differ. The
+// functions are called with Mu held.
+type Rules[O Operation] struct {
+	// Ops and Bytes bound the operations in flight.
+	Ops   int
+	Bytes int64
+	// New makes an op.
+	New func() O
+	// Gone makes the error of an operation that finds the session ended for why.
+	Gone func(why error) error
+	// Room, unless nil, reports whether one more operation of the queue Limited may
+	// start; Taken is called when it has started, and Given when any operation ends.
+	Room  func() bool
+	Taken func(o O)
+	Given func(o O)
+}
+
+// Session is the accounts of the operations that this side has in flight to a peer:
+// slots, a budget of bytes, and the submitters that wait for either. The session of
+// an engine embeds it.
+type Session[O Operation] struct {
+	State
+	rules    Rules[O]
+	counters *Counters
+
+	// Ops are by slot.
+	Ops  []O
+	free []O
+	// waiters are served in order within a queue.
+	waiters [Limited + 1][]*waiter[O]
+}
+
+// waiter is a submitter that waits for room.
+type waiter[O Operation] struct {
+	bytes int64
+	// granted receives the reserved op, or the zero value when the session died.
+	granted chan O
+}
+
+// Init makes the session ready for operations. Its ends are counted in counters.
+func (s *Session[O]) Init(peer rdma.EngineID, dialed bool, counters *Counters, r Rules[O]) {
+	s.Peer, s.Dialed, s.counters, s.rules, s.FreeBytes = peer, dialed, counters, r, r.Bytes
+	s.Ready, s.Dying, s.Removed = make(chan struct{}), make(chan struct{}), make(chan struct{})
+}
+
+// roomLocked reports whether an operation of that many bytes may start.
+func (s *Session[O]) roomLocked(queue int, bytes int64) bool {
+	return s.Active < s.rules.Ops && s.FreeBytes >= bytes && (queue == Plain || s.rules.Room())
+}
+
+// takeLocked reserves an op.
+func (s *Session[O]) takeLocked(queue int, bytes int64) O {
+	var o O
+	if n := len(s.free); n > 0 {
+		o, s.free = s.free[n-1], s.free[:n-1]
+	} else {
+		o = s.rules.New()
+		b := o.base()
+		b.Slot, b.Generation = uint32(len(s.Ops)), 1
+		s.Ops = append(s.Ops, o)
+	}
+	b := o.base()
+	b.reserved, b.bytes = true, bytes
+	s.Active++
+	s.FreeBytes -= bytes
+	if queue == Limited {
+		s.rules.Taken(o)
+	}
+	return o
+}
+
+// giveLocked returns an op and its charge, and lets waiters in.
+func (s *Session[O]) giveLocked(o O) {
+	if s.rules.Given != nil {
+		s.rules.Given(o)
+	}
+	s.Active--
+	s.FreeBytes += o.base().bytes
+	o.Reset()
+	s.free = append(s.free, o)
+	for queue := range s.waiters {
+		for len(s.waiters[queue]) > 0 && s.roomLocked(queue, s.waiters[queue][0].bytes) {
+			w := s.waiters[queue][0]
+			s.waiters[queue] = s.waiters[queue][1:]
+			w.granted <- s.takeLocked(queue, w.bytes)
+		}
+	}
+	if invariants.Enabled {
+		s.checkLocked()
+	}
+}
+
+// checkLocked panics if the accounts are wrong.
+func (s *Session[O]) checkLocked() {
+	active, bytes := 0, s.FreeBytes
+	for _, o := range s.Ops {
+		if b := o.base(); b.reserved {
+			active++
+			bytes += b.bytes
+		}
+	}
+	invariants.Assert(active == s.Active && active+len(s.free) == len(s.Ops), "%d ops, %d free, %d reserved, Active says %d", len(s.Ops), len(s.free), active, s.Active)
+	invariants.Assert(bytes == s.rules.Bytes, "reserved and free bytes are %d, the budget %d", bytes, s.rules.Bytes)
+}
+
+// Reserve takes an op for n bytes, waiting for room unless noWait. Waiters are
+// served in order.
+func (s *Session[O]) Reserve(ctx context.Context, queue int, n uint64, noWait bool) (none O, _ error) {
+	// An operation larger than the whole budget is charged all of it.
+	bytes := int64(min(n, uint64(s.rules.Bytes)))
+	s.Mu.Lock()
+	if s.Why != nil {
+		defer s.Mu.Unlock()
+		return none, s.GoneLocked()
+	}
+	if len(s.waiters[queue]) == 0 && s.roomLocked(queue, bytes) {
+		o := s.takeLocked(queue, bytes)
+		s.Mu.Unlock()
+		return o, nil
+	}
+	if noWait {
+		defer s.Mu.Unlock()
+		return none, fmt.Errorf("rdma: %d operations in flight to %v: %w", s.Active, s.Peer, rdma.ErrBusy)
+	}
+	w := &waiter[O]{bytes: bytes, granted: make(chan O, 1)}
+	s.waiters[queue] = append(s.waiters[queue], w)
+	s.Mu.Unlock()
+	return s.await(ctx, queue, w)
+}
+
+// await waits for the grant of w.
+func (s *Session[O]) await(ctx context.Context, queue int, w *waiter[O]) (none O, _ error) {
+	select {
+	case o := <-w.granted:
+		if o == none {
+			s.Mu.Lock()
+			defer s.Mu.Unlock()
+			return none, s.GoneLocked()
+		}
+		return o, nil
+	case <-ctx.Done():
+		if !s.leave(queue, w) {
+			// Granted meanwhile: give it back, as the caller's time is over.
+			if o := <-w.granted; o != none {
+				s.Unreserve(o)
+			}
+		}
+		return none, fmt.Errorf("rdma: waiting for room to %v: %w", s.Peer, ctx.Err())
+	}
+}
+
+// leave takes w out of the queue; false if it is not in it any more.
+func (s *Session[O]) leave(queue int, w *waiter[O]) bool {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	i := slices.Index(s.waiters[queue], w)
+	if i < 0 {
+		return false
+	}
+	s.waiters[queue] = slices.Delete(s.waiters[queue], i, i+1)
+	return true
+}
+
+// Unreserve gives back an op that was not submitted.
+func (s *Session[O]) Unreserve(o O) {
+	s.Mu.Lock()
+	x := Ended{source: o.base().source}
+	s.giveLocked(o)
+	s.Mu.Unlock()
+	x.call()
+}
+
+// BeginLocked marks o as submitted at tick, unless the session has ended: then the
+// caller gives o back.
+func (s *Session[O]) BeginLocked(o O, tick uint64) error {
+	if s.Why != nil {
+		return s.GoneLocked()
+	}
+	b := o.base()
+	b.Submitted, b.Tick = true, tick
+	return nil
+}
+
+// GoneLocked is the error of an operation that finds the session ended.
+func (s *Session[O]) GoneLocked() error { return s.rules.Gone(s.Why) }
+
+// EndLocked counts the end of o, gives o back and returns what is left to do outside
+// of the lock.
+func (s *Session[O]) EndLocked(o O, message bool, err error) Ended {
+	b := o.base()
+	x := Ended{b.Done, err, b.source}
+	if message {
+		s.counters.SendEnded(err)
+	} else {
+		s.counters.WriteEnded(b.RunBytes(), err)
+	}
+	s.giveLocked(o)
+	return x
+}
+
+// FailLocked begins the end of the session, and lets no submitter wait any more. It
+// is false, and does nothing, where the end has begun before: only the first reason
+// counts.
+func (s *Session[O]) FailLocked(why error) bool {
+	if s.Why != nil {
+		return false
+	}
+	s.Why = why
+	for queue, ws := range s.waiters {
+		for _, w := range ws {
+			var none O
+			w.granted <- none
+		}
+		s.waiters[queue] = nil
+	}
+	return true
+}
+
+// Overdue reports whether an operation has waited for its end for more than rounds
+// of the engine's clock, which is at now.
+func (s *Session[O]) Overdue(now, rounds uint64) bool {
+	if now <= rounds {
+		return false
+	}
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return s.Active > 0 && slices.ContainsFunc(s.Ops, func(o O) bool {
+		b := o.base()
+		return b.Submitted && b.Tick < now-rounds
+	})
+}

@@ -1,0 +1,196 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
+)
+
+// readWrite performs one frame of a write of the peer.
+func (c *conn) readWrite(h *header) error {
+	c.r.spans = c.r.spans[:0]
+	if h.runs > 0 {
+		table, err := c.ahead(int(h.runs)*runSize, c.r.exact)
+		if err != nil {
+			return err
+		}
+		if c.r.spans, err = h.decodeTable(table, c.r.spans); err != nil {
+			return err
+		}
+	} else {
+		c.r.spans = append(c.r.spans, span{h.offset, h.length})
+	}
+	fresh, err := c.s.arrive(h)
+	if err != nil {
+		return err
+	}
+	if !fresh {
+		return c.repeated(h)
+	}
+	w, reason := c.admit(h)
+	if w == nil {
+		return c.refuseWrite(h, reason, h.length)
+	}
+	left, err := c.land(w, h.length)
+	if err == nil && left == 0 && c.mayBeSpliced() && c.r.resets.seen() {
+		// The peer has given the source up, perhaps before all of it was copied.
+		err = errResetBehind
+	}
+	if w.revoked.Load() {
+		reason = rdma.ReasonRevoked
+	}
+	if err == nil && reason == rdma.ReasonNone {
+		// Inside the window still: after Revoke has returned, no write of the
+		// window may be counted either.
+		c.conclude(h, reason)
+	}
+	if e := c.exit(w); err == nil {
+		err = e
+	}
+	if err != nil || reason == rdma.ReasonNone {
+		return err
+	}
+	return c.refuseWrite(h, reason, left)
+}
+
+// errResetBehind is the end of a connection whose last frame came whole, and may have
+// other bytes than were written.
+var errResetBehind = fmt.Errorf("the peer gave up what it was writing: %w", syscall.ECONNRESET)
+
+// mayBeSpliced reports whether the peer may have spliced a run of the frame that has
+// landed: its runs are as long here as they are there.
+func (c *conn) mayBeSpliced() bool {
+	for _, s := range c.r.spans {
+		if s.length >= spliceBytes {
+			return true
+		}
+	}
+	return false
+}
+
+// repeated drops the payload of a piece that has come before.
+func (c *conn) repeated(h *header) error {
+	c.s.e.framesRepeated.Add(1)
+	return c.drain(h.length)
+}
+
+// admit enters the window that h names, or says why not.
+func (c *conn) admit(h *header) (*window, rdma.Reason) {
+	w := c.s.e.lookup(h.key)
+	if w == nil || !w.admits(c.s.Peer) {
+		return nil, rdma.ReasonKey
+	}
+	size := uint64(len(w.mem))
+	for _, s := range c.r.spans {
+		if s.offset > size || s.length > size-s.offset || w.spans != nil && !rdma.HoldSpan(w.spans, s.offset, s.length) {
+			return nil, rdma.ReasonBounds
+		}
+	}
+	if !w.enter(c) {
+		return nil, rdma.ReasonKey
+	}
+	return w, rdma.ReasonNone
+}
+
+// land reads the payload of a frame, n bytes, into the window, and returns how
+// many are left: more than none if the window was revoked meanwhile.
+func (c *conn) land(w *window, n uint64) (left uint64, err error) {
+	r := &c.r
+	for _, s := range r.spans {
+		if s.length > 0 {
+			r.into = append(r.into, w.mem[s.offset:s.offset+s.length])
+		}
+	}
+	r.into = append(r.into, nil)[:len(r.into)]
+	into := r.into
+	defer func() {
+		clear(r.into)
+		r.into = r.into[:0]
+	}()
+	rest := r.spans
+	var restAt uint64 // into rest[0]
+	for left = n; left > 0; {
+		if w.revoked.Load() {
+			return left, nil
+		}
+		k, err := c.place(into, left, w.landed != nil)
+		left -= k
+		if w.landed != nil {
+			rest, restAt = tellLanded(w.landed, rest, restAt, k)
+		}
+		into = advance(into, k)
+		if err != nil {
+			if w.revoked.Load() && errors.Is(err, os.ErrDeadlineExceeded) {
+				err = nil
+			}
+			return left, err
+		}
+	}
+	c.s.e.core.WriteBytesIn.Add(n)
+	c.nic.bytesIn.Add(n)
+	return 0, nil
+}
+
+// tellLanded tells landed of the first n bytes of rest, of which the first run has
+// had at bytes before, and returns what is left.
+func tellLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, uint64) {
+	for n > 0 {
+		k := min(n, rest[0].length-at)
+		if k > 0 {
+			landed(rest[0].offset+at, k)
+		}
+		if n, at = n-k, at+k; at == rest[0].length {
+			rest, at = rest[1:], 0
+		}
+	}
+	return rest, at
+}
+
+// exit leaves w and undoes what its Revoke may have done to this connection's
+// reads.
+func (c *conn) exit(w *window) error {
+	w.leave(c)
+	if !w.revoked.Load() {
+		return nil
+	}
+	// c is inside no window now, so that nobody else interrupts it.
+	return c.nc.SetReadDeadline(time.Time{})
+}
+
+// refuseWrite drops the rest of a frame's payload and accounts for the frame.
+func (c *conn) refuseWrite(h *header, reason rdma.Reason, left uint64) error {
+	if err := c.refuse(h, reason, left); err != nil {
+		return err
+	}
+	c.conclude(h, reason)
+	return nil
+}
+
+// conclude accounts for a frame; the last one of an operation is counted and
+// acked.
+func (c *conn) conclude(h *header, reason rdma.Reason) {
+	complete, reason := c.s.landed(h, reason)
+	if !complete {
+		return
+	}
+	if reason == rdma.ReasonNone {
+		c.s.e.core.WritesIn.Add(1)
+		if h.flags&flagImm != 0 {
+			c.s.e.core.Imms.Count(c.s.Peer, h.imm)
+		}
+	}
+	c.s.acknowledge(c, h, reason)
+}
+
+// refuse counts and logs a refused frame and drops what is left of its payload.
+func (c *conn) refuse(h *header, reason rdma.Reason, left uint64) error {
+	e := c.s.e
+	e.core.RefusedIn[reason].Add(1)
+	e.core.Log.Warn(sessions.LogRefused, "data-plane operation refused", "peer", c.s.Peer.String(), "remote", c.nc.RemoteAddr(), "reason", reason.String(), "offset", h.offset, "length", h.length)
+	return c.drain(left)
+}

@@ -1,0 +1,317 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sessions"
+)
+
+// read is the reader goroutine.
+func (c *conn) read() {
+	for {
+		if err := c.readFrame(); err != nil {
+			if why := c.readError(err); errors.Is(err, errFrame) {
+				c.s.Fail(why) // nothing that this peer says can be trusted
+			} else {
+				c.s.drop(c.rail, c.generation, why)
+			}
+			return
+		}
+	}
+}
+
+// readError says what the end of the stream means.
+func (c *conn) readError(err error) error {
+	if errors.Is(err, errFrame) {
+		c.s.e.core.MalformedFrames.Add(1)
+		c.s.e.core.Log.Warn(sessions.LogMalformed, "data-plane peer sent a malformed frame; session closed", "peer", c.s.Peer.String(), "remote", c.nc.RemoteAddr(), "err", err)
+	}
+	if err == sessions.ErrHungUp {
+		return fmt.Errorf("rdma: %v %w: %w", c.s.Peer, err, rdma.ErrPeerDied)
+	}
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("rdma: %v closed the connection: %w", c.s.Peer, rdma.ErrPeerDied)
+	}
+	return fmt.Errorf("rdma: read from %v: %w: %w", c.s.Peer, rdma.ErrPeerDied, err)
+}
+
+// readFrame reads and performs one frame.
+func (c *conn) readFrame() error {
+	b, err := c.ahead(headerSize, c.r.exact)
+	if c.r.start == c.r.end && (err == io.EOF || errors.Is(err, syscall.ECONNRESET)) {
+		c.end()
+		if e := c.hungUp(); e != nil {
+			err = e
+		}
+	}
+	if err != nil {
+		return err
+	}
+	var h header
+	if err := h.decode(b); err != nil {
+		return err
+	}
+	c.r.exact = h.length >= readAhead
+	switch h.kind {
+	case frameWrite:
+		return c.readWrite(&h)
+	case frameAck:
+		return c.readAcks(&h)
+	case frameMessage:
+		return c.readMessage(&h)
+	case frameDown:
+		return c.s.peerTookDown(h.frames, h.piece)
+	}
+	return nil // a heartbeat: that it came is all it says
+}
+
+// end notes that the stream has ended between two frames.
+func (c *conn) end() {
+	s := c.s
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	c.rail.ends++
+	for _, r := range s.rails {
+		if r.state == railUp && r.ends < len(r.conns) {
+			return
+		}
+	}
+	select {
+	case <-s.ended:
+	default:
+		close(s.ended)
+	}
+}
+
+// How long the ends of the other streams of a peer whose first has ended are waited
+// for: on the last rail, and where another goes on, over which what this one had is sent
+// again.
+const (
+	hungUpWait     = time.Second
+	hungUpRailWait = 100 * time.Millisecond
+)
+
+// hungUp returns sessions.ErrHungUp if the peer that is gone was through, or nil. Its last acks
+// may lie in other connections still, so their ends are waited for.
+func (c *conn) hungUp() error {
+	s := c.s
+	s.Mu.Lock()
+	idle, wait := s.idleLocked(), hungUpWait
+	if s.up > 1 {
+		wait = hungUpRailWait
+	}
+	s.Mu.Unlock()
+	if !idle {
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		select {
+		case <-s.ended:
+		case <-s.Dying:
+		case <-c.gone:
+		case <-t.C:
+		}
+	}
+	if s.idle() {
+		return sessions.ErrHungUp
+	}
+	return nil
+}
+
+// fill reads more into buf, which must have room; limit bounds how far.
+func (c *conn) fill(limit int) error {
+	n, err := c.nc.Read(c.r.buf[c.r.end:limit])
+	if n > 0 {
+		c.r.end += n
+		c.rx.Add(1)
+		return nil
+	}
+	if err == nil {
+		err = io.ErrNoProgress
+	}
+	return err
+}
+
+// ahead returns the next n bytes of the stream, at most readAhead; they are
+// valid until the next read. With exact nothing beyond them is read.
+func (c *conn) ahead(n int, exact bool) ([]byte, error) {
+	r := &c.r
+	if r.start == r.end {
+		r.start, r.end = 0, 0
+	}
+	if r.start+n > len(r.buf) {
+		r.start, r.end = 0, copy(r.buf, r.buf[r.start:r.end])
+	}
+	limit := len(r.buf)
+	if exact {
+		limit = r.start + n
+	}
+	for r.end-r.start < n {
+		if err := c.fill(limit); err != nil {
+			return nil, err
+		}
+	}
+	b := r.buf[r.start : r.start+n]
+	r.start += n
+	return b, nil
+}
+
+// place reads some of the left bytes of payload that go to into, whose parts are
+// not empty, and returns how many are in place now: with few at most
+// landingBytes.
+func (c *conn) place(into [][]byte, left uint64, few bool) (n uint64, err error) {
+	r := &c.r
+	if r.start < r.end {
+		k := copy(into[0], r.buf[r.start:r.end])
+		r.start += k
+		return uint64(k), nil
+	}
+	r.start, r.end = 0, 0
+	if left < directBytes || r.scatter == nil && len(into[0]) < directBytes {
+		return 0, c.fill(len(r.buf))
+	}
+	k := 0
+	if r.scatter == nil {
+		k, err = c.nc.Read(into[0])
+	} else if few && left > landingBytes {
+		k, err = r.scatter.read(c.first(into))
+		clear(r.few)
+	} else {
+		k, err = r.scatter.read(c.withNext(into))
+	}
+	if k <= 0 {
+		return 0, err
+	}
+	c.rx.Add(1)
+	n = min(uint64(k), left)
+	r.end = int(uint64(k) - n)
+	return n, nil
+}
+
+// withNext returns what one system call may read into: as much of into as it
+// takes, and, if that is all, a place for the next header and its table, which are
+// likely to be as long as this one's.
+func (c *conn) withNext(into [][]byte) [][]byte {
+	r := &c.r
+	if len(into) > scatterRuns {
+		return into[:scatterRuns]
+	}
+	next := headerSize
+	if len(r.spans) > 1 {
+		next += len(r.spans) * runSize
+	}
+	// land left room for one more behind into.
+	return append(into, r.buf[:next])
+}
+
+// first returns the first landingBytes of into, which has more, or of as many parts
+// as one system call takes.
+func (c *conn) first(into [][]byte) [][]byte {
+	r := &c.r
+	r.few = r.few[:0]
+	for left := landingBytes; left > 0 && len(r.few) < scatterRuns; into = into[1:] {
+		part := into[0][:min(len(into[0]), left)]
+		r.few = append(r.few, part)
+		left -= len(part)
+	}
+	return r.few
+}
+
+// advance returns what is left of into behind the first n bytes.
+func advance(into [][]byte, n uint64) [][]byte {
+	for len(into) > 0 && n >= uint64(len(into[0])) {
+		n -= uint64(len(into[0]))
+		into = into[1:]
+	}
+	if n > 0 {
+		into[0] = into[0][n:]
+	}
+	return into
+}
+
+// drain reads n bytes and drops them.
+func (c *conn) drain(n uint64) error {
+	c.s.e.core.DrainedBytesIn.Add(n)
+	r := &c.r
+	for n > 0 {
+		if r.start == r.end {
+			r.start, r.end = 0, 0
+			if err := c.fill(int(min(n, uint64(len(r.buf))))); err != nil {
+				return err
+			}
+		}
+		k := min(n, uint64(r.end-r.start))
+		r.start += int(k)
+		n -= k
+	}
+	return nil
+}
+
+// readAcks ends the operations that the peer says have landed or were refused.
+func (c *conn) readAcks(h *header) error {
+	b, err := c.ahead(int(h.length), false)
+	if err != nil {
+		return err
+	}
+	c.r.ended, err = c.s.acked(b, c.r.ended[:0])
+	sessions.CallAll(c.r.ended)
+	return err
+}
+
+// readMessage takes a message into a receive buffer, or refuses it.
+func (c *conn) readMessage(h *header) error {
+	fresh, err := c.s.arrive(h)
+	if err != nil {
+		return err
+	}
+	if !fresh {
+		return c.repeated(h)
+	}
+	msg, reason, err := c.receive(h)
+	if err != nil {
+		return err
+	}
+	// The ack is owed before anybody sees the message: who has it may close the engine.
+	complete, reason := c.s.landed(h, reason)
+	if !complete {
+		if msg != nil {
+			c.s.e.core.Inbox.Load().Give(msg)
+		}
+		return nil
+	}
+	if msg != nil {
+		c.s.e.core.SendsIn.Add(1)
+		c.s.e.core.Inbox.Load().Deliver(c.s.Peer, msg)
+	}
+	c.s.acknowledge(c, h, reason)
+	return nil
+}
+
+// receive reads a message into a receive buffer; it is nil if the message was refused.
+func (c *conn) receive(h *header) ([]byte, rdma.Reason, error) {
+	pool := c.s.e.core.Inbox.Load()
+	if pool == nil {
+		return nil, rdma.ReasonNoBuffer, c.refuse(h, rdma.ReasonNoBuffer, h.length)
+	}
+	if h.length > uint64(pool.Size()) {
+		return nil, rdma.ReasonTooLarge, c.refuse(h, rdma.ReasonTooLarge, h.length)
+	}
+	buf := pool.Take()
+	if buf == nil {
+		return nil, rdma.ReasonNoBuffer, c.refuse(h, rdma.ReasonNoBuffer, h.length)
+	}
+	msg := buf[:h.length]
+	for n := 0; n < len(msg); {
+		b, err := c.ahead(min(len(msg)-n, directBytes), false)
+		if err != nil {
+			pool.Give(buf)
+			return nil, 0, err
+		}
+		n += copy(msg[n:], b)
+	}
+	return msg, rdma.ReasonNone, nil
+}
