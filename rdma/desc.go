@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// EngineID names one engine for its lifetime: 16 random bytes, made at start.
-// Peers are known by it, not by an address, so that an engine without a
-// listener has a name too.
+// EngineID names one engine for its lifetime. It is 16 random bytes, chosen when the engine
+// starts. Peers are identified by it and not by an address, so an engine without a listener
+// is identified too.
 type EngineID [16]byte
 
 // String returns the first 8 hex digits, enough for a log line.
@@ -19,37 +19,36 @@ func (id EngineID) String() string { return hex.EncodeToString(id[:4]) }
 // IsZero reports whether the ID is unset.
 func (id EngineID) IsZero() bool { return id == EngineID{} }
 
-// NetAddr is the address of one NIC, as its provider writes it: "host:port" for
-// tcp; opaque bytes (GID, QP number) elsewhere.
+// NetAddr is the address of one NIC in the notation of its provider: "host:port" for tcp,
+// opaque bytes (GID, QP number) for other providers.
 type NetAddr string
 
-// Addr is how to reach an engine: its ID and one NetAddr for each NIC.
+// Addr is the address of an engine: its ID and one NetAddr per NIC.
 type Addr struct {
 	Engine EngineID
 	NICs   []NetAddr
 }
 
-// NICKey is one way to a piece of memory: a NIC and the key that opens the
-// memory there.
+// NICKey is one path to a range of memory: a NIC, and the key of the memory on that NIC.
 type NICKey struct {
 	Addr NetAddr
 	Key  uint64
 }
 
-// Desc describes remote memory to those who may write it. Whoever holds it,
-// and the token of its engine, can write there: hand it out with care. It is
-// plain data; what it claims is checked at the target.
+// Desc describes remote memory to a peer that may write it. A peer that has the Desc, and the
+// token of the memory's engine, can write there, so distribute a Desc with care. A Desc is
+// plain data; the target checks its claims.
 type Desc struct {
 	// Engine is the owner of the memory.
 	Engine EngineID
-	// NICs are the ways to it, one for each NIC of the engine.
+	// NICs are the paths to the memory, one for each NIC of the engine.
 	NICs []NICKey
-	// Base is the address of the first byte as the provider counts (0 for tcp,
-	// a virtual address for verbs); Len is in bytes.
+	// Base is the address of the first byte in the provider's address space (0 for tcp, a
+	// virtual address for verbs). Len is in bytes.
 	Base, Len uint64
-	// Peers are the engines that may write there; empty: every engine with a session.
-	// A NIC sees the key of a write and not its sender, so the engine of a sender that
-	// is not among Peers uses a key that opens nothing.
+	// Peers are the engines that may write there; empty: every engine with a session. A NIC
+	// checks the key of a write but not its sender. So an engine that is not among Peers
+	// replaces the key by an invalid key when it writes.
 	Peers []EngineID
 }
 
@@ -185,8 +184,8 @@ func (a *Addr) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// reader takes little-endian fields from a slice; once it runs short it returns
-// zeroes and remembers.
+// reader reads little-endian fields from a slice. When the slice ends early, reader returns
+// zeroes and sets short.
 type reader struct {
 	b     []byte
 	short bool
@@ -216,7 +215,7 @@ func (r *reader) uint64() uint64 {
 	return 0
 }
 
-// end reports bytes that were missing or left over.
+// end returns an error if bytes were missing or remain.
 func (r *reader) end(what string, total int) error {
 	if r.short {
 		return fmt.Errorf("rdma: %s of %d bytes ends early: %w", what, total, ErrMalformed)
@@ -227,8 +226,8 @@ func (r *reader) end(what string, total int) error {
 	return nil
 }
 
-// Token is the secret of an engine: who proves that it knows the token may open
-// a session. At least MinToken bytes.
+// Token is the secret of an engine: a peer that proves that it has the token may open a
+// session. It has at least MinToken bytes.
 type Token []byte
 
 // MinToken is the shortest token, in bytes: 128 bits cannot be guessed.

@@ -1,17 +1,16 @@
-// Package rdma is the contract of the transfer engine, and the parts of it that
-// every provider shares: registered memory that peers write into directly,
-// small messages, and counting of immediates. It is the API of fabric-lib
-// (Figure 2 of the paper) in Go.
+// Package rdma is the contract of the transfer engine, and the code that all providers
+// share. An engine has registered memory into which peers write directly, small messages,
+// and counters of immediates. The API is that of fabric-lib (Figure 2 of the paper) in Go.
 //
 // It is not a stream, not an RPC system and not reliable messaging: a write
 // names its destination bytes, completes or fails as a whole, and is not
-// ordered against any other write. It does not check payloads; whoever owns the
-// bytes carries a checksum end to end.
+// ordered against any other write. It does not check payloads; the owner of the
+// bytes adds an end-to-end checksum.
 //
 //	   engine A                                              engine B
 //	Register(mem) ─► Region                              Register(mem) ─► Region
 //	     │                                                  Window(off, n) ─► Window
-//	     │                    Desc (by any road, e.g. gRPC)     │
+//	     │                    Desc (any channel, e.g. gRPC)     │
 //	     │ ◄────────────────────────────────────────────────────┘
 //	Write{Src: Region, Dst: Desc, Imm: 7} ══ bytes ══► straight into B's memory
 //	     │                                                  │ then, and only then,
@@ -25,41 +24,41 @@
 //	client.ExpectImm(rdma.Expect{Imm: 7, Count: 1, From: []rdma.EngineID{id}, Done: flag.Set})
 //	// … win.Desc() travels to the server in a request …
 //	server.Write(ctx, rdma.Write{Src: arena, Dst: desc, Len: n, Imm: rdma.ImmOf(7), Done: done})
-//	err = flag.Wait(ctx)                                // client: the bytes are there
-//	err = win.Revoke(ctx)                               // on a deadline, or at the end: nothing touches them now
+//	err = flag.Wait(ctx)                                // client: the bytes have arrived
+//	err = win.Revoke(ctx)                               // on a deadline, or at the end: no write touches the bytes any more
 //
 // # What is promised
 //
-//   - A write lands only in memory whose key its peer was given, inside the
-//     bounds of that region or window, after the peer proved the token.
+//   - A write lands only in memory whose key its peer was given, inside the bounds
+//     of that region or window, after the peer has proved that it has the token.
 //   - An immediate is counted once per operation, after every byte of that
-//     operation is in place. An operation that was refused counts nothing.
-//   - Writes are not ordered, within an operation or between operations.
-//     Overlapping destinations end up with the bytes of either.
-//   - The source is the engine's until Done; Done is called exactly once for
-//     each operation that was accepted, at the latest when the peer is declared
-//     dead or the engine is closed.
+//     operation has been placed. A refused operation counts no immediate.
+//   - Writes are not ordered, neither within an operation nor between operations.
+//     A byte that two writes overlap has the value of either.
+//   - The source belongs to the engine until Done. Done is called exactly once for
+//     each accepted operation, at the latest when the peer is declared dead or
+//     the engine is closed.
 //   - After Window.Revoke or Region.Close has returned nil no later remote
 //     write changes those bytes.
-//   - Done callbacks run on the engine's own goroutines. They must not block,
-//     must not call Close, Revoke or Connect, and submit only with NoWait.
-//     The handler of Recv may block; Engine.Close waits for it.
+//   - Done callbacks run on the engine's own goroutines. They must not block, must
+//     not call Close, Revoke or Connect, and may submit only with NoWait. The
+//     handler of Recv may block; Engine.Close waits for it.
 //
-// The paper counts an immediate once for each page of a paged write; here it is
-// once for each operation, so that a receiver need not know how a sender cuts
-// its pages, and a provider is free to merge neighbours.
+// The paper counts an immediate once per page of a paged write. This package counts it once per
+// operation. So a receiver does not depend on how the sender divides its pages, and a provider
+// may merge adjacent pages.
 //
-// A provider whose own goroutines place the payload tells the owner of a window, if
-// he asks, what lands while it is in the cache: LandingRegion.
+// A provider that places payload with the CPU can report each placed range to the owner of a
+// window while the bytes are in the CPU cache: LandingRegion.
 //
-// Beside the engine, and over any: Scope cancels what was submitted for one
-// request such that the receiver may be told, and Watcher calls back when a
-// device, or anyone, changes a word in memory.
+// Two types work over any engine. Scope cancels the operations of one request and reports when
+// the receiver may be told so. Watcher calls back when a device or another writer changes a word
+// in memory.
 //
-// Providers: rdma/tcp, an engine of its own, and those over rdma/group, which
-// makes an engine of NICs. rdmatest.Run is the conformance suite: each promise
-// above is a case there.
+// Providers: rdma/tcp, an engine of its own, and the providers over rdma/group, which makes one
+// engine of several NICs. rdmatest.Run is the conformance suite: it has a case for each
+// promise above.
 //
-// Lock order: ImmCounters, Scope and Watcher have one lock each, never held while
-// a callback runs.
+// Lock order: ImmCounters, Scope and Watcher have one lock each. No lock is held while a callback
+// runs.
 package rdma

@@ -5,62 +5,62 @@ import (
 	"fmt"
 )
 
-// Sentinels, by what the caller should do.
+// Sentinels, by the caller's reaction.
 var (
 	// ErrClosed: the engine or region is closed; stop.
 	ErrClosed = errors.New("closed")
-	// ErrBusy: the peer's in-flight budget is used up and NoWait was set; shed
-	// the work or come back later.
+	// ErrBusy: the peer's in-flight budget is used up and NoWait was set; drop the work
+	// or retry later.
 	ErrBusy = errors.New("in-flight budget of the peer is used up")
 	// ErrNoPeer: no session with that engine; Connect first, or give up on it.
 	ErrNoPeer = errors.New("no session with that engine")
 	// ErrPeerDied: the session ended while the operation was in flight. Whether
 	// the bytes landed is unknown.
 	ErrPeerDied = errors.New("peer died")
-	// ErrRefused: the target did not take the operation; a *RefusedError says
-	// why. The session goes on.
+	// ErrRefused: the target refused the operation; a *RefusedError has the reason. The
+	// session continues.
 	ErrRefused = errors.New("refused by the peer")
-	// ErrAuth: the token was not accepted, or the other side could not prove it.
+	// ErrAuth: the token was rejected, or the other side could not prove that it has the token.
 	ErrAuth = errors.New("token not accepted")
 	// ErrRange: the operation reaches outside its source or its Desc; fix the
 	// caller. Nothing was sent.
 	ErrRange = errors.New("out of range")
 	// ErrForeign: the region belongs to another engine or provider.
 	ErrForeign = errors.New("region was registered with another engine")
-	// ErrExists: the immediate is expected already, or receive buffers are
-	// posted already.
+	// ErrExists: the immediate is already expected, or receive buffers have already been
+	// posted.
 	ErrExists = errors.New("exists already")
-	// ErrUnsupported: this provider cannot do that.
+	// ErrUnsupported: this provider does not support the operation.
 	ErrUnsupported = errors.New("not supported by this provider")
 	// ErrCanceled: the expectation, or the Scope, was cancelled.
 	ErrCanceled = errors.New("cancelled")
-	// ErrVersion: the peer, a Desc or an Addr has another version of the protocol;
-	// run the same release of Penstock on both sides. The text has both versions.
+	// ErrVersion: the peer, a Desc or an Addr has another version of the protocol; run the
+	// same release of Penstock on both sides. The error text contains both versions.
 	ErrVersion = errors.New("another version of the protocol")
 	// ErrMalformed: bytes that do not decode as a Desc or an Addr.
 	ErrMalformed = errors.New("malformed")
 )
 
-// Reason says why a target refused an operation. Its values are on the wire.
+// Reason is why a target refused an operation. Its values are on the wire.
 type Reason uint8
 
 const (
 	// ReasonNone: not refused.
 	ReasonNone Reason = 0
-	// ReasonKey: the key opens nothing here: never given out, or revoked since.
+	// ReasonKey: the key is invalid at the target: it never existed, or it was revoked.
 	ReasonKey Reason = 1
-	// ReasonBounds: the key is good, the bytes are outside of what it opens.
+	// ReasonBounds: the key is valid, but the bytes are outside of the key's range.
 	ReasonBounds Reason = 2
-	// ReasonRevoked: the window was revoked while the payload was landing. Part
-	// of it may have been written before.
+	// ReasonRevoked: the window was revoked while the payload was being placed. Part of
+	// the payload may have been written before.
 	ReasonRevoked Reason = 3
 	// ReasonTooLarge: the message is longer than the receive buffers.
 	ReasonTooLarge Reason = 4
-	// ReasonNoBuffer: every receive buffer is in use, or none was posted.
+	// ReasonNoBuffer: every receive buffer is in use, or none has been posted.
 	ReasonNoBuffer Reason = 5
 )
 
-// String returns a phrase for people.
+// String returns a description for people.
 func (r Reason) String() string {
 	switch r {
 	case ReasonNone:
@@ -79,17 +79,17 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason %d", uint8(r))
 }
 
-// RefusedError is how an operation ends that its target did not take. It is an
+// RefusedError is the error of an operation that its target refused. It is an
 // ErrRefused.
 type RefusedError struct {
 	Peer EngineID
-	// Reason is the target's; ReasonNone where the target would take the operation
-	// and a NIC refused it all the same: Err is then what the NIC said.
+	// Reason is the target's reason. It is ReasonNone if not the target but a NIC refused the
+	// operation: Err is then the NIC's error.
 	Reason Reason
 	Err    error
 }
 
-// Error says who refused and why.
+// Error returns the peer and the reason.
 func (e *RefusedError) Error() string {
 	if e.Err != nil {
 		return fmt.Sprintf("rdma: refused on the way to %v: %v", e.Peer, e.Err)
@@ -97,7 +97,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("rdma: refused by %v: %v", e.Peer, e.Reason)
 }
 
-// Unwrap returns what the NIC said.
+// Unwrap returns the NIC's error.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
 // Is makes errors.Is(err, ErrRefused) true.

@@ -7,10 +7,9 @@ import (
 	"testing"
 )
 
-// listEngine takes writes and remembers them; after `takes` of them it answers
-// with an error.
+// listEngine accepts and records writes; after `takes` writes it returns an error.
 type listEngine struct {
-	Engine // nothing else is called
+	Engine // no other method is called
 	takes  int
 	writes []Write
 }
@@ -23,7 +22,7 @@ func (e *listEngine) Write(_ context.Context, w Write) error {
 	return nil
 }
 
-// fixedRegion is a source of so many bytes.
+// fixedRegion is a source with a given number of bytes.
 type fixedRegion struct {
 	Region
 	n uint64
@@ -31,8 +30,8 @@ type fixedRegion struct {
 
 func (r fixedRegion) Len() uint64 { return r.n }
 
-// ScatterOver is one write for each destination, with all that the scatter says,
-// and one end with all errors.
+// ScatterOver submits one write per destination with all options of the scatter, and calls Done
+// once with all errors.
 func TestScatterOver(t *testing.T) {
 	e := &listEngine{takes: 3}
 	var ends []error
@@ -60,10 +59,10 @@ func TestScatterOver(t *testing.T) {
 	}
 }
 
-// What is not submitted in the middle of a scatter ends with the error of the
-// submission; if it is the first, nothing was submitted.
+// If a submission in the middle of a scatter fails, the remaining destinations end with its error.
+// If the first fails, nothing was submitted.
 func TestScatterOverFails(t *testing.T) {
-	never := func(error) { t.Error("done was called for what was not submitted") }
+	never := func(error) { t.Error("done was called although nothing was submitted") }
 	dsts := []Desc{{Len: 1}, {Len: 1}, {Len: 1}}
 	if err := BarrierOver(t.Context(), &listEngine{}, Barrier{Dsts: dsts, Done: never}); !errors.Is(err, ErrNoPeer) {
 		t.Errorf("the first is not taken: %v", err)

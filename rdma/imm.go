@@ -5,57 +5,56 @@ import (
 	"sync"
 )
 
-// Expect asks to be told when an immediate has been counted often enough.
+// Expect describes an expectation: Done is called when Imm has been counted Count times.
 type Expect struct {
 	Imm   uint32
 	Count uint32
-	// From are the peers whose end ends the expectation, with ErrPeerDied. It
-	// is no filter: an immediate counts whoever sent it. Empty: only Cancel and
-	// the engine's Close end it early.
+	// From are the peers whose death ends the expectation with ErrPeerDied. From is not a
+	// filter: immediates of all peers count. Empty: only Cancel and the engine's Close end
+	// the expectation early.
 	From []EngineID
 	// Done is called exactly once: nil when the count is reached, otherwise
 	// ErrPeerDied, ErrCanceled or ErrClosed. It must not block.
 	Done func(error)
 }
 
-// Expectation is an Expect that is waiting, or was.
+// Expectation is an Expect that is pending or has ended.
 type Expectation struct {
 	counters *ImmCounters
 	expect   Expect
-	// left is guarded by counters.mu; the expectation is in counters.waiting
-	// exactly while it has not ended.
+	// left is guarded by counters.mu. The expectation is in counters.waiting until it has
+	// ended, and not after that.
 	left uint32
 }
 
-// Cancel ends the expectation: its Done is called with ErrCanceled, unless it
-// has ended already, and whatever was counted for it is dropped. It reports
-// whether it was this call that ended it. To reuse an immediate's number after
-// a Cancel, revoke the windows first: then no late write can count it.
+// Cancel ends the expectation and discards the immediates counted for it. Done is called with
+// ErrCanceled, unless the expectation has already ended. Cancel reports whether this call ended
+// it. Before reusing the number of a cancelled immediate, revoke the windows: then no late write
+// can count the immediate.
 func (e *Expectation) Cancel() bool { return e.counters.finish(e, ErrCanceled) }
 
-// DefaultEarlyImmediates is how many immediates that nobody expects yet are
-// kept for each peer.
+// DefaultEarlyImmediates is how many unexpected immediates are kept for each peer.
 const DefaultEarlyImmediates = 4096
 
-// ImmCounters counts immediates and calls back: the part of ExpectImm that does
-// not depend on the provider. All methods may be called concurrently.
+// ImmCounters counts immediates and calls back. It is the part of ExpectImm that does not depend
+// on the provider. All methods may be called concurrently.
 type ImmCounters struct {
-	// earlyMax bounds early, for each peer that caused entries in it.
+	// earlyMax limits the entries of early per peer that caused them.
 	earlyMax int
 
 	mu      sync.Mutex
 	closed  bool
 	waiting map[uint32]*Expectation
-	// early holds what was counted before it was expected, or beyond what was.
+	// early holds the counts of immediates that no expectation has used.
 	// Invariant: no immediate is in both waiting and early.
 	early map[uint32]earlyImm
-	// earlyBy is how many entries of early each peer caused.
+	// earlyBy is how many entries of early each peer has caused.
 	earlyBy map[EngineID]int
 
 	counted, dropped uint64
 }
 
-// earlyImm is a count without an expectation, and the peer that began it.
+// earlyImm is a count without an expectation, and the peer of its first immediate.
 type earlyImm struct {
 	count uint32
 	from  EngineID
@@ -75,7 +74,7 @@ func NewImmCounters(earlyMax int) *ImmCounters {
 	}
 }
 
-// Count counts imm once, for a write of peer from whose payload is in place.
+// Count counts imm once, for a write of peer from whose payload has been placed.
 func (c *ImmCounters) Count(from EngineID, imm uint32) {
 	c.mu.Lock()
 	if c.closed {
@@ -99,7 +98,7 @@ func (c *ImmCounters) Count(from EngineID, imm uint32) {
 	e.end(nil)
 }
 
-// keepLocked remembers an immediate that nobody expects, if there is room.
+// keepLocked keeps an unexpected immediate, unless the peer has reached earlyMax.
 func (c *ImmCounters) keepLocked(from EngineID, imm uint32) {
 	k, ok := c.early[imm]
 	if !ok {
@@ -119,7 +118,7 @@ func (c *ImmCounters) keepLocked(from EngineID, imm uint32) {
 	c.counted++
 }
 
-// forgetLocked drops what was counted early for imm.
+// forgetLocked discards the early count of imm.
 func (c *ImmCounters) forgetLocked(imm uint32) {
 	k, ok := c.early[imm]
 	if !ok {
@@ -131,9 +130,9 @@ func (c *ImmCounters) forgetLocked(imm uint32) {
 	}
 }
 
-// Expect begins an expectation. alive tells whether a peer's session is up; an
-// expectation From a peer that is gone ends at once, unless it is satisfied by
-// what came earlier. nil means all are alive.
+// Expect begins an expectation. alive reports whether a peer's session exists; nil means that all
+// do. If a peer in From has no session, the expectation ends at once, unless early immediates
+// satisfy it.
 func (c *ImmCounters) Expect(x Expect, alive func(EngineID) bool) (*Expectation, error) {
 	e := &Expectation{counters: c, expect: x, left: x.Count}
 	c.mu.Lock()
@@ -156,7 +155,7 @@ func (c *ImmCounters) Expect(x Expect, alive func(EngineID) bool) (*Expectation,
 	c.forgetLocked(x.Imm)
 	c.waiting[x.Imm] = e
 	c.mu.Unlock()
-	// The expectation is in place, so a peer that ends after this look finds it.
+	// The expectation is registered, so a peer that dies after this check ends it.
 	for _, id := range x.From {
 		if alive != nil && !alive(id) {
 			c.finish(e, fmt.Errorf("rdma: %v: %w", id, ErrPeerDied))
@@ -166,7 +165,7 @@ func (c *ImmCounters) Expect(x Expect, alive func(EngineID) bool) (*Expectation,
 	return e, nil
 }
 
-// takeLocked uses n of the early count of imm.
+// takeLocked consumes n of the early count of imm.
 func (c *ImmCounters) takeLocked(imm uint32, k earlyImm, n uint32) {
 	if n == 0 {
 		return
@@ -179,7 +178,7 @@ func (c *ImmCounters) takeLocked(imm uint32, k earlyImm, n uint32) {
 	c.early[imm] = k
 }
 
-// finish ends e with err if it is still waiting, and reports whether it was.
+// finish ends e with err if it has not ended, and reports whether it did.
 func (c *ImmCounters) finish(e *Expectation, err error) bool {
 	c.mu.Lock()
 	if c.waiting[e.expect.Imm] != e {
@@ -192,8 +191,8 @@ func (c *ImmCounters) finish(e *Expectation, err error) bool {
 	return true
 }
 
-// PeerDied ends every expectation From the peer with an error that wraps
-// ErrPeerDied and says why, and forgets the unexpected immediates it caused.
+// PeerDied ends every expectation From the peer with an error that wraps ErrPeerDied and
+// contains why. It discards the unexpected immediates that the peer caused.
 func (c *ImmCounters) PeerDied(peer EngineID, why error) {
 	c.mu.Lock()
 	var ended []*Expectation
@@ -219,7 +218,7 @@ func (c *ImmCounters) PeerDied(peer EngineID, why error) {
 	}
 }
 
-// Close ends every expectation with ErrClosed and counts nothing from now on.
+// Close ends every expectation with ErrClosed. Later immediates are not counted.
 func (c *ImmCounters) Close() {
 	c.mu.Lock()
 	c.closed = true
@@ -231,15 +230,15 @@ func (c *ImmCounters) Close() {
 	}
 }
 
-// Stats returns how many immediates were counted and how many were dropped
-// because nobody expected them and there was no room to keep them.
+// Stats returns how many immediates were counted, and how many were dropped because they were
+// unexpected and the limit of kept immediates was reached.
 func (c *ImmCounters) Stats() (counted, dropped uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.counted, c.dropped
 }
 
-// end calls Done. The caller removed e from waiting, so this happens once.
+// end calls Done. The caller has removed e from waiting, so end runs once.
 func (e *Expectation) end(err error) {
 	if e.expect.Done != nil {
 		e.expect.Done(err)

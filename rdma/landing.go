@@ -1,19 +1,19 @@
 package rdma
 
-// LandingRegion is a Region whose provider places payload with the CPU, and says
-// so while the bytes are in the cache of the core that placed them: whoever sums
-// them then does not fetch them from memory once more. A provider whose NIC writes
-// past the CPU does not offer it.
+// LandingRegion is a Region whose provider places payload with the CPU. It reports each placed
+// range while the bytes are in the cache of the core that placed them. So a checksum computed
+// then need not read the bytes from memory again. A provider whose NIC writes without the CPU
+// does not implement it.
 type LandingRegion interface {
 	Region
-	// WindowLanding is Window, for the same peers. landed is called with every run of n bytes, from off
-	// in the window, that a peer's write has put there: once for each time that they
-	// were written, also by a write that then fails; after they are in place, before
-	// the immediate of their write is counted, and not after Revoke has returned nil.
-	// So whoever was told of exactly n bytes of a range of n, and of none since, has
+	// WindowLanding is Window, for the same peers. landed is called for every run of n bytes, from
+	// offset off in the window, that a peer's write has placed. It is called once for each time
+	// the bytes are written, even if the write fails later. The call comes after the bytes are in
+	// place, before the write's immediate is counted, and not after Revoke has returned nil. So
+	// if the reports of a range of n bytes add up to exactly n bytes, each byte has been reported
+	// once and has its final value.
 	// seen the range as it is.
-	//
-	// It is called on the engine's own goroutines, several at once and in any order,
-	// and holds up what the peer sends: it may read the bytes, and must not wait.
+	// landed is called on the engine's own goroutines, concurrently and in any order, and delays
+	// the peer's following data. It may read the bytes and must not block.
 	WindowLanding(off, n uint64, landed func(off, n uint64), peers ...EngineID) (Window, error)
 }

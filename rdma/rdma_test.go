@@ -19,7 +19,7 @@ func TestDescEncoding(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first fields as Desc.AppendBinary draws them.
+	// The first fields, as documented at Desc.AppendBinary.
 	want := "d1 01020300000000000000000000000010 8877665544332211 6300000000000000 03 0d"
 	if got := fmt.Sprintf("%x %x %x %x %x %x", b[:1], b[1:17], b[17:25], b[25:33], b[33:34], b[34:35]); got != want {
 		t.Errorf("encoded as\n%s, want\n%s", got, want)
@@ -89,7 +89,7 @@ func TestAddrEncoding(t *testing.T) {
 	}
 }
 
-// FuzzDesc: what decodes encodes to the same bytes, for both encodings.
+// FuzzDesc: bytes that decode encode to the same bytes, for both encodings.
 func FuzzDesc(f *testing.F) {
 	b, _ := Desc{NICs: []NICKey{{"a:1", 2}}}.MarshalBinary()
 	f.Add(b)
@@ -133,7 +133,7 @@ func TestToken(t *testing.T) {
 		if _, err := ParseToken(text); err == nil {
 			t.Errorf("%q is a token", text)
 		} else if text != "" && strings.Contains(err.Error(), text) {
-			t.Errorf("the error gives the secret away: %v", err)
+			t.Errorf("the error contains the secret: %v", err)
 		}
 	}
 }
@@ -188,10 +188,10 @@ func TestFlag(t *testing.T) {
 	}
 }
 
-// immModel is the dumbest thing that counts immediates: lists.
+// immModel is the simplest model that counts immediates: lists.
 type immModel struct {
 	max     int
-	early   []immEvent // each counted immediate that nobody waits for
+	early   []immEvent // each counted immediate that is not expected
 	waiting map[uint32]*immWait
 	ended   []string
 }
@@ -205,7 +205,7 @@ type immWait struct {
 	from     uint32
 }
 
-// firstPeer is the peer that caused the first early event of imm.
+// firstPeer returns the peer that caused the first early event of imm.
 func (m *immModel) firstPeer(imm uint32) (uint32, bool) {
 	for _, e := range m.early {
 		if e.imm == imm {
@@ -295,9 +295,9 @@ func (m *immModel) die(peer uint32) {
 	m.early = rest
 }
 
-// FuzzImmCounters: counters and model agree on how every expectation ends, and
-// each ends once. A byte is an action: 2 bits what, 3 bits which immediate, 1 bit
-// which peer, 2 bits how many.
+// FuzzImmCounters: counters and model agree on how every expectation ends, and each ends once. A
+// byte is an action: 2 bits select the action, 3 bits the immediate, 1 bit the peer, 2 bits the
+// count.
 func FuzzImmCounters(f *testing.F) {
 	f.Add([]byte{0, 1, 0x40, 0x41, 0x80, 0xc0})
 	f.Add([]byte("\x00\x04\x08\x0c\x40\x44\x43\x03\x03\x03\xc0\xc4\x40"))

@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// Scope is a sender's cancellation token (fabric-lib, section 4): everything
-// that serves one request is submitted through one Scope, and Cancel ends the
-// request such that the receiver may be told so.
+// Scope is a sender's cancellation token (fabric-lib, section 4). All operations for one request
+// are submitted through one Scope. Cancel ends the request, and reports when the receiver may be
+// told so.
 //
 //	decoder                             prefiller
 //	  │ ── cancel request 7 ──►  err := scope.Cancel(ctx)
@@ -18,35 +18,34 @@ import (
 //	  │ ◄──── confirmed ───────  if err == nil
 //	  may reuse the pages
 //
-// A Scope needs no closing and holds no goroutine. All methods may be called
-// concurrently. A write that finds room allocates nothing but, once for each
-// place in flight, what stands for it.
+// A Scope need not be closed and holds no goroutine. All methods may be called concurrently. A
+// write that need not wait allocates only if more operations are in flight than ever before.
 type Scope struct {
 	engine Engine
 
 	mu       sync.Mutex
 	canceled bool
-	// pending operations were begun and their Done has not returned.
+	// pending is the number of operations that were begun and whose Done has not returned.
 	pending int
-	// unknown is how many of them ended such that their bytes may still land;
-	// why is the first such end.
+	// unknown is the number of operations that ended although their bytes may still land.
+	// why is the error of the first of them.
 	unknown int
 	why     error
-	idle    *scoped // free ones
-	// live ends with Cancel, which calls kill; still is closed once nothing is
-	// pending after that.
+	idle    *scoped // unused ones
+	// live ends with Cancel, which calls kill. still is closed once no operation is pending
+	// after that.
 	live  context.Context
 	kill  context.CancelFunc
 	still chan struct{}
 }
 
-// scoped is one operation of a scope: it stands between the engine and the
+// scoped is one operation of a scope. It receives the engine's completion and calls the
 // caller's Done.
 type scoped struct {
 	scope *Scope
 	next  *scoped
 	done  func(error) // the caller's
-	ended func(error) // s.end, made once
+	ended func(error) // s.end as a func value, made once
 }
 
 // NewScope returns a scope over e.
@@ -56,7 +55,7 @@ func NewScope(e Engine) *Scope {
 	return s
 }
 
-// Write is Engine.Write, or ErrCanceled.
+// Write is Engine.Write. It returns ErrCanceled after Cancel.
 func (s *Scope) Write(ctx context.Context, w Write) error {
 	op, err := s.begin(w.Done)
 	if err != nil {
@@ -72,7 +71,7 @@ func (s *Scope) Write(ctx context.Context, w Write) error {
 	return s.begun(op, err)
 }
 
-// WritePaged is Engine.WritePaged, or ErrCanceled.
+// WritePaged is Engine.WritePaged. It returns ErrCanceled after Cancel.
 func (s *Scope) WritePaged(ctx context.Context, w PagedWrite) error {
 	op, err := s.begin(w.Done)
 	if err != nil {
@@ -88,7 +87,7 @@ func (s *Scope) WritePaged(ctx context.Context, w PagedWrite) error {
 	return s.begun(op, err)
 }
 
-// Scatter is Engine.Scatter, or ErrCanceled.
+// Scatter is Engine.Scatter. It returns ErrCanceled after Cancel.
 func (s *Scope) Scatter(ctx context.Context, x Scatter) error {
 	op, err := s.begin(x.Done)
 	if err != nil {
@@ -98,7 +97,7 @@ func (s *Scope) Scatter(ctx context.Context, x Scatter) error {
 	return s.begun(op, s.waiting(ctx, func(ctx context.Context) error { return s.engine.Scatter(ctx, x) }))
 }
 
-// Barrier is Engine.Barrier, or ErrCanceled.
+// Barrier is Engine.Barrier. It returns ErrCanceled after Cancel.
 func (s *Scope) Barrier(ctx context.Context, b Barrier) error {
 	op, err := s.begin(b.Done)
 	if err != nil {
@@ -108,23 +107,23 @@ func (s *Scope) Barrier(ctx context.Context, b Barrier) error {
 	return s.begun(op, s.waiting(ctx, func(ctx context.Context) error { return s.engine.Barrier(ctx, b) }))
 }
 
-// Pending is how many operations have not ended.
+// Pending returns the number of operations that have not ended.
 func (s *Scope) Pending() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.pending
 }
 
-// Cancel ends the scope: operations that come later, or wait for room, end with
-// ErrCanceled. It returns once every operation of the scope has ended and its
-// Done has returned, so it must not be called from one. nil says that nothing of
-// the scope can touch remote memory any more: confirm the cancellation.
+// Cancel ends the scope: later operations, and those that wait for the in-flight budget, return
+// ErrCanceled. Cancel returns once every operation of the scope has ended and its Done has
+// returned, so it must not be called from a Done. nil means that no operation of the scope can
+// touch remote memory any more, so the caller may confirm the cancellation.
 //
-// If ctx ends first its error is returned; the cancellation stands, and Cancel
-// may be called again to wait on. If an operation ended with its session, so
-// that its bytes may be on the wire still, the error is that: confirm nothing. The
-// receiver is safe once its own side of the session has ended, or it has revoked
-// its windows.
+// If ctx ends first, Cancel returns its error; the cancellation remains in effect, and Cancel may
+// be called again to continue waiting. If an operation ended with its session, its bytes may still
+// be on the wire. Cancel then returns that operation's error, and the caller must not confirm the
+// cancellation. The receiver is safe once its own side of the session has ended, or once it has
+// revoked its windows.
 func (s *Scope) Cancel(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.canceled {
@@ -143,12 +142,12 @@ func (s *Scope) Cancel(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.unknown > 0 {
-		return fmt.Errorf("rdma: cancel: where the bytes of %d operations are is unknown: %w", s.unknown, s.why)
+		return fmt.Errorf("rdma: cancel: the bytes of %d operations may still arrive: %w", s.unknown, s.why)
 	}
 	return nil
 }
 
-// begin takes a place for an operation.
+// begin adds a pending operation to the scope.
 func (s *Scope) begin(done func(error)) (*scoped, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,7 +166,7 @@ func (s *Scope) begin(done func(error)) (*scoped, error) {
 	return op, nil
 }
 
-// waiting submits what may wait for room: until ctx or the scope ends.
+// waiting calls submit with a context that ends with ctx or with the scope.
 func (s *Scope) waiting(ctx context.Context, submit func(context.Context) error) error {
 	either, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -179,7 +178,7 @@ func (s *Scope) waiting(ctx context.Context, submit func(context.Context) error)
 	return err
 }
 
-// begun returns the place of an operation that was not submitted.
+// begun removes the operation from the scope if it was not submitted.
 func (s *Scope) begun(op *scoped, err error) error {
 	if err != nil {
 		s.release(op, nil)
@@ -187,7 +186,7 @@ func (s *Scope) begun(op *scoped, err error) error {
 	return err
 }
 
-// end is the engine's Done.
+// end is the Done that the engine calls.
 func (op *scoped) end(err error) {
 	if op.done != nil {
 		op.done(err)
@@ -195,7 +194,8 @@ func (op *scoped) end(err error) {
 	op.scope.release(op, err)
 }
 
-// release counts an end. The operation was submitted if err is how it ended.
+// release counts the end of an operation. err is the error with which it ended; nil if it succeeded
+// or was not submitted.
 func (s *Scope) release(op *scoped, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,13 +8,13 @@ import (
 	"testing/synctest"
 )
 
-// slowEngine is an Engine whose operations end when the test says so. It takes
-// room at once and answers ErrBusy or waits beyond that.
+// slowEngine is an Engine whose operations end when the test ends them. Up to a limit it accepts
+// operations at once; beyond the limit it returns ErrBusy or waits.
 type slowEngine struct {
-	Engine // nothing else is called
+	Engine // no other method is called
 	mu     sync.Mutex
 	room   int
-	more   chan struct{} // closed and replaced when there is room
+	more   chan struct{} // closed and replaced when an operation has ended
 	done   []func(error)
 }
 
@@ -64,7 +64,7 @@ func (e *slowEngine) end(err error) {
 	done(err)
 }
 
-// Cancel stops what comes later and what waits, and waits for what is in flight.
+// Cancel stops later and waiting operations, and waits for operations in flight.
 func TestScopeCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newSlowEngine(3)
@@ -126,7 +126,7 @@ func TestScopeCancel(t *testing.T) {
 	})
 }
 
-// A scope whose operations ended with their session confirms nothing.
+// Cancel of a scope whose operations ended with their session returns an error.
 func TestScopeUnknown(t *testing.T) {
 	for _, end := range []error{ErrPeerDied, ErrClosed} {
 		e := newSlowEngine(10)
@@ -160,7 +160,7 @@ func TestScopeCallersContext(t *testing.T) {
 	}
 }
 
-// A write through a scope allocates nothing: a closure for each would.
+// A write through a scope allocates nothing; a closure per write would allocate.
 func TestScopeAllocs(t *testing.T) {
 	e := newSlowEngine(8)
 	s := NewScope(e)

@@ -9,8 +9,8 @@ import (
 // Span is a range of a region: Len bytes from Offset.
 type Span struct{ Offset, Len uint64 }
 
-// MergeSpans returns spans in order, those that touch or overlap as one, for
-// providers. ErrRange if there are none, or one is empty or not within size bytes.
+// MergeSpans returns the spans in order, with adjacent and overlapping spans merged. Providers use
+// it. It returns ErrRange if there are no spans, or one is empty or not within size bytes.
 func MergeSpans(spans []Span, size uint64) ([]Span, error) {
 	if len(spans) == 0 {
 		return nil, fmt.Errorf("rdma: window of no spans: %w", ErrRange)
@@ -34,21 +34,21 @@ func MergeSpans(spans []Span, size uint64) ([]Span, error) {
 	return slices.Clip(out), nil
 }
 
-// HoldSpan reports whether n bytes at off lie within one of merged spans. No bytes lie
-// anywhere.
+// HoldSpan reports whether n bytes at off lie within one of the merged spans. Zero bytes always
+// do.
 func HoldSpan(merged []Span, off, n uint64) bool {
 	if n == 0 {
 		return true
 	}
 	i, found := slices.BinarySearchFunc(merged, off, func(s Span, off uint64) int { return cmp.Compare(s.Offset, off) })
 	if !found {
-		i-- // the last that begins before off
+		i-- // the last span that begins before off
 	}
 	return i >= 0 && off-merged[i].Offset <= merged[i].Len && n <= merged[i].Len-(off-merged[i].Offset)
 }
 
-// Relative returns spans counted from the first byte of the first one, and how many
-// bytes they reach over: what a window over merged spans is.
+// Relative returns the spans relative to the first byte of the first span, and the length from
+// that byte to the end of the last span. A window over merged spans has these values.
 func Relative(merged []Span) (spans []Span, reach uint64) {
 	first, last := merged[0], merged[len(merged)-1]
 	spans = make([]Span, len(merged))

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzSpans: merged spans hold a range exactly if each of its bytes is in one of the
-// spans.
+// FuzzSpans: merged spans hold a range if and only if each of its bytes is in one of the spans.
 func FuzzSpans(f *testing.F) {
 	f.Add([]byte{10, 5, 0, 3, 15, 1}, uint8(9), uint8(7))
 	f.Add([]byte{0, 0}, uint8(0), uint8(0))

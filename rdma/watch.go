@@ -9,27 +9,27 @@ import (
 	"time"
 )
 
-// WatcherOptions say how eagerly a Watcher looks. The zero value works.
+// WatcherOptions set how often a Watcher polls. The zero value is usable.
 type WatcherOptions struct {
-	// SpinRounds is how many rounds over all words in a row find nothing before
-	// the watcher pauses between rounds. Default 20000, some milliseconds. -1
-	// never pauses: one CPU is the watcher's.
+	// SpinRounds is how many consecutive rounds over all words find no change before the
+	// watcher pauses between rounds. Default 20000, which takes some milliseconds. -1: the
+	// watcher never pauses and occupies one CPU.
 	SpinRounds int
-	// PauseMax is the longest pause, and so the worst latency of the first change
-	// after silence, apart from what the timer adds (some 60 µs on Linux). The
-	// pause begins at a sixteenth of it and doubles. Default 200 µs.
+	// PauseMax is the longest pause. It is the worst latency of the first change after an
+	// idle time, apart from the latency of the timer (some 60 µs on Linux). The first pause
+	// is a sixteenth of PauseMax, and each further pause is twice as long. Default 200 µs.
 	PauseMax time.Duration
-	// LockThread gives the polling goroutine a thread of its own.
+	// LockThread locks the polling goroutine to an OS thread.
 	LockThread bool
 }
 
-// Watcher calls back when words in memory change: the Watcher of fabric-lib
-// (section 3.3), which a GPU kernel uses to tell that a layer's pages are ready.
-// A word may be written by a device or by anyone; it must be memory that this
-// process can read, such as host memory that is pinned and mapped for the device.
+// Watcher calls back when words in memory change. It is the Watcher of fabric-lib (section 3.3),
+// with which a GPU kernel signals that a layer's pages are ready. Any device or goroutine may
+// write a word. The word must be memory that this process can read, such as host memory that is
+// pinned and mapped for the device.
 //
-// It is no substitute for a channel between goroutines, and does not order what
-// else the writer wrote: a device must fence before it increments.
+// A Watcher does not replace a channel between goroutines. It does not order the writer's other
+// writes: a device must fence before it increments the word.
 //
 //	GPU: kernel of layer 3 ──► fence ──► word = 3     word = 4     word = 5
 //	                                       │             └──────┬──────┘
@@ -37,8 +37,8 @@ type WatcherOptions struct {
 //	                                       │                    │
 //	                                  f(2, 3)               f(3, 5): two steps in one
 //
-// One goroutine serves all words. It spins while there is something to see, then
-// pauses longer and longer up to PauseMax, and sleeps while there are no words.
+// One goroutine serves all words. It spins while words change, then pauses for longer and longer
+// times up to PauseMax, and sleeps while there are no words.
 //
 // Lock order: one lock, never held while a callback runs.
 type Watcher struct {
@@ -46,9 +46,9 @@ type Watcher struct {
 
 	mu     sync.Mutex
 	closed bool
-	// words is replaced, never changed, so that a round needs no lock.
+	// words is replaced and never modified, so a round needs no lock.
 	words atomic.Pointer[[]*Watched]
-	// wake ends a pause; its one place means that something has changed.
+	// wake ends a pause. Its capacity of 1 is enough: an element means that words changed.
 	wake  chan struct{}
 	ended chan struct{}
 }
@@ -58,8 +58,8 @@ type Watched struct {
 	w    *Watcher
 	word *uint64
 	f    func(before, now uint64)
-	last uint64 // the polling goroutine's
-	// leaving asks the polling goroutine for a last look; gone is closed after it.
+	last uint64 // used only by the polling goroutine
+	// leaving requests a final check by the polling goroutine; gone is closed after that check.
 	leaving atomic.Bool
 	gone    chan struct{}
 }
@@ -78,11 +78,11 @@ func NewWatcher(o WatcherOptions) *Watcher {
 	return w
 }
 
-// Watch calls f(before, now) on the polling goroutine whenever word is found to
-// differ from what it was at the last call, at first from what it is now. Calls
-// follow each other without a gap: before is the now of the call before, so that
-// steps that were missed are a range. f must not block, and must not call Stop or
-// Close. word is 8-byte aligned and stays where it is until Stop has returned.
+// Watch calls f(before, now) on the polling goroutine whenever it finds that word differs from its
+// value at the last call, or, before the first call, from its value when Watch was called. before
+// is the now of the previous call, so one call may cover several steps, and no step is skipped. f
+// must not block, and must not call Stop or Close. word must be 8-byte aligned and must stay
+// allocated at its address until Stop has returned.
 func (w *Watcher) Watch(word *uint64, f func(before, now uint64)) (*Watched, error) {
 	x := &Watched{w: w, word: word, f: f, last: atomic.LoadUint64(word), gone: make(chan struct{})}
 	w.mu.Lock()
@@ -96,8 +96,8 @@ func (w *Watcher) Watch(word *uint64, f func(before, now uint64)) (*Watched, err
 	return x, nil
 }
 
-// Stop ends the watch of the word. A change made before Stop is called is told
-// before it returns, and none after. It may be called twice.
+// Stop ends the watch of the word. A change made before the call of Stop is reported before Stop
+// returns; no change is reported after. Stop may be called twice.
 func (x *Watched) Stop() {
 	x.leaving.Store(true)
 	x.w.rouse()
@@ -115,7 +115,7 @@ func (w *Watcher) Close() error {
 	return nil
 }
 
-// rouse ends the current pause, or the next.
+// rouse ends the current or the next pause.
 func (w *Watcher) rouse() {
 	select {
 	case w.wake <- struct{}{}:
@@ -149,7 +149,7 @@ func (w *Watcher) run() {
 			pause = min(2*pause, w.opts.PauseMax)
 		case rounds&63 != 0:
 			continue
-		default: // lets others run, and looks at what they ask
+		default: // let other goroutines run, and check their changes
 			runtime.Gosched()
 			select {
 			case <-w.wake:
@@ -170,7 +170,7 @@ func (w *Watcher) run() {
 	}
 }
 
-// round looks at each word once and reports whether one had changed.
+// round checks each word once and reports whether one had changed.
 func (w *Watcher) round(words []*Watched) bool {
 	changed := false
 	for _, x := range words {
@@ -181,7 +181,7 @@ func (w *Watcher) round(words []*Watched) bool {
 	return changed
 }
 
-// look tells of a change, if there is one.
+// look calls f if the word has changed, and reports whether it has.
 func (x *Watched) look() bool {
 	now := atomic.LoadUint64(x.word)
 	if now == x.last {
@@ -193,8 +193,8 @@ func (x *Watched) look() bool {
 	return true
 }
 
-// leave takes out the words that are to be left, after a last look, and reports
-// whether the watcher is closed and has none.
+// leave removes the words whose watch is stopped, after a final check, and reports whether the
+// watcher is closed and has no words.
 func (w *Watcher) leave() bool {
 	w.mu.Lock()
 	closed := w.closed

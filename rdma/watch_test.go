@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// step is one call back.
+// step holds the arguments of one callback.
 type step struct{ before, now uint64 }
 
-// Steps of many words are told without a gap, and all of them by Stop.
+// Steps of many words are reported without a gap, and all of them before Stop returns.
 func TestWatcherChain(t *testing.T) {
 	for name, o := range map[string]WatcherOptions{
 		"spins": {SpinRounds: -1}, "pauses": {SpinRounds: 1, PauseMax: 10 * time.Microsecond}, "default": {LockThread: true},
@@ -59,14 +59,14 @@ func TestWatcherChain(t *testing.T) {
 				at := uint64(i) * 100
 				for _, x := range s {
 					if x.before != at || x.now <= at {
-						t.Fatalf("word %d: told of %d to %d after %d", i, x.before, x.now, at)
+						t.Fatalf("word %d: a step from %d to %d was reported after %d", i, x.before, x.now, at)
 					}
 					at = x.now
 				}
 				if want := uint64(i)*100 + increments; at != want {
-					t.Errorf("word %d: told up to %d of %d", i, at, want)
+					t.Errorf("word %d: reported up to %d of %d", i, at, want)
 				}
-				watched[i].Stop() // after Close, too
+				watched[i].Stop() // also after Close
 			}
 			if _, err := w.Watch(&mem[0], func(_, _ uint64) {}); !errors.Is(err, ErrClosed) {
 				t.Errorf("watch of a closed watcher: %v", err)
@@ -75,8 +75,8 @@ func TestWatcherChain(t *testing.T) {
 	}
 }
 
-// Nothing is told after Stop, words come and go while others are watched, and a
-// word that goes down is a change too.
+// Nothing is reported after Stop. Words are added and removed while others are watched. A word
+// that decreases has changed too.
 func TestWatcherStop(t *testing.T) {
 	w := NewWatcher(WatcherOptions{})
 	defer w.Close()
@@ -104,7 +104,7 @@ func TestWatcherStop(t *testing.T) {
 		if calls != 1 {
 			t.Fatalf("%d calls of one change", calls)
 		}
-		atomic.StoreUint64(&word, 0) // nobody looks
+		atomic.StoreUint64(&word, 0) // the word is not watched any more
 	}
 	x.Stop()
 	if len(seen) == 0 {
@@ -112,13 +112,13 @@ func TestWatcherStop(t *testing.T) {
 	}
 }
 
-// The first change after silence is told within PauseMax; a watcher without words
+// The first change after an idle time is reported within PauseMax. A watcher without words
 // sleeps.
 func TestWatcherPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pause = 10 * time.Millisecond
 		w := NewWatcher(WatcherOptions{SpinRounds: 100, PauseMax: pause})
-		synctest.Wait() // it sleeps: else this would not return
+		synctest.Wait() // the watcher sleeps; otherwise this would not return
 		var word uint64
 		told := make(chan time.Time, 1)
 		x, err := w.Watch(&word, func(_, _ uint64) { told <- time.Now() })
@@ -130,7 +130,7 @@ func TestWatcherPause(t *testing.T) {
 			start := time.Now()
 			atomic.AddUint64(&word, 1)
 			if late := (<-told).Sub(start); late > pause {
-				t.Errorf("told after %v", late)
+				t.Errorf("reported after %v", late)
 			}
 		}
 		x.Stop()
@@ -158,9 +158,9 @@ func TestWatcherAllocs(t *testing.T) {
 	}
 }
 
-// BenchmarkWatcher is the time from a store to the call back, beside fabric-lib's
-// Table 4 (6.2 µs at the median, 7.0 at p90, 19.4 at p99.9 from a GPU over PCIe).
-// busy: the watcher spins all the time. silence: the word changes once in 5 ms.
+// BenchmarkWatcher measures the time from a store to the callback, for comparison with fabric-lib's
+// Table 4 (6.2 µs at the median, 7.0 at p90, 19.4 at p99.9 from a GPU over PCIe). busy: the
+// watcher spins all the time. silence: the word changes once in 5 ms.
 func BenchmarkWatcher(b *testing.B) {
 	for _, c := range []struct {
 		name  string

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// Imm is an optional 32-bit immediate; the zero value is none.
+// Imm is an optional 32-bit immediate; the zero value is no immediate.
 type Imm struct {
 	value uint32
 	set   bool
@@ -17,20 +17,20 @@ type Imm struct {
 // ImmOf returns the immediate v.
 func ImmOf(v uint32) Imm { return Imm{value: v, set: true} }
 
-// Get returns the value and whether there is one.
+// Get returns the value, and whether an immediate is set.
 func (i Imm) Get() (uint32, bool) { return i.value, i.set }
 
-// Class is a traffic class: which lane of the fabric carries an operation. A
+// Class is a traffic class: it selects the lane of the fabric that carries an operation. A
 // provider maps it to a service level, a traffic class or a DSCP.
 type Class uint8
 
 const (
-	// ClassKV is the low lane of cache traffic, and the default: it gets what
-	// model execution leaves over (DualPath, section 5.1).
+	// ClassKV is the low-priority lane of cache traffic, and the default. It gets the
+	// bandwidth that model execution does not use (DualPath, section 5.1).
 	ClassKV Class = 0
-	// ClassCollective is the high lane, of model execution.
+	// ClassCollective is the high-priority lane of model execution.
 	ClassCollective Class = 1
-	// Classes is how many there are.
+	// Classes is the number of classes.
 	Classes = 2
 )
 
@@ -51,19 +51,19 @@ type Write struct {
 	SrcOffset uint64
 	Dst       Desc
 	DstOffset uint64
-	// Len in bytes. Zero delivers the immediate alone; Dst's key is checked all
-	// the same.
+	// Len is in bytes. With zero, only the immediate is delivered; Dst's key is checked
+	// nevertheless.
 	Len   uint64
 	Imm   Imm
 	Class Class
-	// Done is called when the payload has landed (nil) or the write has failed.
-	// May be nil.
+	// Done is called when the payload has been placed (nil) or the write has failed. It
+	// may be nil.
 	Done func(error)
-	// NoWait answers ErrBusy instead of waiting for room.
+	// NoWait returns ErrBusy instead of waiting for the in-flight budget.
 	NoWait bool
 }
 
-// Pages names places of equal length: page i is at Offset + Indices[i]*Stride.
+// Pages describes places of equal length: page i is at Offset + Indices[i]*Stride.
 type Pages struct {
 	Indices        []uint32
 	Stride, Offset uint64
@@ -71,7 +71,7 @@ type Pages struct {
 
 // PagedWrite is one write of len(SrcPages.Indices) pages.
 type PagedWrite struct {
-	// PageLen in bytes, of each page.
+	// PageLen is the length of each page, in bytes.
 	PageLen  uint64
 	Src      Region
 	SrcPages Pages
@@ -96,7 +96,7 @@ type ScatterDst struct {
 
 // Scatter writes slices of one source to several destinations.
 type Scatter struct {
-	// Group, if set, holds the peers of all Dsts, resolved once and for all.
+	// Group, if set, contains the peers of all Dsts. Their sessions are then looked up only once.
 	Group PeerGroup
 	Src   Region
 	Dsts  []ScatterDst
@@ -115,19 +115,19 @@ type Barrier struct {
 	Done  func(error)
 }
 
-// PeerGroup is a set of peers that Scatter and Barrier reach without looking
-// each up. It is bound to the sessions that were alive when it was made: once
-// one of them ends, the group is broken and its operations answer ErrPeerDied
-// at once; make another. Only the engine that made it takes it (ErrForeign).
+// PeerGroup is a set of peers that Scatter and Barrier reach without a look-up of each peer. It is
+// bound to the sessions that existed when it was made. Once one of these sessions ends, the group
+// is broken: its operations return ErrPeerDied at once, and the caller must make another group.
+// Only the engine that made the group accepts it; others return ErrForeign.
 type PeerGroup interface {
 	// Peers returns the members in the order given.
 	Peers() []EngineID
-	// Close releases the group. Operations in flight go on.
+	// Close releases the group. Operations in flight continue.
 	Close()
 }
 
-// Range returns ErrRange, with the values, unless [off, off+n) lies in size
-// bytes. what names the place in the error.
+// Range returns ErrRange, with the values, unless [off, off+n) lies within size bytes. what
+// describes the memory in the error.
 func Range(what string, off, n, size uint64) error {
 	if off > size || n > size-off {
 		return fmt.Errorf("rdma: %s: %d bytes at offset %d of %d: %w", what, n, off, size, ErrRange)
@@ -135,8 +135,8 @@ func Range(what string, off, n, size uint64) error {
 	return nil
 }
 
-// At returns the offset of page i, or ErrRange if the page, pageLen long, does
-// not lie in size bytes.
+// At returns the offset of page i, or ErrRange if the page, which is pageLen long, does not lie
+// within size bytes.
 func (p Pages) At(i int, pageLen, size uint64) (uint64, error) {
 	hi, off := bits.Mul64(uint64(p.Indices[i]), p.Stride)
 	off, carry := bits.Add64(off, p.Offset, 0)
@@ -147,7 +147,7 @@ func (p Pages) At(i int, pageLen, size uint64) (uint64, error) {
 	return off, nil
 }
 
-// Check returns ErrRange unless w lies inside its source and its Desc.
+// Check returns ErrRange unless w lies within its source and its Desc.
 func (w *Write) Check() error {
 	if w.Src == nil {
 		if w.Len != 0 {
@@ -159,8 +159,8 @@ func (w *Write) Check() error {
 	return Range("destination", w.DstOffset, w.Len, w.Dst.Len)
 }
 
-// Check returns ErrRange unless the numbers of pages agree and are allowed. The
-// pages themselves are checked as they are laid out, with Pages.At.
+// Check returns ErrRange unless the numbers of pages agree and are within the limits. It does not
+// check the pages; Pages.At does.
 func (w *PagedWrite) Check() error {
 	s, d := len(w.SrcPages.Indices), len(w.DstPages.Indices)
 	if s != d || s > MaxPages {
@@ -172,8 +172,8 @@ func (w *PagedWrite) Check() error {
 	return nil
 }
 
-// ScatterOver performs s as one Write for each destination: what a provider
-// without a better way calls from its Scatter.
+// ScatterOver performs s as one Write per destination. Providers without a better implementation
+// call it from their Scatter.
 func ScatterOver(ctx context.Context, e Engine, s Scatter) error {
 	if len(s.Dsts) == 0 {
 		return fmt.Errorf("rdma: scatter to no destination: %w", ErrRange)
@@ -192,8 +192,8 @@ func ScatterOver(ctx context.Context, e Engine, s Scatter) error {
 			if i == 0 {
 				return err
 			}
-			// The writes before this one are on their way: what is left ends
-			// with this error.
+			// The writes before this one have been submitted: the remaining ones end with this
+			// error.
 			for range writes[i:] {
 				g.one(err)
 			}
@@ -217,7 +217,7 @@ func BarrierOver(ctx context.Context, e Engine, b Barrier) error {
 	return ScatterOver(ctx, e, b.Scatter())
 }
 
-// group joins the ends of several operations into one.
+// group joins the completions of several operations into one.
 type group struct {
 	mu      sync.Mutex
 	pending int
@@ -225,7 +225,7 @@ type group struct {
 	done    func(error)
 }
 
-// one takes the end of one operation.
+// one adds the completion of one operation.
 func (g *group) one(err error) {
 	g.mu.Lock()
 	if err != nil {
@@ -239,8 +239,8 @@ func (g *group) one(err error) {
 	}
 }
 
-// Flag is a completion that can be polled or waited for: pass its Set as Done.
-// The zero value is not ready; use NewFlag. A flag is set once.
+// Flag is a completion that can be polled or waited for: pass its Set as Done. The zero value is
+// not usable; use NewFlag. A flag can be set once.
 type Flag struct {
 	ch  chan struct{}
 	err error
@@ -249,7 +249,7 @@ type Flag struct {
 // NewFlag returns a flag that is not set.
 func NewFlag() *Flag { return &Flag{ch: make(chan struct{})} }
 
-// Set records the outcome. It must be called once.
+// Set stores the outcome. It must be called once.
 func (f *Flag) Set(err error) {
 	f.err = err
 	close(f.ch)
@@ -265,10 +265,10 @@ func (f *Flag) Poll() (set bool, err error) {
 	}
 }
 
-// C is closed once the flag is set.
+// C returns a channel that is closed once the flag is set.
 func (f *Flag) C() <-chan struct{} { return f.ch }
 
-// Wait returns the outcome, or ctx's error if that ends first.
+// Wait returns the outcome, or ctx's error if ctx ends first.
 func (f *Flag) Wait(ctx context.Context) error {
 	select {
 	case <-f.ch:

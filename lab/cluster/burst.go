@@ -12,36 +12,35 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// Bursts are writes like those of a collective: so many bytes at once over the
-// compute network, in the traffic class of model execution, one after the other
-// with a pause between.
+// Bursts are writes like those of a collective: Bytes at once over the compute network, in
+// the traffic class of model execution, one write after another with a pause between.
 type Bursts struct {
-	// From and To are engines by name; From is this order's receiver.
+	// From and To are engines by name. In an Order to a node, the node is From.
 	From, To string
 	Bytes    int64
 	Pause    time.Duration
 	N        int
-	// AsKV has them in the KV's class, as if there were none for collectives.
+	// AsKV sends the bursts in the KV's class, as without a class for collectives.
 	AsKV bool
 
-	// Target is where they go.
+	// Target is the memory that the bursts write to.
 	Target *BurstTarget `json:"target,omitempty"`
 }
 
-// BurstTarget is memory of an engine's node that takes bursts.
+// BurstTarget is memory of an engine's node that receives bursts.
 type BurstTarget struct {
 	Addr []byte `json:"addr"` // rdma.Addr
 	Desc []byte `json:"desc"` // rdma.Desc
 }
 
-// burstPort is where a node takes them.
+// burstPort is the port on which a node receives bursts.
 const burstPort = 7600
 
-// burstMemory is the largest burst.
+// burstMemory is the size of the largest burst, in bytes.
 const burstMemory = 16 << 20
 
-// Burst has engines exchange bursts and returns how long each took until it had
-// landed.
+// Burst makes two engines exchange bursts. It returns how long each burst took until its
+// bytes had arrived.
 func (c *Cluster) Burst(ctx context.Context, b Bursts) ([]time.Duration, error) {
 	from, err := c.member(b.From)
 	if err != nil {
@@ -52,10 +51,10 @@ func (c *Cluster) Burst(ctx context.Context, b Bursts) ([]time.Duration, error) 
 		return nil, err
 	}
 	if from.proc == nil || to.proc == nil || from.config.Compute == "" || to.config.Compute == "" {
-		return nil, fmt.Errorf("cluster: bursts from %s to %s: both must be engines that run", b.From, b.To)
+		return nil, fmt.Errorf("cluster: bursts from %s to %s: both must be running engines", b.From, b.To)
 	}
 	if b.Bytes < 1 || b.Bytes > burstMemory {
-		return nil, fmt.Errorf("cluster: bursts of %d bytes; 1 to %d", b.Bytes, burstMemory)
+		return nil, fmt.Errorf("cluster: bursts of %d bytes; must be 1 to %d bytes", b.Bytes, burstMemory)
 	}
 	if err := to.say(Order{BurstSink: at(to.compute, burstPort)}); err != nil {
 		return nil, err
@@ -76,7 +75,7 @@ func (c *Cluster) Burst(ctx context.Context, b Bursts) ([]time.Duration, error) 
 	return took.Took, nil
 }
 
-// await waits for what a node is to tell.
+// await waits for a report of a node.
 func await[T any](ctx context.Context, m *member, c <-chan *T) (*T, error) {
 	select {
 	case v := <-c:
@@ -88,19 +87,20 @@ func await[T any](ctx context.Context, m *member, c <-chan *T) (*T, error) {
 	}
 }
 
-// BurstResult is how long each burst took, or why they ended.
+// BurstResult holds how long each burst took, or the error that ended them.
 type BurstResult struct {
 	Took []time.Duration `json:"took"`
 	Err  string          `json:"err,omitempty"`
 }
 
-// collectives is a node's transfer engine for bursts, beside that of the KV.
+// collectives is a node's transfer engine for bursts. The KV has its own transfer engine.
 type collectives struct {
 	engine *tcp.Engine
 	region rdma.Region
 }
 
-// newCollectives opens it on an address of the compute NIC; "" only sends.
+// newCollectives opens the transfer engine on an address of the compute NIC. With "" it
+// can only send.
 func (n *node) newCollectives(ctx context.Context, listen string) (*collectives, error) {
 	token, err := hex.DecodeString(n.cfg.Token)
 	if err != nil {
@@ -123,11 +123,11 @@ func (n *node) newCollectives(ctx context.Context, listen string) (*collectives,
 	return &collectives{e, r}, nil
 }
 
-// sink takes bursts until ctx ends.
+// sink receives bursts until ctx ends.
 func (n *node) sink(ctx context.Context, listen string) {
 	c, err := n.newCollectives(ctx, listen)
 	if err != nil {
-		n.log.Error("no memory for bursts", "err", err)
+		n.log.Error("could not open the receiver of bursts", "err", err)
 		return
 	}
 	defer func() { _ = c.engine.Close() }()
@@ -139,14 +139,14 @@ func (n *node) sink(ctx context.Context, listen string) {
 		}
 	}
 	if err != nil {
-		n.log.Error("no memory for bursts", "err", err)
+		n.log.Error("could not register memory for bursts", "err", err)
 		return
 	}
 	n.tell(Event{Sink: t})
 	<-ctx.Done()
 }
 
-// burst sends what is ordered, and tells how long each took.
+// burst sends the ordered bursts and reports how long each took.
 func (n *node) burst(ctx context.Context, b *Bursts) {
 	r := &BurstResult{}
 	if err := n.send(ctx, b, r); err != nil {
@@ -155,7 +155,7 @@ func (n *node) burst(ctx context.Context, b *Bursts) {
 	n.tell(Event{Bursts: r})
 }
 
-// send is burst.
+// send sends the bursts of b and appends the time of each to r.
 func (n *node) send(ctx context.Context, b *Bursts, r *BurstResult) (err error) {
 	c, err := n.newCollectives(ctx, "")
 	if err != nil {

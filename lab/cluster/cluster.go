@@ -23,10 +23,10 @@ const (
 	computePort = 7500
 )
 
-// namespace is that of the KV.
+// namespace is the name of the KV's namespace.
 const namespace = "cluster"
 
-// Cluster is a running one.
+// Cluster is a running cluster.
 type Cluster struct {
 	spec    Spec
 	net     network
@@ -35,7 +35,7 @@ type Cluster struct {
 	planner *member
 	gateway *member
 	engines []*member
-	ended   time.Duration // CPU of processes that have ended
+	ended   time.Duration // CPU time of processes that have ended
 
 	mu       sync.Mutex
 	turns    []Turn
@@ -51,7 +51,7 @@ type Cluster struct {
 	changed chan struct{}
 }
 
-// member is one process and its place.
+// member is one process and the place where it runs.
 type member struct {
 	kind Kind
 	*place
@@ -61,10 +61,10 @@ type member struct {
 	config *NodeConfig
 }
 
-// say gives a node an order.
+// say sends an order to a node.
 func (m *member) say(o Order) error {
 	if m.proc == nil {
-		return fmt.Errorf("cluster: %s does not run", m.name)
+		return fmt.Errorf("cluster: %s is not running", m.name)
 	}
 	return m.proc.Say(o)
 }
@@ -89,7 +89,7 @@ func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
 	if err := c.plan(); err != nil {
 		return nil, err
 	}
-	// The gateway makes the namespace that the engines look up.
+	// The gateway creates the namespace that the engines look up.
 	for _, m := range []*member{c.storage, c.planner, c.gateway} {
 		if err := c.launch(ctx, m); err != nil {
 			return nil, err
@@ -104,7 +104,7 @@ func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
 	return c, errors.Join(errs...)
 }
 
-// plan makes places and says what runs there.
+// plan creates the places and sets the command line of each process.
 func (c *Cluster) plan() (err error) {
 	s := &c.spec
 	snic, cnic := s.SNICBits, s.CNICBits
@@ -157,7 +157,7 @@ func (c *Cluster) plan() (err error) {
 	return nil
 }
 
-// policyOf is which side reads: the oracle reads next to nothing, on either.
+// policyOf returns which side reads. With Oracle almost nothing is read, so either side may.
 func policyOf(s *Spec) dualpath.ReadPolicy {
 	if s.Oracle {
 		return dualpath.Split
@@ -193,11 +193,11 @@ func (c *Cluster) launch(ctx context.Context, m *member) error {
 // NodeArgs are the arguments that make this binary call Node.
 var NodeArgs = []string{"demo", "cluster-node"}
 
-// hear takes a line of a node.
+// hear handles a line that a node printed.
 func (c *Cluster) hear(m *member, line []byte) {
 	var e Event
 	if json.Unmarshal(line, &e) != nil {
-		return // what else a process prints is not for us
+		return // ignore lines that are not events
 	}
 	if e.NICs != nil && m.shapes != nil {
 		m.shapes.heard(e.NICs)
@@ -230,14 +230,14 @@ func (c *Cluster) hear(m *member, line []byte) {
 	}
 }
 
-// changedLocked wakes every after.
+// changedLocked wakes every caller of after.
 func (c *Cluster) changedLocked() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
-// Replay replays agents, parallel at a time, and returns their turns and what the
-// planner did.
+// Replay replays agents, parallel at a time. It returns their turns and the planner's
+// counters.
 func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel int) ([]Turn, PlannerStats, error) {
 	c.mu.Lock()
 	c.turns, c.loaded, c.starts = nil, nil, 0
@@ -257,7 +257,7 @@ func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel
 	}
 }
 
-// Counts returns what the engines told last, by name.
+// Counts returns the last reported counters of each engine, by engine name.
 func (c *Cluster) Counts() map[string]emulate.Counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,14 +268,14 @@ func (c *Cluster) Counts() map[string]emulate.Counts {
 	return out
 }
 
-// Loads returns when the hit KV of each request was on its prefill engine.
+// Loads returns, for each request, when its hit KV reached its prefill engine.
 func (c *Cluster) Loads() []emulate.Loaded {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return append([]emulate.Loaded(nil), c.loaded...)
 }
 
-// Close ends every process, the gateway first, and takes the networks away.
+// Close ends every process, the gateway first, and removes the networks.
 func (c *Cluster) Close() error {
 	var errs []error
 	stop := func(m *member) {
@@ -294,5 +294,5 @@ func (c *Cluster) Close() error {
 	return errors.Join(append(errs, c.net.close())...)
 }
 
-// CPU is the processor time of the processes, after Close.
+// CPU returns the processor time of the processes. Call it after Close.
 func (c *Cluster) CPU() time.Duration { return c.ended }

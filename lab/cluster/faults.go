@@ -94,14 +94,14 @@ func (c *Cluster) BumpWeights(ctx context.Context) (kv.Epoch, error) {
 	}
 }
 
-// member finds a process by its name: storage, planner, P0, D3.
+// member finds a process by its name, for example storage, planner, P0, D3.
 func (c *Cluster) member(name string) (*member, error) {
 	for _, m := range append([]*member{c.storage, c.planner, c.gateway}, c.engines...) {
 		if m.name == name {
 			return m, nil
 		}
 	}
-	return nil, fmt.Errorf("cluster: there is no %q", name)
+	return nil, fmt.Errorf("cluster: there is no process %q", name)
 }
 
 // Kill ends a process at once (SIGKILL).
@@ -111,7 +111,7 @@ func (c *Cluster) Kill(name string) error {
 		return err
 	}
 	if m.proc == nil {
-		return fmt.Errorf("cluster: %s does not run", name)
+		return fmt.Errorf("cluster: %s is not running", name)
 	}
 	if err := m.proc.Kill(); err != nil {
 		return err
@@ -120,7 +120,7 @@ func (c *Cluster) Kill(name string) error {
 	m.proc = nil
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// Keep the counters of the old process under another name than its successor's.
+	// Rename the old process's counters, so that its successor does not overwrite them.
 	if n, ok := c.counts[name]; ok {
 		delete(c.counts, name)
 		c.counts[fmt.Sprintf("%s until %v", name, time.Now())] = n
@@ -128,22 +128,22 @@ func (c *Cluster) Kill(name string) error {
 	return nil
 }
 
-// Restart starts a process that was killed, as it was.
+// Restart starts a killed process again, with the same arguments.
 func (c *Cluster) Restart(ctx context.Context, name string) error {
 	m, err := c.member(name)
 	if err != nil {
 		return err
 	}
 	if m.proc != nil {
-		return fmt.Errorf("cluster: %s runs", name)
+		return fmt.Errorf("cluster: %s is already running", name)
 	}
 	return c.launch(ctx, m)
 }
 
-// Pause stops a process, and Resume lets it go on.
+// Pause stops a process until Resume (SIGSTOP).
 func (c *Cluster) Pause(name string) error { return c.signal(name, syscall.SIGSTOP) }
 
-// Resume ends a Pause.
+// Resume continues a paused process (SIGCONT).
 func (c *Cluster) Resume(name string) error { return c.signal(name, syscall.SIGCONT) }
 
 func (c *Cluster) signal(name string, sig syscall.Signal) error {
@@ -152,12 +152,12 @@ func (c *Cluster) signal(name string, sig syscall.Signal) error {
 		return err
 	}
 	if m.proc == nil {
-		return fmt.Errorf("cluster: %s does not run", name)
+		return fmt.Errorf("cluster: %s is not running", name)
 	}
 	return m.proc.Signal(sig)
 }
 
-// port is a NIC of an engine.
+// port returns a NIC of an engine.
 func (c *Cluster) port(n NIC) (nicPort, error) {
 	m, err := c.member(n.Node)
 	if err != nil {
@@ -168,12 +168,12 @@ func (c *Cluster) port(n NIC) (nicPort, error) {
 		p = m.snic
 	}
 	if p == nil {
-		return nil, fmt.Errorf("cluster: %s has no such NIC", n.Node)
+		return nil, fmt.Errorf("cluster: %s is not an engine; only engines have NICs", n.Node)
 	}
 	return p, nil
 }
 
-// SetRate changes the rate of a NIC, in bits a second.
+// SetRate changes the rate of a NIC, in bits per second.
 func (c *Cluster) SetRate(n NIC, bits uint64) error {
 	p, err := c.port(n)
 	if err != nil {
@@ -182,7 +182,7 @@ func (c *Cluster) SetRate(n NIC, bits uint64) error {
 	return p.SetRate(bits)
 }
 
-// Plug pulls the cable of a NIC, or plugs it in again.
+// Plug pulls the cable of a NIC (in is false) or plugs it in again.
 func (c *Cluster) Plug(n NIC, in bool) error {
 	p, err := c.port(n)
 	if err != nil {
@@ -191,8 +191,8 @@ func (c *Cluster) Plug(n NIC, in bool) error {
 	return p.SetUp(in)
 }
 
-// FlipBuffer has an engine flip n bits at random places of its buffer, one after
-// the other.
+// FlipBuffer makes an engine flip n bits at random places of its buffer, one after
+// another, at the given interval.
 func (c *Cluster) FlipBuffer(name string, every time.Duration, n int) error {
 	m, err := c.member(name)
 	if err != nil {
@@ -201,8 +201,8 @@ func (c *Cluster) FlipBuffer(name string, every time.Duration, n int) error {
 	return m.say(Order{Flip: every, Flips: n})
 }
 
-// FlipStored flips n bits of what storage has written, at random places of its
-// segment files, and returns how many it did.
+// FlipStored flips n bits of written data, at random places of storage's segment files,
+// and returns how many bits it flipped.
 func (c *Cluster) FlipStored(n int, rng *rand.Rand) (int, error) {
 	files, err := filepath.Glob(filepath.Join(c.spec.Dir, "volume", "segment-*"))
 	if err != nil {
@@ -225,7 +225,7 @@ func (c *Cluster) FlipStored(n int, rng *rand.Rand) (int, error) {
 	return done, nil
 }
 
-// flipIn flips a bit of one file, unless there is nothing at the place.
+// flipIn flips a random bit of one file. It returns false if the file is empty.
 func flipIn(file string, rng *rand.Rand) (_ bool, err error) {
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_SYNC, 0)
 	if err != nil {

@@ -11,14 +11,14 @@ import (
 	"github.com/penstock-kv/penstock/lab/emulate"
 )
 
-// NIC is one of a node's.
+// NIC names a NIC of a node.
 type NIC struct {
-	// Node is the node's name; Storage tells its storage NIC from its compute NIC.
+	// Node is the node's name. Storage is set for its storage NIC, clear for its compute NIC.
 	Node    string `json:"node"`
 	Storage bool   `json:"storage"`
 }
 
-// String is the NIC's name: "P0 SNIC".
+// String returns the NIC's name, for example "P0 SNIC".
 func (n NIC) String() string {
 	if n.Storage {
 		return n.Node + " SNIC"
@@ -26,16 +26,16 @@ func (n NIC) String() string {
 	return n.Node + " CNIC"
 }
 
-// Sample is what the NICs of all engines have carried since the replay began.
+// Sample holds the counters of the NICs of all engines since the replay began.
 type Sample struct {
 	At time.Duration
-	// Received and Sent are bytes, in the order of NICs.
+	// Received and Sent are bytes of each NIC, in the order of NICs.
 	Received, Sent []uint64
-	// Turns that have ended.
+	// Turns is how many turns have ended.
 	Turns int
 }
 
-// NICs returns those of the engines: a node's storage NIC, then its compute NIC.
+// NICs returns the NICs of the engines: for each node its storage NIC, then its compute NIC.
 func (c *Cluster) NICs() []NIC {
 	var out []NIC
 	for _, m := range c.engines {
@@ -44,7 +44,7 @@ func (c *Cluster) NICs() []NIC {
 	return out
 }
 
-// ports are those of NICs, in its order.
+// ports returns the ports of NICs, in the same order.
 func (c *Cluster) ports() []nicPort {
 	var out []nicPort
 	for _, m := range c.engines {
@@ -53,7 +53,7 @@ func (c *Cluster) ports() []nicPort {
 	return out
 }
 
-// read takes the counters of all NICs.
+// read reads the counters of all NICs into s.
 func (c *Cluster) read(s *Sample) error {
 	for _, k := range c.ports() {
 		n, err := k.Counters()
@@ -65,80 +65,81 @@ func (c *Cluster) read(s *Sample) error {
 	return nil
 }
 
-// Result is what one replay showed.
+// Result is the measurements of one replay.
 type Result struct {
 	Shape string `json:"shape"`
-	// Completion is from the first request to the end of the last agent.
+	// Completion is the time from the first request to the end of the last agent.
 	Completion time.Duration `json:"completion_ns"`
 	Turns      int           `json:"turns"`
 	Failed     int           `json:"failed"`
-	// Failures are the first few reasons.
+	// Failures are the errors of the first few failed turns.
 	Failures []string `json:"failures,omitempty"`
-	// PromptTokens of all turns, HitTokens found in storage; read by either side.
+	// PromptTokens and HitTokens (those found in storage) are sums over all turns. The
+	// next two are the hit tokens that each side read.
 	PromptTokens  int64 `json:"prompt_tokens"`
 	HitTokens     int64 `json:"hit_tokens"`
 	PrefillTokens int64 `json:"prefill_side_tokens"`
 	DecodeTokens  int64 `json:"decode_side_tokens"`
-	// Replans of all turns; Planner counts since its last start.
+	// Replans is a sum over all turns. Planner counts since the planner's last start.
 	Replans int          `json:"replans"`
 	Planner PlannerStats `json:"planner"`
-	// FirstToken is the time from Submit to the end of prefill.
-	// Longest is that of a turn, ended or failed.
+	// FirstToken is the time from Submit to the end of prefill. Longest is the time of the
+	// longest turn, whether it succeeded or failed.
 	Longest       time.Duration `json:"longest_turn_ns"`
 	FirstTokenP50 time.Duration `json:"first_token_p50_ns"`
 	FirstTokenP99 time.Duration `json:"first_token_p99_ns"`
-	// MeanMatch, MeanQueue, MeanPrefill and MeanDecode are the parts of a turn that
-	// ended well, one after the other: finding the hit, until both engines are known,
-	// until the first token, until the last one is stored.
+	// MeanMatch, MeanQueue, MeanPrefill and MeanDecode are the consecutive parts of a
+	// successful turn: until the hit is known, until both engines are assigned, until the
+	// first token, until the last token is stored.
 	MeanMatch   time.Duration `json:"mean_match_ns"`
 	MeanQueue   time.Duration `json:"mean_queue_ns"`
 	MeanPrefill time.Duration `json:"mean_prefill_ns"`
 	MeanDecode  time.Duration `json:"mean_decode_ns"`
-	// ReceivedBytes and SentBytes of each NIC, with headers.
+	// ReceivedBytes and SentBytes are those of each NIC in NICs, headers included.
 	NICs          []NIC    `json:"nics"`
 	ReceivedBytes []uint64 `json:"received_bytes"`
 	SentBytes     []uint64 `json:"sent_bytes"`
-	// SNICBalance is max/avg of what storage NICs received in a second, mean over
-	// windows; 0: there was none.
+	// SNICBalance is the max/avg over storage NICs of the bytes received in a second,
+	// averaged over windows; 0: no window had enough load.
 	SNICBalance float64 `json:"snic_max_over_avg"`
-	// Usage is that of the storage NICs that may read: those of prefill alone with
-	// dualpath.PrefillOnly, all otherwise.
+	// Usage is the usage of the storage NICs that may read: with dualpath.PrefillOnly those
+	// of the prefill nodes, otherwise all.
 	Usage Usage `json:"snic_usage"`
-	// BusyBalance is max/avg over prefill engines of the time that compute took; 0
-	// with fewer than two.
+	// BusyBalance is the max/avg over prefill engines of their compute time; 0 with fewer
+	// than two engines.
 	BusyBalance float64 `json:"prefill_busy_max_over_avg,omitempty"`
-	// CheckedBytes were compared on devices; WrongBlocks of them were wrong,
-	// CaughtBlocks were found on the way.
+	// CheckedBytes of KV were compared on devices. WrongBlocks blocks had wrong bytes there.
+	// CaughtBlocks wrong blocks were rejected before they reached a device.
 	CheckedBytes uint64 `json:"checked_bytes"`
 	WrongBlocks  uint64 `json:"wrong_blocks"`
 	CaughtBlocks uint64 `json:"caught_blocks"`
 	Flipped      int    `json:"flipped_bits,omitempty"`
-	// CPU is the processor time of all processes, over Life: from their start to
+	// CPU is the processor time of all processes during Life, the time from their start to
 	// their end.
 	CPU  time.Duration `json:"cpu_ns"`
 	Life time.Duration `json:"life_ns"`
-	// Samples and Loads are for pictures and further questions.
+	// Samples and Loads are for charts and further evaluation.
 	Samples []Sample         `json:"-"`
 	Loads   []emulate.Loaded `json:"-"`
 }
 
-// sampleEvery is the time between two looks at the NICs.
+// sampleEvery is the interval between two samples of the NICs.
 const sampleEvery = 250 * time.Millisecond
 
-// Workload is what is replayed.
+// Workload is a replay and its faults.
 type Workload struct {
 	Agents   []emulate.Session
 	Parallel int
-	// Warm, if set, is replayed before anything is counted.
+	// Warm, if set, is replayed before the measurement, to fill storage.
 	Warm []emulate.Session
-	// During, if set, runs beside the replay: faults. It ends before Run returns,
-	// and its error is Run's.
+	// During, if set, runs beside the replay, usually to inject faults. Run waits for it
+	// and returns its error.
 	During func(ctx context.Context, c *Cluster) error
 	// Watch, if set, is called with every sample.
 	Watch func(nics []NIC, s Sample)
 }
 
-// Run starts a cluster, replays agents and returns what was seen.
+// Run starts a cluster, replays agents and returns the measurements.
 func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 	begin := time.Now()
 	c, err := Start(ctx, spec)
@@ -162,7 +163,7 @@ func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 	if err := c.Close(); err != nil {
 		return nil, err
 	}
-	// The last counts came as the engines ended.
+	// The last counts arrived when the engines ended.
 	for name, n := range c.Counts() {
 		r.CheckedBytes += n.CheckedBytes
 		r.WrongBlocks += n.WrongBlocks
@@ -174,11 +175,11 @@ func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 	return r, nil
 }
 
-// warmParallel is how many agents' contexts are stored at a time: a node that has
-// more to store than it may keep would drop blocks, which are then no hits.
+// warmParallel is how many agents' contexts are stored at a time. With more, a node could
+// exceed the limit of KV it keeps for storing; it would drop blocks, and they would miss later.
 const warmParallel = 8
 
-// warm replays what is to be in storage beforehand.
+// warm replays the agents that fill storage before the measurement.
 func (c *Cluster) warm(ctx context.Context, w Workload) error {
 	if len(w.Warm) == 0 {
 		return nil
@@ -189,13 +190,13 @@ func (c *Cluster) warm(ctx context.Context, w Workload) error {
 	}
 	for _, t := range turns {
 		if t.Failed {
-			return fmt.Errorf("cluster: %s, before the measurement: %s", t.Session, t.Err)
+			return fmt.Errorf("cluster: warm-up of %s: %s", t.Session, t.Err)
 		}
 	}
 	return nil
 }
 
-// kindOf is what an engine is; "": there is none of that name.
+// kindOf returns the kind of an engine; "" if no engine has that name.
 func (c *Cluster) kindOf(name string) Kind {
 	for _, m := range c.engines {
 		if m.name == name {
@@ -205,7 +206,7 @@ func (c *Cluster) kindOf(name string) Kind {
 	return ""
 }
 
-// busyBalance is Result.BusyBalance.
+// busyBalance returns Result.BusyBalance.
 func (c *Cluster) busyBalance() float64 {
 	sum, most, n := 0.0, 0.0, 0
 	for _, m := range c.engines {
@@ -220,7 +221,7 @@ func (c *Cluster) busyBalance() float64 {
 	return most / (sum / float64(n))
 }
 
-// measure replays and samples.
+// measure replays the workload and samples the NICs.
 func (c *Cluster) measure(ctx context.Context, w Workload) (*Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -263,7 +264,7 @@ func (c *Cluster) measure(ctx context.Context, w Workload) (*Result, error) {
 	last.since(zero)
 	r.ReceivedBytes, r.SentBytes = last.Received, last.Sent
 	r.SNICBalance = Balance(r.NICs, samples, took)
-	if !c.spec.Oracle { // whose NICs have no limit
+	if !c.spec.Oracle { // with Oracle, NICs have no limit
 		r.Usage = use(r.NICs, append(samples, last), took, c.spec.SNICBits, func(n NIC) bool {
 			return n.Storage && (c.spec.Policy != dualpath.PrefillOnly || c.kindOf(n.Node) == KindPrefill)
 		})
@@ -271,7 +272,7 @@ func (c *Cluster) measure(ctx context.Context, w Workload) (*Result, error) {
 	return r, nil
 }
 
-// sample looks at the NICs until ctx ends.
+// sample samples the NICs every sampleEvery until ctx ends.
 func (c *Cluster) sample(ctx context.Context, begin time.Time, zero Sample, watch func([]NIC, Sample)) []Sample {
 	var all []Sample
 	t := time.NewTicker(sampleEvery)
@@ -284,7 +285,7 @@ func (c *Cluster) sample(ctx context.Context, begin time.Time, zero Sample, watc
 		}
 		s := Sample{At: time.Since(begin)}
 		if c.read(&s) != nil {
-			continue // a node whose network is gone; the next look may see it
+			continue // the node's network may be down; the next sample may succeed
 		}
 		s.since(zero)
 		c.mu.Lock()
@@ -297,7 +298,7 @@ func (c *Cluster) sample(ctx context.Context, begin time.Time, zero Sample, watc
 	}
 }
 
-// since takes away what was there before.
+// since subtracts the counters of zero.
 func (s *Sample) since(zero Sample) {
 	for i := range s.Received {
 		s.Received[i] -= zero.Received[i]
@@ -305,10 +306,10 @@ func (s *Sample) since(zero Sample) {
 	}
 }
 
-// failuresKept is how many reasons of failures are kept.
+// failuresKept is how many errors Result.Failures holds.
 const failuresKept = 5
 
-// count adds up the turns.
+// count adds the turns to the result.
 func (r *Result) count(turns []Turn) {
 	var first []time.Duration
 	for _, t := range turns {
@@ -338,10 +339,11 @@ func (r *Result) count(turns []Turn) {
 	r.FirstTokenP50, r.FirstTokenP99 = bench.Quantile(first, 0.50), bench.Quantile(first, 0.99)
 }
 
-// Balance is max/avg over storage NICs of what each received in a second, mean
-// over the windows of the first half of the replay in which there was at least 30 %
-// of the load of the busiest one: a NIC with nothing to do at the end says nothing
-// about the scheduler (DualPath section 7.4 has the metric and not its windows).
+// Balance returns the max/avg over storage NICs of the bytes that each received in a
+// second, averaged over windows. Only windows in the first half of the replay count, and
+// only those with at least 30 % of the load of the busiest window, because a NIC without
+// work at the end is not a property of the scheduler. DualPath section 7.4 defines the
+// metric, but not these windows.
 func Balance(nics []NIC, samples []Sample, took time.Duration) float64 {
 	const (
 		window = time.Second

@@ -12,28 +12,28 @@ import (
 	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
-// network is where the processes run.
+// network is the network on which the processes run.
 type network interface {
-	// String says what it is, for people.
+	// String returns a description for people.
 	String() string
-	// place adds one; rates are those of an engine's NICs.
+	// place adds a place for a process; rates are those of an engine's NICs.
 	place(name string, role placeRole, rates nicRates) (*place, error)
 	close() error
 }
 
-// nicRates are in bits a second; 0: no limit.
+// nicRates are in bits per second; 0: no limit.
 type nicRates struct {
 	snicBits, cnicBits uint64
-	// classes gives collectives a share of the compute NIC.
+	// classes reserves a share of the compute NIC for collectives.
 	classes bool
 }
 
-// collectiveShare of a compute NIC is the collectives' own. InfiniBand's arbiter
-// with DualPath's tables gives them 99.6 % (appendix A.1); the tables of deploy/qos
-// give them 99 %, and so does tc here.
+// collectiveShare is the share of a compute NIC that is reserved for collectives.
+// InfiniBand's arbiter with DualPath's tables gives them 99.6 % (appendix A.1). The tables
+// of deploy/qos give them 99 %, and so does tc here.
 const collectiveShare = 0.99
 
-// placeRole is which networks a place is on, besides control.
+// placeRole determines on which networks a place is. All places are on control.
 type placeRole uint8
 
 const (
@@ -45,28 +45,29 @@ const (
 // place is where one process runs.
 type place struct {
 	name string
-	// start starts a command there; nil: as any other.
+	// start starts a command at this place; nil: exec.Cmd.Start.
 	start func(*exec.Cmd) error
-	// listen is the host that its servers listen on; control, storage and compute
-	// are where they are reached on these networks.
+	// listen is the host on which the process listens. control, storage and compute are
+	// its addresses on these networks.
 	listen, control, storage, compute string
 	// snic and cnic are an engine's NICs.
 	snic, cnic nicPort
-	// shapes: the process limits its NICs itself.
+	// shapes, if set: the process rate-limits its NICs itself.
 	shapes *shapes
 }
 
 // nicPort is one NIC.
 type nicPort interface {
-	// Counters are what it carried so far.
+	// Counters returns how much the NIC has carried so far.
 	Counters() (netlab.Counters, error)
-	// SetRate changes the limit of each direction, in bits a second.
+	// SetRate changes the limit of each direction, in bits per second.
 	SetRate(bits uint64) error
-	// SetUp pulls the cable, or plugs it in.
+	// SetUp(false) pulls the cable, SetUp(true) plugs it in.
 	SetUp(up bool) error
 }
 
-// openNetwork makes namespaces, or says why there are none and shapes connections.
+// openNetwork creates network namespaces. If it cannot, it uses loopback with shaped
+// connections, and its String says why.
 func openNetwork(loopback bool) (network, error) {
 	if loopback {
 		return newLoopback("as asked"), nil
@@ -78,7 +79,7 @@ func openNetwork(loopback bool) (network, error) {
 	return n, err
 }
 
-// namespaces are network namespaces on three switches.
+// namespaces is a network of network namespaces on three switches.
 type namespaces struct {
 	lab                       *netlab.Lab
 	control, storage, compute *netlab.Switch
@@ -125,7 +126,7 @@ func (n *namespaces) place(name string, role placeRole, rates nicRates) (*place,
 	switch role {
 	case storageNode:
 		_, p.storage = attach(n.storage, netlab.LinkOptions{})
-		p.listen = "0.0.0.0" // of the namespace
+		p.listen = "0.0.0.0" // all addresses of the namespace
 	case engineNode:
 		p.snic, _ = attach(n.storage, netlab.LinkOptions{RateBits: rates.snicBits})
 		cnic := netlab.LinkOptions{RateBits: rates.cnicBits}
@@ -141,11 +142,12 @@ func (n *namespaces) place(name string, role placeRole, rates nicRates) (*place,
 	return p, nil
 }
 
-// loopback is this machine's, with an address for each place: all of 127.0.0.0/8
-// is local. Engines limit their own connections (shaper), the data plane's alone.
+// loopback is a network on this machine's loopback, with an address for each place: all of
+// 127.0.0.0/8 is local. Engines limit their own data connections (shaper); control traffic
+// is not limited.
 type loopback struct {
 	why   string
-	net   int // the second byte, so that two clusters do not meet
+	net   int // second byte of the addresses, so that two clusters do not collide
 	hosts int
 }
 
@@ -168,27 +170,27 @@ func (l *loopback) place(name string, role placeRole, rates nicRates) (*place, e
 	return p, nil
 }
 
-// shapes are the NICs that an engine's process limits itself.
+// shapes holds the NICs that an engine's process rate-limits itself.
 type shapes struct {
 	mu         sync.Mutex
 	snic, cnic netlab.Counters
 	say        func(Order) error
 }
 
-// heard takes what the process tells of them.
+// heard stores the counters that the process reported.
 func (s *shapes) heard(n *NICCounters) {
 	s.mu.Lock()
 	s.snic, s.cnic = n.SNIC, n.CNIC
 	s.mu.Unlock()
 }
 
-// remoteNIC is one of them.
+// remoteNIC is one of the NICs of shapes.
 type remoteNIC struct {
 	s       *shapes
 	storage bool
 }
 
-// Counters implements nicPort: the process told them last.
+// Counters implements nicPort. It returns the counters that the process last reported.
 func (r *remoteNIC) Counters() (netlab.Counters, error) {
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
@@ -208,8 +210,8 @@ func (r *remoteNIC) SetRate(bits uint64) error {
 
 // SetUp implements nicPort.
 func (r *remoteNIC) SetUp(bool) error {
-	return errors.New("cluster: a shaped connection has no cable to pull; network namespaces (root) have")
+	return errors.New("cluster: a shaped connection has no cable to pull; that needs network namespaces, which need root")
 }
 
-// at is an address of a place.
+// at returns host:port.
 func at(host string, port int) string { return fmt.Sprintf("%s:%d", host, port) }

@@ -31,7 +31,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// Kind is what a node is.
+// Kind is the kind of a node.
 type Kind string
 
 // The kinds of nodes.
@@ -48,31 +48,31 @@ type NodeConfig struct {
 	// Planner and Storage are gRPC addresses.
 	Planner string `json:"planner"`
 	Storage string `json:"storage"`
-	// Namespace has the KV; a gateway creates it.
+	// Namespace holds the KV; the gateway creates it.
 	Namespace  string `json:"namespace"`
 	Layers     int    `json:"layers"`
-	TokenBytes int    `json:"token_bytes"` // of one token in one layer
+	TokenBytes int    `json:"token_bytes"` // bytes of one token in one layer
 	Tokens     int    `json:"block_tokens"`
-	// Compute is the address of an engine's compute NIC, Token what opens it.
+	// Compute is the address of an engine's compute NIC, Token the token that its peers need.
 	Compute string `json:"compute,omitempty"`
 	Token   string `json:"token,omitempty"` // hex
-	// Model and memory of an engine; Window layers of DeviceBlocks.
+	// Model is an engine's model. Its device memory holds Window layers of DeviceBlocks.
 	Model        emulate.Model `json:"model"`
 	BufferBytes  int64         `json:"buffer_bytes,omitempty"`
 	DeviceBlocks int           `json:"device_blocks,omitempty"`
 	Window       int           `json:"window,omitempty"`
-	// ReadRate is what the storage NIC is known to deliver, in tokens a second;
-	// 0: it is measured.
+	// ReadRate is the rate of the storage NIC, in tokens per second; 0: the engine
+	// measures it.
 	ReadRate float64 `json:"read_rate,omitempty"`
-	// Classes: the compute network has a class for collectives; KV is marked as
-	// such.
+	// Classes: the compute network has a class for collectives, so the engine marks its
+	// KV traffic as KV.
 	Classes bool `json:"classes,omitempty"`
-	// Shaped: this process rate-limits its NICs itself, to SNICBits and CNICBits bits a
+	// Shaped: this process rate-limits its NICs itself, to SNICBits and CNICBits bits per
 	// second. 0: it only counts.
 	Shaped   bool   `json:"shaped,omitempty"`
 	SNICBits uint64 `json:"snic_bits,omitempty"`
 	CNICBits uint64 `json:"cnic_bits,omitempty"`
-	// Deadline of a turn (gateway).
+	// Deadline is the time limit of a turn (gateway).
 	Deadline time.Duration `json:"deadline,omitempty"`
 }
 
@@ -81,8 +81,8 @@ type Order struct {
 	// Replay makes a gateway replay agents, Parallel at a time.
 	Replay   []emulate.Session `json:"replay,omitempty"`
 	Parallel int               `json:"parallel,omitempty"`
-	// Bump makes a gateway begin a new epoch of the weights on storage and planner, also
-	// during a replay.
+	// Bump makes a gateway begin a new epoch of the weights on storage and planner. It may
+	// be sent during a replay.
 	Bump bool `json:"bump,omitempty"`
 	// Flip makes an engine flip a bit of its buffer at this interval, Flips times.
 	Flip  time.Duration `json:"flip,omitempty"`
@@ -107,16 +107,16 @@ type Event struct {
 	Turn *Turn `json:"turn,omitempty"`
 	// Started: the planner has chosen both engines of a turn, and their reads begin.
 	Started bool `json:"started,omitempty"`
-	// Replayed: the agents of the last Replay have ended, and what the planner did.
+	// Replayed: the agents of the last Replay have ended; the value is the planner's counters.
 	Replayed *PlannerStats `json:"replayed,omitempty"`
 	// Counts are an engine's counters since its start.
 	Counts *emulate.Counts `json:"counts,omitempty"`
 	// NICs are sent with Counts by engines that rate-limit their own NICs.
 	NICs *NICCounters `json:"nics,omitempty"`
-	// Loaded: a prefill engine has the hit KV of a request.
+	// Loaded: the hit KV of a request has reached a prefill engine.
 	Loaded *emulate.Loaded `json:"loaded,omitempty"`
-	// Sink is memory for bursts to write to. Bursts is the result of the bursts that
-	// were ordered.
+	// Sink is the memory to which bursts write. Bursts is the result of the ordered
+	// bursts.
 	Sink   *BurstTarget `json:"sink,omitempty"`
 	Bursts *BurstResult `json:"bursts,omitempty"`
 	// Flipped is the number of bits flipped so far.
@@ -147,25 +147,25 @@ type Turn struct {
 	Failed bool
 }
 
-// node is what the kinds share.
+// node is the state that all kinds of nodes share.
 type node struct {
 	cfg     NodeConfig
 	log     *slog.Logger
 	planner *grpc.ClientConn
 	engine  *tcp.Engine
 	store   *client.Store
-	// snic and cnic are set where this process shapes.
+	// snic and cnic are set if this process rate-limits its NICs.
 	snic, cnic *shaper
 
 	mu  sync.Mutex
 	out io.Writer
 }
 
-// countsEvery is how often an engine tells its counts.
+// countsEvery is the interval at which an engine reports its counters.
 const countsEvery = 250 * time.Millisecond
 
-// Node is the body of a node's process: it reads its configuration and orders
-// from in, tells events to out, and ends when ctx or in does.
+// Node runs a node: it reads its configuration and orders from in, writes events to out,
+// and returns when ctx or in ends.
 func Node(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger) (err error) {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxLine)
@@ -189,7 +189,7 @@ func Node(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger) (e
 		for lines.Scan() {
 			var o Order
 			if err := json.Unmarshal(lines.Bytes(), &o); err != nil {
-				log.Error("an order that cannot be read", "err", err)
+				log.Error("could not parse an order", "err", err)
 				return
 			}
 			select {
@@ -205,14 +205,14 @@ func Node(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger) (e
 	case KindPrefill, KindDecode:
 		return n.serve(ctx, orders)
 	}
-	return fmt.Errorf("cluster: a node of kind %q; it must be %s, %s or %s", n.cfg.Kind, KindGateway, KindPrefill, KindDecode)
+	return fmt.Errorf("cluster: node of kind %q; must be %s, %s or %s", n.cfg.Kind, KindGateway, KindPrefill, KindDecode)
 }
 
-// tell writes an event.
+// tell writes an event to the parent.
 func (n *node) tell(e Event) {
 	line, err := json.Marshal(e)
 	if err != nil {
-		n.log.Error("an event that cannot be told", "err", err)
+		n.log.Error("could not encode an event", "err", err)
 		return
 	}
 	n.mu.Lock()
@@ -222,19 +222,19 @@ func (n *node) tell(e Event) {
 	_, _ = n.out.Write(append(line, '\n'))
 }
 
-// Silence after which a peer counts as dead: shorter than tcp's defaults, so that
-// faults show within a demonstration.
+// Intervals after which a silent peer counts as dead. They are shorter than tcp's defaults,
+// so that faults show within a demonstration.
 const (
 	heartbeat = 500 * time.Millisecond
 	idle      = 2 * time.Second
 )
 
-// options are those of every transfer engine.
+// options returns the options of every transfer engine.
 func (n *node) options() tcp.Options {
 	return tcp.Options{HeartbeatInterval: heartbeat, IdleTimeout: idle, Logger: n.log, ZeroCopy: true}
 }
 
-// connect dials planner and storage. Neither need be there yet.
+// connect dials planner and storage. Neither needs to be running yet.
 func (n *node) connect(ctx context.Context) (err error) {
 	quick := grpc.WithConnectParams(grpc.ConnectParams{
 		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}, MinConnectTimeout: time.Second,
@@ -308,12 +308,12 @@ func (n *node) replay(ctx context.Context, g *emulate.Gateway, o Order) {
 	if top, err := pb.NewPlannerClient(n.planner).Top(ctx, &pb.TopRequest{}); err == nil {
 		stats = PlannerStats{top.Replanned, top.Splits, top.Cuts, top.Hedges, top.Recomputes}
 	} else {
-		n.log.Warn("the planner's counters cannot be read", "err", err)
+		n.log.Warn("could not read the planner's counters", "err", err)
 	}
 	n.tell(Event{Replayed: &stats})
 }
 
-// bump begins a new epoch on storage, and then gives the planner storage's epoch.
+// bump begins a new epoch on storage, and then sets the same epoch on the planner.
 func (n *node) bump(ctx context.Context, admin pb.AdminClient) Bumped {
 	r, err := admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: n.cfg.Namespace})
 	if err == nil {
@@ -325,7 +325,7 @@ func (n *node) bump(ctx context.Context, admin pb.AdminClient) Bumped {
 	return Bumped{Epoch: kv.Epoch(r.NewEpoch)}
 }
 
-// ignore drops an error of one code.
+// ignore returns nil for an error with the given code, and err otherwise.
 func ignore(err error, code codes.Code) error {
 	if status.Code(err) == code {
 		return nil
@@ -333,7 +333,7 @@ func ignore(err error, code codes.Code) error {
 	return err
 }
 
-// serve is an engine and its leader.
+// serve runs an engine and its leader.
 func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	token, err := hex.DecodeString(n.cfg.Token)
 	if err != nil {
@@ -415,7 +415,7 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	return err
 }
 
-// tellCounts tells what an engine and its NICs have done.
+// tellCounts reports the counters of an engine and its NICs.
 func (n *node) tellCounts(e *emulate.Engine) {
 	c := e.Counts()
 	ev := Event{Counts: &c}
@@ -425,7 +425,7 @@ func (n *node) tellCounts(e *emulate.Engine) {
 	n.tell(ev)
 }
 
-// flip flips bits of blocks that lie in the engine's buffer, as ordered.
+// flip flips bits of the engine's buffer, as ordered.
 func (n *node) flip(ctx context.Context, e *emulate.Engine, o Order) {
 	t := time.NewTicker(o.Flip)
 	defer t.Stop()

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Ready is the line that a process logs when it serves.
+// Ready is the line that a process logs when it is ready to serve.
 type Ready struct {
 	Message    string `json:"msg"`
 	Listen     string `json:"listen"`
@@ -23,38 +23,38 @@ type Ready struct {
 	HTTP       string `json:"http"`
 }
 
-// ProcessOptions say what is run, and where.
+// ProcessOptions describes a process to start.
 type ProcessOptions struct {
-	// Name is for errors: "the node".
+	// Name is used in errors, for example "the node".
 	Name string
-	// Args of this very binary. Its log must be JSON lines (--log-format json), one
-	// of which says that it is ready.
+	// Args are arguments of this binary. Its log must be JSON lines (--log-format json),
+	// and one of them must report that the process is ready.
 	Args []string
 	Env  []string
-	// Start starts the command; nil: exec.Cmd.Start, here.
+	// Start starts the command; nil: exec.Cmd.Start.
 	Start func(*exec.Cmd) error
-	// Line takes each line of standard output. A process with a Line has a
-	// standard input too, which Say writes to; First is said at once.
+	// Line is called with each line of standard output. If Line is set, the process has a
+	// standard input too: Say writes to it, and First is written at once.
 	Line  func([]byte)
 	First any
 }
 
 // Process is a child of this one.
 type Process struct {
-	// Ready is what it said when it served.
+	// Ready is the line that the process logged when it was ready.
 	Ready Ready
 
 	name  string
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	log   *Log
-	// over is closed when the process has ended, with ended set.
+	// over is closed when the process has ended and ended is set.
 	over  chan struct{}
 	ended error
 }
 
 const (
-	// startWithin bounds a start, stopWithin a clean stop.
+	// startWithin limits the time of a start, stopWithin the time of a clean stop.
 	startWithin = 2 * time.Minute
 	stopWithin  = time.Minute
 )
@@ -67,7 +67,8 @@ func StartProcess(ctx context.Context, o ProcessOptions) (*Process, error) {
 	}
 	p := &Process{name: o.Name, cmd: exec.Command(self, o.Args...), log: &Log{}, over: make(chan struct{})}
 	p.cmd.Env = o.Env
-	// A group of its own: Ctrl-C is for the parent, which then stops its children.
+	// The child gets its own process group, so Ctrl-C reaches only the parent, which then
+	// stops its children.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
@@ -124,15 +125,15 @@ func (p *Process) Say(v any) error {
 		return err
 	}
 	if _, err := p.stdin.Write(append(line, '\n')); err != nil {
-		return fmt.Errorf("%s does not listen (%w):\n%s", p.name, err, p.log)
+		return fmt.Errorf("%s does not read its input (%w):\n%s", p.name, err, p.log)
 	}
 	return nil
 }
 
-// Over is closed when the process has ended.
+// Over returns a channel that is closed when the process has ended.
 func (p *Process) Over() <-chan struct{} { return p.over }
 
-// Err is how the process ended, nil if well or not yet.
+// Err returns the error with which the process ended; nil if it succeeded or still runs.
 func (p *Process) Err() error {
 	select {
 	case <-p.over:
@@ -142,7 +143,7 @@ func (p *Process) Err() error {
 	}
 }
 
-// Signal sends a signal to the process, if it has not ended.
+// Signal sends a signal to the process. It does nothing if the process has ended.
 func (p *Process) Signal(sig os.Signal) error {
 	if err := p.cmd.Process.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -150,7 +151,7 @@ func (p *Process) Signal(sig os.Signal) error {
 	return nil
 }
 
-// Stop ends the process, cleanly if it can.
+// Stop asks the process to stop (SIGTERM). If it does not stop in time, Stop kills it.
 func (p *Process) Stop() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -180,7 +181,7 @@ func (p *Process) Kill() error {
 	return err
 }
 
-// CPU is the processor time that an ended process took.
+// CPU returns the processor time of a process that has ended.
 func (p *Process) CPU() time.Duration {
 	select {
 	case <-p.over:
@@ -201,43 +202,43 @@ type Log struct {
 	lines []string
 }
 
-// logLines is how much of a process's log is shown when it fails.
+// logLines is how many lines of a process's log are shown when it fails.
 const logLines = 20
 
-// Follow reads the log to its end and sends the line that says ready.
+// Follow reads the log to its end and sends the line that reports readiness to ready.
 func (t *Log) Follow(r io.Reader, ready chan<- Ready) {
 	eachLine(r, func(line []byte) {
 		t.mu.Lock()
 		t.lines = append(t.lines, string(line))
 		t.lines = t.lines[max(0, len(t.lines)-logLines):]
 		t.mu.Unlock()
-		// Who has been told finds the line in the log.
+		// The line is stored before it is sent to ready, so the receiver finds it in the log.
 		var entry Ready
 		if json.Unmarshal(line, &entry) == nil && entry.Message == "ready" {
 			select {
 			case ready <- entry:
-			default: // it says so once
+			default: // ready is sent once
 			}
 		}
 	})
 }
 
-// eachLine calls f with each line, which f must not keep.
+// eachLine calls f with each line. f must not keep the line.
 func eachLine(r io.Reader, f func([]byte)) {
 	scanner := bufio.NewScanner(r)
 	scanner.Buffer(nil, maxLine)
 	for scanner.Scan() {
 		f(scanner.Bytes())
 	}
-	// Whatever was too long for the scanner must still be read, or the process
-	// would wait for us.
+	// Read the rest if a line was too long for the scanner. Otherwise the process would
+	// block on a full pipe.
 	_, _ = io.Copy(io.Discard, r)
 }
 
-// maxLine bounds a line of a process.
+// maxLine limits the length of a line, in bytes.
 const maxLine = 8 << 20
 
-// String returns the lines.
+// String returns the kept lines.
 func (t *Log) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

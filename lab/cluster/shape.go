@@ -10,19 +10,19 @@ import (
 	"github.com/penstock-kv/penstock/lab/netlab"
 )
 
-// shaper is a NIC where there is no network of our own: it limits what all its
-// connections together receive and send, each direction, and counts it. A reader
-// that is held back fills the socket's buffer, and so holds back the sender.
+// shaper is a NIC for places without a network of their own. It limits and counts the bytes
+// that all its connections together receive and send, each direction on its own. A reader
+// that waits lets the socket's buffer fill up, and so slows the sender down.
 type shaper struct {
 	in, out        *rate.Limiter
 	received, sent atomic.Uint64
 }
 
-// shapeBurst is what may go at once after a pause, and the most that one Read or
-// Write waits for.
+// shapeBurst is how many bytes may pass at once after a pause, and the most for which one
+// Read or Write waits.
 const shapeBurst = 128 << 10
 
-// newShaper limits to so many bits a second; 0: not at all.
+// newShaper limits each direction to bits per second; 0: no limit.
 func newShaper(bits uint64) *shaper {
 	limit := rate.Inf
 	if bits > 0 {
@@ -37,15 +37,15 @@ func (s *shaper) setRate(bits uint64) {
 	s.out.SetLimit(rate.Limit(bits / 8))
 }
 
-// counters are what it has carried.
+// counters returns how much the shaper has carried.
 func (s *shaper) counters() netlab.Counters {
 	return netlab.Counters{ReceivedBytes: s.received.Load(), SentBytes: s.sent.Load()}
 }
 
-// wrap is tcp.Options.Wrap.
+// wrap implements tcp.Options.Wrap.
 func (s *shaper) wrap(nc net.Conn) net.Conn { return &shapedConn{nc, s} }
 
-// shapedConn is a connection over a shaper.
+// shapedConn is a connection that passes through a shaper.
 type shapedConn struct {
 	net.Conn
 	s *shaper
@@ -54,17 +54,17 @@ type shapedConn struct {
 // NetConn returns the socket.
 func (c *shapedConn) NetConn() net.Conn { return c.Conn }
 
-// Read reads what has come and waits until the NIC would have brought it.
+// Read reads available bytes and then waits until a NIC of the set rate would have received them.
 func (c *shapedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b[:min(len(b), shapeBurst)])
 	if n > 0 {
 		c.s.received.Add(uint64(n))
-		_ = c.s.in.WaitN(context.Background(), n) // n is within the burst, and nothing ends the wait
+		_ = c.s.in.WaitN(context.Background(), n) // n is at most the burst, and the context never ends
 	}
 	return n, err
 }
 
-// Write writes as the NIC would take it.
+// Write writes at the set rate.
 func (c *shapedConn) Write(b []byte) (int, error) {
 	done := 0
 	for done < len(b) {

@@ -11,53 +11,56 @@ import (
 	"github.com/penstock-kv/penstock/lab/emulate"
 )
 
-// Spec describes a cluster. EnsureDefaults fills what is zero.
+// Spec describes a cluster. EnsureDefaults sets fields that are zero.
 type Spec struct {
-	// Prefill and Decode are nodes of one engine each. Default 1 and 1.
+	// Prefill and Decode are the numbers of nodes; each node has one engine. Default 1 and 1.
 	Prefill, Decode int
 	// SNICBits and CNICBits are the rates of a node's storage and compute NIC, each
-	// direction, in bits a second. Defaults 200 Mbit/s, and 8 times SNICBits: a node
-	// of DualPath's has eight compute NICs for one storage NIC (section 4.2).
+	// direction, in bits per second. SNICBits defaults to 200 Mbit/s, CNICBits to
+	// 8 times SNICBits: a node of DualPath has eight compute NICs and one storage NIC
+	// (section 4.2).
 	SNICBits, CNICBits uint64
-	// Layers of the model, BlockTokens of a block, TokenBytes of one token in one
-	// layer. Defaults 8, 32 and 256: blocks of 64 KiB.
+	// Layers is the number of layers of the model, BlockTokens the tokens of a block,
+	// TokenBytes the bytes of one token in one layer. Defaults 8, 32 and 256, which make
+	// blocks of 64 KiB.
 	Layers, BlockTokens, TokenBytes int
-	// Model is what compute takes. Default: nothing, so that storage is the limit.
+	// Model is the emulated compute time. Default: zero, so that storage is the limit.
 	Model emulate.Model
-	// HBMBytes is the device memory of an engine, BufferBytes its PE or DE buffer.
+	// HBMBytes is the device memory of an engine, BufferBytes the size of its PE or DE buffer.
 	// Defaults 256 MiB and 128 MiB.
 	HBMBytes, BufferBytes int64
 	// Window is how many layers of a request a prefill engine holds (layerwise
-	// prefill); 0: default 2; Layers: all, as without layerwise prefill.
+	// prefill). 0: default 2. Layers: all, as without layerwise prefill.
 	Window int
-	// Policy is which side reads.
+	// Policy determines which side reads.
 	Policy dualpath.ReadPolicy
-	// Oracle: no loads and no transfers to speak of. Blocks have a byte a token and
-	// layer, which is TokenBytes times less, and NICs have no limit; everything
-	// else is as it is, the messages of planner and engines too.
+	// Oracle makes loads and transfers almost free. Each block has one byte per token and
+	// layer, TokenBytes times less than without Oracle, and NICs have no limit. Everything
+	// else is unchanged, including the messages of planner and engines.
 	Oracle bool
 	// Beta is the most unfinished tokens of a prefill engine. Default 32,768.
 	Beta int
-	// GroupTimeout is the planner's. Default 5 s.
+	// GroupTimeout is the planner's group timeout. Default 5 s.
 	GroupTimeout time.Duration
-	// Deadline of a turn. Default 2 min.
+	// Deadline is the time limit of a turn. Default 2 min.
 	Deadline time.Duration
-	// Classes gives collectives a class of their own on the compute network, above
-	// the KV's, as deploy/qos does.
+	// Classes gives collectives a class of their own on the compute network, with
+	// priority over the KV's class, as deploy/qos does.
 	Classes bool
 	// Loopback shapes connections on loopback instead of making namespaces.
 	Loopback bool
-	// Dir is where storage lies; CapacityBytes of it. Default 8 GiB.
+	// Dir is the directory of the storage volume, CapacityBytes its capacity. Default 8 GiB.
 	Dir           string
 	CapacityBytes int64
-	// ArenaBytes is the storage node's memory for bytes in flight. A load that finds none for two seconds is Busy, and
-	// where no other side reads, its rest is recomputed. Default 256 MiB.
+	// ArenaBytes is the storage node's memory for bytes in flight. A load that gets no memory
+	// for two seconds returns Busy; if no other side reads, its rest is recomputed. Default
+	// 256 MiB.
 	ArenaBytes int64
-	// Env of the processes.
+	// Env is the environment of the processes.
 	Env []string
 }
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults sets each field that is zero to its default.
 func (s *Spec) EnsureDefaults() {
 	options.SetDefault(&s.Prefill, 1)
 	options.SetDefault(&s.Decode, 1)
@@ -79,19 +82,19 @@ func (s *Spec) EnsureDefaults() {
 	options.SetDefault(&s.Model.Quota, batch.DefaultQuota)
 }
 
-// most is how many nodes of a kind a cluster may have: this is one machine.
+// most is the largest number of nodes of a kind: all of them share one machine.
 const most = 32
 
-// Validate returns an error that names what is wrong.
+// Validate returns an error that names the invalid setting.
 func (s *Spec) Validate() error {
 	if s.Prefill < 1 || s.Prefill > most || s.Decode < 1 || s.Decode > most {
 		return fmt.Errorf("cluster: %d prefill and %d decode nodes; there must be 1 to %d of each", s.Prefill, s.Decode, most)
 	}
 	if s.SNICBits < 1e6 || s.CNICBits < 1e6 {
-		return fmt.Errorf("cluster: NICs of %d and %d bit/s; at least 1 Mbit/s is needed", s.SNICBits, s.CNICBits)
+		return fmt.Errorf("cluster: storage NIC of %d bit/s and compute NIC of %d bit/s; each needs at least 1 Mbit/s", s.SNICBits, s.CNICBits)
 	}
 	if s.Window < 1 || s.Window > s.Layers {
-		return fmt.Errorf("cluster: a window of %d layers of %d", s.Window, s.Layers)
+		return fmt.Errorf("cluster: window of %d layers; must be 1 to %d", s.Window, s.Layers)
 	}
 	g := kv.SingleGroup(s.Layers, s.BlockTokens, s.TokenBytes)
 	if err := g.Validate(); err != nil {
@@ -100,10 +103,11 @@ func (s *Spec) Validate() error {
 	return s.Model.Validate()
 }
 
-// Shape is the cluster's as the paper writes it: 2P4D.
+// Shape returns the cluster's shape in the paper's notation, for example 2P4D.
 func (s *Spec) Shape() string { return fmt.Sprintf("%dP%dD", s.Prefill, s.Decode) }
 
-// Network says what the processes would run on: namespaces, or loopback and why.
+// Network returns a description of the network on which the processes would run:
+// namespaces, or loopback and the reason for it.
 func (s *Spec) Network() (text string, isLoopback bool, err error) {
 	n, err := openNetwork(s.Loopback)
 	if err != nil {
@@ -113,7 +117,7 @@ func (s *Spec) Network() (text string, isLoopback bool, err error) {
 	return n.String(), isLoopback, n.close()
 }
 
-// tokenBytes is what a token takes in one layer.
+// tokenBytes returns the bytes of one token in one layer.
 func (s *Spec) tokenBytes() int {
 	if s.Oracle {
 		return 1
@@ -121,12 +125,12 @@ func (s *Spec) tokenBytes() int {
 	return s.TokenBytes
 }
 
-// blockBytes is a Full Block.
+// blockBytes returns the bytes of a Full Block.
 func (s *Spec) blockBytes() int64 {
 	return int64(s.Layers) * int64(s.BlockTokens) * int64(s.tokenBytes())
 }
 
-// blocks is how many blocks of layers many layers fit in HBM.
+// blocks returns how many blocks of the given number of layers fit in HBM.
 func (s *Spec) blocks(layers int) int {
 	bytes := s.HBMBytes
 	if s.Oracle {
@@ -135,7 +139,7 @@ func (s *Spec) blocks(layers int) int {
 	return int(bytes / (s.blockBytes() / int64(s.Layers) * int64(layers)))
 }
 
-// ReadTokens is what one storage NIC reads at best, in tokens a second.
+// ReadTokens returns the most tokens per second that one storage NIC can read.
 func (s *Spec) ReadTokens() float64 {
 	return float64(s.SNICBits) / 8 / float64(s.Layers*s.TokenBytes)
 }

@@ -2,26 +2,26 @@ package cluster
 
 import "time"
 
-// Usage is how much of what storage NICs could have brought they did bring, and
-// when: why a replay falls short of the bound, which has all of them busy from the
-// first request to the last.
+// Usage is the share of their capacity that storage NICs used, and when. It shows why a
+// replay falls short of the bound, in which all NICs are busy from the first request to
+// the last.
 type Usage struct {
-	// Whole is a share of the NICs' rate over the whole replay, Middle between head
-	// and tail.
+	// Whole is the share of the NICs' rate that was used over the whole replay, Middle the
+	// share between head and tail.
 	Whole  float64 `json:"whole"`
 	Middle float64 `json:"middle"`
-	// Head is the time until the NICs are busy: the first turns have nothing cached.
-	// Tail is the time after they were last: the last agents have the cluster to
-	// themselves, one request at a time each.
+	// Head is the time until the NICs are busy: the first turns have no hits. Tail is the
+	// time after the NICs were last busy: few agents remain, and each has one request at a
+	// time.
 	Head time.Duration `json:"head_ns"`
 	Tail time.Duration `json:"tail_ns"`
 }
 
-// busyShare of the best window makes a window busy.
+// busyShare is the share of the best window's bytes that makes a window busy.
 const busyShare = 0.9
 
-// use is the Usage of those storage NICs that may read, over windows of a second
-// (the last one may be shorter); the zero value: there was no such window.
+// use computes the Usage of the storage NICs that may read, over windows of one second (the
+// last one may be shorter). It returns the zero value if there was no such window.
 func use(nics []NIC, samples []Sample, took time.Duration, rateBits uint64, reads func(NIC) bool) Usage {
 	const window = time.Second
 	type piece struct {
@@ -58,7 +58,7 @@ func use(nics []NIC, samples []Sample, took time.Duration, rateBits uint64, read
 	if n == 0 || len(pieces) == 0 || rateBits == 0 {
 		return Usage{}
 	}
-	limit := float64(n) * float64(rateBits) / 8 // bytes a second
+	limit := float64(n) * float64(rateBits) / 8 // bytes per second
 	rate := func(p piece) float64 { return p.bytes / (p.to - p.from).Seconds() }
 	best := 0.0
 	for _, p := range pieces {

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// TestUse: two storage NICs of 8 Mbit/s that begin late, are busy together, and of
-// which one ends early; what a third NIC and the compute NICs carry does not count.
+// TestUse: two storage NICs of 8 Mbit/s start late, are busy together, and one of them ends
+// early. The bytes of a third NIC and of the compute NICs do not count.
 func TestUse(t *testing.T) {
 	nics := []NIC{{"P0", true}, {"P0", false}, {"D0", true}, {"D1", true}}
 	const full = 1_000_000 // bytes a second
 	var samples []Sample
 	var p, d uint64
-	for i := 1; i <= 40; i++ { // ten seconds of quarters
+	for i := 1; i <= 40; i++ { // ten seconds, in quarters of a second
 		switch {
-		case i <= 8: // two seconds of a tenth
+		case i <= 8: // two seconds at a tenth of the rate
 			p, d = p+full/40, d+full/40
-		case i <= 32: // six of nearly all
+		case i <= 32: // six seconds at almost the full rate
 			p, d = p+full/4, d+full*9/40
-		default: // two of one NIC's half
+		default: // two seconds with one NIC at half of its rate
 			p += full / 8
 		}
 		samples = append(samples, Sample{At: time.Duration(i) * time.Second / 4, Received: []uint64{p, 77 * p, d, 99 * p}, Sent: make([]uint64, 4)})

@@ -7,9 +7,10 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// Late returns agents that are in the middle of their work: the first skip rounds of
-// each trajectory are its context (warm stores it, in one turn), and rounds many
-// follow. A trajectory with fewer begins so much earlier, so that all have as many.
+// Late returns agents in the middle of their work. The first skip rounds of each trajectory
+// are its context; warm stores the context in one turn. The agents replay the next rounds
+// rounds. A trajectory that is too short begins at an earlier round, so that all agents
+// have the same number of rounds.
 func Late(name string, set []workload.Trajectory, skip, rounds int) (warm, agents []emulate.Session) {
 	first, rest := make([]workload.Trajectory, len(set)), make([]workload.Trajectory, len(set))
 	for i, t := range set {
@@ -24,12 +25,12 @@ func Late(name string, set []workload.Trajectory, skip, rounds int) (warm, agent
 			rest[i].Rounds[0].Append += past
 		}
 	}
-	// The tokens of an agent's context follow from its name: both have the same.
+	// An agent's tokens depend on its name, so warm and agents have the same context.
 	return Sessions(name, first), Sessions(name, rest)
 }
 
-// Sessions turns trajectories into agents of a gateway. The name makes the tokens,
-// so that two calls with different names share no block.
+// Sessions turns trajectories into agents of a gateway. The tokens depend on the name, so
+// two calls with different names share no block.
 func Sessions(name string, set []workload.Trajectory) []emulate.Session {
 	out := make([]emulate.Session, len(set))
 	for i, t := range set {

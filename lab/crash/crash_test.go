@@ -48,7 +48,7 @@ type volume struct {
 	dir        string
 	durability string
 	capacity   string
-	// roomy is set if nothing is evicted, so that every acknowledged block must be found.
+	// roomy is set if the volume evicts nothing, so that every acknowledged block must be found.
 	roomy bool
 
 	mu    sync.Mutex
@@ -152,8 +152,8 @@ func (v *volume) tryStart(binary string, flags ...string) (*node, error) {
 	n.cmd = exec.Command(binary, append([]string{"serve", "--data", v.dir, "--capacity", v.capacity, "--durability", v.durability,
 		"--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0", "--http", "", "--arena", "32MiB", "--segment", "2MiB", "--index-cache", "8MiB",
 		"--free-floor", "0", "--sync-interval", "50ms"}, flags...)...)
-	// The node refuses variables with the prefix PENSTOCK_ that are no keys, such as those of this
-	// test.
+	// The node rejects environment variables with the prefix PENSTOCK_ that are not configuration
+	// keys, such as the variables of this test.
 	n.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "PENSTOCK_") })
 	stderr, err := n.cmd.StderrPipe()
 	if err != nil {
@@ -398,7 +398,7 @@ func (s *session) readBack(ctx context.Context) {
 		s.totals.recovered.Add(int64(got))
 		if want := s.v.acked[seed]; s.v.roomy && got < want {
 			s.totals.lost.Add(int64(want - got))
-			s.t.Errorf("chain %d: %d blocks were acknowledged with durability sync, %d are there", seed, want, got)
+			s.t.Errorf("chain %d: %d blocks were acknowledged with durability sync, %d were found", seed, want, got)
 		}
 	}
 }

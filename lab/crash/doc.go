@@ -13,9 +13,9 @@
 // acknowledged block may be missing. The small one has durability batch and evicts all
 // the time: blocks may be missing, but no byte may be wrong.
 //
-// A second loop kills the node while it drains or removes a volume, one of three after the
-// other, during writes, deletions and epoch bumps. It replaces each removed volume by an
-// empty directory. The first loop has five times as many kills.
+// A second loop kills the node while it drains or removes one of three volumes, each in turn,
+// during writes, deletions and epoch bumps. It replaces each removed volume by an empty
+// directory. The first loop has five times as many kills as the second.
 //
 //	PENSTOCK_CRASH_ROUNDS=200 go test -count=1 -v ./lab/crash
 //

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// TestFullDisk: volume and index share a small ext4 that other files fill completely. The node
-// refuses writes or evicts blocks for them, and serves reads. When there is room again, it starts
-// over the same directory.
+// TestFullDisk: volume and index share a small ext4 file system that other files fill completely.
+// The node either rejects writes or evicts blocks to make room for them, and serves reads. When
+// space is free again, the node starts over the same directory.
 func TestFullDisk(t *testing.T) {
 	testkit.Long(t, "fills a file system")
 	mount := testkit.SmallExt4(t, 160)

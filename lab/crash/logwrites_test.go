@@ -16,8 +16,8 @@ import (
 //	  the bytes that were written: sectors × bytes per sector; none for a discard or a mark
 //
 // dm-log-writes logs a write when the next flush after the write's completion completes. So the drive must keep all entries
-// before a flush once that flush has completed. The entries between two flushes are in the order of their completion. A
-// drive that loses power may have kept any of them, and any whole sectors of each.
+// before a flush once that flush has completed. The entries between two flushes are in the order of their completion. After
+// a power loss, a drive may have kept any of these entries, and any whole sectors of each.
 const (
 	logMagic = 0x6a736677736872
 

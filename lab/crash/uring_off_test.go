@@ -2,5 +2,5 @@
 
 package crash
 
-// buildFlags are empty: a plain build uses system calls for I/O.
+// buildFlags is empty: a plain build uses system calls for I/O.
 var buildFlags []string

@@ -2,6 +2,6 @@
 
 package crash
 
-// buildFlags are those of the Makefile, so that the binary under test uses the same I/O backend as
-// the shipped one.
+// buildFlags are the Makefile's flags, so that the binary under test uses the same I/O backend as
+// the shipped binary.
 var buildFlags = []string{"-tags=uring", "-ldflags=-checklinkname=0"}

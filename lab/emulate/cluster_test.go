@@ -36,16 +36,16 @@ var geo = kv.SingleGroup(4, 16, 256)
 
 var model = Model{Layers: 4, Attention: batch.Model{PerToken: 1e-7}, Linear: 1e-7, PerRequest: time.Microsecond}
 
-// cluster is storage, planner, groups of one engine each, and a gateway.
+// cluster is a storage node, a planner, groups of one engine each, and a gateway.
 type cluster struct {
 	t       *testing.T
 	storage *testnode.Node
 	conn    *grpc.ClientConn
 	engines []*Engine
 	gateway *Gateway
-	// restart replaces the planner by a new one without state.
+	// restart replaces the planner by a new planner without state.
 	restart func()
-	// record, if set, takes the events of the first planner.
+	// record, if set, records the events of the first planner.
 	record *planner.Record
 	// copier, if set, makes the copier of each engine.
 	copier func() copier.Copier
@@ -56,13 +56,13 @@ type cluster struct {
 	// tiny, if set, is the engines' device memory in blocks. The namespace then has two
 	// layers and Layer Blocks of 64 bytes.
 	tiny int
-	// linear, if set, is the compute time of a token, in seconds.
+	// linear, if set, is the compute time per token, in seconds.
 	linear float64
 	// quota, if set, is the quota of prefill engines that hold all layers.
 	quota time.Duration
-	// close ends the planner and writes its record.
+	// close stops the planner and writes its record.
 	close func()
-	// stops end the nodes, in the order of engines; each may be called twice.
+	// stops holds a function per engine that ends its node; each may be called twice.
 	stops []func()
 }
 
@@ -74,13 +74,13 @@ func newCluster(t *testing.T, p, d int) *cluster {
 	return (&cluster{t: t}).start(p, d)
 }
 
-// newRecordedCluster is newCluster with a planner that records what happens.
+// newRecordedCluster is newCluster with a planner that records its events.
 func newRecordedCluster(t *testing.T, p, d int, record *planner.Record) *cluster {
 	t.Helper()
 	return (&cluster{t: t, record: record}).start(p, d)
 }
 
-// start starts all of a cluster.
+// start starts all processes of a cluster.
 func (c *cluster) start(p, d int) *cluster {
 	c.t.Helper()
 	if c.tiny > 0 {
@@ -104,7 +104,7 @@ func (c *cluster) start(p, d int) *cluster {
 	return c
 }
 
-// must fails the test.
+// must fails the test if err is not nil.
 func (c *cluster) must(err error) {
 	c.t.Helper()
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *cluster) must(err error) {
 	}
 }
 
-// startPlanner starts a planner that restart replaces by one that knows nothing.
+// startPlanner starts a planner; restart replaces it by a new planner without state.
 func (c *cluster) startPlanner() {
 	p := testplanner.Start(c.t, testplanner.Options{Planner: planner.Options{
 		Record: c.record, Planner: dualpath.Options{BlockTokens: geo.BlockTokens, MinPart: 32, ReadRate: 1e6, PrefillRate: 1e5, GroupTimeout: 10 * time.Second},
@@ -123,7 +123,7 @@ func (c *cluster) startPlanner() {
 // store opens a client of the storage node.
 func (c *cluster) store() (*client.Store, kv.Namespace) { return c.storeOver(nil) }
 
-// storeOver is store with something between the client and its sockets.
+// storeOver is store with a wrapper around the client's sockets.
 func (c *cluster) storeOver(wrap func(net.Conn) net.Conn) (*client.Store, kv.Namespace) {
 	c.t.Helper()
 	engine, err := tcp.New(c.t.Context(), tcp.Options{Wrap: wrap})
@@ -192,7 +192,7 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	}
 }
 
-// sessions are n agents of some turns.
+// sessions returns n agents with the given number of turns.
 func sessions(n, turns int) []Session {
 	out := make([]Session, n)
 	for i := range out {
@@ -204,8 +204,8 @@ func sessions(n, turns int) []Session {
 	return out
 }
 
-// check fails the test unless every turn went well, all the KV of earlier turns
-// was found again, and no byte on a device was wrong.
+// check fails the test unless every turn succeeded, storage returned all the KV of earlier
+// turns, and no byte on a device was wrong.
 func (c *cluster) check(results []TurnResult, turns int) {
 	c.t.Helper()
 	if len(results) != turns {
@@ -216,7 +216,7 @@ func (c *cluster) check(results []TurnResult, turns int) {
 		if r.Err != nil {
 			c.t.Errorf("%s, turn %d: %v", r.Session, r.Turn, r.Err)
 		}
-		// Read your writes: all full blocks of the turns before are a hit.
+		// Read your writes: all full blocks of the earlier turns are hits.
 		if want := context[r.Session] / geo.BlockTokens * geo.BlockTokens; r.Hit < want {
 			c.t.Errorf("%s, turn %d: %d tokens hit; the turns before left %d", r.Session, r.Turn, r.Hit, want)
 		}
@@ -233,7 +233,7 @@ func (c *cluster) check(results []TurnResult, turns int) {
 	}
 }
 
-// checkSides fails the test unless both sides have read.
+// checkSides fails the test unless both sides have read KV.
 func (c *cluster) checkSides(results []TurnResult) {
 	c.t.Helper()
 	prefill, decode := 0, 0
@@ -245,7 +245,7 @@ func (c *cluster) checkSides(results []TurnResult) {
 	}
 }
 
-// TestCluster: agents on 2P2D with real storage, planner and transfers. Both sides read.
+// TestCluster replays agents on 2P2D with real storage, planner and transfers. Both sides read.
 func TestCluster(t *testing.T) {
 	testkit.VerifyNone(t)
 	c := newCluster(t, 2, 2)
@@ -254,9 +254,9 @@ func TestCluster(t *testing.T) {
 	c.checkSides(results)
 }
 
-// TestNewWeights: the weights change while a turn's prefix is read or computed behind.
-// The turn is computed with the new weights, all of it, and stored as theirs: the next
-// turn finds it there and compares every byte.
+// TestNewWeights changes the weights while a turn's prefix is read or its suffix computed.
+// The whole turn is computed with the new weights and stored under the new epoch. The next
+// turn finds its blocks there and compares every byte.
 func TestNewWeights(t *testing.T) {
 	c := (&cluster{t: t, linear: 5e-3}).start(1, 1)
 	conn, err := grpc.NewClient(c.storage.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -303,7 +303,8 @@ func TestPinnedWeights(t *testing.T) {
 		}
 	}
 	c.check(results, 10)
-	// Once the version is retired nothing of it is found or stored, and requests are served.
+	// After the version is retired, storage neither finds nor stores its blocks; requests
+	// are still served.
 	c.gateway.Started = nil
 	c.must(c.gateway.Store.RetireEpoch(t.Context(), "m", c.gateway.Epoch, false))
 	for _, r := range c.gateway.Run(t.Context(), []Session{{Name: "late", Turns: []Turn{{Append: 64, Output: 8}, {Append: 64, Output: 8}}}}, 1) {
@@ -318,9 +319,9 @@ func TestPinnedWeights(t *testing.T) {
 	}
 }
 
-// TestSmallBuffers: buffers that hold little more than one prompt. Both sides take
-// memory of both engines; the planner gives it to a request on both or on none, so that
-// none waits for another that waits for it.
+// TestSmallBuffers uses buffers that hold little more than one prompt. Both sides allocate
+// memory of both engines. The planner allocates for a request on both engines or on
+// neither, so two requests cannot wait for each other.
 func TestSmallBuffers(t *testing.T) {
 	const longest = 3*(100+7*7) + 2*20 // tokens of the last agent's last prompt
 	blocks := (longest + geo.BlockTokens - 1) / geo.BlockTokens
@@ -329,8 +330,8 @@ func TestSmallBuffers(t *testing.T) {
 	c.check(c.gateway.Run(t.Context(), sessions(8, 3), 8), 24)
 }
 
-// TestTooLong: a prompt that no engine's buffer holds is rejected at once, with what
-// it needs and what there is.
+// TestTooLong checks that a prompt that no engine's buffer can hold is rejected at once,
+// with the bytes that it needs and the largest buffer.
 func TestTooLong(t *testing.T) {
 	c := (&cluster{t: t, buffer: 64 << 10}).start(1, 1)
 	r := c.gateway.Run(t.Context(), []Session{{Name: "long", Turns: []Turn{{Append: 100 * geo.BlockTokens, Output: 1}}}}, 1)
@@ -359,9 +360,9 @@ func TestMillionTokens(t *testing.T) {
 	}
 }
 
-// TestChunks: a compute quota of 30 tokens cuts every request. All its KV is where it
-// must be, in parts of earlier batches and of this one, and the batches are no fewer
-// than the quota says.
+// TestChunks sets a compute quota of 30 tokens, which splits every request. The test checks
+// that all KV of earlier parts and of the current part is at its place, and that there are
+// at least as many batches as the quota requires.
 func TestChunks(t *testing.T) {
 	testkit.VerifyNone(t)
 	const tokens = 30
@@ -377,14 +378,14 @@ func TestChunks(t *testing.T) {
 	}
 }
 
-// TestChunksEnd: requests that are cut in parts end early, as a node
-// of either kind leaves; all are served elsewhere.
+// TestChunksEnd ends nodes of both kinds while split requests are computed. All requests are
+// served by other nodes.
 func TestChunksEnd(t *testing.T) {
 	testkit.VerifyNone(t)
 	(&cluster{t: t, quota: time.Microsecond}).start(2, 2).nodesLeave()
 }
 
-// nicCopier copies over the loopback of a NIC, here of sockets.
+// nicCopier returns a copier over the loopback of a NIC; the NIC is emulated by sockets.
 func (c *cluster) nicCopier() copier.Copier {
 	c.t.Helper()
 	near, err := tcp.New(c.t.Context(), tcp.Options{Token: token})
@@ -401,7 +402,7 @@ func (c *cluster) nicCopier() copier.Copier {
 	return nic
 }
 
-// TestNICCopies: the same cluster whose engines copy by a NIC.
+// TestNICCopies runs the cluster with engines that copy by a NIC.
 func TestNICCopies(t *testing.T) {
 	testkit.VerifyNone(t)
 	c := &cluster{t: t}
@@ -410,8 +411,8 @@ func TestNICCopies(t *testing.T) {
 	c.check(c.gateway.Run(t.Context(), sessions(4, 3), 4), 12)
 }
 
-// TestPlannerRestart: the planner loses all it knew in the middle of the replay;
-// leaders and gateways tell it.
+// TestPlannerRestart replaces the planner by one without state in the middle of the replay.
+// Leaders and gateways send it the state again.
 func TestPlannerRestart(t *testing.T) {
 	testkit.VerifyNone(t)
 	c := newCluster(t, 1, 1)
@@ -424,14 +425,14 @@ func TestPlannerRestart(t *testing.T) {
 	c.check(c.gateway.Run(t.Context(), sessions(4, 4), 3), 16)
 }
 
-// TestNodesLeave: a prefill and a decode node go in the middle of the replay. What
-// they had is planned anew; no turn is lost and no byte is wrong.
+// TestNodesLeave ends a prefill and a decode node in the middle of the replay. Their requests
+// are planned again; no turn is lost and no byte is wrong.
 func TestNodesLeave(t *testing.T) {
 	testkit.VerifyNone(t)
 	newCluster(t, 2, 2).nodesLeave()
 }
 
-// nodesLeave replays while a decode and a prefill node of two by two go.
+// nodesLeave replays on 2P2D while one decode and one prefill node end.
 func (c *cluster) nodesLeave() {
 	c.t.Helper()
 	turns := 0

@@ -22,25 +22,25 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// work is one request as an engine gets it.
+// work is one request to an engine.
 type work struct {
 	*leader.Request
-	// IDs are the chain of the prompt's and the output's full blocks.
+	// IDs is the chain of full blocks of the prompt and the output.
 	IDs []kv.BlockID
 }
 
-// EngineOptions make an Engine.
+// EngineOptions configures an Engine.
 type EngineOptions struct {
 	Name      string
 	Model     Model
 	Namespace kv.Namespace
 	Store     *client.Store
 	Compute   rdma.Engine
-	// Copier moves KV between the buffer and "HBM"; it stays the caller's, who
-	// closes it after the engine. nil: the traffic manager's own.
+	// Copier copies KV between the buffer and "HBM". The caller keeps ownership and
+	// closes it after the engine. nil: the traffic manager's default.
 	Copier copier.Copier
-	// BufferBytes is the PE or DE buffer. DeviceBlocks is how many blocks "HBM"
-	// holds, of Window layers each (0: all layers).
+	// BufferBytes is the size of the PE or DE buffer. DeviceBlocks is how many blocks
+	// "HBM" holds, with Window layers of each (0: all layers).
 	BufferBytes          int64
 	DeviceBlocks, Window int
 	// Loaded, if set, is called for each request that a prefill engine has computed. It
@@ -49,24 +49,25 @@ type EngineOptions struct {
 	Logger *slog.Logger
 }
 
-// Loaded reports when the hit KV of a request was in the device memory of its prefill
-// engine. Times count from the start of the request there.
+// Loaded reports when the hit KV of a request reached the device memory of its prefill
+// engine. Times count from the start of the request on that engine.
 type Loaded struct {
 	Request string `json:"request"`
 	// Hit is in tokens.
 	Hit int `json:"hit"`
-	// First is the first layer, Last the last one.
+	// First is when the first layer arrived, Last when the last one did.
 	First time.Duration `json:"first"`
 	Last  time.Duration `json:"last"`
 }
 
 // Counts are an engine's counters since its start.
 type Counts struct {
-	// Requests succeeded, Failed did not. CheckedBytes of KV on the device were compared
-	// with the expected bytes, and WrongBlocks blocks differed. CaughtBlocks wrong blocks
-	// did not reach the device, because a checksum found them before.
+	// Requests succeeded and Failed did not. CheckedBytes of KV on the device were compared
+	// with the expected bytes; WrongBlocks blocks differed. CaughtBlocks wrong blocks did
+	// not reach the device, because a checksum rejected them earlier.
 	Requests, Failed, CheckedBytes, WrongBlocks, CaughtBlocks uint64
-	// Busy is the time that compute took, in Batches of prefill and steps of decode.
+	// Busy is the emulated compute time of all prefill batches and decode steps. Batches
+	// counts the prefill batches.
 	Busy    time.Duration
 	Batches uint64
 	// ByEpoch counts Requests by the epoch of the weights that served them.
@@ -77,7 +78,8 @@ type Counts struct {
 type Engine struct {
 	opts    EngineOptions
 	manager *traffic.Manager
-	// region is the device, registered with the compute NIC, copies with opts.Copier.
+	// region is the device memory as registered with the compute NIC, copies as
+	// registered with opts.Copier.
 	region rdma.Region
 	copies copier.Memory
 	device []byte
@@ -96,7 +98,7 @@ type Engine struct {
 	queue   []*running // prefill: the loaded requests, in order
 	// started and ready wake the prefill and the decode loop.
 	started, ready chan struct{}
-	// decoding are the requests of the decode loop.
+	// decoding holds the requests of the decode loop.
 	decoding map[*running]int // tokens left
 	freed    chan struct{}
 	closed   bool
@@ -113,10 +115,10 @@ type running struct {
 	pages   []uint32
 	prefill *traffic.Prefill
 	decode  *traffic.Decode
-	// computed are the missed tokens of parts that have been computed; the prefill
-	// loop's alone.
+	// computed is the number of missed tokens in the parts computed so far. Only the
+	// prefill loop uses it.
 	computed int
-	// orders came before the job of the traffic manager had begun.
+	// orders arrived before the traffic manager's job began.
 	orders []func(p *traffic.Prefill, d *traffic.Decode)
 	begun  time.Time
 	loaded Loaded
@@ -124,7 +126,7 @@ type running struct {
 	wake   chan struct{} // decode: the output is complete
 }
 
-// NewEngine makes an engine; a leader starts requests on it. Close ends it.
+// NewEngine starts an engine. A leader starts requests on it; Close ends it.
 func NewEngine(opts EngineOptions) (*Engine, error) {
 	opts.Model.EnsureDefaults()
 	if err := opts.Model.Validate(); err != nil {
@@ -175,7 +177,7 @@ func (e *Engine) open() (err error) {
 	return err
 }
 
-// release takes the device's memory back; the manager is closed.
+// release unregisters the device memory. The manager must be closed.
 func (e *Engine) release(ctx context.Context) error {
 	var errs []error
 	if e.copies != nil {
@@ -187,7 +189,7 @@ func (e *Engine) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Close ends everything under way and waits for it.
+// Close cancels all requests and waits until they have ended.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	if e.closed {
@@ -207,7 +209,7 @@ func (e *Engine) Close() error {
 	return errors.Join(err, e.release(within))
 }
 
-// Counts returns what the engine did.
+// Counts returns the engine's counters.
 func (e *Engine) Counts() Counts {
 	e.mu.Lock()
 	byEpoch := maps.Clone(e.byEpoch)
@@ -215,7 +217,7 @@ func (e *Engine) Counts() Counts {
 	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), e.caught.Load(), time.Duration(e.busy.Load()), e.batches.Load(), byEpoch}
 }
 
-// Member returns the engine as a member of a group. addr and token are those of its
+// Member returns the engine as a member of a group. addr and token identify the engine's
 // compute NIC.
 func (e *Engine) Member(addr rdma.Addr, token rdma.Token) leader.Member {
 	return leader.Member{
@@ -223,13 +225,14 @@ func (e *Engine) Member(addr rdma.Addr, token rdma.Token) leader.Member {
 	}
 }
 
-// SwitchRole makes the engine serve requests of another role, for leader.Options.SwitchRole. Any
-// engine can prefill. Only one whose device holds all layers can decode.
+// SwitchRole makes the engine serve requests of another role; it implements
+// leader.Options.SwitchRole. Any engine can prefill. Only an engine whose device holds all
+// layers can decode.
 func (e *Engine) SwitchRole(to leader.Role) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if n := len(e.jobs); n > 0 {
-		return fmt.Errorf("emulate: %s: %d requests are under way; the role changes without any", e.opts.Name, n)
+		return fmt.Errorf("emulate: %s: %d requests are in progress; the role can change only without requests", e.opts.Name, n)
 	}
 	if held := len(e.bases); to == leader.Decode && held < e.opts.Model.Layers {
 		return fmt.Errorf("emulate: %s holds %d of %d layers in device memory; decode needs all: start it with a window of all layers", e.opts.Name, held, e.opts.Model.Layers)
@@ -237,13 +240,13 @@ func (e *Engine) SwitchRole(to leader.Role) error {
 	return nil
 }
 
-// blocksOf is how many blocks n tokens take.
+// blocksOf returns the number of blocks that hold the given number of tokens.
 func (e *Engine) blocksOf(tokens int) int {
 	bt := e.opts.Namespace.Geometry.BlockTokens
 	return (tokens + bt - 1) / bt
 }
 
-// enter makes a request known: orders about it are taken from now on.
+// enter registers a request. From then on, with accepts orders for it.
 func (e *Engine) enter(ctx context.Context, q *leader.Request) (*running, error) {
 	load, err := gateway.ParsePayload(q.Payload)
 	if err != nil {
@@ -263,7 +266,7 @@ func (e *Engine) enter(ctx context.Context, q *leader.Request) (*running, error)
 	return r, nil
 }
 
-// take gives a request its device pages, waiting for them.
+// take allocates device pages to a request, and waits until enough are free.
 func (e *Engine) take(r *running, pages int) error {
 	if pages > e.blocks {
 		return fmt.Errorf("emulate: %s: request %q needs %d blocks of device memory; there are %d", e.opts.Name, r.work.Name, pages, e.blocks)
@@ -288,7 +291,7 @@ func (e *Engine) take(r *running, pages int) error {
 	return nil
 }
 
-// begin enters a request's job; the orders that waited for it are taken.
+// begin sets a request's job and runs the orders that waited for it.
 func (e *Engine) begin(r *running, p *traffic.Prefill, d *traffic.Decode) {
 	e.mu.Lock()
 	r.prefill, r.decode = p, d
@@ -300,7 +303,7 @@ func (e *Engine) begin(r *running, p *traffic.Prefill, d *traffic.Decode) {
 	}
 }
 
-// leave ends a request: it frees the pages and reports the end.
+// leave ends a request: it frees the pages and calls Done.
 func (e *Engine) leave(r *running, err error) {
 	e.mu.Lock()
 	if r.ended {
@@ -330,7 +333,7 @@ func (e *Engine) leave(r *running, err error) {
 	r.work.Done(err)
 }
 
-// with calls f with a request's traffic, now or when it has begun.
+// with calls f with a request's job, now or once the job has begun.
 func (e *Engine) with(request string, f func(p *traffic.Prefill, d *traffic.Decode)) {
 	e.mu.Lock()
 	r := e.jobs[request]
@@ -344,7 +347,7 @@ func (e *Engine) with(request string, f func(p *traffic.Prefill, d *traffic.Deco
 	}
 }
 
-// Read makes the engine read a further range of hit blocks.
+// Read makes the engine read an additional range of hit blocks.
 func (e *Engine) Read(request string, part traffic.Part) {
 	e.with(request, func(p *traffic.Prefill, d *traffic.Decode) {
 		if p != nil {
@@ -355,7 +358,7 @@ func (e *Engine) Read(request string, part traffic.Part) {
 	})
 }
 
-// Cut has the engine stop the reads of a request.
+// Cut makes the engine stop the reads of a request.
 func (e *Engine) Cut(request string) {
 	e.with(request, func(p *traffic.Prefill, d *traffic.Decode) {
 		if p != nil {
@@ -366,7 +369,7 @@ func (e *Engine) Cut(request string) {
 	})
 }
 
-// Recompute has the engine compute a range of hit blocks.
+// Recompute makes the engine compute a range of hit blocks.
 func (e *Engine) Recompute(request string, part traffic.Part) {
 	e.with(request, func(p *traffic.Prefill, _ *traffic.Decode) {
 		if p != nil {
@@ -375,7 +378,7 @@ func (e *Engine) Recompute(request string, part traffic.Part) {
 	})
 }
 
-// Start takes a request.
+// Start starts a request.
 func (e *Engine) Start(ctx context.Context, q *leader.Request) {
 	r, err := e.enter(ctx, q)
 	e.wg.Add(1)
@@ -392,7 +395,7 @@ func (e *Engine) Start(ctx context.Context, q *leader.Request) {
 	}()
 }
 
-// prefill begins a request whose KV goes to the decode engine.
+// prefill starts a request whose KV goes to a decode engine.
 func (e *Engine) prefill(r *running) {
 	w := r.work
 	if err := e.take(r, e.blocksOf(w.Prompt)); err != nil {
@@ -423,15 +426,15 @@ func (e *Engine) prefill(r *running) {
 	}
 }
 
-// member is a request's tokens in a batch, which follow the tokens computed before. last
-// is set if they complete the prompt.
+// member is the part of a request that a batch computes. The part follows the tokens
+// computed before. last is set if it completes the prompt.
 type member struct {
 	*running
 	item batch.Item
 	last bool
 }
 
-// prefillLoop computes batch after batch.
+// prefillLoop computes one batch after another.
 func (e *Engine) prefillLoop() {
 	defer e.wg.Done()
 	var items []batch.Item
@@ -454,8 +457,8 @@ func (e *Engine) prefillLoop() {
 			}
 			members = append(members, m)
 		}
-		// A request that was cut stays at the head of the queue. Only this goroutine takes
-		// from the queue.
+		// A request that was split stays at the head of the queue. Only this goroutine
+		// removes from the queue.
 		e.queue = e.queue[whole:]
 		e.mu.Unlock()
 		if len(members) == 0 {
@@ -471,9 +474,8 @@ func (e *Engine) prefillLoop() {
 	}
 }
 
-// forward is one pass over all layers. A request that fails leaves the batch; the
-// others go on. What a request's last transfers take is not the next batch's to
-// wait for.
+// forward computes one pass over all layers. A request that fails leaves the batch; the
+// others continue. The next batch does not wait for the last transfers of this one.
 func (e *Engine) forward(members []member) {
 	items := make([]batch.Item, len(members))
 	for i, m := range members {
@@ -519,7 +521,7 @@ func (e *Engine) forward(members []member) {
 	}
 }
 
-// unqueue removes a request from the head of the queue, if it is there.
+// unqueue removes a request if it is at the head of the queue.
 func (e *Engine) unqueue(r *running) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -528,7 +530,7 @@ func (e *Engine) unqueue(r *running) {
 	}
 }
 
-// finish waits until all of a request's KV has landed.
+// finish waits until all of a request's KV has arrived at the decode engine.
 func (e *Engine) finish(r *running) {
 	err := r.prefill.Finish(r.ctx)
 	if err == nil && e.opts.Loaded != nil {
@@ -538,7 +540,7 @@ func (e *Engine) finish(r *running) {
 	e.leave(r, err)
 }
 
-// layer notes that a layer's hit KV is in device memory.
+// layer records that the hit KV of layer l is in device memory.
 func (r *running) layer(l int) {
 	r.loaded.Last = time.Since(r.begun)
 	if l == 0 {
@@ -546,14 +548,14 @@ func (r *running) layer(l int) {
 	}
 }
 
-// FlipBit flips a bit at a random place of the engine's buffer, as a fault of the
-// memory would. Whether a block lies there is left to chance.
+// FlipBit flips one bit at a random place of the engine's buffer, as a memory fault
+// would. The place may or may not belong to a block.
 func (e *Engine) FlipBit() {
 	b := e.manager.Buffer()
 	b[rand.IntN(len(b))] ^= 1 << rand.IntN(8)
 }
 
-// spend is compute: the time passes.
+// spend waits for d, the emulated compute time, and adds it to busy.
 func (e *Engine) spend(d time.Duration) {
 	if d <= 0 {
 		return
@@ -567,9 +569,9 @@ func (e *Engine) spend(d time.Duration) {
 	}
 }
 
-// compute compares a layer's KV on the device with what it must be, that of the hit
-// and of earlier parts, and puts there that of the missed blocks which this part
-// completes.
+// compute emulates the computation of one layer. It compares the layer's KV on the device,
+// both hit blocks and earlier parts, with the expected bytes, and fills in the KV of the
+// missed blocks that this part completes.
 func (e *Engine) compute(m member, layer int) error {
 	bt := e.opts.Namespace.Geometry.BlockTokens
 	miss := make(map[int]bool)
@@ -581,7 +583,7 @@ func (e *Engine) compute(m member, layer int) error {
 		end := min((b+1)*bt, m.work.Prompt)
 		switch {
 		case end > m.item.Cached+m.item.Compute:
-			return nil // of a later part, as all behind it
+			return nil // this block and all later ones belong to a later part
 		case miss[b] && (m.computed == 0 || end > m.item.Cached):
 			want.Fill(page)
 			continue
@@ -593,21 +595,21 @@ func (e *Engine) compute(m member, layer int) error {
 	return nil
 }
 
-// onDevice is where compare looks: behind all checksums.
+// onDevice is the BlockError.Where of compare, which runs after all checksums.
 const onDevice = "emulated device"
 
-// compare counts and reports a block that is not what it must be.
+// compare counts the bytes of page and returns an error if they are not the expected ones.
 func (e *Engine) compare(w work, block, layer int, page []byte, want content.Content) error {
 	e.checked.Add(uint64(len(page)))
 	if at := want.Differs(page); at >= 0 {
 		e.wrong.Add(1)
-		e.log.Error("wrong bytes on the device", "engine", e.opts.Name, "request", w.Name, "block", block, "layer", layer, "byte", at)
+		e.log.Error("device memory has wrong bytes", "engine", e.opts.Name, "request", w.Name, "block", block, "layer", layer, "byte", at)
 		return &traffic.BlockError{Block: block, Layer: layer, Where: onDevice}
 	}
 	return nil
 }
 
-// page is the device memory of one block in one layer.
+// page returns the device memory of one block in one layer.
 func (e *Engine) page(layer int, page uint32) []byte {
 	lb := uint64(e.opts.Namespace.Geometry.LayerBytes(0))
 	off := e.bases[layer%len(e.bases)] + uint64(page)*lb
@@ -649,8 +651,8 @@ func (e *Engine) decode(r *running) {
 	e.leave(r, e.decodeOne(r, prompt, full))
 }
 
-// decodeOne waits for the prompt, checks it, decodes, and stores what was
-// decoded.
+// decodeOne waits for the prompt's KV, checks it, decodes, and stores the decoded
+// blocks.
 func (e *Engine) decodeOne(r *running, prompt, full int) error {
 	if err := r.decode.Ready(r.ctx); err != nil {
 		r.decode.Cancel()
@@ -677,7 +679,7 @@ func (e *Engine) decodeOne(r *running, prompt, full int) error {
 	return e.append(r, full)
 }
 
-// await has the decode loop make a request's output.
+// await passes a request to the decode loop and waits until its output is complete.
 func (e *Engine) await(r *running) error {
 	e.mu.Lock()
 	if r.work.Output > 0 {
@@ -698,8 +700,8 @@ func (e *Engine) await(r *running) error {
 	}
 }
 
-// append stores the blocks that the output has completed: their KV is put on the
-// device, as decoding would have done, and goes from there.
+// append stores the blocks that the output completed. It first fills their KV into device
+// memory, as decoding would have done, and stores them from there.
 func (e *Engine) append(r *running, full int) error {
 	w := r.work
 	for b := full; b < len(w.IDs); b++ {
@@ -716,7 +718,7 @@ func (e *Engine) append(r *running, full int) error {
 	return nil
 }
 
-// decodeLoop makes one token of every request a step.
+// decodeLoop decodes one token of every request per step.
 func (e *Engine) decodeLoop() {
 	defer e.wg.Done()
 	for {

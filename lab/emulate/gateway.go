@@ -15,29 +15,31 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Turn is one round of a session: tokens appended to the context, and generated.
+// Turn is one round of a session: Append tokens are added to the context, then Output
+// tokens are generated.
 type Turn struct{ Append, Output int }
 
-// Session is one agent: its turns follow each other, each with all of the context
+// Session is one agent. Its turns run one after another, each with the whole context
 // before it.
 type Session struct {
 	Name  string
 	Turns []Turn
 }
 
-// TurnResult is what became of one turn.
+// TurnResult is the outcome of one turn.
 type TurnResult struct {
 	Session string
 	Turn    int
-	// Prompt and Hit are tokens.
+	// Prompt and Hit are in tokens.
 	Prompt, Hit int
-	// PrefillSide and DecodeSide are the tokens read by either, at the last start.
+	// PrefillSide and DecodeSide are the tokens that each side read, after the last
+	// start.
 	PrefillSide, DecodeSide int
-	// From the beginning of the turn: Matched, the hit is known; Started, both
-	// engines are, at the last start; FirstToken, the end of prefill; Took, the last
-	// token is there and stored.
+	// Durations since the beginning of the turn. Matched: the hit is known. Started: both
+	// engines are assigned (the last time, if it was planned again). FirstToken: prefill
+	// ended. Took: the last token has been generated and stored.
 	Matched, Started, FirstToken, Took time.Duration
-	// Replans is how often it was planned anew. Err is why it failed, if it did.
+	// Replans is how often the planner planned the turn again. Err is set if it failed.
 	Replans int
 	Err     error
 }
@@ -47,20 +49,20 @@ type Gateway struct {
 	Namespace kv.Namespace
 	Store     *client.Store
 	Planner   grpc.ClientConnInterface
-	// Epoch, if not 0, is the version of the weights of all requests, which the namespace
-	// keeps live. 0: the newest of the nodes.
+	// Epoch, if not 0, is the version of the weights for all requests; the namespace must
+	// keep it live. 0: the newest version on the nodes.
 	Epoch kv.Epoch
-	// Deadline of one turn; 0: none.
+	// Deadline is the time limit of one turn; 0: none.
 	Deadline time.Duration
-	// Started, if set, is called each time that a turn has both engines.
+	// Started, if set, is called each time both engines are assigned to a turn.
 	Started func(session string, turn int)
-	// Done, if set, is called after each turn; one call at a time.
+	// Done, if set, is called after each turn. Calls do not overlap.
 	Done func(TurnResult)
 
 	mu sync.Mutex
 }
 
-// Run replays the sessions, at most parallel at a time, and returns when all have
+// Run replays the sessions, at most parallel of them at a time, and returns when all have
 // ended. A turn that fails ends its session.
 func (g *Gateway) Run(ctx context.Context, sessions []Session, parallel int) []TurnResult {
 	var (
@@ -101,7 +103,7 @@ func (g *Gateway) Run(ctx context.Context, sessions []Session, parallel int) []T
 	return all
 }
 
-// session replays one.
+// session replays one session.
 func (g *Gateway) session(ctx context.Context, gw *gateway.Gateway, s *Session, done func(TurnResult)) {
 	var tokens []kv.Token
 	for i, t := range s.Turns {
@@ -115,10 +117,10 @@ func (g *Gateway) session(ctx context.Context, gw *gateway.Gateway, s *Session, 
 	}
 }
 
-// appendTokens makes n tokens more of a session's context.
+// appendTokens appends n tokens to a session's context.
 func appendTokens(tokens []kv.Token, name string, n int) []kv.Token {
 	h := fnv.New64a()
-	_, _ = io.WriteString(h, name) // it never fails
+	_, _ = io.WriteString(h, name) // Write of a hash never fails
 	seed := h.Sum64()
 	for range n {
 		x := (seed + uint64(len(tokens))) * 0x9e3779b97f4a7c15
@@ -146,7 +148,7 @@ func (g *Gateway) serve(ctx context.Context, gw *gateway.Gateway, r *TurnResult,
 	if err != nil {
 		return err
 	}
-	// The names of the output's blocks too: the engines generate no text.
+	// ids include the output's blocks: the engines generate no text, so the ids are known.
 	ids, _ := chain.Append(nil, appendTokens(prompt[:len(prompt):len(prompt)], r.Session, output))
 	for ev, err := range gw.Serve(ctx, gateway.Request{ID: id, Prompt: len(prompt), IDs: ids, Output: output}) {
 		at := time.Since(begin)

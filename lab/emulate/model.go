@@ -7,39 +7,39 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/batch"
 )
 
-// Model is what compute takes.
+// Model is the emulated compute time.
 type Model struct {
-	// Layers of the model.
+	// Layers is the number of layers of the model.
 	Layers int
-	// Attention is the fitted attention time of a batch over all layers; Linear
-	// the rest, in seconds a token over all layers.
+	// Attention is the fitted attention time of a batch over all layers. Linear is the
+	// remaining compute time, in seconds per token over all layers.
 	Attention batch.Model
 	Linear    float64
-	// Step is one decode step: Base plus PerRequest for each request in it.
+	// One decode step takes Base plus PerRequest for each request in it.
 	Base, PerRequest time.Duration
-	// Quota bounds the attention time of a prefill batch. Default batch.DefaultQuota.
+	// Quota limits the attention time of a prefill batch. Default batch.DefaultQuota.
 	Quota time.Duration
 }
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults sets each field that is zero to its default.
 func (m *Model) EnsureDefaults() {
 	if m.Quota == 0 {
 		m.Quota = batch.DefaultQuota
 	}
 }
 
-// Validate returns an error that names what is wrong.
+// Validate returns an error that names the invalid setting.
 func (m *Model) Validate() error {
 	if m.Layers < 1 {
-		return fmt.Errorf("emulate: a model of %d layers", m.Layers)
+		return fmt.Errorf("emulate: model of %d layers; at least 1 is needed", m.Layers)
 	}
 	if m.Linear < 0 || m.Base < 0 || m.PerRequest < 0 || m.Quota < 0 {
-		return fmt.Errorf("emulate: negative times: linear %v, decode step %v and %v a request, quota %v", m.Linear, m.Base, m.PerRequest, m.Quota)
+		return fmt.Errorf("emulate: negative time: linear %v, decode step %v and %v a request, quota %v; all must be at least 0", m.Linear, m.Base, m.PerRequest, m.Quota)
 	}
 	return nil
 }
 
-// Layer is the time of one layer of a prefill batch.
+// Layer returns the time that one layer of a prefill batch takes.
 func (m *Model) Layer(items []batch.Item) time.Duration {
 	s := 0.0
 	for _, it := range items {
@@ -48,13 +48,13 @@ func (m *Model) Layer(items []batch.Item) time.Duration {
 	return time.Duration(s / float64(m.Layers) * float64(time.Second))
 }
 
-// DecodeStep is the time of one step of n requests.
+// DecodeStep returns the time that one decode step of n requests takes.
 func (m *Model) DecodeStep(n int) time.Duration { return m.Base + time.Duration(n)*m.PerRequest }
 
-// take returns the next batch, from the head of the queue up to the quota, and at
-// least a token. With cut the last request may be a part of one (dualpath/batch);
-// without, requests stay whole, and one that exceeds the quota is a batch of its
-// own. The result reuses into.
+// take returns the next batch: requests from the head of the queue up to the quota, and at
+// least one token. With cut, the last request may be split (dualpath/batch). Without cut,
+// requests stay whole, and a request that exceeds the quota is a batch of its own. The
+// result reuses into.
 func (m *Model) take(queue []batch.Item, cut bool, into []batch.Chunk) []batch.Chunk {
 	into = batch.Pack(queue, m.Quota, m.Attention, into)
 	if n := len(into) - 1; !cut && n >= 0 && into[n].Compute < queue[into[n].Index].Compute {

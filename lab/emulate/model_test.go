@@ -13,7 +13,7 @@ func TestModel(t *testing.T) {
 	if err := m.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	// 400 tokens after 30,000: 28.16 ms of attention, 40 ms of the rest.
+	// 400 tokens after 30,000: 28.16 ms of attention and 40 ms of other compute.
 	if got := m.Layer([]batch.Item{{Cached: 30_000, Compute: 400}}); (got - 6816*time.Microsecond).Abs() > time.Microsecond {
 		t.Errorf("a layer takes %v", got)
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// poisonGeo has pieces of 256 KiB (8 layers of 16 tokens of 2 KiB), which rdma/tcp
-// sends without a copy.
+// poisonGeo has pieces of 256 KiB (8 layers of 16 tokens of 2 KiB); rdma/tcp sends pieces
+// of that size without a copy.
 var poisonGeo = kv.SingleGroup(8, 16, 2<<10)
 
 const poisonByte = 0xCC
@@ -44,7 +44,7 @@ type process struct {
 }
 
 // late is a transfer engine that submits each write some time after Write has returned.
-// So the test notices a caller that frees a source before its write has ended. Ending
+// So the test detects a caller that frees a source before its write has ended. Ending
 // the context of a write does not stop the write. late calls cut at the write at which
 // left becomes 0.
 type late struct {

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// TestRecordedRun: a cluster with real bytes is recorded while a node leaves it; given
-// the same events, another planner decides the same.
+// TestRecordedRun records a cluster with real bytes while a node leaves it. Another planner
+// that gets the same events must make the same decisions.
 func TestRecordedRun(t *testing.T) {
 	testkit.VerifyNone(t)
 	var file bytes.Buffer
@@ -42,7 +42,7 @@ func TestRecordedRun(t *testing.T) {
 	t.Logf("%d events in %v, %d actions: %v", sum.Events, sum.Span, sum.Actions, sum.Kinds)
 }
 
-// recorded stops the engines and the planner and reads what the planner recorded.
+// recorded stops the engines and the planner and reads the planner's record.
 func (c *cluster) recorded(file io.Reader) *record.Reader {
 	c.t.Helper()
 	for _, stop := range c.stops {

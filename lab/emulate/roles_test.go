@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// bump begins a new epoch on storage, which keeps the newest ones live, and on the planner.
+// bump begins a new epoch on storage, which keeps the newest keep epochs live, and on the planner.
 func (c *cluster) bump(keep int, policy pb.Drain) (kv.Epoch, *pb.BumpWeightsResponse) {
 	c.t.Helper()
 	next, err := c.gateway.Store.BumpEpoch(c.t.Context(), "m", 0, keep)
@@ -23,7 +23,7 @@ func (c *cluster) bump(keep int, policy pb.Drain) (kv.Epoch, *pb.BumpWeightsResp
 	return next, r
 }
 
-// right fails the test unless all turns went well and no byte on a device was wrong.
+// right fails the test unless all turns succeeded and no byte on a device was wrong.
 func (c *cluster) right(results []TurnResult) {
 	c.t.Helper()
 	for _, r := range results {
@@ -38,10 +38,10 @@ func (c *cluster) right(results []TurnResult) {
 	}
 }
 
-// TestFinishWeights: the weights change with policy finish while a turn reads its prefix. The
-// namespace keeps the old epoch, so the turn reads all of the prefix, ends with the old weights,
-// and is not planned again. The next turn is computed with the new weights. Where the namespace
-// does not keep the epoch, what storage does not have any more is computed.
+// TestFinishWeights changes the weights with policy finish while a turn reads its prefix. If the
+// namespace keeps the old epoch, the turn reads all of the prefix, ends with the old weights,
+// and is not planned again. The next turn is computed with the new weights. If the namespace
+// does not keep the epoch, the blocks that storage no longer has are computed.
 func TestFinishWeights(t *testing.T) {
 	for _, keep := range []int{2, 1} {
 		c := (&cluster{t: t, linear: 5e-3}).start(1, 1)
@@ -79,8 +79,8 @@ func TestFinishWeights(t *testing.T) {
 	}
 }
 
-// TestAbortWeights: the weights change with policy abort while a turn is under way. Its gateway
-// gets a refusal with a class of its own, and the engines serve the next session with the new
+// TestAbortWeights changes the weights with policy abort while a turn is in progress. Its gateway
+// gets an error with a class of its own, and the engines serve the next session with the new
 // weights.
 func TestAbortWeights(t *testing.T) {
 	c := (&cluster{t: t, linear: 5e-3}).start(1, 1)
@@ -94,14 +94,14 @@ func TestAbortWeights(t *testing.T) {
 	c.check(c.gateway.Run(t.Context(), sessions(1, 2), 1), 2)
 }
 
-// switchRole has the planner change a group's role.
+// switchRole makes the planner change a group's role.
 func (c *cluster) switchRole(group string, role pb.Side, policy pb.Drain) {
 	c.t.Helper()
 	_, err := pb.NewPlannerClient(c.conn).SwitchRole(c.t.Context(), &pb.SwitchRoleRequest{Group: group, Role: role, Policy: policy})
 	c.must(err)
 }
 
-// group waits until a group does not switch, and returns it.
+// group waits until a group is not switching its role, and returns it.
 func (c *cluster) group(name string) *pb.RolesResponse_Group {
 	c.t.Helper()
 	ticks := time.NewTicker(time.Millisecond)
@@ -121,9 +121,9 @@ func (c *cluster) group(name string) *pb.RolesResponse_Group {
 	}
 }
 
-// TestSwitchUnderLoad: a decode group becomes a prefill group and a prefill group a decode group
-// while turns are served. No turn is lost or, with policy finish, planned again, and the groups
-// serve in their new roles.
+// TestSwitchUnderLoad makes a decode group a prefill group and a prefill group a decode group
+// while turns are served. No turn is lost. With policy finish, no turn is planned again. The
+// groups then serve in their new roles.
 func TestSwitchUnderLoad(t *testing.T) {
 	testkit.VerifyNone(t)
 	for _, policy := range []pb.Drain{pb.Drain_DRAIN_FINISH, pb.Drain_DRAIN_RECOMPUTE} {
@@ -164,7 +164,7 @@ func TestSwitchUnderLoad(t *testing.T) {
 }
 
 // TestSwitchRefused: an engine that holds two layers in device memory cannot decode. Its group
-// works on, and the operator gets the reason.
+// continues in its role, and the operator gets the reason.
 func TestSwitchRefused(t *testing.T) {
 	testkit.VerifyNone(t)
 	c := newCluster(t, 2, 1)
@@ -180,8 +180,8 @@ func TestSwitchRefused(t *testing.T) {
 	}
 }
 
-// TestSwitchAndRestart: the planner is restarted while groups are drained or switch. No turn is
-// lost, and each group works in one of the roles.
+// TestSwitchAndRestart restarts the planner while groups drain or switch roles. No turn is
+// lost, and each group ends up in one of the roles.
 func TestSwitchAndRestart(t *testing.T) {
 	testkit.VerifyNone(t)
 	c := (&cluster{t: t, quota: time.Second}).start(2, 2)

@@ -14,10 +14,10 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// stall is a NIC that receives a given number of bytes and then none.
+// stall is a NIC that receives a given number of bytes and then stalls.
 type stall struct{ left atomic.Int64 }
 
-// stallingConn is a socket of a stall.
+// stallingConn is a socket over a stall.
 type stallingConn struct {
 	net.Conn
 	nic    *stall
@@ -68,9 +68,9 @@ func (c *stallingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestSlowSide: the storage NIC of a prefill engine stops in the middle of a part.
-// The planner hears how much of it has come while the part is read, and cuts that
-// side; the decode side reads the rest, and no byte is wrong.
+// TestSlowSide stalls the storage NIC of a prefill engine in the middle of a part. The
+// planner receives the progress of the part while it is read, and cuts that side. The
+// decode side reads the rest, and no byte is wrong.
 func TestSlowSide(t *testing.T) {
 	testkit.VerifyNone(t)
 	var file bytes.Buffer

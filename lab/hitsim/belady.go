@@ -37,7 +37,7 @@ type beladyCache struct {
 	uses     uses
 	next     []uint32 // for each held node: the request of its next use
 	held     []bool
-	kids     []uint32 // held children
+	kids     []uint32 // number of held children
 	// leaves are the held nodes without held children, by next use, except the tip of the path of
 	// the current request.
 	leaves buckets
@@ -59,7 +59,7 @@ func (b *beladyCache) access(i int) (hits int) {
 	}
 	for j := hits; j < len(b.path); j++ {
 		if b.count == b.capacity && !b.evictAfter(b.wanted[j], tip) {
-			break // everything below is used even later
+			break // all blocks below are used even later
 		}
 		n := b.path[j]
 		b.held[n], b.next[n] = true, b.wanted[j]
@@ -149,7 +149,7 @@ func (u uses) appendTo(dst []uint32, i int) []uint32 {
 // largest number take constant time.
 type buckets struct {
 	head       []uint32
-	prev, next []uint32 // of each node; 0 ends
+	prev, next []uint32 // of each node; 0 ends the list
 	at         []uint32 // bucket+1 of each node, 0: in none
 	// full has a bit per bucket, set if the bucket is not empty; index has a bit per word of full,
 	// and top a bit per word of index.

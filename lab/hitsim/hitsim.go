@@ -25,7 +25,7 @@ type Options struct {
 	// Percents are the capacities, in percent of the trace's distinct blocks;
 	// default 1, 3, 10, 30, 60.
 	Percents []float64
-	// NoBound leaves out the offline policy.
+	// NoBound omits the offline policy.
 	NoBound bool
 	// Tuning is the tuning of S3-FIFO; the zero value is its default.
 	Tuning evict.Tuning
@@ -161,7 +161,7 @@ func runAll(ctx context.Context, t *Trace, jobs []job, rows []Row, o Options) er
 	return context.Cause(ctx)
 }
 
-// online replays the trace through a policy in the way of the storage node.
+// online replays the trace through a policy as the storage node does.
 func online(ctx context.Context, t *Trace, kind evict.Kind, tuning evict.Tuning, capacity int) (Found, error) {
 	cache, err := evict.NewCache(kind, tuning, capacity)
 	if err != nil {

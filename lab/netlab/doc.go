@@ -19,9 +19,10 @@
 // The lab changes no interface, route or rule of the namespace in which it was opened.
 //
 // The namespaces have no names in the file system: they exist while the lab or a process uses them.
-// So nothing is left behind when this process ends, even by kill -9: the kernel removes a
-// namespace, its links and its queues after the last user, and the processes of Start die with this
-// process. To enter a namespace: nsenter --net=/proc/PID/fd/FD, as Namespace.String prints it.
+// The namespaces have no names in the file system: they exist while the lab or a process uses them.
+// So nothing remains when this process ends, even by kill -9: the kernel removes a namespace, its
+// links and its queues after the last user, and kills the processes of Start when this process
+// ends. To enter a namespace: nsenter --net=/proc/PID/fd/FD, as Namespace.String prints it.
 //
 // There is no lock: a lab must be used by one goroutine.
 package netlab

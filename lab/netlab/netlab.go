@@ -195,7 +195,7 @@ func (n *Namespace) up(device string) error {
 // Link connects two namespaces by a link with new addresses.
 func (l *Lab) Link(a, b *Namespace, o LinkOptions) (*Link, error) {
 	if l.links == linksMax {
-		return nil, fmt.Errorf("netlab: %d links are all that %v has room for", linksMax, addresses)
+		return nil, fmt.Errorf("netlab: a lab has at most %d links, the networks in %v", linksMax, addresses)
 	}
 	base := addresses.Addr().As4()
 	base[2], base[3] = byte(l.links>>6), byte(l.links<<2)
@@ -335,7 +335,7 @@ func (k *Link) Counters() (Counters, error) {
 	}
 	s := dev.Attrs().Statistics
 	if s == nil {
-		return Counters{}, fmt.Errorf("netlab: %s of %s: the kernel gives no counters", k.A.Device, k.A.Namespace.name)
+		return Counters{}, fmt.Errorf("netlab: %s of %s: the kernel returned no counters", k.A.Device, k.A.Namespace.name)
 	}
 	return Counters{s.RxBytes, s.TxBytes}, nil
 }

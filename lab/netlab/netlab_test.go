@@ -146,8 +146,8 @@ func TestInside(t *testing.T) {
 	}
 }
 
-// TestKilled: after kill -9 of the process with a lab, no part of the lab is left. The other end of
-// a link into a namespace that only the dead process used is gone.
+// TestKilled: after kill -9 of the process with a lab, no part of the lab remains. A link from
+// another process's namespace into a namespace that only the dead process used is removed.
 func TestKilled(t *testing.T) {
 	ForTest(t)
 	cmd := exec.Command("/proc/self/exe")

@@ -28,7 +28,7 @@ const (
 // Switch creates a switch: a Linux bridge in a namespace of its own.
 func (l *Lab) Switch(name string) (*Switch, error) {
 	if l.switches == switchesMax {
-		return nil, fmt.Errorf("netlab: %d switches are all that %v has room for", switchesMax, switched)
+		return nil, fmt.Errorf("netlab: a lab has at most %d switches, the networks in %v", switchesMax, switched)
 	}
 	ns, err := l.Namespace(name)
 	if err != nil {

@@ -95,7 +95,7 @@ func TestSwitch(t *testing.T) {
 	}
 }
 
-// TestClasses: of two flows that could each fill the link, each class gets its share.
+// TestClasses: two flows could each fill the link; each class gets its share.
 func TestClasses(t *testing.T) {
 	l, a, b := pair(t)
 	const marked = 26
@@ -113,8 +113,8 @@ func TestClasses(t *testing.T) {
 			}
 		}
 	}
-	// Little of the rest may wait for the link, but much of the class: if this process is not
-	// scheduled for a while, the link is not left to the rest.
+	// Only a little of the rest may be queued for the link, but much of the class. So if this process
+	// is not scheduled for a while, the rest does not get the whole link.
 	if err := rest.(*net.TCPConn).SetWriteBuffer(128 << 10); err != nil {
 		t.Fatal(err)
 	}

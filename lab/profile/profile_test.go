@@ -121,7 +121,7 @@ func TestReadForwards(t *testing.T) {
 	}
 }
 
-// FuzzReadForwards: a log that is accepted can be fitted, or Fit refuses it.
+// FuzzReadForwards: Fit either fits a log that was accepted or returns an error.
 func FuzzReadForwards(f *testing.F) {
 	f.Add("tokens,context,seconds\n1,0,1\n2,5,3\n")
 	f.Add(`[{"tokens":1,"context":0,"seconds":1}]`)

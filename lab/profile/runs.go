@@ -19,8 +19,8 @@ type Run struct {
 const maxIDs = 4 << 20
 
 // Runs divides the blocks of a prefix tree into runs, so that each block is in one run. A run goes
-// from a random leaf up to the first block that another run has. Blocks whose ancestors are not
-// listed cannot be read and are left out, and so are blocks beyond the bound on ids.
+// from a random leaf up to the first block that belongs to another run. Runs omits blocks whose
+// ancestors are not listed, because they cannot be read, and blocks beyond the limit on ids.
 func Runs(blocks []Link, rng *rand.Rand) []Run {
 	parent := make(map[kv.BlockID]kv.BlockID, len(blocks))
 	inner := make(map[kv.BlockID]bool, len(blocks))

@@ -38,8 +38,8 @@
 // Therefore routes to the remote ends come before the table of local addresses, and
 // only packets that arrive on a veth device are looked up in that table.
 //
-// rdmalab tests nothing itself; the programs that it runs do. It does not simulate the speed of
-// hardware: rxe and the drives run on CPUs.
+// rdmalab contains no tests; the programs that it runs do. It does not simulate the speed of
+// hardware: rxe and the drives are emulated on CPUs.
 //
 // There is no lock.
 package main

@@ -18,7 +18,7 @@ import (
 
 // boot runs the guest until it powers off, and returns the exit code of its commands.
 func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o options) (int, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("the guest was not done after %v (flag -timeout)", o.Timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("the guest did not finish within %v (flag -timeout)", o.Timeout))
 	defer cancel()
 	reportFile, outFile := dir+"/report", dir+"/out.tar"
 	accel, err := chooseAccel(o.Accel)
@@ -105,7 +105,7 @@ func machine(r root, accel string) []string {
 		"-nic", "none", "-no-reboot", "-monitor", "none"}
 }
 
-// chooseAccel returns the accelerator that asked names, or for "auto" the best that works. If that
+// chooseAccel returns the accelerator named by asked, or for "auto" the best that works. If that
 // is not KVM, it prints the reason to standard output.
 func chooseAccel(asked string) (string, error) {
 	switch asked {
@@ -123,8 +123,9 @@ func chooseAccel(asked string) (string, error) {
 	return "tcg", nil
 }
 
-// kvmUsable returns an error if KVM cannot run the guest. That /dev/kvm opens is not enough: the
-// one of kvm_pvm, found in virtual machines, runs only kernels that were built for it.
+// kvmUsable returns an error if KVM cannot run the guest. It is not enough that /dev/kvm can be
+// opened: the module kvm_pvm, common in virtual machines, provides /dev/kvm but runs only kernels
+// that were built for it.
 func kvmUsable() error {
 	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {
@@ -138,7 +139,7 @@ func kvmUsable() error {
 			return nil
 		}
 	}
-	return errors.New("/dev/kvm is there, but neither kvm_intel nor kvm_amd is")
+	return errors.New("/dev/kvm exists, but neither kvm_intel nor kvm_amd is loaded")
 }
 
 // parseReport reads the lines of ttyS1.
@@ -163,7 +164,7 @@ func parseReport(text string) (int, error) {
 		}
 	}
 	if len(problems) == 0 && (!ended || code < 0) {
-		problems = append(problems, errors.New("the guest ended without a report: its kernel stopped, or never came up; its last output is above"))
+		problems = append(problems, errors.New("the guest ended without a report: its kernel stopped or did not boot; its last output is above"))
 	}
 	return code, errors.Join(problems...)
 }

@@ -104,12 +104,12 @@ func fill(ctx context.Context, r root) error {
 	if err := os.WriteFile(filepath.Join(apt, "state/status"), nil, 0o600); err != nil {
 		return err
 	}
-	fmt.Fprintf(os.Stderr, "rdmalab: downloading %s and what they depend on, about 150 MB, into %s; nothing is installed\n", strings.Join(packages, " "), r)
+	fmt.Fprintf(os.Stderr, "rdmalab: downloading %s and their dependencies, about 150 MB, into %s; nothing is installed\n", strings.Join(packages, " "), r)
 	aptGet := func(args ...string) (string, error) {
 		return output(exec.CommandContext(ctx, "apt-get", append(aptOptions(apt), args...)...))
 	}
-	// apt-get update succeeds even if it reaches no source. Its output is kept, because it has the reason why the
-	// install finds no package.
+	// apt-get update succeeds even if it reaches no source. Its output is kept, because the output
+	// has the reason if the install finds no package.
 	updated, err := aptGet("update")
 	if err == nil {
 		_, err = aptGet(append([]string{"install", "--download-only", "-y", "--no-install-recommends"}, packages...)...)

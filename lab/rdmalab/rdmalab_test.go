@@ -111,7 +111,7 @@ func TestArchive(t *testing.T) {
 	}
 }
 
-// TestNothingIsInstalled runs a stand-in for apt-get, which refuses any call that would write
+// TestNothingIsInstalled runs a stand-in for apt-get that rejects any call that would write
 // outside the cache, and unpacks a real package.
 func TestNothingIsInstalled(t *testing.T) {
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {

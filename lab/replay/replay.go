@@ -135,8 +135,8 @@ func dispatch(ctx context.Context, opts *Options, queues []chan job) error {
 	return nil
 }
 
-// remember adds the chain to the seen blocks and returns the length of its prefix that had been
-// seen before. A chained id is never seen without all its ancestors.
+// remember adds the chain to the seen blocks and returns the length of its prefix that was seen
+// before. If a chained id has been seen, all its ancestors have been seen too.
 func remember(seen map[kv.BlockID]struct{}, ids []kv.BlockID) (known int) {
 	for known < len(ids) {
 		if _, ok := seen[ids[known]]; !ok {
@@ -157,7 +157,7 @@ type worker struct {
 	mem    *client.Memory
 	buf    []byte
 	each   int64 // bytes of a block
-	blocks int   // that fit the window
+	blocks int   // the number of blocks that fit the window
 }
 
 func work(ctx context.Context, opts *Options, all *stats, queue <-chan job) (err error) {

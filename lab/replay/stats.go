@@ -14,12 +14,13 @@ import (
 // Result has the counts of a replay.
 type Result struct {
 	// Requests is the number of replayed requests, InputTokens their number of tokens. AskedTokens
-	// are those in whole blocks, which could have been found.
+	// is the number of tokens in whole blocks, which a cache could have.
 	Requests    int64
 	InputTokens int64
 	AskedTokens int64
-	// MatchedTokens is the number of tokens that matches reported as cached, HitTokens of those
-	// that arrived and were correct. IdealTokens would have been hits of a cache without eviction.
+	// MatchedTokens is the number of tokens that matches reported as cached. HitTokens is the number
+	// of these that arrived and were correct. IdealTokens is the number of hits of a cache without
+	// eviction.
 	MatchedTokens, HitTokens, IdealTokens int64
 
 	// ReadBytes is the number of bytes that arrived; all were compared. MismatchedBlocks counts the

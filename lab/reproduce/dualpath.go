@@ -60,8 +60,8 @@ func dualPath(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// dpRuns has the simulations of the tables: they are planned by key, run once, and looked up by
-// key.
+// dpRuns holds the simulations of the tables. They are planned by key, run once, and looked up
+// by key.
 type dpRuns struct {
 	// quick skips the longest simulations. seeds is the number of runs of the ablation and the
 	// online runs.
@@ -69,7 +69,7 @@ type dpRuns struct {
 	seeds int
 
 	specs []workload.Spec
-	// sets has the sets by seed and name; each is generated at its first use.
+	// sets holds the generated sets by seed and name; each is generated at its first use.
 	mu   sync.Mutex
 	sets map[string][]workload.Trajectory
 
@@ -160,7 +160,7 @@ func (d *dpRuns) add(c dpCase) {
 	}})
 }
 
-// dpOnline is one open loop.
+// dpOnline is one online run with an open loop of arriving agents.
 type dpOnline struct {
 	dpCase
 	aps     float64
@@ -192,7 +192,7 @@ func (d *dpRuns) addOnline(o dpOnline) {
 // dpCapacityStep is the resolution of a capacity, in agents per second.
 const dpCapacityStep = 0.025
 
-// addCapacity plans the search for the highest rate within the SLO.
+// addCapacity plans the search for the highest rate within the SLO, up to most agents per second.
 func (d *dpRuns) addCapacity(c dpCase, most float64) {
 	key := c.key()
 	d.jobs = append(d.jobs, dpJob{key + " capacity", 5 * most * agentic.DefaultHorizon.Seconds(), func(ctx context.Context) error {
@@ -242,7 +242,7 @@ func (c dpCase) with(seed uint64) dpCase {
 	return c
 }
 
-// scaled returns the case with k times the nodes and agents.
+// scaled returns the case with k times as many nodes and agents.
 func (c dpCase) scaled(k int) dpCase {
 	c.k = k
 	return c

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// dpIntensity reports Table 1: bytes read for each operation computed. It is the compute model of
-// the simulator.
+// dpIntensity reports Table 1: bytes read per operation computed. The table shows the compute
+// model of the simulator.
 func dpIntensity(r *Report) {
 	table := Table{
 		Title: "KV bytes per computation", Kind: Derived, Source: "DualPath, Table 1", Command: dualPathCommand,
@@ -412,7 +412,7 @@ func (d *dpRuns) scaling(r *Report) {
 			}
 			return d.jct(dp660(s, "64K", 1024).generates(f))
 		}
-		lo := 1.6 // appends: around the published range; generations: the gap narrows
+		lo := 1.6 // appends: around the published range; generations: the gap shrinks
 		if kind == "gen" {
 			lo = 1
 		}

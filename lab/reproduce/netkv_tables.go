@@ -66,8 +66,8 @@ func netkvClosed(r *Report) error {
 	return nil
 }
 
-// netkvNetwork reports the validation of the network model: one flow, n flows, and the shares after
-// one of them ends.
+// netkvNetwork reports the validation of the network model: one flow, n flows, and the shares
+// after one of the n flows has ended.
 func netkvNetwork(r *Report) error {
 	k := sim.New(1)
 	o := netkv.Paper()
@@ -78,7 +78,7 @@ func netkvNetwork(r *Report) error {
 	fabric := netcost.FatTree()
 	rng := k.Rand("uplinks")
 	var cells []Cell
-	// The targets are in the server, rack and pod of endpoint 0, and beyond.
+	// The targets are in the server, rack and pod of endpoint 0, and in another pod.
 	for tier, to := range []int{1, 2, 4, 8} {
 		f, err := tree.Net.Start(flow.Spec{Path: tree.Path(0, to, rng), Bytes: 1e9, Cap: fabric.Bandwidth[tier]})
 		if err != nil {
@@ -91,7 +91,7 @@ func netkvNetwork(r *Report) error {
 		f.Cancel()
 	}
 	for _, n := range []int{2, 7} {
-		path := tree.Path(0, 8, rng) // all on one uplink
+		path := tree.Path(0, 8, rng) // all flows use one uplink
 		var flows []*flow.Flow
 		for range n {
 			f, err := tree.Net.Start(flow.Spec{Path: path, Bytes: 1e12})

@@ -259,7 +259,7 @@ func (x *prfaasRun) over(value func(*datacenters.Result) float64) (mean, std flo
 	return mean, math.Sqrt(std)
 }
 
-// cell compares a simulated number with the value against.
+// cell compares a simulated value with the value against, within a relative tolerance.
 func (x *prfaasRun) cell(name, unit string, against, tolerance float64, value func(*datacenters.Result) float64) Cell {
 	mean, std := x.over(value)
 	c := Near("", name, unit, against, mean, tolerance)

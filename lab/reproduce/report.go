@@ -176,9 +176,9 @@ func (r *Report) Trace(name string) (string, error) {
 		}
 	}
 	if len(r.opts.Traces) == 0 {
-		return "", fmt.Errorf("reproduce: trace %s: no directory of traces is known; name one by PENSTOCK_TRACES", name)
+		return "", fmt.Errorf("reproduce: trace %s: no trace directory is set; set PENSTOCK_TRACES to one", name)
 	}
-	return "", fmt.Errorf("reproduce: trace %s is in none of %q; name its directory by PENSTOCK_TRACES", name, r.opts.Traces)
+	return "", fmt.Errorf("reproduce: trace %s is in none of %q; set PENSTOCK_TRACES to its directory", name, r.opts.Traces)
 }
 
 // Each calls f for 0 to n-1, concurrently on the workers of the pool that all suites share, and

@@ -289,8 +289,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestPage reads docs/reproduction.md: its totals agree with its tables, and in the
-// suite dualpath no published number is predicted by two cells, which would count one
+// TestPage reads docs/reproduction.md. Its totals must agree with its tables. In the suite
+// dualpath, no two cells may predict the same published number, because that would count one
 // agreement twice. (A figure of netkv has one printed range for five points.)
 func TestPage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reproduction.md")

@@ -142,7 +142,7 @@ func textTable(b *strings.Builder, t Table) {
 		}
 		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", named(c), c.ID, c.Claim(), published(c), ours(c), percent(c.Deviation(), true), accepted(c), mark)
 	}
-	_ = tw.Flush() // a strings.Builder takes everything
+	_ = tw.Flush() // writing to a strings.Builder never fails
 	for i, n := range notes {
 		fmt.Fprintf(b, "  [%d] %s\n", i+1, n)
 	}

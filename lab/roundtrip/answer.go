@@ -25,7 +25,7 @@ type Answerer struct {
 
 	mu     sync.Mutex
 	closed bool
-	// slots has the sessions that have not ended completely.
+	// slots holds the sessions that have not ended completely.
 	slots [MaxRequesters]*session
 }
 
@@ -36,10 +36,10 @@ type session struct {
 	peer   rdma.EngineID
 	dst    rdma.Desc
 	shapes []Shape
-	// Answerer.mu guards the fields below. ended is set when nothing is expected any more. pending
-	// has the expectations that have not ended, by shape; answering counts the trips that are being
-	// answered. Invariant: the session has its slot until it has ended, pending is empty and
-	// answering is 0.
+	// Answerer.mu guards the fields below. ended is set when the session expects no more trips.
+	// pending holds the expectations that have not ended, by shape. answering counts the trips that
+	// are being answered. Invariant: the session keeps its slot until ended is set, pending is empty
+	// and answering is 0.
 	ended     bool
 	pending   map[uint32]*arm
 	answering int
@@ -56,8 +56,8 @@ func (s *session) leaveLocked() {
 }
 
 // NewAnswerer answers requesters that open sessions with e, until Close. memory is its scratch
-// memory: requesters write into the first half, and the answers come from the second half. It takes
-// over the engine's receive buffers.
+// memory: requesters write into the first half, and the answers are sent from the second half.
+// NewAnswerer takes over the engine's receive buffers.
 func NewAnswerer(e rdma.Engine, memory []byte) (*Answerer, error) {
 	a := &Answerer{engine: e, half: len(memory) / 2}
 	var err error
@@ -113,7 +113,7 @@ func (a *Answerer) receive(from rdma.EngineID, msg []byte) {
 	a.reply(from, reply{Desc: a.desc, Base: s.imm(0)})
 }
 
-// of returns the session of a peer that has not ended, or nil.
+// of returns the session of a peer, or nil if there is none or it has ended.
 func (a *Answerer) of(peer rdma.EngineID) *session {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -165,7 +165,7 @@ func (a *Answerer) begin(from rdma.EngineID, h hello) (*session, error) {
 	return s, nil
 }
 
-// arm is one expectation of a session. Answerer.mu guards its done, which may be set before
+// arm is one expectation of a session. Answerer.mu guards done, which may be set before
 // ExpectImm has returned.
 type arm struct {
 	e    *rdma.Expectation
@@ -198,7 +198,7 @@ func (s *session) landed(i uint32, m *arm, err error) {
 		delete(s.pending, i)
 	}
 	if err != nil {
-		s.ended = true // the peer has died, or the session was ended
+		s.ended = true // the peer has died, or the session has ended
 	}
 	if s.ended {
 		s.leaveLocked()
@@ -216,7 +216,7 @@ func (s *session) landed(i uint32, m *arm, err error) {
 
 // answer writes the payload of shape i back.
 func (s *session) answer(i uint32) {
-	// The next trip is expected before this one is answered, because it may come at once.
+	// Expect the next trip before answering this one, because the next trip may start at once.
 	err := s.expect(i)
 	if err == nil {
 		err = s.a.engine.Write(context.Background(), rdma.Write{
@@ -228,7 +228,7 @@ func (s *session) answer(i uint32) {
 	}
 }
 
-// end ends all expectations. A nil session has ended.
+// end ends all expectations. A nil session needs no end.
 func (s *session) end() {
 	if s == nil {
 		return

@@ -1,14 +1,14 @@
-// Package roundtrip measures a transfer engine in the way that a routed query uses it: the
-// requester sends a batch with one one-sided write, and after the batch has landed the holder sends
-// the partials back with another (Move the Query, section 3.2: full_rt). Without payload it is the
-// signal round trip, the paper's probe (sig_rt).
+// Package roundtrip measures a transfer engine in the way that a routed query uses it. The
+// requester sends a batch with a one-sided write. After the batch has arrived, the holder sends
+// the partials back with another one-sided write (Move the Query, section 3.2: full_rt). Without
+// payload this is the signal round trip, the paper's probe (sig_rt).
 //
 //	requester (Measure)                               holder (Answerer)
 //	hello: its window, the shapes ──── message ────►  expects immediate base+i of each shape i
 //	                               ◄── message ─────  its window, base
 //	start ─ write There bytes, immediate base+i ═══►  landed, then counted: expect it again,
 //	stop ◄═════════════════ write Back bytes, immediate i+1
-//	  … shapes by turns, so that a drift of the machine is not one shape's …
+//	  … shapes in turn, so that a drift of the machine affects all shapes equally …
 //	bye ───────────────────────── message ─────────►  expects nothing
 //
 // The bytes have no meaning, and nothing is computed. It is not a bandwidth benchmark, because one

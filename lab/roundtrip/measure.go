@@ -13,8 +13,8 @@ import (
 // Options are the options of a measurement.
 type Options struct {
 	Shapes []Shape
-	// Warmup is the number of trips of each shape that are not counted, Repeats the number of those
-	// that are. The paper's numbers are 50 and 200.
+	// Warmup is the number of trips of each shape that are not counted, Repeats the number of trips
+	// that are. The paper uses 50 and 200.
 	Warmup, Repeats int
 	// Progress, if not nil, is called after each turn of all shapes.
 	Progress func(done, total int)
@@ -36,8 +36,8 @@ type requester struct {
 	replies chan reply
 	dst     rdma.Desc
 	base    uint32
-	landed  chan error // of the immediate
-	written chan error // of the write there
+	landed  chan error // receives the result of waiting for the immediate
+	written chan error // receives the result of the write to the holder
 }
 
 // Measure makes round trips to the engine to. e must have a session with that engine, and an

@@ -111,8 +111,8 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestAtOnce: the maximum number of requesters measure concurrently and do not disturb each other;
-// one more gets an error.
+// TestAtOnce: the maximum number of requesters measure concurrently without disturbing each other;
+// one more requester gets an error.
 func TestAtOnce(t *testing.T) {
 	far, _ := answering(t)
 	// The shapes send nothing to the answerer: the race detector would report that requesters share
@@ -286,7 +286,7 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// FuzzHello: any message is answered or refused.
+// FuzzHello: every message is either answered or rejected.
 func FuzzHello(f *testing.F) {
 	f.Add([]byte(`{"version":1,"shapes":[{"there":1,"back":1}]}`))
 	f.Add([]byte(`{"version":1}`))

@@ -35,7 +35,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Options of a Node.
+// Options configures a Node.
 type Options struct {
 	// CapacityBytes is the store's capacity, a multiple of SegmentBytes. Defaults:
 	// 64 MiB and 1 MiB.
@@ -43,9 +43,9 @@ type Options struct {
 	// Device, if set, replaces the device in memory.
 	Device blockio.Device
 	// Dirs, if set, are the directories of the volumes, which replace the device in
-	// memory. As with penstock serve, the index is in "index" of the first.
+	// memory. As with penstock serve, the index is in the directory "index" of the first.
 	Dirs []string
-	// Durability is batch by default.
+	// Durability is the store's durability. Default: batch.
 	Durability blockstore.Durability
 	// Name is the node's name. Default: test.
 	Name string
@@ -61,7 +61,7 @@ type Options struct {
 
 // Node is a running storage node.
 type Node struct {
-	// Addr is its gRPC address.
+	// Addr is the node's gRPC address.
 	Addr string
 
 	closers []func(context.Context) error
@@ -223,9 +223,9 @@ func (n *Node) Namespace(t testing.TB, name string, g kv.Geometry) {
 }
 
 // otherVersion is a connection of a data plane whose protocol has the next version. The first
-// bytes in each direction are a magic whose fourth byte is the version. This node's magics are
-// sent with the next version. The client's magics are received with the version before their
-// own, because for a node of the next version the client is one version behind.
+// bytes in each direction are a magic whose fourth byte is the version. otherVersion sends the
+// node's magic with the next version. It changes the magic received from the client to the
+// previous version, because a client is one version behind a node of the next version.
 type otherVersion struct {
 	net.Conn
 	read, written bool

@@ -1,5 +1,5 @@
-// Package testplanner runs a planner inside a test's process: the real service over
-// gRPC, which can be stopped and replaced by one without state. Only tests import it.
+// Package testplanner runs a planner inside a test's process: the real service over gRPC. A test
+// can stop the planner and replace it by a planner without state. Only tests import the package.
 package testplanner
 
 import (
@@ -20,19 +20,19 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// Options of a Planner.
+// Options configures a Planner.
 type Options struct {
 	Planner planner.Options
 	// Server and Dial are added to the options of the server and of Conn.
 	Server []grpc.ServerOption
 	Dial   []grpc.DialOption
-	// TCP makes the planner listen on a port of loopback too, Planner.Addr.
+	// TCP makes the planner also listen on a loopback port, Planner.Addr.
 	TCP bool
 }
 
 // Planner is a planner and a connection to it.
 type Planner struct {
-	// Conn reaches the planner that runs; it tries again at once while there is none.
+	// Conn connects to the running planner. If none is running, it retries immediately.
 	Conn *grpc.ClientConn
 	// Addr is the planner's host:port, which a restart does not change. It is empty without
 	// Options.TCP.
@@ -75,14 +75,14 @@ func Start(t testing.TB, o Options) *Planner {
 	return p
 }
 
-// Start starts a planner without state. It is called when no planner runs.
+// Start starts a planner without state. No planner may be running.
 func (p *Planner) Start() {
 	p.t.Helper()
 	service, err := planner.New(p.opts.Planner)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	// As a planner node: client.Dial sends a ping in 10 s.
+	// The same policy as a planner node: client.Dial sends a ping every 10 s.
 	pings := grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true})
 	server := grpc.NewServer(append([]grpc.ServerOption{pings}, p.opts.Server...)...)
 	pb.RegisterPlannerServer(server, service)
@@ -118,7 +118,7 @@ func (p *Planner) Start() {
 	}
 }
 
-// Stop ends the planner, if there is one.
+// Stop ends the planner, if one is running.
 func (p *Planner) Stop() {
 	p.mu.Lock()
 	stop := p.stop

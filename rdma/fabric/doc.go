@@ -22,7 +22,7 @@
 // Each group.Endpoint has its own fi_endpoint; endpoints do not share one.
 // Endpoint.Shut has to cut off a peer that does not cooperate, and only closing the
 // fi_endpoint does so: removing the peer's address does not, in any provider. This
-// costs 22 KiB an endpoint over TCP, and a queue pair over EFA.
+// costs 22 KiB per endpoint over TCP, and one queue pair per endpoint over EFA.
 //
 // Post puts works into a ring in C memory and gives them to the provider by one call
 // for a batch. Works stay in the ring while the provider is full, or before the
@@ -31,9 +31,8 @@
 // FI_DELIVERY_COMPLETE: its completion means that the bytes are in place. The low half
 // of the remote CQ data is the immediate. The high half is the length, or the sender's
 // tag for a provider without source addresses (quirks.go, sourceLies). EFA has 4 bytes
-// of CQ data, which hold the immediate only.
-//
-// # The hub
+// tag for a provider without source addresses (quirks.go, sourceLies). EFA has only 4
+// bytes of CQ data, which hold the immediate.
 //
 // Messages are sent in frames (wire.go) to the peer's hub, one more fi_endpoint for the
 // whole domain. The hub has its own buffers and copies a message to the first buffer
@@ -42,10 +41,10 @@
 // The hub sends that in receipts. It also sends
 //
 //   - a question, when an endpoint breaks: which of these keys do you refuse? Over
-//     TCP libfabric closes the connection upon a bad key without a reason. The target
-//     looks the keys up: the first write that it refuses ends with StatusRefused, the
-//     others with StatusBroken. A key of a window that was revoked meanwhile is
-//     refused.
+//     TCP, libfabric closes the connection after a bad key and gives no reason. The
+//     target looks the keys up: the first write that it refuses ends with
+//     StatusRefused, the others with StatusBroken. The key of a window that was
+//     revoked in the meantime is refused.
 //   - a goodbye, when an endpoint is shut or broken. Without it the peer's libfabric
 //     would try to connect forever.
 //
@@ -66,7 +65,7 @@
 //	peer is killed          writes in flight fail
 //	an endpoint             22 KiB, 1 socket
 //
-// So CloseIsFinal is false, and the engine revokes by asking (group, revoke).
+// So CloseIsFinal is false, and to revoke a window the engine asks its peers (group, revoke).
 //
 // net has three defects. If an endpoint is closed while a connection to it is half open
 // (accepted, nothing read yet), net uses freed memory; handshake.go prevents that.

@@ -27,7 +27,7 @@ type domain struct {
 	quirks       quirks
 	opts         DomainOptions
 	limits       group.Limits
-	hub          []byte // address of the endpoint that takes messages
+	hub          []byte // address of the endpoint that receives messages
 	handshakeMem *memory
 
 	// poll is held by Poll, and by every other function that reads completions or closes
@@ -89,7 +89,7 @@ type peerHub struct {
 
 var _ group.Domain = (*domain)(nil)
 
-// Open opens one domain.
+// Open opens one domain, which is one NIC.
 func Open(o DomainOptions) (group.Domain, error) {
 	d, err := open(o)
 	if err != nil {
@@ -116,7 +116,7 @@ func open(o DomainOptions) (*domain, error) {
 	return nil, errors.Join(errs...)
 }
 
-// newDomain makes a domain of an open native, which it closes if it fails.
+// newDomain makes a domain of an open native. It closes the native if it fails.
 func newDomain(n *native, t traits, o DomainOptions) (*domain, error) {
 	q := quirksOf(t.provider)
 	if !t.source {
@@ -167,10 +167,10 @@ func (d *domain) openHandshake() error {
 func (d *domain) usable() error {
 	switch {
 	case d.quirks.unmarked && d.opts.TrafficClass != [rdma.Classes]uint32{}:
-		return fmt.Errorf("option TrafficClass is %#x, and this provider marks no packets: leave it 0 (data_plane.qos: off), or use rdma/tcp: %w",
+		return fmt.Errorf("option TrafficClass is %#x, but this provider does not mark packets: set it to 0 (data_plane.qos: off), or use rdma/tcp: %w",
 			d.opts.TrafficClass, rdma.ErrUnsupported)
 	case d.traits.dataBytes < 4:
-		return fmt.Errorf("%d bytes of remote CQ data, 4 are needed: %w", d.traits.dataBytes, rdma.ErrUnsupported)
+		return fmt.Errorf("%d bytes of remote CQ data; 4 are needed: %w", d.traits.dataBytes, rdma.ErrUnsupported)
 	case d.quirks.connects && (d.quirks.sourceLies || d.traits.dataBytes < 8):
 		return fmt.Errorf("this provider makes connections, and their handshake needs source addresses and 8 bytes of remote CQ data: %w", rdma.ErrUnsupported)
 	case d.quirks.sourceLies && d.traits.dataBytes < 8:
@@ -202,7 +202,7 @@ func (d *domain) Name() string { return d.name }
 // Limits are constant.
 func (d *domain) Limits() group.Limits { return d.limits }
 
-// newKey draws a key that is not 0 and as wide as the provider's keys are.
+// newKey returns a random key that is not 0 and has the width of the provider's keys.
 func (d *domain) newKey() uint64 {
 	for {
 		if k := random64() >> (64 - 8*min(max(d.traits.keyBytes, 1), 8)); k != 0 {
@@ -218,7 +218,7 @@ func random64() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// localKey is a key for memory that only we use, or 0 if that needs none.
+// localKey returns a key for memory that only this process uses, or 0 if it needs no key.
 func (d *domain) localKey() uint64 {
 	if !d.traits.localKeys {
 		return 0
@@ -287,7 +287,7 @@ func (d *domain) turn(room int) {
 	}
 }
 
-// emit gives the engine a completion, in this Poll or a later one.
+// emit returns a completion to the engine, from this Poll or a later one.
 func (d *domain) emit(c group.Completion) {
 	if d.n < len(d.dst) {
 		d.dst[d.n] = c
@@ -297,7 +297,7 @@ func (d *domain) emit(c group.Completion) {
 	d.backlog = append(d.backlog, c)
 }
 
-// again offers the provider the works and buffers that it did not take before.
+// again posts the works and buffers that the provider did not accept before.
 func (d *domain) again() {
 	if len(d.recvLate) > 0 {
 		late := d.recvLate
@@ -353,8 +353,8 @@ func (d *domain) endpointOf(tag uint32) *endpoint {
 	return d.byTag[tag]
 }
 
-// handleRemote counts the immediate of a peer's write. An event with an error is a write
-// that was cut off while it arrived; its sender reports that.
+// handleRemote counts the immediate of a peer's write. An event with an error is a write that was
+// cut off while it arrived; its sender reports the failure.
 func (d *domain) handleRemote(ev *event) {
 	if ev.err != 0 || ev.has_data == 0 {
 		return
@@ -472,7 +472,7 @@ func (d *domain) Close() error {
 	return errors.Join(err, d.native.close())
 }
 
-// Wait blocks until Poll may have something to do.
+// Wait blocks until Poll may have work.
 func (d *domain) Wait() {
 	d.wait.wait(d.pause())
 }
@@ -501,6 +501,6 @@ const (
 	lingerPause = 2 * time.Millisecond
 )
 
-// latePause is how soon a work that the provider did not take is offered again, if no event
-// wakes the poller earlier.
+// latePause is the time after which works that the provider did not accept are posted again, if no
+// event wakes the poller earlier.
 const latePause = time.Millisecond

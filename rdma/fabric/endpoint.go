@@ -19,9 +19,9 @@ import (
 type endpoint struct {
 	d       *domain
 	cookie  uint64
-	tag     uint32 // the peer sends it with frames and immediates
+	tag     uint32 // the peer sends this tag with frames and immediates
 	local   []byte
-	address []byte // ours, in the provider's format
+	address []byte // this endpoint's address, in the provider's format
 
 	// The fields below are guarded by d.poll.
 
@@ -50,7 +50,7 @@ type endpoint struct {
 	free      []uint32
 	posted    uint64 // sequence number of the last work
 	isLate    bool
-	lateSince time.Time // the provider has taken no work since
+	lateSince time.Time // since when the provider has accepted no work
 }
 
 // slot is a work in flight.
@@ -66,7 +66,7 @@ type slot struct {
 	handshake bool
 }
 
-// ref is how a receipt names a work.
+// ref returns the reference to a work in receipts.
 func ref(seq uint64, i uint32) uint64 { return seq<<8 | uint64(i) }
 
 var _ group.Endpoint = (*endpoint)(nil)
@@ -74,9 +74,9 @@ var _ group.Endpoint = (*endpoint)(nil)
 // errNotConnected: Post before Connect.
 var errNotConnected = errors.New("fabric: the endpoint is not connected")
 
-// NewEndpoint makes an endpoint of libfabric for one peer. One for all peers,
-// told apart by address, would be cheaper; but then nothing could cut off a peer
-// that does not cooperate.
+// NewEndpoint makes a libfabric endpoint for one peer. One libfabric endpoint for all peers, with
+// their addresses to distinguish them, would be cheaper; but then a peer that does not cooperate
+// could not be cut off.
 func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
 	if int(class) >= rdma.Classes {
 		return nil, fmt.Errorf("fabric: %v: %w", class, rdma.ErrRange)
@@ -105,7 +105,7 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		l.handshake = target{key: d.handshakeMem.Key(), addr: d.handshakeMem.Base()}
 	}
 	if err == nil && (len(name) > maxName || len(d.hub) > maxName) {
-		err = fmt.Errorf("address of %d bytes, at most %d", max(len(name), len(d.hub)), maxName)
+		err = fmt.Errorf("address of %d bytes; at most %d are possible", max(len(name), len(d.hub)), maxName)
 	}
 	if err != nil {
 		d.mu.Lock()
@@ -117,11 +117,11 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 	return e, nil
 }
 
-// Local is what the peer's endpoint must be given.
+// Local returns the bytes that the peer's endpoint needs to connect.
 func (e *endpoint) Local() []byte { return e.local }
 
-// Connect joins the endpoint to the peer's. Where there is a connection
-// underneath, the one with the greater address makes it, before it returns.
+// Connect connects the endpoint to the peer's. If the provider uses connections, the endpoint with
+// the greater address makes the connection before Connect returns.
 func (e *endpoint) Connect(remote []byte) error {
 	l, err := parseLocal(remote)
 	if err != nil {
@@ -235,7 +235,7 @@ func (e *endpoint) answered(i uint32) (bool, error) {
 	return true, nil
 }
 
-// checkPeer refuses what can't be an endpoint of our provider.
+// checkPeer returns an error if l cannot be an endpoint of this domain's provider.
 func (d *domain) checkPeer(l *local) error {
 	if l.provider != d.traits.provider || l.format != d.traits.format {
 		return fmt.Errorf("fabric: connect: the peer's provider is %q (format %d), ours %q (format %d)",
@@ -249,8 +249,8 @@ func (d *domain) checkPeer(l *local) error {
 	return nil
 }
 
-// checkAddress refuses an address that the provider would read beyond its end,
-// or take for another kind. ours is how long our own is.
+// checkAddress rejects an address that the provider would read beyond its end, or would treat as an
+// address of another kind. ours is the length of our own address.
 func checkAddress(format uint32, a []byte, ours int) error {
 	switch format {
 	case formatIPv4, formatIPv6:
@@ -266,8 +266,7 @@ func checkAddress(format uint32, a []byte, ours int) error {
 	return nil
 }
 
-// insertHub returns a peer's hub, which may be known already, with one reference
-// more.
+// insertHub returns a peer's hub, which may already be known, and adds a reference to it.
 func (d *domain) insertHub(name []byte) (*peerHub, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -325,8 +324,8 @@ func (e *endpoint) putLocked(w *group.Work) {
 	}
 	key := w.RemoteKey
 	if w.RemoteAddr+w.Len < w.RemoteAddr {
-		// To a provider that compares the end alone, a write that wraps around
-		// is in bounds. Key 0 opens no memory, so the peer refuses it.
+		// A provider that compares only the end of the range would accept a write that wraps
+		// around. Key 0 is invalid, so the peer refuses the write.
 		key = 0
 	}
 	e.native.put(i, buf, desc, w.Len, w.RemoteAddr, key, e.data(w), w.Op == group.OpWriteImm)
@@ -378,7 +377,7 @@ func (e *endpoint) flushLate() {
 	}
 	left := e.flushLocked(0)
 	switch {
-	case left == 0 || left < len(e.slots)-len(e.free): // the provider has some
+	case left == 0 || left < len(e.slots)-len(e.free): // the provider has accepted some works
 		e.lateSince = time.Time{}
 	case e.lateSince.IsZero():
 		e.lateSince = time.Now()
@@ -390,7 +389,7 @@ func (e *endpoint) flushLate() {
 // handshakePause is how often handshake polls.
 const handshakePause = 100 * time.Microsecond
 
-// lateTimeout is how long a provider may fail to connect.
+// lateTimeout is the longest time that a provider may take to connect.
 const lateTimeout = 5 * time.Second
 
 // failLocked makes the endpoint refuse works. The next Poll ends the posted ones.
@@ -419,7 +418,7 @@ func (e *endpoint) complete(i uint32, fault, provFault int32) {
 	e.endLocked(i)
 }
 
-// takeReceipt notes how the peer says that a framed work ended.
+// takeReceipt records how a framed work ended, according to the peer's receipt.
 func (e *endpoint) takeReceipt(r receipt) {
 	i := uint32(r.ref & 0xff)
 	e.mu.Lock()
@@ -454,8 +453,8 @@ func (e *endpoint) endLocked(i uint32) {
 
 // The errors that a target reports.
 var (
-	errRefused  = errors.New("fabric: the target's domain refuses key or bounds")
-	errNoBuffer = errors.New("fabric: the target's domain has no buffer for the message")
+	errRefused  = errors.New("fabric: the target's domain refused the key or the bounds")
+	errNoBuffer = errors.New("fabric: the target's domain had no buffer for the message")
 )
 
 func (e *endpoint) releaseLocked(i uint32) {

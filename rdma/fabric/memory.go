@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// memory is a registration, of a whole or of a part of it.
+// memory is a registration of a whole memory or of a part of it.
 type memory struct {
 	d          *domain
 	addr       uintptr
@@ -40,7 +40,7 @@ func (d *domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, 
 	return m, nil
 }
 
-// register takes a key from the provider, or gives it one.
+// register registers m under a key that this process or the provider chooses.
 func (m *memory) register() error {
 	d := m.d
 	if d.traits.virtAddr {
@@ -53,17 +53,17 @@ func (m *memory) register() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if reg.key == 0 || d.memories[reg.key] != nil {
-		return errors.Join(fmt.Errorf("fabric: the provider gave key %#x, which is none or taken", reg.key), reg.close())
+		return errors.Join(fmt.Errorf("fabric: the provider returned key %#x, which is 0 or in use", reg.key), reg.close())
 	}
 	m.reg = reg
 	d.memories[reg.key] = m
 	return nil
 }
 
-// Key opens the memory to peers.
+// Key returns the key with which peers access the memory.
 func (m *memory) Key() uint64 { return m.reg.key }
 
-// Base is the first byte's address, or 0 where the provider counts from there.
+// Base returns the first byte's address, or 0 if the provider's addresses are offsets.
 func (m *memory) Base() uint64 { return m.base }
 
 // Window registers a part under a key of its own.
@@ -78,7 +78,7 @@ func (m *memory) Window(off, n uint64) (group.Memory, error) {
 	return w, nil
 }
 
-// Close takes the key back.
+// Close invalidates the key.
 func (m *memory) Close() error {
 	m.d.mu.Lock()
 	delete(m.d.memories, m.reg.key)

@@ -24,15 +24,14 @@ import (
 	"unsafe"
 )
 
-// Safety: everything that libfabric keeps a pointer to lies in C memory, or is
-// the payload of a registration, which a runtime.Pinner holds where it is until
-// the registration is closed. Addresses of payload cross as integers, so that
-// cgo has nothing to check on the hot path.
+// Safety: libfabric keeps pointers only to C memory and to the payload of registrations. A
+// runtime.Pinner pins the payload until its registration is closed. Addresses of payload are
+// passed as integers, so cgo has nothing to check on the hot path.
 
-// errAgain: the provider is full for the moment.
+// errAgain: the provider's queue is full at the moment.
 var errAgain = errors.New("provider is full")
 
-// errno makes an error of what a call of libfabric returned.
+// errno returns the error of a libfabric call's return value.
 func errno(call string, ret C.int) error {
 	switch {
 	case ret >= 0:
@@ -43,16 +42,16 @@ func errno(call string, ret C.int) error {
 	return fmt.Errorf("%s: %s (%d)", call, faultText(int32(-ret)), int(-ret))
 }
 
-// faultText is libfabric's text for the fault of a completion.
+// faultText returns libfabric's text for the error code of a completion.
 func faultText(code int32) string { return C.GoString(C.pf_strerror(C.int(code))) }
 
-// libraryVersion is that of the library that is loaded.
+// libraryVersion returns the version of the loaded library.
 func libraryVersion() (major, minor int) {
 	v := uint32(C.pf_version())
 	return int(v >> 16), int(v & 0xffff)
 }
 
-// apiVersion is the version whose behaviour is asked for, as FI_VERSION counts.
+// apiVersion returns the version whose behaviour is requested, in the format of FI_VERSION.
 func apiVersion() uint32 {
 	major, minor := askedVersion(libraryVersion())
 	return uint32(major)<<16 | uint32(minor)
@@ -86,12 +85,12 @@ func list(provider string) ([]found, error) {
 type native struct {
 	d      *C.struct_pf_domain
 	events []C.struct_pf_event // in C memory
-	// The hub's buffers: hubRecvs to receive, of frame bytes each, then hubSends
-	// to send, of maxControl bytes each.
+	// The hub's buffers: first hubRecvs buffers to receive, of one frame each, then hubSends
+	// buffers to send, of maxControl bytes each.
 	ops     *C.struct_pf_op
 	buffers unsafe.Pointer
 	frame   int
-	reg     registration // of buffers, where the provider wants that
+	reg     registration // of buffers, if the provider requires it
 	// taken counts completions.
 	taken atomic.Uint64
 }
@@ -107,10 +106,10 @@ const (
 	evRemote  = C.PF_REMOTE
 )
 
-// queueEvents is how deep the queue of completions is.
+// queueEvents is the length of the completion queue.
 const queueEvents = 4096
 
-// maxEvents is how many completions one poll returns.
+// maxEvents is the largest number of completions that one poll returns.
 const maxEvents = C.PF_EVENTS
 
 // openNative opens one domain of one provider.
@@ -142,14 +141,13 @@ func openNative(provider, domain, addr string, depth int) (*native, traits, erro
 	}, nil
 }
 
-// Formats of socket addresses, which checkAddress looks into.
+// Formats of socket addresses, which checkAddress parses.
 const (
 	formatIPv4 = C.FI_SOCKADDR_IN
 	formatIPv6 = C.FI_SOCKADDR_IN6
 )
 
-// openHub opens the endpoint that takes messages and control, and returns its
-// address.
+// openHub opens the endpoint that receives messages and control frames, and returns its address.
 func (n *native) openHub() ([]byte, error) {
 	name := make([]byte, C.PF_NAME_MAX)
 	size := C.size_t(len(name))
@@ -160,16 +158,16 @@ func (n *native) openHub() ([]byte, error) {
 	return name[:min(int(size), len(name))], nil
 }
 
-// hubRecvs and hubSends are how many buffers the hub has. A frame that arrives is
-// copied out in the next poll, so that they bound a burst and not a backlog.
+// hubRecvs and hubSends are the numbers of the hub's buffers. An arrived frame is copied out in the
+// next poll, so the numbers limit a burst but not a backlog.
 const (
 	hubRecvs = 64
 	hubSends = 32
 )
 
-// openBuffers makes the hub's buffers and posts those that receive; frame is the
-// longest frame in bytes. key is for the provider that wants its buffers
-// registered, otherwise 0.
+// openBuffers allocates the hub's buffers and posts the receive buffers. frame is the length of the
+// longest frame, in bytes. key is the key of the buffers if the provider requires their
+// registration, otherwise 0.
 func (n *native) openBuffers(frame int, key uint64) error {
 	size := hubRecvs*frame + hubSends*maxControl
 	n.frame = frame
@@ -198,7 +196,7 @@ func (n *native) op(i uint32) *C.struct_pf_op {
 	return (*C.struct_pf_op)(unsafe.Add(unsafe.Pointer(n.ops), uintptr(i)*C.sizeof_struct_pf_op))
 }
 
-// buffer is the hub's buffer i.
+// buffer returns the hub's buffer i.
 func (n *native) buffer(i uint32) []byte {
 	if i < hubRecvs {
 		return unsafe.Slice((*byte)(unsafe.Add(n.buffers, int(i)*n.frame)), n.frame)
@@ -217,9 +215,9 @@ func (n *native) send(i uint32, size int, to uint64) error {
 	return errno("fi_send", C.pf_hub_send(n.d, n.op(i), unsafe.Pointer(&n.buffer(i)[0]), C.uint64_t(size), n.reg.desc, C.uint64_t(to)))
 }
 
-// insert makes a peer's address known.
+// insert adds a peer's address to the provider.
 func (n *native) insert(addr []byte) (uint64, error) {
-	// Providers read as many bytes as their format has: give them all there can be.
+	// Providers read as many bytes as an address of their format has, so the padding must be readable.
 	var padded [C.PF_NAME_MAX]byte
 	copy(padded[:], addr)
 	var out C.uint64_t
@@ -246,15 +244,15 @@ func (n *native) poll(size int) ([]event, error) {
 	return n.events[:ret], nil
 }
 
-// tryWait reports whether the queue is empty and its descriptor will tell when
-// it is not.
+// tryWait reports whether the queue is empty and its descriptor will become readable when it is not
+// empty any more.
 func (n *native) tryWait() bool { return C.pf_try_wait(n.d) == 0 }
 
-// clear makes the queue's descriptor say again whether there is something. It
-// blocks for at most a millisecond.
+// clear resets the queue's descriptor to the state of the queue. It blocks for at most a
+// millisecond.
 func (n *native) clear() { C.pf_clear(n.d) }
 
-// close releases the domain; its endpoints and registrations are closed before.
+// close releases the domain; its endpoints and registrations must be closed before.
 func (n *native) close() error {
 	var err error
 	if n.reg.mr != nil {
@@ -267,15 +265,14 @@ func (n *native) close() error {
 	return err
 }
 
-// registration is memory that the provider knows.
+// registration is memory registered with the provider.
 type registration struct {
 	mr   *C.struct_fid_mr
 	desc unsafe.Pointer
 	key  uint64
 }
 
-// register makes memory known; key is what opens it, unless the provider
-// chooses its own.
+// register registers memory. key becomes its key, unless the provider chooses the keys.
 func (n *native) register(addr uintptr, size uint64, remote bool, key uint64) (registration, error) {
 	var r registration
 	var k C.uint64_t
@@ -292,18 +289,19 @@ func (n *native) register(addr uintptr, size uint64, remote bool, key uint64) (r
 
 func (r registration) close() error { return errno("fi_close", C.pf_mr_close(r.mr)) }
 
-// addressOf is where mem begins; it stays there only if it is pinned or not Go's.
+// addressOf returns the address of mem. The address stays valid only if mem is pinned or outside of
+// the Go heap.
 func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
 
-// pin holds mem where it is.
+// pin pins mem.
 func pin(p *runtime.Pinner, mem []byte) { p.Pin(unsafe.SliceData(mem)) }
 
-// nativeEndpoint is an endpoint of libfabric, with its ring of works.
+// nativeEndpoint is an endpoint of libfabric with its ring of works.
 type nativeEndpoint struct {
 	e     *C.struct_pf_ep
 	ring  []C.struct_pf_work
-	heads []byte // headLen for each slot
-	// tail is where the next work goes; C moves the head.
+	heads []byte // headLen bytes for each slot
+	// tail is the position of the next work; C advances the head.
 	tail uint32
 }
 
@@ -322,12 +320,12 @@ func (n *native) openEndpoint(owner uint32, depth int, tclass uint32, key uint64
 	return e, name[:min(int(size), len(name))], nil
 }
 
-// join sets where works go.
+// join sets the destinations of works.
 func (e *nativeEndpoint) join(peer, hub uint64) {
 	e.e.peer, e.e.hub = C.fi_addr_t(peer), C.fi_addr_t(hub)
 }
 
-// put appends a write to the ring, which has room, under context slot.
+// put appends a write to the ring, which must not be full, with the context of slot.
 func (e *nativeEndpoint) put(slot uint32, buf uintptr, desc cpointer, size, addr, key, data uint64, withData bool) {
 	w := e.next(slot, buf, desc, size)
 	w.addr, w.key, w.data = C.uint64_t(addr), C.uint64_t(key), C.uint64_t(data)
@@ -337,13 +335,12 @@ func (e *nativeEndpoint) put(slot uint32, buf uintptr, desc cpointer, size, addr
 	}
 }
 
-// putFrame appends a frame for the peer's hub; payload goes behind the header
-// that head returns.
+// putFrame appends a frame for the peer's hub. Its payload follows the header, which head returns.
 func (e *nativeEndpoint) putFrame(slot uint32, buf uintptr, desc cpointer, size uint64) {
 	e.next(slot, buf, desc, size).head = headLen
 }
 
-// head is where the header of slot's frame is written.
+// head returns the bytes of the header of slot's frame.
 func (e *nativeEndpoint) head(slot uint32) []byte {
 	return e.heads[slot*headLen : (slot+1)*headLen : (slot+1)*headLen]
 }
@@ -358,15 +355,15 @@ func (e *nativeEndpoint) next(slot uint32, buf uintptr, desc cpointer, size uint
 	return w
 }
 
-// flush gives the works in the ring to the provider; added of them are new. left is how
-// many works the provider did not take.
+// flush passes the works in the ring to the provider; added of them are new. left is the number of
+// works that the provider did not accept.
 func (e *nativeEndpoint) flush(added int) (left int, err error) {
 	ret := C.pf_flush(e.e, C.uint32_t(added))
 	return max(int(ret), 0), errno("post", ret)
 }
 
-// hold adds works to the ring and gives none to the provider. left is the number of works
-// in the ring.
+// hold adds works to the ring and passes none to the provider. left is the number of works in the
+// ring.
 func (e *nativeEndpoint) hold(added int) (left int) {
 	e.e.count += C.uint32_t(added)
 	return int(e.e.count)
@@ -377,17 +374,17 @@ func (e *nativeEndpoint) stopListening() error {
 	return errno("close the endpoint's listening socket", C.pf_ep_stop_listening(e.e))
 }
 
-// cut closes the endpoint: the provider touches nothing of it from here on. Its
-// ring is empty afterwards.
+// cut closes the endpoint: from then on the provider accesses none of its memory. Its ring is empty
+// afterwards.
 func (e *nativeEndpoint) cut() error {
 	return errno("fi_close of an endpoint", C.pf_ep_cut(e.e))
 }
 
-// free releases what is left of a cut endpoint.
+// free releases the remaining memory of a cut endpoint.
 func (e *nativeEndpoint) free() { C.pf_ep_free(e.e) }
 
-// cpointer is an address in C memory that Go only passes on.
+// cpointer is an address in C memory that Go only passes through.
 type cpointer = unsafe.Pointer
 
-// The header of C and that of wire.go are one.
+// The headers in C and in wire.go have the same length.
 var _ [headLen]byte = [C.PF_HEAD]byte{}

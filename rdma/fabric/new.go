@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Built is whether this program has libfabric.
+// Built reports whether this program supports libfabric.
 const Built = true
 
 // New starts an engine over one or several domains of a provider.
@@ -20,7 +20,7 @@ func New(ctx context.Context, o Options) (*group.Engine, error) {
 	return newEngine(ctx, o, func(_ int, d DomainOptions) (*domain, error) { return open(d) })
 }
 
-// newEngine is New with a way to open NIC i.
+// newEngine is New with a function that opens NIC i.
 func newEngine(ctx context.Context, o Options, open func(int, DomainOptions) (*domain, error)) (*group.Engine, error) {
 	g := o.Group
 	g.Provider, g.Domains = Provider, nil
@@ -70,14 +70,14 @@ func newEngine(ctx context.Context, o Options, open func(int, DomainOptions) (*d
 	g.Reopen = func(_ context.Context, i int) (group.Domain, error) {
 		d, err := openNIC(i)
 		if err != nil {
-			return nil, err // not a domain that is nil inside
+			return nil, err // a plain nil, not an interface that holds a nil domain
 		}
 		return d, nil
 	}
 	return group.New(ctx, g)
 }
 
-// count returns how often n is in all.
+// count returns how often all contains n.
 func count(all []NIC, n NIC) (times int) {
 	for _, x := range all {
 		if x == n {
@@ -87,26 +87,26 @@ func count(all []NIC, n NIC) (times int) {
 	return times
 }
 
-// about is one line on the domain, for people.
+// about returns one line that describes the domain for people.
 func (d *domain) about() string {
 	major, minor := libraryVersion()
 	return fmt.Sprintf("%s of %s (libfabric %d.%d)", d.name, d.traits.provider, major, minor)
 }
 
-// defaultNICs are all domains but the loopback, or that alone.
+// defaultNICs returns all domains except the loopback, or only the loopback if there is no other.
 func defaultNICs(provider string) ([]NIC, error) {
 	all, err := List(provider)
 	if err != nil {
 		return nil, err
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("fabric: provider %q has no domain here; `fi_info -p %s` says more", provider, provider)
+		return nil, fmt.Errorf("fabric: provider %q has no domain on this host; see `fi_info -p %s`", provider, provider)
 	}
 	return pickNICs(provider, all)
 }
 
-// List returns the domains of a provider, each once, with the address that
-// peers are most likely to reach: IPv4 before IPv6, and nothing link-local.
+// List returns the domains of a provider, each once, with the address that peers are most likely to
+// reach: IPv4 before IPv6, and link-local addresses not at all.
 func List(provider string) ([]NIC, error) {
 	major, minor := libraryVersion()
 	var all []NIC

@@ -11,7 +11,7 @@ import (
 // Provider is the Info.Provider of an engine of this package.
 const Provider = "fabric"
 
-// DomainOptions configure one NIC.
+// DomainOptions configures one NIC.
 type DomainOptions struct {
 	// Provider is libfabric's name of the provider: tcp, efa. The default tcp is the
 	// provider with its own reliable datagrams, called net before libfabric 1.18. shm is
@@ -31,7 +31,7 @@ type DomainOptions struct {
 	TrafficClass [rdma.Classes]uint32
 }
 
-// maxQueueDepth is the deepest queue: a question must have room for all of it.
+// maxQueueDepth is the largest queue depth: a question must have space for all works of a queue.
 const maxQueueDepth = 128
 
 // EnsureDefaults sets the fields that are zero.
@@ -61,17 +61,16 @@ func (o *DomainOptions) Validate() error {
 	})
 }
 
-// Options configure an engine.
+// Options configures an engine.
 type Options struct {
 	// Domain is the options of each NIC; its NIC is overwritten.
 	Domain DomainOptions
-	// NICs are the engine's NICs. Default: every domain of the provider but the
-	// loopback, or that if there is no other.
+	// NICs are the engine's NICs. Default: every domain of the provider except the
+	// loopback, or only the loopback if there is no other.
 	NICs []NIC
-	// Group is the rest of the engine's options; Provider, Detail, Domains and
-	// Reopen are overwritten, and SeparateClasses is set where Domain has another
-	// TrafficClass for one class than for the other. Control should be group.TCP's
-	// or group.Unix's.
+	// Group has the engine's other options. Provider, Detail, Domains and Reopen are
+	// overwritten, and SeparateClasses is set if Domain.TrafficClass differs between the
+	// classes. Control should be group.TCP's or group.Unix's.
 	Group group.Options
 }
 
@@ -86,12 +85,12 @@ type NIC struct {
 	// Domain is libfabric's name of the domain: eth0 (tcp), rdmap0s6-rdm (efa).
 	// Empty: the domain that has Addr, or the first.
 	Domain string
-	// Addr is the local address to use, where the provider has IP addresses.
-	// Empty: the domain's first.
+	// Addr is the local address to use, if the provider uses IP addresses. Empty: the
+	// domain's first.
 	Addr string
 }
 
-// String returns the domain and, where there is one, the address.
+// String returns the domain and, if there is one, the address.
 func (n NIC) String() string {
 	if n.Addr == "" {
 		return n.Domain

@@ -10,9 +10,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// askedVersion is the version of libfabric whose behaviour is asked for, of a library of
-// the given version: 1.18, from which on efa writes by the device's RDMA on p5 without being
-// told to, or that of an older library.
+// askedVersion returns the version of libfabric whose behaviour is requested from a library of the
+// given version. It is 1.18, from which on efa uses the device's RDMA writes on p5 by default, or
+// the library's version if that is older.
 func askedVersion(major, minor int) (int, int) {
 	if major > 1 || minor > 18 {
 		return 1, 18
@@ -20,8 +20,9 @@ func askedVersion(major, minor int) (int, int) {
 	return major, minor
 }
 
-// pickNICs returns all domains but the loopback, or that alone. More than an engine takes
-// is an error: to leave some out would halve a host's bandwidth without a word.
+// pickNICs returns all domains except the loopback, or only the loopback if there is no other. It
+// returns an error if there are more than an engine takes: to omit some silently would halve a
+// host's bandwidth.
 func pickNICs(provider string, all []NIC) ([]NIC, error) {
 	picked := slices.DeleteFunc(slices.Clone(all), func(n NIC) bool {
 		a, err := netip.ParseAddr(n.Addr)
@@ -37,6 +38,6 @@ func pickNICs(provider string, all []NIC) ([]NIC, error) {
 	for _, n := range picked {
 		names = append(names, n.String())
 	}
-	return nil, fmt.Errorf("fabric: provider %q has %d domains (%s), and an engine takes %d: name those to use (data_plane.nics), and give the others to an engine of their own: %w",
+	return nil, fmt.Errorf("fabric: provider %q has %d domains (%s), and an engine takes at most %d: name the ones to use (data_plane.nics), and give the others to an engine of their own: %w",
 		provider, len(picked), strings.Join(names, ", "), group.MaxDomains, rdma.ErrRange)
 }

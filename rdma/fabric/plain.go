@@ -11,13 +11,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Built is whether this program has libfabric.
+// Built reports whether this program supports libfabric.
 const Built = false
 
 // errNotBuilt wraps rdma.ErrUnsupported.
 var errNotBuilt = fmt.Errorf("fabric: %w: this program was built without libfabric; build it with CGO_ENABLED=1 and -tags fabric, on Linux, with libfabric-dev and pkg-config installed", rdma.ErrUnsupported)
 
-// New fails: see the package comment for how to build it.
+// New returns an error; the package comment describes how to build with libfabric.
 func New(_ context.Context, o Options) (*group.Engine, error) {
 	if l := o.Group.Control.Listener; l != nil {
 		return nil, errors.Join(errNotBuilt, l.Close())
@@ -25,8 +25,8 @@ func New(_ context.Context, o Options) (*group.Engine, error) {
 	return nil, errNotBuilt
 }
 
-// Open fails as New does.
+// Open returns the same error as New.
 func Open(DomainOptions) (group.Domain, error) { return nil, errNotBuilt }
 
-// List fails as New does.
+// List returns the same error as New.
 func List(string) ([]NIC, error) { return nil, errNotBuilt }

@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiter is how a poller sleeps.
+// waiter is the way in which a poller sleeps.
 type waiter interface {
-	// wait sleeps until something happened, wake was called, or max has passed,
-	// if it is not 0.
+	// wait sleeps until an event arrives, wake is called, or max has passed; max 0 means no
+	// limit.
 	wait(max time.Duration)
 	wake()
 	close() error
 }
 
-// newWaiter makes the waiter of a queue with a descriptor, or of one without.
+// newWaiter returns the waiter for a queue with descriptor fd, or for a queue without (fd is negative).
 func newWaiter(n *native, fd int) (waiter, error) {
 	if fd < 0 {
 		return &napper{n: n, woken: make(chan struct{}, 1)}, nil
@@ -39,9 +39,9 @@ func newWaiter(n *native, fd int) (waiter, error) {
 	if w.raw, err = w.file.SyscallConn(); err != nil {
 		return nil, errors.Join(fmt.Errorf("queue's descriptor: %w", err), w.file.Close())
 	}
-	// A descriptor that the runtime can't wait on would make wait spin.
+	// If the runtime cannot wait on the descriptor, wait would spin.
 	if err := w.file.SetReadDeadline(time.Time{}); err != nil {
-		return nil, errors.Join(fmt.Errorf("queue's descriptor can't be waited on: %w", err), w.file.Close())
+		return nil, errors.Join(fmt.Errorf("the runtime cannot wait on the queue's descriptor: %w", err), w.file.Close())
 	}
 	w.ready = func(fd uintptr) bool {
 		switch {
@@ -50,24 +50,24 @@ func newWaiter(n *native, fd int) (waiter, error) {
 		case !readable(int(fd)):
 			return false
 		}
-		// There is something, or the descriptor has not forgotten the last time.
+		// There is an event, or the descriptor has not been reset since the last one.
 		n.clear()
 		return true
 	}
 	return w, nil
 }
 
-// fdWaiter waits in the runtime's poller, so that no thread is held.
+// fdWaiter waits in the runtime's poller, so it blocks no thread.
 type fdWaiter struct {
 	file *os.File
 	raw  syscall.RawConn
-	// ready is called when the wait begins, and again when the descriptor has
-	// become readable. The first time it looks for itself: the runtime is told
-	// of changes only, and the descriptor may be readable already.
+	// ready is called when the wait begins, and again when the descriptor has become readable.
+	// The first time it checks the queue itself: the runtime reports only changes, and the
+	// descriptor may already be readable.
 	ready func(fd uintptr) bool
 	again bool
-	// asked: wake was called since the last wait returned. waiting: a deadline
-	// in the past would be seen.
+	// asked: wake was called since the last wait returned. waiting: a wait is in progress that
+	// would notice a deadline in the past.
 	asked, waiting atomic.Bool
 }
 
@@ -88,7 +88,7 @@ func (w *fdWaiter) wait(max time.Duration) {
 	if max > 0 {
 		deadline = time.Now().Add(max)
 	}
-	// An error is a closed descriptor: then nothing is waited for any more.
+	// An error means that the descriptor is closed; then there is nothing to wait for.
 	_ = w.file.SetReadDeadline(deadline)
 	w.waiting.Store(true)
 	if !w.asked.Load() {
@@ -108,13 +108,13 @@ func (w *fdWaiter) wake() {
 
 func (w *fdWaiter) close() error { return w.file.Close() }
 
-// napper waits for a queue that has no descriptor. Behind the last work it looks on without
-// a pause, for napAfter; from then on every napPause, which is what an idle poller adds to
-// the latency at most, but for the runtime's own timers.
+// napper waits for a queue without a descriptor. For napAfter after the last work it polls without
+// a pause. After that it polls every napPause, which is the largest latency that it adds, apart
+// from the latency of the runtime's timers.
 type napper struct {
 	n     *native
 	woken chan struct{}
-	// seen is native.taken as the last wait found it, and worked when it last grew.
+	// seen is native.taken at the last wait, worked the time when it last increased.
 	seen   uint64
 	worked time.Time
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// A write puts exactly its bytes in place, at any size and alignment and in
-// both directions, and changes no other byte.
+// A write puts exactly its bytes in place, at any size and alignment and in both directions. It
+// changes no other byte.
 func testWrite(t *env) {
 	server, client := t.pair()
 	for _, dir := range []struct{ from, to rdma.Engine }{{server, client}, {client, server}} {
@@ -25,7 +25,7 @@ func testWrite(t *env) {
 			t.must(t.write(dir.from, rdma.Write{Src: src, SrcOffset: 77, Dst: t.sent(dst.Desc()), DstOffset: 333, Len: uint64(n), Imm: rdma.ImmOf(uint32(i))}))
 			t.must(t.wait(imm))
 			if !bytes.Equal(got, want) {
-				t.Fatalf("%d bytes: the memory is not as written", n)
+				t.Fatalf("%d bytes: the memory does not match the write", n)
 			}
 		}
 	}
@@ -34,7 +34,7 @@ func testWrite(t *env) {
 	}
 }
 
-// When an immediate has been counted, the payload is in place.
+// When an immediate has been counted, the payload has been placed.
 func testPayloadBeforeImmediate(t *env) {
 	server, client := t.pair()
 	n, rounds := t.scaled(3<<20+5, 70001), t.scaled(30, 4)
@@ -63,8 +63,8 @@ func testPayloadBeforeImmediate(t *env) {
 	}
 }
 
-// Immediates that come before their expectation count; a count that is reached
-// consumes what it asked for and no more.
+// Immediates that arrive before their expectation count. An expectation consumes exactly its
+// count.
 func testEarlyImmediate(t *env) {
 	server, client := t.pair()
 	dst, _ := t.region(client, 10)
@@ -87,8 +87,7 @@ func testEarlyImmediate(t *env) {
 	x.Cancel()
 }
 
-// A peer that sends immediates nobody expects fills a bounded place and costs
-// others nothing.
+// Of a peer's unexpected immediates only a limited number is kept, and other peers are not affected.
 func testEarlyBound(t *env) {
 	server := t.engine(Config{Listen: true, EarlyImmediates: 8})
 	bad, good := t.engine(Config{}), t.engine(Config{})
@@ -99,23 +98,23 @@ func testEarlyBound(t *env) {
 	for i := range uint32(20) {
 		t.must(t.write(bad, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(i)}))
 	}
-	// A write may have ended here before its immediate is counted there.
+	// A write may have ended at the client before the server counts its immediate.
 	t.eventually("12 immediates dropped", func() bool { return server.Stats().ImmediatesDropped >= 12 })
 	f, _ := t.expect(server, 1000, 1)
 	t.must(t.wait(f))
 }
 
-// A cancelled expectation ends with ErrCanceled, once, and what was counted for
-// it is gone.
+// A cancelled expectation ends with ErrCanceled, once, and the immediates counted for it are
+// discarded.
 func testCancel(t *env) {
 	server, client := t.pair()
 	dst, _ := t.region(client, 10)
 	f, x := t.expect(client, 7, 2)
 	t.must(t.write(server, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(7)}))
-	// A write may have ended there before its immediate is counted here.
+	// A write may have ended at the server before the client counts its immediate.
 	t.eventually("the immediate counted", func() bool { return client.Stats().ImmediatesIn >= 1 })
 	if !x.Cancel() || x.Cancel() {
-		t.Fatal("Cancel must say true once")
+		t.Fatal("Cancel must return true exactly once")
 	}
 	t.wantErr(t.wait(f), rdma.ErrCanceled)
 	g, y := t.expect(client, 7, 1)
@@ -123,12 +122,12 @@ func testCancel(t *env) {
 	t.must(t.write(server, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(7)}))
 	t.must(t.wait(g))
 	if y.Cancel() {
-		t.Fatal("Cancel ended what had ended")
+		t.Fatal("Cancel returned true for an expectation that had ended")
 	}
 }
 
-// An expectation from a peer ends with ErrPeerDied when the peer does, whether
-// it began before or after; one that names no peer goes on.
+// An expectation from a peer ends with ErrPeerDied when the peer dies, no matter which comes
+// first. An expectation that names no peer continues.
 func testExpectPeerDied(t *env) {
 	server, client := t.pair()
 	other := t.engine(Config{Listen: true})
@@ -150,7 +149,7 @@ func testExpectPeerDied(t *env) {
 	t.must(t.wait(survivor))
 }
 
-// A paged write equals a loop of copies, whatever the order of its pages.
+// A paged write has the same effect as a loop of copies, in any order of its pages.
 func testPaged(t *env) {
 	server, client := t.pair()
 	size := uint64(t.scaled(2<<20, 128<<10))
@@ -173,7 +172,7 @@ func testPaged(t *env) {
 		}
 		n := t.rng.IntN(most)
 		a, b := t.rng.Perm(most)[:n], t.rng.Perm(most)[:n]
-		if i%5 == 0 { // ascending: neighbours merge
+		if i%5 == 0 { // ascending, so that adjacent pages merge
 			for j := range n {
 				a[j], b[j] = j, j
 			}
@@ -192,13 +191,13 @@ func testPaged(t *env) {
 		t.must(t.writePaged(server, w))
 		t.must(t.wait(imm))
 		if !bytes.Equal(got, want) {
-			t.Fatalf("layout %d (%d pages of %d): the memory is not as written", i, n, pageLen)
+			t.Fatalf("layout %d (%d pages of %d): the memory does not match the write", i, n, pageLen)
 		}
 	}
 }
 
-// Overlapping destination pages hold the bytes of one of the writes, and the
-// immediate is counted once all the same.
+// Overlapping destination pages have the bytes of one of the writes, and the immediate is counted
+// only once.
 func testPagedOverlap(t *env) {
 	if raceEnabled {
 		t.Skip("needs a build without the race detector, which reports what this case is about")
@@ -228,7 +227,7 @@ func testPagedOverlap(t *env) {
 	}
 }
 
-// A paged write that reaches outside is refused before anything is sent.
+// A paged write with a page out of range fails before anything is sent.
 func testPagedErrors(t *env) {
 	server, client := t.pair()
 	src, _ := t.random(server, 1000)
@@ -265,8 +264,8 @@ func testPagedErrors(t *env) {
 	t.roundTrip(server, client)
 }
 
-// A write with a key that opens nothing is refused and counted, with or without
-// payload; the session goes on, and nothing is written or counted.
+// A write with an invalid key is refused and counted, with or without payload. The session
+// continues, and nothing is written and no immediate is counted.
 func testWrongKey(t *env) {
 	server, client := t.pair()
 	size := t.scaled(5<<20, 30000)
@@ -298,7 +297,7 @@ func testWrongKey(t *env) {
 	t.roundTrip(server, client)
 }
 
-// A Desc that claims more than there is does not help: the target checks.
+// A Desc that claims more memory than there is has no effect: the target checks the bounds.
 func testBounds(t *env) {
 	server, client := t.pair()
 	n := uint64(t.scaled(1<<20, 16<<10))
@@ -335,7 +334,7 @@ func testBounds(t *env) {
 	t.roundTrip(server, client)
 }
 
-// Windows of one region do not reach each other, and each dies alone.
+// Windows of one region are separate: no key reaches another window, and each is revoked alone.
 func testWindow(t *env) {
 	server, client := t.pair()
 	count := t.scaled(20, 6)
@@ -379,8 +378,8 @@ func testWindow(t *env) {
 	}
 }
 
-// A window that names peers takes the writes of each of them. An engine that has its Desc
-// and is not named is refused, with and without payload, and its session goes on.
+// A window that names peers accepts writes of each of them. An engine that has the window's Desc
+// but is not named is refused, with and without payload, and its session continues.
 func testWindowPeers(t *env) {
 	server := t.engine(Config{Listen: true})
 	const n = 5000
@@ -415,7 +414,7 @@ func testWindowPeers(t *env) {
 				}
 			}
 			if i < w.named {
-				t.must(t.wait(counted)) // the end of a write may come before its immediate is counted
+				t.must(t.wait(counted)) // a write may end before its immediate is counted
 				copy(before, from[:w.len])
 			} else {
 				t.still(counted)
@@ -432,8 +431,8 @@ func testWindowPeers(t *env) {
 	}
 }
 
-// A window over spans opens each of them by one key, and what lies between them
-// stays closed where the provider says so. The ends are closed everywhere.
+// A window over spans opens each of them with one key. The bytes between the spans are closed if
+// the provider has Info.Spans. Bytes before the first and after the last span are always closed.
 func testWindowSpans(t *env) {
 	server, client := t.pair()
 	const page = 512
@@ -441,12 +440,12 @@ func testWindowSpans(t *env) {
 	r, err := client.Register(mem, rdma.RegisterOptions{Local: true})
 	t.must(err)
 	src, from := t.random(server, len(mem))
-	// Pages 2, 3 (two spans that touch), 5 and 7, out of order.
+	// Pages 2, 3 (two adjacent spans), 5 and 7, not in order.
 	w, err := r.WindowSpans([]rdma.Span{{Offset: 7 * page, Len: page}, {Offset: 2 * page, Len: page}, {Offset: 5 * page, Len: page}, {Offset: 3 * page, Len: page}})
 	t.must(err)
 	d := t.sent(w.Desc())
 	if d.Len != 6*page || w.Bytes() != nil {
-		t.Fatalf("desc of %d bytes, want those from page 2 to page 7; Bytes of %d", d.Len, len(w.Bytes()))
+		t.Fatalf("desc of %d bytes, want pages 2 to 7; Bytes of %d", d.Len, len(w.Bytes()))
 	}
 	want := make([]byte, len(mem))
 	place := func(at, n int) {
@@ -480,7 +479,7 @@ func testWindowSpans(t *env) {
 		t.wantRefused(t.writePaged(server, rdma.PagedWrite{
 			PageLen: page, Src: src, Dst: d, Imm: rdma.ImmOf(1), SrcPages: rdma.Pages{Indices: []uint32{8}, Stride: page}, DstPages: rdma.Pages{Indices: []uint32{4}, Stride: page},
 		}), rdma.ReasonBounds)
-		// A refused write may have placed what is in front of the gap.
+		// A refused write may have placed the part before the gap.
 		for _, closed := range []int{0, 1, 4, 6, 8, 9} {
 			if !bytes.Equal(mem[closed*page:(closed+1)*page], make([]byte, page)) {
 				t.Errorf("page %d, outside of the spans, was written", closed)
@@ -499,7 +498,7 @@ func testWindowSpans(t *env) {
 	t.roundTrip(server, client)
 }
 
-// What is wrong on this side is an error at once: nothing is sent, Done is not
+// Errors that the caller's engine detects are returned at once: nothing is sent, and Done is not
 // called.
 func testLocalErrors(t *env) {
 	server, client := t.pair()
@@ -543,11 +542,11 @@ func testLocalErrors(t *env) {
 	t.roundTrip(server, client)
 }
 
-// lanes is how many writes a hammer has in flight, each to bytes of its own.
+// lanes is how many writes a hammer has in flight; each writes to bytes of its own.
 const lanes = 8
 
-// hammer writes to a window without pause until stop is closed. wait returns,
-// when all have ended, how many writes there were and how many were refused.
+// hammer writes to a window without pause until stop is closed. wait waits until all writes have
+// ended. It returns how many writes there were and how many were refused.
 func (t *env) hammer(stop chan struct{}, submit func(lane int, done func(error)) error) (wait func() (ended, refused int64)) {
 	var wg sync.WaitGroup
 	var ended, refused atomic.Int64
@@ -555,14 +554,14 @@ func (t *env) hammer(stop chan struct{}, submit func(lane int, done func(error))
 		wg.Go(func() {
 			refusals := 0
 			for last := false; !last; {
-				// Where time is virtual, it does not pass while lanes are refused
-				// again and again: enough is enough.
+				// With virtual time, time does not pass while lanes are refused repeatedly, so the
+				// number of refusals is limited.
 				if refusals >= t.scaled(1<<30, 3) {
 					<-stop
 				}
 				select {
 				case <-stop:
-					last = true // one more, which finds the window revoked
+					last = true // one more write, which finds the window revoked
 				default:
 				}
 				f := rdma.NewFlag()
@@ -588,9 +587,8 @@ func (t *env) hammer(stop chan struct{}, submit func(lane int, done func(error))
 	}
 }
 
-// revoke is the body of the cases of revocation: while writes hammer a window it
-// is revoked, its bytes are poisoned, and nothing may change them, or count an
-// immediate, from then on.
+// revoke is the body of the revocation cases. It revokes a window while writes hammer it, and
+// poisons the window's bytes. From then on no write may change them or count an immediate.
 func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d rdma.Desc, done func(error)) error) {
 	server, client := t.pair()
 	n := uint64(lanes * t.laneBytes())
@@ -605,7 +603,7 @@ func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d 
 		stop := make(chan struct{})
 		landing, _ := t.expect(client, 1, uint32(1+round))
 		wait := t.hammer(stop, func(lane int, done func(error)) error { return submit(lane, server, src, d, done) })
-		t.must(t.wait(landing)) // bytes are landing now
+		t.must(t.wait(landing)) // now bytes are being placed
 		t.must(win.Revoke(t.ctx))
 		counted := client.Stats().ImmediatesIn
 		poison := bytes.Repeat([]byte{0xA5}, int(n))
@@ -622,7 +620,7 @@ func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d 
 		if now := client.Stats().ImmediatesIn; now != counted {
 			t.Fatalf("round %d: %d immediates counted after Revoke had returned", round, now-counted)
 		}
-		// Drop what was counted before the revocation and not expected.
+		// Discard the immediates that were counted before the revocation and are not expected.
 		_, left := t.expect(client, 1, 1<<30)
 		left.Cancel()
 	}
@@ -631,10 +629,10 @@ func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d 
 	}
 }
 
-// laneBytes is what one write of a hammer carries.
+// laneBytes is the size of one write of a hammer, in bytes.
 func (t *env) laneBytes() int { return t.scaled(512<<10, 8<<10) }
 
-// After Revoke no write touches the window, however many are on their way.
+// After Revoke no write touches the window, no matter how many are in flight.
 func testRevokeUnderFire(t *env) {
 	t.revoke(func(lane int, from rdma.Engine, src rdma.Region, d rdma.Desc, done func(error)) error {
 		off, n := uint64(lane*t.laneBytes()), uint64(t.laneBytes())
@@ -642,7 +640,7 @@ func testRevokeUnderFire(t *env) {
 	})
 }
 
-// The same for paged writes, whose frames carry many places.
+// The same for paged writes, whose frames have many destinations.
 func testRevokePagedUnderFire(t *env) {
 	page := uint64(t.scaled(1<<10, 256))
 	pages := uint32(t.laneBytes()) / uint32(page)
@@ -659,8 +657,8 @@ func testRevokePagedUnderFire(t *env) {
 	})
 }
 
-// Region.Close revokes what peers hold, waits for the writes that read from it,
-// and refuses new ones.
+// Region.Close revokes the peers' keys, waits for the writes that read from the region, and
+// refuses new writes.
 func testRegionClose(t *env) {
 	server, client := t.pair()
 	size := uint64(t.scaled(1<<20, 16<<10))
@@ -688,11 +686,11 @@ func testRegionClose(t *env) {
 	t.roundTrip(server, client)
 }
 
-// A Close whose ctx ends while payload lands still revokes the region and every window: the
-// region and the windows refuse writes in the end, and a second Close waits.
+// If the ctx of Close ends while payload is being placed, the region and every window are revoked
+// nevertheless: in the end they refuse writes, and a second Close waits.
 func testRegionCloseGivenUp(t *env) {
 	server, client := t.pair()
-	// Each place has room for the writes, which may land at the same time, and for the probe.
+	// Each window has space for the writes, which may be placed at the same time, and for the probe.
 	const windows, writes = 8, 2
 	n := t.scaled(2<<20, 64<<10)
 	room := (writes + 1) * n
@@ -720,7 +718,7 @@ func testRegionCloseGivenUp(t *env) {
 		t.Errorf("close: %v", err)
 	}
 	for i, d := range descs {
-		// A NIC may have to wait for its peers first; no further call does it.
+		// A NIC may first have to wait for its peers. No further call is needed for that.
 		t.eventually(fmt.Sprintf("place %d of a region that is closing refuses writes", i), func() bool {
 			return errors.Is(t.write(server, rdma.Write{Src: src, Dst: d, DstOffset: uint64(writes * n), Len: 1}), rdma.ErrRefused)
 		})
@@ -730,7 +728,7 @@ func testRegionCloseGivenUp(t *env) {
 	t.roundTrip(server, client)
 }
 
-// Who does not know the token opens no session, and it is counted.
+// A peer without the token cannot open a session, and the failure is counted.
 func testWrongToken(t *env) {
 	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
 	for range 3 {
@@ -743,14 +741,13 @@ func testWrongToken(t *env) {
 	if len(server.Peers()) != 0 || len(client.Peers()) != 0 {
 		t.Error("there is a session")
 	}
-	// The one that was refused may know it before the count is made.
+	// The refused peer may get the answer before the failure is counted.
 	t.eventually("3 failures counted", func() bool { return server.Stats().AuthFailures >= 3 })
 	t.connect(client, server)
 	t.roundTrip(client, server)
 }
 
-// Connect to an ID that is not there fails, and so does an engine without a way
-// to it.
+// Connect fails for an ID that no engine has, and for an address without NICs.
 func testWrongEngine(t *env) {
 	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
 	a := server.Addr()
@@ -761,7 +758,7 @@ func testWrongEngine(t *env) {
 	t.wantErr(err, rdma.ErrNoPeer)
 	_, err = server.Connect(t.ctx, server.Addr(), token)
 	t.wantErr(err, rdma.ErrNoPeer)
-	a.Engine = rdma.EngineID{} // whoever is there
+	a.Engine = rdma.EngineID{} // any engine at this address
 	id, err := client.Connect(t.ctx, a, token)
 	t.must(err)
 	if id != server.Addr().Engine {
@@ -781,8 +778,8 @@ func (t *env) keepsSession(client rdma.Engine, to rdma.Addr) {
 	t.wantErr(<-ends, rdma.ErrCanceled)
 }
 
-// Repeated and concurrent calls of Connect open one session, also those whose address has no engine's ID. Both
-// sides list the session.
+// Repeated and concurrent calls of Connect open one session, even if the address has no engine ID.
+// Both sides list the session.
 func testConnect(t *env) {
 	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
 	var wg sync.WaitGroup
@@ -809,7 +806,7 @@ func testConnect(t *env) {
 	if _, err := third.Connect(ctx, server.Addr(), token); !errors.Is(err, context.Canceled) {
 		t.Errorf("connect with an ended context: %v", err)
 	}
-	// Both listen, and dial each other at once.
+	// Both engines listen, and they connect to each other at the same time.
 	a, b := t.engine(Config{Listen: true}), t.engine(Config{Listen: true})
 	wg.Go(func() { t.connect(a, b) })
 	wg.Go(func() { t.connect(b, a) })
@@ -818,7 +815,7 @@ func testConnect(t *env) {
 	t.roundTrip(b, a)
 }
 
-// Messages arrive whole, in a buffer of their own, and buffers are used again.
+// Messages arrive complete, each in a buffer of its own, and buffers are reused.
 func testMessages(t *env) {
 	server, client := t.pair()
 	count := t.scaled(500, 60)
@@ -841,7 +838,7 @@ func testMessages(t *env) {
 		for {
 			f := rdma.NewFlag()
 			t.must(client.Send(t.ctx, server.Addr().Engine, msg, f.Set))
-			clear(msg) // it was copied
+			clear(msg) // Send has copied it
 			err := t.wait(f)
 			if err == nil {
 				break
@@ -861,7 +858,7 @@ func testMessages(t *env) {
 	}
 }
 
-// mustOne returns the message that is still wanted.
+// mustOne returns the only message that has not arrived yet.
 func mustOne(want map[string]bool, _ chan string) string {
 	for m := range want {
 		return m
@@ -869,7 +866,7 @@ func mustOne(want map[string]bool, _ chan string) string {
 	return ""
 }
 
-// A message without a buffer that fits is refused and the session goes on.
+// A message for which no buffer fits is refused, and the session continues.
 func testMessagesRefused(t *env) {
 	server, client := t.pair()
 	id := server.Addr().Engine
@@ -899,13 +896,13 @@ func testMessagesRefused(t *env) {
 	}
 }
 
-// A message does not wait for all writes that were submitted before it: it arrives when
-// at most half of them are in place. A round proves nothing if the writes had ended before
-// the message was sent, or if the handler ran late, so one good round is enough.
+// A message does not wait for all writes that were submitted before it: it arrives when at most
+// half of them have been placed. A round proves nothing if the writes had ended before the message
+// was sent, or if the handler ran late. So one good round is enough.
 func testMessagePassesBulk(t *env) {
 	const writes, size, rounds = 64, 512 << 10, 200
 	if t.p.Quick {
-		return // so little would be submitted that nothing has to wait
+		return // too little is submitted for anything to wait
 	}
 	server, client := t.pair()
 	dst, _ := t.region(server, writes*size)
@@ -934,9 +931,9 @@ func testMessagePassesBulk(t *env) {
 	t.Errorf("in %d rounds the message never arrived before %d of %d writes were in place", rounds, least, writes)
 }
 
-// Scatter sends each slice to its place and counts one immediate at each
-// destination; Barrier counts one without payload. One that is refused fails the
-// whole, and does not keep the others from ending.
+// Scatter sends each slice to its destination and counts one immediate at each destination.
+// Barrier counts an immediate without payload. If one destination refuses, the whole operation
+// fails, but the other writes end normally.
 func testScatter(t *env) {
 	server := t.engine(Config{Listen: true})
 	src, mem := t.random(server, 3000)
@@ -966,7 +963,7 @@ func testScatter(t *env) {
 	}
 	for i, b := range bufs {
 		if !bytes.Equal(b, mem[i*1000:(i+1)*1000]) {
-			t.Errorf("destination %d has other bytes", i)
+			t.Errorf("destination %d has wrong bytes", i)
 		}
 	}
 	dsts[1].Dst = t.forged(dsts[1].Dst)
@@ -978,7 +975,7 @@ func testScatter(t *env) {
 	t.wantErr(server.Scatter(t.ctx, rdma.Scatter{Src: src, Dsts: dsts}), rdma.ErrRange)
 }
 
-// Many peers at once get their own bytes.
+// Many concurrent peers get their own bytes.
 func testManyPeers(t *env) {
 	server := t.engine(Config{Listen: true})
 	peers, rounds, n := uint64(t.scaled(24, 4)), uint32(t.scaled(10, 3)), uint64(t.scaled(200<<10, 5000))
@@ -1008,7 +1005,7 @@ func testManyPeers(t *env) {
 					return
 				}
 				if !bytes.Equal(got, mem[i:i+n]) {
-					t.Errorf("peer %d, round %d: other bytes", i, k)
+					t.Errorf("peer %d, round %d: wrong bytes", i, k)
 				}
 			}
 		})
@@ -1019,7 +1016,7 @@ func testManyPeers(t *env) {
 	}
 }
 
-// Two engines that write to each other as fast as they can do not stall.
+// Two engines that write to each other at full rate do not stall.
 func testBothWays(t *env) {
 	a, b := t.pair()
 	n, rounds := t.scaled(256<<10, 4<<10), t.scaled(200, 20)
@@ -1056,8 +1053,8 @@ func testBothWays(t *env) {
 	wg.Wait()
 }
 
-// What is in flight to a peer is bounded: NoWait answers ErrBusy, a context that
-// ends ends the wait, and room comes back.
+// The operations in flight to a peer are limited: NoWait returns ErrBusy, the end of a context
+// ends the wait, and the budget is released when operations end.
 func testBudget(t *env) {
 	n := uint64(t.scaled(1<<20, 16<<10))
 	server := t.engine(Config{Listen: true, InFlightOps: 4, InFlightBytes: int64(2 * n)})
@@ -1098,7 +1095,8 @@ func testBudget(t *env) {
 	if !busy {
 		t.Error("the budget was never used up")
 	}
-	// One larger than the whole budget is let in alone, and waiters are served.
+	// A write larger than the whole budget is accepted when nothing else is in flight, and waiters
+	// are served.
 	var wg sync.WaitGroup
 	for i := range uint64(8) {
 		wg.Go(func() {
@@ -1108,7 +1106,7 @@ func testBudget(t *env) {
 				}
 			}
 		})
-		// Impatient ones leave the queue without a trace.
+		// Callers that give up leave the queue without an effect.
 		wg.Go(func() {
 			ctx, cancel := context.WithCancel(t.ctx)
 			go cancel()
@@ -1128,13 +1126,13 @@ func testBudget(t *env) {
 	}
 }
 
-// floodOps is how many operations a flood has in flight, floodBytes their size.
+// floodOps is how many operations a flood has in flight.
 const floodOps = 16
 
 func (t *env) floodBytes() int { return t.scaled(1<<20, 16<<10) }
 
-// flood submits writes until one is not taken. start is closed with the first
-// that ended well; wait returns when all have ended and checks how.
+// flood submits writes until one is rejected. start is closed when the first has succeeded. wait
+// waits until all have ended, and checks their errors.
 func (t *env) flood(e, target rdma.Engine, allowed error) (start chan struct{}, wait func()) {
 	size := t.floodBytes()
 	src, _ := t.random(e, size)
@@ -1165,7 +1163,7 @@ func (t *env) flood(e, target rdma.Engine, allowed error) (start chan struct{}, 
 		if err != nil {
 			mu.Lock()
 			defer mu.Unlock()
-			calls[id]++ // so that a call of done shows
+			calls[id]++ // counts the calls of done
 		}
 		return err
 	}
@@ -1207,7 +1205,7 @@ func testCloseInFlight(t *env) {
 	t.wantErr(t.wait(expected), rdma.ErrClosed)
 }
 
-// The end of the peer ends each operation in flight exactly once, and is told.
+// When the peer closes, each operation in flight ends exactly once, and OnPeerDown is called.
 func testPeerCloses(t *env) {
 	down := make(chan error, 1)
 	server := t.engine(Config{Listen: true, InFlightOps: floodOps, OnPeerDown: func(_ rdma.EngineID, err error) { down <- err }})
@@ -1220,7 +1218,7 @@ func testPeerCloses(t *env) {
 	case err := <-down:
 		t.wantErr(err, rdma.ErrPeerDied)
 	case <-t.ctx.Done():
-		t.Fatal("nobody was told")
+		t.Fatal("OnPeerDown was not called in time")
 	}
 	if len(server.Peers()) != 0 {
 		t.Error("the peer is still there")
@@ -1228,10 +1226,9 @@ func testPeerCloses(t *env) {
 	wait()
 }
 
-// A source belongs to its owner from the moment its write ends, however it ends. The
-// case overwrites every source in that moment. What the target counts must still be
-// the bytes that were written, in sessions that end well and in sessions that are cut
-// off in the middle.
+// A source belongs to its owner again as soon as its write has ended, with or without an error. The
+// case overwrites every source at that moment. The bytes whose immediate the target counts must
+// still be the written ones, both in sessions that end normally and in sessions that are cut off.
 func testPoisonedSources(t *env) {
 	down := make(chan error, 1)
 	server, client := t.engine(Config{Listen: true, OnPeerDown: func(_ rdma.EngineID, why error) { down <- why }}), t.engine(Config{})
@@ -1246,7 +1243,7 @@ func testPoisonedSources(t *env) {
 	for round := range rounds {
 		copy(source, want)
 		id := t.connect(client, server)
-		// One round in four runs to its end, the others until so many writes have landed.
+		// Every fourth round runs to its end; the others are cut off when some writes have landed.
 		cut := int64(round % 4)
 		cutNow := make(chan struct{}, writes)
 		before := landed.Load()
@@ -1261,7 +1258,7 @@ func testPoisonedSources(t *env) {
 				}
 				counted.Add(1)
 				if !bytes.Equal(mem[lo:hi], want[lo:hi]) {
-					t.Errorf("round %d: write %d was counted, and its bytes are not those written", round, i)
+					t.Errorf("round %d: write %d was counted, but its bytes are not the written ones", round, i)
 				}
 			}})
 			t.must(err)
@@ -1291,7 +1288,7 @@ func testPoisonedSources(t *env) {
 		over.Wait()
 		client.Disconnect(id)
 		select {
-		case <-down: // what had arrived has been counted
+		case <-down: // the immediates of all arrived writes have been counted
 		case <-t.ctx.Done():
 			t.Fatal("the session did not end in time")
 		}
@@ -1299,13 +1296,13 @@ func testPoisonedSources(t *env) {
 			x.Cancel()
 		}
 	}
-	// What is cut off may have landed by then: the race is the case's purpose.
+	// The writes that are cut off may have landed already: this race is the purpose of the case.
 	if n := landed.Load(); n+failed.Load() != int64(rounds*writes) || counted.Load() < n {
 		t.Errorf("%d writes of %d landed, %d failed, %d were counted", n, rounds*writes, failed.Load(), counted.Load())
 	}
 }
 
-// A session that was ended can be opened again, and old descriptors still work.
+// A session that has ended can be opened again, and old descriptors still work.
 func testReconnect(t *env) {
 	server, client := t.pair()
 	src, _ := t.random(server, 1000)
@@ -1320,7 +1317,7 @@ func testReconnect(t *env) {
 	client.Disconnect(rdma.EngineID{1})
 }
 
-// A closed engine says so, and may be closed again.
+// Methods of a closed engine return ErrClosed, and Close may be called again.
 func testAfterClose(t *env) {
 	server, client := t.pair()
 	src, _ := t.random(client, 100)

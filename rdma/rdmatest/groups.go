@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// A peer group names its members in order; Scatter and Barrier over it do what
-// they do without.
+// A peer group lists its members in order. Scatter and Barrier with a group have the same effect
+// as without.
 func testPeerGroup(t *env) {
 	server := t.engine(Config{Listen: true})
 	const peers, n = 3, 1000
@@ -37,7 +37,7 @@ func testPeerGroup(t *env) {
 		t.Errorf("the group has %v, want %v", g.Peers(), ids)
 	}
 	if _, err := server.AddPeerGroup(append(slices.Clone(ids), rdma.EngineID{7})); !errors.Is(err, rdma.ErrNoPeer) {
-		t.Errorf("a group with a stranger: %v", err)
+		t.Errorf("a group with an engine without a session: %v", err)
 	}
 	const rounds = 5
 	var flags []*rdma.Flag
@@ -61,18 +61,18 @@ func testPeerGroup(t *env) {
 	}
 	for i, b := range bufs {
 		if !bytes.Equal(b, mem[i*n:(i+1)*n]) {
-			t.Errorf("destination %d has other bytes", i)
+			t.Errorf("destination %d has wrong bytes", i)
 		}
 	}
-	// A group is the engine's that made it.
+	// Only the engine that made a group accepts it.
 	foreign, _ := t.random(clients[0], n)
 	t.wantErr(clients[0].Scatter(t.ctx, rdma.Scatter{Group: g, Src: foreign, Dsts: dsts[1:2]}), rdma.ErrForeign)
 	t.wantErr(clients[0].Barrier(t.ctx, rdma.Barrier{Group: g, Imm: 1, Dsts: descs[1:2]}), rdma.ErrForeign)
 	g.Close()
 }
 
-// A group whose member's session has ended is broken, and the others can make
-// another.
+// After the session of a member has ended, its group is broken. The remaining members can form
+// another group.
 func testPeerGroupEnds(t *env) {
 	down := make(chan rdma.EngineID, 1)
 	server := t.engine(Config{Listen: true, OnPeerDown: func(id rdma.EngineID, _ error) { down <- id }})
@@ -92,7 +92,7 @@ func testPeerGroupEnds(t *env) {
 	select {
 	case <-down:
 	case <-t.ctx.Done():
-		t.Fatal("nobody was told")
+		t.Fatal("OnPeerDown was not called in time")
 	}
 	never := func(error) { t.Error("done was called for what was not submitted") }
 	t.wantErr(server.Barrier(t.ctx, rdma.Barrier{Group: g, Imm: 1, Dsts: descs[:1], Done: never}), rdma.ErrPeerDied)
@@ -108,7 +108,7 @@ func testPeerGroupEnds(t *env) {
 	h.Close()
 }
 
-// Device memory is written and read like any other, with nothing to address.
+// Device memory is written and read like host memory, although the process cannot address it.
 func testDevice(t *env) {
 	if t.p.Device == nil {
 		t.Skip("needs a provider with device memory (Provider.Device)")
@@ -125,7 +125,7 @@ func testDevice(t *env) {
 	src, err := server.Register(mem, here.Options)
 	t.must(err)
 	if dst.Bytes() != nil || dst.Len() != n || src.Len() != n {
-		t.Fatalf("a region of %d bytes, %d of them here", dst.Len(), len(dst.Bytes()))
+		t.Fatalf("a region of %d bytes, %d of them addressable", dst.Len(), len(dst.Bytes()))
 	}
 	data := make([]byte, n)
 	for i := range data {
@@ -143,7 +143,7 @@ func testDevice(t *env) {
 	win, err := dst.Window(100, 50)
 	t.must(err)
 	if win.Bytes() != nil || win.Desc().Len != 50 {
-		t.Errorf("window of %d bytes, %d of them here", win.Desc().Len, len(win.Bytes()))
+		t.Errorf("window of %d bytes, %d of them addressable", win.Desc().Len, len(win.Bytes()))
 	}
 	host, from := t.random(server, 50)
 	t.must(t.write(server, rdma.Write{Src: host, Dst: t.sent(win.Desc()), Len: 50}))
@@ -161,7 +161,7 @@ func testDevice(t *env) {
 type records struct {
 	mu   sync.Mutex
 	text []string
-	// more has an element when something was logged since it was last emptied.
+	// more has an element if something was logged since the element was last received.
 	more chan struct{}
 }
 
@@ -182,8 +182,8 @@ func (r *records) Handle(_ context.Context, rec slog.Record) error {
 	return nil
 }
 
-// What a peer is refused is logged by who refuses: a wrong token, a wrong key, an
-// offset past the end, a huge length.
+// The engine that refuses an operation logs it: a wrong token, a wrong key, an offset past the end,
+// a huge length.
 func testRefusalsLogged(t *env) {
 	for name, offend := range map[string]func(server, client rdma.Engine, src rdma.Region, d rdma.Desc){
 		"wrong token": func(server, _ rdma.Engine, _ rdma.Region, _ rdma.Desc) {
@@ -209,7 +209,7 @@ func testRefusalsLogged(t *env) {
 		dst, _ := t.region(server, 100)
 		offend(server, client, src, t.sent(dst.Desc()))
 		select {
-		case <-log.more: // perhaps after the peer had its answer
+		case <-log.more: // may come after the peer got its answer
 		case <-t.ctx.Done():
 			t.Errorf("%s: nothing was logged", name)
 		}
@@ -217,7 +217,7 @@ func testRefusalsLogged(t *env) {
 	}
 }
 
-// An engine does not warn about the end of a session that its own caller ended.
+// An engine logs no warning about the end of a session that its own caller ended.
 func testOwnEnds(t *env) {
 	for name, end := range map[string]func(client rdma.Engine, server rdma.EngineID){
 		"Disconnect": func(client rdma.Engine, server rdma.EngineID) { client.Disconnect(server) },

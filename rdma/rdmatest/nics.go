@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// several skips the case unless the provider has engines with n NICs.
+// several skips the case unless the provider supports engines with n NICs.
 func (t *env) several(n int) {
 	t.Helper()
 	if t.p.NICs < n {
@@ -18,8 +18,8 @@ func (t *env) several(n int) {
 	}
 }
 
-// Each of several NICs has a key in a Desc and carries its share of large, paged
-// and many small writes.
+// A Desc has a key for each of several NICs. Each NIC carries its share of large writes, paged
+// writes and many small writes.
 func testNICs(t *env) {
 	t.several(2)
 	server, client := t.engine(Config{Listen: true, NICs: 2}), t.engine(Config{NICs: 2})
@@ -38,20 +38,20 @@ func testNICs(t *env) {
 		t.must(server.Write(t.ctx, w))
 		t.must(t.wait(imm))
 		if !bytes.Equal(got, mem) {
-			t.Fatal("other bytes")
+			t.Fatal("wrong bytes")
 		}
 		t.must(t.wait(done))
 	}
 	page := uint64(1 << 10)
 	var idx []uint32
-	for _, i := range t.rng.Perm(n / int(page)) { // in no order: neighbours would be merged
+	for _, i := range t.rng.Perm(n / int(page)) { // not in order, because adjacent pages would merge
 		idx = append(idx, uint32(i))
 	}
 	clear(got)
 	w := rdma.PagedWrite{PageLen: page, Src: src, Dst: dst.Desc(), SrcPages: rdma.Pages{Indices: idx, Stride: page}, DstPages: rdma.Pages{Indices: idx, Stride: page}}
 	t.must(t.writePaged(server, w))
 	if k := len(idx) * int(page); !bytes.Equal(got[:k], mem[:k]) {
-		t.Fatal("other bytes, paged")
+		t.Fatal("wrong bytes of a paged write")
 	}
 	for range 50 {
 		t.must(t.write(server, rdma.Write{Src: src, Dst: dst.Desc(), Len: 100}))
@@ -96,7 +96,7 @@ func testUnevenNICs(t *env) {
 	}
 }
 
-// killer is e as a NICKiller.
+// killer returns e as a NICKiller.
 func (t *env) killer(e rdma.Engine) NICKiller {
 	t.Helper()
 	k, ok := e.(NICKiller)
@@ -106,9 +106,9 @@ func (t *env) killer(e rdma.Engine) NICKiller {
 	return k
 }
 
-// nicDies is the body of the cases in which one of two NICs dies in the middle of
-// many writes: all of them end well, their bytes are there when their immediate is
-// counted, and it is counted once.
+// nicDies is the body of the cases in which one of two NICs dies during many writes. All writes
+// succeed, their bytes have been placed when their immediate is counted, and each immediate is
+// counted once.
 func (t *env) nicDies(kill func(server, client rdma.Engine), dead func(server, client rdma.Engine) rdma.Engine) {
 	t.several(2)
 	server, client := t.engine(Config{Listen: true, NICs: 2, InFlightOps: 16}), t.engine(Config{NICs: 2})
@@ -145,14 +145,14 @@ func (t *env) nicDies(kill func(server, client rdma.Engine), dead func(server, c
 			wg.Done()
 		}
 		var err error
-		if i%3 == 2 { // in pages, back to front and out of order
+		if i%3 == 2 { // in pages, back to front and not in order
 			const pages = 10
 			page := uint64(size / pages)
 			var idx []uint32
 			for p := range uint32(pages) {
 				idx = append(idx, (p*7+3)%pages)
 			}
-			copy(got[i*size+int(page)*pages:(i+1)*size], mem[i+int(page)*pages:]) // what no page covers
+			copy(got[i*size+int(page)*pages:(i+1)*size], mem[i+int(page)*pages:]) // bytes that no page covers
 			err = server.WritePaged(t.ctx, rdma.PagedWrite{
 				PageLen: page, Src: src, Dst: d, Imm: rdma.ImmOf(uint32(i)), Done: done,
 				SrcPages: rdma.Pages{Indices: idx, Stride: page, Offset: uint64(i)},
@@ -192,20 +192,20 @@ func (t *env) nicDies(kill func(server, client rdma.Engine), dead func(server, c
 	}
 }
 
-// What was in flight when the target's NIC died lands through the other.
+// Writes in flight when a NIC of the target dies land through the other NIC.
 func testTargetNICDies(t *env) {
 	t.nicDies(func(_, client rdma.Engine) { t.killer(client).KillNIC(0) }, func(_, client rdma.Engine) rdma.Engine { return client })
 }
 
-// So does it when the sender's dies.
+// Writes in flight when a NIC of the sender dies land through the other NIC.
 func testSenderNICDies(t *env) {
 	t.nicDies(func(server, _ rdma.Engine) { t.killer(server).KillNIC(1) }, func(server, _ rdma.Engine) rdma.Engine { return server })
 }
 
-// When the last NIC dies, what is in flight ends with ErrPeerDied, once.
+// When the last NIC dies, operations in flight end with ErrPeerDied, once.
 func testAllNICsDie(t *env) {
 	t.several(2)
-	const idle = time.Second // nor does it take longer than a peer's silence may
+	const idle = time.Second // the time within which the operations must end
 	server, client := t.engine(Config{Listen: true, NICs: 2, InFlightOps: floodOps, IdleTimeout: idle}), t.engine(Config{NICs: 2, IdleTimeout: idle})
 	k := t.killer(client)
 	t.connect(client, server)
@@ -216,8 +216,8 @@ func testAllNICsDie(t *env) {
 	wait()
 }
 
-// A peer that falls silent is dead after IdleTimeout: what is in flight ends with
-// ErrPeerDied, once, and so do expectations from it.
+// A peer that is silent for IdleTimeout is dead: operations in flight to it, and expectations from
+// it, end with ErrPeerDied, once.
 func testVanish(t *env) {
 	if !t.p.Vanishes {
 		t.Skip("needs a provider whose engines can vanish (Provider.Vanishes)")
@@ -228,7 +228,7 @@ func testVanish(t *env) {
 	client := t.engine(Config{IdleTimeout: idle})
 	v, ok := client.(Vanisher)
 	if !ok {
-		t.Fatal("the provider claims Vanishes, its engine is no Vanisher")
+		t.Fatal("the provider declares Vanishes, but its engine is not a Vanisher")
 	}
 	t.connect(client, server)
 	expected, _ := t.expect(server, 1, 1, client.Addr().Engine)
@@ -239,7 +239,7 @@ func testVanish(t *env) {
 	case err := <-down:
 		t.wantErr(err, rdma.ErrPeerDied)
 	case <-t.ctx.Done():
-		t.Fatal("nobody was told")
+		t.Fatal("OnPeerDown was not called in time")
 	}
 	t.wantErr(t.wait(expected), rdma.ErrPeerDied)
 	if len(server.Peers()) != 0 {
@@ -264,12 +264,12 @@ func testClasses(t *env) {
 		}))
 		t.must(t.wait(imm))
 		if !bytes.Equal(got[off:off+n], mem) {
-			t.Errorf("class %v: other bytes", c)
+			t.Errorf("class %v: wrong bytes", c)
 		}
 	}
 }
 
-// A refusal costs nothing to others that are in flight at the same time.
+// A refused operation does not affect other operations that are in flight at the same time.
 func testRefusedAmongGood(t *env) {
 	server, client := t.engine(Config{Listen: true, NICs: t.p.NICs}), t.engine(Config{NICs: t.p.NICs})
 	t.connect(client, server)
@@ -308,7 +308,7 @@ func testRefusedAmongGood(t *env) {
 			want = make([]byte, size)
 		}
 		if !bytes.Equal(got[i*int(size):(i+1)*int(size)], want) {
-			t.Fatalf("write %d: other bytes", i)
+			t.Fatalf("write %d: wrong bytes", i)
 		}
 	}
 }

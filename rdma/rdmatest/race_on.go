@@ -2,7 +2,6 @@
 
 package rdmatest
 
-// raceEnabled: two connections that place overlapping pages write the same bytes
-// at the same time. That is what the promise is about, and what the race
-// detector is there to report.
+// raceEnabled: two connections that place overlapping pages write the same bytes at the same time.
+// The contract allows that, but the race detector reports it.
 const raceEnabled = true

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// After a confirmed Cancel nothing of the scope touches the target's memory, nor
-// counts, though its key is still good; what is not of the scope goes on.
+// After a confirmed Cancel no operation of the scope touches the target's memory or counts an
+// immediate, although its key is still valid. Operations outside the scope continue.
 func testScope(t *env) {
 	server, client := t.engine(Config{Listen: true, NICs: t.p.NICs}), t.engine(Config{NICs: t.p.NICs})
 	t.connect(client, server)
@@ -57,19 +57,19 @@ func testScope(t *env) {
 				}
 			})
 		}
-		t.must(t.wait(landing)) // bytes are landing now
+		t.must(t.wait(landing)) // now bytes are being placed
 		t.must(scope.Cancel(t.ctx))
 		poison := bytes.Repeat([]byte{0xA5}, n)
 		copy(got, poison)
 		wg.Wait()
 		t.roundTrip(server, client)
 		if refused.Load() != lanes || scope.Pending() != 0 {
-			t.Fatalf("round %d: %d of %d lanes were told, %d operations pending", round, refused.Load(), lanes, scope.Pending())
+			t.Fatalf("round %d: %d of %d lanes were refused, %d operations pending", round, refused.Load(), lanes, scope.Pending())
 		}
 		if !bytes.Equal(got, poison) {
 			t.Fatalf("round %d: bytes changed after a confirmed cancel", round)
 		}
-		// All that ended well is counted, soon, and nothing beyond.
+		// All successful writes are counted, soon, and nothing else.
 		rest, _ := t.expect(client, uint32(round), uint32(ended.Load())-uint32(1+round))
 		t.must(t.wait(rest))
 		total += ended.Load()
@@ -79,7 +79,7 @@ func testScope(t *env) {
 	}
 }
 
-// Cancel ends the wait for room: what waited was not submitted.
+// Cancel ends waits for the in-flight budget: waiting operations are not submitted.
 func testScopeWaits(t *env) {
 	n := uint64(t.scaled(1<<20, 16<<10))
 	server, client := t.engine(Config{Listen: true, InFlightOps: 2, InFlightBytes: int64(n)}), t.engine(Config{})
@@ -121,9 +121,9 @@ func testScopeWaits(t *env) {
 	t.roundTrip(server, client)
 }
 
-// A prefiller sends each layer as the watched word tells that it is ready
-// (fabric-lib, appendix A): every layer arrives, once, however many steps a call
-// of the watcher stands for.
+// A prefiller sends each layer when the watched word shows that it is ready (fabric-lib,
+// appendix A). Every layer arrives once, no matter how many steps one callback of the watcher
+// covers.
 func testWatcher(t *env) {
 	prefiller, decoder := t.pair()
 	layers, page := t.scaled(61, 12), uint64(t.scaled(16<<10, 512))
@@ -157,14 +157,14 @@ func testWatcher(t *env) {
 		atomic.AddUint64(&ready, uint64(step))
 		runtime.Gosched()
 	}
-	word.Stop() // all that was counted before has been told
+	word.Stop() // all steps made before have been reported
 	t.must(w.Close())
 	t.must(t.wait(all))
 	for i := range layers {
 		layer, want := got[i*int(layerBytes):(i+1)*int(layerBytes)], mem[i*int(layerBytes):(i+1)*int(layerBytes)]
 		half := int(layerBytes) / 2
 		if !bytes.Equal(layer[:half], want[half:]) || !bytes.Equal(layer[half:], want[:half]) {
-			t.Fatalf("layer %d: other bytes", i)
+			t.Fatalf("layer %d: wrong bytes", i)
 		}
 	}
 	if n := decoder.Stats().ImmediatesIn; n != uint64(layers) {

@@ -13,23 +13,23 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Config is what a case needs of an engine. Zero values mean the provider's
-// defaults. What a Provider does not claim to obey it may overlook.
+// Config describes the engine that a case needs. Zero values mean the provider's defaults. An
+// engine may ignore a setting if its Provider does not declare support for it.
 type Config struct {
-	// Listen makes the engine reachable; Token is what it then asks for.
+	// Listen makes the engine reachable; its peers must then prove that they have Token.
 	Listen bool
 	Token  rdma.Token
-	// InFlightOps and InFlightBytes bound what is submitted to one peer.
+	// InFlightOps and InFlightBytes limit the operations in flight to one peer.
 	InFlightOps   int
 	InFlightBytes int64
-	// EarlyImmediates is how many unexpected immediates are kept for a peer.
+	// EarlyImmediates is how many unexpected immediates are kept per peer.
 	EarlyImmediates int
 	// OnPeerDown is called when a session has ended.
 	OnPeerDown func(rdma.EngineID, error)
 
-	// NICs is how many NICs the engine has: Provider.NICs.
+	// NICs is the number of NICs of the engine; Provider.NICs declares support.
 	NICs int
-	// IdleTimeout is how long a silent peer lives: Provider.Vanishes.
+	// IdleTimeout is the silence after which a peer is dead; Provider.Vanishes declares support.
 	IdleTimeout time.Duration
 	// Logger receives the engine's log. If it is nil, the engine does not log.
 	Logger *slog.Logger
@@ -38,33 +38,32 @@ type Config struct {
 // Factory starts an engine. The case closes it.
 type Factory func(t testing.TB, c Config) rdma.Engine
 
-// Provider is what the suite runs against, and how far the suite may go.
+// Provider is the provider under test and the features that it supports.
 type Provider struct {
 	Open Factory
-	// Alloc returns memory that the provider's engines can register; it lives
+	// Alloc returns memory that the provider's engines can register. The memory is valid
 	// until t has ended. Default: the Go heap.
 	Alloc func(t testing.TB, bytes int) []byte
-	// NICs is the largest Config.NICs that Open obeys; 0 is 1. Engines with
-	// several should be NICKillers.
+	// NICs is the largest Config.NICs that Open supports; 0 is 1. Engines with several NICs
+	// should be NICKillers.
 	NICs int
-	// Uneven: engines with different numbers of NICs understand each other.
+	// Uneven: engines with different numbers of NICs can connect to each other.
 	Uneven bool
-	// Vanishes: Open obeys Config.IdleTimeout, and its engines are Vanishers.
+	// Vanishes: Open supports Config.IdleTimeout, and its engines are Vanishers.
 	Vanishes bool
-	// Device, if set, returns memory of a device and how to look into it.
+	// Device, if set, returns device memory and functions to access it.
 	Device func(t testing.TB, e rdma.Engine, bytes int) Device
-	// Quick makes every case small: for those who run the suite many times.
+	// Quick makes every case small, for callers that run the suite many times.
 	Quick bool
 }
 
-// NICKiller is an engine whose NICs can be made to die, as one does that falls
-// off its bus.
+// NICKiller is an engine whose NICs can be made to fail, like a NIC that falls off its bus.
 type NICKiller interface {
 	KillNIC(i int)
 }
 
-// Vanisher is an engine whose host can be made to fall silent: nothing that it
-// sends arrives any more, and nobody is told.
+// Vanisher is an engine whose host can be made silent: nothing that it sends arrives any more, and
+// its peers get no notice.
 type Vanisher interface {
 	Vanish()
 }
@@ -72,7 +71,7 @@ type Vanisher interface {
 // Device is memory that a provider may not be able to address.
 type Device struct {
 	Options rdma.RegisterOptions
-	// Read and Write are the device's own way to its memory.
+	// Read and Write access the memory through the device.
 	Read, Write func(off uint64, b []byte)
 }
 
@@ -82,13 +81,13 @@ type Case struct {
 	run  func(*env)
 }
 
-// caseTimeout bounds each case: what takes longer hangs.
+// caseTimeout limits each case; a case that takes longer hangs.
 const caseTimeout = 3 * time.Minute
 
 // token is the secret of every server in the suite.
 var token = rdma.Token("a token for the conformance suite")
 
-// Cases returns all cases, for those who run them in a way of their own.
+// Cases returns all cases, for callers that run them in another way.
 func Cases() []Case {
 	return []Case{
 		{"write", testWrite},
@@ -144,8 +143,8 @@ func Cases() []Case {
 	}
 }
 
-// Run runs every case against engines of a factory, and asks no more of them than
-// every provider must give.
+// Run runs every case against engines of a factory, with only the features that every provider
+// must support.
 func Run(t *testing.T, open Factory) { Provider{Open: open}.Run(t) }
 
 // Run runs every case.
@@ -158,14 +157,14 @@ func (p Provider) Run(t *testing.T) {
 	}
 }
 
-// Run runs one case. It may be in a testing/synctest bubble.
+// Run runs one case. It may run in a testing/synctest bubble.
 func (c Case) Run(t *testing.T, p Provider) {
 	ctx, cancel := context.WithTimeout(t.Context(), caseTimeout)
 	defer cancel()
 	c.run(&env{T: t, ctx: ctx, p: p, rng: rand.New(rand.NewPCG(1, 2))})
 }
 
-// env is what a case works with.
+// env is the environment of a case.
 type env struct {
 	*testing.T
 	ctx context.Context
@@ -173,7 +172,7 @@ type env struct {
 	rng *rand.Rand
 }
 
-// scaled is full, or quick where the suite is to be.
+// scaled returns full, or quick if the provider has Quick.
 func (t *env) scaled(full, quick int) int {
 	if t.p.Quick {
 		return quick
@@ -181,7 +180,7 @@ func (t *env) scaled(full, quick int) int {
 	return full
 }
 
-// sizes are lengths of writes worth a try.
+// sizes returns the lengths of writes to test.
 func (t *env) sizes() []int {
 	if t.p.Quick {
 		return []int{0, 1, 63, 4096, 16<<10 - 1, 100_003}
@@ -189,7 +188,7 @@ func (t *env) sizes() []int {
 	return []int{0, 1, 63, 4096, 16<<10 - 1, 64 << 10, 1<<20 + 1, 5<<20 + 3}
 }
 
-// engine starts an engine that the end of the case closes.
+// engine starts an engine that is closed when the case ends.
 func (t *env) engine(c Config) rdma.Engine {
 	t.Helper()
 	if c.Listen {
@@ -251,10 +250,10 @@ func (t *env) wantRefused(err error, reasons ...rdma.Reason) {
 			return
 		}
 	}
-	t.Fatalf("refused for %v, want %v", r.Reason, reasons)
+	t.Fatalf("refused with reason %v, want %v", r.Reason, reasons)
 }
 
-// wait returns the outcome of a flag, and fails the case if there is none.
+// wait returns the outcome of a flag. It fails the case if the flag is not set in time.
 func (t *env) wait(f *rdma.Flag) error {
 	t.Helper()
 	select {
@@ -262,12 +261,12 @@ func (t *env) wait(f *rdma.Flag) error {
 		_, err := f.Poll()
 		return err
 	case <-t.ctx.Done():
-		t.Fatal("nothing happened in time")
+		t.Fatal("the flag was not set in time")
 		return nil
 	}
 }
 
-// memory returns n bytes that can be registered.
+// memory returns n bytes of memory that can be registered.
 func (t *env) memory(n int) []byte {
 	t.Helper()
 	if t.p.Alloc != nil {
@@ -276,19 +275,19 @@ func (t *env) memory(n int) []byte {
 	return make([]byte, n)
 }
 
-// eventually waits for what no event tells of.
+// eventually waits for a condition that no event signals.
 func (t *env) eventually(what string, ok func() bool) {
 	t.Helper()
 	for pause := 10 * time.Microsecond; !ok(); pause = min(2*pause, 10*time.Millisecond) {
 		select {
 		case <-time.After(pause):
 		case <-t.ctx.Done():
-			t.Fatalf("%s: it did not happen in time", what)
+			t.Fatalf("%s: not in time", what)
 		}
 	}
 }
 
-// region registers n bytes and returns them.
+// region registers n bytes. It returns the region and the bytes.
 func (t *env) region(e rdma.Engine, n int) (rdma.Region, []byte) {
 	t.Helper()
 	mem := t.memory(n)
@@ -297,7 +296,7 @@ func (t *env) region(e rdma.Engine, n int) (rdma.Region, []byte) {
 	return r, mem
 }
 
-// random registers n random bytes, closed to peers.
+// random registers n random bytes in a Local region.
 func (t *env) random(e rdma.Engine, n int) (rdma.Region, []byte) {
 	t.Helper()
 	mem := t.memory(n)
@@ -315,7 +314,7 @@ func (t *env) random(e rdma.Engine, n int) (rdma.Region, []byte) {
 	return r, mem
 }
 
-// sent takes a Desc through its encoding, as a real one would go.
+// sent returns a Desc that was encoded and decoded, like a transferred one.
 func (t *env) sent(d rdma.Desc) rdma.Desc {
 	t.Helper()
 	b, err := d.MarshalBinary()
@@ -325,7 +324,7 @@ func (t *env) sent(d rdma.Desc) rdma.Desc {
 	return out
 }
 
-// forged is d with keys that open nothing.
+// forged returns d with invalid keys.
 func (t *env) forged(d rdma.Desc) rdma.Desc {
 	t.Helper()
 	d = t.sent(d)
@@ -344,7 +343,7 @@ func (t *env) expect(e rdma.Engine, imm, count uint32, from ...rdma.EngineID) (*
 	return f, x
 }
 
-// write submits w and returns its end.
+// write submits w and returns the error with which it ended.
 func (t *env) write(e rdma.Engine, w rdma.Write) error {
 	t.Helper()
 	f := rdma.NewFlag()
@@ -353,7 +352,7 @@ func (t *env) write(e rdma.Engine, w rdma.Write) error {
 	return t.wait(f)
 }
 
-// writePaged submits w and returns its end.
+// writePaged submits w and returns the error with which it ended.
 func (t *env) writePaged(e rdma.Engine, w rdma.PagedWrite) error {
 	t.Helper()
 	f := rdma.NewFlag()
@@ -362,11 +361,11 @@ func (t *env) writePaged(e rdma.Engine, w rdma.PagedWrite) error {
 	return t.wait(f)
 }
 
-// slots hands out places of a region, so that writes in flight at the same time
-// do not overlap: the contract would allow it, the race detector does not.
+// slots hands out places of a region, so that writes in flight at the same time do not overlap. The
+// contract allows overlaps, but the race detector reports them.
 type slots chan uint64
 
-// slotsOf cuts count places of n bytes.
+// slotsOf returns count places of n bytes.
 func slotsOf(count int, n uint64) slots {
 	s := make(slots, count)
 	for i := range uint64(count) {
@@ -383,8 +382,8 @@ func (t *env) still(f *rdma.Flag) {
 	}
 }
 
-// roundTrip proves that the session works in the direction from e, and that
-// what e submitted earlier has been dealt with if it was done.
+// roundTrip checks that the session works in the direction from e. When it returns, the target has
+// processed the operations that e submitted earlier and that have ended.
 func (t *env) roundTrip(e, target rdma.Engine) {
 	t.Helper()
 	src, want := t.random(e, 100)

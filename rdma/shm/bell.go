@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bell is an eventfd: the owner sleeps on it, others ring it.
+// bell is an eventfd: its owner sleeps on it, and other processes ring it to wake the owner.
 type bell struct {
 	file *os.File
-	// fd is file's descriptor: file.Fd would make it blocking.
+	// fd is the descriptor of file: file.Fd would make the descriptor blocking.
 	fd int
 }
 
@@ -20,37 +20,37 @@ func newBell() (bell, error) {
 	if err != nil {
 		return bell{}, fmt.Errorf("shm: eventfd: %w", err)
 	}
-	// Nonblocking: the runtime's poller waits for it, no thread does.
+	// Nonblocking, so that the runtime's poller waits for it and no thread is blocked.
 	return bell{os.NewFile(uintptr(fd), "penstock-bell"), fd}, nil
 }
 
-// wait blocks until the bell was rung since the last wait.
+// wait blocks until the bell has been rung since the last wait.
 func (b bell) wait() error {
 	var count [8]byte
 	_, err := b.file.Read(count[:])
 	return err
 }
 
-// ringBell rings the bell behind fd. It does not block, and fails only if the fd is no
-// bell: one that nobody answers counts to 2^64.
+// ringBell rings the bell behind fd. It does not block. It fails only if fd is not a bell: the
+// counter of a bell overflows only at 2^64.
 func ringBell(fd int) {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	_, _ = unix.Write(fd, one[:])
 }
 
-// checkBell refuses descriptors of the peer's that are no eventfd: a write to them
-// might block, or go anywhere.
+// checkBell rejects a peer's descriptor that is not an eventfd: a write to another file might block,
+// or change the file.
 func checkBell(fd int) error {
 	what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
-		return fmt.Errorf("shm: bell of the peer: %w", err)
+		return fmt.Errorf("shm: check the peer's bell: %w", err)
 	}
 	if what != "anon_inode:[eventfd]" {
-		return fmt.Errorf("shm: bell of the peer is %s, not an eventfd", what)
+		return fmt.Errorf("shm: the peer's bell is %s, not an eventfd", what)
 	}
 	if err := unix.SetNonblock(fd, true); err != nil {
-		return fmt.Errorf("shm: bell of the peer: %w", err)
+		return fmt.Errorf("shm: check the peer's bell: %w", err)
 	}
 	return nil
 }

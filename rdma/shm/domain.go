@@ -13,48 +13,48 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Domain is the NIC between the processes of a host: the target's poller places
-// what its peers post.
+// Domain is the NIC between the processes of a host: the target's poller copies what its peers
+// post.
 type Domain struct {
 	id       id
 	name     string
 	log      *slog.Logger
 	listener *net.UnixListener
 	bell     bell
-	// probe lies in memory for peers to try whether they may read this process.
+	// probe is in memory with which peers test whether they can read this process.
 	probe *id
-	// accepting counts the accepting goroutine and its handshakes; ending is
-	// closed with the domain.
+	// accepting counts the accepting goroutine and its handshakes. ending is closed when the
+	// domain closes.
 	accepting sync.WaitGroup
 	ending    chan struct{}
 
-	// keysMu guards keys: what is open, by key; nil once the domain is closed.
+	// keysMu guards keys, which holds open memory by key; nil once the domain is closed.
 	keysMu sync.RWMutex
 	keys   map[uint64]*memory
 
-	// mu guards what follows, and orders the messages that tell of segments.
+	// mu guards the fields below, and orders the messages about segments.
 	mu         sync.Mutex
 	closed     bool
 	segments   []segment
 	segmentIDs uint64
-	// awaited are endpoints that are not closed, by id; connected those whose
-	// peer is told of new segments.
+	// awaited are the endpoints that are not closed, by id. connected are the endpoints whose
+	// peers are notified of new segments.
 	awaited   map[id]*endpoint
 	connected map[*endpoint]struct{}
 
-	// live are the endpoints to be polled; replaced as a whole, under mu.
+	// live are the endpoints to poll. It is replaced as a whole, under mu.
 	live atomic.Pointer[[]*endpoint]
 
-	// pollMu is held by Poll, by Wait while it looks at rings, and by
-	// Endpoint.Close, so that a ring is not unmapped under them.
+	// pollMu is held by Poll, by Wait while it checks rings, and by Endpoint.Close, so that no
+	// ring is unmapped while it is used.
 	pollMu sync.Mutex
-	// turn is where the next Poll begins; buffers are those of PostRecv, in the
-	// order lent. Both are the poller's.
+	// turn is the index where the next Poll begins. buffers are the buffers of PostRecv, in the
+	// order posted. Only the poller uses them.
 	turn    int
 	buffers recvQueue
 	spin    spinner
 
-	// fence is added to for its effect on the order of memory accesses.
+	// fence is the operand of an atomic addition that orders memory accesses.
 	fence uint32
 
 	dead     atomic.Pointer[error]
@@ -64,12 +64,12 @@ type Domain struct {
 
 var _ group.Domain = (*Domain)(nil)
 
-// errClosed is what a domain answers that is closed.
+// errClosed is the error of a closed domain.
 var errClosed = fmt.Errorf("shm: the domain is closed: %w", rdma.ErrClosed)
 
-// NewDomain opens a domain, which people know by the name; log, which may be nil,
-// is told of sources that a peer can't read, once for each endpoint. Peers reach it through an abstract unix socket, so
-// that they must be in the same network namespace.
+// NewDomain opens a domain with a name for people. log, which may be nil, logs sources that a peer
+// cannot read, once per endpoint. Peers connect through an abstract unix socket, so they must be in
+// the same network namespace.
 func NewDomain(name string, log *slog.Logger) (*Domain, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -118,14 +118,14 @@ func (d *Domain) PostRecv(slot uint32, m group.Memory, buf []byte) error {
 	return nil
 }
 
-// recvBuffer is a buffer lent for a message.
+// recvBuffer is a buffer posted for a message.
 type recvBuffer struct {
 	slot uint32
 	buf  []byte
 }
 
-// recvQueue is the buffers lent, first in, first out. Its length is bounded by
-// who lends them.
+// recvQueue is the queue of posted buffers, first in, first out. The caller that posts them limits
+// its length.
 type recvQueue struct {
 	items []recvBuffer
 	head  int
@@ -140,7 +140,7 @@ func (q *recvQueue) push(b recvBuffer) {
 	q.items = append(q.items, b)
 }
 
-// first returns the first buffer, if it holds n bytes.
+// first returns the first buffer, if its length is at least n bytes.
 func (q *recvQueue) first(n uint64) (recvBuffer, bool) {
 	if q.head == len(q.items) || uint64(len(q.items[q.head].buf)) < n {
 		return recvBuffer{}, false
@@ -148,13 +148,13 @@ func (q *recvQueue) first(n uint64) (recvBuffer, bool) {
 	return q.items[q.head], true
 }
 
-// pop takes the first buffer away.
+// pop removes the first buffer.
 func (q *recvQueue) pop() {
 	q.items[q.head] = recvBuffer{}
 	q.head++
 }
 
-// fail makes the domain die, as a NIC does: Poll answers why from now on.
+// fail ends the domain, like the failure of a NIC: Poll returns the reason from now on.
 func (d *Domain) fail(why error) {
 	why = fmt.Errorf("shm: %w: %w", why, group.ErrDead)
 	if d.dead.CompareAndSwap(nil, &why) {
@@ -185,11 +185,11 @@ func (d *Domain) Close() error {
 	return errors.Join(err, d.bell.file.Close())
 }
 
-// handshakesMax bounds the connections that have not said yet which endpoint they
-// are for; more wait in the listener's backlog.
+// handshakesMax limits the connections that have not yet named their endpoint; further ones wait in
+// the listener's backlog.
 const handshakesMax = 16
 
-// accept is the goroutine that takes connections of peers.
+// accept is the goroutine that accepts peers' connections.
 func (d *Domain) accept() {
 	slots := make(chan struct{}, handshakesMax)
 	var pause time.Duration
@@ -199,8 +199,8 @@ func (d *Domain) accept() {
 			return
 		}
 		if err != nil {
-			// Out of file descriptors, most likely: Connect has a time limit, which
-			// tells.
+			// Most likely, file descriptors are used up. A peer's Connect has a time limit and
+			// reports the failure.
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			select {
 			case <-time.After(pause):
@@ -217,7 +217,7 @@ func (d *Domain) accept() {
 	}
 }
 
-// receive hands a connection to the endpoint that it is for.
+// receive passes a connection to the endpoint that its hello names.
 func (d *Domain) receive(conn *net.UnixConn) {
 	a, err := readHello(conn)
 	if err != nil {
@@ -245,11 +245,11 @@ func (a *arrival) close() {
 	_ = a.conn.Close()
 }
 
-// connectTimeout bounds a Connect and each of its steps.
+// connectTimeout limits a Connect and each of its steps.
 const connectTimeout = 5 * time.Second
 
-// readHello reads the first message of a connection. If it fails the connection
-// is the caller's still.
+// readHello reads the first message of a connection. If it fails, the caller still owns the
+// connection.
 func readHello(conn *net.UnixConn) (*arrival, error) {
 	if err := sameUser(conn); err != nil {
 		return nil, err

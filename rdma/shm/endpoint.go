@@ -18,70 +18,70 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// endpoint is one end of a connection: a ring that it posts to and the peer
-// performs, and one the other way.
+// endpoint is one end of a connection. It has a ring to which it posts and whose entries the peer
+// performs, and a ring in the other direction.
 type endpoint struct {
 	d      *Domain
 	id     id
 	cookie uint64
 
-	// own is the ring that we post to. own and peer are unmapped by free, under
+	// own is the ring to which this endpoint posts. free unmaps own and peer, under
 	// Domain.pollMu, recvMu and sendMu.
 	own      *ring
 	ownMem   []byte
 	ownFile  *os.File
 	arrivals chan *arrival
 
-	// ctx ends with Shut, and with it a Connect; connecting is held by Connect.
+	// ctx ends with Shut, and ends a Connect in progress. Connect holds connecting.
 	ctx        context.Context
 	cancel     context.CancelFunc
 	connecting sync.WaitGroup
 	reading    sync.WaitGroup
 
-	// recvMu is held while an entry of the peer's is performed, a chunk at a time;
-	// it guards deaf and views.
+	// recvMu is held while a chunk of an entry of the peer is performed. It guards deaf and
+	// views.
 	recvMu sync.Mutex
-	// deaf: nothing of the peer's is performed any more.
+	// deaf: no entry of the peer is performed any more.
 	deaf  bool
 	views map[uint64]*arena.View
-	// peer is the ring that the peer posts to.
+	// peer is the ring to which the peer posts.
 	peer    *ring
 	peerMem []byte
-	// stalled: the first entry names a segment that has not come yet.
+	// stalled: the first entry names a segment that has not been received yet.
 	stalled atomic.Bool
 
-	// sendMu guards conn, called, bell, and posted's growth: once ending is set,
-	// posted stays.
+	// sendMu guards conn, called, bell, and changes of posted: once ending is set, posted does
+	// not change.
 	sendMu sync.Mutex
 	called bool
 	conn   *net.UnixConn
-	bell   int // the peer's
+	bell   int // the peer's bell
 	freed  bool
-	// posted and reaped count our entries: those in the ring, those whose
-	// completion was polled. Invariant: reaped <= posted <= reaped+depth.
+	// posted and reaped count our entries: those put into the ring, and those whose completion
+	// was polled. Invariant: reaped <= posted <= reaped+depth.
 	posted, reaped atomic.Uint64
 	cookies        [depth]uint64
-	// ending: shut, or broken for cause.
+	// ending: the endpoint is shut, or broken for the reason cause.
 	ending atomic.Bool
 	cause  atomic.Pointer[error]
 	shut   atomic.Bool
 
-	// The poller's: the entry being performed, the number of the next, whether
-	// the end of our own entries has been fixed, and whether it was told that the
-	// endpoint is broken.
+	// The fields below belong to the poller: the number of the next entry, the entry that is
+	// being performed, whether the end of our own entries is known, and whether the poller has
+	// reported that the endpoint is broken.
 	next    uint64
 	now     work
 	process *process
 	final   bool
 	ended   uint64
 	told    bool
-	// warned: the log has been told that the peer can't read our memory.
+	// warned: it has been logged that the peer cannot read our memory.
 	warned bool
 }
 
 var _ group.Endpoint = (*endpoint)(nil)
 
-// NewEndpoint implements group.Domain. Classes are alike: memory has no lanes.
+// NewEndpoint implements group.Domain. Classes make no difference: memory has no lanes.
 func (d *Domain) NewEndpoint(cookie uint64, _ rdma.Class) (group.Endpoint, error) {
 	e := &endpoint{d: d, id: newID(), cookie: cookie, arrivals: make(chan *arrival, 1), views: make(map[uint64]*arena.View), bell: -1}
 	var err error
@@ -102,8 +102,7 @@ func (d *Domain) NewEndpoint(cookie uint64, _ rdma.Class) (group.Endpoint, error
 // Local implements group.Endpoint.
 func (e *endpoint) Local() []byte { return address{e.d.id, e.id}.encode() }
 
-// Connect implements group.Endpoint: the endpoint with the lesser number dials,
-// the other waits.
+// Connect implements group.Endpoint. The endpoint with the lesser id dials, the other waits.
 func (e *endpoint) Connect(remote []byte) error {
 	var to address
 	if err := to.decode(remote); err != nil {
@@ -128,7 +127,7 @@ func (e *endpoint) Connect(remote []byte) error {
 	var err error
 	switch order := bytes.Compare(e.id[:], to.endpoint[:]); {
 	case order == 0:
-		return errors.New("shm: that is the endpoint's own address")
+		return errors.New("shm: connect: the address is the endpoint's own")
 	case order < 0:
 		a, err = e.dial(ctx, to)
 	default:
@@ -140,7 +139,7 @@ func (e *endpoint) Connect(remote []byte) error {
 	return e.join(a)
 }
 
-// dial reaches the peer's domain, and says and hears hello.
+// dial connects to the peer's domain and exchanges hellos.
 func (e *endpoint) dial(ctx context.Context, to address) (*arrival, error) {
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, "unixpacket", socketName(to.domain).Name)
@@ -172,12 +171,12 @@ func (e *endpoint) greet(conn *net.UnixConn, to address) (*arrival, error) {
 	}
 	if a.hello.to != e.id || a.hello.from != to.endpoint {
 		closeFDs([]int{a.ring, a.bell})
-		return nil, errors.New("shm: another endpoint answers")
+		return nil, errors.New("shm: another endpoint answered")
 	}
 	return a, nil
 }
 
-// await waits for the peer to dial, and answers its hello.
+// await waits until the peer dials, and answers its hello.
 func (e *endpoint) await(ctx context.Context, to address) (*arrival, error) {
 	select {
 	case a := <-e.arrivals:
@@ -198,7 +197,7 @@ func (e *endpoint) await(ctx context.Context, to address) (*arrival, error) {
 	}
 }
 
-// sendHello sends ours, with our ring and bell.
+// sendHello sends this endpoint's hello with its ring and bell.
 func (e *endpoint) sendHello(conn *net.UnixConn, to address) error {
 	_ = conn.SetWriteDeadline(time.Now().Add(sendTimeout))
 	h := hello{to: to.endpoint, from: e.id, probe: *e.d.probe, where: addressOf(e.d.probe[:])}
@@ -208,8 +207,8 @@ func (e *endpoint) sendHello(conn *net.UnixConn, to address) error {
 	return nil
 }
 
-// arriveLocked takes a connection that names this endpoint, if it has none yet.
-// Domain.mu is held.
+// arriveLocked accepts a connection that names this endpoint, if it has none yet. Domain.mu is
+// held.
 func (e *endpoint) arriveLocked(a *arrival) bool {
 	select {
 	case e.arrivals <- a:
@@ -219,7 +218,7 @@ func (e *endpoint) arriveLocked(a *arrival) bool {
 	}
 }
 
-// join takes the peer's ring and bell into use.
+// join starts to use the peer's ring and bell.
 func (e *endpoint) join(a *arrival) error {
 	peer, mem, err := openRing(a.ring)
 	if err == nil {
@@ -245,7 +244,7 @@ func (e *endpoint) join(a *arrival) error {
 	return nil
 }
 
-// adopt makes the peer's things ours, unless we have been shut meanwhile.
+// adopt stores the peer's ring, bell and connection, unless the endpoint has been shut meanwhile.
 func (e *endpoint) adopt(a *arrival, peer *ring, mem []byte) error {
 	e.recvMu.Lock()
 	defer e.recvMu.Unlock()
@@ -259,7 +258,7 @@ func (e *endpoint) adopt(a *arrival, peer *ring, mem []byte) error {
 	return nil
 }
 
-// read is the goroutine that takes the peer's segments and notices its end.
+// read is the goroutine that receives the peer's segments and notices the end of the peer.
 func (e *endpoint) read() {
 	b := make([]byte, segmentBytes)
 	for {
@@ -300,7 +299,7 @@ func (e *endpoint) Post(works []group.Work) (int, error) {
 		if w.Len > 0 {
 			m, ok := w.Src.(*memory)
 			if !ok || m.d != e.d {
-				return e.publish(first, i, fmt.Errorf("shm: source of a Work: %w", rdma.ErrForeign))
+				return e.publish(first, i, fmt.Errorf("shm: the source of a Work: %w", rdma.ErrForeign))
 			}
 			x.segment, x.offset = m.segment, m.offset+w.SrcOff
 		}
@@ -310,7 +309,7 @@ func (e *endpoint) Post(works []group.Work) (int, error) {
 	return e.publish(first, n, nil)
 }
 
-// publish lets the peer see n more entries. sendMu is held.
+// publish makes n more entries visible to the peer. sendMu is held.
 func (e *endpoint) publish(first, n uint64, err error) (int, error) {
 	if n > 0 {
 		e.posted.Store(first + n)
@@ -323,7 +322,7 @@ func (e *endpoint) publish(first, n uint64, err error) (int, error) {
 	return int(n), err
 }
 
-// why is the reason for which an ending endpoint takes nothing.
+// why returns the reason why an ending endpoint accepts no Works.
 func (e *endpoint) why() error {
 	if c := e.cause.Load(); c != nil {
 		return *c
@@ -333,7 +332,7 @@ func (e *endpoint) why() error {
 
 var errShut = errors.New("shm: the endpoint is shut")
 
-// broke ends the endpoint for a reason that its user must be told.
+// broke ends the endpoint for a reason that is reported to its user.
 func (e *endpoint) broke(why error) {
 	e.sendMu.Lock()
 	if !e.ending.Load() {
@@ -354,12 +353,12 @@ func (e *endpoint) Shut() {
 	conn := e.conn
 	e.sendMu.Unlock()
 	e.cancel()
-	// A chunk that is being placed is waited for.
+	// Wait for a chunk that is being placed.
 	e.recvMu.Lock()
 	e.deaf = true
 	e.recvMu.Unlock()
 	if conn != nil {
-		_ = conn.Close() // so that the peer learns of it
+		_ = conn.Close() // so that the peer notices
 	}
 	e.d.Wake()
 }
@@ -373,7 +372,7 @@ func (e *endpoint) Close() error {
 	return e.free()
 }
 
-// delist takes the endpoint out of all that can find it.
+// delist removes the endpoint from everything that can find it.
 func (d *Domain) delist(e *endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -393,7 +392,7 @@ func (d *Domain) delist(e *endpoint) {
 	}
 }
 
-// enlist lets the poller see the endpoint.
+// enlist makes the endpoint visible to the poller.
 func (d *Domain) enlist(e *endpoint) {
 	d.mu.Lock()
 	live := append([]*endpoint(nil), *d.live.Load()...)
@@ -403,7 +402,7 @@ func (d *Domain) enlist(e *endpoint) {
 	d.Wake()
 }
 
-// free gives back what the endpoint holds, once no Poll that saw it is running.
+// free releases the endpoint's resources, after the last Poll that saw it has ended.
 func (e *endpoint) free() error {
 	e.d.pollMu.Lock()
 	defer e.d.pollMu.Unlock()

@@ -15,13 +15,13 @@ type memory struct {
 	d   *Domain
 	key uint64
 	mem []byte
-	// spans, unless nil, are the parts of mem that are open.
+	// spans, if not nil, are the open parts of mem.
 	spans []rdma.Span
-	// segment and offset say where peers read it: in a shared arena, or, with
-	// segment 0, at that address of this process.
+	// segment and offset are where peers read the memory: a shared arena, or, with segment 0, an
+	// address of this process.
 	segment, offset uint64
 
-	// mu is held while a chunk is placed here.
+	// mu is held while a chunk is placed into the memory.
 	mu     sync.Mutex
 	closed bool
 }
@@ -31,9 +31,8 @@ var (
 	_ group.SpanMemory = (*memory)(nil)
 )
 
-// Register implements group.Domain. Memory that lies in an arena that was shared
-// with the domain is read by peers where it is; other memory as long as peers
-// may read this process.
+// Register implements group.Domain. Peers map memory in an arena that is shared with the domain. They
+// read other memory by system calls, if they may read this process.
 func (d *Domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
 	if opts.Device != "" || opts.DMABuf != nil {
 		return nil, fmt.Errorf("shm: register memory of device %q: processes share host memory only: %w", opts.Device, rdma.ErrUnsupported)
@@ -63,7 +62,7 @@ func (m *memory) WindowSpans(off, n uint64, spans []rdma.Span) (group.Memory, er
 	return m.d.enter(&memory{d: m.d, mem: m.mem[off : off+n : off+n], spans: spans, segment: m.segment, offset: m.offset + off})
 }
 
-// enter gives m a key that nothing else has.
+// enter gives m a unique key.
 func (d *Domain) enter(m *memory) (*memory, error) {
 	d.keysMu.Lock()
 	defer d.keysMu.Unlock()
@@ -79,7 +78,7 @@ func (d *Domain) enter(m *memory) (*memory, error) {
 	return m, nil
 }
 
-// find returns what a key opens, or nil.
+// find returns the memory with a key, or nil.
 func (d *Domain) find(key uint64) *memory {
 	d.keysMu.RLock()
 	defer d.keysMu.RUnlock()
@@ -89,10 +88,10 @@ func (d *Domain) find(key uint64) *memory {
 // Key implements group.Memory.
 func (m *memory) Key() uint64 { return m.key }
 
-// Base implements group.Memory: addresses count from the memory's first byte.
+// Base implements group.Memory: addresses are offsets from the memory's first byte.
 func (m *memory) Base() uint64 { return 0 }
 
-// Close implements group.Memory. When it returns no chunk is being placed.
+// Close implements group.Memory. When it returns, no chunk is being placed.
 func (m *memory) Close() error {
 	m.d.keysMu.Lock()
 	delete(m.d.keys, m.key)
@@ -103,8 +102,8 @@ func (m *memory) Close() error {
 	return nil
 }
 
-// sliceLocked returns the bytes that [addr, addr+n) names; false if they are not all
-// inside and open.
+// sliceLocked returns the bytes [addr, addr+n); it returns false unless all of them are within the
+// memory and open.
 func (m *memory) sliceLocked(addr, n uint64) ([]byte, bool) {
 	size := uint64(len(m.mem))
 	if m.closed || addr > size || n > size-addr || m.spans != nil && !rdma.HoldSpan(m.spans, addr, n) {

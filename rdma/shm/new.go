@@ -12,42 +12,42 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Provider is what Info tells of an engine between processes.
+// Provider is the Info.Provider of engines of this package.
 const Provider = "shm"
 
-// Options configure an engine between processes of a host. The zero value is a
-// client: it opens sessions and accepts none.
+// Options configures an engine between processes of a host. The zero value is a client: it opens
+// sessions and accepts none.
 type Options struct {
-	// Listen is the path of the unix socket on which sessions are accepted; one
-	// that begins with @ is in the abstract namespace. Empty: none are.
+	// Listen is the path of the unix socket on which sessions are accepted; a path that begins
+	// with @ is in the abstract namespace. Empty: no sessions are accepted.
 	Listen string
-	// Arenas are Shared arenas that sources lie in. Every peer can read all of
-	// each. They stay the caller's, and are closed after the engine.
+	// Arenas are Shared arenas for sources. Every peer can read all of each arena. The caller
+	// keeps ownership and closes them after the engine.
 	Arenas []*arena.Arena
-	// Pollers is how many goroutines place what peers write; each is a NIC of the
-	// engine. Default 1, at most group.MaxDomains. More are worth it where one
-	// core copies less than the memory can.
+	// Pollers is the number of goroutines that copy what peers write; each is a NIC of the
+	// engine. Default 1, at most group.MaxDomains. More pollers help if one core cannot use
+	// the whole memory bandwidth.
 	Pollers int
-	// Group is the rest of the engine's options; Provider, Detail, Domains,
-	// Reopen, Alloc and Control are overwritten.
+	// Group has the engine's other options; Provider, Detail, Domains, Reopen, Alloc and
+	// Control are overwritten.
 	Group group.Options
 }
 
-// New starts an engine. If it is to listen, it does so before New returns. ctx
-// bounds the start only.
+// New starts an engine. If Listen is set, the engine listens when New returns. ctx limits only the
+// start.
 func New(ctx context.Context, o Options) (*group.Engine, error) {
 	e, _, err := start(ctx, o, func(int) error { return nil })
 	return e, err
 }
 
-// start is New; what the domains share, and whether a dead one may be replaced,
-// are for tests.
+// start is New for tests: it also returns the domains' shared state, and mayOpen decides whether a
+// dead domain may be replaced.
 func start(ctx context.Context, o Options, mayOpen func(i int) error) (*group.Engine, *host, error) {
 	if o.Pollers == 0 {
 		o.Pollers = 1
 	}
 	if o.Pollers < 1 || o.Pollers > group.MaxDomains {
-		return nil, nil, fmt.Errorf("shm: %d pollers; 1 to %d", o.Pollers, group.MaxDomains)
+		return nil, nil, fmt.Errorf("shm: %d pollers; must be 1 to %d", o.Pollers, group.MaxDomains)
 	}
 	h := &host{log: o.Group.Logger, arenas: slices.Clone(o.Arenas), domains: make([]*Domain, o.Pollers)}
 	g := o.Group
@@ -80,17 +80,17 @@ func closeAll(domains []group.Domain) (err error) {
 	return err
 }
 
-// host is what the domains of an engine share: arenas.
+// host is the state that the domains of an engine share: their arenas.
 type host struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
 	arenas []*arena.Arena
-	// domains are those in use, by NIC, or the last that was; nil before.
+	// domains has, for each NIC, its current or last domain; nil before the first.
 	domains []*Domain
 }
 
-// open returns another domain for NIC i, that knows all arenas.
+// open returns a new domain for NIC i that has all arenas.
 func (h *host) open(i int) (*Domain, error) {
 	d, err := NewDomain(fmt.Sprint(Provider, i), h.log)
 	if err != nil {
@@ -107,7 +107,7 @@ func (h *host) open(i int) (*Domain, error) {
 	return d, nil
 }
 
-// alloc returns memory in an arena of its own that every domain knows.
+// alloc returns memory in a new arena that is shared with every domain.
 func (h *host) alloc(bytes int) ([]byte, func(), error) {
 	a, err := arena.New(arena.Options{SizeBytes: int64(bytes), Shared: true})
 	if err != nil {
@@ -115,7 +115,7 @@ func (h *host) alloc(bytes int) ([]byte, func(), error) {
 	}
 	free := func() {
 		h.forget(a)
-		_ = a.Close() // it lent nothing, so that nothing can be left
+		_ = a.Close() // the arena has no open allocations, so Close cannot fail
 	}
 	if err := h.share(a); err != nil {
 		free()
@@ -124,7 +124,7 @@ func (h *host) alloc(bytes int) ([]byte, func(), error) {
 	return a.Bytes()[:bytes:bytes], free, nil
 }
 
-// share makes a known to the domains that there are and those to come.
+// share shares an arena with all present and later domains.
 func (h *host) share(a *arena.Arena) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	// chunkBytes is how much is placed before other endpoints have their turn, and
-	// before Shut or Close of a memory can come in between.
+	// chunkBytes is how many bytes are placed before other endpoints have their turn, and before
+	// Shut or a memory's Close can run.
 	chunkBytes = 256 << 10
 	// turnEntries is how many small entries are performed in one turn.
 	turnEntries = 32
-	// pollBytes is how much one Poll places if nothing completes.
+	// pollBytes is how many bytes one Poll places if nothing completes.
 	pollBytes = 2 << 20
 )
 
@@ -66,7 +66,7 @@ func (e *endpoint) reap(dst []group.Completion) (n int) {
 		return 0
 	}
 	if done-reaped > e.posted.Load()-reaped {
-		e.broke(fmt.Errorf("shm: the peer says it performed %d entries of %d", done, e.posted.Load()))
+		e.broke(fmt.Errorf("shm: the peer reports %d performed entries of %d", done, e.posted.Load()))
 		return e.reapLast(dst)
 	}
 	acquired()
@@ -79,18 +79,18 @@ func (e *endpoint) reap(dst []group.Completion) (n int) {
 	return n
 }
 
-// reapLast moves to dst what is left of an endpoint that ends: entries that were
-// performed before, those of which that is not known, and that it is broken.
+// reapLast moves to dst the last completions of an endpoint that ends: those of performed entries,
+// then those of entries whose end is unknown, and then that the endpoint is broken.
 func (e *endpoint) reapLast(dst []group.Completion) (n int) {
 	reaped, posted := e.reaped.Load(), e.posted.Load()
 	if !e.final {
-		// posted stays, as ending is set: Post and broke hold sendMu.
+		// With ending set, posted does not change: Post and broke hold sendMu.
 		e.sendMu.Lock()
 		posted = e.posted.Load()
 		e.sendMu.Unlock()
 		e.final, e.ended = true, e.own.done.Load()
 		if e.ended-reaped > posted-reaped {
-			e.ended = reaped // it lies
+			e.ended = reaped // the peer's counter is invalid
 		}
 	}
 	for ; n < len(dst) && reaped != posted; n++ {
@@ -112,7 +112,7 @@ func (e *endpoint) reapLast(dst []group.Completion) (n int) {
 	return n
 }
 
-// outcome is the completion of an entry that was performed.
+// outcome returns the completion of a performed entry.
 func (e *endpoint) outcome(i uint64) group.Completion {
 	c := group.Completion{Kind: group.KindDone, Cookie: e.cookies[i%depth]}
 	switch s := e.own.statuses[i%depth].Load(); s {
@@ -128,19 +128,19 @@ func (e *endpoint) outcome(i uint64) group.Completion {
 			e.d.log.Warn("write refused", "nic", e.d.name, "err", c.Err)
 		}
 	default:
-		c.Status, c.Err = group.StatusBroken, fmt.Errorf("shm: the peer answers with status %d", s)
+		c.Status, c.Err = group.StatusBroken, fmt.Errorf("shm: the peer answered with status %d", s)
 	}
 	return c
 }
 
 var (
-	errRefused  = errors.New("shm: refused: the key opens nothing there, or not all of it")
-	errNoBuffer = errors.New("shm: the peer has no buffer that is free and large enough")
+	errRefused  = errors.New("shm: refused: the key is invalid at the peer, or does not cover the range")
+	errNoBuffer = errors.New("shm: the peer had no free buffer that was large enough")
 )
 
-// perform places what the peer posted: one chunk of a large entry, or some small
-// ones. It returns how many completions it put into dst, which has room for one
-// at least, how many bytes it placed, and whether it did anything.
+// perform performs entries that the peer posted: one chunk of a large entry, or several small ones.
+// It returns how many completions it put into dst, which must have space for at least one, how many
+// bytes it placed, and whether it did anything.
 func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved bool) {
 	if e.ending.Load() {
 		return 0, 0, false
@@ -184,7 +184,7 @@ func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved 
 	return n, placed, moved
 }
 
-// step does the next part of the entry in e.now. recvMu is held.
+// step performs the next part of the entry in e.now. recvMu is held.
 func (e *endpoint) step() (status uint32, c group.Completion, bytes uint64, done bool) {
 	switch group.Op(e.now.op) {
 	case group.OpWrite, group.OpWriteImm:
@@ -231,7 +231,7 @@ func (e *endpoint) stepWrite() (status uint32, c group.Completion, bytes uint64,
 	return statusOK, c, bytes, true
 }
 
-// stepSend places a whole message in the first buffer.
+// stepSend copies a whole message into the first buffer.
 func (e *endpoint) stepSend() (status uint32, c group.Completion, bytes uint64, done bool) {
 	w := &e.now
 	if w.len > maxMessage {
@@ -254,27 +254,26 @@ func (e *endpoint) stepSend() (status uint32, c group.Completion, bytes uint64, 
 	return statusOK, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: b.slot, Len: w.len}, w.len, true
 }
 
-// stands reports whether what has been placed was the source's bytes: the poster
-// has not taken it back meanwhile, and was alive. If not, the endpoint is deaf
-// from here on. recvMu is held.
+// stands reports whether the placed bytes were the source's: the poster has not withdrawn the entry
+// meanwhile, and was alive. If not, stands sets deaf. recvMu is held.
 func (e *endpoint) stands() bool {
-	// The bytes are read before the flag is: an atomic read alone does not keep
-	// earlier reads from moving behind it, a read-modify-write does.
+	// The bytes must be read before the flag. An atomic load would not keep earlier reads from
+	// moving after it, but an atomic read-modify-write does.
 	if atomic.AddUint32(&e.d.fence, 1); e.peer.withdrawn.Load() == 0 && (e.now.segment != 0 || e.now.len == 0 || !e.process.gone()) {
 		return true
 	}
 	e.deaf = true
-	e.broke(errors.New("shm: the peer has withdrawn what it posted"))
+	e.broke(errors.New("shm: the peer has withdrawn its entries"))
 	return false
 }
 
-// fetched says how a part of a source was read.
+// fetched is the result of reading a part of a source.
 type fetched uint8
 
 const (
 	fetchOK      fetched = iota
-	fetchLater           // its segment has not come yet
-	fetchRefused         // it is not where the poster says, or may not be read
+	fetchLater           // its segment has not been received yet
+	fetchRefused         // it is not at the poster's address, or may not be read
 )
 
 // fetch fills to from the source of the entry in e.now. recvMu is held.
@@ -291,7 +290,7 @@ func (e *endpoint) fetch(to []byte, at uint64) fetched {
 	}
 	v := e.views[e.now.segment]
 	if v == nil {
-		// Its message is behind on the socket. The reader clears the flag.
+		// The message with the segment has not arrived yet. The reader clears the flag.
 		e.stalled.Store(true)
 		return fetchLater
 	}
@@ -303,8 +302,7 @@ func (e *endpoint) fetch(to []byte, at uint64) fetched {
 	return fetchOK
 }
 
-// busy reports whether Poll would find something to do on the endpoint. pollMu is
-// held.
+// busy reports whether Poll would find work on the endpoint. pollMu is held.
 func (e *endpoint) busy() bool {
 	if e.ending.Load() {
 		return e.reaped.Load() != e.posted.Load() || !e.told && !e.shut.Load()
@@ -312,13 +310,13 @@ func (e *endpoint) busy() bool {
 	return e.own.done.Load() != e.reaped.Load() || e.peer.tail.Load() != e.next && !e.stalled.Load()
 }
 
-// arm asks the peer, or no longer asks it, for the bell. pollMu is held.
+// arm sets or clears the flags with which the peer rings our bell. pollMu is held.
 func (e *endpoint) arm(sleeps uint32) {
 	e.own.posterSleeps.Store(sleeps)
 	e.peer.performerSleeps.Store(sleeps)
 }
 
-// ready reports whether Wait is to return.
+// ready reports whether Wait must return.
 func (d *Domain) ready() bool {
 	if d.woken.Load() && d.woken.Swap(false) || d.dead.Load() != nil {
 		return true
@@ -342,9 +340,8 @@ func (d *Domain) armAll(sleeps uint32) {
 	}
 }
 
-// Wait implements group.Domain: it looks for a while, then sleeps until the bell
-// rings. Whoever gives it work between its last look and its sleep sees that it
-// is armed, and rings.
+// Wait implements group.Domain. It polls for a while, then sleeps until the bell rings. A process
+// that adds work between the last poll and the sleep sees that the flags are set, and rings.
 func (d *Domain) Wait() {
 	if d.spin.look(d.ready) {
 		return
@@ -369,8 +366,8 @@ func (d *Domain) Wake() {
 	}
 }
 
-// spinner looks for work before its owner sleeps, as long as that has paid off of
-// late: a round trip through the bell takes longer than most answers.
+// spinner polls before its owner sleeps, if polling has recently found work: a wake-up through the
+// bell takes longer than most answers.
 type spinner struct{ patience time.Duration }
 
 const (
@@ -378,7 +375,7 @@ const (
 	patienceMax = 50 * time.Microsecond
 )
 
-// look calls ready until it is true, or patience ends.
+// look calls ready until it returns true, or until patience has elapsed.
 func (s *spinner) look(ready func() bool) bool {
 	s.patience = min(max(s.patience, patienceMin), patienceMax)
 	for start := time.Now(); ; runtime.Gosched() {

@@ -9,23 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is the one at the other end, from whose memory we may be able to read
-// what lies in no shared arena (process_vm_readv).
+// process is the peer's process. If permitted, we read sources that are in no shared arena from its
+// memory (process_vm_readv).
 type process struct {
 	pid int
-	// fd is a pidfd: it says whether pid is still that process. -1: it can't be
+	// fd is a pidfd, which shows whether pid is still that process. -1: the process cannot be
 	// read.
 	fd int
 
-	// Arguments of system calls; the poller's.
+	// Arguments of system calls; only the poller uses them.
 	local  [1]unix.Iovec
 	remote [1]unix.RemoteIovec
 	poll   [1]unix.PollFd
 }
 
-// peerProcess finds the process at the other end and tries to read the probe of
-// its hello: that a number is its pid here, and that we may read it, is known
-// only by trying.
+// peerProcess finds the peer's process and tries to read the probe of its hello. Only that test shows
+// that the number is its pid in our namespace and that we may read its memory.
 func peerProcess(conn *net.UnixConn, h *hello) *process {
 	p := &process{fd: -1}
 	var err error
@@ -65,7 +64,7 @@ func peerPID(conn *net.UnixConn) (int, error) {
 	return int(cred.Pid), nil
 }
 
-// read fills b from an address of the process.
+// read reads len(b) bytes from an address of the process.
 func (p *process) read(b []byte, at uint64) error {
 	for len(b) > 0 {
 		p.local[0].Base = &b[0]
@@ -87,7 +86,7 @@ func (p *process) read(b []byte, at uint64) error {
 	return nil
 }
 
-// gone reports whether the process has ended, so that its number may be another's.
+// gone reports whether the process has ended. Its pid may then belong to another process.
 func (p *process) gone() bool {
 	p.poll[0] = unix.PollFd{Fd: int32(p.fd), Events: unix.POLLIN}
 	n, err := unix.Poll(p.poll[:], 0)
@@ -101,7 +100,7 @@ func (p *process) close() {
 	}
 }
 
-// unreadable is how a Work ends whose source the peer could not read.
+// unreadable returns the error of a Work whose source the peer could not read.
 func unreadable() error {
 	return fmt.Errorf("shm: the source lies in no shared arena, and the peer could not read it in this process: allocate it in an arena.Arena made "+
 		"with Options.Shared and named in shm.Options.Arenas, or let the peer read this process (kernel.yama.ptrace_scope is %s)", yama())

@@ -9,19 +9,19 @@ import (
 
 const raceEnabled = true
 
-// The race detector knows memory by address, and does not see that what one
-// mapping of a ring is told, another shows. Where both ends are in one process it
-// is told, by one address for all, as package syscall does for reads and writes.
+// The race detector identifies memory by address. It does not recognize that two mappings of a ring
+// are the same memory. If both ends are in one process, these functions report the synchronization
+// through one address for all rings, as package syscall does for reads and writes.
 var ioSync byte
 
-// released: what was done before can be seen by who learns of a ring's change.
+// released: earlier accesses happen before the accesses of a reader of the ring's change.
 func released() {
-	// Safety: the address alone counts.
+	// Safety: only the address is used.
 	runtime.RaceReleaseMerge(unsafe.Pointer(&ioSync))
 }
 
-// acquired: a ring's change has been seen.
+// acquired: a ring's change has been read.
 func acquired() {
-	// Safety: the address alone counts.
+	// Safety: only the address is used.
 	runtime.RaceAcquire(unsafe.Pointer(&ioSync))
 }

@@ -11,27 +11,27 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// depth is how many entries a ring has: a power of two.
+// depth is the number of entries of a ring: a power of two.
 const depth = 256
 
-// A ring is the memory by which one endpoint posts and the other performs: see
-// doc.go for the picture. Both processes can write all of it, so that neither
-// reads back what it wrote itself, and what it reads is checked.
+// A ring is the memory through which one endpoint posts and the other performs entries; doc.go has
+// the picture. Both processes can write all of it. So neither reads back its own writes, and each
+// checks what it reads.
 type ring struct {
-	// tail counts the entries posted; the poster's.
+	// tail is the number of posted entries, written by the poster.
 	tail atomic.Uint64
 	_    [56]byte
-	// done counts the entries performed; the performer's.
+	// done is the number of performed entries, written by the performer.
 	done atomic.Uint64
 	_    [56]byte
-	// performerSleeps and posterSleeps ask the other side for its bell: set by who
-	// is about to sleep, cleared by who rings.
+	// performerSleeps and posterSleeps ask the other side to ring the bell. The side that is
+	// about to sleep sets its flag, and the side that rings clears it.
 	performerSleeps atomic.Uint32
 	_               [60]byte
 	posterSleeps    atomic.Uint32
 	_               [60]byte
-	// withdrawn is set by a poster whose sources may be reused: what is not
-	// counted yet must not be.
+	// withdrawn is set by a poster before its sources are reused: the performer must not count
+	// immediates after that.
 	withdrawn atomic.Uint32
 	_         [60]byte
 
@@ -39,7 +39,7 @@ type ring struct {
 	statuses [depth]atomic.Uint32
 }
 
-// entry is one Work in a ring, one cache line: words by place.
+// entry is one Work in a ring, in one cache line. Its words are:
 //
 //	0  op (32 bits), immediate (32 bits)
 //	1  length, bytes
@@ -49,26 +49,26 @@ type ring struct {
 //	5  key of the destination
 type entry [8]uint64
 
-// ringBytes is what a ring takes in whole pages.
+// ringBytes is the size of a ring, in whole pages.
 const ringBytes = 5 * sys.PageSize
 
-// Status of an entry in a ring. They are group's but for the last.
+// Statuses of an entry in a ring. All but the last are group's.
 const (
 	statusOK       = uint32(group.StatusOK)
 	statusRefused  = uint32(group.StatusRefused)
 	statusNoBuffer = uint32(group.StatusNoBuffer)
-	// statusUnreadable: the performer may not read the poster's own memory.
+	// statusUnreadable: the performer cannot read the poster's memory.
 	statusUnreadable = 64
 )
 
-// work is an entry as the performer has read it, once.
+// work is a copy of an entry, which the performer reads only once.
 type work struct {
 	op, imm   uint32
 	len       uint64
 	segment   uint64
 	offset    uint64
 	addr, key uint64
-	placed    uint64 // bytes in place
+	placed    uint64 // bytes placed so far
 	loaded    bool
 }
 
@@ -79,7 +79,7 @@ func (r *ring) put(i uint64, w *work) {
 	e[1], e[2], e[3], e[4], e[5] = w.len, w.segment, w.offset, w.addr, w.key
 }
 
-// get reads entry number i, each word once: its writer may change it meanwhile.
+// get reads entry number i, each word once, because its writer may change it meanwhile.
 func (r *ring) get(i uint64) work {
 	e := &r.entries[i%depth]
 	first := atomic.LoadUint64(&e[0])
@@ -91,7 +91,7 @@ func (r *ring) get(i uint64) work {
 	}
 }
 
-// newRing makes a ring and the file that carries it to the other process.
+// newRing creates a ring, and the file with which it is sent to the other process.
 func newRing() (*ring, []byte, *os.File, error) {
 	f, err := sys.Memfd("penstock-ring", ringBytes, false)
 	if err != nil {
@@ -105,19 +105,19 @@ func newRing() (*ring, []byte, *os.File, error) {
 	return r, mem, f, nil
 }
 
-// openRing maps the ring of a peer: a file of the right size, which nobody can
-// shrink under the mapping.
+// openRing maps the ring of a peer. The file must have the right size, and the size must be sealed,
+// so that it cannot shrink under the mapping.
 func openRing(fd int) (*ring, []byte, error) {
 	size, err := sys.FileSize(fd)
 	if err != nil {
-		return nil, nil, fmt.Errorf("shm: ring of the peer: %w", err)
+		return nil, nil, fmt.Errorf("shm: open the peer's ring: %w", err)
 	}
 	sealed, err := sys.SizeSealed(fd)
 	if err != nil {
-		return nil, nil, fmt.Errorf("shm: ring of the peer: %w", err)
+		return nil, nil, fmt.Errorf("shm: open the peer's ring: %w", err)
 	}
 	if size != ringBytes || !sealed {
-		return nil, nil, fmt.Errorf("shm: ring of the peer: %d bytes, size sealed: %v; want %d, sealed", size, sealed, ringBytes)
+		return nil, nil, fmt.Errorf("shm: the peer's ring has %d bytes, size sealed: %v; want %d, sealed", size, sealed, ringBytes)
 	}
 	return mapRing(fd)
 }

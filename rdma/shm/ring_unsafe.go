@@ -5,7 +5,7 @@ import "unsafe"
 // A ring fits its pages.
 var _ [ringBytes - unsafe.Sizeof(ring{})]byte
 
-// ringOf lays a ring over a mapping of ringBytes.
+// ringOf returns the ring in a mapping of ringBytes.
 func ringOf(mem []byte) *ring {
 	_ = mem[ringBytes-1]
 	// Safety: the mapping starts at a page, is at least as long as a ring, and
@@ -15,8 +15,8 @@ func ringOf(mem []byte) *ring {
 
 // addressOf returns where b starts in this process.
 func addressOf(b []byte) uint64 {
-	// Safety: the number is only compared with other addresses, or given to a peer
-	// who reads there by a system call, which checks it. Who registers memory
-	// keeps it where it is: a memory holds the slice.
+	// Safety: the number is only compared with other addresses, or sent to a peer that reads at
+	// this address by a system call, which checks it. Registered memory is kept in place: its
+	// memory holds the slice.
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }

@@ -11,20 +11,19 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
-// segmentsMax bounds the arenas that a peer may have us map.
+// segmentsMax limits the arenas that a peer can make us map.
 const segmentsMax = 64
 
-// segment is an arena of ours that peers map to read from.
+// segment is an arena of this process that peers map to read sources.
 type segment struct {
 	id    uint64
 	arena *arena.Arena
 	file  *os.File // read-only
 }
 
-// Share gives peers, those there are and those to come, the memory of a Shared
-// arena to read from: sources that lie in it need no system call. The arena
-// stays the caller's, and is closed after the domain. Whoever is a peer can read
-// all of it.
+// Share lets all present and later peers read a Shared arena, so that sources in it need no system
+// call. The caller keeps ownership of the arena and must close it after the domain. Every peer can
+// read all of the arena.
 func (d *Domain) Share(a *arena.Arena) error {
 	fd := a.FD()
 	if fd < 0 {
@@ -53,8 +52,8 @@ func (d *Domain) Share(a *arena.Arena) error {
 	return nil
 }
 
-// unshare ends what Share began, as far as that is possible: peers that have
-// mapped the arena keep it until their endpoint is closed.
+// unshare undoes Share for later peers. Peers that have mapped the arena keep it until their endpoint
+// is closed.
 func (d *Domain) unshare(a *arena.Arena) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -67,8 +66,8 @@ func (d *Domain) unshare(a *arena.Arena) {
 	}
 }
 
-// locate says where peers read mem: in which segment at which offset, or, with 0,
-// at which address of this process.
+// locate returns where peers read mem: a segment and an offset in it, or segment 0 and an address of
+// this process.
 func (d *Domain) locate(mem []byte) (id, offset uint64) {
 	at := addressOf(mem)
 	d.mu.Lock()
@@ -83,8 +82,7 @@ func (d *Domain) locate(mem []byte) (id, offset uint64) {
 	return 0, at
 }
 
-// welcome tells a peer that has just connected of every segment, and of those to
-// come.
+// welcome sends every segment to a peer that has just connected, and registers it for later ones.
 func (d *Domain) welcome(e *endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -100,7 +98,7 @@ func (d *Domain) welcome(e *endpoint) error {
 	return nil
 }
 
-// sendTimeout bounds a message to a peer that does not read.
+// sendTimeout limits the time to send a message to a peer that does not read.
 const sendTimeout = 5 * time.Second
 
 // sendSegment sends the number and the descriptor of a segment.
@@ -113,10 +111,10 @@ func sendSegment(conn *net.UnixConn, s segment) error {
 	return nil
 }
 
-// takeSegment maps a segment of the peer's.
+// takeSegment maps a segment of the peer.
 func (e *endpoint) takeSegment(id uint64, fd int) error {
 	if id == 0 || e.views[id] != nil || len(e.views) == segmentsMax {
-		return fmt.Errorf("shm: the peer's segment %d, of %d: 0, twice, or too many", id, len(e.views))
+		return fmt.Errorf("shm: the peer sent segment %d after %d others: its number is 0 or repeated, or there are too many", id, len(e.views))
 	}
 	v, err := arena.Map(fd)
 	if err != nil {
@@ -130,8 +128,7 @@ func (e *endpoint) takeSegment(id uint64, fd int) error {
 	return nil
 }
 
-// sameUser refuses processes of other users: each side gives the other its
-// memory to read.
+// sameUser rejects processes of other users: each side lets the other read its memory.
 func sameUser(conn *net.UnixConn) error {
 	uid, err := sys.PeerUID(conn)
 	if err != nil {

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What goes over the socket of an endpoint: a hello each way with two
-// descriptors, then a message with one for each segment, until it is closed.
+// The messages on the socket of an endpoint: a hello in each direction with two descriptors, and then
+// a message with a descriptor for each segment, until the socket is closed.
 //
 //	address  ─ magic 4 ─┬─ domain 16 ─┬─ endpoint 16 ─┐   Endpoint.Local
 //	hello    ─ magic 4 ─┴─ kind 1 ─ to 16 ─ from 16 ─ probe 16 ─ where 8 ─   + ring, bell
 //	segment  ─ magic 4 ─── kind 1 ─ id 8 ─                                   + arena
 //
-// domain names the abstract socket, to and from are endpoints: random numbers
-// that only the two engines know, who have proved the token to each other. probe
-// is a random number that lies at the address where in the sender's memory.
+// domain names the abstract socket, and to and from are endpoints. They are random numbers, which only
+// the two engines that have proved the token to each other have. probe is a random number that is
+// stored at the address where in the sender's memory.
 const (
 	magic = "psh1"
 
@@ -41,7 +41,7 @@ func newID() id {
 	return x
 }
 
-// address is what a peer must know of an endpoint.
+// address is the information with which a peer connects to an endpoint.
 type address struct{ domain, endpoint id }
 
 func (a address) encode() []byte {
@@ -52,19 +52,19 @@ func (a address) encode() []byte {
 
 func (a *address) decode(b []byte) error {
 	if len(b) != addressBytes || string(b[:4]) != magic {
-		return fmt.Errorf("shm: %d bytes that are no endpoint's address", len(b))
+		return fmt.Errorf("shm: %d bytes are not an endpoint's address", len(b))
 	}
 	copy(a.domain[:], b[4:])
 	copy(a.endpoint[:], b[20:])
 	return nil
 }
 
-// socketName is the abstract socket of a domain.
+// socketName returns the name of a domain's abstract socket.
 func socketName(domain id) *net.UnixAddr {
 	return &net.UnixAddr{Net: "unixpacket", Name: fmt.Sprintf("@penstock-shm-%x", domain)}
 }
 
-// hello opens the socket of an endpoint, in both directions.
+// hello is the first message on an endpoint's socket, in each direction.
 type hello struct {
 	to, from, probe id
 	where           uint64
@@ -81,7 +81,7 @@ func (h *hello) encode() []byte {
 
 func (h *hello) decode(b []byte) error {
 	if len(b) != helloBytes || string(b[:4]) != magic || b[4] != kindHello {
-		return fmt.Errorf("shm: %d bytes that are no hello", len(b))
+		return fmt.Errorf("shm: %d bytes are not a hello", len(b))
 	}
 	copy(h.to[:], b[5:])
 	copy(h.from[:], b[21:])
@@ -90,7 +90,7 @@ func (h *hello) decode(b []byte) error {
 	return nil
 }
 
-// segmentMessage brings the descriptor of an arena.
+// segmentMessage carries the descriptor of an arena.
 type segmentMessage struct{ id uint64 }
 
 func (m *segmentMessage) encode() []byte {
@@ -100,13 +100,13 @@ func (m *segmentMessage) encode() []byte {
 
 func (m *segmentMessage) decode(b []byte) error {
 	if len(b) != segmentBytes || string(b[:4]) != magic || b[4] != kindSegment {
-		return fmt.Errorf("shm: %d bytes that are no segment's message", len(b))
+		return fmt.Errorf("shm: %d bytes are not a segment's message", len(b))
 	}
 	m.id = binary.LittleEndian.Uint64(b[5:])
 	return nil
 }
 
-// sendFiles sends one message with descriptors, which stay the caller's.
+// sendFiles sends one message with descriptors. The caller keeps the descriptors.
 func sendFiles(conn *net.UnixConn, msg []byte, fds ...int) error {
 	n, _, err := conn.WriteMsgUnix(msg, unix.UnixRights(fds...), nil)
 	if err == nil && n != len(msg) {
@@ -115,8 +115,8 @@ func sendFiles(conn *net.UnixConn, msg []byte, fds ...int) error {
 	return err
 }
 
-// receive reads one message into b. It must bring exactly want descriptors, which
-// are the caller's then.
+// receive reads one message into b. The message must have exactly want descriptors, which then belong
+// to the caller.
 func receive(conn *net.UnixConn, b []byte, want int) (n int, fds []int, err error) {
 	oob := make([]byte, unix.CmsgSpace(4*4))
 	n, oobn, flags, _, err := conn.ReadMsgUnix(b, oob)
@@ -128,7 +128,7 @@ func receive(conn *net.UnixConn, b []byte, want int) (n int, fds []int, err erro
 	}
 	fds, err = descriptors(oob[:oobn])
 	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		err = errors.New("a message of more bytes or descriptors than there are in any")
+		err = errors.New("the message has more bytes or descriptors than any valid message")
 	}
 	if err == nil && len(fds) != want {
 		err = fmt.Errorf("a message with %d descriptors, want %d", len(fds), want)
@@ -140,7 +140,7 @@ func receive(conn *net.UnixConn, b []byte, want int) (n int, fds []int, err erro
 	return n, fds, nil
 }
 
-// descriptors are those that came with a message.
+// descriptors returns the descriptors that came with a message.
 func descriptors(oob []byte) (fds []int, err error) {
 	if len(oob) == 0 {
 		return nil, nil

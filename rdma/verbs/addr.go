@@ -6,27 +6,27 @@ import (
 	"fmt"
 )
 
-// endpointAddr is what an endpoint must know of the one that it is joined to.
+// endpointAddr is the information that an endpoint's peer needs to connect to it.
 type endpointAddr struct {
-	// writeQPN and messageQPN are the numbers of its queue pairs, and the PSNs
-	// the first packet numbers that each will send; 24 bits each.
+	// writeQPN and messageQPN are the numbers of its queue pairs. writePSN and messagePSN
+	// are the packet sequence numbers with which each starts to send; 24 bits each.
 	writeQPN, messageQPN uint32
 	writePSN, messagePSN uint32
 	gid                  gid
 	// lid is its local identifier on an InfiniBand subnet, 0 on Ethernet.
 	lid uint16
-	// mtu is its port's active MTU, as ibv_mtu counts: 256 bytes << (mtu-1).
+	// mtu is its port's active MTU as an ibv_mtu code: 256 bytes << (mtu-1).
 	mtu   uint8
 	layer linkLayer
 }
 
-// gid is a global identifier: an IPv6 address in form.
+// gid is a global identifier, in the form of an IPv6 address.
 type gid [16]byte
 
-// linkLayer is what a port speaks, as in ibv_port_attr.
+// linkLayer is the link layer of a port, as in ibv_port_attr.
 type linkLayer uint8
 
-// What a port can speak.
+// The link layers of a port.
 const (
 	layerInfiniBand linkLayer = 1
 	layerEthernet   linkLayer = 2
@@ -62,10 +62,10 @@ func (a endpointAddr) append(b []byte) []byte {
 	return append(b, a.mtu, byte(a.layer))
 }
 
-// errAddr: bytes that are no endpoint of this provider.
+// errAddr: the bytes are not an endpoint's address of this provider.
 var errAddr = errors.New("not an endpoint's address")
 
-// parseAddr decodes what append made, and refuses what no queue pair can have.
+// parseAddr decodes the encoding of append. It rejects values that no queue pair can have.
 func parseAddr(b []byte) (endpointAddr, error) {
 	var a endpointAddr
 	if len(b) != addrLen {

@@ -4,6 +4,6 @@ import "unsafe"
 
 // addressOf returns the address of b's first byte, 0 for no bytes.
 //
-// Safety: the number is for the card. It is used only while the memory is
-// pinned, or is not the Go heap's.
+// Safety: the number is passed to the card. It is used only while the memory is pinned, or
+// if the memory is not in the Go heap.
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

@@ -1,70 +1,71 @@
 package verbs
 
-// card is one port of an open device and, after start, the queues that the endpoints of that
-// port share. native_unsafe.go implements it over libibverbs; card_linux_test.go has one without
-// hardware. poll, arm, lend and the queues' post run under domain.mu and take no command of
-// the device, so they return at once. Each other method may take as long as the device does.
+// card is one port of an open device. After start it includes the queues that the endpoints of
+// that port share. native_unsafe.go implements it over libibverbs; card_linux_test.go has an
+// implementation without hardware. poll, arm, lend and the queues' post run under domain.mu. They
+// issue no command to the device, so they return at once. Every other method may take as long as
+// a command of the device takes.
 type card interface {
-	// device, portState, pkeys and gids ask the device each time. pkeys returns the first
+	// device, portState, pkeys and gids query the device each time. pkeys returns the first
 	// rows of the table of partition keys, gids the GIDs that are not zero.
 	device() (deviceAttr, error)
 	portState() (portAttr, error)
 	pkeys(rows int) ([]pkey, error)
 	gids() ([]gidEntry, error)
 
-	// start makes the completion queue, of cqe entries, and the two receive queues. Queue
+	// start creates the completion queue with cqe entries and the two receive queues. Queue
 	// pairs use partitionRow of the table of partition keys.
 	start(partitionRow uint16, cqe, immEntries, msgEntries int) error
-	// startBind makes the queue pair on which window and write work; restartBind brings it
-	// back from an error.
+	// startBind creates the queue pair that window and write use. restartBind makes it usable
+	// again after an error.
 	startBind(loop path) error
 	restartBind() error
-	// channels returns descriptors that can be read when there are completions, and when
-	// there are events. The caller closes them.
+	// channels returns descriptors that become readable when there are completions and when
+	// there are asynchronous events. The caller closes them.
 	channels() (completions, async int, err error)
 	// resize makes the completion queue longer.
 	resize(cqe int) error
 	close() error
 
-	// poll returns completions; the slice is valid until the next poll. With an error there
-	// may be some too, and nothing comes after them.
+	// poll returns completions; the slice is valid until the next poll. With an error it may
+	// also return completions, and no further completions follow.
 	poll() ([]completion, error)
-	// arm asks for an event at the next completion; takeEvents takes these events.
+	// arm requests an event at the next completion; takeEvents consumes these events.
 	arm() error
 	takeEvents() int
-	// asyncEvent takes one event; qpn is 0 where it is about no queue pair.
+	// asyncEvent consumes one asynchronous event; qpn is 0 if the event concerns no queue pair.
 	asyncEvent() (e asyncEvent, qpn uint32, ok bool)
 	// lend posts a buffer to the receive queue of messages.
 	lend(slot uint32, addr uint64, size, lkey uint32) error
 
-	// register and registerDMABuf give memory a key with these rights.
+	// register and registerDMABuf register memory with these rights and give it keys.
 	register(addr, size uint64, r rights) (registration, error)
 	registerDMABuf(fd int, off, size, addr uint64, r rights) (registration, error)
-	// window gives a part of a registration that has rightBind a key of its own. write
-	// writes to memory of this port, and returns a *wcError where the device refuses it.
-	// One call at a time.
+	// window gives a part of a registration a key of its own; the registration must have
+	// rightBind. write writes to memory of this port; it returns a *wcError if the device
+	// refuses the write. Calls of window and write must not overlap.
 	window(of registration, addr, size uint64) (registration, error)
 	write(from registration, src uint64, to registration, dst, size uint64) error
 
-	// newQueue makes a queue pair for depth requests, which receives from the queue of
-	// messages or from that of immediates; its peer has the rights r.
+	// newQueue creates a queue pair for depth requests. It receives from the queue of messages
+	// or from the queue of immediates. Its peer has the rights r.
 	newQueue(depth int, messages bool, r rights) (*queue, error)
 
 	eventText(asyncEvent) string
 	statusText(wcStatus) string
 }
 
-// registration is memory that the card has keys for.
+// registration is memory for which the card has keys.
 type registration interface {
 	keys() (local, remote uint32)
-	// close takes the keys back.
+	// close invalidates the keys.
 	close() error
 }
 
 // queue is a queue pair of an endpoint.
 type queue struct {
 	pair
-	// requests is where the requests of post are put.
+	// requests are the requests that post posts.
 	requests []request
 	qpn, psn uint32
 }
@@ -73,29 +74,29 @@ type queue struct {
 type pair interface {
 	// join connects the queue pair to the one at the other end of p.
 	join(p path) error
-	// post posts the first n of the requests and returns how many were taken.
+	// post posts the first n requests and returns how many the card accepted.
 	post(n int) (int, error)
 	// modify moves the queue pair to the state.
 	modify(s qpState) error
-	// destroy ends the queue pair, close releases the rest; both may be called twice.
+	// destroy destroys the queue pair, close releases the rest; both may be called twice.
 	destroy() error
 	close() error
 }
 
 const (
-	// postMax is how many requests there can be in one post.
+	// postMax is the largest number of requests in one post.
 	postMax = 64
 
-	// The top bits of a completion's id name the queue that it came from. The id of a
-	// request has neither bit.
+	// The top bits of a completion's id name the receive queue of the completion. The id of
+	// a request has neither bit.
 	idImm     = uint64(1) << 63
 	idMessage = uint64(1) << 62
 
-	// What a receive can be, in completion.opcode (ibv_wc_opcode).
+	// The kinds of receives in completion.opcode (ibv_wc_opcode).
 	gotMessage   = uint32(128)
 	gotImmediate = uint32(129)
 
-	// request.op.
+	// Values of request.op.
 	opWrite    = 1
 	opWriteImm = 2
 	opSend     = 3
@@ -116,7 +117,7 @@ type completion struct {
 // asyncEvent is the type of an asynchronous event (ibv_event_type).
 type asyncEvent int
 
-// Events that are acted on.
+// Events to which the domain reacts.
 const (
 	eventCQ          asyncEvent = 0
 	eventQPFatal     asyncEvent = 1
@@ -131,19 +132,20 @@ const (
 	eventGIDChange   asyncEvent = 18
 )
 
-// rights are what may be done with memory, or by a queue pair's peer (ibv_access_flags).
+// rights are the permitted uses of memory, or the permitted operations of a queue pair's peer
+// (ibv_access_flags).
 type rights uint32
 
-// Rights that are asked for.
+// Rights that are requested.
 const (
 	rightLocalWrite  rights = 1 << 0
 	rightRemoteWrite rights = 1 << 1
-	rightBind        rights = 1 << 4 // of memory windows
+	rightBind        rights = 1 << 4 // to bind memory windows
 	rightRelaxed     rights = 1 << 20
 )
 
-// rightsOf returns the rights of a region. libibverbs leaves relaxed ordering out where the
-// device does not have it.
+// rightsOf returns the rights of a region. libibverbs omits relaxed ordering if the device does
+// not support it.
 func rightsOf(remote, windows bool) rights {
 	r := rightLocalWrite | rightRelaxed
 	if remote {
@@ -155,8 +157,8 @@ func rightsOf(remote, windows bool) rights {
 	return r
 }
 
-// queueRights returns what a peer may do over a queue pair of that kind (lane.kind): over
-// that of messages it only sends, so that it has no right to memory there.
+// queueRights returns the rights of a peer over a queue pair of that kind (lane.kind). Over the
+// messages' queue pair the peer only sends, so it has no right to memory there.
 func queueRights(kind int) rights {
 	if kind == messages {
 		return 0
@@ -185,7 +187,7 @@ type portAttr struct {
 // maxWrite is the longest payload of one Work, in bytes.
 func (p portAttr) maxWrite() uint64 { return min(uint64(p.maxMessage), 1<<30) }
 
-// qpState is a state that a queue pair is moved to (ibv_qp_state).
+// qpState is a state to which a queue pair is moved (ibv_qp_state).
 type qpState int
 
 const (
@@ -193,7 +195,7 @@ const (
 	stateError qpState = 6
 )
 
-// path is how packets of a queue pair reach the one that it is joined to.
+// path is the path of packets from a queue pair to the queue pair to which it is connected.
 type path struct {
 	port, mtu            uint8
 	gidIndex             uint32
@@ -206,14 +208,14 @@ type path struct {
 	rnrTimer, rnrTries   uint8
 }
 
-// marking is what switches see of a traffic class.
+// marking is the marking by which switches recognize a traffic class.
 type marking struct{ serviceLevel, trafficClass uint8 }
 
 const (
-	// rnrTimerImm is how long a sender waits that found no receive entry: code 12
-	// is 0.64 ms for immediates, and it tries without end (7), since every poll refills
-	// that queue. 24 is 41 ms for messages, six times: a send fails if the peer has lent no
-	// buffer for so long.
+	// The rnr values are how long a sender waits, and how often it retries, if the receiver
+	// has no receive entry. For immediates: code 12 is 0.64 ms, and 7 means retries without
+	// limit, since every poll refills that queue. For messages: code 24 is 41 ms, six times;
+	// the send fails if the peer has posted no buffer in this time.
 	rnrTimerImm, rnrTriesImm         = 12, 7
 	rnrTimerMessage, rnrTriesMessage = 24, 6
 )

@@ -17,82 +17,82 @@ type domain struct {
 	opts NICOptions
 	nic  card
 	dev  deviceAttr
-	// number is the port's on the device, from 1.
+	// number is the number of the port on the device, from 1.
 	number uint8
 	port   portAttr
 	gid    gidEntry
-	// partition is the key in partitionRow of the port's table, which queue pairs use.
+	// partition is the key in partitionRow of the port's table. Queue pairs use it.
 	partition    pkey
 	partitionRow uint16
 	limits       group.Limits
-	// windows is whether the device keeps writes inside of a memory window.
+	// windows is set if the device confines writes to a memory window.
 	windows bool
-	// lendMax is how many message buffers the receive queue has room for.
+	// lendMax is the number of message buffers that fit the receive queue.
 	lendMax int
 
-	// completions and async are the event channels, on the netpoller.
+	// completions and async are the event channels, registered with the netpoller.
 	completions, async eventFile
-	// woken is set by Wake until a Wait has seen it.
+	// woken is set by Wake; the next Wait clears it.
 	woken atomic.Bool
-	// spin is Wait's.
+	// spin is used by Wait.
 	spin    spinner
 	workers sync.WaitGroup
 
-	// memMu guards memories: what the card has the address of, which therefore
-	// must stay, even if a caller forgot it.
+	// memMu guards memories, which holds all memory whose address the card has. So the
+	// memory stays reachable even if a caller drops it.
 	memMu    sync.Mutex
 	memories map[*memory]struct{}
 
-	// bindMu lets one window be bound at a time.
+	// bindMu serializes the binding of windows.
 	bindMu sync.Mutex
 
-	// qpMu is held while queue pairs are made and destroyed, which takes a command of the
-	// device each. One that is new may get the number of one that has just gone: it must not
-	// be entered in byQPN before the other has left.
+	// qpMu is held while queue pairs are created and destroyed; each takes a command of the
+	// device. A new queue pair may get the number of one that was just destroyed, so the new
+	// one must not be entered in byQPN before the old one has been removed.
 	qpMu sync.Mutex
 
-	// roomMu guards the completion queue's length, and is held while the device changes it.
+	// roomMu guards the completion queue's length. It is held while the device changes it.
 	roomMu sync.Mutex
-	// cqEntries is the length of the completion queue; cqUsed what all queues
-	// together could put there at once.
+	// cqEntries is the length of the completion queue. cqUsed is the number of completions
+	// that all queues together may have at once.
 	// Invariant: cqUsed <= cqEntries.
 	cqEntries, cqUsed int
 
 	mu sync.Mutex
-	// out[head:] is what was taken from the card and not yet by Poll.
+	// out[head:] are completions that were read from the card and not yet returned by Poll.
 	out  []group.Completion
 	head int
-	// byQPN finds the endpoint and byIndex the queue pair of a completion.
+	// byQPN and byIndex find the endpoint and the queue pair of a completion.
 	byQPN   map[uint32]*endpoint
 	byIndex []*lane
 	free    []uint32 // unused places of byIndex
-	// buffers are the message buffers of PostRecv, by slot; lent is how many of
-	// them the card has.
+	// buffers are the message buffers of PostRecv, by slot. lent is how many of them are
+	// posted to the card.
 	buffers map[uint32]buffer
 	lent    int
-	// doomed is set when the port or the device is gone. dead, which wraps
-	// group.ErrDead, is set when every endpoint has been cut off because of it.
+	// doomed is set when the port or the device has failed. dead, which wraps
+	// group.ErrDead, is set when all endpoints have been cut off for that reason.
 	doomed bool
 	dead   error
 }
 
 var _ group.Domain = (*domain)(nil)
 
-// buffer is a message buffer as PostRecv lent it.
+// buffer is a message buffer posted by PostRecv.
 type buffer struct {
 	addr       uint64
 	size, lkey uint32
-	// taken is whether it was delivered with a message since it was lent.
+	// taken is set if it was delivered with a message since it was posted.
 	taken bool
 }
 
-// cqStart is the completion queue's length for the first endpoints: with the default
-// options for 16 of them. While a queue grows, mlx5's part of libibverbs holds the lock that
-// its poll takes, so that every peer of the port waits for that command. The length doubles
-// each time: up to 1,024 endpoints the queue grows six times.
+// cqStart is the initial length of the completion queue. With the default options it is enough
+// for 16 endpoints. While a queue grows, mlx5's part of libibverbs holds the lock that its poll
+// takes, so every peer of the port waits for that command. The length doubles each time: up to
+// 1,024 endpoints the queue grows six times.
 const cqStart = 16 << 10
 
-// newDomain starts a domain on a port that is open. It closes the port if it fails.
+// newDomain starts a domain on an open port. It closes the port if it fails.
 func newDomain(o NICOptions, at place, nic card) (*domain, error) {
 	d := &domain{
 		name: at.name, number: at.port, nic: nic, opts: o, spin: spinner{max: max(0, o.Spin)},
@@ -111,17 +111,17 @@ func newDomain(o NICOptions, at place, nic card) (*domain, error) {
 	return d, nil
 }
 
-// errPortDown: the port can't be used now.
+// errPortDown: the port cannot be used now.
 var errPortDown = errors.New("port is down: plug the cable in, or bring its network interface up (ip link set … up)")
 
-// start looks at the device and makes what all endpoints share.
+// start queries the device and creates the objects that all endpoints share.
 func (d *domain) start(at place) error {
 	var err error
 	if d.dev, err = d.nic.device(); err != nil {
 		return err
 	}
 	if d.number > d.dev.ports {
-		return fmt.Errorf("port %d: the device has %d", d.number, d.dev.ports)
+		return fmt.Errorf("port %d: the device has %d ports", d.number, d.dev.ports)
 	}
 	if d.port, err = d.nic.portState(); err != nil {
 		return err
@@ -144,14 +144,14 @@ func (d *domain) start(at place) error {
 		return err
 	}
 	if depth := d.opts.QueueDepth; depth > d.dev.maxQPWork {
-		return fmt.Errorf("option QueueDepth is %d; the device has %d", depth, d.dev.maxQPWork)
+		return fmt.Errorf("option QueueDepth is %d; the device supports at most %d", depth, d.dev.maxQPWork)
 	}
 	entries := min(d.opts.ReceiveEntries, d.dev.maxSRQWork)
-	// The two receive queues and one endpoint must fit.
+	// The entries of the two receive queues and of one endpoint must fit.
 	d.cqUsed = 2 * entries
 	d.cqEntries = min(max(cqStart, d.cqUsed+2*d.opts.QueueDepth), d.dev.maxCQE)
 	if d.cqUsed+2*d.opts.QueueDepth > d.cqEntries {
-		return fmt.Errorf("completion queues of the device have %d entries: too few for ReceiveEntries %d", d.cqEntries, entries)
+		return fmt.Errorf("completion queues of the device have %d entries, too few for ReceiveEntries %d", d.cqEntries, entries)
 	}
 	d.lendMax = entries
 	if err := d.nic.start(d.partitionRow, d.cqEntries, entries, entries); err != nil {
@@ -183,7 +183,7 @@ func (d *domain) PostRecv(slot uint32, mem group.Memory, buf []byte) error {
 	}
 	off, ok := m.offsetOf(buf)
 	if !ok {
-		return fmt.Errorf("verbs: %s: receive buffer is no part of its memory: %w", d.name, rdma.ErrRange)
+		return fmt.Errorf("verbs: %s: receive buffer is outside of its memory: %w", d.name, rdma.ErrRange)
 	}
 	b := buffer{addr: m.base + off, size: uint32(len(buf)), lkey: m.lkey}
 	d.mu.Lock()
@@ -192,7 +192,7 @@ func (d *domain) PostRecv(slot uint32, mem group.Memory, buf []byte) error {
 		return fmt.Errorf("verbs: %s: receive buffer %d: %w", d.name, slot, rdma.ErrExists)
 	}
 	if d.lent >= d.lendMax {
-		return fmt.Errorf("verbs: %s: %d receive buffers are all that the device takes (option ReceiveEntries): %w", d.name, d.lendMax, rdma.ErrRange)
+		return fmt.Errorf("verbs: %s: the device takes at most %d receive buffers (option ReceiveEntries): %w", d.name, d.lendMax, rdma.ErrRange)
 	}
 	if err := d.nic.lend(slot, b.addr, b.size, b.lkey); err != nil {
 		return fmt.Errorf("verbs: %s: %w", d.name, err)
@@ -220,8 +220,7 @@ func (d *domain) Poll(dst []group.Completion) (int, error) {
 	return n, nil
 }
 
-// reapLocked takes what the card has completed and reports whether there is
-// something in out.
+// reapLocked reads the card's completions and reports whether out has any.
 func (d *domain) reapLocked() bool {
 	if d.head == len(d.out) {
 		d.out, d.head = d.out[:0], 0
@@ -234,8 +233,8 @@ func (d *domain) reapLocked() bool {
 		for i := range done {
 			d.takeLocked(&done[i])
 		}
-		// A batch may hold nothing for the engine: entries of queue pairs that
-		// were reset, for example.
+		// A batch may contain no completion for the engine, for example only entries of queue
+		// pairs that were reset.
 		if len(done) == 0 || d.head < len(d.out) {
 			break
 		}
@@ -243,7 +242,7 @@ func (d *domain) reapLocked() bool {
 	return d.head < len(d.out)
 }
 
-// takeLocked turns one completion of the card into those of the engine.
+// takeLocked converts one completion of the card into completions of the engine.
 func (d *domain) takeLocked(c *completion) {
 	switch id := c.id; {
 	case id&idImm != 0:
@@ -257,8 +256,8 @@ func (d *domain) takeLocked(c *completion) {
 	}
 }
 
-// takeImmediateLocked delivers an immediate. An entry that comes back with an
-// error was with a queue pair that broke; its place is refilled already.
+// takeImmediateLocked delivers an immediate. An entry that returns with an error belonged to a
+// queue pair that broke; its place has already been refilled.
 func (d *domain) takeImmediateLocked(c *completion) {
 	e := d.byQPN[c.qpn]
 	if e == nil || wcStatus(c.status) != wcSuccess {
@@ -271,12 +270,12 @@ func (d *domain) takeImmediateLocked(c *completion) {
 	d.out = append(d.out, group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: c.imm, Len: uint64(c.len)})
 }
 
-// errStray: a queue pair that carries immediates got a message, or the reverse. A peer with
+// errStray: a queue pair for immediates received a message, or the reverse. A peer that uses
 // this package never sends that.
-var errStray = errors.New("the peer sent a message for an immediate, or the other way round")
+var errStray = errors.New("the peer sent a message instead of an immediate, or an immediate instead of a message")
 
-// takeMessageLocked delivers a message. A buffer that comes back without one is
-// lent again.
+// takeMessageLocked delivers a message. A buffer that returns without a message is posted
+// again.
 func (d *domain) takeMessageLocked(c *completion, slot uint32) {
 	d.lent--
 	e := d.byQPN[c.qpn]
@@ -295,8 +294,7 @@ func (d *domain) takeMessageLocked(c *completion, slot uint32) {
 	d.out = append(d.out, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: slot, Len: uint64(c.len)})
 }
 
-// lendAgainLocked gives the card back a buffer that carries no message for the
-// engine.
+// lendAgainLocked posts a buffer again that was returned without a message.
 func (d *domain) lendAgainLocked(slot uint32) {
 	b := d.buffers[slot]
 	b.taken = false
@@ -308,9 +306,8 @@ func (d *domain) lendAgainLocked(slot uint32) {
 	d.lent++
 }
 
-// doomLocked begins the end of the domain. It goes on in a goroutine of its own,
-// because an endpoint may be busy (connecting, for example) and Poll must not
-// wait for it.
+// doomLocked starts to end the domain. The rest runs in a goroutine of its own, because an
+// endpoint may be busy (connecting, for example), and Poll must not wait for it.
 func (d *domain) doomLocked(why error) {
 	if d.doomed {
 		return
@@ -335,7 +332,7 @@ func (d *domain) doomLocked(why error) {
 	})
 }
 
-// reapAllLocked takes all completions from the card.
+// reapAllLocked reads all completions of the card.
 func (d *domain) reapAllLocked() {
 	for {
 		done, err := d.nic.poll()
@@ -351,7 +348,7 @@ func (d *domain) reapAllLocked() {
 	}
 }
 
-// reserve makes room in the completion queue for n more entries.
+// reserve reserves n more entries of the completion queue, which it lengthens if necessary.
 func (d *domain) reserve(n int) error {
 	d.mu.Lock()
 	doomed := d.doomed
@@ -365,7 +362,7 @@ func (d *domain) reserve(n int) error {
 	if need > d.cqEntries {
 		size := min(max(need, 2*d.cqEntries), d.dev.maxCQE)
 		if size < need {
-			return fmt.Errorf("%d entries of the completion queue are all that the device has: fewer endpoints, or a smaller QueueDepth than %d", d.dev.maxCQE, d.opts.QueueDepth)
+			return fmt.Errorf("the device's completion queue has at most %d entries: use fewer endpoints, or a QueueDepth below %d", d.dev.maxCQE, d.opts.QueueDepth)
 		}
 		if err := d.nic.resize(size); err != nil {
 			return err
@@ -376,7 +373,7 @@ func (d *domain) reserve(n int) error {
 	return nil
 }
 
-// release returns room that reserve took.
+// release releases entries that reserve reserved.
 func (d *domain) release(n int) {
 	d.roomMu.Lock()
 	defer d.roomMu.Unlock()
@@ -385,7 +382,7 @@ func (d *domain) release(n int) {
 
 // Close implements group.Domain.
 func (d *domain) Close() error {
-	// The channels are closed first: that ends watchEvents.
+	// Close the channels first: that ends watchEvents.
 	err := errors.Join(d.completions.close(), d.async.close())
 	d.workers.Wait()
 	if err = errors.Join(err, d.nic.close()); err != nil {
@@ -394,7 +391,7 @@ func (d *domain) Close() error {
 	return nil
 }
 
-// hintMemlock adds to an error of memory what the usual cause is.
+// hintMemlock adds the usual cause to an error of memory registration.
 func hintMemlock(err error) error {
 	if errors.Is(err, os.ErrPermission) || isNoMemory(err) {
 		return fmt.Errorf("%w (registered memory is locked: is the limit of locked memory, ulimit -l, too low?)", err)

@@ -19,10 +19,10 @@ type endpoint struct {
 	cookie uint64
 	class  rdma.Class
 	local  []byte
-	// lanes are for writes and for messages.
+	// lanes are the queue pairs for writes and for messages.
 	lanes [2]*lane
 
-	// broken is set, under d.mu, when the endpoint takes no more Works.
+	// broken is set, under d.mu, when the endpoint accepts no more Works.
 	broken atomic.Bool
 
 	// mu is held while Works are posted, so that Shut waits for them.
@@ -30,12 +30,12 @@ type endpoint struct {
 	joined   bool
 	shut     bool
 	closed   bool
-	reported bool // KindBroken was delivered; guarded by d.mu
+	reported bool // KindBroken was delivered or is not wanted; guarded by d.mu
 }
 
 var _ group.Endpoint = (*endpoint)(nil)
 
-// Places in endpoint.lanes.
+// Indices of endpoint.lanes.
 const (
 	writes   = 0
 	messages = 1
@@ -46,13 +46,13 @@ type lane struct {
 	e     *endpoint
 	q     *queue
 	ring  *ring
-	index uint32 // in domain.byIndex
+	index uint32 // index in domain.byIndex
 	kind  int    // writes or messages
 }
 
 // Errors of endpoints.
 var (
-	errShut      = errors.New("the endpoint was shut before the end was known")
+	errShut      = errors.New("the endpoint was shut before the operation ended")
 	errNotJoined = errors.New("the endpoint is not connected")
 	errBroken    = errors.New("the endpoint is broken")
 )
@@ -66,7 +66,7 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 	if err := d.reserve(2 * d.opts.QueueDepth); err != nil {
 		return nil, fmt.Errorf("verbs: %s: endpoint: %w", d.name, err)
 	}
-	// Queue pairs take the device a while, in which others are polled.
+	// Creating queue pairs takes the device some time. Other endpoints are polled meanwhile.
 	d.qpMu.Lock()
 	defer d.qpMu.Unlock()
 	for i := range e.lanes {
@@ -92,12 +92,12 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		d.byQPN[l.q.qpn] = e
 	}
 	if d.doomed {
-		e.breakLocked(group.ErrDead) // it came too late to be cut off with the others
+		e.breakLocked(group.ErrDead) // the domain died before this endpoint was registered
 	}
 	return e, nil
 }
 
-// placeLocked finds a place for l in byIndex.
+// placeLocked returns an unused index of byIndex for l.
 func (d *domain) placeLocked(l *lane) uint32 {
 	if k := len(d.free); k > 0 {
 		i := d.free[k-1]
@@ -112,8 +112,7 @@ func (d *domain) placeLocked(l *lane) uint32 {
 // Local implements group.Endpoint.
 func (e *endpoint) Local() []byte { return e.local }
 
-// path is how packets get to the peer; queue pairs and packet numbers are added
-// by Connect.
+// path returns the path of packets to the peer. Connect adds queue pairs and packet numbers.
 func (d *domain) path(to endpointAddr, class rdma.Class) path {
 	return path{
 		port: d.number, mtu: min(d.port.mtu, to.mtu), gidIndex: d.gid.index, remoteGID: to.gid, remoteLID: to.lid,
@@ -122,7 +121,7 @@ func (d *domain) path(to endpointAddr, class rdma.Class) path {
 	}
 }
 
-// marking is how packets of the class are marked.
+// marking returns the marking of the class's packets.
 func (d *domain) marking(class rdma.Class) marking {
 	if d.opts.QoS == nil {
 		return marking{}
@@ -131,8 +130,8 @@ func (d *domain) marking(class rdma.Class) marking {
 	return marking{serviceLevel: l.SL, trafficClass: l.TrafficClass()}
 }
 
-// Connect implements group.Endpoint. On Ethernet the kernel looks the peer's
-// address up, which takes as long as ARP takes.
+// Connect implements group.Endpoint. On Ethernet the kernel resolves the peer's address, which
+// takes as long as ARP takes.
 func (e *endpoint) Connect(remote []byte) error {
 	to, err := parseAddr(remote)
 	if err == nil && to.layer != e.d.port.layer {
@@ -144,7 +143,7 @@ func (e *endpoint) Connect(remote []byte) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.shut || e.joined {
-		return fmt.Errorf("verbs: %s: connect: the endpoint was connected or shut before", e.d.name)
+		return fmt.Errorf("verbs: %s: connect: the endpoint is already connected or shut", e.d.name)
 	}
 	p := e.d.path(to, e.class)
 	for i, l := range e.lanes {
@@ -161,19 +160,19 @@ func (e *endpoint) Connect(remote []byte) error {
 	return nil
 }
 
-// Sizes of selective signalling.
+// Limits of selective signalling.
 const (
-	// signalEvery is how many requests share a completion at most: the length of
-	// the chains of fabric-lib (section 3.5).
+	// signalEvery is the largest number of requests that share a completion: the length
+	// of the chains of fabric-lib (section 3.5).
 	signalEvery = 4
-	// signalBytes is the length from which a write has a completion of its own:
-	// so long that waiting for its neighbours would show.
+	// signalBytes is the length, in bytes, from which a write has a completion of its own.
+	// Waiting for the writes after it would delay a write of this length noticeably.
 	signalBytes = 64 << 10
 )
 
-// Post implements group.Endpoint. Works go to the card in chains of those that
-// follow each other on the same queue pair. It allocates nothing; an error with
-// a stack, or a slice of requests made here, would.
+// Post implements group.Endpoint. Consecutive Works for the same queue pair are posted in one
+// chain. Post allocates nothing; an error with a stack trace, or a slice of requests made here,
+// would allocate.
 func (e *endpoint) Post(works []group.Work) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -196,7 +195,7 @@ func (e *endpoint) Post(works []group.Work) (int, error) {
 	return len(works), nil
 }
 
-// laneOf is the queue pair that carries w.
+// laneOf returns the queue pair that carries w.
 func (e *endpoint) laneOf(w *group.Work) *lane {
 	if w.Op == group.OpSend {
 		return e.lanes[messages]
@@ -204,8 +203,8 @@ func (e *endpoint) laneOf(w *group.Work) *lane {
 	return e.lanes[writes]
 }
 
-// fill puts the works that can be posted together on l into its requests and
-// enters them in its ring. It returns how many: 0 if there is no room.
+// fill writes the works that can be posted together on l into l's requests and adds them to its
+// ring. It returns how many there are: 0 if the ring is full.
 func (l *lane) fill(works []group.Work) int {
 	n := min(len(works), postMax, l.ring.room())
 	requests := l.q.requests
@@ -241,8 +240,8 @@ func (l *lane) fill(works []group.Work) int {
 	return n
 }
 
-// unusable says why Post takes nothing. It is made once, so that a caller that
-// tries again and again costs nothing.
+// unusable returns why Post accepts no Works. The errors are made in advance, so that a caller
+// that retries often costs nothing.
 func (e *endpoint) unusable() error {
 	switch {
 	case !e.joined:
@@ -253,7 +252,7 @@ func (e *endpoint) unusable() error {
 	return errBroken
 }
 
-// fail breaks the endpoint because a post failed.
+// fail breaks the endpoint after a post has failed.
 func (e *endpoint) fail(err error) error {
 	e.d.mu.Lock()
 	e.breakLocked(err)
@@ -262,10 +261,10 @@ func (e *endpoint) fail(err error) error {
 	return fmt.Errorf("verbs: %s: %w", e.d.name, err)
 }
 
-// breakLocked ends the use of the endpoint and delivers KindBroken, once. Both
-// queue pairs go to the error state: the card gives their Works back, and the
-// peer finds nobody there. The device is told of that without d.mu, which is held here:
-// a command takes it so long that the other peers would stand still.
+// breakLocked ends the use of the endpoint and delivers KindBroken, once. Both queue pairs go to
+// the error state: the card returns their Works, and the peer finds no queue pair there. This
+// command to the device runs later, without d.mu: a command takes so long that all other peers
+// would wait.
 func (e *endpoint) breakLocked(why error) {
 	e.broken.Store(true)
 	if e.reported {
@@ -282,20 +281,20 @@ func (e *endpoint) breakLocked(why error) {
 	e.d.out = append(e.d.out, group.Completion{Kind: group.KindBroken, Cookie: e.cookie, Err: why})
 }
 
-// modifyAll moves both queue pairs to the error state. What it says does not count: they may
-// be there already, and a device that takes no command any more has nothing to give back.
+// modifyAll moves both queue pairs to the error state. It ignores errors: the queue pairs may
+// already be in that state, and a device that accepts no commands has no Works to return.
 func (e *endpoint) modifyAll() {
 	for _, l := range e.lanes {
 		_ = l.q.modify(stateError)
 	}
 }
 
-// takeLocked is told how the Work with that sequence number ended, and with it
-// those before it that asked for no completion of their own. d.mu is held.
+// takeLocked records how the Work with that sequence number ended, and all earlier Works that
+// requested no completion of their own. d.mu is held.
 func (l *lane) takeLocked(seq uint32, status wcStatus, vendor uint32) {
 	n, ok := l.ring.before(seq)
 	if !ok {
-		return // ended by quiesce
+		return // already ended by quiesce
 	}
 	for range n {
 		l.e.d.out = append(l.e.d.out, group.Completion{Kind: group.KindDone, Cookie: l.ring.end()})
@@ -314,20 +313,19 @@ func (l *lane) takeLocked(seq uint32, status wcStatus, vendor uint32) {
 // Shut implements group.Endpoint.
 func (e *endpoint) Shut() {
 	e.d.mu.Lock()
-	e.reported = true // whoever shuts knows: no KindBroken for what follows
+	e.reported = true // the caller of Shut does not need KindBroken
 	e.d.mu.Unlock()
 	e.cutOff()
 }
 
-// flushMax bounds how long cutOff waits for the card to give Works back. Cards
-// take microseconds; what is not back then is ended here.
+// flushMax limits how long cutOff waits for the card to return Works. Cards take microseconds.
+// cutOff itself ends the Works that have not returned by then.
 const flushMax = 200 * time.Millisecond
 
-// cutOff does what Shut promises: afterwards nothing of the endpoint is placed
-// here or read from here, all that had arrived is in out, and so is the end of
-// every Work. The queue pairs are destroyed: that waits for what is being placed.
-// A reset should do as well, but the one of rdma_rxe in Linux 6.1 counts packets
-// twice that are on their way.
+// cutOff does the work of Shut. Afterwards nothing of the endpoint is placed into or read from
+// memory here, and out contains everything that had arrived and the end of every Work. The queue
+// pairs are destroyed, which waits for payload that is being placed. A reset should be enough,
+// but the reset of rdma_rxe in Linux 6.1 counts packets in flight twice.
 func (e *endpoint) cutOff() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -337,7 +335,7 @@ func (e *endpoint) cutOff() {
 	e.shut = true
 	d := e.d
 	e.broken.Store(true)
-	// The error state keeps what has arrived, while the end of a queue pair may drop it.
+	// The error state keeps arrived data, while destroying a queue pair may drop it.
 	e.modifyAll()
 	d.mu.Lock()
 	for end := time.Now().Add(flushMax); ; {
@@ -345,7 +343,7 @@ func (e *endpoint) cutOff() {
 		if e.lanes[writes].ring.pending()+e.lanes[messages].ring.pending() == 0 || time.Now().After(end) {
 			break
 		}
-		d.mu.Unlock() // others may poll
+		d.mu.Unlock() // let other goroutines poll
 		runtime.Gosched()
 		d.mu.Lock()
 	}
@@ -354,20 +352,20 @@ func (e *endpoint) cutOff() {
 	d.Wake()
 }
 
-// destroy ends the queue pairs and all that is left on them. e.mu is held; others poll
-// while the device destroys, but make no queue pair.
+// destroy destroys the queue pairs and ends their remaining Works. e.mu is held. While the device
+// destroys, other goroutines may poll, but not create queue pairs.
 func (e *endpoint) destroy() {
 	d := e.d
 	d.qpMu.Lock()
 	defer d.qpMu.Unlock()
 	for _, l := range e.lanes {
-		_ = l.q.destroy() // what it says is of a device that is gone
+		_ = l.q.destroy() // fails only if the device is gone
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.reapAllLocked()
 	for _, l := range e.lanes {
-		delete(d.byQPN, l.q.qpn) // the next queue pair may get the number
+		delete(d.byQPN, l.q.qpn) // the next queue pair may get this number
 		for l.ring.pending() > 0 {
 			d.out = append(d.out, group.Completion{Kind: group.KindDone, Status: group.StatusBroken, Cookie: l.ring.end(), Err: errShut})
 		}
@@ -382,7 +380,7 @@ func (e *endpoint) Close() error {
 		return nil
 	}
 	if !e.shut {
-		return fmt.Errorf("verbs: %s: close of an endpoint that was not shut", e.d.name)
+		return fmt.Errorf("verbs: %s: close an endpoint that was not shut", e.d.name)
 	}
 	e.closed = true
 	d := e.d
@@ -402,8 +400,8 @@ func (e *endpoint) Close() error {
 	return nil
 }
 
-// forgetLocked drops what was not polled yet of an endpoint that is closed. Ends
-// of Works are not among it: the caller has polled them.
+// forgetLocked drops the completions of a closed endpoint that have not been polled. These do not
+// include ends of Works, because the caller has polled them.
 func (d *domain) forgetLocked(e *endpoint) {
 	d.out = d.out[:copy(d.out, d.out[d.head:])]
 	d.head = 0

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// eventFile is an event channel of the card on Go's netpoller.
+// eventFile is an event channel of the card, registered with Go's netpoller.
 type eventFile struct {
 	file *os.File
 	raw  syscall.RawConn
 }
 
-// openChannels puts both channels on the netpoller.
+// openChannels registers both channels with the netpoller.
 func (d *domain) openChannels() error {
 	completions, async, err := d.nic.channels()
 	if err != nil {
@@ -27,7 +27,7 @@ func (d *domain) openChannels() error {
 		fd   int
 		name string
 	}{{&d.completions, completions, "completions"}, {&d.async, async, "events"}} {
-		// The descriptor does not block, which is what puts it on the netpoller.
+		// The descriptor is nonblocking, so os.NewFile registers it with the netpoller.
 		c.to.file = os.NewFile(uintptr(c.fd), d.name+" "+c.name)
 		if c.to.raw, err = c.to.file.SyscallConn(); err == nil {
 			err = c.to.file.SetReadDeadline(time.Time{})
@@ -47,10 +47,9 @@ func (f *eventFile) close() error {
 	return f.file.Close()
 }
 
-// Wait implements group.Domain. It polls on where that is likely to find something
-// soon, then arms the completion queue, looks once more, since what completed
-// before the arming announces nothing, and sleeps on the channel. A Wake is a
-// deadline in the past.
+// Wait implements group.Domain. It continues to poll if completions are likely to arrive soon. Then
+// it arms the completion queue, polls once more, because completions from before the arming cause
+// no event, and sleeps on the channel. Wake sets a deadline in the past, which ends the sleep.
 func (d *domain) Wait() {
 	if d.woken.Swap(false) {
 		return
@@ -61,16 +60,16 @@ func (d *domain) Wait() {
 		return
 	}
 	_ = d.completions.raw.Read(func(uintptr) bool { return d.nic.takeEvents() > 0 || d.woken.Load() })
-	// Cleared before woken is looked at: a Wake in between leaves a deadline that
-	// makes one later Wait return early, never one that is missed.
+	// Clear the deadline before checking woken: a Wake in between leaves a deadline that makes
+	// one later Wait return early, but no Wake is lost.
 	_ = d.completions.file.SetReadDeadline(time.Time{})
 	d.spin.note(time.Since(began))
 	d.woken.Store(false)
 }
 
-// polledOn polls for as long as the spinner allows and reports whether there is
-// something to do. Other goroutines have their turn between two polls; with one
-// processor they would have to wait for it, so that it does not poll at all.
+// polledOn polls for as long as the spinner allows, and reports whether there is work. Other
+// goroutines may run between two polls. With one processor, the poll would delay them, so
+// polledOn does not poll then.
 func (d *domain) polledOn(began time.Time) bool {
 	if !d.spin.worth() || runtime.GOMAXPROCS(0) == 1 {
 		return false
@@ -84,15 +83,14 @@ func (d *domain) polledOn(began time.Time) bool {
 	return false
 }
 
-// ready takes what the card has completed and reports whether Poll has something
-// to tell.
+// ready reads the card's completions and reports whether Poll has any to return.
 func (d *domain) ready() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.dead != nil || d.head < len(d.out) || d.reapLocked()
 }
 
-// sleepy arms the completion queue and reports whether there is nothing to do.
+// sleepy arms the completion queue and reports whether there are no completions.
 func (d *domain) sleepy() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -111,10 +109,10 @@ func (d *domain) Wake() {
 	if d.woken.Swap(true) {
 		return
 	}
-	_ = d.completions.file.SetReadDeadline(time.Unix(1, 0)) // no goroutine waits on a closed channel
+	_ = d.completions.file.SetReadDeadline(time.Unix(1, 0)) // fails only for a closed channel, on which no goroutine waits
 }
 
-// watchEvents takes the card's asynchronous events until the domain is closed.
+// watchEvents handles the card's asynchronous events until the domain is closed.
 func (d *domain) watchEvents() {
 	for {
 		var e asyncEvent
@@ -131,8 +129,8 @@ func (d *domain) watchEvents() {
 	}
 }
 
-// takeEvent acts on an asynchronous event. The others (a connection is established, the
-// subnet manager changed) ask for nothing. It asks the device without a lock.
+// takeEvent handles an asynchronous event. It ignores events that need no reaction (a connection
+// was established, the subnet manager changed). It queries the device without a lock.
 func (d *domain) takeEvent(e asyncEvent, qpn uint32) {
 	var why error
 	switch e {
@@ -155,14 +153,14 @@ func (d *domain) takeEvent(e asyncEvent, qpn uint32) {
 	switch e {
 	case eventQPFatal, eventQPRequest, eventQPAccess, eventQPLast:
 		if ep := d.byQPN[qpn]; ep != nil {
-			ep.breakLocked(fmt.Errorf("%s: the device reports of queue pair %#x: %s", d.name, qpn, d.nic.eventText(e)))
+			ep.breakLocked(fmt.Errorf("%s: the device reports for queue pair %#x: %s", d.name, qpn, d.nic.eventText(e)))
 		}
 	}
 }
 
-// checkPort returns an error if peers have another LID of the port than it has now, or if
-// its partition has left the row that queue pairs use. The domain then ends, and is opened
-// again with what is so by then.
+// checkPort returns an error if the port's LID has changed since it was sent to peers, or if its
+// partition has left the row that queue pairs use. The domain then ends and is opened again with
+// the new values.
 func (d *domain) checkPort() error {
 	p, err := d.nic.portState()
 	if err != nil {
@@ -175,11 +173,11 @@ func (d *domain) checkPort() error {
 	return stillThere(d.port.lid, p.lid, d.partition, table, d.partitionRow)
 }
 
-// errGIDGone: packets with our address can't be sent any more.
-var errGIDGone = errors.New("the port has lost its GID: was an address taken off its network interface?")
+// errGIDGone: packets with this source address cannot be sent any more.
+var errGIDGone = errors.New("the port has lost its GID: was an address removed from its network interface?")
 
-// checkGID returns errGIDGone if the port's GID table no longer has the domain's entry at
-// its index. If the entry has moved to another index, reopening the domain finds it there.
+// checkGID returns errGIDGone if the port's GID table no longer has the domain's entry at its index.
+// If the entry has moved to another index, the reopened domain finds it there.
 func (d *domain) checkGID() error {
 	table, err := d.nic.gids()
 	if err == nil && !slices.Contains(table, d.gid) {

@@ -2,15 +2,15 @@ package verbs
 
 import "fmt"
 
-// wcError is a completion that is not a success, for people.
+// wcError is a failed completion, with a text for people.
 type wcError struct {
 	nic    string
 	status wcStatus
-	text   string // libibverbs' own
+	text   string // libibverbs' text of the status
 	vendor uint32
 }
 
-// Error says what the card said, and what that means where it is known.
+// Error returns the card's status and, for known statuses, an explanation.
 func (e *wcError) Error() string {
 	s := fmt.Sprintf("%s: %s (status %d, vendor %#x)", e.nic, e.text, uint32(e.status), e.vendor)
 	switch e.status {

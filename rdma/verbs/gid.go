@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// gidType is how packets with that GID as source look, as ibv_gid_type counts.
+// gidType is the format of packets that have the GID as source, as in ibv_gid_type.
 type gidType uint32
 
 // Types of GIDs.
@@ -16,7 +16,7 @@ const (
 	gidRoCEv2     gidType = 2
 )
 
-// String returns the name that people use.
+// String returns the usual name.
 func (t gidType) String() string {
 	switch t {
 	case gidInfiniBand:
@@ -36,13 +36,13 @@ type gidEntry struct {
 	gid   gid
 }
 
-// addr is the GID as an IP address; a mapped IPv4 address is that address.
+// addr returns the GID as an IP address, unmapped if it is an IPv4 address.
 func (e gidEntry) addr() netip.Addr { return netip.AddrFrom16(e.gid).Unmap() }
 
-// rank orders the rows of a table, the best first, and says why. On Ethernet
-// RoCE v2 is routable and passes through switches as UDP; an IPv4 address is
-// what operators give a network by hand, a link-local one comes by itself and
-// may not reach the peer. RoCE v1 needs a network of its own and is the last.
+// rank returns the rank of a row for the choice, lowest first, and the reason. On Ethernet, RoCE v2
+// is routable and passes through switches as UDP. IPv4 addresses are assigned by operators.
+// Link-local addresses exist automatically and may not reach the peer. RoCE v1 needs a network of
+// its own and comes last.
 func (e gidEntry) rank() (int, string) {
 	switch a := e.addr(); {
 	case e.kind == gidInfiniBand:
@@ -57,8 +57,8 @@ func (e gidEntry) rank() (int, string) {
 	return 4, e.kind.String() + ": no RoCE v2 in the table"
 }
 
-// chooseGID returns the row to use of a port's table and why. asked is the row
-// that the user wants, or negative.
+// chooseGID returns the row of a port's table to use, and the reason. asked is the row requested
+// by the user, or negative.
 func chooseGID(table []gidEntry, asked int) (gidEntry, string, error) {
 	if asked >= 0 {
 		for _, e := range table {
@@ -66,7 +66,7 @@ func chooseGID(table []gidEntry, asked int) (gidEntry, string, error) {
 				return e, "asked for", nil
 			}
 		}
-		return gidEntry{}, "", fmt.Errorf("GID index %d is not in the port's table of %d: leave it to be chosen, or see `rdma link` and /sys/class/infiniband/*/ports/*/gids", asked, len(table))
+		return gidEntry{}, "", fmt.Errorf("GID index %d is not in the port's table of %d rows: omit it for an automatic choice, or see `rdma link` and /sys/class/infiniband/*/ports/*/gids", asked, len(table))
 	}
 	if len(table) == 0 {
 		return gidEntry{}, "", fmt.Errorf("the port has no GID: give its network interface an address, or bring it up")

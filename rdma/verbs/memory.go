@@ -14,15 +14,14 @@ import (
 // memory is a region, or a window of one.
 type memory struct {
 	d *domain
-	// mem is what was registered; nil for device memory.
+	// mem is the registered memory; nil for device memory.
 	mem  []byte
 	base uint64
 	size uint64
-	// lkey and rkey are the card's keys for us and for peers.
+	// lkey and rkey are the card's keys for this process and for peers.
 	lkey, rkey uint32
 	reg        registration
-	// pin keeps memory of the Go heap where it is; of other memory it does
-	// nothing.
+	// pin pins memory of the Go heap. For other memory it does nothing.
 	pin    runtime.Pinner
 	window bool
 	// device: the memory is a dma-buf.
@@ -32,8 +31,8 @@ type memory struct {
 
 var _ group.Memory = (*memory)(nil)
 
-// Register implements group.Domain. A Local region gets no remote rights; its
-// windows bring their own.
+// Register implements group.Domain. A Local region gets no remote rights; its windows have their
+// own.
 func (d *domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
 	m := &memory{d: d, mem: mem, base: addressOf(mem), size: uint64(len(mem))}
 	var err error
@@ -67,10 +66,10 @@ func (d *domain) registerDMABuf(m *memory, opts rdma.RegisterOptions) error {
 	}
 	b := opts.DMABuf
 	m.device = true
-	// mlx5 answers EINVAL where the registration of a dma-buf is to allow windows.
+	// mlx5 returns EINVAL if a dma-buf is registered with the right to bind windows.
 	reg, err := d.nic.registerDMABuf(b.FD, b.Offset, b.Len, b.Addr, rightsOf(!opts.Local, false))
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EPROTONOSUPPORT) {
-		err = fmt.Errorf("dma-buf of device %q: the card's driver takes none (%w): %w", opts.Device, err, rdma.ErrUnsupported)
+		err = fmt.Errorf("dma-buf of device %q: the card's driver does not support dma-bufs (%w): %w", opts.Device, err, rdma.ErrUnsupported)
 	}
 	m.reg = reg
 	return err
@@ -79,11 +78,10 @@ func (d *domain) registerDMABuf(m *memory, opts rdma.RegisterOptions) error {
 // Key implements group.Memory.
 func (m *memory) Key() uint64 { return uint64(m.rkey) }
 
-// Base implements group.Memory: the virtual address.
+// Base implements group.Memory. It returns the virtual address.
 func (m *memory) Base() uint64 { return m.base }
 
-// offsetOf returns where buf begins in the memory; ok is false if it does not
-// lie in it.
+// offsetOf returns the offset of buf in the memory; ok is false if buf is not within it.
 func (m *memory) offsetOf(buf []byte) (off uint64, ok bool) {
 	if len(buf) == 0 || len(m.mem) == 0 {
 		return 0, false
@@ -92,14 +90,14 @@ func (m *memory) offsetOf(buf []byte) (off uint64, ok bool) {
 	return off, off < m.size && uint64(len(buf)) <= m.size-off
 }
 
-// Window implements group.Memory. What cannot be a memory window is left to the engine,
-// which registers that part by itself.
+// Window implements group.Memory. If a memory window is not possible, it returns an error, and
+// the engine registers that part separately.
 func (m *memory) Window(off, n uint64) (group.Memory, error) {
 	if m.window {
 		return nil, fmt.Errorf("verbs: %s: a window of a window: %w", m.d.name, rdma.ErrUnsupported)
 	}
 	if !m.d.windows {
-		return nil, fmt.Errorf("verbs: %s: the device has no memory windows of type 1 that it keeps writes inside of: %w", m.d.name, rdma.ErrUnsupported)
+		return nil, fmt.Errorf("verbs: %s: the device has no memory windows of type 1 to which it confines writes: %w", m.d.name, rdma.ErrUnsupported)
 	}
 	if why := noWindow(m.device, n); why != nil {
 		return nil, fmt.Errorf("verbs: %s: window of %d bytes: %w", m.d.name, n, why)
@@ -122,7 +120,7 @@ func (m *memory) Window(off, n uint64) (group.Memory, error) {
 	return w, nil
 }
 
-// keep remembers m until it is closed.
+// keep keeps m reachable until it is closed.
 func (d *domain) keep(m *memory) {
 	d.memMu.Lock()
 	defer d.memMu.Unlock()
@@ -140,14 +138,14 @@ func (m *memory) Close() error {
 	delete(m.d.memories, m)
 	m.d.memMu.Unlock()
 	if err != nil {
-		return fmt.Errorf("verbs: %s: take back key %#x: %w", m.d.name, m.rkey, err)
+		return fmt.Errorf("verbs: %s: invalidate key %#x: %w", m.d.name, m.rkey, err)
 	}
 	return nil
 }
 
-// probeWindows finds out whether the device keeps writes inside of a memory
-// window, by trying: rdma_rxe has windows and looks at the bounds of the region
-// alone. A window that opens its neighbours is worse than none.
+// probeWindows tests whether the device confines writes to a memory window: rdma_rxe has windows,
+// but checks only the bounds of the region. A window that also opens the memory beside it is
+// worse than no window.
 func (d *domain) probeWindows() (ok bool, err error) {
 	const size, half, n = 4096, 2048, 8
 	m, err := d.Register(make([]byte, size), rdma.RegisterOptions{})
@@ -162,7 +160,7 @@ func (d *domain) probeWindows() (ok bool, err error) {
 	}
 	defer func() { err = errors.Join(err, w.close()) }()
 	if err := d.nic.write(r.reg, r.base, w, r.base+half-n, n); err != nil {
-		return false, fmt.Errorf("a write inside of one: %w", err)
+		return false, fmt.Errorf("write within a window: %w", err)
 	}
 	err = d.nic.write(r.reg, r.base, w, r.base+half-n/2, n)
 	var refused *wcError
@@ -170,9 +168,9 @@ func (d *domain) probeWindows() (ok bool, err error) {
 	case err == nil:
 		return false, nil
 	case errors.As(err, &refused) && refused.status.outcome(false) == group.StatusRefused:
-		return true, d.nic.restartBind() // the refusal broke it
+		return true, d.nic.restartBind() // the refused write broke the bind queue pair
 	}
-	return false, fmt.Errorf("a write across the end of one: %w", err)
+	return false, fmt.Errorf("write across the end of a window: %w", err)
 }
 
 // isNoMemory reports whether err is ENOMEM.

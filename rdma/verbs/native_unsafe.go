@@ -27,14 +27,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Safety: every struct of libibverbs and of native.h is allocated by C and freed
-// here exactly once, by the close of what holds it; Go keeps no slice over C
-// memory beyond that. Addresses of Go memory are handed to C as numbers for the
-// card to read and write, and only while the memory is pinned (memory.go).
+// Safety: C allocates every struct of libibverbs and of native.h, and the close of its owner in
+// this file frees it, exactly once. Go keeps no slice over C memory beyond that. Addresses of Go
+// memory are passed to C as numbers with which the card reads and writes, and only while the
+// memory is pinned (memory.go).
 
 const pollMax = C.PK_POLL_MAX
 
-// The types and numbers of card.go are those of native.h and of libibverbs.
+// The types and constants of card.go have the values of native.h and of libibverbs.
 var (
 	_ [C.sizeof_struct_pk_request]byte    = [unsafe.Sizeof(request{})]byte{}
 	_ [C.sizeof_struct_pk_completion]byte = [unsafe.Sizeof(completion{})]byte{}
@@ -81,7 +81,7 @@ func (n *nic) statusText(s wcStatus) string {
 	return C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(s)))
 }
 
-// errnoOf returns what a call of C set, or EIO where it set nothing.
+// errnoOf returns the errno that a C call set, or EIO if it set none.
 func errnoOf(err error) error {
 	if err == nil || errors.Is(err, syscall.Errno(0)) {
 		return syscall.EIO
@@ -94,7 +94,7 @@ func deviceNames() ([]string, error) {
 	var n C.int
 	list, err := C.ibv_get_device_list(&n)
 	if list == nil {
-		if errors.Is(err, syscall.ENOSYS) { // no ib_uverbs in the kernel: no devices
+		if errors.Is(err, syscall.ENOSYS) { // the kernel has no ib_uverbs, so there are no devices
 			return nil, nil
 		}
 		return nil, fmt.Errorf("list of RDMA devices: %w", errnoOf(err))
@@ -107,14 +107,14 @@ func deviceNames() ([]string, error) {
 	return names, nil
 }
 
-// nic is an open device and, after start, what the endpoints of one of its ports
-// share.
+// nic is an open device. After start it includes the objects that the endpoints of one of its
+// ports share.
 type nic struct {
 	c    *C.struct_pk_nic
 	port uint8
 	// partitionRow is the row of the port's table of partition keys that queue pairs use.
 	partitionRow uint16
-	// loop is how a queue pair of this port is joined to itself.
+	// loop is the path from a queue pair of this port to itself.
 	loop path
 }
 
@@ -147,7 +147,7 @@ func openNIC(name string, port uint8) (*nic, error) {
 	return nil, errNoDevice
 }
 
-// device asks the device what it can do.
+// device returns the capabilities of the device.
 func (n *nic) device() (deviceAttr, error) {
 	var a C.struct_ibv_device_attr
 	if e := C.ibv_query_device(n.c.ctx, &a); e != 0 {
@@ -160,7 +160,7 @@ func (n *nic) device() (deviceAttr, error) {
 	}, nil
 }
 
-// portState asks how the port is.
+// portState returns the current state of the port.
 func (n *nic) portState() (portAttr, error) {
 	var a C.struct_ibv_port_attr
 	if e := C.pk_port(n.c.ctx, C.uint8_t(n.port), &a); e != 0 {
@@ -186,8 +186,8 @@ func (n *nic) pkeys(rows int) ([]pkey, error) {
 	return table, nil
 }
 
-// gidTableMax bounds how much of a GID table is looked at; cards have a few
-// hundred rows, most of them empty.
+// gidTableMax limits how many rows of a GID table are read; cards have a few hundred rows, most
+// of them empty.
 const gidTableMax = 1024
 
 // gids returns the port's GIDs that are not zero.
@@ -207,9 +207,9 @@ func (n *nic) gids() ([]gidEntry, error) {
 	return table, nil
 }
 
-// start makes what endpoints share: protection domain, completion queue of cqe
-// entries, and receive queues of immEntries and msgEntries. Queue pairs use
-// partitionRow of the port's table of partition keys.
+// start creates the objects that endpoints share: protection domain, completion queue of cqe
+// entries, and receive queues of immEntries and msgEntries. Queue pairs use partitionRow of the
+// port's table of partition keys.
 func (n *nic) start(partitionRow uint16, cqe, immEntries, msgEntries int) error {
 	n.partitionRow = partitionRow
 	var err error
@@ -243,8 +243,7 @@ func (n *nic) start(partitionRow uint16, cqe, immEntries, msgEntries int) error 
 	return nil
 }
 
-// channels returns copies of the descriptors on which completions and
-// asynchronous events are announced.
+// channels returns copies of the descriptors that signal completions and asynchronous events.
 func (n *nic) channels() (completions, async int, err error) {
 	completions, err = unix.FcntlInt(uintptr(n.c.channel.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -265,7 +264,7 @@ func (n *nic) resize(cqe int) error {
 	return nil
 }
 
-// close releases the device and all of start. Queues and memory are closed before.
+// close releases the device and the objects of start. Queues and memory must be closed before.
 func (n *nic) close() error {
 	var errs []error
 	check := func(what string, e C.int) {
@@ -298,8 +297,8 @@ func (n *nic) close() error {
 	return errors.Join(errs...)
 }
 
-// poll takes completions; the slice is valid until the next call. With an error
-// there may be some too, and nothing will come after them.
+// poll reads completions; the slice is valid until the next call. With an error it may also
+// return completions, and no further completions follow.
 func (n *nic) poll() ([]completion, error) {
 	k := C.pk_poll(n.c)
 	if k < 0 {
@@ -312,7 +311,7 @@ func (n *nic) poll() ([]completion, error) {
 	return done, nil
 }
 
-// arm asks for an event at the next completion.
+// arm requests an event at the next completion.
 func (n *nic) arm() error {
 	if e := C.pk_arm(n.c); e != 0 {
 		return fmt.Errorf("arm the completion queue: %w", syscall.Errno(e))
@@ -320,11 +319,11 @@ func (n *nic) arm() error {
 	return nil
 }
 
-// takeEvents takes the completion channel's events and returns how many.
+// takeEvents consumes the completion channel's events and returns their number.
 func (n *nic) takeEvents() int { return int(C.pk_cq_events(n.c)) }
 
-// asyncEvent takes one asynchronous event; ok is false if there is none. qpn is
-// 0 where it is about no queue pair.
+// asyncEvent consumes one asynchronous event; ok is false if there is none. qpn is 0 if the event
+// concerns no queue pair.
 func (n *nic) asyncEvent() (e asyncEvent, qpn uint32, ok bool) {
 	var q C.uint32_t
 	t := C.pk_async(n.c, &q)
@@ -339,14 +338,14 @@ func (n *nic) lend(slot uint32, addr uint64, size, lkey uint32) error {
 	return nil
 }
 
-// keyed is memory that is registered with the card: a region, or a window of it.
+// keyed is memory registered with the card: a region, or a window of it.
 type keyed struct {
 	mr *C.struct_ibv_mr
 	mw *C.struct_ibv_mw
 }
 
-// register makes size bytes at addr known to the card. Relaxed ordering is asked
-// for; libibverbs leaves it out where the device does not have it.
+// register registers size bytes at addr with the card. It requests relaxed ordering; libibverbs
+// omits that if the device does not support it.
 func (n *nic) register(addr, size uint64, r rights) (registration, error) {
 	mr, err := C.pk_reg(n.c.pd, C.uint64_t(addr), C.uint64_t(size), C.int(r))
 	if mr == nil {
@@ -355,8 +354,7 @@ func (n *nic) register(addr, size uint64, r rights) (registration, error) {
 	return keyed{mr: mr}, nil
 }
 
-// registerDMABuf does the same for device memory that a dma-buf stands for, at
-// the device's virtual address addr.
+// registerDMABuf registers the device memory of a dma-buf at the device's virtual address addr.
 func (n *nic) registerDMABuf(fd int, off, size, addr uint64, r rights) (registration, error) {
 	mr, err := C.ibv_reg_dmabuf_mr(n.c.pd, C.uint64_t(off), C.size_t(size), C.uint64_t(addr), C.int(fd), C.int(r))
 	if mr == nil {
@@ -365,11 +363,11 @@ func (n *nic) registerDMABuf(fd int, off, size, addr uint64, r rights) (registra
 	return keyed{mr: mr}, nil
 }
 
-// bindWaitMS bounds how long the card may take for a window. It takes
-// microseconds; a card that is gone takes for ever.
+// bindWaitMS limits how long the card may take to bind a window, in ms. It normally takes
+// microseconds; a card that has failed never completes it.
 const bindWaitMS = 2000
 
-// window opens size bytes at addr of r with a key of its own. One at a time.
+// window opens size bytes at addr of r with a key of its own. Calls must not overlap.
 func (n *nic) window(of registration, addr, size uint64) (registration, error) {
 	r := of.(keyed)
 	mw, err := C.ibv_alloc_mw(n.c.pd, C.IBV_MW_TYPE_1)
@@ -385,12 +383,12 @@ func (n *nic) window(of registration, addr, size uint64) (registration, error) {
 		err = fmt.Errorf("bind a memory window: %s (status %d)", n.statusText(wcStatus(-e)), -e)
 	}
 	C.ibv_dealloc_mw(mw)
-	// A request that failed has put the bind queue pair into the error state.
+	// A failed request has put the bind queue pair into the error state.
 	return nil, errors.Join(err, n.restartBind())
 }
 
-// write writes size bytes at src to dst through the bind queue pair, which is
-// joined to itself, with the key of to. One at a time.
+// write writes size bytes at src to dst with the key of to. It uses the bind queue pair, which is
+// connected to itself. Calls must not overlap.
 func (n *nic) write(from registration, src uint64, to registration, dst, size uint64) error {
 	lkey, _ := from.keys()
 	_, rkey := to.keys()
@@ -413,7 +411,7 @@ func (r keyed) keys() (local, remote uint32) {
 	return uint32(r.mr.lkey), uint32(r.mr.rkey)
 }
 
-// close takes the keys back.
+// close invalidates the keys.
 func (r keyed) close() error {
 	e := C.int(0)
 	if r.mw != nil {
@@ -427,8 +425,8 @@ func (r keyed) close() error {
 	return nil
 }
 
-// startBind makes the queue pair on which memory windows are bound. It is joined
-// to itself: binding is local work, but only a connected queue pair does it.
+// startBind creates the queue pair on which memory windows are bound. It is connected to itself:
+// binding is a local operation, but only a connected queue pair can do it.
 func (n *nic) startBind(loop path) error {
 	var err error
 	if n.c.bind_cq, err = C.ibv_create_cq(n.c.ctx, 16, nil, nil, 0); n.c.bind_cq == nil {
@@ -442,7 +440,7 @@ func (n *nic) startBind(loop path) error {
 	return n.restartBind()
 }
 
-// restartBind brings the bind queue pair to work, from any state.
+// restartBind makes the bind queue pair usable, from any state.
 func (n *nic) restartBind() error {
 	if err := modify(n.c.bind, stateReset); err != nil {
 		return err
@@ -453,8 +451,8 @@ func (n *nic) restartBind() error {
 	return joinQP(n.c.bind, n.loop)
 }
 
-// newQP makes a reliably connected queue pair for depth requests. Completions of
-// requests come only where they ask for one.
+// newQP creates a reliably connected queue pair for depth requests. A request causes a completion
+// only if it asks for one.
 func (n *nic) newQP(cq *C.struct_ibv_cq, srq *C.struct_ibv_srq, depth int) (*C.struct_ibv_qp, error) {
 	var attr C.struct_ibv_qp_init_attr
 	attr.send_cq, attr.recv_cq, attr.srq, attr.qp_type = cq, cq, srq, C.IBV_QPT_RC
@@ -472,8 +470,8 @@ type pairOf struct {
 	qpn uint32
 }
 
-// newQueue makes a queue pair whose receives come from the immediates' or from
-// the messages' receive queue, and whose peer has the rights r.
+// newQueue creates a queue pair that receives from the immediates' or from the messages' receive
+// queue. Its peer has the rights r.
 func (n *nic) newQueue(depth int, messages bool, r rights) (*queue, error) {
 	srq := n.c.imm
 	if messages {
@@ -499,10 +497,10 @@ func newQueueOf(c *C.struct_pk_queue, qpn uint32) *queue {
 	return &queue{pair: &pairOf{c: c, qpn: qpn}, requests: (*[postMax]request)(unsafe.Pointer(&c.req))[:], qpn: qpn, psn: rand.Uint32() & max24}
 }
 
-// newQueueWithoutCard is a queue that can be filled and not posted.
+// newQueueWithoutCard returns a queue that can be filled but not posted.
 func newQueueWithoutCard() *queue { return newQueueOf(C.pk_queue_new(nil), 0) }
 
-// modify moves the queue pair to a state that needs nothing else to be said.
+// modify moves the queue pair to a state that needs no further attributes.
 func modify(qp *C.struct_ibv_qp, s qpState) error {
 	var attr C.struct_ibv_qp_attr
 	attr.qp_state = C.enum_ibv_qp_state(s)
@@ -516,7 +514,7 @@ func modifyQP(qp *C.struct_ibv_qp, attr *C.struct_ibv_qp_attr, mask C.int, to st
 	return nil
 }
 
-// initQP moves a new queue pair to INIT; r are the rights of its peer to memory.
+// initQP moves a new queue pair to INIT. r are its peer's rights to memory.
 func (n *nic) initQP(qp *C.struct_ibv_qp, r rights) error {
 	var attr C.struct_ibv_qp_attr
 	attr.qp_state, attr.port_num, attr.pkey_index = C.IBV_QPS_INIT, C.uint8_t(n.port), C.uint16_t(n.partitionRow)
@@ -524,7 +522,7 @@ func (n *nic) initQP(qp *C.struct_ibv_qp, r rights) error {
 	return modifyQP(qp, &attr, C.IBV_QP_STATE|C.IBV_QP_PKEY_INDEX|C.IBV_QP_PORT|C.IBV_QP_ACCESS_FLAGS, "INIT")
 }
 
-// hopLimit is the number of routers that a packet may pass.
+// hopLimit is the largest number of routers that a packet may pass.
 const hopLimit = 64
 
 // joinQP moves a queue pair from INIT through RTR to RTS.
@@ -550,7 +548,7 @@ func joinQP(qp *C.struct_ibv_qp, p path) error {
 // join connects the queue to the one at the other end of p.
 func (q *pairOf) join(p path) error { return joinQP(q.c.qp, p) }
 
-// post posts the first n of the requests and returns how many were taken.
+// post posts the first n requests and returns how many the card accepted.
 func (q *pairOf) post(n int) (int, error) {
 	var e C.int
 	k := C.pk_post(q.c, C.int(n), &e)
@@ -568,7 +566,7 @@ func (q *pairOf) modify(s qpState) error {
 	return modify(q.c.qp, s)
 }
 
-// destroy releases the queue pair; close the rest.
+// destroy destroys the queue pair; close releases the rest.
 func (q *pairOf) destroy() error {
 	if q.c == nil || q.c.qp == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Built is whether this program can drive RDMA cards.
+// Built reports whether this program supports RDMA cards.
 const Built = true
 
 // New starts an engine over one or several ports.
@@ -19,7 +19,7 @@ func New(ctx context.Context, o Options) (*group.Engine, error) {
 	return newEngine(ctx, o, func(_ int, n NICOptions) (port, error) { return openPort(n) })
 }
 
-// port is a domain that can say what it is.
+// port is a domain that can describe itself.
 type port interface {
 	group.Domain
 	about() string
@@ -31,7 +31,7 @@ func Open(o NICOptions) (group.Domain, error) { return openPort(o) }
 func openPort(o NICOptions) (port, error) {
 	d, err := open(o)
 	if err != nil {
-		return nil, err // and not a port that is nil inside
+		return nil, err // a plain nil, not an interface that holds a nil port
 	}
 	return d, nil
 }
@@ -56,7 +56,7 @@ func open(o NICOptions) (*domain, error) {
 	return newDomain(o, at, nic)
 }
 
-// newEngine is New with a way to open NIC i.
+// newEngine is New with a function that opens NIC i.
 func newEngine(ctx context.Context, o Options, open func(int, NICOptions) (port, error)) (*group.Engine, error) {
 	g := o.Group
 	g.Provider, g.Domains = Provider, nil
@@ -105,7 +105,7 @@ func (o *Options) nics() ([]NICOptions, error) {
 			}
 		}
 		if len(names) == 0 {
-			return nil, fmt.Errorf("verbs: no RDMA device can be used; %d are there %v", len(all), why)
+			return nil, fmt.Errorf("verbs: none of the %d RDMA devices can be used: %v", len(all), why)
 		}
 	}
 	var nics []NICOptions
@@ -117,16 +117,15 @@ func (o *Options) nics() ([]NICOptions, error) {
 	return nics, nil
 }
 
-// about is one line on the port, for people.
+// about returns one line that describes the port for people.
 func (d *domain) about() string {
 	return fmt.Sprintf("%s %v GID %v (%v) MTU %d", d.name, d.port.layer, d.gid.addr(), d.gid.kind, mtuBytes(d.port.mtu))
 }
 
-// mtuBytes turns the code of an MTU into bytes.
+// mtuBytes converts the code of an MTU to bytes.
 func mtuBytes(code uint8) int { return 128 << code }
 
-// List returns the ports of this machine's RDMA devices, in the order of the
-// library.
+// List returns the ports of this machine's RDMA devices, in the library's order.
 func List() ([]Device, error) {
 	names, err := deviceNames()
 	if err != nil {
@@ -148,7 +147,7 @@ func List() ([]Device, error) {
 	return out, nil
 }
 
-// look describes one port, and says how many the device has.
+// look describes one port, and returns the number of ports of the device.
 func look(name string, port uint8) (d Device, ports uint8, err error) {
 	d.Name = name
 	if port > 1 {

@@ -11,42 +11,42 @@ import (
 	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
-// Provider is what Info tells of an engine of this package.
+// Provider is the Info.Provider of engines of this package.
 const Provider = "verbs"
 
-// NICOptions configure one port.
+// NICOptions configures one port.
 type NICOptions struct {
-	// Device names the port: "mlx5_0", "mlx5_0/2" for its second port, with
-	// "@3" at the end to use row 3 of its GID table and not the best one.
+	// Device names the port: "mlx5_0", or "mlx5_0/2" for its second port. With "@3" at the
+	// end, row 3 of its GID table is used instead of the best row.
 	Device string
-	// QoS says how the packets of each traffic class are marked: the service
-	// level on InfiniBand, which RoCE cards take a priority from, and the traffic
-	// class byte of the GRH and, for RoCE v2, of the IP header. nil marks nothing.
+	// QoS determines the marking of each traffic class's packets: the service level on
+	// InfiniBand, from which RoCE cards derive a priority, and the traffic class byte of
+	// the GRH and, for RoCE v2, of the IP header. nil: packets are not marked.
 	QoS *qos.Map
-	// QueueDepth is how many Works an endpoint takes: a power of two, 16 to
-	// 4096, no more than the device's. Default 256.
+	// QueueDepth is the number of Works that an endpoint accepts: a power of two, 16 to
+	// 4096, at most the device's limit. Default 256.
 	QueueDepth int
-	// ReceiveEntries is the size of each of the two shared receive queues: how
-	// many immediates, and how many message buffers, there can be before they
-	// are polled. Default 4096, or what the device has; at least 64.
+	// ReceiveEntries is the size of each of the two shared receive queues: the largest
+	// number of immediates, and of message buffers, between two polls. Default 4096, or
+	// the device's limit if that is less; at least 64.
 	ReceiveEntries int
-	// TimeoutCode and Retries say how long an unanswered packet is repeated
-	// before the endpoint breaks: about 4 * Retries * 4.096 µs * 2^TimeoutCode,
-	// by the card. Defaults 14 and 6, so one or two seconds. Codes 8 to 21,
-	// retries 1 to 6: rdma_rxe takes a 7 for ever, which is not the standard's.
+	// TimeoutCode and Retries determine how long the card repeats an unanswered packet
+	// before the endpoint breaks: about 4 * Retries * 4.096 µs * 2^TimeoutCode. Defaults
+	// 14 and 6, which is one or two seconds. Codes 8 to 21, retries 1 to 6: rdma_rxe
+	// treats 7 as unlimited, which deviates from the standard.
 	TimeoutCode, Retries int
-	// Spin is how long the poller polls on, taking a processor, before it sleeps,
-	// where completions have lately come sooner than that: to sleep and be woken
-	// through the kernel takes longer than a card takes for a small write. Where
-	// nothing comes nothing is polled, and with GOMAXPROCS 1 never. Default 50 µs,
-	// at most 10 ms; less than 0 is never.
+	// Spin is how long the poller continues to poll, which occupies a processor, before it
+	// sleeps. It polls only if recent completions arrived sooner than that: sleeping and
+	// waking through the kernel takes longer than a card takes for a small write. On an
+	// idle port, and with GOMAXPROCS 1, it does not poll. Default 50 µs, at most 10 ms;
+	// negative: never poll.
 	Spin time.Duration
 }
 
 // maxSpin is the largest Spin.
 const maxSpin = 10 * time.Millisecond
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults sets each option that is zero to its default.
 func (o *NICOptions) EnsureDefaults() {
 	for _, d := range []struct {
 		p *int
@@ -61,7 +61,7 @@ func (o *NICOptions) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first option out of its range.
+// Validate returns an error that names the first option that is out of range.
 func (o *NICOptions) Validate() error {
 	if _, err := parseDevice(o.Device); err != nil {
 		return err
@@ -88,15 +88,15 @@ func (o *NICOptions) Validate() error {
 	return nil
 }
 
-// place is what Device names.
+// place is the parsed form of Device.
 type place struct {
 	name string
 	port uint8
-	// gid is the row of the GID table; -1: the best is chosen.
+	// gid is the row of the GID table; -1: choose the best.
 	gid int
 }
 
-// parseDevice reads "name[/port][@gid]". The port is 1 where it is not given.
+// parseDevice parses "name[/port][@gid]". The default port is 1.
 func parseDevice(s string) (place, error) {
 	rest, gidText, hasGID := strings.Cut(s, "@")
 	name, portText, hasPort := strings.Cut(rest, "/")
@@ -121,33 +121,33 @@ func parseDevice(s string) (place, error) {
 	return at, nil
 }
 
-// Options configure an engine.
+// Options configures an engine.
 type Options struct {
-	// Devices are its NICs, as NICOptions.Device writes them. Default: every
+	// Devices are the engine's NICs in the notation of NICOptions.Device. Default: every
 	// port that is up.
 	Devices []string
-	// NIC is the rest of the options of each of them; Device is overwritten.
+	// NIC has the other options of each NIC; Device is overwritten.
 	NIC NICOptions
-	// Group is the rest of the engine's options; Provider, Detail, Domains and
-	// Reopen are overwritten, and SeparateClasses is set where NIC.QoS is.
-	// Control should be group.TCP's or group.Unix's.
+	// Group has the engine's other options. Provider, Detail, Domains and Reopen are
+	// overwritten, and SeparateClasses is set if NIC.QoS is set. Control should be
+	// group.TCP's or group.Unix's.
 	Group group.Options
 }
 
-// Device is what List tells of one port.
+// Device describes one port. List returns it.
 type Device struct {
-	// Name is as NICOptions.Device takes it.
+	// Name is the port's name in the notation of NICOptions.Device.
 	Name string
-	// Up is whether it can be used; Reason says why not.
+	// Up is set if the port can be used; otherwise Reason is set.
 	Up     bool
 	Reason string
-	// Link is InfiniBand or Ethernet, GID the address that would be used and why
-	// that one, MTU in bytes.
+	// Link is InfiniBand or Ethernet. GID is the address that would be used, GIDReason why
+	// it is chosen. MTU is in bytes.
 	Link, GID, GIDReason string
 	MTU                  int
-	// MaxWrite is the longest write of one request, in bytes; 0 where the port
-	// could not be asked. The engine cuts longer ones.
+	// MaxWrite is the longest write of one request, in bytes; 0 if the port could not be
+	// queried. The engine splits longer writes.
 	MaxWrite int64
-	// Windows is whether the device has memory windows of type 1.
+	// Windows is set if the device has memory windows of type 1.
 	Windows bool
 }

@@ -7,19 +7,19 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// pkey is a partition key of an InfiniBand subnet: 15 bits name the partition, and the top
-// bit says that the port is a full member, which talks to limited ones too. On Ethernet
-// every port has the default partition alone.
+// pkey is a partition key of an InfiniBand subnet. 15 bits name the partition. The top bit is set if
+// the port is a full member, which may communicate with limited members too. On Ethernet every port
+// has only the default partition.
 type pkey uint16
 
 // pkeyFull is the bit of full membership.
 const pkeyFull pkey = 1 << 15
 
-// partition is the key without the bit of membership.
+// partition returns the key without the membership bit.
 func (k pkey) partition() pkey { return k &^ pkeyFull }
 
-// choosePKey returns the first row of a port's table that is in a partition, with the key
-// there. A row of full membership comes before one of limited.
+// choosePKey returns the first row of a port's table that has a partition, with its key. A row with
+// full membership is preferred.
 func choosePKey(table []pkey) (uint16, pkey, error) {
 	best := -1
 	for i, k := range table {
@@ -36,8 +36,8 @@ func choosePKey(table []pkey) (uint16, pkey, error) {
 	return uint16(best), table[best], nil
 }
 
-// stillThere returns an error if a port's LID, or the key in the row of its partition, is
-// not what queue pairs were made with.
+// stillThere returns an error if a port's LID, or the key in the row of its partition, differs from
+// the values with which queue pairs were created.
 func stillThere(lidWas, lid uint16, keyWas pkey, table []pkey, row uint16) error {
 	switch {
 	case lid != lidWas:
@@ -48,17 +48,17 @@ func stillThere(lidWas, lid uint16, keyWas pkey, table []pkey, row uint16) error
 	return nil
 }
 
-// windowMax is the longest memory window, in bytes: mlx5 binds none that is longer.
+// windowMax is the length of the longest memory window, in bytes: mlx5 binds no longer one.
 const windowMax = 2 << 30
 
-// Errors of what cannot be a memory window.
+// Errors for memory that cannot have a memory window.
 var (
 	errWindowLong   = fmt.Errorf("a memory window has 2 GiB at most: %w", rdma.ErrUnsupported)
 	errWindowDevice = fmt.Errorf("a dma-buf has no memory windows: %w", rdma.ErrUnsupported)
 )
 
-// noWindow returns why n bytes of memory, of a device or of the host, cannot be a memory
-// window; nil if they can.
+// noWindow returns why n bytes of memory cannot be a memory window, or nil if they can. device is
+// set for device memory.
 func noWindow(device bool, n uint64) error {
 	switch {
 	case device:
@@ -69,16 +69,16 @@ func noWindow(device bool, n uint64) error {
 	return nil
 }
 
-// Vendors whose devices are software: their drivers copy payload, and may be in the middle
-// of a packet when a key is taken back.
+// Vendors whose devices are software: their drivers copy payload, and may be in the middle of a
+// packet when a key is invalidated.
 const (
 	vendorRXE = 0xffffff
 	vendorSIW = 0x626d74
 )
 
-// limitsOf is what a port promises. A card that has taken a key back places nothing with it
-// any more, as InfiniBand wants it of a deregistration; a device that is software may finish
-// its packet.
+// limitsOf returns the Limits of a port. After a card has invalidated a key, it places nothing with
+// the key any more, as InfiniBand requires for a deregistration. A software device may finish the
+// packet that it is copying.
 func limitsOf(maxWrite uint64, depth int, windows bool, vendor uint32) group.Limits {
 	return group.Limits{
 		MaxWrite: maxWrite, MaxMessage: int(maxWrite), QueueDepth: depth,

@@ -2,9 +2,9 @@ package verbs
 
 import "sync/atomic"
 
-// ring remembers the cookies of the Works of one queue pair in the order in
-// which they were posted, until their completion is known. One goroutine at a
-// time calls add and drop, one at a time end; the two may run at once.
+// ring holds the cookies of one queue pair's Works, in the order in which they were posted, until
+// their completion is known. At most one goroutine at a time may call add and drop, and one may
+// call end; the two may run concurrently.
 //
 //	     done                       posted
 //	      ▼                           ▼
@@ -22,13 +22,13 @@ type ring struct {
 // newRing returns a ring for depth Works; depth is a power of two.
 func newRing(depth int) *ring { return &ring{cookies: make([]uint64, depth)} }
 
-// room is how many Works may be added.
+// room returns how many Works may be added.
 func (r *ring) room() int {
 	return len(r.cookies) - int(r.posted.Load()-r.done.Load())
 }
 
-// add enters a Work and returns its sequence number, whose low 32 bits name it
-// in a completion. There must be room.
+// add adds a Work and returns its sequence number, whose low 32 bits identify it in a completion.
+// The ring must not be full.
 func (r *ring) add(cookie uint64) uint64 {
 	seq := r.posted.Load()
 	r.cookies[seq&uint64(len(r.cookies)-1)] = cookie
@@ -36,13 +36,13 @@ func (r *ring) add(cookie uint64) uint64 {
 	return seq
 }
 
-// drop takes the last n Works back: they were not posted after all.
+// drop removes the last n Works, which were not posted.
 func (r *ring) drop(n int) { r.posted.Store(r.posted.Load() - uint64(n)) }
 
-// pending is how many Works have not ended.
+// pending returns the number of Works that have not ended.
 func (r *ring) pending() int { return int(r.posted.Load() - r.done.Load()) }
 
-// before is how many Works that have not ended were posted before the one whose
+// before returns the number of Works that have not ended and were posted before the Work whose
 // sequence number has these low 32 bits. ok is false if there is no such Work.
 func (r *ring) before(low uint32) (n int, ok bool) {
 	done := r.done.Load()
@@ -50,7 +50,7 @@ func (r *ring) before(low uint32) (n int, ok bool) {
 	return n, n < int(r.posted.Load()-done)
 }
 
-// end returns the cookie of the oldest Work and forgets it. There must be one.
+// end removes the oldest Work and returns its cookie. The ring must not be empty.
 func (r *ring) end() uint64 {
 	done := r.done.Load()
 	cookie := r.cookies[done&uint64(len(r.cookies)-1)]

@@ -2,33 +2,31 @@ package verbs
 
 import "time"
 
-// spinner decides whether to poll on or to sleep, from how long it took lately
-// until something came: to be woken takes a while too, so that what comes sooner is
-// better polled for, and what comes later is not worth a processor. It belongs to
-// one goroutine.
+// spinner decides whether to continue polling or to sleep, based on recent waiting times. Waking up
+// takes time too, so polling is better if completions arrive sooner than that. If they arrive later,
+// polling wastes a processor. Only one goroutine may use a spinner.
 //
-//	      wait began                       something came
+//	      wait began                       completion arrived
 //	          ▼                                  ▼
 //	──────────┼──────── polls ───────┬─ sleeps ──┼────
 //	          0                     max        sample → typical, half and half
 //
-// Once what comes is further apart than max, on average, it does not poll at all;
-// the samples go on while it sleeps, and a few short ones bring polling back.
-// Before each sleep it polls for max at most, so that a port on which nothing
-// comes costs nothing.
+// If the average waiting time exceeds max, there is no polling. Samples continue while the poller
+// sleeps, and a few short ones start polling again. Before each sleep, polling takes at most max,
+// so an idle port costs nothing.
 type spinner struct {
-	max     time.Duration // 0: never
+	max     time.Duration // 0: never poll
 	typical time.Duration
 }
 
-// spinSamples bounds a sample, in units of max, so that after a pause a few short
-// ones bring polling back: 3 halvings of 8 times max are max.
+// spinSamples limits a sample, in units of max, so that after a pause a few short samples start
+// polling again: 8 times max is halved to max in 3 steps.
 const spinSamples = 8
 
-// worth reports whether to poll on.
+// worth reports whether to continue polling.
 func (s *spinner) worth() bool { return s.max > 0 && s.typical <= s.max }
 
-// note takes a sample: how long it was until something came.
+// note adds a sample: the time until a completion arrived.
 func (s *spinner) note(d time.Duration) {
 	s.typical = (s.typical + min(d, spinSamples*s.max)) / 2
 }

@@ -2,10 +2,10 @@ package verbs
 
 import "github.com/penstock-kv/penstock/rdma/group"
 
-// wcStatus is how the card says a request ended: ibv_wc_status.
+// wcStatus is the status with which the card completes a request: ibv_wc_status.
 type wcStatus uint32
 
-// The values that are told apart here; they are part of libibverbs' ABI.
+// The values that this package distinguishes; they are part of libibverbs' ABI.
 const (
 	wcSuccess      wcStatus = 0
 	wcFlushed      wcStatus = 5
@@ -16,10 +16,9 @@ const (
 	wcRNRRetries   wcStatus = 13
 )
 
-// outcome says what a completion with that status means for the Work. A message
-// that is longer than the buffer is an invalid request to the target's card, or
-// (rdma_rxe) an operation that failed there; for a write the first of these says
-// that the card does not take it.
+// outcome returns the status of the Work for a completion with that status. If a message is longer
+// than the buffer, the target's card reports an invalid request or, with rdma_rxe, a failed
+// operation. For a write, an invalid request means that the card does not accept the write.
 func (s wcStatus) outcome(message bool) group.Status {
 	switch {
 	case s == wcSuccess:

@@ -1,29 +1,29 @@
-// Package peer starts and asks the programs that Penstock is compared with: fio
-// for the disk, iperf3 and bare sockets for the network, Redis and a gRPC byte
-// stream for serving bytes from memory, and the stores in which inference engines keep
-// KV. Each peer runs with the settings under which it is fastest: huge pages, the same
-// congestion control as Penstock, and a client that reads straight into its destination.
+// Package peer runs the programs with which Penstock is compared: fio for the disk,
+// iperf3 and bare sockets for the network, Redis and a gRPC byte stream for serving bytes
+// from memory, and the stores in which inference engines keep KV. Each peer runs with its
+// fastest settings: huge pages, the same congestion control as Penstock, and a client that
+// reads straight into its destination.
 //
 // The stores run under their Python clients. A StoreWorker is a Python process with the client
-// of one store; its program is a file of stores/, which the binary contains. The program
-// of Penstock's own Python client lies beside the others, so that all clients do the same work.
+// of one store. Its program is a file of stores/, which is embedded in the binary. The program
+// of Penstock's own Python client is there too, so that all clients do the same work.
 //
 //	suite ── one line of JSON for each load ──► worker.py ── put, get ──► *_store.py ──► the store's client
 //	      ◄── bytes, seconds, CPU seconds ─────
 //
-// Engines is a Python process with vLLM, which forks the engines that serve agent sessions
-// on a store. Its driver is that of the engines' tests (python/engines), which package
-// suite hands over. LMCache is a server for such an engine.
+// Engines is a Python process with vLLM. It forks the engines that serve agent sessions with
+// a store. Its driver is that of the engines' tests (python/engines); package suite passes it
+// in. LMCache is a server for such an engine.
 //
 //	suite ── one line of JSON for each turn ──► vllm_driver.py ── turn ──► an engine ──► its store
 //	      ◄── tokens, cached tokens, seconds ──
 //
-// The package decides nothing: package suite puts the samples
-// side by side. What is not installed is an error that names the package to
-// install, before anything is started.
+// The package makes no comparison: package suite puts the samples side by side. If a program
+// is not installed, the package returns an error that names the package to install, before
+// it starts anything.
 //
-// Every process started here is ended by the Close of what it was returned as,
-// and by the kernel if this process dies first.
+// Close of the returned value ends each process that the package starts. If this process
+// dies first, the kernel ends them.
 //
 // Lock order: there is no lock.
 package peer

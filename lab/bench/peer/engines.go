@@ -14,17 +14,17 @@ import (
 	"strings"
 )
 
-// Engines is a process that has imported vLLM and forks engines. A forked engine
-// shares imported modules with this process, and nothing else.
+// Engines is a process that has imported vLLM and forks engines. A forked engine shares only
+// the imported modules with this process.
 type Engines struct {
 	lines *lineProcess
-	// id begins the ids of the engines, so that files left by a killed engine are found.
+	// id is a prefix of the engines' ids, so that files left by a killed engine can be found.
 	id string
-	// started numbers the engines.
+	// started counts the engines.
 	started int
 }
 
-// StartEngines writes the drivers into dir, which must not exist, and starts that of vLLM.
+// StartEngines writes the drivers into dir, which must not exist, and starts the vLLM driver.
 func StartEngines(ctx context.Context, python string, drivers fs.FS, dir string, environ ...string) (*Engines, error) {
 	if err := os.CopyFS(dir, drivers); err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func StartEngines(ctx context.Context, python string, drivers fs.FS, dir string,
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+dir, "PYTHONDONTWRITEBYTECODE=1",
 		"PATH="+filepath.Dir(python)+string(os.PathListSeparator)+os.Getenv("PATH"),
-		"PENSTOCK_ENGINE_PIPES=0,3") // calls on the standard input, answers on the first extra file
+		"PENSTOCK_ENGINE_PIPES=0,3") // requests on standard input, answers on the first extra file
 	cmd.Env = append(cmd.Env, environ...)
 	lines, err := startLines(cmd, func(answers *os.File) { cmd.ExtraFiles = []*os.File{answers} })
 	if err != nil {
@@ -46,8 +46,8 @@ func StartEngines(ctx context.Context, python string, drivers fs.FS, dir string,
 	return e, nil
 }
 
-// Call calls a function of the driver. The error of a function that fails is the last
-// line of its traceback.
+// Call calls a function of the driver. If the function fails, the error is the last line of
+// its traceback.
 func (e *Engines) Call(ctx context.Context, function string, arguments, into any) error {
 	request := struct {
 		Call      string `json:"call"`
@@ -70,25 +70,25 @@ func (e *Engines) Call(ctx context.Context, function string, arguments, into any
 	return json.Unmarshal(answer.Value, into)
 }
 
-// Close ends the process and the engines that it has forked. An engine that is killed
-// leaves the file of the memory that vLLM's offloading shares, which Close removes.
+// Close ends the process and the engines that it forked. A killed engine leaves the file of
+// vLLM's shared offloading memory; Close removes that file.
 func (e *Engines) Close() error {
 	err := e.lines.Close()
-	left, _ := filepath.Glob("/dev/shm/vllm_offload_" + e.id + "-*") // the pattern is right
+	left, _ := filepath.Glob("/dev/shm/vllm_offload_" + e.id + "-*") // the pattern is valid
 	for _, file := range left {
 		err = errors.Join(err, os.Remove(file))
 	}
 	return err
 }
 
-// EngineOptions name an engine's model and the connector to its store of KV.
+// EngineOptions names an engine's model and the connector to its KV store.
 type EngineOptions struct {
 	// Model is the directory of the model.
 	Model string
-	// MaxTokens bounds a request: its prompt and its output.
+	// MaxTokens limits the length of a request, prompt and output together.
 	MaxTokens int
 	// Connector names a function of harness/vllm.py that returns a configuration, and
-	// Arguments are those of the function. Without a name the engine has no connector.
+	// Arguments are the function's arguments. "": the engine has no connector.
 	Connector string
 	Arguments map[string]any
 }
@@ -122,19 +122,19 @@ func (e *Engines) Start(ctx context.Context, o EngineOptions) (*Engine, error) {
 	return g, e.Call(ctx, "pid", map[string]any{"name": g.name}, &g.pid)
 }
 
-// PID is the engine's process.
+// PID returns the process id of the engine.
 func (g *Engine) PID() int { return g.pid }
 
 // Turn is an engine's report about one request.
 type Turn struct {
 	Tokens []int
-	// Cached is the tokens of the prompt that were not computed.
+	// Cached is the number of the prompt's tokens that were not computed.
 	Cached int
-	// FirstToken is the seconds from the request to its first token.
+	// FirstToken is the time from the request to its first token, in seconds.
 	FirstToken float64 `json:"first_token_seconds"`
 }
 
-// Turn serves one request alone, greedy.
+// Turn serves one request, with greedy sampling and no other request beside it.
 func (g *Engine) Turn(ctx context.Context, prompt []int, output int) (t Turn, err error) {
 	err = g.engines.Call(ctx, "call", map[string]any{"name": g.name, "function": "turn", "prompt": prompt, "output": output}, &t)
 	if err == nil && (len(t.Tokens) != output || t.FirstToken <= 0) {
@@ -143,7 +143,7 @@ func (g *Engine) Turn(ctx context.Context, prompt []int, output int) (t Turn, er
 	return t, err
 }
 
-// Stop waits until the engine's asynchronous stores have ended, and ends the engine.
+// Stop waits until the engine's asynchronous stores have ended, and then ends the engine.
 func (g *Engine) Stop(ctx context.Context) error {
 	return g.engines.Call(ctx, "stop", map[string]any{"name": g.name}, nil)
 }
@@ -151,16 +151,16 @@ func (g *Engine) Stop(ctx context.Context) error {
 // LMCache is a server of LMCache with the file system as its second level.
 type LMCache struct {
 	*Process
-	// Port is that of the engine's connector.
+	// Port is the port to which the engine's connector connects.
 	Port int
 }
 
-// LMCacheEnviron is for the server and for the engines: nothing is reported to anyone.
+// LMCacheEnviron returns the environment for server and engines. It disables usage reports.
 func LMCacheEnviron() []string {
 	return []string{"LMCACHE_TRACK_USAGE=false", "LMCACHE_DISABLE_BANNER=1", "LMCACHE_LOG_LEVEL=WARNING"}
 }
 
-// StartLMCache starts a server that keeps a file in dir for each chunk of tokens.
+// StartLMCache starts a server that keeps one file in dir per chunk of tokens.
 func StartLMCache(ctx context.Context, python, dir string, chunkTokens int) (*LMCache, error) {
 	var ports [3]int
 	for i := range ports {

@@ -66,7 +66,7 @@ func startDriver(t *testing.T) *Engines {
 	return e
 }
 
-// TestEngines: an engine is started with its configuration, serves turns, and is stopped.
+// TestEngines: an engine starts with its configuration, serves turns, and stops.
 func TestEngines(t *testing.T) {
 	e := startDriver(t)
 	g, err := e.Start(t.Context(), EngineOptions{Model: "m", MaxTokens: 64, Connector: "fs_tier", Arguments: map[string]any{"directory": "d"}})
@@ -99,8 +99,8 @@ func TestEngines(t *testing.T) {
 	}
 }
 
-// TestEnginesFail: an engine that does not start is an error of one line, after which the
-// others start. The process that ends leaves its output in the error.
+// TestEnginesFail: an engine that does not start causes a one-line error, and other engines can
+// start afterwards. If the driver's process ends, the error contains its output.
 func TestEnginesFail(t *testing.T) {
 	e := startDriver(t)
 	if _, err := e.Start(t.Context(), EngineOptions{Model: "absent"}); err == nil || err.Error() != "there is no model" {
@@ -119,8 +119,8 @@ func TestEnginesFail(t *testing.T) {
 	}
 }
 
-// TestEnginesEndWithContext: the end of its context ends the driver, and with it a call that
-// has no answer yet. Close removes the shared memory of an engine that was killed.
+// TestEnginesEndWithContext: when its context ends, the driver and any call in progress end.
+// Close removes the shared memory of a killed engine.
 func TestEnginesEndWithContext(t *testing.T) {
 	var left string
 	t.Cleanup(func() { // after Close

@@ -17,15 +17,15 @@ import (
 
 // FioJob is one job of fio with io_uring and O_DIRECT.
 type FioJob struct {
-	// RW is fio's: randread, read, randwrite, write.
+	// RW is fio's rw parameter: randread, read, randwrite, write.
 	RW         string
 	File       string
 	BlockBytes int64
 	Depth      int
-	// The part of the file that is used.
+	// OffsetBytes and SizeBytes delimit the part of the file that is used.
 	OffsetBytes, SizeBytes int64
-	// Memory is where fio's buffers come from: "mmaphuge" for reserved huge
-	// pages, which HugePages provides.
+	// Memory is the source of fio's buffers (fio's mem parameter): "mmaphuge" for reserved
+	// huge pages, which HugePages provides.
 	Memory string
 	Time   time.Duration
 }
@@ -56,8 +56,8 @@ func (j FioJob) Run(ctx context.Context) (bench.Sample, error) {
 	return parseFio(out)
 }
 
-// parseFio reads the parts that matter of fio's JSON. usr_cpu and sys_cpu are
-// percent of the job's runtime, so laying out memory and files is not counted.
+// parseFio reads rates and processor time from fio's JSON. usr_cpu and sys_cpu are
+// percentages of the job's runtime, so the time to prepare memory and files does not count.
 func parseFio(out []byte) (bench.Sample, error) {
 	// fio prints notes before the object.
 	if i := strings.IndexByte(string(out), '{'); i > 0 {
@@ -78,7 +78,7 @@ func parseFio(out []byte) (bench.Sample, error) {
 		} `json:"jobs"`
 	}
 	if err := json.Unmarshal(out, &r); err != nil {
-		return nil, fmt.Errorf("fio: its output is not what 3.x prints: %w", err)
+		return nil, fmt.Errorf("fio: parse the output (expected the format of version 3.x): %w", err)
 	}
 	if len(r.Jobs) != 1 || r.Jobs[0].Error != 0 {
 		return nil, fmt.Errorf("fio: %d jobs, or an error: %.200s", len(r.Jobs), out)
@@ -89,7 +89,7 @@ func parseFio(out []byte) (bench.Sample, error) {
 		s = j.RawWrite
 	}
 	if s.Bytes == 0 || s.Runtime == 0 {
-		return nil, errors.New("fio: it moved no bytes")
+		return nil, errors.New("fio: no bytes were moved")
 	}
 	gib := float64(s.Bytes) / (1 << 30)
 	return bench.Sample{
@@ -100,10 +100,10 @@ func parseFio(out []byte) (bench.Sample, error) {
 
 const hugePagesFile = "/proc/sys/vm/nr_hugepages"
 
-// HugePages makes sure that n reserved huge pages are free, for fio's buffers.
-// It returns fio's name of the memory to use, a note for the report, and how to
-// undo it. Where that is not allowed fio gets ordinary pages, and the note says
-// that it is not a fair comparison.
+// HugePages makes sure that n reserved huge pages are free, for fio's buffers. It returns
+// fio's name of the memory to use, a note for the report, and a function that restores the
+// old setting. If the reservation is not permitted, fio gets ordinary pages, and the note
+// says that the comparison is not fair.
 func HugePages(n int64) (memory, note string, restore func() error) {
 	nothing := func() error { return nil }
 	pool, err := sys.ReadHugePages()

@@ -17,13 +17,13 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench"
 )
 
-// Copy copies blocks from one memory to the other, from front to end and again,
-// for about d: what a NIC that is this machine's memory could do at best. CPU is
-// this process's.
+// Copy copies blocks from one memory to the other for about d, from front to end and again.
+// Its rate is the upper bound for a NIC that is emulated in this machine's memory. The
+// sample's processor time is that of this process.
 func Copy(ctx context.Context, to, from []byte, blockBytes int, d time.Duration) (bench.Sample, error) {
 	blocks := min(len(to), len(from)) / blockBytes
 	if blocks == 0 {
-		return nil, fmt.Errorf("copy blocks of %d bytes from %d bytes to %d", blockBytes, len(from), len(to))
+		return nil, fmt.Errorf("copy blocks of %d bytes from %d bytes of memory to %d: at least one block must fit", blockBytes, len(from), len(to))
 	}
 	start, cpu, n := time.Now(), SelfCPU(), 0
 	for ; (n < blocks || time.Since(start) < d) && ctx.Err() == nil; n++ {
@@ -34,15 +34,15 @@ func Copy(ctx context.Context, to, from []byte, blockBytes int, d time.Duration)
 	return bench.Sample{bench.Rate: gib / time.Since(start).Seconds(), bench.CPU: (SelfCPU() - cpu).Seconds() * 1e3 / gib}, nil
 }
 
-// WriteLoad is what a benchmark of one-sided writes does: writes of WriteBytes, no
-// longer than the device's longest message, Depth of them in flight.
+// WriteLoad is the load of a benchmark of one-sided writes: Depth writes in flight, each of
+// WriteBytes, which must not exceed the device's longest message.
 type WriteLoad struct {
 	WriteBytes int64
 	Depth      int
 }
 
-// args are ib_write_bw's of both ends, on a device, "NAME[/PORT]"; empty is the library's
-// first. Nothing is inline, and completions are polled for: both are its defaults.
+// args returns the arguments of ib_write_bw at both ends, on a device, "NAME[/PORT]"; "": the
+// library's first device. By default ib_write_bw sends nothing inline and polls for completions.
 func (l WriteLoad) args(device string) []string {
 	args := []string{"-F", "--report_gbits", "-s", strconv.FormatInt(l.WriteBytes, 10), "-t", strconv.Itoa(l.Depth)}
 	if name, port, ok := strings.Cut(device, "/"); device != "" {
@@ -53,24 +53,24 @@ func (l WriteLoad) args(device string) []string {
 	return args
 }
 
-// errNoRate: ib_write_bw printed no rate. It counts processor cycles and first
-// measures how long one is, which fails where the CPUs are emulated and busy.
+// errNoRate: ib_write_bw printed no rate. It counts processor cycles, and first measures the
+// duration of a cycle; that fails on busy emulated CPUs.
 var errNoRate = errors.New("ib_write_bw: its output has no rate")
 
-// ibTries is how often it is asked for one.
+// ibTries is how often ib_write_bw is run to get a rate.
 const ibTries = 5
 
-// ibFirst is how many writes, beyond twice its depth, ib_write_bw does to find out
-// how many fill a turn. It takes no fewer than 5.
+// ibFirst is the number of writes, beyond twice the depth, of the first ib_write_bw run,
+// which measures how many writes fill a turn. ib_write_bw accepts no fewer than 5.
 const ibFirst = 16
 
-// IBWrite runs ib_write_bw (perftest) from a device to itself, or, where device
-// is empty, the library's first, for about d. It is told a number of writes, not
-// a time: of a time it leaves the beginning and the end out, which is all of it
-// where the card is software.
+// IBWrite runs ib_write_bw (perftest) for about d from a device to itself; "": the library's
+// first device. It passes ib_write_bw a number of writes and not a duration: with a duration,
+// ib_write_bw excludes the beginning and the end of the run, which is all of the run for a
+// device in software.
 func IBWrite(ctx context.Context, device string, l WriteLoad, d time.Duration) (bench.Sample, error) {
 	if l.WriteBytes < 1 || l.Depth < 1 {
-		return nil, fmt.Errorf("ib_write_bw: %d writes of %d bytes in flight; at least 1 of 1 are needed", l.Depth, l.WriteBytes)
+		return nil, fmt.Errorf("ib_write_bw: %d writes of %d bytes in flight; at least 1 write of 1 byte is needed", l.Depth, l.WriteBytes)
 	}
 	first := 2*l.Depth + ibFirst
 	s, err := l.write(ctx, device, first)
@@ -84,7 +84,7 @@ func IBWrite(ctx context.Context, device string, l WriteLoad, d time.Duration) (
 	return l.write(ctx, device, n)
 }
 
-// write does n writes.
+// write runs n writes.
 func (l WriteLoad) write(ctx context.Context, device string, n int) (s bench.Sample, err error) {
 	args := append(l.args(device), "-n", strconv.Itoa(n))
 	for range ibTries {
@@ -116,8 +116,7 @@ func parseIBWrite(out string, writeBytes int64) (bench.Sample, error) {
 	return nil, fmt.Errorf("%w for writes of %d bytes: %.300s", errNoRate, writeBytes, out)
 }
 
-// FabricRMA runs fi_rma_bw (fabtests) over libfabric's provider, from this host to
-// itself.
+// FabricRMA runs fi_rma_bw (fabtests) over a libfabric provider, from this host to itself.
 func FabricRMA(ctx context.Context, provider string, load WriteLoad) (bench.Sample, error) {
 	args := []string{"-e", "rdm", "-o", "write", "-p", provider, "-S", strconv.FormatInt(load.WriteBytes, 10), "-W", strconv.Itoa(load.Depth)}
 	out, err := clientServer(ctx, "fi_rma_bw", args, "127.0.0.1")
@@ -132,15 +131,15 @@ func FabricRMA(ctx context.Context, provider string, load WriteLoad) (bench.Samp
 //go:embed fabricrma/fabric_rma.c
 var fabricLoop []byte
 
-// FabricLoop is that program, compiled.
+// FabricLoop is the compiled program of fabricLoop.
 type FabricLoop struct{ dir, provider string }
 
-// StartFabricLoop compiles the program and finds out which of the providers it
-// can be used with: the names of one provider in different versions of libfabric.
+// StartFabricLoop compiles the program and selects the first provider that works.
+// providers are the names of one provider in different versions of libfabric.
 func StartFabricLoop(ctx context.Context, providers ...string) (_ *FabricLoop, err error) {
 	for _, need := range [][2]string{{"cc", "gcc"}, {"pkg-config", "pkg-config"}} {
 		if why := Installed(need[0], need[1]); why != "" {
-			return nil, fmt.Errorf("fi_rma_bw (fabtests) is not installed and a loop of our own must be compiled: %s", why)
+			return nil, fmt.Errorf("fi_rma_bw (fabtests) is not installed and its replacement must be compiled: %s", why)
 		}
 	}
 	l := &FabricLoop{}
@@ -170,8 +169,8 @@ func StartFabricLoop(ctx context.Context, providers ...string) (_ *FabricLoop, e
 
 func (l *FabricLoop) program() string { return filepath.Join(l.dir, "fabric_rma") }
 
-// Run writes for d and returns the rate. A write has 64 MiB at most, and 1,024 are
-// under way at most.
+// Run writes for d and returns the rate. A write has at most 64 MiB, and at most 1,024
+// writes are in flight.
 func (l *FabricLoop) Run(ctx context.Context, load WriteLoad, d time.Duration) (bench.Sample, error) {
 	cmd := exec.CommandContext(ctx, l.program(), l.provider, fmt.Sprint(d.Seconds()), strconv.FormatInt(load.WriteBytes, 10), strconv.Itoa(load.Depth))
 	out, err := cmd.Output()
@@ -184,7 +183,7 @@ func (l *FabricLoop) Run(ctx context.Context, load WriteLoad, d time.Duration) (
 	}
 	var bytes, seconds float64
 	if _, err := fmt.Sscan(string(out), &bytes, &seconds); err != nil || bytes <= 0 || seconds <= 0 {
-		return nil, fmt.Errorf("a loop of writes over libfabric's %s says %q (%v)", l.provider, out, err)
+		return nil, fmt.Errorf("a loop of writes over libfabric's %s printed %q (%v)", l.provider, out, err)
 	}
 	return bench.Sample{bench.Rate: bytes / (1 << 30) / seconds}, nil
 }
@@ -192,8 +191,8 @@ func (l *FabricLoop) Run(ctx context.Context, load WriteLoad, d time.Duration) (
 // Close removes the program.
 func (l *FabricLoop) Close() error { return os.RemoveAll(l.dir) }
 
-// parseFabtests finds the rate, in the column MB/sec (of 10^6), of the last row of
-// one of libfabric's programs.
+// parseFabtests returns the rate in the last row of the output of a libfabric benchmark. The
+// rate is in the column MB/sec (10^6 bytes).
 func parseFabtests(out, program string) (bench.Sample, error) {
 	column, rate := -1, 0.0
 	for line := range strings.Lines(out) {
@@ -213,17 +212,17 @@ func parseFabtests(out, program string) (bench.Sample, error) {
 		}
 	}
 	if rate <= 0 {
-		return nil, fmt.Errorf("%s: its output has no MB/sec: %.300s", program, out)
+		return nil, fmt.Errorf("%s: its output has no column MB/sec: %.300s", program, out)
 	}
 	return bench.Sample{bench.Rate: rate * 1e6 / (1 << 30)}, nil
 }
 
-// wholeSeconds is d in seconds, one at least.
+// wholeSeconds returns d in whole seconds, at least 1.
 func wholeSeconds(d time.Duration) int { return max(1, int(d.Round(time.Second)/time.Second)) }
 
-// clientServer runs a program as server, and once it listens as client, and
-// returns what the client printed. Both take -p (ib_write_bw) or -B and -P
-// (libfabric's) for the port of their control connection.
+// clientServer runs a program as server and, once the server listens, as client. It
+// returns the client's output. The port of the control connection is passed as -p
+// (ib_write_bw) or as -B and -P (libfabric's programs).
 func clientServer(ctx context.Context, program string, args []string, server string) (string, error) {
 	port, err := freePort()
 	if err != nil {
@@ -253,8 +252,8 @@ func clientServer(ctx context.Context, program string, args []string, server str
 	return string(out), nil
 }
 
-// waitListening returns when somebody listens on the TCP port, without connecting
-// to it: these programs serve one client and end.
+// waitListening waits until a process listens on the TCP port. It does not connect to the
+// port, because these programs serve one client and then end.
 func (p *Process) waitListening(port int) error {
 	want := fmt.Sprintf(":%04X", port)
 	for {
@@ -271,8 +270,8 @@ func (p *Process) waitListening(port int) error {
 	}
 }
 
-// listening looks for a listener in one of the kernel's tables; port is as it
-// writes it.
+// listening reports whether one of the kernel's tables has a listener on a port. port is in
+// the kernel's notation.
 func listening(table, port string) bool {
 	f, err := os.Open(table)
 	if err != nil {

@@ -18,7 +18,7 @@ type Iperf struct {
 	port int
 }
 
-// StartIperf starts it.
+// StartIperf starts an iperf3 server.
 func StartIperf() (*Iperf, error) {
 	port, err := freePort()
 	if err != nil {
@@ -34,16 +34,16 @@ func StartIperf() (*Iperf, error) {
 	return &Iperf{p, port}, nil
 }
 
-// IperfLoad is what iperf3 sends: over Conns connections, writes of WriteBytes,
-// at most 1 MiB. WindowBytes, unless 0, bounds what a connection has in flight; the
-// kernel makes it 64 KiB at least and takes up to twice of it.
+// IperfLoad is the load of iperf3: Conns connections with writes of WriteBytes, at most
+// 1 MiB each. WindowBytes, unless 0, limits the bytes in flight of a connection; the kernel
+// raises it to at least 64 KiB and may use up to twice the value.
 type IperfLoad struct {
 	Conns                   int
 	WriteBytes, WindowBytes int64
 }
 
-// Run sends for about d (whole seconds), and returns the rate in GiB/s and the
-// processor time of both ends.
+// Run sends for about d (whole seconds). It returns the rate in GiB/s and the processor
+// time of both ends.
 func (i *Iperf) Run(ctx context.Context, l IperfLoad, d time.Duration) (bench.Sample, error) {
 	args := []string{
 		"-c", "127.0.0.1", "-p", strconv.Itoa(i.port), "-P", strconv.Itoa(l.Conns), "-C", Congestion,
@@ -74,11 +74,11 @@ func parseIperf(out []byte) (bench.Sample, error) {
 		}
 	}
 	if err := json.Unmarshal(out, &r); err != nil {
-		return nil, fmt.Errorf("iperf3: its output is not what 3.x prints: %w", err)
+		return nil, fmt.Errorf("iperf3: parse the output (expected the format of version 3.x): %w", err)
 	}
 	got := r.End.Received
 	if r.Error != "" || got.Bytes == 0 || got.Seconds == 0 {
-		return nil, fmt.Errorf("iperf3: it moved no bytes: %s", r.Error)
+		return nil, fmt.Errorf("iperf3: no bytes were moved: %s", r.Error)
 	}
 	gib := float64(got.Bytes) / (1 << 30)
 	return bench.Sample{

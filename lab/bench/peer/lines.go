@@ -39,7 +39,7 @@ func startLines(cmd *exec.Cmd, attach func(answers *os.File)) (_ *lineProcess, e
 	if cmd.Stdout == nil {
 		cmd.Stdout = &p.log
 	}
-	cmd.WaitDelay = 10 * time.Second // a process that the program started may hold the log open
+	cmd.WaitDelay = 10 * time.Second // a grandchild may still hold the log open
 	p.Process, err = start(cmd)
 	if err := errors.Join(err, childOut.Close()); err != nil {
 		return nil, errors.Join(err, p.in.Close(), p.out.Close())
@@ -70,13 +70,13 @@ func (p *lineProcess) answer(ctx context.Context, into any) error {
 	return json.Unmarshal(line, into)
 }
 
-// ended waits until the process has ended and returns why.
+// ended waits until the process has ended and returns an error with its status and output.
 func (p *lineProcess) ended() error {
 	<-p.exited
 	return fmt.Errorf("the worker ended (%v): %s", p.err, lastLines(p.log.String()))
 }
 
-// lastLines returns the end of the output of a process.
+// lastLines returns the last part of a process's output.
 func lastLines(text string) string {
 	const most = 600
 	text = strings.TrimSpace(text)

@@ -44,12 +44,12 @@ func TestParseIperf(t *testing.T) {
 	}
 }
 
-// TestProcessCPU: the clock of a process by its number is ours.
+// TestProcessCPU: the processor time by process id matches this process's own.
 func TestProcessCPU(t *testing.T) {
 	before := SelfCPU()
 	mid, err := ProcessCPU(os.Getpid())
 	after := SelfCPU()
-	// The two clocks of the kernel are rounded differently.
+	// The kernel rounds the two clocks differently.
 	const slack = 50e6
 	if err != nil || mid < before-slack || mid > after+slack {
 		t.Errorf("ProcessCPU(self) = %v, %v; want between %v and %v", mid, err, before, after)
@@ -59,7 +59,7 @@ func TestProcessCPU(t *testing.T) {
 	}
 }
 
-// TestStream: what the gRPC stream delivers is the block that was asked for.
+// TestStream: the gRPC stream delivers the requested block.
 func TestStream(t *testing.T) {
 	const blockBytes, blocks = 100_000, 5
 	memory := make([]byte, blockBytes*blocks)
@@ -99,8 +99,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// TestSockets: each connection fills its own part of the memory, from front to
-// end and again, and one that asks for what is not there is closed.
+// TestSockets: each connection repeatedly fills its own part of the memory, from front to
+// end. A connection that requests a place outside the memory is closed.
 func TestSockets(t *testing.T) {
 	const conns, unit = 3, 70_000
 	source, target := make([]byte, 1_000_000), make([]byte, 1_000_000)
@@ -118,7 +118,7 @@ func TestSockets(t *testing.T) {
 	length := len(source) / conns
 	written := length / unit * unit
 	for i := range conns {
-		for range length/unit + 1 { // once more than fits: from the front again
+		for range length/unit + 1 { // one unit more than fits, so the last one is at the front again
 			if n, err := s.Write(i); n != unit || err != nil {
 				t.Fatalf("connection %d: wrote %d, %v", i, n, err)
 			}
@@ -147,8 +147,8 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-// TestHardwareOutput: the rate is found in what the programs print, and output
-// without it is an error that quotes it.
+// TestHardwareOutput: the parsers find the rate in the programs' output. Output without a
+// rate causes an error that quotes the output.
 func TestHardwareOutput(t *testing.T) {
 	const ib = `---------------------------------------------------------------------------------------
                     RDMA_Write BW Test
@@ -177,8 +177,8 @@ func TestHardwareOutput(t *testing.T) {
 	}
 }
 
-// TestIBWriteLoad: ib_write_bw is asked for the load that it is compared with, and
-// the rate of another size is not taken for it.
+// TestIBWriteLoad: ib_write_bw runs with the load of the comparison, and the rate of another
+// size is rejected.
 func TestIBWriteLoad(t *testing.T) {
 	got := WriteLoad{WriteBytes: 64 << 10, Depth: 1}.args("rxe0/2")
 	want := []string{"-F", "--report_gbits", "-s", "65536", "-t", "1", "-d", "rxe0", "-i", "2"}
@@ -199,7 +199,7 @@ func TestIBWriteLoad(t *testing.T) {
 	}
 }
 
-// TestCopy: as many blocks as fit are copied, and too large ones are refused.
+// TestCopy: as many blocks as fit are copied, and blocks that do not fit are rejected.
 func TestCopy(t *testing.T) {
 	from, to := []byte{1, 2, 3, 4, 5}, make([]byte, 5)
 	if s, err := Copy(t.Context(), to, from, 2, time.Millisecond); err != nil || s[bench.Rate] <= 0 || !slices.Equal(to, []byte{1, 2, 3, 4, 0}) {

@@ -17,17 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SelfCPU is the processor time that this process has used.
+// SelfCPU returns the processor time of this process.
 func SelfCPU() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0 // it cannot fail with these arguments
+		return 0 // cannot fail with these arguments
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// ProcessCPU is the processor time that another process has used, its threads
-// that have ended included.
+// ProcessCPU returns the processor time of another process, including its threads that have
+// ended.
 func ProcessCPU(pid int) (time.Duration, error) {
 	// The clock id of a process: linux/posix-timers.h, CPUCLOCK_SCHED.
 	clock := int32(^pid<<3 | 2)
@@ -38,7 +38,7 @@ func ProcessCPU(pid int) (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// Installed returns "" if the program can be run, else why not.
+// Installed returns "" if the program is installed, otherwise a reason for the report.
 func Installed(program, debian string) string {
 	if _, err := exec.LookPath(program); err != nil {
 		return fmt.Sprintf("%s is not installed (apt-get install %s)", program, debian)
@@ -54,7 +54,7 @@ type Process struct {
 	err    error
 }
 
-// start runs the command; it is killed if this process dies.
+// start starts the command. The kernel kills it if this process dies.
 func start(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{cmd: cmd, exited: make(chan struct{})}
 	if cmd.Stderr == nil {
@@ -63,7 +63,7 @@ func start(cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error, 1)
 	go func() {
-		// The kernel ends the child with the thread that started it, so this one
+		// The kernel kills the child when the thread that started it ends, so this thread
 		// is kept.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -77,29 +77,29 @@ func start(cmd *exec.Cmd) (*Process, error) {
 	return p, <-started
 }
 
-// Start runs exe until Close or Kill; what it prints goes to output.
+// Start starts exe; its output goes to output. It runs until Close or Kill.
 func Start(output io.Writer, exe string, args ...string) (*Process, error) {
 	cmd := exec.Command(exe, args...)
 	cmd.Stdout, cmd.Stderr = output, output
 	return start(cmd)
 }
 
-// Exited is closed when the process has ended.
+// Exited returns a channel that is closed when the process has ended.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// PID is the process's number.
+// PID returns the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// CPU is the processor time it has used.
+// CPU returns the processor time of the process.
 func (p *Process) CPU() (time.Duration, error) { return ProcessCPU(p.PID()) }
 
-// Kill ends it as kill -9 does and waits for that.
+// Kill kills the process (SIGKILL) and waits until it has ended.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill() // it may have ended already
 	<-p.exited
 }
 
-// Close asks it to end, and ends it after ten seconds.
+// Close asks the process to end (SIGTERM), and kills it after ten seconds.
 func (p *Process) Close() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -112,8 +112,8 @@ func (p *Process) Close() error {
 	return nil
 }
 
-// waitPort returns when the address accepts connections, or when the process has
-// ended without.
+// waitPort waits until the address accepts connections. It returns an error if the process
+// ends before that.
 func (p *Process) waitPort(addr string) error {
 	for {
 		c, err := net.DialTimeout("tcp", addr, time.Second)
@@ -128,10 +128,10 @@ func (p *Process) waitPort(addr string) error {
 	}
 }
 
-// loopback is the address of a port of this host.
+// loopback returns the address of a port on this host.
 func loopback(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
 
-// freePort finds a port of the loopback interface that nobody listens on.
+// freePort returns a free port of the loopback interface.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -141,17 +141,17 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// Child is a process of our own binary that says on its standard output when it
-// is ready, in one line.
+// Child is a process of this binary that prints one line on its standard output when it is
+// ready.
 type Child struct {
 	*Process
 	stdin io.Closer
-	// Ready is the line.
+	// Ready is that line.
 	Ready string
 }
 
-// StartChild runs exe with args and waits for its line. With output, the
-// child's standard error goes there.
+// StartChild runs exe with args and waits for its line. output, if set, gets the child's
+// standard error.
 func StartChild(exe string, output io.Writer, args ...string) (*Child, error) {
 	cmd := exec.Command(exe, args...)
 	cmd.Stderr = output
@@ -173,18 +173,18 @@ func StartChild(exe string, output io.Writer, args ...string) (*Child, error) {
 	line, err := readLine(r)
 	if err != nil {
 		p.Kill()
-		return nil, fmt.Errorf("%s %s: it ended before it was ready: %w: %s", exe, strings.Join(args, " "), err, strings.TrimSpace(p.stderr.String()))
+		return nil, fmt.Errorf("%s %s: the process ended before it was ready: %w: %s", exe, strings.Join(args, " "), err, strings.TrimSpace(p.stderr.String()))
 	}
 	return &Child{Process: p, stdin: in, Ready: line}, nil
 }
 
-// Close closes the child's standard input and ends it.
+// Close closes the child's standard input and ends the child.
 func (c *Child) Close() error {
-	_ = c.stdin.Close() // it is closed already if the child has ended
+	_ = c.stdin.Close() // already closed if the child has ended
 	return c.Process.Close()
 }
 
-// readLine reads one short line byte by byte, so that nothing behind it is lost.
+// readLine reads one short line byte by byte, so that it does not consume bytes after the line.
 func readLine(r io.Reader) (string, error) {
 	var line []byte
 	for b := make([]byte, 1); ; {

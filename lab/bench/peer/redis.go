@@ -11,13 +11,13 @@ import (
 	"strconv"
 )
 
-// Redis is a redis-server on the loopback interface that keeps nothing on disk.
+// Redis is a redis-server on the loopback interface without persistence.
 type Redis struct {
 	*Process
 	port int
 }
 
-// StartRedis starts it.
+// StartRedis starts a server.
 func StartRedis() (*Redis, error) {
 	port, err := freePort()
 	if err != nil {
@@ -35,11 +35,11 @@ func StartRedis() (*Redis, error) {
 	return r, nil
 }
 
-// Port is the port that it listens on.
+// Port returns the server's port.
 func (r *Redis) Port() int { return r.port }
 
-// Conn connects. A client library would copy each value once more, so the
-// protocol is spoken here, and values are read straight into their destination.
+// Conn connects to the server. It implements the protocol itself, because a client library
+// would copy each value once more; values are read straight into their destination.
 func (r *Redis) Conn(ctx context.Context) (*RedisConn, error) {
 	c, err := dial(ctx, loopback(r.port))
 	if err != nil {
@@ -48,8 +48,8 @@ func (r *Redis) Conn(ctx context.Context) (*RedisConn, error) {
 	return &RedisConn{c: c, r: bufio.NewReader(c)}, nil
 }
 
-// RedisConn is one connection. Requests may be pipelined: each Ask is answered
-// by one Take, in order.
+// RedisConn is one connection. Requests may be pipelined: each Take reads the answer of
+// one Ask, in order.
 type RedisConn struct {
 	c net.Conn
 	r *bufio.Reader
@@ -77,7 +77,7 @@ func (c *RedisConn) Ask(key string) error {
 	return err
 }
 
-// Take reads the next answer into dst, which is as long as the value.
+// Take reads the next answer into dst, which must have the length of the value.
 func (c *RedisConn) Take(dst []byte) error {
 	line, err := c.r.ReadString('\n')
 	if err != nil {
@@ -86,7 +86,7 @@ func (c *RedisConn) Take(dst []byte) error {
 	if want := fmt.Sprintf("$%d\r\n", len(dst)); line != want {
 		return fmt.Errorf("redis: answer %q, want %q", line, want)
 	}
-	// What the buffer does not hold yet is read into dst without a copy.
+	// io.ReadFull reads the part that is not buffered yet straight into dst, without a copy.
 	if _, err := io.ReadFull(c.r, dst); err != nil {
 		return err
 	}

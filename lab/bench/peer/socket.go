@@ -10,24 +10,24 @@ import (
 	"sync"
 )
 
-// The bare sockets: what moving the same bytes costs when there is nothing but
-// sockets. Each connection has a part of the source and the same part of the
-// destination, and goes through it again and again; the target answers one byte
-// when a unit is in place, and the next unit is sent then. No header, no key, no
-// bounds, nothing shared between connections. iperf3 is faster than that: it sends
-// one hot buffer into another, and no memory is read or written behind them.
+// Bare sockets measure the cost of moving the same bytes with nothing but sockets. Each
+// connection has a part of the source and the same part of the destination, and writes it
+// repeatedly. The target answers with one byte when a unit has been received, and the next
+// unit is sent then. There are no headers, keys or bounds, and connections share nothing.
+// iperf3 is faster, because it sends one hot buffer into another and so does not read or
+// write main memory.
 //
-//	connection:  at 8 | length 8 | unit 8      the part, and what is answered, in bytes
-//	then:        unit bytes ──►   ◄── 1 byte   again and again, from front to end of the part
+//	connection:  at 8 | length 8 | unit 8      the part, and the size of an answered unit, in bytes
+//	then:        unit bytes ──►   ◄── 1 byte   repeated from front to end of the part
 
-// socketPieceBytes is what one write takes, as the transfer engine's.
+// socketPieceBytes is the size of one write, the same as the transfer engine's.
 const socketPieceBytes = 1 << 20
 
-// socketHello is the size of what a connection begins with.
+// socketHello is the size of the header that begins a connection.
 const socketHello = 24
 
-// ServeSockets lets connections fill memory until ctx ends. It calls ready with
-// its address.
+// ServeSockets lets connections fill memory until ctx ends. It calls ready with the address
+// on which it listens.
 func ServeSockets(ctx context.Context, memory []byte, ready func(addr string)) error {
 	l, err := listen(ctx)
 	if err != nil {
@@ -41,7 +41,7 @@ func ServeSockets(ctx context.Context, memory []byte, ready func(addr string)) e
 		c, err := l.Accept()
 		if ctx.Err() != nil {
 			if err == nil {
-				_ = c.Close() // nobody waits for it any more
+				_ = c.Close() // the server is stopping
 			}
 			return nil
 		}
@@ -51,12 +51,12 @@ func ServeSockets(ctx context.Context, memory []byte, ready func(addr string)) e
 		running.Go(func() {
 			defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 			defer c.Close()
-			_ = fillFrom(c, memory) // the other end sees that the connection is closed
+			_ = fillFrom(c, memory) // the other end notices that the connection is closed
 		})
 	}
 }
 
-// fillFrom is the target's end of one connection.
+// fillFrom serves one connection at the target.
 func fillFrom(c net.Conn, memory []byte) error {
 	var hello [socketHello]byte
 	if _, err := io.ReadFull(c, hello[:]); err != nil {
@@ -64,7 +64,7 @@ func fillFrom(c net.Conn, memory []byte) error {
 	}
 	at, length, unit := binary.LittleEndian.Uint64(hello[:]), binary.LittleEndian.Uint64(hello[8:]), binary.LittleEndian.Uint64(hello[16:])
 	if size := uint64(len(memory)); at > size || length > size-at || unit == 0 || unit > length {
-		return fmt.Errorf("units of %d bytes into %d at %d, of %d", unit, length, at, size)
+		return fmt.Errorf("units of %d bytes into %d bytes at offset %d of a memory of %d bytes", unit, length, at, size)
 	}
 	part := memory[at : at+length]
 	for next := 0; ; {
@@ -91,7 +91,7 @@ func unitAt(part []byte, next *int, unit int) []byte {
 // Sockets are connections to ServeSockets.
 type Sockets struct{ conns []socketConn }
 
-// socketConn is one of them, for one goroutine.
+// socketConn is one connection, for one goroutine.
 type socketConn struct {
 	net.Conn
 	part []byte
@@ -99,8 +99,8 @@ type socketConn struct {
 	unit int
 }
 
-// DialSockets connects to memory of the same length as source, conns times, and
-// shares both among the connections; a unit is what one of them has in flight.
+// DialSockets makes conns connections to memory of the same length as source, and divides
+// both among the connections. A unit is the number of bytes that a connection has in flight.
 func DialSockets(ctx context.Context, addr string, source []byte, conns, unitBytes int) (_ *Sockets, err error) {
 	s := &Sockets{}
 	defer func() {
@@ -110,7 +110,7 @@ func DialSockets(ctx context.Context, addr string, source []byte, conns, unitByt
 	}()
 	length := len(source) / max(conns, 1)
 	if conns < 1 || unitBytes < 1 || unitBytes > length {
-		return nil, fmt.Errorf("bare sockets: %d connections with units of %d bytes, over %d", conns, unitBytes, len(source))
+		return nil, fmt.Errorf("bare sockets: %d connections with units of %d bytes do not fit a memory of %d bytes", conns, unitBytes, len(source))
 	}
 	for i := range conns {
 		c, err := dial(ctx, addr)
@@ -127,8 +127,8 @@ func DialSockets(ctx context.Context, addr string, source []byte, conns, unitByt
 	return s, nil
 }
 
-// Write sends the next unit of connection i, and returns its size when it is in
-// place.
+// Write sends the next unit of connection i, and returns its size when the target has
+// received it.
 func (s *Sockets) Write(i int) (int64, error) {
 	c := &s.conns[i]
 	for left := unitAt(c.part, &c.next, c.unit); len(left) > 0; {

@@ -15,13 +15,13 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench"
 )
 
-// storeFiles are the workers: programs in Python that put values into one store and
-// get them back (stores/worker.py has the protocol).
+// storeFiles are the workers: Python programs that put values into one store and get them
+// back (stores/worker.py describes the protocol).
 //
 //go:embed stores/*.py
 var storeFiles embed.FS
 
-// Stores starts the workers. The directory holds their programs.
+// Stores starts the workers. The directory contains their programs.
 type Stores struct {
 	dir string
 	// pythons are the interpreters whose packages may be used, in order.
@@ -50,16 +50,16 @@ func NewStores(dir string, pythons []string) (Stores, error) {
 	return s, nil
 }
 
-// findModules exits with 0 if the interpreter finds all modules. A directory that is
-// only named like a module has no origin.
+// findModules exits with 0 if the interpreter finds all modules. A mere directory with the
+// name of a module has no origin, and does not count.
 const findModules = `
 import importlib.util, sys
 specs = [importlib.util.find_spec(name) for name in sys.argv[1:]]
 sys.exit(any(spec is None or spec.origin is None for spec in specs))
 `
 
-// Python returns the first interpreter that has all modules. The error names the
-// modules, the interpreters, and the provider of the modules.
+// Python returns the first interpreter that has all modules. Otherwise the error names the
+// modules, the interpreters, and how to get the modules (provider).
 func (s Stores) Python(ctx context.Context, provider string, modules ...string) (string, error) {
 	for _, python := range s.pythons {
 		cmd := exec.CommandContext(ctx, python, append([]string{"-c", findModules}, modules...)...)
@@ -79,11 +79,11 @@ func (s Stores) Python(ctx context.Context, provider string, modules ...string) 
 // StoreWorker is a process with the client of one store.
 type StoreWorker struct {
 	*lineProcess
-	// Client names the client with its version.
+	// Client is the name and version of the client.
 	Client string
 }
 
-// StoreLoad is the request of a turn to a worker.
+// StoreLoad is the request for one turn of a worker.
 type StoreLoad struct {
 	// Op is "get" or "put".
 	Op string `json:"op"`
@@ -91,10 +91,10 @@ type StoreLoad struct {
 	Cold       bool  `json:"cold"`
 	ValueBytes int64 `json:"value_bytes"`
 	Threads    int   `json:"threads"`
-	// Batch is the values of one call.
+	// Batch is the number of values per call.
 	Batch   int     `json:"batch"`
 	Seconds float64 `json:"seconds"`
-	// PIDs are the processes of the store's servers, whose processor time counts.
+	// PIDs are the processes of the store's servers, whose processor time is included.
 	PIDs []int `json:"pids"`
 }
 
@@ -119,8 +119,8 @@ func (s Stores) Start(ctx context.Context, python, program string, options any, 
 	return w, nil
 }
 
-// Do has the worker do the load, and returns the rate in GiB/s and the processor time
-// of the worker and the store's servers.
+// Do makes the worker run the load. It returns the rate in GiB/s and the processor time of
+// the worker and the store's servers.
 func (w *StoreWorker) Do(ctx context.Context, l StoreLoad) (bench.Sample, error) {
 	var a struct {
 		Error   string
@@ -145,12 +145,12 @@ func (w *StoreWorker) Do(ctx context.Context, l StoreLoad) (bench.Sample, error)
 type Mooncake struct {
 	master  *Process
 	segment *StoreWorker
-	// addr is that of the master.
+	// addr is the address of the master.
 	addr string
 }
 
-// mooncakeEnviron makes clients on one host use TCP, as clients on several hosts do, and
-// shortens their logs.
+// mooncakeEnviron makes clients on one host use TCP, as clients on different hosts do, and
+// reduces their logs.
 func mooncakeEnviron() []string { return []string{"MC_STORE_MEMCPY=0", "GLOG_minloglevel=1"} }
 
 // StartMooncake starts the master and a segment of segmentBytes.
@@ -181,7 +181,7 @@ func (s Stores) StartMooncake(ctx context.Context, python string, segmentBytes i
 	return m, err
 }
 
-// Client starts a client.
+// Client starts a worker with a client of this store.
 func (m *Mooncake) Client(ctx context.Context, s Stores, python string, areaBytes int64) (*StoreWorker, error) {
 	port, err := freePort()
 	if err != nil {
@@ -191,10 +191,10 @@ func (m *Mooncake) Client(ctx context.Context, s Stores, python string, areaByte
 		map[string]any{"address": loopback(port), "master": m.addr, "area_bytes": areaBytes}, mooncakeEnviron()...)
 }
 
-// PIDs are the processes whose processor time counts.
+// PIDs returns the processes whose processor time is included.
 func (m *Mooncake) PIDs() []int { return []int{m.master.PID(), m.segment.PID()} }
 
-// Close ends both.
+// Close ends both processes.
 func (m *Mooncake) Close() error {
 	var errs []error
 	if m.segment != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench"
 )
 
-// startFiles starts the worker of a file per value. Its directory is returned.
+// startFiles starts the worker that keeps a file per value. It also returns the worker's directory.
 func startFiles(t *testing.T) (*StoreWorker, string) {
 	t.Helper()
 	stores, err := NewStores(filepath.Join(t.TempDir(), "workers"), []string{testkit.Python(t)})
@@ -44,8 +44,8 @@ func files(t *testing.T, dir string) (paths []string) {
 	return paths
 }
 
-// TestStoreWorker: a worker puts, reads from memory and from disk with several threads
-// and batches. Values for gets stay, and values of puts are removed.
+// TestStoreWorker: a worker puts values and reads them from memory and from disk, with several
+// threads and batches. It keeps the values for gets and removes the values of puts.
 func TestStoreWorker(t *testing.T) {
 	w, dir := startFiles(t)
 	if !strings.HasPrefix(w.Client, "Python 3.") {
@@ -72,8 +72,8 @@ func TestStoreWorker(t *testing.T) {
 	}
 }
 
-// TestStoreWorkerVerifies: a byte that is not the one that was put, and a value that is
-// absent, fail the load. The worker answers the next one.
+// TestStoreWorkerVerifies: the load fails if a byte of a value is wrong or a value is missing.
+// The worker then serves the next load.
 func TestStoreWorkerVerifies(t *testing.T) {
 	w, dir := startFiles(t)
 	load := StoreLoad{Op: "get", ValueBytes: 64 << 10, Threads: 2, Batch: 1, PIDs: []int{}}
@@ -114,7 +114,7 @@ func TestStoreWorkerVerifies(t *testing.T) {
 	}
 }
 
-// TestStoreWorkerEnds: if a worker cannot start, or ends, the error has its last output.
+// TestStoreWorkerEnds: if a worker cannot start, or ends, the error contains its last output.
 func TestStoreWorkerEnds(t *testing.T) {
 	w, dir := startFiles(t)
 	w.Kill()
@@ -130,8 +130,8 @@ func TestStoreWorkerEnds(t *testing.T) {
 	}
 }
 
-// TestStorePython: an interpreter without a module is passed over. The error names the
-// modules, the interpreters and the provider.
+// TestStorePython: an interpreter without the module is skipped. The error names the modules,
+// the interpreters and the provider.
 func TestStorePython(t *testing.T) {
 	_, dir := startFiles(t)
 	s := Stores{filepath.Dir(dir), []string{"python3"}}

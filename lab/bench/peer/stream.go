@@ -14,16 +14,16 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// The gRPC byte stream: the best way we know to move a block through a gRPC
-// stream in Go. The codec passes buffers through, so that nothing is encoded; the
-// windows hold several blocks; the transport's buffers are large.
+// Settings of the gRPC byte stream, the fastest way we know to move a block through a gRPC
+// stream in Go. The codec passes buffers through without encoding, the windows hold several
+// blocks, and the transport's buffers are large.
 const (
 	streamBufferBytes = 1 << 20
 	streamWindowBytes = 16 << 20
 	streamMethod      = "/bench.Bytes/Get"
 )
 
-// rawCodec hands the bytes on as they are.
+// rawCodec passes bytes through unchanged.
 type rawCodec struct{}
 
 func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
@@ -39,15 +39,15 @@ func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	if !ok {
 		return fmt.Errorf("raw codec: %T is no buffer", v)
 	}
-	data.Ref() // the caller frees what it got
+	data.Ref() // the caller frees its reference
 	*b = data
 	return nil
 }
 
 func (rawCodec) Name() string { return "raw" }
 
-// ServeStream answers requests (8 bytes: block number) with blocks of memory,
-// blockBytes each, until ctx ends. It calls ready with its address.
+// ServeStream answers each request (8 bytes: the block number) with a block of memory,
+// blockBytes long, until ctx ends. It calls ready with its address.
 func ServeStream(ctx context.Context, memory []byte, blockBytes int, ready func(addr string)) error {
 	l, err := listen(ctx)
 	if err != nil {
@@ -87,7 +87,7 @@ func ServeStream(ctx context.Context, memory []byte, blockBytes int, ready func(
 // Stream is a client's connection to ServeStream.
 type Stream struct{ conn *grpc.ClientConn }
 
-// DialStream connects.
+// DialStream connects to a ServeStream.
 func DialStream(addr string) (*Stream, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -102,8 +102,8 @@ func DialStream(addr string) (*Stream, error) {
 	return &Stream{conn}, nil
 }
 
-// Open begins a stream on the connection. get fetches one block into dst; it is
-// for one goroutine.
+// Open begins a stream on the connection. get reads one block into dst; only one goroutine
+// may call it.
 func (s *Stream) Open(ctx context.Context) (get func(block int, dst []byte) error, err error) {
 	stream, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, streamMethod)
 	if err != nil {

@@ -16,16 +16,16 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// ClusterOptions are those of the cluster suite.
+// ClusterOptions configures the cluster suite.
 type ClusterOptions struct {
-	// Agents work at a time, Rounds turns of each, lengths divided by Divide.
+	// Agents work concurrently, each for Rounds turns. Token counts are divided by Divide.
 	Agents, Rounds, Divide int
-	// Skip is how many turns of each agent are in storage when a replay begins that
-	// is to be bound by storage.
+	// Skip is how many turns of each agent are already in storage when a replay begins, in
+	// comparisons that storage is to limit.
 	Skip int
-	// RateBits is that of a storage NIC, in bits a second.
+	// RateBits is the rate of a storage NIC, in bits per second.
 	RateBits uint64
-	// Env of the processes.
+	// Env is the environment of the processes.
 	Env []string
 }
 
@@ -59,18 +59,18 @@ const (
 	burstP99Metric   = "burst p99 ms"
 )
 
-// clusterSuite is one run.
+// clusterSuite is one run of the suite.
 type clusterSuite struct {
 	*suiteRun
 	opts ClusterOptions
-	// set are the agents from their first turn on; whole has those before Skip too.
+	// set holds the agents from their first turn on; whole includes the turns before Skip.
 	set, whole []workload.Trajectory
-	// loopback: there are no namespaces.
+	// loopback is set if network namespaces are not available.
 	loopback bool
 }
 
-// Cluster measures clusters on this machine: what dual path gains where storage is
-// the limit, what its parts are worth, and what faults cost.
+// Cluster measures clusters on this machine: the gain of dual path where storage is the
+// limit, the share of each of its parts, and the cost of faults.
 func Cluster(ctx context.Context, w World, o ClusterOptions) (bench.Report, error) {
 	s := &clusterSuite{suiteRun: newRun(w, "cluster"), opts: o}
 	table, err := workload.Table2Set("64K")
@@ -99,8 +99,8 @@ func Cluster(ctx context.Context, w World, o ClusterOptions) (bench.Report, erro
 	return s.report, err
 }
 
-// turns runs contenders of clusters: in one round each unless more are asked for
-// than the other suites have by default.
+// turns runs a comparison of clusters. It runs one fifth of the rounds that other suites run,
+// and at least one, because five is their default and clusters take long.
 func (s *clusterSuite) turns(ctx context.Context, c bench.Comparison) error {
 	if !s.wants(c.Name) {
 		return nil
@@ -117,24 +117,24 @@ func (s *clusterSuite) turns(ctx context.Context, c bench.Comparison) error {
 	return nil
 }
 
-// late is a replay of agents in the middle of their work: all that a turn finds is in
-// storage from the first one on, as it is for nearly all of a real agent's turns.
+// late is a replay of agents in the middle of their work. All hits of a turn are in storage
+// from the first turn on, as they are for nearly all turns of a real agent.
 func (s *clusterSuite) late() cluster.Workload {
 	warm, agents := cluster.Late("bench", s.whole, s.opts.Skip, s.opts.Rounds)
 	return cluster.Workload{Warm: warm, Agents: agents}
 }
 
-// lateSpec is a cluster for late: one decode engine has room for all requests that
-// two prefill engines may have at a time, on the device and in its buffer, and so
-// has the storage node for its loads: what is Busy is recomputed, and would be
-// missing from what the storage NICs read. Beta is
-// seconds of a prefill engine's compute (DualPath, section A.4); where that takes
-// none, it must not be what storage NICs wait for.
+// lateSpec is a cluster for late. One decode engine has room, on the device and in its
+// buffer, for all requests that two prefill engines may have at a time. The storage node
+// has memory for all its loads: a load that is Busy would be recomputed and so would be
+// missing from the bytes of the storage NICs. Beta is seconds of a prefill engine's
+// compute (DualPath, section A.4). Where compute takes no time, Beta must not be what the
+// storage NICs wait for.
 func lateSpec(prefill, decode int) cluster.Spec {
 	return cluster.Spec{Prefill: prefill, Decode: decode, Beta: 128 << 10, HBMBytes: 512 << 20, BufferBytes: 512 << 20, ArenaBytes: 1 << 30}
 }
 
-// lately is replay with late.
+// lately is replay with the agents of late.
 func (s *clusterSuite) lately(ctx context.Context, c bench.Comparison) error {
 	c.Notes = append(c.Notes,
 		fmt.Sprintf("%d agents of DualPath's 64K set, %d turns each, the %d before them in storage already, lengths divided by %d", s.opts.Agents, s.opts.Rounds, s.opts.Skip, s.opts.Divide),
@@ -143,8 +143,8 @@ func (s *clusterSuite) lately(ctx context.Context, c bench.Comparison) error {
 	return s.turns(ctx, c)
 }
 
-// replay is turns of the suite's agents, which are named with the comparison: parts
-// of a report may be of runs with others.
+// replay compares clusters that replay the suite's agents. The comparison's notes name the
+// agents, because parts of a report may come from runs with other agents.
 func (s *clusterSuite) replay(ctx context.Context, c bench.Comparison) error {
 	return s.replayOf(ctx, c, s.opts.Agents)
 }
@@ -155,7 +155,7 @@ func (s *clusterSuite) replayOf(ctx context.Context, c bench.Comparison, n int) 
 	return s.turns(ctx, c)
 }
 
-// first are the first n agents.
+// first returns the first n agents.
 func (s *clusterSuite) first(n int) []workload.Trajectory { return s.set[:min(len(s.set), n)] }
 
 func keep(in []bench.Contender, ok func(bench.Contender) bool) (out []bench.Contender) {
@@ -167,7 +167,7 @@ func keep(in []bench.Contender, ok func(bench.Contender) bool) (out []bench.Cont
 	return out
 }
 
-// run is one replay on a cluster of its own.
+// run runs one replay on a cluster of its own.
 func (s *clusterSuite) run(ctx context.Context, spec cluster.Spec, load cluster.Workload) (_ *cluster.Result, _ bench.Sample, err error) {
 	dir, remove, err := s.tempDir("cluster")
 	if err != nil {
@@ -201,7 +201,7 @@ func (s *clusterSuite) run(ctx context.Context, spec cluster.Spec, load cluster.
 	return r, sample, nil
 }
 
-// contender is a replay on a kind of cluster.
+// contender returns a contender that replays load on a cluster of spec.
 func (s *clusterSuite) contender(name string, spec cluster.Spec, load cluster.Workload) bench.Contender {
 	return bench.Contender{Name: name, Turn: func(ctx context.Context) (bench.Sample, error) {
 		r, sample, err := s.run(ctx, spec, load)
@@ -219,7 +219,7 @@ func (s *clusterSuite) contender(name string, spec cluster.Spec, load cluster.Wo
 	}}
 }
 
-// shapes are the clusters of DualPath's section 7.4 with compute out of the way.
+// shapes compares the clusters of DualPath's section 7.4, with compute that takes no time.
 func (s *clusterSuite) shapes(ctx context.Context) error {
 	c := bench.Comparison{Name: "dual path where storage is the limit", Notes: []string{
 		"x of the bound: completion of basic over that of dualpath, over (P+D)/P, which is what the number of storage NICs allows (DualPath, section 4.2)",
@@ -249,20 +249,20 @@ func (s *clusterSuite) shapes(ctx context.Context) error {
 	return s.lately(ctx, c)
 }
 
-// quotient is the completion of a over that of b.
+// quotient returns the completion time of a divided by that of b.
 func quotient(r bench.Round, a, b string) (float64, bool) {
 	x, okA := r.Get(a, completionMetric)
 	y, okB := r.Get(b, completionMetric)
 	return x / y, okA && okB
 }
 
-// heavy is compute that takes longer than what two storage NICs read.
+// heavy sets a compute time that exceeds the read time of two storage NICs.
 func heavy(spec cluster.Spec) cluster.Spec {
 	spec.Model.Linear = 2e-3
 	return spec
 }
 
-// compute: where compute binds, loads must hide behind it.
+// compute compares clusters where compute is the limit; loads must overlap with compute.
 func (s *clusterSuite) compute(ctx context.Context) error {
 	spec := heavy(cluster.Spec{Prefill: 2, Decode: 2})
 	oracle := spec
@@ -277,7 +277,7 @@ func (s *clusterSuite) compute(ctx context.Context) error {
 	})
 }
 
-// balance: max/avg of the storage NICs, by who chooses the side.
+// balance compares max/avg over the storage NICs, by the policy that chooses the side.
 func (s *clusterSuite) balance(ctx context.Context) error {
 	c := bench.Comparison{Name: "balance of the storage NICs, 2P4D", Notes: []string{"the paper has 1.53 for round robin and 1.18 for its scheduler (section 7.5)"}}
 	for _, p := range []dualpath.ReadPolicy{dualpath.RoundRobin, dualpath.Shorter, dualpath.Split} {
@@ -293,8 +293,8 @@ func (s *clusterSuite) balance(ctx context.Context) error {
 	return s.lately(ctx, c)
 }
 
-// long is one agent with nobody beside it: the split of a request against the
-// choice of one side for all of it.
+// long replays one agent alone. It compares splitting a request over both sides with
+// reading all of it on one side.
 func (s *clusterSuite) long(ctx context.Context) error {
 	one := []workload.Trajectory{{Rounds: []workload.Round{{Append: 6000, Gen: 1}}}}
 	for range 20 {
@@ -328,9 +328,9 @@ func (s *clusterSuite) long(ctx context.Context) error {
 	return s.turns(ctx, c)
 }
 
-// ablation adds one part after the other, as DualPath's section 7.5 does, and the
-// split beyond it. Compute takes about as long as loading does, and device memory
-// is small, so that each part has something to do.
+// ablation adds one part after another, as DualPath's section 7.5 does, and finally the
+// split, which DualPath does not have. Compute takes about as long as loading, and device
+// memory is small, so that each part can have an effect.
 func (s *clusterSuite) ablation(ctx context.Context) error {
 	spec := cluster.Spec{Prefill: 2, Decode: 4, HBMBytes: 64 << 20, ArenaBytes: 1 << 30, Layers: 8}
 	spec.Model.Linear = 4e-4
@@ -362,20 +362,20 @@ func (s *clusterSuite) ablation(ctx context.Context) error {
 	return s.lately(ctx, c)
 }
 
-// Bursts of the isolation: of 4 MiB, so that the packet of KV that is on the wire
-// when one begins is small beside it, on NICs that are slow enough for this
-// machine's CPUs to keep up.
+// Bursts of the isolation comparison. They are 4 MiB, so that the packet of KV that is on
+// the wire when a burst begins is small in comparison. Their NICs are slow enough for this
+// machine's CPUs.
 const (
 	burstBytes    = 4 << 20
 	burstPause    = 30 * time.Millisecond
 	burstCount    = 150
 	burstSNICBits = 25e6
-	// burstAgents load for as long as the bursts take, and not long before them.
+	// burstAgents keep loading for the duration of the bursts, and not much longer.
 	burstAgents = 48
 )
 
-// isolation: how long bursts over the compute network take without KV beside them,
-// with it in a class below, and with it in the same class.
+// isolation measures how long bursts over the compute network take: without KV, with KV in
+// a lower class, and with KV in the same class.
 func (s *clusterSuite) isolation(ctx context.Context) error {
 	if s.loopback {
 		return errors.New("needs network namespaces (root): shaped connections have no classes")
@@ -396,10 +396,10 @@ func (s *clusterSuite) isolation(ctx context.Context) error {
 	return s.replayOf(ctx, c, burstAgents)
 }
 
-// burst sends bursts on a cluster that replays agents meanwhile, or one.
+// burst sends bursts on a cluster. With loaded, the cluster replays agents meanwhile.
 func (s *clusterSuite) burst(ctx context.Context, loaded, asKV bool) (bench.Sample, error) {
 	var took []time.Duration
-	enough := errors.New("the bursts are over")
+	enough := errors.New("the bursts have ended")
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	set := s.first(burstAgents)
@@ -414,7 +414,7 @@ func (s *clusterSuite) burst(ctx context.Context, loaded, asKV bool) (bench.Samp
 		return err
 	}}
 	if !loaded {
-		// An agent that is silent: the cluster is up for as long as its turn takes.
+		// A single agent with one long turn keeps the cluster running without traffic.
 		load.Agents, load.Parallel = cluster.Sessions("quiet", []workload.Trajectory{{Rounds: []workload.Round{{Append: 64, Gen: 100_000}}}}), 1
 	}
 	spec := cluster.Spec{Classes: true}
@@ -426,36 +426,36 @@ func (s *clusterSuite) burst(ctx context.Context, loaded, asKV bool) (bench.Samp
 		return nil, err
 	}
 	if len(took) == 0 {
-		return nil, errors.New("the replay ended before the bursts did")
+		return nil, errors.New("the replay ended before the bursts")
 	}
 	return bench.Sample{burstP50Metric: ms(bench.Quantile(took, 0.5)), burstP99Metric: ms(bench.Quantile(took, 0.99))}, nil
 }
 
-// ms is a duration in milliseconds.
+// ms returns d in milliseconds.
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
-// fault is one thing that goes wrong in the middle of a replay.
+// fault is one fault in the middle of a replay.
 type fault struct {
 	name string
 	do   func(ctx context.Context, c *cluster.Cluster) error
 }
 
-// Parts of a fault's life.
+// Parameters of the faults.
 const (
-	// outage is how long what comes back is away.
+	// outage is how long a process or NIC that comes back is down.
 	outage = 3 * time.Second
-	// flipEvery and flips are of memory, storedFlips of disk.
+	// flipEvery and flips are the bit flips in memory, storedFlips those on disk.
 	flipEvery   = 5 * time.Millisecond
 	flips       = 1000
 	storedFlips = 2000
-	// A slow NIC has 1/slowShare of its rate; deadline is what a turn may take.
+	// A slow NIC has 1/slowShare of its rate. deadline is the time limit of a turn.
 	slowShare = 100
 	deadline  = time.Minute
-	// faultAgents are enough to have all nodes busy: there are thirteen replays.
+	// faultAgents is just enough to keep all nodes busy, because there are thirteen replays.
 	faultAgents = 24
 )
 
-// faultList is what goes wrong.
+// faultList returns all faults.
 func (s *clusterSuite) faultList() []fault {
 	kill := func(node string) func(context.Context, *cluster.Cluster) error {
 		return func(_ context.Context, c *cluster.Cluster) error { return c.Kill(node) }
@@ -510,7 +510,7 @@ func (s *clusterSuite) faultList() []fault {
 	}
 }
 
-// pause waits.
+// pause waits for d.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -522,7 +522,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// faults: what each costs, and that no byte is wrong.
+// faults measures the cost of each fault and checks that no byte is wrong.
 func (s *clusterSuite) faults(ctx context.Context) error {
 	c := bench.Comparison{Name: "faults in the middle of a replay, 2P2D", Notes: []string{
 		"each begins when a third of the turns have ended; a turn's deadline is a minute; blocks that a checksum kept from a device are caught, those that reached one would be wrong",

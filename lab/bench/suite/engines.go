@@ -14,19 +14,19 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench/peer"
 )
 
-// EnginesOptions are those of the engines suite.
+// EnginesOptions configures the engines suite.
 type EnginesOptions struct {
 	// Pythons are interpreters. The client of a store runs in the first of them that
 	// has the client's package.
 	Pythons []string
 	// AreaBytes is the size of the values of one pass, 128 MiB for all comparisons.
 	AreaBytes int64
-	// Turns are for the part that runs engines.
+	// Turns configures the part that runs engines.
 	Turns TurnsOptions
 }
 
-// Names of stores. Penstock is oursName: its engines find the node's unix socket, because all
-// stores run on this host. overTCPName is a node without one.
+// Names of stores. The engines of oursName (Penstock) find the node's unix socket, because all
+// stores run on this host. The node of overTCPName has no unix socket.
 const (
 	overTCPName   = "Penstock over TCP"
 	mooncakeName  = "Mooncake Store"
@@ -39,7 +39,7 @@ const (
 	syncedName    = "file per block, synced"
 )
 
-// Commands that install the modules of clients, for errors.
+// Commands that install the modules of clients, for use in error texts.
 const (
 	fromWheel  = "make wheel builds the package, and pip install bin/penstock-*.whl installs it"
 	fromStores = ".ci/python-venv engines/stores.lock installs it"
@@ -57,7 +57,7 @@ const (
 	getFromDisk
 )
 
-// storeLoad is one comparison.
+// storeLoad is the load of one comparison.
 type storeLoad struct {
 	where   where
 	bytes   int64
@@ -74,8 +74,8 @@ func (l storeLoad) String() string {
 	return fmt.Sprintf(verb+", %s, %s", sizeName(l.bytes), plural(l.threads, "thread"), batch)
 }
 
-// storeLoads are all comparisons. From disk only the smallest and the largest load of a
-// size are compared.
+// storeLoads returns all comparisons. From disk, only the smallest and the largest load of
+// each size are compared.
 func storeLoads() (all []storeLoad) {
 	for _, w := range []where{getFromMemory, getFromDisk, putValues} {
 		for _, bytes := range []int64{1 * mib, 4 * mib} {
@@ -91,16 +91,16 @@ func storeLoads() (all []storeLoad) {
 	return all
 }
 
-// storeContender is a store that takes part.
+// storeContender is a store that takes part in a comparison.
 type storeContender struct {
 	name   string
 	worker *peer.StoreWorker
-	// pids are the store's servers.
+	// pids are the processes of the store's servers.
 	pids []int
 }
 
-// takesPart reports whether a comparison has this store: Mooncake and Redis are
-// without a disk here, and a flushed file differs from another file in puts only.
+// takesPart reports whether a comparison includes this store. Mooncake and Redis run
+// without a disk here. A flushed file differs from an unflushed file only in puts.
 func (c storeContender) takesPart(w where) bool {
 	switch c.name {
 	case mooncakeName, redisPyName, redisSockets:
@@ -111,13 +111,13 @@ func (c storeContender) takesPart(w where) bool {
 	return true
 }
 
-// target is the design's target of our rate divided by the rate of another store.
+// target returns the design's target for our rate divided by the rate of another store.
 func (l storeLoad) target(other string) bench.Target {
 	switch other {
 	case mooncakeName:
 		return bench.AtLeast(3)
 	case lmcacheName, lmcacheNative, hicacheName, filesName, syncedName:
-		if l.where != getFromMemory { // a get from memory reads the kernel's page cache there
+		if l.where != getFromMemory { // there, a get from memory reads from the kernel's page cache
 			return bench.AtLeast(3)
 		}
 	case redisPyName, redisSockets:
@@ -128,7 +128,7 @@ func (l storeLoad) target(other string) bench.Target {
 	return bench.Target{}
 }
 
-// enginesSuite is one run.
+// enginesSuite is one run of the suite.
 type enginesSuite struct {
 	*suiteRun
 	opts    EnginesOptions
@@ -143,8 +143,8 @@ type enginesSuite struct {
 	fioFile   string
 }
 
-// Engines measures the stores in which inference engines keep KV: first by themselves,
-// then, in a section of the report, under vLLM.
+// Engines measures the stores in which inference engines keep KV: first the stores by
+// themselves, then, in a section of the report, the stores under vLLM.
 func Engines(ctx context.Context, w World, o EnginesOptions) (bench.Report, error) {
 	report, err := stores(ctx, w, o)
 	if err != nil {
@@ -157,8 +157,8 @@ func Engines(ctx context.Context, w World, o EnginesOptions) (bench.Report, erro
 	return report, err
 }
 
-// stores measures Penstock through its Python client, and other stores through their
-// clients, all under the same program.
+// stores measures Penstock through its Python client, and other stores through theirs, all
+// with the same program.
 func stores(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err error) {
 	s := &enginesSuite{suiteRun: newRun(w, "engines"), opts: o}
 	chosen := slices.ContainsFunc([]string{
@@ -209,10 +209,10 @@ func stores(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err
 	return s.report, nil
 }
 
-// Sizes of the node, in areas. Its values of gets from disk are two sizes of
-// coldAreas each, of which the arena can hold half a size.
+// Sizes of the node, in areas. Its gets from disk use two value sizes with coldAreas each;
+// the arena can hold half of one size.
 const (
-	coldAreas  = 8 // as the worker's
+	coldAreas  = 8 // same as the worker's
 	arenaAreas = 4
 )
 
@@ -220,8 +220,8 @@ func (s *enginesSuite) readsDisk() bool {
 	return slices.ContainsFunc(s.loads, func(l storeLoad) bool { return l.where == getFromDisk })
 }
 
-// nodeAreas is the node's capacity: two sizes of values for gets, and puts that it has
-// not reclaimed yet.
+// nodeAreas returns the node's capacity, in areas: two value sizes for gets, and puts that
+// it has not reclaimed yet.
 func (s *enginesSuite) nodeAreas() int64 {
 	if s.readsDisk() {
 		return 2*coldAreas + 8
@@ -229,7 +229,7 @@ func (s *enginesSuite) nodeAreas() int64 {
 	return 8
 }
 
-// penstocks is the number of nodes.
+// penstocks returns the number of Penstock nodes.
 func (s *enginesSuite) penstocks() (n int64) {
 	for _, name := range []string{oursName, overTCPName} {
 		if s.includes(name) {
@@ -239,8 +239,8 @@ func (s *enginesSuite) penstocks() (n int64) {
 	return n
 }
 
-// peerAreas is the disk space of the other stores, in areas: of each store two sizes for
-// gets and one for puts, and a file of fio.
+// peerAreas returns the disk space of the other stores, in areas: for each store two sizes
+// for gets and one for puts, and one file for fio.
 func (s *enginesSuite) peerAreas() (areas int64) {
 	for _, name := range []string{lmcacheName, lmcacheNative, hicacheName, filesName, syncedName} {
 		if s.includes(name) {
@@ -255,8 +255,8 @@ func (s *suiteRun) includes(name string) bool {
 	return s.Contenders == nil || s.Contenders.MatchString(name)
 }
 
-// startStores starts the stores that were chosen. One that does not run here is named
-// in the report. Penstock must run: the other stores are compared with it.
+// startStores starts the chosen stores. The report names a store that cannot run here.
+// Penstock must run: the other stores are compared with it.
 func (s *enginesSuite) startStores(ctx context.Context) error {
 	for _, name := range []string{oursName, overTCPName} {
 		if !s.includes(name) {
@@ -304,7 +304,7 @@ func (s *enginesSuite) startStores(ctx context.Context) error {
 	return nil
 }
 
-// worker starts a worker and remembers to end it.
+// worker starts a worker and registers it, so that it is stopped at the end.
 func (s *enginesSuite) worker(ctx context.Context, program string, options map[string]any, provider string, modules ...string) (storeContender, error) {
 	python, err := s.stores.Python(ctx, provider, modules...)
 	if err != nil {
@@ -354,7 +354,7 @@ func (s *enginesSuite) startMooncake(ctx context.Context) (c storeContender, err
 	if err != nil {
 		return c, err
 	}
-	// Two sizes of values for gets, one for puts, and room for values that Mooncake frees late.
+	// Two value sizes for gets, one for puts, and space for values that Mooncake frees late.
 	m, err := s.stores.StartMooncake(ctx, python, 8*s.opts.AreaBytes)
 	if err != nil {
 		return c, err
@@ -368,7 +368,8 @@ func (s *enginesSuite) startMooncake(ctx context.Context) (c storeContender, err
 	return storeContender{worker: w, pids: m.PIDs()}, nil
 }
 
-// redis starts a server of its own for each way to use Redis.
+// redis returns a function that starts a Redis server. Each client program has a server of
+// its own.
 func (s *enginesSuite) redis(program, provider string, modules ...string) func(context.Context) (storeContender, error) {
 	return func(ctx context.Context) (c storeContender, err error) {
 		if why := peer.Installed("redis-server", "redis-server"); why != "" {
@@ -396,7 +397,7 @@ func (s *enginesSuite) lmcache(adapter string) func(context.Context) (storeConte
 	return s.directory("lmcache_store.py", map[string]any{"adapter": adapter}, fromVLLM, "lmcache", "torch")
 }
 
-// directory starts a store that keeps files in a directory.
+// directory returns a function that starts a store that keeps files in a directory.
 func (s *enginesSuite) directory(program string, options map[string]any, provider string, modules ...string) func(context.Context) (storeContender, error) {
 	return func(ctx context.Context) (storeContender, error) {
 		dir, err := os.MkdirTemp(s.dir, "files-")
@@ -481,7 +482,7 @@ func (s *enginesSuite) storeRow(ctx context.Context, l storeLoad) error {
 	return s.compare(ctx, c)
 }
 
-// runs reports whether a store was started.
+// runs reports whether a store has been started.
 func (s *enginesSuite) runs(name string) bool {
 	return slices.ContainsFunc(s.able, func(c storeContender) bool { return c.name == name })
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench"
 )
 
-// TestStoreLoads: the comparisons have different names, and each of their stores a
-// target where the design names one.
+// TestStoreLoads: the comparisons have different names, and each store has a target where
+// the design names one.
 func TestStoreLoads(t *testing.T) {
 	seen := make(map[string]bool)
 	for _, l := range storeLoads() {
@@ -36,8 +36,8 @@ func TestStoreLoads(t *testing.T) {
 	}
 }
 
-// TestEngines runs the suite with the stores that need no package. The Python tests run
-// it with Penstock (python/tests/test_bench.py).
+// TestEngines runs the suite with the stores that need no package. The Python tests run it
+// with Penstock (python/tests/test_bench.py).
 func TestEngines(t *testing.T) {
 	w := testWorld(t)
 	w.Only = regexp.MustCompile("^(get 1 MiB from disk|put 1 MiB), 1 thread, single$")
@@ -66,8 +66,8 @@ func TestEngines(t *testing.T) {
 	}
 }
 
-// TestEnginesNeedPenstock: without Penstock's package there is nothing to compare with,
-// and the error names the command that installs the package.
+// TestEnginesNeedPenstock: without Penstock's package the suite has no reference and fails.
+// The error names the command that installs the package.
 func TestEnginesNeedPenstock(t *testing.T) {
 	w := testWorld(t)
 	w.Contenders = regexp.MustCompile("^penstock$")

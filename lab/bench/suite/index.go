@@ -22,22 +22,22 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// IndexOptions are those of the index suite.
+// IndexOptions configures the index suite.
 type IndexOptions struct {
-	// Blocks is how many the index holds.
+	// Blocks is how many blocks the index holds.
 	Blocks int
-	// NodeBlocks is how many the node holds that is killed and recovered; 0
-	// leaves that out.
+	// NodeBlocks is how many blocks the node holds that is killed and recovered; 0
+	// skips that part.
 	NodeBlocks int
 }
 
 const (
 	// chainBlocks is the length of the prefixes that are matched.
 	chainBlocks = 512
-	// commitBatch is the keys of one commit, by commitCallers at a time.
+	// commitBatch is the number of keys in one commit. commitCallers commit concurrently.
 	commitBatch   = 64
 	commitCallers = 8
-	// warmChains are matched again and again.
+	// warmChains is how many chains are matched repeatedly.
 	warmChains = 64
 )
 
@@ -47,7 +47,7 @@ const (
 	getsName       = "512 Pebble gets"
 )
 
-// indexSuite is one run.
+// indexSuite is one run of the suite.
 type indexSuite struct {
 	*suiteRun
 	opts   IndexOptions
@@ -58,8 +58,8 @@ type indexSuite struct {
 // Index measures the prefix index.
 func Index(ctx context.Context, w World, o IndexOptions) (_ bench.Report, err error) {
 	s := &indexSuite{suiteRun: newRun(w, "index"), opts: o, chains: o.Blocks / chainBlocks}
-	// 160 bytes of disk a block for the index, 100 for the gets, and as much
-	// again while either is compacted.
+	// 160 bytes of disk per block for the index, 100 for the gets, and the same again
+	// while either is compacted.
 	if err := s.needSpace(int64(o.Blocks)*1000 + nodeBytes(o.NodeBlocks)); err != nil {
 		return s.report, err
 	}
@@ -74,7 +74,7 @@ func Index(ctx context.Context, w World, o IndexOptions) (_ bench.Report, err er
 	return s.report, err
 }
 
-// chainID is as random as a hash, and cheap.
+// chainID returns an id that is as random as a hash, but cheap to compute.
 func chainID(chain, block int) (id kv.BlockID) {
 	x := rand.New(rand.NewPCG(uint64(chain), uint64(block)))
 	binary.LittleEndian.PutUint64(id[:], x.Uint64())
@@ -90,7 +90,7 @@ func chainIDs(chain int) []kv.BlockID {
 	return ids
 }
 
-// chainEntries is a chain in consecutive slots, as a node places it.
+// chainEntries returns a chain in consecutive slots, as a node places it.
 func chainEntries(chain int) []trie.Entry {
 	entries := make([]trie.Entry, chainBlocks)
 	var parent kv.BlockID
@@ -104,7 +104,7 @@ func chainEntries(chain int) []trie.Entry {
 	return entries
 }
 
-// openTrie opens an index with the namespace of the benchmark in it.
+// openTrie opens an index and adds the benchmark's namespace.
 func openTrie(dir string) (*trie.Trie, kv.Namespace, error) {
 	t, err := trie.Open(trie.Options{Dir: dir})
 	if err != nil {
@@ -138,7 +138,7 @@ const (
 	sizeWork = "size of the index"
 )
 
-// matches measures matching against point gets, and what the index occupies.
+// matches compares matching with point gets, and measures the size of the index.
 func (s *indexSuite) matches(ctx context.Context) error {
 	if !s.wants(warmWork, coldWork, sizeWork) {
 		return nil
@@ -150,7 +150,7 @@ func (s *indexSuite) matches(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = t.Close() }() // a second Close does nothing
+	defer func() { _ = t.Close() }() // closing twice is harmless
 	for c := range s.chains {
 		if err := put(t, ns, chainEntries(c), false); err != nil {
 			return err
@@ -178,8 +178,8 @@ func (s *indexSuite) matches(ctx context.Context) error {
 	return s.sizes(ctx, dir, heap, stats)
 }
 
-// fillGets is the same entries in a Pebble of their own, the id as the key: what
-// an index without DRAM would ask.
+// fillGets stores the same entries in a separate Pebble with the id as the key. An index
+// without DRAM would send its gets there.
 func fillGets(ctx context.Context, dir string, chains int) (*pebble.DB, error) {
 	db, err := openGets(dir, 1<<30)
 	if err != nil {
@@ -197,11 +197,11 @@ func fillGets(ctx context.Context, dir string, chains int) (*pebble.DB, error) {
 			return nil, errors.Join(err, db.Close())
 		}
 	}
-	// What is measured is not the memtable.
+	// Flush and compact, so that the memtable is not measured.
 	return db, errors.Join(db.Flush(), db.Compact(ctx, []byte{0}, slices.Repeat([]byte{0xff}, 17), true))
 }
 
-// openGets opens it with bloom filters and a cache of so many bytes.
+// openGets opens that Pebble with bloom filters and a cache of cacheBytes.
 func openGets(dir string, cacheBytes int64) (*pebble.DB, error) {
 	cache := pebble.NewCache(cacheBytes)
 	defer cache.Unref()
@@ -212,7 +212,7 @@ func openGets(dir string, cacheBytes int64) (*pebble.DB, error) {
 	return pebble.Open(dir, o)
 }
 
-// silent drops what Pebble logs. Fatalf is called when the disk failed.
+// silent discards Pebble's log. Pebble calls Fatalf if the disk fails.
 type silent struct{}
 
 func (silent) Infof(string, ...any)  {}
@@ -221,7 +221,7 @@ func (silent) Fatalf(format string, args ...any) {
 	panic(fmt.Sprintf("bench: pebble: "+format, args...))
 }
 
-// warm matches chains that were matched before.
+// warm matches chains that have been matched before.
 func (s *indexSuite) warm(ctx context.Context, t *trie.Trie, ns kv.Namespace, db *pebble.DB) error {
 	var warm [warmChains][]kv.BlockID
 	for i := range warm {
@@ -250,12 +250,12 @@ func (s *indexSuite) warm(ctx context.Context, t *trie.Trie, ns kv.Namespace, db
 	})
 }
 
-// speedup is the gets' median time over the match's.
+// speedup returns the gets' median time divided by the match's.
 func speedup(over, under string, t bench.Target) bench.Measure {
 	return bench.Ratio("times faster than 512 gets (p50)", "p50 µs", under, over, t)
 }
 
-// match must find the whole chain.
+// match fails unless the whole chain matches.
 func match(t *trie.Trie, ns kv.Namespace, ids []kv.BlockID, o trie.MatchOptions) error {
 	m, err := t.Match(ns.ID, ids, o)
 	if err != nil {
@@ -270,7 +270,7 @@ func match(t *trie.Trie, ns kv.Namespace, ids []kv.BlockID, o trie.MatchOptions)
 	return nil
 }
 
-// get asks for each block by itself.
+// get gets each block with a call of its own.
 func get(db *pebble.DB, ids []kv.BlockID) error {
 	for _, id := range ids {
 		_, closer, err := db.Get(id[:])
@@ -284,14 +284,14 @@ func get(db *pebble.DB, ids []kv.BlockID) error {
 	return nil
 }
 
-// timed repeats f for a turn and reports the quantiles of its time.
+// timed repeats f for one turn and reports the quantiles of its duration.
 func (s *indexSuite) timed(f func() error) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		return times(s.Turn, func() (bool, error) { return ctx.Err() == nil, f() })
 	}
 }
 
-// times calls f until the time is over or f says that there is no more.
+// times calls f until d has elapsed or f returns false.
 func times(d time.Duration, f func() (more bool, err error)) (bench.Sample, error) {
 	var took []time.Duration
 	for start := time.Now(); time.Since(start) < d; {
@@ -318,7 +318,7 @@ func times(d time.Duration, f func() (more bool, err error)) (bench.Sample, erro
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// cold opens the index and matches chains that nobody has looked at since.
+// cold opens the index and matches chains that have not been read since.
 func (s *indexSuite) cold(ctx context.Context, dir, gets string) error {
 	return s.compare(ctx, bench.Comparison{
 		Name: coldWork, Unit: "matches/s", Rounds: min(s.Rounds, 3),
@@ -366,8 +366,8 @@ func (s *indexSuite) coldGets(dir string) (bench.Sample, error) {
 	return s.eachOnce(func(ids []kv.BlockID) error { return get(db, ids) })
 }
 
-// eachOnce calls f with chains in random order, none twice, for a turn. Making
-// the ids is not counted.
+// eachOnce calls f for one turn with chains in random order, each at most once. The time
+// to make the ids is not counted.
 func (s *indexSuite) eachOnce(f func(ids []kv.BlockID) error) (bench.Sample, error) {
 	const most = 1000
 	order := s.rng.Perm(s.chains)[:min(most, s.chains)]
@@ -382,7 +382,7 @@ func (s *indexSuite) eachOnce(f func(ids []kv.BlockID) error) (bench.Sample, err
 	})
 }
 
-// dropDir drops the files of a directory from the page cache.
+// dropDir removes the files of a directory from the page cache.
 func dropDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -395,7 +395,7 @@ func dropDir(dir string) error {
 	return err
 }
 
-// sizes reports bytes for each block; they do not change from turn to turn.
+// sizes reports bytes per block; they do not change from turn to turn.
 func (s *indexSuite) sizes(ctx context.Context, dir string, heap int64, stats trie.Stats) error {
 	t, _, err := openTrie(dir)
 	if err != nil {
@@ -420,7 +420,7 @@ func (s *indexSuite) sizes(ctx context.Context, dir string, heap int64, stats tr
 	})
 }
 
-// heapBytes is what the Go heap holds after two collections.
+// heapBytes returns the size of the Go heap after two collections.
 func heapBytes() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -429,7 +429,7 @@ func heapBytes() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// commits measures how many keys a second are put, durably and not.
+// commits measures how many keys per second are committed, durably and not durably.
 func (s *indexSuite) commits(ctx context.Context) error {
 	const name = "commit, 8 callers, batches of 64"
 	if !s.wants(name) {
@@ -477,6 +477,6 @@ func (s *indexSuite) commit(ctx context.Context, durable bool) (_ bench.Sample, 
 	if err != nil {
 		return nil, err
 	}
-	delete(sample, bench.CPU) // it is for bytes
+	delete(sample, bench.CPU) // the metric is per byte, and commits move no bytes
 	return sample, ctx.Err()
 }

@@ -14,15 +14,16 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench/peer"
 )
 
-// localSuite is one run.
+// localSuite is one run of the suite.
 type localSuite struct {
 	serverSuite
 	socket string
 }
 
-// Local measures how long a block takes from the request until its consumer, in
-// another process of this host, has touched every byte: handed off in the node's
-// arena, copied from the arena, or moved over loopback TCP. All are verified, which is the touch.
+// Local measures the time from the request for a block until a consumer in another process
+// of this host has touched every byte. The block is handed off in the node's arena, copied
+// from the arena, or moved over loopback TCP. Each way verifies the block, and the
+// verification is what touches the bytes.
 func Local(ctx context.Context, w World) (_ bench.Report, err error) {
 	s := &localSuite{serverSuite: serverSuite{suiteRun: newRun(w, "local")}}
 	if err := s.needSpace(2 * gi); err != nil {
@@ -38,8 +39,8 @@ func Local(ctx context.Context, w World) (_ bench.Report, err error) {
 		return s.report, err
 	}
 	defer func() { err = errors.Join(err, s.land.Close()) }()
-	// A shared arena has huge pages only from the reserved pool, or where shmem
-	// is allowed transparent ones.
+	// A shared arena gets huge pages only from the reserved pool, or if shmem may use
+	// transparent huge pages.
 	const arenaPages = serveArenaBytes>>21 + 8
 	memory, _, restore := peer.HugePages(arenaPages)
 	defer func() { err = errors.Join(err, restore()) }()
@@ -60,7 +61,7 @@ func Local(ctx context.Context, w World) (_ bench.Report, err error) {
 	return s.report, nil
 }
 
-// handOff compares the two ways for blocks of one size.
+// handOff compares the ways for blocks of one size.
 func (s *localSuite) handOff(ctx context.Context, m model) error {
 	name := fmt.Sprintf("hand over one %s block", sizeName(m.blockBytes))
 	if !s.wants(name) {
@@ -93,8 +94,8 @@ func (s *localSuite) handOff(ctx context.Context, m model) error {
 	})
 }
 
-// latency reads one block after the other, by the given way, which says how long
-// it took until the bytes were there.
+// latency reads one block after another with read. read returns how long it took until the
+// bytes were available.
 func (s *localSuite) latency(m model, ns kv.Namespace, noLocal bool, read func(*remote, context.Context, kv.Namespace, int) (time.Duration, error)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		r, err := s.remoteLocal(ctx, noLocal)
@@ -125,13 +126,13 @@ func (s *localSuite) latency(m model, ns kv.Namespace, noLocal bool, read func(*
 	}
 }
 
-// remoteLocal is a client on the node's socket, with the usual four connections
-// for what is moved.
+// remoteLocal returns a client on the node's socket, with the usual four connections for
+// blocks that are moved.
 func (s *localSuite) remoteLocal(ctx context.Context, noLocal bool) (*remote, error) {
 	return s.remoteWith(ctx, client.Options{Servers: []string{s.node.listen}, LocalSocket: s.socket, NoLocal: noLocal}, 4)
 }
 
-// borrow reads block n where it lies, and gives it back.
+// borrow reads block n in place, in the node's arena, and returns it.
 func (r *remote) borrow(ctx context.Context, ns kv.Namespace, n int) (time.Duration, error) {
 	start := time.Now()
 	got, err := r.store.ReadLocal(ctx, client.ReadRequest{Namespace: ns, IDs: []kv.BlockID{blockID(n)}})
@@ -140,12 +141,12 @@ func (r *remote) borrow(ctx context.Context, ns kv.Namespace, n int) (time.Durat
 		return 0, err
 	}
 	if got.Blocks != 1 {
-		return 0, fmt.Errorf("bench: block %d was not lent: %v, %s %s %v", n, got.Outcome, got.Cut, got.Detail, got.Lost)
+		return 0, fmt.Errorf("bench: block %d was not handed off: %v, %s %s %v", n, got.Outcome, got.Cut, got.Detail, got.Lost)
 	}
 	return took, got.Return(ctx)
 }
 
-// timedRead moves block n.
+// timedRead reads block n into the client's memory.
 func (r *remote) timedRead(ctx context.Context, ns kv.Namespace, n int) (time.Duration, error) {
 	start := time.Now()
 	err := r.read(ctx, ns, n, int64(n)*ns.Geometry.BlockBytes()%landBytes)

@@ -13,18 +13,18 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// planeName is the transfer engine by itself: no gRPC, no index, no checksums.
-// What lies between it and a read of the product is what those cost.
+// planeName is the transfer engine by itself: no gRPC, no index, no checksums. The
+// difference between its rate and that of a client's read is the cost of these three.
 const planeName = "transfer engine alone"
 
-// sinkToken opens the session with a sink.
+// sinkToken is the token that a sink requires.
 const sinkToken = "penstock bench sink"
 
-// SinkToken is what a sink's engine has to be made with.
+// SinkToken returns the token with which a sink's engine must be made.
 func SinkToken() rdma.Token { return rdma.Token(sinkToken) }
 
-// Sink is the child's part: it offers memory to be written to, and says in one
-// line where it is.
+// Sink runs in the child: it offers memory to be written to, and returns one line that
+// describes where the memory is.
 func Sink(ctx context.Context, e rdma.Engine, memory *arena.Arena) (line string, region rdma.Region, err error) {
 	region, err = e.Register(memory.Bytes(), rdma.RegisterOptions{})
 	if err != nil {
@@ -38,10 +38,10 @@ func Sink(ctx context.Context, e rdma.Engine, memory *arena.Arena) (line string,
 	return base64.StdEncoding.EncodeToString(raw), region, nil
 }
 
-// SinkBytes is the memory of a sink.
+// SinkBytes is the size of a sink's memory.
 const SinkBytes = landBytes
 
-// planeWrites writes blocks into the sink, as many in flight as reads would be.
+// planeWrites writes blocks into the sink, with as many in flight as the reads have.
 func (s *serverSuite) planeWrites(m model, l load, sink *peer.Child) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		raw, err := base64.StdEncoding.DecodeString(sink.Ready)
@@ -50,7 +50,7 @@ func (s *serverSuite) planeWrites(m model, l load, sink *peer.Child) func(contex
 		}
 		var dst rdma.Desc
 		if err := dst.UnmarshalBinary(raw); err != nil {
-			return nil, fmt.Errorf("bench: the sink's address: %w", err)
+			return nil, fmt.Errorf("bench: parse the sink's address: %w", err)
 		}
 		e, err := s.NewEngine(ctx, l.conns)
 		if err != nil {

@@ -12,14 +12,14 @@ import (
 	"github.com/penstock-kv/penstock/trie/evict"
 )
 
-// PolicyOptions are those of the policy suite.
+// PolicyOptions configures the policy suite.
 type PolicyOptions struct {
-	// Files are the traces; none means the small one that is built in.
+	// Files are the traces; none: the small built-in trace.
 	Files []string
 }
 
-// Policy compares the eviction policies on traces. It measures no time: the same
-// trace gives the same table anywhere.
+// Policy compares the eviction policies on traces. It measures no time, so the same trace
+// gives the same table on every machine.
 func Policy(ctx context.Context, w World, o PolicyOptions) (bench.Report, error) {
 	s := newRun(w, "policy")
 	s.setup("token hit ratio in percent; capacity in percent of the trace's distinct blocks; belady knows the future and is the bound")
@@ -41,7 +41,7 @@ func Policy(ctx context.Context, w World, o PolicyOptions) (bench.Report, error)
 	return s.report, nil
 }
 
-// policies simulates one trace; "" is the sample.
+// policies simulates one trace; "" is the built-in sample.
 func (s *suiteRun) policies(ctx context.Context, file string) (*hitsim.Report, error) {
 	in, err := trace.Sample(trace.Options{})
 	if file != "" {
@@ -56,7 +56,7 @@ func (s *suiteRun) policies(ctx context.Context, file string) (*hitsim.Report, e
 		return nil, err
 	}
 	if file != "" {
-		// The directory is the machine's, and says nothing.
+		// Drop the directory: it depends only on this machine.
 		t.Name = strings.TrimSuffix(strings.TrimSuffix(filepath.Base(file), ".gz"), ".jsonl")
 	}
 	return hitsim.Run(ctx, t, hitsim.Options{Progress: func(done, total int) {

@@ -17,72 +17,73 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// RDMAOptions are those of the rdma suite: one provider, as the command opens it.
+// RDMAOptions configures the rdma suite for one provider.
 type RDMAOptions struct {
-	// Provider is its name, for the other process too.
+	// Provider is the provider's name. The other process gets it too.
 	Provider string
-	// NotRun, if set, is why the provider cannot be measured here.
+	// NotRun, if set, is the reason why the provider cannot be measured here.
 	NotRun string
-	// Shared: the memory that is written from must be a shared arena.
+	// Shared: the memory that writes read from must be a shared arena.
 	Shared bool
 	// Open starts an engine.
 	Open func(ctx context.Context, o EngineOptions) (rdma.Engine, error)
-	// Conns is the number of connections, where the provider has such.
+	// Conns is the number of connections, if the provider has connections.
 	Conns int
-	// Yardstick starts what the same hardware is measured with.
+	// Yardstick starts the benchmark with which the same hardware is measured.
 	Yardstick func(ctx context.Context) (Yardstick, error)
-	// Fraction of the yardstick that is asked for where writes are large or paged;
-	// 0: nothing is.
+	// Fraction is the target for large or paged writes, as a fraction of the yardstick's
+	// rate; 0: no target.
 	Fraction float64
-	// Sockets: the provider is sockets, so that bare ones over the same memory take
-	// part, of which SocketsFraction is asked for where Fraction is.
+	// Sockets: the provider uses sockets. Then bare sockets over the same memory take part
+	// too, with the target SocketsFraction in the rows where Fraction is a target.
 	Sockets bool
-	// Quick leaves out what lies between the smallest and the largest.
+	// Quick skips the rows between the smallest and the largest.
 	Quick bool
 }
 
-// EngineOptions are what the suite asks of an engine.
+// EngineOptions describes an engine that the suite opens.
 type EngineOptions struct {
-	// Listen makes it reachable, with SinkToken, for the other process or in this
-	// one; Dir is where it may make a socket.
+	// Listen makes the engine reachable with SinkToken, from this or another process.
+	// Dir is a directory in which it may create a socket.
 	Listen bool
 	Dir    string
 	Conns  int
-	// Memory is what it writes from.
+	// Memory is the memory from which the engine writes.
 	Memory *arena.Arena
-	// OnPost, if set, is to be called when an operation is handed to the NIC. An
-	// engine that cannot ignores it.
+	// OnPost, if set, is called when an operation is handed to the NIC. An engine that
+	// does not support this ignores OnPost.
 	OnPost func()
 }
 
-// Yardstick is the hardware's own benchmark.
+// Yardstick is a benchmark of the hardware itself.
 type Yardstick struct {
 	Name string
-	// Turn measures for about d, with no more in flight than the load has.
+	// Turn measures for about d, with at most the load's operations in flight.
 	Turn func(ctx context.Context, d time.Duration, l Load) (bench.Sample, error)
-	// Notes say in what it differs from our work.
+	// Notes list how its work differs from ours.
 	Notes []string
 	Close func() error
 }
 
-// Load is what a row has in flight: Depth operations of Bytes, each in pages of
-// Page bytes (0: in one piece).
+// Load is the operations that a row has in flight: Depth operations of Bytes, each in pages
+// of Page bytes (0: in one piece).
 type Load struct {
 	Bytes int64
 	Depth int
 	Page  int64
 }
 
-// InFlight is how many bytes that are.
+// InFlight returns the number of bytes in flight.
 func (l Load) InFlight() int64 { return l.Bytes * int64(l.Depth) }
 
-// SocketsFraction is what is asked of an engine over sockets, of bare ones.
+// SocketsFraction is the target of an engine over sockets, as a fraction of the rate of bare
+// sockets.
 const SocketsFraction = 0.95
 
-// socketsName is the bare sockets.
+// socketsName is the contender that uses bare sockets.
 const socketsName = "bare sockets"
 
-// Names of the metrics that only this suite has.
+// Names of metrics that only this suite has.
 const (
 	pagesMetric = "pages/s"
 	callMetric  = "call ns"
@@ -95,15 +96,15 @@ type rdmaRow struct {
 	bytes int64
 	page  int64 // 0: a single write
 	depth int   // writes in flight
-	// saturates: large enough that the yardstick's rate is asked for.
+	// saturates: the writes are large enough to reach the yardstick's rate, so the target
+	// applies.
 	saturates bool
 }
 
 func (row rdmaRow) load() Load { return Load{Bytes: row.bytes, Depth: row.depth, Page: row.page} }
 
-// spread is over how many of conns connections bare sockets carry what is in
-// flight: pieces of 1 MiB, as the engine cuts them, and one at least for each
-// operation.
+// spread returns over how many of conns connections bare sockets send the bytes in flight.
+// The engine cuts them into pieces of 1 MiB; each operation has at least one piece.
 func (l Load) spread(conns int) int {
 	return max(1, min(conns, max(l.Depth, int(l.InFlight()/mib))))
 }
@@ -115,9 +116,9 @@ func (row rdmaRow) String() string {
 	return fmt.Sprintf("single write of %s, %d in flight", sizeName(row.bytes), row.depth)
 }
 
-// rdmaRows are the rows of fabric-lib's Table 2 (section 7.1): one single write
-// at a time, and paged writes; and single writes as a storage node has them, some
-// in flight.
+// rdmaRows returns the rows of fabric-lib's Table 2 (section 7.1): single writes one at a
+// time, and paged writes. It adds single writes with several in flight, as a storage node
+// sends them.
 func rdmaRows(quick bool) (out []rdmaRow) {
 	for _, bytes := range []int64{1 << 10, 64 << 10, 256 << 10, mib, 32 * mib} {
 		if quick && bytes != 64<<10 && bytes != 32*mib {
@@ -137,7 +138,7 @@ func rdmaRows(quick bool) (out []rdmaRow) {
 	return out
 }
 
-// rdmaSuite is one run.
+// rdmaSuite is one run of the suite.
 type rdmaSuite struct {
 	*suiteRun
 	opts RDMAOptions
@@ -146,9 +147,8 @@ type rdmaSuite struct {
 	yard Yardstick
 }
 
-// RDMASection is the suite's name for a provider, by which results are saved and
-// a page has its place for them: each provider has a peer of its own, so that
-// their tables are not one.
+// RDMASection returns the suite's name for a provider. Results are saved under this name,
+// and the page has a table for each name, because each provider has a peer of its own.
 func RDMASection(provider string) string {
 	if provider == "tcp" {
 		return "rdma"
@@ -156,8 +156,8 @@ func RDMASection(provider string) string {
 	return "rdma-" + provider
 }
 
-// RDMA measures a transfer engine against the hardware's own benchmark: how much
-// of its rate writes of each size reach, what a call costs, and what it allocates.
+// RDMA compares a transfer engine with the hardware's own benchmark: the share of its rate
+// that writes of each size reach, the cost of a call, and the allocations.
 func RDMA(ctx context.Context, w World, o RDMAOptions) (_ bench.Report, err error) {
 	s := &rdmaSuite{suiteRun: newRun(w, RDMASection(o.Provider)), opts: o}
 	s.setup("provider %s", o.Provider)
@@ -215,11 +215,11 @@ func (s *rdmaSuite) writes(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, sink.Close()) }()
 	raw, err := base64.StdEncoding.DecodeString(sink.Ready)
 	if err != nil {
-		return fmt.Errorf("bench: the sink says %q: %w", sink.Ready, err)
+		return fmt.Errorf("bench: parse the sink's line %q: %w", sink.Ready, err)
 	}
 	var dst rdma.Desc
 	if err := dst.UnmarshalBinary(raw); err != nil {
-		return fmt.Errorf("bench: the sink's address: %w", err)
+		return fmt.Errorf("bench: parse the sink's address: %w", err)
 	}
 	to, err := s.open(ctx, dst, nil)
 	if err != nil {
@@ -250,7 +250,7 @@ func (s *rdmaSuite) writes(ctx context.Context) (err error) {
 				return s.yard.Turn(ctx, s.Turn, row.load())
 			}})
 			c.Measures = append(c.Measures, bench.Ratio("rate, of "+s.yard.Name, bench.Rate, oursName, s.yard.Name, target))
-			if s.opts.Shared { // it copies, as we do: so its processor time is a yardstick too
+			if s.opts.Shared { // the yardstick copies as the engine does, so its processor time is comparable
 				c.Measures = append(c.Measures, bench.Ratio("CPU, of "+s.yard.Name, bench.CPU, oursName, s.yard.Name, bench.Target{}))
 			}
 		}
@@ -267,8 +267,8 @@ func (s *rdmaSuite) writes(ctx context.Context) (err error) {
 	return nil
 }
 
-// addSockets makes bare sockets take part in a row. Of processor time a busy
-// machine takes nothing away, so that its ratio stands beside the rate's.
+// addSockets adds bare sockets to a row. Other load on the machine does not change processor
+// time, so the row has the ratio of processor times beside the ratio of rates.
 func (s *rdmaSuite) addSockets(c *bench.Comparison, bare *peer.Child, row rdmaRow) {
 	conns := row.load().spread(s.opts.Conns)
 	c.Contenders = append(c.Contenders, bench.Contender{Name: socketsName, Turn: func(ctx context.Context) (_ bench.Sample, err error) {
@@ -345,7 +345,7 @@ func (t *stream) drive(ctx context.Context, s *suiteRun, row rdmaRow, others []*
 	return sample, nil
 }
 
-// lane is one write after the other, through the memory.
+// lane submits one write after another, through the memory.
 type lane struct {
 	t        *stream
 	row      rdmaRow
@@ -356,7 +356,7 @@ type lane struct {
 	set      func(error)
 }
 
-// lane returns lane i of a row's depth.
+// lane returns lane i of row.depth lanes.
 func (t *stream) lane(i int, row rdmaRow) *lane {
 	l := &lane{t: t, row: row, next: i, step: row.depth, done: make(chan error, 1)}
 	l.set = func(err error) { l.done <- err }
@@ -369,7 +369,7 @@ func (t *stream) lane(i int, row rdmaRow) *lane {
 	return l
 }
 
-// submit begins a write at the lane's next place.
+// submit starts a write at the lane's next place.
 func (l *lane) submit(ctx context.Context) error {
 	at := uint64(place(l.next, 0, 1, l.row.bytes))
 	l.next += l.step
@@ -383,7 +383,7 @@ func (l *lane) submit(ctx context.Context) error {
 	})
 }
 
-// write is a write, to its end.
+// write submits a write and waits for its end.
 func (l *lane) write(ctx context.Context) error {
 	if err := l.submit(ctx); err != nil {
 		return err
@@ -391,11 +391,11 @@ func (l *lane) write(ctx context.Context) error {
 	return <-l.done
 }
 
-// costWrites is how many writes the cost of one is taken over.
+// costWrites is the number of writes over which the cost of one write is averaged.
 const costWrites = 4000
 
-// cost measures what a call takes and allocates, on both sides: sender and target
-// are in this process here.
+// cost measures the time and the allocations of a call on both sides: sender and target are
+// in this process.
 func (s *rdmaSuite) cost(ctx context.Context) (err error) {
 	const name = "cost of a write of 1 KiB"
 	if !s.wants(name) {
@@ -453,8 +453,8 @@ func (s *rdmaSuite) cost(ctx context.Context) (err error) {
 	return s.compare(ctx, c)
 }
 
-// calls times writes one after the other: how long the call took, and how long it
-// was until posted was set, where the engine does that.
+// calls times writes one after another: how long each call took, and how long it took until
+// the engine had set posted, if the engine supports OnPost.
 func (l *lane) calls(ctx context.Context, begin time.Time, posted *atomic.Int64) (calls, posts []time.Duration, _ error) {
 	for range costWrites {
 		posted.Store(0)
@@ -474,12 +474,12 @@ func (l *lane) calls(ctx context.Context, begin time.Time, posted *atomic.Int64)
 	return calls, posts, nil
 }
 
-// allocations is the mean number for one write of each lane, whole ones: what the
-// runtime allocates now and then by itself is less than one a write.
+// allocations returns the mean number of allocations of one write on each lane, rounded
+// down. The runtime's own occasional allocations are less than one per write.
 func allocations(ctx context.Context, lanes ...*lane) (float64, error) {
 	var before, after runtime.MemStats
 	for i := range costWrites + 100 {
-		if i == 100 { // the first fill what is used again
+		if i == 100 { // the first writes fill pools that later writes reuse
 			runtime.ReadMemStats(&before)
 		}
 		for _, l := range lanes {

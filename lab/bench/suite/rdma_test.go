@@ -21,8 +21,8 @@ func overTCP(ctx context.Context, o EngineOptions) (rdma.Engine, error) {
 	return tcp.New(ctx, t)
 }
 
-// TestRDMACost: the cost of a call is measured at every point, and the engine
-// over TCP allocates nothing.
+// TestRDMACost: every part of the cost of a call is measured, and the engine over TCP
+// allocates nothing.
 func TestRDMACost(t *testing.T) {
 	testkit.Long(t, "a benchmark in a short form")
 	w := testWorld(t)
@@ -45,8 +45,8 @@ func TestRDMACost(t *testing.T) {
 	}
 }
 
-// TestRDMANotRun: a provider that cannot run is named, with the reason, and
-// nothing is started.
+// TestRDMANotRun: the report names a provider that cannot run and the reason. Nothing is
+// started.
 func TestRDMANotRun(t *testing.T) {
 	r, err := RDMA(t.Context(), testWorld(t), RDMAOptions{Provider: "verbs", NotRun: "no card"})
 	if err != nil || len(r.NotRun) != 1 || r.NotRun[0] != (bench.Missing{What: "verbs", Why: "no card"}) {
@@ -57,7 +57,7 @@ func TestRDMANotRun(t *testing.T) {
 	}
 }
 
-// TestRDMARows: each row writes what it says, to where it says.
+// TestRDMARows: each row writes the right bytes to the right place.
 func TestRDMARows(t *testing.T) {
 	memory, err := newArena(landBytes)
 	if err != nil {
@@ -104,8 +104,8 @@ func TestRDMARows(t *testing.T) {
 	}
 }
 
-// TestSpread: bare sockets use as many connections as the engine would find work
-// for.
+// TestSpread: bare sockets use as many connections as the engine would use for the same
+// load.
 func TestSpread(t *testing.T) {
 	for _, c := range []struct {
 		bytes       int64

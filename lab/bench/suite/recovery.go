@@ -26,8 +26,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// The blocks of the node that is killed: one page of payload, the smallest there
-// are, so that many fit the disk.
+// Blocks of the node that is killed. Their payload is one page, the smallest size, so that
+// many fit on the disk.
 const (
 	tinyPayload = 4096
 	tinySlot    = 2 * tinyPayload
@@ -36,14 +36,14 @@ const (
 
 func tinyGeometry() kv.Geometry { return kv.SingleGroup(1, 16, tinyPayload/16) }
 
-// nodeBytes is the disk that a node with so many tiny blocks takes.
+// nodeBytes returns the disk space of a node with the given number of tiny blocks.
 func nodeBytes(blocks int) int64 { return int64(blocks) * (tinySlot + 400) }
 
-// nodeCapacity leaves room for whole segments and the index.
+// nodeCapacity returns a capacity with additional space for whole segments and the index.
 func nodeCapacity(blocks int) int64 { return nodeBytes(blocks) + nodeBytes(blocks)/10 + 256*mib }
 
-// recovery kills a node that holds many blocks and measures how long it takes
-// until it serves again, and how long to make the index from the data alone.
+// recovery kills a node that holds many blocks. It measures the time until the node serves
+// again, and the time to rebuild the index from the data alone.
 func (s *indexSuite) recovery(ctx context.Context) error {
 	const restart, rebuild = "restart after kill -9", "rebuild-index"
 	if s.opts.NodeBlocks == 0 || !s.wants(restart, rebuild) {
@@ -82,8 +82,8 @@ func (s *indexSuite) recovery(ctx context.Context) error {
 	})
 }
 
-// filledAndKilled starts a child that fills a node, and kills it with the node
-// open. It returns the blocks a second.
+// filledAndKilled starts a child that fills a node, and kills the child while the node is
+// open. It returns the blocks stored per second.
 func (s *indexSuite) filledAndKilled(data string, blocks int) (float64, error) {
 	start := time.Now()
 	child, err := peer.StartChild(s.Exe, os.Stderr, "bench", "child", "fill", "--data", data,
@@ -96,8 +96,8 @@ func (s *indexSuite) filledAndKilled(data string, blocks int) (float64, error) {
 	return float64(blocks) / took.Seconds(), nil
 }
 
-// FillNode is the child's part: it stores the blocks in a node, in chains, from
-// several writers, and makes them durable.
+// FillNode runs in the child: it stores the blocks in a node, in chains, from several
+// writers, and makes them durable.
 func FillNode(ctx context.Context, n *storage.Node, blocks int) error {
 	ns, err := n.CreateNamespace(ctx, kv.Namespace{Name: tinyName, Index: kv.IndexTrie, Geometry: tinyGeometry()})
 	if err != nil {
@@ -124,7 +124,7 @@ func FillNode(ctx context.Context, n *storage.Node, blocks int) error {
 	return n.Sync(ctx)
 }
 
-// storeChain writes one chain; each block says which it is.
+// storeChain writes one chain. Each block contains its own position.
 func storeChain(ctx context.Context, n *storage.Node, ns kv.Namespace, ids []kv.BlockID) error {
 	var res *storage.Reservation
 	for {
@@ -156,7 +156,7 @@ func storeChain(ctx context.Context, n *storage.Node, ns kv.Namespace, ids []kv.
 	return nil
 }
 
-// restart serves the volume, waits for the first answer, and kills the node.
+// restart serves the volume, waits until the node answers, and kills the node.
 func (s *indexSuite) restart(ctx context.Context, data string, blocks int) (bench.Sample, error) {
 	n, err := startServe(ctx, s.Exe, data, "--capacity", strconv.FormatInt(nodeCapacity(blocks), 10))
 	if err != nil {
@@ -188,11 +188,11 @@ func (s *indexSuite) restart(ctx context.Context, data string, blocks int) (benc
 	return sample, nil
 }
 
-// emptyNodeBytes is the RSS of a node without blocks and without its arena: the
-// program, its runtime, Pebble's first memtable.
+// emptyNodeBytes is the RSS of a node without blocks and without its arena: the program,
+// its runtime, and Pebble's first memtable.
 const emptyNodeBytes = 48 << 20
 
-// rebuild makes the index anew with the command for it.
+// rebuild rebuilds the index with the rebuild-index command.
 func (s *indexSuite) rebuild(ctx context.Context, data string, blocks int) (bench.Sample, error) {
 	start := time.Now()
 	out, err := exec.CommandContext(ctx, s.Exe, "store", "rebuild-index", "--data", data, "--format", "json").Output()
@@ -225,7 +225,7 @@ type served struct {
 	*peer.Process
 	// listen is the address of its control plane, http that of /metrics.
 	listen, http string
-	// took is the time from exec to the first answer.
+	// took is the time from exec until the node answered.
 	took  time.Duration
 	arena string
 	log   *os.File
@@ -243,21 +243,21 @@ func startServe(ctx context.Context, exe, data string, args ...string) (*served,
 	return n, n.start(ctx, exe, data, addrs, args)
 }
 
-// freeAddrs finds n addresses of the loopback interface that nobody listens on.
+// freeAddrs returns n free addresses of the loopback interface.
 func freeAddrs(n int) (addrs []string, err error) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}
-		defer l.Close() // not before the last: each is another
+		defer l.Close() // all stay open until the end, so that the addresses differ
 		addrs = append(addrs, l.Addr().String())
 	}
 	return addrs, nil
 }
 
-// serveArenaBytes is the arena of the nodes that suites start, unless a suite
-// says otherwise.
+// serveArenaBytes is the arena size of the nodes that suites start, unless a suite
+// sets another one.
 const serveArenaBytes = 256 << 20
 
 func (n *served) start(ctx context.Context, exe, data string, addrs, args []string) (err error) {
@@ -269,8 +269,8 @@ func (n *served) start(ctx context.Context, exe, data string, addrs, args []stri
 	if n.Process, err = peer.Start(n.log, exe, all...); err != nil {
 		return err
 	}
-	// A listener that is bound and not served yet makes the request wait, so the
-	// first answer is not missed.
+	// A request to a listener that is bound but not served yet waits, so the first
+	// answer is not missed.
 	if err := n.wait(ctx, "http://"+addrs[2]+"/readyz"); err != nil {
 		n.Kill()
 		text, _ := os.ReadFile(n.log.Name())
@@ -280,7 +280,7 @@ func (n *served) start(ctx context.Context, exe, data string, addrs, args []stri
 	return nil
 }
 
-// wait asks until there is an answer.
+// wait sends requests until the node answers.
 func (n *served) wait(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
@@ -298,13 +298,13 @@ func (n *served) wait(ctx context.Context, url string) error {
 	}
 }
 
-// Kill ends the node as kill -9 does.
+// Kill ends the node with SIGKILL.
 func (n *served) Kill() {
 	n.Process.Kill()
-	_ = n.log.Close() // it was the child's
+	_ = n.log.Close() // only the child wrote to it
 }
 
-// attr is a value of the log line that says that the node is ready.
+// attr returns a value from the log line that reports that the node is ready.
 func (n *served) attr(name string) string {
 	text, err := os.ReadFile(n.log.Name())
 	if err != nil {
@@ -320,7 +320,7 @@ func (n *served) attr(name string) string {
 	return ""
 }
 
-// summary is /metrics/summary, by name.
+// summary returns the values of /metrics/summary by name.
 func (n *served) summary(ctx context.Context) (map[string]string, error) {
 	text, err := fetch(ctx, "http://"+n.http+"/metrics/summary")
 	if err != nil {
@@ -339,7 +339,7 @@ func fetch(ctx context.Context, url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	req.Close = true // nothing of ours lingers between turns
+	req.Close = true // close the connection, so that none is open between turns
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return "", err

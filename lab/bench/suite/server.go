@@ -25,17 +25,17 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// ServerOptions are those of the server suite.
+// ServerOptions configures the server suite.
 type ServerOptions struct {
-	// DiskBytes is how much is on the node for the reads from disk: more than its
-	// arena can keep.
+	// DiskBytes is the size of the data for the reads from disk. It must exceed the
+	// node's arena.
 	DiskBytes int64
 }
 
 const (
-	// hotBytes is the set that is read from memory, by everybody.
+	// hotBytes is the size of the data that all contenders read from memory.
 	hotBytes = 64 << 20
-	// landBytes is the memory that is read into, by everybody.
+	// landBytes is the size of the memory into which all contenders read.
 	landBytes = 64 << 20
 
 	oursName   = "penstock"
@@ -45,14 +45,14 @@ const (
 	netUnit    = "GiB/s"
 )
 
-// load is connections and requests in flight on each.
+// load is the number of connections and of requests in flight on each.
 type load struct{ conns, each int }
 
 func (l load) String() string { return fmt.Sprintf("%d × %d", l.conns, l.each) }
 
 func (l load) depth() int { return l.conns * l.each }
 
-// serverSuite is one run.
+// serverSuite is one run of the suite.
 type serverSuite struct {
 	*suiteRun
 	opts ServerOptions
@@ -62,12 +62,12 @@ type serverSuite struct {
 
 	iperf *peer.Iperf
 	redis *peer.Redis
-	// notRun says of iperf3, redis and fio why they cannot run; "" if they can.
+	// notRun has the reason why iperf3, redis or fio cannot run; "" if it can.
 	notRun    map[string]string
 	fioMemory string
 }
 
-// Server measures reads from another process, through gRPC and the data plane.
+// Server measures reads from another process over gRPC and the data plane.
 func Server(ctx context.Context, w World, o ServerOptions) (_ bench.Report, err error) {
 	s := &serverSuite{suiteRun: newRun(w, "server"), opts: o, notRun: make(map[string]string)}
 	if err := s.needSpace(o.DiskBytes + 4*gi); err != nil {
@@ -98,7 +98,7 @@ func Server(ctx context.Context, w World, o ServerOptions) (_ bench.Report, err 
 	return s.report, err
 }
 
-// startPeers starts what is installed.
+// startPeers starts the peers that are installed.
 func (s *serverSuite) startPeers() (stop func() error) {
 	var closers []func() error
 	var err error
@@ -117,7 +117,7 @@ func (s *serverSuite) startPeers() (stop func() error) {
 		}
 	}
 	if s.notRun[fioName] = peer.Installed("fio", "fio"); s.notRun[fioName] == "" {
-		memory, note, restore := peer.HugePages(64) // 16 × 4 MiB and what fio adds
+		memory, note, restore := peer.HugePages(64) // 16 × 4 MiB and fio's own buffers
 		s.fioMemory = memory
 		closers = append(closers, restore)
 		s.setup("%s", note)
@@ -131,11 +131,11 @@ func (s *serverSuite) startPeers() (stop func() error) {
 	}
 }
 
-// model is a namespace of blocks of one size.
+// model describes a namespace with blocks of one size.
 type model struct {
 	blockBytes int64
 	layers     int
-	// prompt: its blocks are one chain, not a prompt each.
+	// prompt: the blocks are one chain. Otherwise each block is a prompt of its own.
 	prompt bool
 }
 
@@ -151,12 +151,12 @@ func (m model) geometry() kv.Geometry {
 	return kv.SingleGroup(m.layers, 16, int(m.blockBytes)/m.layers/16)
 }
 
-// The layers are 64 KiB each, and 256 KiB in the largest block.
+// Layers are 64 KiB each, and 256 KiB in the largest block.
 func oneMiB() model     { return model{blockBytes: 1 * mib, layers: 16} }
 func fourMiB() model    { return model{blockBytes: 4 * mib, layers: 64} }
 func sixteenMiB() model { return model{blockBytes: 16 * mib, layers: 64} }
 
-// remote is a client of a node, with so many data connections.
+// remote is a client of a node.
 type remote struct {
 	engine rdma.Engine
 	store  *client.Store
@@ -191,15 +191,15 @@ func (r *remote) close(ctx context.Context) error {
 	return errors.Join(err, r.store.Close(), r.engine.Close())
 }
 
-// blockID names block n of a model; each is a prompt of its own, so that any can
-// be read alone.
+// blockID returns the id of block n of a model. Each block is a prompt of its own, so any
+// block can be read alone.
 func blockID(n int) (id kv.BlockID) {
 	binary.LittleEndian.PutUint64(id[:], uint64(n)+1)
 	copy(id[8:], "penstock")
 	return id
 }
 
-// read fetches block n into place at of the landing memory.
+// read reads block n into offset at of the landing memory.
 func (r *remote) read(ctx context.Context, ns kv.Namespace, n int, at int64) error {
 	res, err := r.store.Read(ctx, client.ReadRequest{
 		Namespace: ns, IDs: []kv.BlockID{blockID(n)}, Into: r.memory, Pieces: []client.Piece{{Offset: at}},
@@ -213,8 +213,8 @@ func (r *remote) read(ctx context.Context, ns kv.Namespace, n int, at int64) err
 	return nil
 }
 
-// create makes the model's namespace on the node and fills it with bytes of
-// blocks.
+// create creates the model's namespace on the node and stores blocks of the given total
+// size, in bytes.
 func (r *remote) create(ctx context.Context, addr string, m model, bytes int64) (kv.Namespace, error) {
 	conn, err := client.Dial(addr, client.DialOptions{})
 	if err != nil {
@@ -254,19 +254,19 @@ func createNamespace(ctx context.Context, conn *grpc.ClientConn, m model) error 
 	return err
 }
 
-// place is the offset in the landing memory that a caller reads into on a turn: one
-// block after the other, so that all callers together use all of it.
+// place returns the offset in the landing memory for a caller's given turn. Consecutive
+// turns use consecutive blocks, so all callers together use all of the memory.
 func place(caller, turn, callers int, blockBytes int64) int64 {
 	slots := int(landBytes / blockBytes)
 	return int64((caller+turn*callers)%slots) * blockBytes
 }
 
-// nodeFor starts the node that is read from, once.
+// nodeFor starts the node to read from, unless it is already running.
 func (s *serverSuite) nodeFor(ctx context.Context) (*served, error) {
 	if s.node != nil {
 		return s.node, nil
 	}
-	// The arena keeps the hot sets, and no more than a small part of the rest.
+	// The arena holds the hot sets, and only a small part of the rest.
 	n, err := startServe(ctx, s.Exe, filepath.Join(s.dir, "node"), "--capacity", strconv.FormatInt(s.opts.DiskBytes+3*gi, 10), "--segment", "1GiB")
 	if err != nil {
 		return nil, err
@@ -275,10 +275,10 @@ func (s *serverSuite) nodeFor(ctx context.Context) (*served, error) {
 	return n, nil
 }
 
-// control measures what a call costs that moves no block, against the same call
-// over gRPC, which is what there is besides messages, and against the same
-// number of bytes going to and fro on a gRPC stream that is open already: the
-// floor of everything that asks a node first.
+// control measures the cost of a call that moves no block. It is compared with the same call
+// over gRPC, which is the alternative to messages, and with the same number of bytes sent
+// back and forth on an open gRPC stream, which is the lower bound for every request to a
+// node.
 func (s *serverSuite) control(ctx context.Context) (err error) {
 	const name = "one call without a block"
 	if !s.wants(name) {
@@ -354,7 +354,7 @@ func (s *serverSuite) control(ctx context.Context) (err error) {
 	})
 }
 
-// fromMemory reads blocks that the node has in its arena.
+// fromMemory measures reads of blocks that are in the node's arena.
 func (s *serverSuite) fromMemory(ctx context.Context) error {
 	for _, m := range []model{oneMiB(), fourMiB()} {
 		if err := s.modelFromMemory(ctx, m); err != nil {
@@ -411,16 +411,16 @@ func (s *serverSuite) modelFromMemory(ctx context.Context, m model) (err error) 
 	return s.memoryPrefix(ctx, m, node, ns, stream)
 }
 
-// prefixConns are the connections over which a prefix is read.
+// prefixConns is the number of connections over which a prefix is read.
 const prefixConns = 4
 
 func prefixWork(m model) string {
 	return fmt.Sprintf("read %s in blocks of %s from DRAM, one call", sizeName(hotBytes), sizeName(m.blockBytes))
 }
 
-// memoryPrefix reads all the blocks with one call of the client, as an engine
-// loads a prefix: what a call costs is shared, and the verification of some blocks
-// runs while others are on their way.
+// memoryPrefix reads all blocks with one call of the client, as an engine loads a prefix.
+// The blocks share the cost of the call, and some blocks are verified while others are
+// being transferred.
 func (s *serverSuite) memoryPrefix(ctx context.Context, m model, node *served, ns kv.Namespace, stream *peer.Child) error {
 	blocks := int(hotBytes / m.blockBytes)
 	return s.compare(ctx, bench.Comparison{
@@ -442,7 +442,7 @@ func (s *serverSuite) memoryPrefix(ctx context.Context, m model, node *served, n
 	})
 }
 
-// prefixes reads one prompt of as many blocks as the hot set has, with one call.
+// prefixes reads one prompt with one call. The prompt has as many blocks as the hot set.
 func (s *serverSuite) prefixes(m model, node *served, blocks int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		r, err := s.remote(ctx, node.listen, prefixConns)
@@ -461,14 +461,14 @@ func (s *serverSuite) prefixes(m model, node *served, blocks int) func(context.C
 			}
 			return int64(blocks) * m.blockBytes, err
 		}
-		if _, err := read(0); err != nil { // into the node's memory
+		if _, err := read(0); err != nil { // load the blocks into the node's memory
 			return nil, err
 		}
 		return drive(ctx, s.Turn, 1, gi, []*peer.Process{node.Process}, read)
 	}
 }
 
-// chain stores one prompt of so many blocks, once, in a namespace of its own.
+// chain stores one prompt of the given number of blocks in a namespace of its own.
 func (r *remote) chain(ctx context.Context, addr string, m model, blocks int) (kv.Namespace, []kv.BlockID, error) {
 	ids := make([]kv.BlockID, blocks)
 	for i := range ids {
@@ -497,7 +497,7 @@ func (r *remote) chain(ctx context.Context, addr string, m model, blocks int) (k
 	return ns, ids, err
 }
 
-// stored makes a namespace on the node and fills it.
+// stored creates a namespace on the node and fills it.
 func (s *serverSuite) stored(ctx context.Context, node *served, m model, bytes int64) (ns kv.Namespace, err error) {
 	r, err := s.remote(ctx, node.listen, 4)
 	if err != nil {
@@ -535,9 +535,9 @@ func (s *serverSuite) memoryLoad(ctx context.Context, m model, l load, node *ser
 	})
 }
 
-// reads reads blocks one after the other, each caller its own, and verifies them
-// as every read is. With warm, all of them are read once before it counts, so that
-// the node has them in memory; without, the order is such that it never has.
+// reads reads blocks one after another, each caller its own blocks, and verifies them as
+// every read does. With warm, all blocks are read once before the measurement, so the node
+// has them in memory. Without warm, the order ensures that the node never has them in memory.
 func (s *serverSuite) reads(m model, l load, node *served, ns kv.Namespace, blocks int, warm bool) func(context.Context) (bench.Sample, error) {
 	var next atomic.Int64
 	return func(ctx context.Context) (_ bench.Sample, err error) {
@@ -563,7 +563,7 @@ func (s *serverSuite) reads(m model, l load, node *served, ns kv.Namespace, bloc
 	}
 }
 
-// streamReads is the same through the gRPC stream.
+// streamReads reads the same blocks over the gRPC stream.
 func (s *serverSuite) streamReads(m model, l load, child *peer.Child, blocks int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -608,7 +608,7 @@ func (s *serverSuite) fillRedis(ctx context.Context, m model) error {
 	return nil
 }
 
-// redisReads keeps so many GETs in flight on each connection.
+// redisReads keeps l.each GETs in flight on each connection.
 func (s *serverSuite) redisReads(m model, l load, blocks int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		conns := make([]*peer.RedisConn, l.conns)
@@ -640,7 +640,7 @@ func (s *serverSuite) redisReads(m model, l load, blocks int) func(context.Conte
 	}
 }
 
-// fromDisk reads blocks that the node has on disk only.
+// fromDisk measures reads of blocks that the node has only on disk.
 func (s *serverSuite) fromDisk(ctx context.Context) error {
 	for _, c := range []struct {
 		m model
@@ -657,7 +657,7 @@ func (s *serverSuite) fromDisk(ctx context.Context) error {
 	return nil
 }
 
-// bestFio is the shapes of which one is the best that fio gets from this disk.
+// bestFio returns the shapes among which fio's best rate on this disk is found.
 func bestFio() []shape { return []shape{{4 * mib, 0, 1}, {1 * mib, 0, 4}} }
 
 func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load) error {
@@ -674,8 +674,8 @@ func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load
 	if err != nil {
 		return err
 	}
-	// fio reads a file of its own: the node's segments hold several sizes, and
-	// parts of them were never written.
+	// fio reads a file of its own: the node's segments hold several block sizes, and
+	// parts of them have never been written.
 	file := filepath.Join(s.dir, "fio")
 	if err := prewritten(file, 1*gi, s.land.Bytes()); err != nil {
 		return err
@@ -701,7 +701,7 @@ func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load
 	}
 	atLeast := func(v float64) bench.Target {
 		if l.depth() < 4 || m != fourMiB() {
-			return bench.Target{} // the design speaks of four reads of 4 MiB and more
+			return bench.Target{} // the design has a target only for four or more reads of 4 MiB
 		}
 		return bench.AtLeast(v)
 	}
@@ -736,8 +736,8 @@ func fioInGiB(j peer.FioJob) func(context.Context) (bench.Sample, error) {
 	}
 }
 
-// cutThrough measures one read of a large block from two nodes, of which one
-// sends a block's beginning before it has its end.
+// cutThrough compares reads of one large block from two nodes. One of the nodes sends the
+// beginning of a block before it has read the end.
 func (s *serverSuite) cutThrough(ctx context.Context) error {
 	const name = "read one 16 MiB block from disk"
 	if !s.wants(name) {
@@ -769,7 +769,7 @@ func (s *serverSuite) cutThrough(ctx context.Context) error {
 	})
 }
 
-// oneByOne reads one block at a time and measures how long each takes.
+// oneByOne reads one block at a time and measures the duration of each read.
 func (s *serverSuite) oneByOne(m model, node *served, ns kv.Namespace, blocks int) func(context.Context) (bench.Sample, error) {
 	next := 0
 	return func(ctx context.Context) (_ bench.Sample, err error) {

@@ -22,15 +22,15 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench/peer"
 )
 
-// StoreOptions are those of the store suite.
+// StoreOptions configures the store suite.
 type StoreOptions struct {
-	// SizeBytes is the size of each file that is read; files that are written
-	// have a quarter of it.
+	// SizeBytes is the size of each file that is read. Files that are written have a
+	// quarter of this size.
 	SizeBytes int64
 }
 
-// The shapes of docs/benchmarks.md: small blocks deep, large ones shallow.
-// Layer counts are such that layers are whole kilobytes.
+// storeShapes returns the shapes of docs/benchmarks.md: small blocks with a large depth, and
+// large blocks with a small depth. The numbers of layers make each layer whole kilobytes.
 func storeShapes() []shape {
 	return []shape{
 		{64 << 10, 15, 16}, {1 * mib, 15, 8}, {4 * mib, 33, 4},
@@ -52,18 +52,18 @@ const (
 	osFiles     = "os.WriteFile per block"
 )
 
-// storeSuite is one run.
+// storeSuite is one run of the suite.
 type storeSuite struct {
 	*suiteRun
 	opts   StoreOptions
 	dir    string
 	memory *arena.Arena
-	// fioMemory is where fio's buffers come from.
+	// fioMemory is the source of fio's buffers (peer.FioJob.Memory).
 	fioMemory string
 	fioNotRun string
 }
 
-// Store measures the block store against the disk's other users.
+// Store compares the block store with other ways to use the disk.
 func Store(ctx context.Context, w World, o StoreOptions) (_ bench.Report, err error) {
 	s := &storeSuite{suiteRun: newRun(w, "store"), opts: o}
 	if err := s.needSpace(o.SizeBytes * 3 / 2); err != nil {
@@ -91,7 +91,7 @@ func Store(ctx context.Context, w World, o StoreOptions) (_ bench.Report, err er
 	return s.report, err
 }
 
-// volume makes a full volume and says how to remove it.
+// volume creates a full volume and returns a function that removes it.
 func (s *storeSuite) volume(ctx context.Context, how string, sh shape, bytes int64) (*volume, func() error, error) {
 	dir := filepath.Join(s.dir, "volume-"+how)
 	s.Progress(fmt.Sprintf("filling %s with blocks of %s", sizeName(bytes), sizeName(sh.slotBytes)))
@@ -155,7 +155,7 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 		},
 	}
 	if sh.callers() > 1 {
-		// fio is one thread with all of the depth.
+		// fio has one thread for the whole depth, so one caller is the comparable contender.
 		c.Contenders = append(c.Contenders, bench.Contender{Name: oneCaller, Turn: s.deviceReads(v, v.dev, v.segment, 1, ignore)})
 		c.Measures = append(c.Measures,
 			bench.Ratio("one caller, not verified / fio, bandwidth", bench.Rate, oneCaller, fioName, bench.Target{}),
@@ -170,7 +170,7 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 	return s.compare(ctx, c)
 }
 
-// cpuTarget: the design bounds the processor time where requests overlap.
+// cpuTarget returns the design's limit of processor time, which applies where requests overlap.
 func cpuTarget(sh shape) bench.Target {
 	if sh.depth >= 16 {
 		return bench.AtMost(1.3)
@@ -210,14 +210,14 @@ func (s *storeSuite) storeReads(v *volume) func(context.Context) (bench.Sample, 
 	}
 }
 
-// ignore and hash are what is done with bytes that were read: nothing, as fio
-// does, or what any consumer has to do at least once, which is to touch them.
+// ignore and hash process the bytes of a read. ignore does nothing, as fio does. hash
+// touches every byte once, as every consumer must.
 func ignore([]byte) {}
 
 func hash(b []byte) { ondisk.LayerSum(b) }
 
-// deviceReads reads the same slots past the store, with a batch of the shape's depth
-// or a part of it for each caller, and does something with them.
+// deviceReads reads the same slots without the store and passes them to use. The callers
+// share the shape's depth equally.
 func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, callers int, use func([]byte)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		each := v.shape.depth / callers
@@ -248,7 +248,7 @@ func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, 
 	}
 }
 
-// pool is a goroutine for each request in flight, each with a plain ReadAt.
+// pool reads with one goroutine per request in flight; each calls ReadAt.
 func (s *storeSuite) pool(v *volume, f *os.File) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		rngs := s.rngs(v.shape.depth)
@@ -259,14 +259,14 @@ func (s *storeSuite) pool(v *volume, f *os.File) func(context.Context) (bench.Sa
 	}
 }
 
-// fio runs a job of the same shape on a file.
+// fio runs an fio job of the same shape on a file.
 func (s *storeSuite) fio(rw, path string, offset, size int64, sh shape) func(context.Context) (bench.Sample, error) {
 	return peer.FioJob{
 		RW: rw, File: path, BlockBytes: sh.slotBytes, Depth: sh.depth, OffsetBytes: offset, SizeBytes: size, Memory: s.fioMemory, Time: s.Turn,
 	}.Run
 }
 
-// rngs is a generator for each caller.
+// rngs returns a random generator for each caller.
 func (s *storeSuite) rngs(n int) []*rand.Rand {
 	out := make([]*rand.Rand, n)
 	for i := range out {
@@ -275,8 +275,8 @@ func (s *storeSuite) rngs(n int) []*rand.Rand {
 	return out
 }
 
-// busy reads 4 MiB blocks with 4 callers while two goroutines keep the processors
-// busy: what waiting through Go's scheduler costs then.
+// busy reads 4 MiB blocks with 4 callers while two goroutines keep the processors busy. It
+// measures the cost of waiting through Go's scheduler under load.
 func (s *storeSuite) busy(ctx context.Context) (err error) {
 	const name = "read 4 MiB, 4 callers, all CPUs busy"
 	if !s.wants(name) {
@@ -306,7 +306,7 @@ func (s *storeSuite) busy(ctx context.Context) (err error) {
 	})
 }
 
-// singleReads is one read at a time from each of depth callers.
+// singleReads reads with depth callers, each one read at a time.
 func (s *storeSuite) singleReads(v *volume) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		rngs := s.rngs(v.shape.depth)
@@ -323,7 +323,7 @@ func (s *storeSuite) singleReads(v *volume) func(context.Context) (bench.Sample,
 	}
 }
 
-// busily lets goroutines spin while turn runs.
+// busily runs turn while goroutines spin.
 func (s *storeSuite) busily(turn func(context.Context) (bench.Sample, error)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		var stop atomic.Bool
@@ -341,8 +341,8 @@ func (s *storeSuite) busily(turn func(context.Context) (bench.Sample, error)) fu
 	}
 }
 
-// writes compares writes into recycled slots with fio on a file that was written
-// before. Slots of a sequence lie behind one another, so fio writes in order too.
+// writes compares writes into recycled slots with fio on a file that has been written
+// before. The slots of a sequence are adjacent, so fio writes sequentially too.
 func (s *storeSuite) writes(ctx context.Context) error {
 	for _, sh := range storeShapes()[:3] {
 		name := "write " + sh.String()
@@ -362,7 +362,7 @@ func (s *storeSuite) write(ctx context.Context, name string, sh shape) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	// fio writes a file of its own: the store's must stay whole.
+	// fio writes a file of its own: it must not damage the store's file.
 	file := filepath.Join(s.dir, "fio")
 	if err := prewritten(file, v.size, s.memory.Bytes()); err != nil {
 		return err
@@ -381,7 +381,7 @@ func (s *storeSuite) write(ctx context.Context, name string, sh shape) (err erro
 	})
 }
 
-// prewritten makes a file of size bytes whose every byte was written.
+// prewritten creates a file of size bytes and writes every byte of it.
 func prewritten(path string, size int64, memory []byte) error {
 	f, err := openDirect(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	if err != nil {
@@ -393,8 +393,8 @@ func prewritten(path string, size int64, memory []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// recycler writes blocks into slots of a full volume that it frees first, the
-// oldest first, as a node does that evicts.
+// recycler writes blocks into slots of a full volume. It frees the slots first, the oldest
+// first, as a node that evicts does.
 type recycler struct {
 	v    *volume
 	mu   sync.Mutex
@@ -403,7 +403,7 @@ type recycler struct {
 
 func newRecycler(v *volume) *recycler { return &recycler{v: v, live: slices.Clone(v.refs)} }
 
-// take frees n slots.
+// take frees the n oldest slots.
 func (r *recycler) take(n int) error {
 	r.mu.Lock()
 	refs := slices.Clone(r.live[:n])
@@ -417,15 +417,15 @@ func (r *recycler) take(n int) error {
 	return nil
 }
 
-// add remembers what was written.
+// add records written slots.
 func (r *recycler) add(refs []kv.Ref) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.live = append(r.live, refs...)
 }
 
-// storeWrites writes batches of consecutive blocks from each caller into recycled
-// slots. With syncEvery it makes each so many blocks durable.
+// storeWrites writes batches of consecutive blocks from each caller into recycled slots.
+// With syncEvery, each caller syncs the store after every syncEvery of its blocks.
 func (s *storeSuite) storeWrites(r *recycler, callers, each, syncEvery int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		since := make([]int, callers)
@@ -449,8 +449,8 @@ func (s *storeSuite) storeWrites(r *recycler, callers, each, syncEvery int) func
 	}
 }
 
-// files compares one write at a time with what stores do that keep a file for
-// each block.
+// files compares one write at a time with the writes of stores that keep a file for each
+// block.
 func (s *storeSuite) files(ctx context.Context) error {
 	for _, c := range []struct {
 		sh      shape
@@ -499,7 +499,7 @@ func (s *storeSuite) filePerBlock(ctx context.Context, name string, sh shape, ca
 	})
 }
 
-// directFile is create, write, close, past the page cache.
+// directFile creates a file, writes it with direct I/O, and closes it.
 func directFile(path string, b []byte) error {
 	f, err := openDirect(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 	if err != nil {
@@ -511,8 +511,8 @@ func directFile(path string, b []byte) error {
 
 func osFile(path string, b []byte) error { return os.WriteFile(path, b, 0o600) }
 
-// fileWrites writes a new file for each block, at most as many bytes as the
-// volume has, and removes them after the turn.
+// fileWrites writes a new file for each block, up to the volume's total size, and removes
+// the files after the turn.
 func (s *storeSuite) fileWrites(v *volume, callers int, write func(path string, b []byte) error) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		dir := filepath.Join(s.dir, "files")
@@ -534,8 +534,8 @@ func (s *storeSuite) fileWrites(v *volume, callers int, write func(path string, 
 	}
 }
 
-// emptied removes a directory of files. What lies in the page cache is written
-// back before: it would take the disk from the next contender.
+// emptied removes a directory of files. It first writes the dirty pages back; otherwise the
+// write-back would take disk time from the next contender.
 func emptied(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -548,7 +548,7 @@ func emptied(dir string) error {
 	return errors.Join(err, os.RemoveAll(dir))
 }
 
-// syncs is what making each group of 32 blocks durable costs.
+// syncs measures the cost of making each group of 32 blocks durable.
 func (s *storeSuite) syncs(ctx context.Context) (err error) {
 	const name = "write 1 MiB, 1 caller, synced each 32 blocks"
 	if !s.wants(name) {

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// testWorld is a world of short turns, in memory where devices are concerned.
+// testWorld returns a world with short turns, whose devices are in memory.
 func testWorld(t *testing.T) World {
 	return World{
 		Dir: t.TempDir(), Rounds: 1, Turn: time.Millisecond, Seed: 1, Progress: func(string) {},
@@ -26,8 +26,8 @@ func testWorld(t *testing.T) World {
 	}
 }
 
-// TestDrive: a turn that is over before its callers run has one call of each, so that no
-// rate is 0 because the machine was busy.
+// TestDrive: if a turn is over before its callers run, each caller still makes one call, so
+// that no rate is 0 on a busy machine.
 func TestDrive(t *testing.T) {
 	var calls [3]atomic.Int64
 	sample, err := drive(t.Context(), 0, len(calls), 1, nil, func(i int) (int64, error) {
@@ -47,8 +47,8 @@ func TestDrive(t *testing.T) {
 	}
 }
 
-// TestFill: the slots of a volume are as long as the peers' requests and lie
-// where offset says, and reads of them verify.
+// TestFill: the slots of a volume are as long as the peers' requests and are where offset
+// returns; reads of them verify.
 func TestFill(t *testing.T) {
 	memory, err := newArena(8 << 20)
 	if err != nil {
@@ -111,7 +111,7 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestOnly: what was not chosen does not run.
+// TestOnly: comparisons that were not chosen do not run.
 func TestOnly(t *testing.T) {
 	w := testWorld(t)
 	w.Only, w.Contenders = regexp.MustCompile("^b"), regexp.MustCompile("x")
@@ -133,8 +133,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestPlace: callers that run at a time never share a part of the memory, and
-// all of it is used.
+// TestPlace: concurrent callers never share a part of the memory, and together they use
+// all of it.
 func TestPlace(t *testing.T) {
 	for _, callers := range []int{1, 4, 16} {
 		const block = 4 * mib

@@ -21,32 +21,32 @@ import (
 	"github.com/penstock-kv/penstock/python/engines"
 )
 
-// TurnsOptions are for the part of the engines suite that runs engines.
+// TurnsOptions configures the part of the engines suite that runs engines.
 type TurnsOptions struct {
-	// Rounds is how often each engine has its turn. A round has sessions of its own.
+	// Rounds is how many rounds each engine runs. Each round has sessions of its own.
 	Rounds int
-	// Sessions is the agent sessions of a round.
+	// Sessions is the number of agent sessions in a round.
 	Sessions int
-	// PromptTokens bounds the longest prompt of a session.
+	// PromptTokens is the length limit of a session's prompts, in tokens.
 	PromptTokens int
-	// Traces is a directory with the agents' trace. Without the trace the built-in one is used.
+	// Traces is a directory with the agents' trace. If the trace is missing, the built-in trace is used.
 	Traces string
 }
 
-// Validate reports a value that the suite cannot use.
+// Validate returns an error if the suite cannot use a value.
 func (o TurnsOptions) Validate() error {
 	switch {
 	case o.Rounds < 1 || o.Rounds > 100:
-		return fmt.Errorf("--engine-rounds %d: want 1 to 100", o.Rounds)
+		return fmt.Errorf("--engine-rounds %d: must be 1 to 100", o.Rounds)
 	case o.Sessions < 1 || o.Sessions > 1000:
-		return fmt.Errorf("--sessions %d: want 1 to 1000", o.Sessions)
+		return fmt.Errorf("--sessions %d: must be 1 to 1000", o.Sessions)
 	case o.PromptTokens < 256 || o.PromptTokens > 8192:
-		return fmt.Errorf("--prompt %d: want 256 to 8192", o.PromptTokens)
+		return fmt.Errorf("--prompt %d: must be 256 to 8192", o.PromptTokens)
 	}
 	return nil
 }
 
-// turnsSection names the section of the report.
+// turnsSection is the name of the section in the report.
 const turnsSection = "engines-first-token"
 
 // Names of contenders.
@@ -77,14 +77,14 @@ const (
 	turnsCPU         = "CPU s"
 )
 
-// The model: random weights in float32. Prefill of 1500 tokens takes about a second on
+// The model has random weights in float32. Prefill of 1500 tokens takes about one second on
 // two cores.
 const (
 	modelHidden = 512
 	modelLayers = 8
-	// kvTokenBytes is K and V of a token: 2 heads of a quarter of the hidden size.
+	// kvTokenBytes is the size of K and V of a token: 2 heads of a quarter of the hidden size.
 	kvTokenBytes = modelLayers * 2 * 2 * (modelHidden / 4) * 4
-	// modelSpread makes the weights' effect on a layer's output that of the tests' model.
+	// modelSpread gives the weights the same effect on a layer's output as in the tests' model.
 	modelSpread = 0.075
 )
 
@@ -92,9 +92,9 @@ const (
 const cudaDevice = "/dev/nvidiactl"
 
 const (
-	// sessionTurns is the turns of a session that are served.
+	// sessionTurns is the number of served turns per session.
 	sessionTurns = 3
-	// outputTokens is the tokens that an engine generates for a turn.
+	// outputTokens is the number of tokens that an engine generates in a turn.
 	outputTokens = 8
 	// lmcacheChunk is LMCache's default number of tokens in a file. lmcacheBlock is the number
 	// of tokens in a block of vLLM, the unit of the other stores.
@@ -102,28 +102,28 @@ const (
 	lmcacheBlock = 32
 )
 
-// engineStore is where an engine keeps KV. A nil open means that it keeps none.
+// engineStore is a store in which an engine keeps KV. If open is nil, the engine keeps none.
 type engineStore struct {
 	name string
-	// open starts the store for one engine. No value is in memory, nor in the page cache.
+	// open starts the store for one engine. No value is then in memory or in the page cache.
 	open func(context.Context) (openStore, error)
-	// rounds is the number of rounds, from the first one on, whose first turns are stored.
+	// rounds is the number of rounds whose first turns have been stored, counted from the first round.
 	rounds int
 }
 
 // openStore is a store that one engine uses.
 type openStore struct {
-	// connector and arguments are those of peer.EngineOptions.
+	// connector and arguments are the fields of peer.EngineOptions.
 	connector string
 	arguments map[string]any
 	// pids are the store's servers.
 	pids []int
-	// wait, if set, returns when the store has these prompts and all prompts of earlier calls.
+	// wait, if set, waits until the store has these prompts and all prompts of earlier calls.
 	wait  func(ctx context.Context, prompts [][]int) error
 	close func() error
 }
 
-// turnsSuite is one run.
+// turnsSuite is one run of this part.
 type turnsSuite struct {
 	*suiteRun
 	opts    TurnsOptions
@@ -131,16 +131,16 @@ type turnsSuite struct {
 	python  string
 	engines *peer.Engines
 	model   string
-	// sessions has the prompts of each turn of each session of all rounds, and tokens
-	// the output of vLLM alone.
+	// sessions holds the prompts of each turn of each session of all rounds. tokens holds
+	// the output of vLLM alone for the same turns.
 	sessions [][][]int
 	tokens   [][][]int
-	// started numbers the engines that are measured.
+	// started counts the engines that have been measured; it makes their warm-up prompts differ.
 	started int
 }
 
-// turns measures the time to the first token of turns of agent sessions, under vLLM alone
-// and under vLLM with stores.
+// turns measures the time to the first token in turns of agent sessions, under vLLM alone
+// and under vLLM with each store.
 func turns(ctx context.Context, w World, pythons []string, o TurnsOptions) (bench.Report, error) {
 	s := &turnsSuite{suiteRun: newRun(w, turnsSection), opts: o}
 	all := []*engineStore{
@@ -151,7 +151,7 @@ func turns(ctx context.Context, w World, pythons []string, o TurnsOptions) (benc
 		{name: lmcacheSmall, open: s.openLMCache(lmcacheBlock)},
 		{name: tierName, open: s.openPenstock("tier", nil)},
 		{name: connectorName, open: s.openPenstock("connector", nil)},
-		// A namespace of its own, because the other has stored the same blocks.
+		// A separate namespace, because the other contender has stored the same blocks.
 		{name: layersName, open: s.openPenstock("connector", map[string]any{"load": "layers", "namespace": "layers"})},
 	}
 	chosen := slices.DeleteFunc(all, func(c *engineStore) bool { return !s.includes(c.name) })
@@ -178,8 +178,8 @@ func (s *turnsSuite) run(ctx context.Context, pythons []string, chosen []*engine
 	}
 	defer remove()
 	s.dir = dir
-	// Each store has the sessions once; the node has those of three connectors, and room for
-	// blocks that it has not reclaimed.
+	// Each store holds the sessions once. The node holds those of three connectors, and needs
+	// space for blocks that it has not reclaimed yet.
 	if err := s.needSpace(9*s.kvBytes() + 512*mib); err != nil {
 		return err
 	}
@@ -208,7 +208,7 @@ func (s *turnsSuite) run(ctx context.Context, pythons []string, chosen []*engine
 	return nil
 }
 
-// comparison is a row. Its measures are ratios to vLLM alone.
+// comparison returns one row of the report. Its measures are ratios to vLLM alone.
 func (s *turnsSuite) comparison(name string, stores []*engineStore, turn func(context.Context, *engineStore, int) (bench.Sample, error)) bench.Comparison {
 	c := bench.Comparison{Name: name, Rounds: s.opts.Rounds}
 	for _, store := range stores {
@@ -229,14 +229,14 @@ func (s *turnsSuite) comparison(name string, stores []*engineStore, turn func(co
 	return c
 }
 
-// kvBytes is the greatest size of a store after all rounds, in bytes. It includes the
+// kvBytes returns the largest size of a store after all rounds, in bytes, including the
 // prompts of warm-ups.
 func (s *turnsSuite) kvBytes() int64 {
 	prompts := s.opts.Rounds * (s.opts.Sessions*sessionTurns + 2)
 	return int64(prompts) * int64(s.opts.PromptTokens+outputTokens) * kvTokenBytes
 }
 
-// startEngines imports vLLM, makes the model and scales the sessions.
+// startEngines imports vLLM, creates the model and scales the sessions.
 func (s *turnsSuite) startEngines(ctx context.Context) (err error) {
 	traces := s.opts.Traces
 	const name = "kv_cache_tester_agentic.jsonl.gz" // as in harness/sessions.py
@@ -279,9 +279,9 @@ func (s *turnsSuite) startEngines(ctx context.Context) (err error) {
 
 func (s *turnsSuite) maxTokens() int { return s.opts.PromptTokens + outputTokens }
 
-// reference has vLLM alone serve every turn of every session once.
+// reference makes vLLM alone serve every turn of every session once, and keeps its tokens.
 func (s *turnsSuite) reference(ctx context.Context) error {
-	s.Progress("serving all sessions with vLLM alone, for the tokens that all must make")
+	s.Progress("serving all sessions with vLLM alone, to get the expected tokens")
 	engine, err := s.engines.Start(ctx, peer.EngineOptions{Model: s.model, MaxTokens: s.maxTokens()})
 	if err != nil {
 		return err
@@ -308,7 +308,7 @@ type servedTurn struct {
 	cpu    time.Duration
 }
 
-// sampleOf sums turns up.
+// sampleOf returns one sample of all turns.
 func sampleOf(all []servedTurn) bench.Sample {
 	var first []float64
 	var computed, prompts int
@@ -326,8 +326,8 @@ func sampleOf(all []servedTurn) bench.Sample {
 	}
 }
 
-// storeRound serves all turns but the last of a round's sessions in an engine, which
-// stores them. The sample is of the first turns.
+// storeRound serves all turns but the last of a round's sessions in an engine, which stores
+// them. The sample covers the first turns.
 func (s *turnsSuite) storeRound(ctx context.Context, c *engineStore, round int) (_ bench.Sample, err error) {
 	e, err := s.startEngine(ctx, c)
 	if err != nil {
@@ -357,7 +357,7 @@ func (s *turnsSuite) storeRound(ctx context.Context, c *engineStore, round int) 
 	return sampleOf(first), nil
 }
 
-// freshRound serves the last turn of a round's sessions in an engine that has nothing but
+// freshRound serves the last turn of a round's sessions in a new engine, whose only KV is in
 // its store.
 func (s *turnsSuite) freshRound(ctx context.Context, c *engineStore, round int) (_ bench.Sample, err error) {
 	if c.open != nil && c.rounds <= round { // the comparison of first turns was not chosen
@@ -386,7 +386,7 @@ func (s *turnsSuite) freshRound(ctx context.Context, c *engineStore, round int) 
 	return sampleOf(last), nil
 }
 
-// round yields the sessions of a round.
+// round yields the indices of a round's sessions.
 func (s *turnsSuite) round(n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := range s.opts.Sessions {
@@ -397,12 +397,12 @@ func (s *turnsSuite) round(n int) iter.Seq[int] {
 	}
 }
 
-// measuredEngine is an engine on a store that was opened for it.
+// measuredEngine is an engine and the store that was opened for it.
 type measuredEngine struct {
 	*peer.Engine
 	suite *turnsSuite
 	store openStore
-	// warm is the first prompt.
+	// warm is the prompt of the warm-up request.
 	warm []int
 }
 
@@ -423,8 +423,8 @@ func (s *turnsSuite) startEngine(ctx context.Context, c *engineStore) (_ *measur
 	if err != nil {
 		return nil, err
 	}
-	// The first request of an engine pays for memory that later requests find. No engine
-	// has stored a prompt that begins with these tokens.
+	// The first request of an engine allocates memory that later requests reuse. No earlier
+	// engine has stored a prompt that begins with these tokens.
 	s.started++
 	e.warm = slices.Repeat([]int{3 + s.started%500}, s.opts.PromptTokens/2)
 	e.warm[1] = 3 + s.started/500
@@ -432,8 +432,8 @@ func (s *turnsSuite) startEngine(ctx context.Context, c *engineStore) (_ *measur
 	return e, err
 }
 
-// stop ends the engine and closes its store. Without the process of the engines, which
-// ends with ctx, there is no engine.
+// stop ends the engine and closes its store. If ctx has ended, the process of the engines
+// has ended too, and with it the engine.
 func (e *measuredEngine) stop(ctx context.Context) (err error) {
 	if e.Engine != nil && ctx.Err() == nil {
 		err = e.Stop(ctx)
@@ -444,7 +444,7 @@ func (e *measuredEngine) stop(ctx context.Context) (err error) {
 	return err
 }
 
-// serve serves a turn and compares its tokens.
+// serve serves a turn and compares its tokens with those of vLLM alone.
 func (e *measuredEngine) serve(ctx context.Context, session, turn int) (servedTurn, error) {
 	pids := append([]int{e.PID()}, e.store.pids...)
 	before, err := cpuOfPIDs(pids)
@@ -466,7 +466,7 @@ func (e *measuredEngine) serve(ctx context.Context, session, turn int) (servedTu
 	return servedTurn{t, len(prompt), after - before}, nil
 }
 
-// cpuOfPIDs is the processor time that processes have used.
+// cpuOfPIDs returns the processor time that processes have used.
 func cpuOfPIDs(pids []int) (total time.Duration, err error) {
 	for _, pid := range pids {
 		cpu, err := peer.ProcessCPU(pid)
@@ -494,7 +494,7 @@ func (s *turnsSuite) openOffload(context.Context) (openStore, error) {
 	}, nil
 }
 
-// openLMCache starts a server of LMCache.
+// openLMCache returns a function that starts an LMCache server.
 func (s *turnsSuite) openLMCache(chunkTokens int) func(context.Context) (openStore, error) {
 	return func(ctx context.Context) (openStore, error) {
 		dir := filepath.Join(s.dir, fmt.Sprintf("lmcache-%d", chunkTokens))
@@ -521,8 +521,8 @@ func (s *turnsSuite) openLMCache(chunkTokens int) func(context.Context) (openSto
 	}
 }
 
-// countChunks returns the number of different chunks of prompts. A chunk is known by all
-// tokens up to its end.
+// countChunks returns the number of different chunks of the prompts. All tokens up to the
+// end of a chunk identify it.
 func countChunks(prompts [][]int, chunkTokens int) int {
 	chunks := make(map[string]bool)
 	for _, prompt := range prompts {
@@ -533,8 +533,8 @@ func countChunks(prompts [][]int, chunkTokens int) int {
 	return len(chunks)
 }
 
-// openPenstock starts the node, which all connectors use, one after the other. options are
-// those of the connector.
+// openPenstock returns a function that starts the node. All connectors use the same node, one
+// after another. options are the connector's options.
 func (s *turnsSuite) openPenstock(connector string, options map[string]any) func(context.Context) (openStore, error) {
 	return func(ctx context.Context) (openStore, error) {
 		node, err := startServe(ctx, s.Exe, filepath.Join(s.dir, "node"), "--capacity", strconv.FormatInt(4*s.kvBytes()+256*mib, 10))
@@ -547,7 +547,7 @@ func (s *turnsSuite) openPenstock(connector string, options map[string]any) func
 	}
 }
 
-// dropFiles drops the files below dir from the page cache. dir need not exist.
+// dropFiles removes the files below dir from the page cache. dir need not exist.
 func dropFiles(dir string) error {
 	return walkFiles(dir, func(path string) error {
 		f, err := os.Open(path)
@@ -558,7 +558,7 @@ func dropFiles(dir string) error {
 	})
 }
 
-// countFiles returns the number of LMCache's files below dir that are whole.
+// countFiles returns the number of LMCache's complete files below dir.
 func countFiles(dir string) (n int, err error) {
 	err = walkFiles(dir, func(path string) error {
 		if filepath.Ext(path) == ".data" {
@@ -571,7 +571,7 @@ func countFiles(dir string) (n int, err error) {
 
 func walkFiles(dir string, do func(path string) error) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) { // a temporary file, or dir itself
+		if errors.Is(err, fs.ErrNotExist) { // a removed temporary file, or dir does not exist
 			return nil
 		}
 		if err != nil || entry.IsDir() {
@@ -581,7 +581,7 @@ func walkFiles(dir string, do func(path string) error) error {
 	})
 }
 
-// waitFiles waits until dir has a number of LMCache's files.
+// waitFiles waits until dir has the wanted number of LMCache's files.
 func waitFiles(ctx context.Context, dir string, want int) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()

@@ -17,8 +17,9 @@ import (
 	"github.com/penstock-kv/penstock/python/engines"
 )
 
-// driver serves turns over the real harness without an engine. The tokens of a prompt are
-// its last ones. A prompt is cached if any engine on the same directory had the one before.
+// driver serves turns with the real harness but without an engine. Its output is the last
+// tokens of the prompt. A prompt is cached if any engine on the same directory has served the
+// previous prompt.
 const driver = `
 import os, pathlib
 from harness import process
@@ -50,7 +51,7 @@ process.serve({
 })
 `
 
-// startTurns returns a suite with two rounds of two sessions, whose engines are of driver.
+// startTurns returns a suite with two rounds of two sessions, whose engines run driver.
 func startTurns(t *testing.T) *turnsSuite {
 	t.Helper()
 	python := testkit.Python(t)
@@ -90,8 +91,8 @@ func startTurns(t *testing.T) *turnsSuite {
 	return s
 }
 
-// TestTurns: in a fresh engine the last turn of each session computes the tokens that its
-// prompt adds, and vLLM alone computes all tokens. The report has ratios to vLLM alone.
+// TestTurns: in a new engine the last turn of each session computes only the tokens that its
+// prompt adds. vLLM alone computes all tokens. The report has ratios to vLLM alone.
 func TestTurns(t *testing.T) {
 	s := startTurns(t)
 	stores := []*engineStore{{name: vllmName}, {name: fsTierName, open: s.openFsTier}}
@@ -114,8 +115,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestTurnsCompareTokens: a store with which an engine makes another token, and one that
-// delivers nothing, are left out and named.
+// TestTurnsCompareTokens: the report excludes and names a store with which an engine generates
+// another token, and a store that delivers nothing.
 func TestTurnsCompareTokens(t *testing.T) {
 	s := startTurns(t)
 	wrong := filepath.Join(s.dir, "fs-tier", "wrong")
@@ -146,8 +147,8 @@ func TestTurnsCompareTokens(t *testing.T) {
 	}
 }
 
-// TestTurnsWithoutVLLM: without the packages each engine is named with the commands that
-// install them, in a section of its own.
+// TestTurnsWithoutVLLM: without the packages, a section of its own names each engine with the
+// commands that install the packages.
 func TestTurnsWithoutVLLM(t *testing.T) {
 	w := testWorld(t)
 	w.Only = regexp.MustCompile("^first token")
@@ -199,7 +200,7 @@ func TestTurnsDriver(t *testing.T) {
 	}
 }
 
-// TestSampleOf: the median and the extremes of the first tokens, and the sums of the rest.
+// TestSampleOf: the sample has the median and the extremes of the first tokens, and sums of the rest.
 func TestSampleOf(t *testing.T) {
 	turn := func(ms float64, prompt, cached int) servedTurn {
 		return servedTurn{peer.Turn{Cached: cached, FirstToken: ms / 1e3}, prompt, 500 * time.Millisecond}
@@ -216,7 +217,7 @@ func TestSampleOf(t *testing.T) {
 	}
 }
 
-// TestWaitFiles: files that are whole count, and chunks that prompts share count once.
+// TestWaitFiles: only complete files count, and chunks that prompts share count once.
 func TestWaitFiles(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"a.data", "b.data", "c.data.tmp"} {
@@ -243,7 +244,7 @@ func TestWaitFiles(t *testing.T) {
 	}
 }
 
-// TestTurnsOptions: each value that cannot be used is named with its flag.
+// TestTurnsOptions: the error for each invalid value names its flag.
 func TestTurnsOptions(t *testing.T) {
 	good := TurnsOptions{Rounds: 2, Sessions: 4, PromptTokens: 1536}
 	if err := good.Validate(); err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// shape is a slot size with a depth. The payload is what a slot holds besides its
-// header, so that a slot is exactly as long as the peers' requests.
+// shape is a slot size with a depth. A slot is exactly as long as the peers' requests; its
+// payload is smaller, because a slot also holds a header.
 type shape struct {
 	slotBytes int64
 	layers    int
@@ -29,12 +29,12 @@ func (h shape) String() string { return fmt.Sprintf("%s, depth %d", sizeName(h.s
 
 func (h shape) payloadBytes() int64 { return h.slotBytes - blockio.Align }
 
-// callers is how many goroutines share the depth: two, so that one batch is
-// verified while the other is read.
+// callers is how many goroutines share the depth: two, so that one batch is verified while
+// the other is being read.
 func (h shape) callers() int { return min(2, h.depth) }
 
-// volume is a block store full of blocks of one shape, in one segment, whose file
-// the peers use too: the same bytes in the same place of the disk.
+// volume is a block store full of blocks of one shape, in one segment. The peers use the
+// segment's file too, so they access the same bytes at the same place of the disk.
 type volume struct {
 	*blockstore.Store
 	dev    blockio.Device
@@ -46,14 +46,14 @@ type volume struct {
 	sums   []uint64
 	path   string
 	size   int64
-	// segment is the store's file, opened beside it for bare requests.
+	// segment is the store's file, opened a second time for requests without the store.
 	segment blockio.File
 }
 
-// headBytes is where the first slot of a segment begins.
+// headBytes is the offset of the first slot in a segment.
 const headBytes = blockio.Align
 
-// fill makes a volume of about bytes in dir.
+// fill creates a volume of about bytes in dir.
 func fill(ctx context.Context, w World, dir, how string, sh shape, bytes int64, memory *arena.Arena) (_ *volume, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -116,9 +116,8 @@ func (v *volume) write(ctx context.Context, slots int) error {
 	return v.Sync(ctx)
 }
 
-// prepare puts n random payloads into the arena, one slot behind the other. They
-// are the same, so that their checksums need computing once: the writer's work is
-// the client's.
+// prepare fills the arena with n random payloads, one slot after another. Their checksums
+// are computed only once, because that is the client's work and not the store's.
 func (v *volume) prepare(n int) {
 	mem := v.memory.Bytes()
 	first := mem[v.layout.HeaderBytes():v.shape.slotBytes]
@@ -132,17 +131,17 @@ func (v *volume) prepare(n int) {
 	}
 }
 
-// slot is place i of the arena.
+// slot returns slot i of the arena.
 func (v *volume) slot(i int) []byte {
 	return v.memory.Bytes()[int64(i)*v.shape.slotBytes:][:v.shape.slotBytes]
 }
 
-// put stores n blocks from the first n places of the arena.
+// put stores the blocks in the first n slots of the arena.
 func (v *volume) put(ctx context.Context, after kv.Extent, hasAfter bool, n int) ([]kv.Ref, []ondisk.SlotKey, error) {
 	return v.putAt(ctx, after, hasAfter, 0, n)
 }
 
-// putAt stores n blocks from place at on.
+// putAt stores the blocks in n slots of the arena, beginning with slot at.
 func (v *volume) putAt(ctx context.Context, after kv.Extent, hasAfter bool, at, n int) ([]kv.Ref, []ondisk.SlotKey, error) {
 	refs, err := v.Reserve(ctx, v.shape.payloadBytes(), v.shape.layers, n, after, hasAfter)
 	if err != nil {
@@ -165,7 +164,7 @@ func (v *volume) putAt(ctx context.Context, after kv.Extent, hasAfter bool, at, 
 	return refs, keys, nil
 }
 
-// key names the block in a slot; the slot's place and generation make it unique.
+// key returns the key of the block in a slot. The slot's place and generation make it unique.
 func (v *volume) key(ref kv.Ref) ondisk.SlotKey {
 	k := ondisk.SlotKey{Namespace: 1, Epoch: 1, PayloadBytes: v.shape.payloadBytes(), Layers: v.shape.layers}
 	binary.LittleEndian.PutUint64(k.ID[:], uint64(ref.Extent))
@@ -173,17 +172,17 @@ func (v *volume) key(ref kv.Ref) ondisk.SlotKey {
 	return k
 }
 
-// offset is where a slot begins in the segment's file.
+// offset returns the offset of a slot in the segment's file.
 func (v *volume) offset(slot int) int64 { return headBytes + int64(slot)*v.shape.slotBytes }
 
 func (v *volume) close(ctx context.Context) error {
 	if v.segment != nil {
-		_ = v.segment.Close() // it was only read
+		_ = v.segment.Close() // it was only read from
 	}
 	return v.Close(ctx)
 }
 
-// openDirect opens a file for direct I/O beside the store.
+// openDirect opens a file for direct I/O, without the store.
 func openDirect(path string, flags int) (*os.File, error) {
 	return os.OpenFile(path, flags|syscall.O_DIRECT, 0o600)
 }

@@ -22,29 +22,28 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// World is what a suite gets from the command that runs it.
+// World is the environment that the command passes to a suite.
 type World struct {
-	// Dir is where data is put; it is on the disk to be measured.
+	// Dir is the directory for data; it is on the disk to be measured.
 	Dir string
-	// Rounds of each comparison, and how long one contender's turn is.
+	// Rounds is the number of rounds per comparison, Turn the duration of one contender's turn.
 	Rounds int
 	Turn   time.Duration
 	// Only, if set, chooses comparisons by name.
 	Only *regexp.Regexp
-	// Contenders, if set, chooses contenders by name: to look at one alone.
+	// Contenders, if set, chooses contenders by name, for example to run one alone.
 	Contenders *regexp.Regexp
 	// Seed makes the order of contenders and the offsets repeatable.
 	Seed uint64
-	// Progress is told what runs.
+	// Progress is called with a description of the current work.
 	Progress func(text string)
 
-	// Exe is this program, to be run as another process.
+	// Exe is the path of this program, for child processes.
 	Exe string
-	// OpenDevice opens a volume the given way (uring or posix); memory is what
-	// will be read into.
+	// OpenDevice opens a volume with the given backend (uring or posix). memory is the
+	// memory of the reads.
 	OpenDevice func(dir, how string, memory []byte) (blockio.Device, error)
-	// NewEngine makes a client's transfer engine with so many connections to
-	// each peer.
+	// NewEngine makes a client's transfer engine with conns connections to each peer.
 	NewEngine func(ctx context.Context, conns int) (rdma.Engine, error)
 }
 
@@ -59,7 +58,7 @@ func newRun(w World, suite string) *suiteRun {
 	return &suiteRun{World: w, report: bench.Report{Suite: suite}, rng: rand.New(rand.NewPCG(w.Seed, 1))}
 }
 
-// wants reports whether a comparison was chosen; setting up for others is saved.
+// wants reports whether a comparison was chosen. The suite skips the setup of others.
 func (s *suiteRun) wants(names ...string) bool {
 	if s.Only == nil {
 		return true
@@ -72,12 +71,12 @@ func (s *suiteRun) wants(names ...string) bool {
 	return false
 }
 
-// compare runs a comparison with a round of warm-up, if it was chosen.
+// compare runs a comparison with one warm-up round, if it was chosen.
 func (s *suiteRun) compare(ctx context.Context, c bench.Comparison) error {
 	return s.compareAfter(ctx, c, 1)
 }
 
-// compareAfter runs a comparison with rounds of warm-up, if it was chosen.
+// compareAfter runs a comparison with warmup warm-up rounds, if it was chosen.
 func (s *suiteRun) compareAfter(ctx context.Context, c bench.Comparison, warmup int) error {
 	if !s.wants(c.Name) {
 		return nil
@@ -93,13 +92,13 @@ func (s *suiteRun) compareAfter(ctx context.Context, c bench.Comparison, warmup 
 	return nil
 }
 
-// step is a part of a suite that can fail by itself.
+// step is a part of a suite that can fail on its own.
 type step struct {
 	name string
 	do   func(context.Context) error
 }
 
-// all runs the steps; one that fails is named in the report and the others go on.
+// all runs the steps. If one fails, the report names it and the others continue.
 func (s *suiteRun) all(ctx context.Context, steps ...step) error {
 	for _, p := range steps {
 		err := p.do(ctx)
@@ -113,12 +112,12 @@ func (s *suiteRun) all(ctx context.Context, steps ...step) error {
 	return nil
 }
 
-// setup notes something that holds for the whole suite.
+// setup adds a note about the whole suite to the report.
 func (s *suiteRun) setup(format string, args ...any) {
 	s.report.Setup = append(s.report.Setup, fmt.Sprintf(format, args...))
 }
 
-// tempDir makes a directory below Dir and returns how to remove it.
+// tempDir makes a directory below Dir and returns a function that removes it.
 func (s *suiteRun) tempDir(name string) (string, func(), error) {
 	dir, err := os.MkdirTemp(s.Dir, "penstock-bench-"+name+"-")
 	if err != nil {
@@ -127,22 +126,22 @@ func (s *suiteRun) tempDir(name string) (string, func(), error) {
 	return dir, func() { _ = os.RemoveAll(dir) }, nil
 }
 
-// needSpace fails early where the disk is too small.
+// needSpace returns an error if the disk is too small.
 func (s *suiteRun) needSpace(bytes int64) error {
 	_, free, err := sys.Space(s.Dir)
 	if err != nil {
 		return err
 	}
 	if free < bytes+bytes/8 {
-		return fmt.Errorf("%s has %.1f GiB free and this needs %.1f: choose another --data, or a smaller size", s.Dir, gib(free), gib(bytes+bytes/8))
+		return fmt.Errorf("%s has %.1f GiB free and %.1f GiB are needed: choose another --data directory or a smaller size", s.Dir, gib(free), gib(bytes+bytes/8))
 	}
 	return nil
 }
 
-// newArena is memory like the product's.
+// newArena makes an arena as the product does.
 func newArena(bytes int64) (*arena.Arena, error) { return arena.New(arena.Options{SizeBytes: bytes}) }
 
-// pages says what an arena is made of.
+// pages returns a description of an arena's pages.
 func pages(a *arena.Arena) string {
 	switch a.Kind() {
 	case arena.THP:
@@ -153,9 +152,9 @@ func pages(a *arena.Arena) string {
 	return "4 KiB pages, which halve the bandwidth"
 }
 
-// drive lets callers repeat f until d is over, each from its own goroutine and at
-// least once, and returns the rate in units of unitBytes per second and the processor time of
-// this process and others. f returns the bytes it moved.
+// drive makes callers repeat f until d has elapsed, each in its own goroutine and at
+// least once. It returns the rate in units of unitBytes per second and the processor time
+// of this process and of others. f returns the bytes it moved.
 func drive(ctx context.Context, d time.Duration, callers int, unitBytes float64, others []*peer.Process, f func(caller int) (int64, error)) (bench.Sample, error) {
 	meter, err := startMeter(others)
 	if err != nil {
@@ -183,7 +182,7 @@ func drive(ctx context.Context, d time.Duration, callers int, unitBytes float64,
 	return meter.stop(moved.Load(), unitBytes)
 }
 
-// meter measures time and processor time.
+// meter measures elapsed time and processor time.
 type meter struct {
 	start  time.Time
 	cpu    time.Duration
@@ -195,7 +194,7 @@ func startMeter(others []*peer.Process) (meter, error) {
 	return meter{time.Now(), cpu, others}, err
 }
 
-// cpuOf is the processor time of this process and others.
+// cpuOf returns the processor time of this process and of others.
 func cpuOf(others []*peer.Process) (time.Duration, error) {
 	total := peer.SelfCPU()
 	for _, p := range others {
@@ -227,7 +226,7 @@ const (
 
 func gib(bytes int64) float64 { return float64(bytes) / gi }
 
-// sizeName words a size that is a power of two.
+// sizeName returns the name of a size that is a power of two, for example 4 MiB.
 func sizeName(bytes int64) string {
 	if bytes >= mib {
 		return fmt.Sprintf("%d MiB", bytes/mib)
@@ -235,7 +234,7 @@ func sizeName(bytes int64) string {
 	return fmt.Sprintf("%d KiB", bytes>>10)
 }
 
-// Machine describes where a run took place, in one line.
+// Machine returns a one-line description of the machine on which a run took place.
 func Machine(dir string) string {
 	read := func(path string) string {
 		b, err := os.ReadFile(path)
@@ -264,7 +263,7 @@ func Machine(dir string) string {
 	return fmt.Sprintf("%d × %s, %s, Linux %s, %s", cores, model, memory, read("/proc/sys/kernel/osrelease"), fileSystem(dir))
 }
 
-// fileSystem names what dir is on.
+// fileSystem returns the name of the file system of dir.
 func fileSystem(dir string) string {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
