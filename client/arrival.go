@@ -11,40 +11,39 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// arrivedLayerMax is the longest layer that is hashed while its read lands. A
-// longer one comes over several connections, and its beginning has left the cache
-// when its end is there.
+// arrivedLayerMax is the longest layer that is hashed while its read lands. A longer layer comes
+// over several connections, and its first bytes have left the CPU cache when its last bytes arrive.
 const arrivedLayerMax = 1 << 20
 
-// arrival hashes the layers of one attempt as they land, each by the goroutine that
-// placed its last byte: it has the bytes in its core's cache, and the rest of the
-// read is still on its way.
+// arrival hashes the layers of one attempt as they land. The goroutine that placed the last byte of
+// a layer hashes it: the bytes are in the cache of its core, and the rest of the read is still on
+// its way.
 //
-// A layer's sum holds only while as many bytes were placed there as it is long.
-// What is counted has been placed, so at that moment nobody writes there; and what
-// is placed later, be it sent twice, late or by malice, is counted too, and then
-// the layer is hashed when the window is revoked, like one that never was.
+// A layer's sum is valid only while the count of bytes placed there equals the layer's length.
+// Bytes are counted after they are placed, so no write to the layer is under way at that moment.
+// Bytes placed later (sent twice, late or by malice) are counted too. The count then exceeds the
+// length, and the layer is hashed after the window is revoked, like a layer without a sum.
 type arrival struct {
 	places []arrivalPlace // one for each target
 	layers []arrivedLayer
-	// firsts is where the layers of the task's pieces begin in layers.
+	// firsts[k] is the index in layers of the first layer of the task's k-th piece.
 	firsts []int
 }
 
-// arrivalPlace is one window.
+// arrivalPlace is the memory of one window and the runs in it.
 type arrivalPlace struct {
 	mem  []byte
 	runs []arrivalRun // sorted by at, disjoint
 }
 
-// arrivalRun is where a piece lies in the window, in bytes.
+// arrivalRun is the range of a run of layers in the window, in bytes.
 type arrivalRun struct {
 	at, end, layerBytes int64
 	first               int // index of its first layer
 }
 
-// arrivedLayer is a layer of which placed bytes have landed, and its sum as it was
-// when that became its length.
+// arrivedLayer counts the bytes that have landed in one layer. sum is the checksum at the moment
+// when the count reached the layer's length.
 type arrivedLayer struct {
 	placed atomic.Uint64
 	sum    uint64
@@ -125,8 +124,8 @@ func (l *arrival) landed(target int, off, n uint64) {
 	}
 }
 
-// sumsOf returns the layers of the task's k-th piece, n of them, as they landed;
-// nil if none was looked at. Only for a window that is revoked.
+// sumsOf returns the n layers of the task's k-th piece; nil if no layer was hashed on arrival. The
+// window must be revoked.
 func (l *arrival) sumsOf(k, n int) []arrivedLayer {
 	if l == nil {
 		return nil
@@ -134,7 +133,7 @@ func (l *arrival) sumsOf(k, n int) []arrivedLayer {
 	return l.layers[l.firsts[k]:][:n]
 }
 
-// sumIf returns the layer's sum, if that is of the bytes as they are.
+// sumIf returns the layer's sum. ok reports whether it is the sum of the present bytes.
 func (x *arrivedLayer) sumIf(layerBytes int64) (sum uint64, ok bool) {
 	return x.sum, x.placed.Load() == uint64(layerBytes)
 }

@@ -6,14 +6,14 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// ReadBatch reads several sequences, BatchParallel at a time. The results are in
-// the order of reqs; the first error ends the batch.
+// ReadBatch reads several sequences, BatchParallel at a time. The results are in the order of reqs.
+// The first error ends the batch.
 func (s *Store) ReadBatch(ctx context.Context, reqs []ReadRequest) ([]ReadResult, error) {
 	return batch(ctx, s.opts.BatchParallel, reqs, s.Read)
 }
 
-// WriteBatch writes several sequences, BatchParallel at a time. The results are
-// in the order of reqs; the first error ends the batch.
+// WriteBatch writes several sequences, BatchParallel at a time. The results are in the order of
+// reqs. The first error ends the batch.
 func (s *Store) WriteBatch(ctx context.Context, reqs []WriteRequest) ([]WriteResult, error) {
 	return batch(ctx, s.opts.BatchParallel, reqs, s.Write)
 }

@@ -21,33 +21,32 @@ import (
 )
 
 const (
-	// callsMax is how many calls of a Store may have a reply to come as a message.
-	// Each has a receive buffer of replyBytes: 4 MiB. The others go over gRPC.
+	// callsMax is the largest number of calls of a Store that wait for a reply message. Each of
+	// them has a receive buffer of replyBytes; all buffers take 4 MiB. Further calls go over gRPC.
 	callsMax   = 64
 	replyBytes = 64 << 10
 )
 
-// calls are the calls under way as messages over the data plane. The engine's
-// receive buffers are theirs.
+// calls holds the calls under way as messages over the data plane. It uses the engine's receive
+// buffers.
 type calls struct {
 	store *Store
-	// on is whether there are receive buffers: set before Open returns.
+	// on reports whether the receive buffers are posted. It is set before Open returns.
 	on  bool
 	ids atomic.Uint64
-	// slots has an element for each call whose reply may still come, so that
-	// every reply finds a buffer: also for those that were given up.
+	// slots has an element for each call whose reply may still come, calls that were given up
+	// included, so that every reply finds a receive buffer.
 	slots chan struct{}
 
 	mu      sync.Mutex
 	pending map[uint64]*call
 }
 
-// call is one call under way. Whoever takes it out of calls.pending brings it to
-// its end.
+// call is one call under way. The goroutine that removes it from calls.pending finishes it.
 type call struct {
 	road *road
-	// imm is carried by what the call makes the node write; set only where it is
-	// waited for.
+	// imm is the immediate of the node's writes for this call. It is used only if the reply
+	// announces immediates.
 	imm uint32
 
 	// done receives once, when reply, body and err are settled.
@@ -56,8 +55,8 @@ type call struct {
 	body  []byte
 	err   error
 
-	// What follows is guarded by calls.mu. late ends expect when what the reply
-	// promised does not come; landed is set when expect has ended.
+	// calls.mu guards the fields below. late cancels expect if the immediates that the reply
+	// announced do not arrive in time. landed is set when expect has ended.
 	givenUp, landed bool
 	expect          *rdma.Expectation
 	late            *time.Timer
@@ -68,28 +67,28 @@ func (c *call) finish(err error) {
 	c.done <- struct{}{}
 }
 
-// road is the way to one node by messages, as long as its session lasts.
+// road is the message transport to one node. It lasts as long as the data-plane session.
 type road struct {
 	calls *calls
 	peer  rdma.EngineID
-	// callBytes is the longest call that the node takes; 0: none.
+	// callBytes is the longest call that the node takes; 0 means that it takes none.
 	callBytes int
 	// gone is set when the data-plane session has ended.
 	gone atomic.Bool
-	// watch is an immediate that never comes: it ends with the session.
+	// watch expects an immediate that is never sent, so it ends when the session ends.
 	watch *rdma.Expectation
 }
 
-// errNoRoad says that a call was not made as a message, and nothing was done: it
-// can go over gRPC. It never leaves the package.
+// errNoRoad reports that a call was not made as a message and had no effect, so it can go over
+// gRPC. The error never leaves the package.
 var errNoRoad = errors.New("not by message")
 
 func (c *calls) init(s *Store) {
 	c.store, c.slots, c.pending = s, make(chan struct{}, callsMax), make(map[uint64]*call)
 }
 
-// listen takes the engine's receive buffers. It is called when the Store is open:
-// an Open that failed leaves them to the next.
+// listen posts the engine's receive buffers. Open calls it last, so an Open that failed leaves the
+// engine's receive side to the next one.
 func (c *calls) listen() {
 	s := c.store
 	err := s.opts.Engine.Recv(callsMax, replyBytes, c.receive)
@@ -99,8 +98,8 @@ func (c *calls) listen() {
 	}
 }
 
-// openRoad watches the data-plane session with a node. version and bytes are what
-// the node says of the messages that it takes.
+// openRoad returns the message transport to a node and watches the data-plane session. version and
+// bytes are the call version and the longest call that the node returned from Describe.
 func (c *calls) openRoad(peer rdma.EngineID, version, bytes uint32) (*road, error) {
 	r := &road{calls: c, peer: peer}
 	if version == api.CallVersion {
@@ -115,14 +114,13 @@ func (c *calls) openRoad(peer rdma.EngineID, version, bytes uint32) (*road, erro
 	}
 }
 
-// close ends the road while the data-plane session may go on.
+// close ends the transport. The data-plane session may continue.
 func (r *road) close() {
 	r.watch.Cancel()
 	r.end()
 }
 
-// end fails the calls under way: their replies will not come, or nobody is to
-// wait for them.
+// end fails the calls under way, because their replies will not come or are not wanted any more.
 func (r *road) end() {
 	r.gone.Store(true)
 	c := r.calls
@@ -141,7 +139,7 @@ func (r *road) end() {
 	}
 }
 
-// take takes a call out of pending; nil if it is not there.
+// take removes a call from pending and returns it. It returns nil if the call is not there.
 func (c *calls) take(id uint64, from rdma.EngineID) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +151,7 @@ func (c *calls) take(id uint64, from rdma.EngineID) *call {
 	return x
 }
 
-// receive is called with one message after the other.
+// receive handles one message of a peer. The engine makes one call of it at a time.
 func (c *calls) receive(from rdma.EngineID, msg []byte) {
 	if len(msg) > 0 && msg[0] != api.KindReply && c.store.opts.Messages != nil {
 		c.store.opts.Messages(from, msg)
@@ -161,14 +159,15 @@ func (c *calls) receive(from rdma.EngineID, msg []byte) {
 	}
 	reply, body, err := api.ParseReply(msg)
 	if err != nil {
-		// Whose reply it was to be is not known: all of them are tried again.
-		c.store.opts.Logger.Error("data-plane session ended: a message is not to be understood", "peer", from.String(), "err", err)
+		// The message does not identify its call, so ending the session makes all calls fail and be
+		// retried.
+		c.store.opts.Logger.Error("data-plane session ended: a message cannot be decoded", "peer", from.String(), "err", err)
 		c.store.opts.Engine.Disconnect(from)
 		return
 	}
 	x := c.take(reply.ID, from)
 	if x == nil {
-		return // its road has ended
+		return // its transport has ended
 	}
 	<-c.slots
 	x.reply, x.body = reply, bytes.Clone(body)
@@ -179,8 +178,8 @@ func (c *calls) receive(from rdma.EngineID, msg []byte) {
 	c.awaitImmediates(x)
 }
 
-// awaitImmediates finishes x when what it asked for is in place. The caller wakes
-// once, for reply and bytes together.
+// awaitImmediates finishes x when the reply's immediates have arrived, and so the bytes are in
+// place. The caller wakes once, for reply and bytes together.
 func (c *calls) awaitImmediates(x *call) {
 	expect, err := c.store.opts.Engine.ExpectImm(rdma.Expect{Imm: x.imm, Count: x.reply.Immediates, From: []rdma.EngineID{x.road.peer}, Done: func(err error) { c.landed(x, err) }})
 	if err != nil {
@@ -199,7 +198,7 @@ func (c *calls) awaitImmediates(x *call) {
 	}
 }
 
-// landed ends a call whose reply has come.
+// landed ends a call whose reply has come. err is the result of its expectation.
 func (c *calls) landed(x *call, err error) {
 	c.mu.Lock()
 	x.landed = true
@@ -218,7 +217,7 @@ func (c *calls) landed(x *call, err error) {
 	x.finish(err)
 }
 
-// giveUp is the end of the caller's wait. Nothing of x is used after it.
+// giveUp ends the caller's wait. The caller does not use x after it.
 func (c *calls) giveUp(x *call) {
 	c.mu.Lock()
 	x.givenUp = true
@@ -229,16 +228,16 @@ func (c *calls) giveUp(x *call) {
 	}
 }
 
-// replyMax bounds the reply to a read of so many pieces and checksums, and to
-// other calls for so many pieces.
+// replyMax bounds the size of the reply to a read of the given numbers of pieces and checksums, or
+// to another call for that number of pieces.
 func replyMax(pieces, sums int) int {
 	const head, piece = 1 << 10, 192
 	return head + piece*pieces + 8*sums
 }
 
-// do makes a call as a message and returns the reply's body when, with its
-// immediates imm, all it asked for is there. replyMax is how long the reply may
-// become. Errors: errNoRoad, a gRPC status, ctx's, those of rdma.
+// do makes a call as a message. It returns the body of the reply when the reply and its immediates
+// imm have arrived. replyMax is the largest size that the reply may have. Errors: errNoRoad, a gRPC
+// status, the error of ctx, errors of package rdma.
 func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint32, replyMax int) (_ []byte, err error) {
 	c := r.calls
 	size := api.CallHeaderBytes + proto.Size(req)
@@ -261,8 +260,8 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 	x := &call{road: r, imm: imm, done: make(chan struct{}, 1)}
 	c.mu.Lock()
 	if r.gone.Load() {
-		// end has looked through the calls under way, or will wait for the lock: one
-		// that is entered now might be nobody's to end.
+		// end removes the calls from pending under this lock. A call entered after end has run
+		// would never be finished.
 		c.mu.Unlock()
 		<-c.slots
 		return nil, errNoRoad
@@ -277,7 +276,7 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 			<-c.slots
 		}
 		switch {
-		case errors.Is(err, rdma.ErrRange): // longer than the engine sends
+		case errors.Is(err, rdma.ErrRange): // the message is longer than the engine can send
 			err = errNoRoad
 		case errors.Is(err, rdma.ErrNoPeer):
 			err = status.Error(codes.Unavailable, err.Error())
@@ -303,7 +302,7 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 	return x.body, nil
 }
 
-// sent ends a call whose message was not taken.
+// sent ends a call whose message was not delivered.
 func (c *calls) sent(id uint64, r *road, err error) {
 	if err == nil {
 		return
@@ -320,7 +319,7 @@ func (c *calls) sent(id uint64, r *road, err error) {
 	x.finish(status.Error(codes.Unavailable, err.Error()))
 }
 
-// newCall is the header of a call, with the time that is left to ctx and the span.
+// newCall returns the header of a call, with the time until ctx's deadline and the span.
 func newCall(ctx context.Context, m api.Method, id uint64, replyMax uint32, span trace.Span) api.Call {
 	c := api.Call{Method: m, ID: id, ReplyMax: replyMax}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -332,7 +331,7 @@ func newCall(ctx context.Context, m api.Method, id uint64, replyMax uint32, span
 	return c
 }
 
-// The roads of calls that do not go over gRPC, as spans name them.
+// The values of a span's transport attribute for calls that do not go over gRPC.
 const (
 	roadMessage = "message"
 	roadSocket  = "socket"
@@ -357,9 +356,8 @@ type message[T any] interface {
 	proto.Message
 }
 
-// ask makes a call by message, or, where that road is not open or full, over
-// gRPC. byMessage says which it was: then the immediates of a read have been
-// counted.
+// ask makes a call by message, or over gRPC if the message transport is not open or is full.
+// byMessage reports which: if true, the immediates of a read have been counted.
 func ask[T any, R message[T]](ctx context.Context, sess *session, m api.Method, req proto.Message, imm uint32, replyMax int, overGRPC func() (R, error)) (_ R, byMessage bool, _ error) {
 	body, err := sess.road.do(ctx, m, req, imm, replyMax)
 	if errors.Is(err, errNoRoad) {

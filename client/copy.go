@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	// localConnsMax bounds the connections to one node's unix socket, and so the
-	// tasks of Reads that copy from its arena at a time.
+	// localConnsMax bounds the connections to one node's unix socket, and so the number of tasks of
+	// Reads that copy from the node's arena at a time.
 	localConnsMax = 16
-	// localPatience is how long a call on the socket blocks before it asks whether
-	// the node is still connected.
+	// localPatience is how long a call on the socket blocks before the client checks that the node
+	// is still connected.
 	localPatience = time.Second
-	// owedFor is how long a loan may outlive its copy: it is returned with the next call,
-	// which spares the node a wake-up, and by itself where none follows.
+	// owedFor is how long a loan may outlive its copy. The loan is returned together with the next
+	// call, which spares the node a wake-up, or after owedFor if there is no next call.
 	owedFor = 5 * time.Millisecond
 )
 
@@ -39,8 +39,8 @@ const (
 // be made in another way. It never leaves the package.
 var errNotLocal = errors.New("not over a unix socket")
 
-// localConns are the connections to the unix socket of one node, over which a Store matches,
-// chunks of Writes are stored, and tasks of Reads ask where their pieces lie in the node's arena.
+// localConns are the connections to the unix socket of one node. Matches, chunks of Writes, and the
+// calls of Read tasks, which return where the pieces lie in the node's arena, go over them.
 //
 // Each connection carries one call at a time, which the caller's thread makes with
 // blocking system calls. The runtime's poller would wake two threads for each reply: a
@@ -49,41 +49,43 @@ type localConns struct {
 	store *Store
 
 	mu sync.Mutex
-	// node is the run of the node that all connections are to.
+	// node identifies the run of the node (one start to its end) that all connections are to.
 	node api.LocalID
 	view *sharedView
 	all  map[*localConn]struct{}
 	idle []*localConn
-	// dialing is the number of connections that are being made. After one that failed
-	// there is none before notBefore.
+	// dialing is the number of connections that are being made. After a failed attempt none is made
+	// before notBefore.
 	dialing   int
 	notBefore time.Time
-	// The node is not asked for staging memory before stageAfter. Zero: it has refused none.
+	// The node is not asked for staging memory before stageAfter. Zero: the node has not refused it
+	// yet.
 	stageAfter time.Time
-	// repaying is set while a timer runs that returns owed loans.
+	// repaying is set while a timer is pending that returns owed loans.
 	repaying bool
 	closed   bool
 }
 
-// sharedView is the mapping that the connections to one run of a node share.
+// sharedView is the mapping that all connections to one run of a node share.
 type sharedView struct {
 	*arena.View
 	users int // guarded by localConns.mu
 }
 
-// localConn is a connection. Only its user, or the owner of the idle ones, uses its fields.
+// localConn is a connection. Only the call that uses it, or localConns while it is idle, accesses
+// its fields.
 type localConn struct {
 	owner *localConns
-	// file is the socket of conn, for blocking calls.
+	// file is a duplicate of conn's socket, for blocking calls.
 	conn *net.UnixConn
 	file *os.File
 	in   *bufio.Reader
 	view *sharedView
-	// staging is where the bytes of writes are put; nil: the node was not asked yet.
+	// staging is the memory into which the bytes of writes are copied; nil: not requested yet.
 	staging *arena.Staging
 	session api.LocalID
 	calls   uint64
-	// owed is the number of the loan that is to be returned; 0: none.
+	// owed is the number of the loan to return; 0: none.
 	owed uint64
 	// up reports whether the node is still connected. It is set for each call.
 	up func() bool
@@ -91,19 +93,19 @@ type localConn struct {
 	held bool
 }
 
-// take returns an idle connection to the node of a session. If there is none, one is
-// made in the background, because mapping a large arena takes longer than a Read. Error:
+// take returns an idle connection to the node of a session. If there is none, it makes one in the
+// background and returns an error, because mapping a large arena takes longer than a Read. Error:
 // errNotLocal.
 func (l *localConns) take(sess *session) (*localConn, error) {
 	return l.takeWhere(sess, func(*localConn) bool { return true })
 }
 
-// takeStaging is take. It prefers a connection that has staging memory.
+// takeStaging is take, but prefers a connection that has staging memory.
 func (l *localConns) takeStaging(sess *session) (*localConn, error) {
 	return l.takeWhere(sess, func(c *localConn) bool { return c.staging != nil })
 }
 
-// takeWhere is take. Of several idle connections it prefers the last used one for which prefer is true.
+// takeWhere is take, but prefers the most recently used connection for which prefer returns true.
 func (l *localConns) takeWhere(sess *session, prefer func(*localConn) bool) (*localConn, error) {
 	path := l.path(sess)
 	if path == "" {
@@ -130,8 +132,8 @@ func (l *localConns) takeWhere(sess *session, prefer func(*localConn) bool) (*lo
 	return nil, errNotLocal
 }
 
-// followLocked makes the run of the node in a session that of all connections. It returns the idle
-// connections to another run, which the caller closes without the lock.
+// followLocked switches all connections to the run of the node in sess. It returns the idle
+// connections to the run before, which the caller closes without the lock.
 func (l *localConns) followLocked(sess *session) (old []*localConn) {
 	if l.node != sess.localID {
 		old = l.retireLocked()
@@ -140,7 +142,7 @@ func (l *localConns) followLocked(sess *session) (old []*localConn) {
 	return old
 }
 
-// dialLocked begins to make one more connection, if there may be one.
+// dialLocked starts to make one more connection, if the bounds allow it.
 func (l *localConns) dialLocked(path string, sess *session) {
 	if !l.closed && len(l.all)+l.dialing < localConnsMax && l.dialing == 0 && !time.Now().Before(l.notBefore) {
 		if l.store.spawn(func() { l.dial(path, sess.localID) }) {
@@ -149,8 +151,8 @@ func (l *localConns) dialLocked(path string, sess *session) {
 	}
 }
 
-// chunkBytes returns the most bytes of a chunk that goes over the socket of the node of a session,
-// and 0 if none goes there. It makes a connection if there is none.
+// chunkBytes returns the largest chunk in bytes for the socket of the node of a session, or 0 if
+// chunks do not go over the socket. It starts to make a connection if there is none.
 func (l *localConns) chunkBytes(sess *session) int64 {
 	path := l.path(sess)
 	if path == "" || sess.stagingBytes == 0 {
@@ -168,7 +170,7 @@ func (l *localConns) chunkBytes(sess *session) int64 {
 	return 0
 }
 
-// path returns the path of the node's unix socket; empty if it is not to be used.
+// path returns the path of the node's unix socket; empty if the socket is not used.
 func (l *localConns) path(sess *session) string {
 	if l.store.opts.NoLocal {
 		return ""
@@ -224,10 +226,10 @@ func (l *localConns) connect(ctx context.Context, path string, node api.LocalID)
 	return c, nil
 }
 
-// share returns the mapping of the node's arena, with a reference, and closes memfd.
+// share returns the mapping of the node's arena with a reference, and closes memfd.
 func (l *localConns) share(memfd *os.File, hello api.LocalHello, node api.LocalID) (*sharedView, error) {
 	if hello.Node != node {
-		return nil, errors.Join(errors.New("another node listens there"), memfd.Close())
+		return nil, errors.Join(errors.New("another node listens on this socket"), memfd.Close())
 	}
 	l.mu.Lock()
 	v := l.view // of the run l.node
@@ -248,7 +250,7 @@ func (l *localConns) share(memfd *os.File, hello api.LocalHello, node api.LocalI
 	return &sharedView{View: mapped, users: 1}, nil
 }
 
-// unshare gives up a reference to a mapping. The last one ends it.
+// unshare releases a reference to a mapping. The last release unmaps it.
 func (l *localConns) unshare(v *sharedView) error {
 	l.mu.Lock()
 	v.users--
@@ -263,8 +265,8 @@ func (l *localConns) unshare(v *sharedView) error {
 	return v.Close()
 }
 
-// hold keeps the connection, and by this the loan of its last call, until put. It reports
-// false if the connection has been ended.
+// hold keeps the connection, and so the loan of its last call, until put. It reports false if the
+// connection has been retired.
 func (l *localConns) hold(c *localConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -272,7 +274,7 @@ func (l *localConns) hold(c *localConn) bool {
 	return c.held
 }
 
-// put gives a connection back after a call. It is closed unless it can be used again.
+// put returns a connection after a call. It closes the connection unless it can be used again.
 func (l *localConns) put(c *localConn, usable bool) {
 	l.mu.Lock()
 	c.held = false
@@ -310,8 +312,8 @@ func (l *localConns) repay() {
 	}
 }
 
-// retireLocked gives up all connections. It returns the idle ones, which the caller closes
-// without the lock. It ends the calls under way, after which put closes their connections.
+// retireLocked retires all connections. It returns the idle ones, which the caller closes without
+// the lock. It ends the calls under way; put then closes their connections.
 func (l *localConns) retireLocked() (idle []*localConn) {
 	idle, l.idle, l.view = l.idle, nil, nil
 	for c := range l.all {
@@ -323,7 +325,7 @@ func (l *localConns) retireLocked() (idle []*localConn) {
 	return idle
 }
 
-// close ends all calls. No connection is made after it.
+// close ends all calls. No connection is made afterwards.
 func (l *localConns) close() {
 	l.mu.Lock()
 	l.closed = true
@@ -346,7 +348,7 @@ func (c *localConn) end() {
 
 func (c *localConn) close() {
 	_ = errors.Join(c.file.Close(), c.conn.Close()) // nothing is in flight on them
-	_ = c.owner.unshare(c.view)                     // unmapping fails for a mapping that is none
+	_ = c.owner.unshare(c.view)                     // fails only for a mapping that does not exist
 	if c.staging != nil {
 		_ = c.staging.Close()
 	}
@@ -362,8 +364,8 @@ func (c *localConn) Read(p []byte) (int, error) {
 	}
 }
 
-// call makes a call. It returns the loan that is owed. If ctx ends, the connection does too. Errors:
-// errLinkLost, a gRPC status, ctx's.
+// call makes a call, and returns the owed loan with it. If ctx ends, the connection ends too.
+// Errors: errLinkLost, a gRPC status, the error of ctx.
 func (c *localConn) call(ctx context.Context, m api.Method, req, resp proto.Message, up func() bool) (err error) {
 	ctx, span := startSpan(ctx, roadSocket, m)
 	defer func() { endSpan(span, err) }()
@@ -373,8 +375,8 @@ func (c *localConn) call(ctx context.Context, m api.Method, req, resp proto.Mess
 	}
 	c.calls++
 	c.owed, c.up = 0, up
-	// The deadline of ctx does not travel: a context with one would cost the node a timer and a
-	// goroutine, and the connection ends with ctx.
+	// The deadline of ctx is not sent: a deadline would cost the node a timer and a goroutine, and
+	// the connection ends with ctx anyway.
 	head, frame, err := localFrame(context.WithoutCancel(ctx), m, c.calls, req, span)
 	if err != nil {
 		return err
@@ -393,9 +395,11 @@ func (c *localConn) call(ctx context.Context, m api.Method, req, resp proto.Mess
 	return reply.decode(head.ID, resp)
 }
 
-// ended handles the error of a call. It gives the connection back. Errors: errNotLocal, ctx's.
+// ended handles the error of a call and puts the connection back. Errors: errNotLocal, the error of
+// ctx.
 func (c *localConn) ended(ctx context.Context, what string, err error) error {
-	// A node that refuses a call has not lent anything. Its reason comes by the other way again.
+	// A node that refuses a call has not lent anything. The call is repeated over another
+	// transport, which returns the reason again.
 	c.owner.put(c, !errors.Is(err, errLinkLost) && ctx.Err() == nil)
 	if ctx.Err() != nil {
 		return fmt.Errorf("client: %s: %w", what, ctx.Err())
@@ -403,8 +407,8 @@ func (c *localConn) ended(ctx context.Context, what string, err error) error {
 	return errNotLocal
 }
 
-// callLocal makes a call without bytes of blocks on the unix socket. what names it in errors. Errors:
-// errNotLocal, ctx's.
+// callLocal makes a call without bytes of blocks on the unix socket. what is the call's name in
+// errors. Errors: errNotLocal, the error of ctx.
 func (n *node) callLocal(ctx context.Context, sess *session, what string, m api.Method, req, resp proto.Message) error {
 	c, err := n.local.take(sess)
 	if err != nil {
@@ -417,7 +421,7 @@ func (n *node) callLocal(ctx context.Context, sess *session, what string, m api.
 	return nil
 }
 
-// matchLocal makes the call of a Match on the unix socket. Errors: errNotLocal, ctx's.
+// matchLocal makes the call of a Match on the unix socket. Errors: errNotLocal, the error of ctx.
 func (n *node) matchLocal(ctx context.Context, sess *session, req *pb.MatchRequest) (*pb.MatchResponse, error) {
 	if !sess.localMatch || req.GetPin() {
 		return nil, errNotLocal
@@ -430,7 +434,8 @@ func (n *node) matchLocal(ctx context.Context, sess *session, req *pb.MatchReque
 	return resp, nil
 }
 
-// existsLocal makes the call of an Exists on the unix socket. Errors: errNotLocal, ctx's.
+// existsLocal makes the call of an Exists on the unix socket. Errors: errNotLocal, the error of
+// ctx.
 func (n *node) existsLocal(ctx context.Context, sess *session, req *pb.ExistsRequest) (*pb.ExistsResponse, error) {
 	resp := new(pb.ExistsResponse)
 	if err := n.callLocal(ctx, sess, "exists", api.MethodExists, req, resp); err != nil {
@@ -440,8 +445,8 @@ func (n *node) existsLocal(ctx context.Context, sess *session, req *pb.ExistsReq
 	return resp, nil
 }
 
-// copyTask does a task by copying its pieces from the arena of a node on this host. The
-// copies are verified. Errors: errNotLocal, ctx's.
+// copyTask performs a task by copying its pieces from the arena of a node on this host, and
+// verifies the copies. Errors: errNotLocal, the error of ctx.
 func (r *reading) copyTask(ctx context.Context, t *readTask, sess *session) error {
 	c, err := t.node.local.take(sess)
 	if err != nil {
@@ -481,7 +486,7 @@ func (r *reading) copyTask(ctx context.Context, t *readTask, sess *session) erro
 	return nil
 }
 
-// refused reports whether the node had no room for a piece, or did not lend it.
+// refused reports whether the node had no room for a piece, or did not lend the piece.
 func refused(resp *pb.ReadResponse) bool {
 	return resp.GetBusyReason() != "" && slices.ContainsFunc(resp.GetPieces(), func(p *pb.PieceResult) bool {
 		return p.GetState() == pb.PieceResult_STATE_FAILED && p.GetReason() == resp.GetBusyReason()
@@ -495,8 +500,8 @@ type layerCopy struct {
 	offset int64 // in the target
 }
 
-// copyPieces copies the pieces that the response delivers, layer by layer, and hashes each layer while it is in the
-// cache. It reports false if the response names memory that the arena does not have.
+// copyPieces copies the pieces that the response delivers, layer by layer, and hashes each layer
+// while it is in the cache. It reports false if the response names a range outside of the arena.
 func (r *reading) copyPieces(t *readTask, resp *pb.ReadResponse, mem []byte, arrival *arrival, zones []zone, counted *attemptBytes) bool {
 	var layers []layerCopy
 	var one [1]run
@@ -536,7 +541,7 @@ func (r *reading) copyPieces(t *readTask, resp *pb.ReadResponse, mem []byte, arr
 	return true
 }
 
-// localFrame returns a call as it goes over a unix socket.
+// localFrame returns a call encoded for a unix socket.
 func localFrame(ctx context.Context, m api.Method, id uint64, req proto.Message, span trace.Span) (api.Call, []byte, error) {
 	head := newCall(ctx, m, id, api.LocalFrameMax, span)
 	frame := make([]byte, api.LocalFrameHeaderBytes, api.LocalFrameHeaderBytes+api.CallHeaderBytes+proto.Size(req))

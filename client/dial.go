@@ -20,10 +20,10 @@ import (
 	"github.com/penstock-kv/penstock/internal/options"
 )
 
-// DialOptions say how to reach a node's gRPC.
+// DialOptions configure the gRPC connection to a node.
 type DialOptions struct {
-	// BearerToken is sent with every call. Over plaintext to a host that is not
-	// loopback it is refused unless Insecure is set.
+	// BearerToken is sent with every call. Dial refuses it over plaintext to a host that is not
+	// loopback, unless Insecure is set.
 	BearerToken string
 	// TLS, if set, protects the connection; nil means plaintext.
 	TLS *tls.Config
@@ -36,17 +36,17 @@ type DialOptions struct {
 // maxMessageBytes bounds one gRPC message, as the node does.
 const maxMessageBytes = 16 << 20
 
-// What a node may send without being asked for more, in one call and in all
-// calls of the connection.
+// HTTP/2 flow-control windows: the bytes that a node may send before it is granted more, in one
+// call and in all calls of the connection.
 const (
 	streamWindowBytes = 1 << 20
 	connWindowBytes   = 4 << 20
 )
 
-// Dial returns a connection to the node at target (host:port, unix:PATH, or a gRPC
-// target of the schemes dns, passthrough, ipv4 and ipv6) for calls of penstock.v1: what the CLI uses for Admin. It does not
-// wait for the node. Proxies in the environment are ignored: storage nodes are
-// on the local network.
+// Dial returns a connection to the node at target (host:port, unix:PATH, or a gRPC target of the
+// schemes dns, passthrough, ipv4 and ipv6) for calls of penstock.v1. The CLI uses it for Admin
+// calls. Dial does not wait for the node. It ignores proxies in the environment, because storage
+// nodes are on the local network.
 func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 	if err := CheckServer(target); err != nil {
 		return nil, fmt.Errorf("client: dial: %w", err)
@@ -63,8 +63,8 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(transport),
 		grpc.WithNoProxy(),
 		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
-		// Fixed windows: gRPC would otherwise estimate the path's bandwidth with a
-		// ping for nearly every call. Only control messages come this way.
+		// The windows are fixed, because gRPC would otherwise estimate the path's bandwidth with a
+		// ping for nearly every call. Only control messages use this connection.
 		grpc.WithInitialWindowSize(streamWindowBytes),
 		grpc.WithInitialConnWindowSize(connWindowBytes),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
@@ -72,16 +72,16 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: opts.Timeout,
 		}),
-		// A node that vanishes without a word is noticed within 15 s also by a
-		// call without a deadline. The node accepts one ping in 5 s.
+		// Keepalive detects a node that vanished without closing the connection within 15 s, also
+		// for a call without a deadline. The node accepts one ping in 5 s.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 	}
 	if opts.BearerToken != "" {
 		dialOptions = append(dialOptions, grpc.WithPerRPCCredentials(bearer(opts.BearerToken)))
 	}
 	if !strings.Contains(target, "://") && !strings.HasPrefix(target, "unix:") {
-		// The dialer resolves the name, at each attempt anew. gRPC reads the target
-		// as a URL, in which the % of an IPv6 zone is an escape.
+		// The dialer resolves the name anew at each attempt. gRPC parses the target as a URL, in
+		// which the % of an IPv6 zone starts an escape.
 		target = "passthrough:///" + strings.ReplaceAll(target, "%", "%25")
 	}
 	conn, err := grpc.NewClient(target, dialOptions...)
@@ -91,7 +91,7 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// bearer is a token as gRPC wants it.
+// bearer is a token that implements gRPC's per-RPC credentials.
 type bearer string
 
 var _ credentials.PerRPCCredentials = bearer("")
@@ -101,8 +101,8 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 	return map[string]string{"authorization": "Bearer " + string(b)}, nil
 }
 
-// RequireTransportSecurity implements credentials.PerRPCCredentials. Dial has
-// decided whether plaintext is allowed.
+// RequireTransportSecurity implements credentials.PerRPCCredentials. Dial has checked already
+// whether plaintext is allowed.
 func (b bearer) RequireTransportSecurity() bool { return false }
 
 // CheckServer returns an error if target cannot be the address of a node. Without this
@@ -143,8 +143,7 @@ func CheckServer(target string) error {
 	return nil
 }
 
-// hostOf returns the host of a gRPC target, or "" where it has none (a unix
-// socket).
+// hostOf returns the host of a gRPC target, or "" if the target has none (a unix socket).
 func hostOf(target string) string {
 	if strings.HasPrefix(target, "unix:") {
 		return ""
@@ -160,13 +159,13 @@ func hostOf(target string) string {
 	return host
 }
 
-// isLocal reports whether target cannot leave this machine.
+// isLocal reports whether traffic to target cannot leave this machine.
 func isLocal(target string) bool {
 	host := hostOf(target)
 	return strings.HasPrefix(target, "unix:") || isLoopback(host)
 }
 
-// isLoopback reports whether host is this machine's loopback.
+// isLoopback reports whether host is a loopback address or localhost.
 func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()

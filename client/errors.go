@@ -10,21 +10,19 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Sentinels, by what the caller should do. Everything else that can go wrong is
-// an Outcome.
+// Sentinels, by the action that the caller should take. All other failures are an Outcome.
 var (
-	// ErrAuth: the node does not accept our token or certificate; fix the
-	// configuration.
+	// ErrAuth: the node does not accept our token or certificate. Fix the configuration.
 	ErrAuth = errors.New("not authorised")
-	// ErrProvider: the node's data plane is of another kind than Options.Engine;
-	// open an engine of the provider that the error names.
+	// ErrProvider: the provider of the node's data plane differs from that of Options.Engine. Open
+	// an engine of the provider that the error names.
 	ErrProvider = errors.New("another transfer engine is needed")
-	// ErrNotFound: no such namespace, or the lease has ended.
+	// ErrNotFound: the namespace does not exist, or the lease has ended.
 	ErrNotFound = errors.New("not found")
-	// ErrRequest: the request cannot be right; fix the caller.
+	// ErrRequest: the request is invalid. Fix the caller.
 	ErrRequest = errors.New("bad request")
-	// ErrMismatch: the caller's geometry or epoch is not the namespace's; ask
-	// Namespace again, and lay the blocks out anew.
+	// ErrMismatch: the caller's geometry or epoch differs from the namespace's. Call Namespace
+	// again, and lay the blocks out anew.
 	ErrMismatch = errors.New("namespace differs")
 	// ErrUnavailable: no node answers. Only calls without an Outcome return it.
 	ErrUnavailable = errors.New("no storage node answers")
@@ -39,8 +37,8 @@ var (
 	ErrClosed = errors.New("store is closed")
 )
 
-// errDown says that a node cannot be reached, or that its data plane cannot. The
-// caller turns it into a Miss. It never leaves the package.
+// errDown reports that a node or its data plane cannot be reached. The caller turns it into a Miss.
+// The error never leaves the package.
 var errDown = errors.New("node is down")
 
 // versionError is the error of a node of another version. It matches ErrVersion and errDown:
@@ -50,11 +48,11 @@ type versionError struct{ words string }
 func (e versionError) Error() string   { return "client: " + e.words }
 func (e versionError) Unwrap() []error { return []error{ErrVersion, errDown} }
 
-// errBusy says that a node reached a bound. It never leaves the package.
+// errBusy reports that a node reached a bound. The error never leaves the package.
 var errBusy = errors.New("node is busy")
 
-// callError turns the error of an RPC into one of the sentinels, ctx's error,
-// errDown or errBusy, with what the node said.
+// callError turns the error of an RPC into one of the sentinels, the error of ctx, errDown or
+// errBusy, together with the node's message. what is the name of the call.
 func callError(ctx context.Context, what, target string, err error) error {
 	if err == nil {
 		return nil
@@ -87,8 +85,8 @@ func callError(ctx context.Context, what, target string, err error) error {
 	return fmt.Errorf("client: %s: %s: %w", what, target, inWords(kind, st.Message()))
 }
 
-// inWords is kind with what the node said of it. A node's own kinds are called
-// nearly the same; what its words hold already is not said before them.
+// inWords returns kind with the node's message. The node's own errors have nearly the same texts as
+// ours: if the message contains the text of kind already, kind is not repeated.
 func inWords(kind error, words string) error {
 	if errors.Is(kind, errBusy) {
 		words = strings.TrimPrefix(words, "busy: ") // storage.ErrBusy
@@ -99,7 +97,7 @@ func inWords(kind error, words string) error {
 	return fmt.Errorf("%w: %s", kind, words)
 }
 
-// wordedError is of a kind that its words name.
+// wordedError is an error of a kind that its text names already.
 type wordedError struct {
 	kind  error
 	words string
@@ -108,12 +106,12 @@ type wordedError struct {
 func (e wordedError) Error() string { return e.words }
 func (e wordedError) Unwrap() error { return e.kind }
 
-// inner is the text of one of our errors inside of another: "client: " stands
-// before the whole once.
+// inner returns the text of an error of this package for use inside of another one: the prefix
+// "client: " stands only once, at the start of the whole.
 func inner(err error) string { return strings.ReplaceAll(err.Error(), "client: ", "") }
 
-// hideInternal keeps the package's own sentinels out of what callers can ask
-// for, but not out of the text. What it returns goes into an error of ours.
+// hideInternal removes the package's own sentinels from err, so that callers cannot match them with
+// errors.Is. The text stays. The result becomes part of another error of this package.
 func hideInternal(err error) error {
 	if err == nil || !errors.Is(err, errDown) && !errors.Is(err, errBusy) {
 		return err

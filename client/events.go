@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// EventKind says what an Event reports.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 const (
@@ -26,10 +26,10 @@ const (
 	BlockStored EventKind = iota + 1
 	// BlockRemoved: blocks are no longer matchable.
 	BlockRemoved
-	// AllBlocksCleared: no block of the namespace's epoch is matchable: it was retired,
-	// by a bump too, or the namespace was deleted.
+	// AllBlocksCleared: no block of the namespace's epoch is matchable any more. The epoch was
+	// retired, by a call or by a bump, or the namespace was deleted.
 	AllBlocksCleared
-	// Gap: events were lost, or the node restarted; resynchronise.
+	// Gap: events were lost, or the node restarted. Resynchronise.
 	Gap
 	// VolumeChanged: a volume of the node changed its state.
 	VolumeChanged
@@ -54,8 +54,8 @@ func (k EventKind) String() string {
 
 // Event is one change of what a node holds, or of the state of one of its volumes.
 type Event struct {
-	// Server is the node, as in Options.Servers; Sequence counts its events
-	// since its start.
+	// Server is the node's address, as in Options.Servers. Sequence counts the node's events since
+	// its start.
 	Server    string
 	Sequence  uint64
 	Kind      EventKind
@@ -91,15 +91,14 @@ type EventsRequest struct {
 	After map[string]uint64
 }
 
-// lostPlace is a sequence number that no run of a node has reached: asked for
-// what follows it, the node answers with a Gap and all that it still has.
+// lostPlace is a sequence number that no run of a node reaches. Asked for the events after it, a
+// node answers with a Gap and all the events that it still has.
 const lostPlace = math.MaxUint64
 
-// Events calls fn for each change on each node until ctx ends or fn fails; it
-// returns the error of either. fn is called by one goroutine at a time, in the
-// order of each node's events. A connection that breaks is opened again, and
-// what may have been missed is reported as a Gap. Other errors: ErrAuth,
-// ErrRequest, ErrClosed.
+// Events calls fn for each change on each node until ctx ends or fn fails, and returns the error of
+// ctx or fn. fn is called by one goroutine at a time, in the order of each node's events. A broken
+// connection is opened again, and a Gap is reported for the events that may have been missed. Other
+// errors: ErrAuth, ErrRequest, ErrClosed.
 func (s *Store) Events(ctx context.Context, req EventsRequest, fn func(Event) error) error {
 	var mu sync.Mutex
 	serial := func(e Event) error {
@@ -120,14 +119,14 @@ type follower struct {
 	node      *node
 	namespace string
 	fn        func(Event) error
-	// after is the last sequence number seen, of the run of the node that has
-	// this data-plane engine: each start of a node makes a new one. The zero
-	// engine: not connected yet.
+	// after is the last sequence number seen from the node's run engine. Each start of a node makes
+	// a new data-plane engine, so the engine's ID identifies the run. The zero engine: not
+	// connected yet.
 	after  uint64
 	engine rdma.EngineID
 }
 
-// run follows the node until ctx ends, fn fails, or the node refuses us.
+// run follows the node until ctx ends, fn fails, or the node refuses the call.
 func (f *follower) run(ctx context.Context) error {
 	for failures := 0; ; failures++ {
 		seen := f.after
@@ -162,8 +161,8 @@ func (f *follower) follow(ctx context.Context) error {
 	if err != nil {
 		return f.node.failed(sess, callError(ctx, "events", f.node.target, err))
 	}
-	// gRPC connects again by itself. If the node is the one that the session was
-	// opened with after the stream was opened, the stream is that node's.
+	// gRPC reconnects by itself, so the stream may be to another run of the node than the session.
+	// The session's node still runs after the stream was opened: then the stream is from that node.
 	if err := f.sameRun(ctx, sess); err != nil {
 		return err
 	}

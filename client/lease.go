@@ -17,18 +17,18 @@ type Lease struct {
 	parts []leasePart
 }
 
-// leasePart is the lease on one node; a match has several in a flat namespace only.
+// leasePart is the lease on one node. A match has several parts only in a flat namespace.
 type leasePart struct {
 	node *node
 	id   uint64
 }
 
-// PinEpoch keeps an epoch of the namespace live on every node that answers, for ttl: no
-// bump ends it meanwhile, so a group of rollouts can go on with the weights that it
-// began with. epoch 0 means ns.Epoch. Its blocks may still be evicted. A node's restart
-// ends the pin on that node, and so does an operator who retires the epoch by force. A
-// match of the epoch is then a miss. Errors: ErrMismatch if the epoch is not live on a node,
-// ErrNotFound, ErrRequest, ErrUnavailable if no node answers, ErrAuth, ctx's.
+// PinEpoch keeps an epoch of the namespace live on every node that answers, for ttl. No bump ends
+// the epoch meanwhile, so a group of rollouts can continue with the weights that it began with.
+// epoch 0 means ns.Epoch. Blocks of the epoch may still be evicted. A node's restart ends the pin
+// on that node, and so does an operator who retires the epoch by force. A match of the epoch is
+// then a miss. Errors: ErrMismatch if the epoch is not live on a node, ErrNotFound, ErrRequest,
+// ErrUnavailable if no node answers, ErrAuth, the error of ctx.
 func (s *Store) PinEpoch(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ttl time.Duration) (*Lease, error) {
 	if err := checkNamespace(ns); err != nil {
 		return nil, err
@@ -63,8 +63,8 @@ func (s *Store) PinEpoch(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, t
 	return lease, nil
 }
 
-// IDs returns the number that each node gave to its part of the lease: what
-// `penstock unpin` takes.
+// IDs returns the number that each node gave to its part of the lease. `penstock unpin` takes these
+// numbers.
 func (l *Lease) IDs() []uint64 {
 	ids := make([]uint64, len(l.parts))
 	for i, p := range l.parts {
@@ -73,8 +73,8 @@ func (l *Lease) IDs() []uint64 {
 	return ids
 }
 
-// Renew makes the lease end ttl from now. Errors: ErrNotFound if it has ended
-// (the blocks may have been evicted, or the epoch retired), ErrUnavailable, ctx's.
+// Renew makes the lease end ttl from now. Errors: ErrNotFound if it has ended (the blocks may have
+// been evicted, or the epoch retired), ErrUnavailable, the error of ctx.
 func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("client: %w: a lease of %v", ErrRequest, ttl)
@@ -85,8 +85,8 @@ func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	})
 }
 
-// Release ends the lease. Releasing one that has ended is no error. Errors:
-// ErrUnavailable, ctx's.
+// Release ends the lease. Releasing a lease that has ended is no error. Errors: ErrUnavailable, the
+// error of ctx.
 func (l *Lease) Release(ctx context.Context) error {
 	return l.each(ctx, "release lease", func(sess *session, id uint64) error {
 		_, err := sess.cache.ReleaseLease(ctx, &pb.ReleaseLeaseRequest{Lease: id})
@@ -97,8 +97,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	})
 }
 
-// each calls f for every part. Both calls may be repeated: they say what shall
-// be, not what to add.
+// each calls f for every part. f must be safe to repeat: renewing and releasing set a state.
 func (l *Lease) each(ctx context.Context, what string, f func(*session, uint64) error) error {
 	var errs []error
 	for _, p := range l.parts {
@@ -113,8 +112,8 @@ func (l *Lease) each(ctx context.Context, what string, f func(*session, uint64) 
 	return errors.Join(errs...)
 }
 
-// releaseQuietly ends a lease that the caller never sees: one that is not ended
-// runs out by itself, unless it is a pin, so a call that is over still tries.
+// releaseQuietly ends a lease that is not returned to the caller. A lease that is not released
+// expires, but a pin does not, so the release is tried even if ctx has ended.
 func (l *Lease) releaseQuietly(ctx context.Context) {
 	if len(l.parts) == 0 {
 		return
@@ -122,6 +121,6 @@ func (l *Lease) releaseQuietly(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWithin)
 	defer cancel()
 	if err := l.Release(ctx); err != nil {
-		l.store.opts.Logger.Warn("a lease that nobody holds could not be released", "leases", l.IDs(), "err", err)
+		l.store.opts.Logger.Warn("a lease without a holder could not be released", "leases", l.IDs(), "err", err)
 	}
 }

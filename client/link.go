@@ -20,55 +20,55 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// localSocket is the Store's way to the node on this host.
+// localSocket is the Store's connection to the unix socket of the node on this host.
 type localSocket struct {
-	// turn is held by who connects. No lock is held meanwhile.
+	// turn is held by the goroutine that connects. No lock is held during the connect.
 	turn chan struct{}
 
 	mu     sync.Mutex
-	link   *localLink // nil: none, or lost
+	link   *localLink // nil: not connected, or the link was lost
 	closed bool
 }
 
-// localLink is one session on a node's unix socket, with its arena mapped here.
-// It lasts as long as the Store or a result needs it: while the connection is
-// open, the node keeps what it has lent.
+// localLink is one session on a node's unix socket, with the node's arena mapped into this process.
+// It lasts as long as the Store or a result needs it: while the connection is open, the node keeps
+// the memory that it has lent.
 type localLink struct {
 	socket        string
 	conn          *net.UnixConn
 	view          *arena.View
 	node, session api.LocalID
-	// next is the last number given to a loan.
+	// next is the number of the most recent loan.
 	next atomic.Uint64
-	// calls is the last number given to a call.
+	// calls is the number of the most recent call.
 	calls atomic.Uint64
 	// watched is closed when the watcher has ended.
 	watched chan struct{}
 
 	mu sync.Mutex
-	// refs counts the Store's reference and one for each loan. The connection
-	// and the mapping end with the last.
+	// refs counts the Store's reference and one reference for each loan. When the last is released,
+	// the connection and the mapping end.
 	refs int
-	// lost: the node has hung up, or does not know the session any more.
+	// lost is set when the node has closed the connection, or does not have the session any more.
 	lost bool
-	// owed are loans that the node could not be told to be free.
+	// owed are the numbers of loans whose return could not be sent to the node.
 	owed []uint64
-	// call is the one under way on the socket; nil: none.
+	// call receives the reply of the call under way on the socket; nil if there is none.
 	call chan localReply
 }
 
-// localReply is what came of a call on the socket.
+// localReply is the result of a call on the socket.
 type localReply struct {
 	msg []byte
 	err error
 }
 
-// errSocketTaken says that a call is under way on the socket. It never leaves the
+// errSocketTaken reports that another call is under way on the socket. The error never leaves the
 // package.
 var errSocketTaken = errors.New("a call is under way")
 
-// read is the Read RPC over the socket. Errors: errSocketTaken, errLinkLost, a gRPC
-// status, ctx's.
+// read makes the Read RPC over the socket. Errors: errSocketTaken, errLinkLost, a gRPC status, the
+// error of ctx.
 func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (_ *pb.ReadResponse, err error) {
 	ctx, span := startSpan(ctx, roadSocket, api.MethodRead)
 	defer func() { endSpan(span, err) }()
@@ -93,12 +93,12 @@ func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (_ *pb.ReadRe
 		resp := new(pb.ReadResponse)
 		return resp, reply.decode(head.ID, resp)
 	case <-ctx.Done():
-		// The reply is still to come, and the socket taken until then.
+		// The reply is still to come, and the socket stays taken until then.
 		return nil, ctx.Err()
 	}
 }
 
-// decode takes a reply apart. Errors: errLinkLost, a gRPC status.
+// decode decodes a reply into resp. Errors: errLinkLost, a gRPC status.
 func (r localReply) decode(id uint64, resp proto.Message) error {
 	if r.err != nil {
 		return fmt.Errorf("%w: %w", errLinkLost, r.err)
@@ -119,17 +119,17 @@ func (r localReply) decode(id uint64, resp proto.Message) error {
 	return nil
 }
 
-// tell gives loans back over the socket. Where it cannot be told, the connection
-// has ended, and the node has them back by that. It may block for as long as a
-// call takes at the node, if hundreds of returns are under way behind it.
+// tell returns loans over the socket. If the write fails, the connection has ended, and the node
+// has taken the loans back. tell may block for as long as a call takes at the node, if hundreds of
+// returns are queued behind that call.
 func (l *localLink) tell(numbers []uint64) {
 	if _, err := l.conn.Write(api.AppendReturn(nil, numbers)); err != nil {
 		l.lose()
 	}
 }
 
-// localLink returns the link with a reference, connecting if there is none.
-// Errors: ErrUnsupported, ErrClosed, ctx's.
+// localLink returns the link with a reference. It connects if there is no link. Errors:
+// ErrUnsupported, ErrClosed, the error of ctx.
 func (s *Store) localLink(ctx context.Context) (*localLink, error) {
 	path := s.opts.LocalSocket
 	if path == "" {
@@ -170,8 +170,8 @@ func (c *localSocket) current() (*localLink, error) {
 	return c.link, nil
 }
 
-// adopt takes a new link, to which the caller has a reference, for the Store. If
-// the Store is closed the reference is given up.
+// adopt makes l, to which the caller has a reference, the Store's link. If the Store is closed,
+// adopt releases the reference.
 func (c *localSocket) adopt(l *localLink) error {
 	c.mu.Lock()
 	if c.closed {
@@ -184,13 +184,13 @@ func (c *localSocket) adopt(l *localLink) error {
 	l.retain()
 	c.mu.Unlock()
 	if old != nil {
-		old.release() // it was lost
+		old.release() // the old link was lost
 	}
 	go l.watch(c)
 	return nil
 }
 
-// forget gives up the Store's reference to a lost link.
+// forget releases the Store's reference to a lost link.
 func (c *localSocket) forget(l *localLink) {
 	c.mu.Lock()
 	mine := c.link == l
@@ -203,7 +203,8 @@ func (c *localSocket) forget(l *localLink) {
 	}
 }
 
-// close gives up the link; it ends now, or with the last result that is returned.
+// close releases the Store's reference to the link. The link ends now, or when the last result is
+// returned.
 func (c *localSocket) close() {
 	c.mu.Lock()
 	l := c.link
@@ -234,8 +235,8 @@ func dialLocal(ctx context.Context, path string, timeout time.Duration) (*localL
 	return &localLink{socket: path, conn: conn, view: view, node: hello.Node, session: hello.Session, watched: make(chan struct{}), refs: 1}, nil
 }
 
-// receiveHello reads what the node sends first. The memfd of its arena is not nil without
-// an error.
+// receiveHello reads the first message of a node. Without an error, the memfd of the node's arena
+// is not nil.
 func receiveHello(ctx context.Context, conn *net.UnixConn) (*os.File, api.LocalHello, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -264,7 +265,7 @@ func receiveHello(ctx context.Context, conn *net.UnixConn) (*os.File, api.LocalH
 	return nil, hello, err
 }
 
-// mapArena maps the arena that came with a hello, and closes memfd.
+// mapArena maps the arena whose descriptor came with a hello, and closes memfd.
 func mapArena(memfd *os.File, hello api.LocalHello) (*arena.View, error) {
 	view, err := arena.Map(int(memfd.Fd()))
 	err = errors.Join(err, memfd.Close())
@@ -282,8 +283,8 @@ func mapArena(memfd *os.File, hello api.LocalHello) (*arena.View, error) {
 	return nil, err
 }
 
-// watch passes replies on until the connection ends. Then a node that has gone
-// does not keep its memory because it is mapped here.
+// watch passes replies to their calls until the connection ends. Then it drops the Store's
+// reference, so that the mapping does not keep the memory of a node that has ended.
 func (l *localLink) watch(c *localSocket) {
 	defer close(l.watched)
 	in := bufio.NewReader(l.conn)
@@ -323,13 +324,13 @@ func (l *localLink) release() (last bool) {
 	last = l.refs == 0
 	l.mu.Unlock()
 	if last {
-		_ = l.conn.Close() // by this the node takes back all that was lent
-		_ = l.view.Close() // only a mapping that is none could fail
+		_ = l.conn.Close() // when the connection closes, the node takes back its loans
+		_ = l.view.Close() // Close fails only for a mapping that does not exist
 	}
 	return last
 }
 
-// lose marks the link as of no use for new reads.
+// lose marks the link as unusable for new reads.
 func (l *localLink) lose() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

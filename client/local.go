@@ -17,26 +17,25 @@ import (
 type LocalPiece struct {
 	// Block is the index in the chain, Group the layer group.
 	Block, Group int
-	// Bytes are the piece, or the layers asked for. They are read-only: a write
-	// is a fault that ends the process. They are valid until Return.
+	// Bytes are the piece, or the requested layers of it. They are read-only: a write is a fault
+	// that ends the process. They are valid until Return.
 	Bytes []byte
 }
 
-// LocalResult is what was borrowed.
+// LocalResult is the result of ReadLocal.
 type LocalResult struct {
-	// ReadResult says what was found, as from Read.
+	// ReadResult is the result as from Read.
 	ReadResult
-	// Pieces were found and verified, in the order of the request, also behind a
-	// lost block.
+	// Pieces were found and verified. They are in the order of the request and include pieces
+	// behind a lost block.
 	Pieces []LocalPiece
 
 	loan *loan
 }
 
-// Return gives the pieces back: their Bytes must not be touched any more,
-// whatever it returns. It may be called again, and costs nothing then. An error
-// says that the node was not told; it will be with the next Return, or when the
-// Store is closed.
+// Return returns the pieces to the node. Their Bytes must not be touched any more, whatever Return
+// returns. A second call has no effect. An error means that the return could not be sent to the
+// node; it is sent with the next Return, or the loan ends when the Store is closed.
 func (r *LocalResult) Return(ctx context.Context) error {
 	if r.loan == nil {
 		return nil
@@ -44,15 +43,14 @@ func (r *LocalResult) Return(ctx context.Context) error {
 	return r.loan.end(ctx)
 }
 
-// ReadLocal borrows pieces of a chain where they lie in the memory of the node on
-// this host (Options.LocalSocket), verified, instead of having them moved. Into,
-// Base and the pieces' Offset are not used. The node keeps the pieces until
-// Return, or until this process ends, and lends a bounded amount of memory: Busy
-// is an outcome, as is a prefix that is shorter than what is cached. Return
-// promptly, and Read what is to be kept.
+// ReadLocal borrows pieces of a chain in place, in the memory of the node on this host
+// (Options.LocalSocket), verified, instead of moving them. Into, Base and the pieces' Offset are
+// not used. The node keeps the pieces until Return, or until this process ends. It lends a bounded
+// amount of memory, so Busy is an outcome, and so is a prefix that is shorter than the cached one.
+// Return promptly, and use Read for KV that is to be kept.
 //
-// Errors are those of Read, and ErrUnsupported if the socket cannot be reached,
-// or is that of another node than the sequence's: Read still works.
+// Errors are those of Read, and ErrUnsupported if the socket cannot be reached, or if it is another
+// node's socket than the sequence's. Read still works then.
 func (s *Store) ReadLocal(ctx context.Context, req ReadRequest) (LocalResult, error) {
 	s.stats.reads.Add(1)
 	for attempt := 0; ; attempt++ {
@@ -71,8 +69,8 @@ func (s *Store) ReadLocal(ctx context.Context, req ReadRequest) (LocalResult, er
 	}
 }
 
-// errLinkLost says that the connection to the unix socket has ended. It never
-// leaves the package.
+// errLinkLost reports that the connection to the unix socket has ended. The error never leaves the
+// package.
 var errLinkLost = errors.New("local session has ended")
 
 func hideLink(err error) error {
@@ -82,16 +80,16 @@ func hideLink(err error) error {
 	return err
 }
 
-// borrowing is the local part of a reading.
+// borrowing is the additional state of a reading for ReadLocal.
 type borrowing struct {
 	link *localLink
 	loan *loan
-	// pieces are where the node says that each piece lies. Each is written by
-	// the task that the piece belongs to.
+	// pieces are the memory ranges of the pieces, from the node's replies. The task to which a
+	// piece belongs writes its entry.
 	pieces [][]byte
 }
 
-// loan is what one ReadLocal has borrowed. It holds a reference to the link.
+// loan is the memory that one ReadLocal has borrowed. It holds a reference to the link.
 type loan struct {
 	store *Store
 	link  *localLink
@@ -103,9 +101,9 @@ type loan struct {
 	ended    bool
 }
 
-// numbers are loans by the way on which they were asked for. They are given back
-// on the same: so a return cannot overtake the call that made the loan, whose
-// reply may never have been seen.
+// numbers are the numbers of loans, by the transport of the Read call that made them. They are
+// returned over the same transport, so that a return cannot overtake the call that made the loan.
+// The reply of that call may never have been received.
 type numbers struct{ socket, grpc []uint64 }
 
 // runLocal performs a checked ReadLocal.
@@ -139,7 +137,8 @@ func (r *reading) runLocal(ctx context.Context) (LocalResult, error) {
 	return out, nil
 }
 
-// borrow is one Read RPC that moves no bytes: call, look there, verify.
+// borrow makes one Read RPC that moves no bytes: it makes the call, finds the pieces in the arena,
+// and verifies them.
 func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error {
 	link := r.local.link
 	if sess.localID != link.node {
@@ -152,7 +151,7 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 	for k, i := range t.pieces {
 		refs[k] = &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group)}
 	}
-	// From here on the number is ours to return, whatever comes of the call.
+	// From here on the number must be returned, even if the call fails.
 	number := link.next.Add(1)
 	req := r.request(t, refs)
 	req.LocalSession, req.Loan = link.session[:], number
@@ -186,7 +185,8 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 	return nil
 }
 
-// slice returns the memory that a node names; nil if it is not all in the node's arena mem.
+// slice returns the memory range that a node names; nil if the range does not lie within the node's
+// arena mem.
 func slice(mem []byte, offset uint64, sizeBytes int64) []byte {
 	if sizeBytes < 0 || offset > math.MaxInt64 || int64(offset) > int64(len(mem))-sizeBytes {
 		return nil
@@ -194,7 +194,7 @@ func slice(mem []byte, offset uint64, sizeBytes int64) []byte {
 	return mem[offset : int64(offset)+sizeBytes]
 }
 
-// add notes the number of a loan from the node.
+// add records the number of a loan from the node.
 func (l *loan) add(n *node, number uint64, overSocket bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -206,8 +206,8 @@ func (l *loan) add(n *node, number uint64, overSocket bool) {
 	}
 }
 
-// take ends the loan on our side and returns what the node has to be told. It
-// does so once.
+// take marks the loan as ended and returns the numbers to return to the node. first is true in the
+// first call only.
 func (l *loan) take() (n *node, back numbers, first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -229,7 +229,7 @@ func (l *loan) end(ctx context.Context) error {
 	return l.link.giveBack(ctx, n, back)
 }
 
-// abandon is end in the background, for a loan that nobody will see.
+// abandon is end in the background, for a loan that is not returned to the caller.
 func (l *loan) abandon() {
 	n, back, first := l.take()
 	if !first {
@@ -239,7 +239,7 @@ func (l *loan) abandon() {
 		defer l.link.release()
 		ctx, cancel := context.WithTimeout(l.store.ctx, l.store.opts.DialTimeout)
 		defer cancel()
-		// What it cannot tell the node is told with the next Return.
+		// Numbers that could not be sent are sent with the next Return.
 		_ = l.link.giveBack(ctx, n, back)
 	})
 	if !background {
@@ -247,8 +247,7 @@ func (l *loan) abandon() {
 	}
 }
 
-// giveBack tells the node that loans, and those of which it could not be told
-// before, have ended.
+// giveBack returns loans to the node, including those whose return could not be sent before.
 func (l *localLink) giveBack(ctx context.Context, n *node, back numbers) error {
 	if n == nil || l.isLost() {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Match finds the longest cached prefix of a chain, and leases it if asked. A
-// prompt shorter than one block is a Miss.
+// Match finds the longest cached prefix of a chain, and leases it if requested. A prompt shorter
+// than one block is a Miss.
 func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error) {
 	s.stats.matches.Add(1)
 	if err := checkNamespace(req.Namespace); err != nil {
@@ -46,12 +46,12 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	return s.joinMatches(ctx, req, ids, shares, matches)
 }
 
-// matchEpochs fills in what the request leaves open of its epochs, and refuses a range
-// without an epoch in it.
+// matchEpochs fills in the epochs that the request leaves open, and returns an error for a range
+// without an epoch.
 func matchEpochs(req *MatchRequest) error {
 	if req.Newest {
 		if req.Epoch != 0 {
-			return fmt.Errorf("%w: both epoch %d and the newest are asked for", ErrRequest, req.Epoch)
+			return fmt.Errorf("%w: both epoch %d and the newest are requested", ErrRequest, req.Epoch)
 		}
 		return nil
 	}
@@ -64,7 +64,7 @@ func matchEpochs(req *MatchRequest) error {
 	return nil
 }
 
-// wants reports whether an answer of epoch e is one to the request.
+// wants reports whether the request accepts an answer of epoch e.
 func (req *MatchRequest) wants(e kv.Epoch) bool {
 	oldest := req.Oldest
 	if oldest == 0 && !req.Newest {
@@ -118,7 +118,8 @@ func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 		return nil
 	}
 	if req.Pin {
-		// A pin whose answer was lost would stay for ever: not tried again.
+		// A pin is not retried: if the answer to the first call was lost, that call's pin would
+		// never be released.
 		sess, err := sh.node.use(ctx)
 		if err == nil {
 			err = sh.node.failed(sess, call(sess))
@@ -136,8 +137,8 @@ func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 	return m
 }
 
-// mixedEpochs returns the epochs of a node's answer to a mixed match. A node that does not
-// know mixed matches answers with blocks of one epoch.
+// mixedEpochs returns the epochs of a node's answer to a mixed match. A node without mixed matches
+// answers with blocks of one epoch.
 func mixedEpochs(req MatchRequest, r *pb.MatchResponse) (runs []kv.EpochRun, err error) {
 	blocks := uint64(0)
 	for _, run := range r.GetEpochs() {
@@ -158,7 +159,7 @@ func mixedEpochs(req MatchRequest, r *pb.MatchResponse) (runs []kv.EpochRun, err
 	return runs, nil
 }
 
-// millis is d in milliseconds, at least 1 if it is positive.
+// millis returns d in milliseconds, at least 1 if d is positive.
 func millis(d time.Duration) uint64 {
 	if d <= 0 {
 		return 0
@@ -166,7 +167,7 @@ func millis(d time.Duration) uint64 {
 	return uint64(max(1, d.Milliseconds()))
 }
 
-// joinMatches makes one prefix of what the nodes matched of their shares.
+// joinMatches joins the nodes' matches of their shares to one prefix.
 func (s *Store) joinMatches(ctx context.Context, req MatchRequest, ids []kv.BlockID, shares []share, matches []shareMatch) (MatchResult, error) {
 	g := req.Namespace.Geometry
 	lease := &Lease{store: s}
@@ -244,9 +245,9 @@ func joinedEpochs(shares []share, matches []shareMatch, blocks int) (runs []kv.E
 	return runs
 }
 
-// joinedEpoch is the epoch of a match to which several nodes contributed: that of the
-// first block, where it is one to the request. What other nodes matched of another
-// epoch does not count.
+// joinedEpoch returns the epoch of a match to which several nodes contributed: the epoch of the
+// first block, if the request accepts it. Blocks that other nodes matched of another epoch do not
+// count.
 func joinedEpoch(req *MatchRequest, shares []share, matches []shareMatch) kv.Epoch {
 	newest := req.Epoch
 	for i, m := range matches {
@@ -261,7 +262,7 @@ func joinedEpoch(req *MatchRequest, shares []share, matches []shareMatch) kv.Epo
 }
 
 // Delivered drops blocks of class Transfer, of ns.Epoch, that have reached their reader, and
-// returns how many. A node that is down drops them when they are evicted.
+// returns the number of dropped blocks. A node that is down drops them when they are evicted.
 func (s *Store) Delivered(ctx context.Context, ns kv.Namespace, ids []kv.BlockID) (int, error) {
 	if err := checkNamespace(ns); err != nil {
 		return 0, err

@@ -7,15 +7,14 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Memory is memory of the caller that blocks are read into and written from. The
-// zero Memory has no bytes; it serves what stands for a Store in a test.
+// Memory is memory of the caller that blocks are read into and written from. The zero Memory has no
+// bytes; it serves tests that replace the Store.
 type Memory struct {
 	region rdma.Region
 }
 
-// Register makes mem usable for Read and Write. It must stay allocated until
-// Close has returned; peers can write to it only where and while a Read has a
-// window open.
+// Register makes mem usable for Read and Write. mem must stay allocated until Memory.Close has
+// returned. Peers can write only to the ranges over which a Read has a window open.
 func (s *Store) Register(mem []byte) (*Memory, error) {
 	region, err := s.opts.Engine.Register(mem, rdma.RegisterOptions{Local: true})
 	if err != nil {
@@ -32,9 +31,8 @@ func (m *Memory) Bytes() []byte {
 	return m.region.Bytes()
 }
 
-// Close ends the registration. Reads into the memory that are under way fail; it
-// returns when nothing touches the memory any more, or with ctx's error: then it
-// may be called again.
+// Close ends the registration. Reads into the memory that are under way fail. Close returns when
+// nothing touches the memory any more, or with the error of ctx; then it may be called again.
 func (m *Memory) Close(ctx context.Context) error {
 	if m.region == nil {
 		return nil

@@ -23,8 +23,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// session is one successful connection to a node: gRPC and data plane. It does
-// not change; a node that restarts gets another.
+// session is one successful connection to a node: gRPC and data plane. It is immutable. A node that
+// restarts gets a new session.
 type session struct {
 	conn  *grpc.ClientConn
 	cache pb.CacheClient
@@ -32,20 +32,20 @@ type session struct {
 
 	name, version string
 	engine        rdma.EngineID
-	road          *road // by messages over the data plane
-	readBytes     int64 // payload of one Read
-	writeBytes    int64 // payload of one Reserve
+	road          *road // messages over the data plane
+	readBytes     int64 // largest payload of one Read
+	writeBytes    int64 // largest payload of one Reserve
 	chainBlocks   int
 	fragments     bool // the node can read into fragments
 	suffixes      bool // the node finds the end of a chain by itself
-	// localID is what the node says of itself on its unix socket; zero if it has
-	// none.
+	// localID is the ID that the node sends on its unix socket; zero if it has no socket.
 	localID api.LocalID
 	// localSocket is the path of that socket, on the node's host.
 	localSocket string
-	localMatch  bool // the socket takes matches
+	localMatch  bool // the socket takes Match calls
 	existsCalls bool // Exists may be a call on the socket, or a message
-	// stagingBytes is the memory for the bytes of a write over the socket; 0: it takes none.
+	// stagingBytes is the staging memory for the bytes of a write over the socket; 0 if the node
+	// takes no writes there.
 	stagingBytes int64
 }
 
@@ -60,18 +60,18 @@ type session struct {
 type node struct {
 	store  *Store
 	target string
-	// seed is the hash of target: the node's part in rendezvous hashing.
+	// seed is the hash of target: the node's input to rendezvous hashing.
 	seed uint64
 	// local are the connections to the node's unix socket, if the node is on this host.
 	local localConns
 
 	mu      sync.Mutex
 	session *session
-	// err is why there is no session; deadUntil is when to try again. Zero:
-	// nothing was tried since the session ended.
+	// err is the reason why there is no session; deadUntil is the time of the next attempt. Zero
+	// values: no attempt was made since the session ended.
 	err       error
 	deadUntil time.Time
-	// attempt is closed when the attempt under way has ended; nil if none is.
+	// attempt is closed when the attempt under way has ended; nil if there is none.
 	attempt chan struct{}
 }
 
@@ -79,9 +79,9 @@ func newNode(s *Store, target string) *node {
 	return &node{store: s, target: target, seed: xxh3.HashString(target), local: localConns{store: s, all: make(map[*localConn]struct{})}}
 }
 
-// use returns the node's session, opening one if the last was lost. It returns
-// errDown at once while the node is dead. Errors: errDown, also as versionError, ErrAuth, ErrProvider,
-// ErrClosed, ctx's.
+// use returns the node's session. It opens one if the last was lost. While the node is dead, it
+// returns errDown at once. Errors: errDown, also as versionError, ErrAuth, ErrProvider, ErrClosed,
+// the error of ctx.
 func (n *node) use(ctx context.Context) (*session, error) {
 	for {
 		n.mu.Lock()
@@ -113,7 +113,7 @@ func (n *node) use(ctx context.Context) (*session, error) {
 	}
 }
 
-// connect makes one attempt and records what came of it.
+// connect makes one attempt and records the result.
 func (n *node) connect(attempt chan struct{}) {
 	ctx, cancel := context.WithTimeout(n.store.ctx, n.store.opts.DialTimeout)
 	defer cancel()
@@ -126,7 +126,7 @@ func (n *node) connect(attempt chan struct{}) {
 	}
 	n.mu.Unlock()
 	if err == nil {
-		n.store.stats.connects.Add(1) // before anybody who waits goes on, and counts
+		n.store.stats.connects.Add(1) // before close wakes the waiting calls, because they may read the counter
 	}
 	close(attempt)
 	log := n.store.opts.Logger
@@ -147,7 +147,7 @@ func (n *node) open(ctx context.Context) (*session, error) {
 	}
 	sess := &session{conn: conn, cache: pb.NewCacheClient(conn), admin: pb.NewAdminClient(conn)}
 	if err := n.describe(ctx, sess); err != nil {
-		_ = conn.Close() // the error that counts is err
+		_ = conn.Close() // err is the error to report
 		return nil, err
 	}
 	return sess, nil
@@ -159,7 +159,7 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 		return versionError{n.target + " does not have the call Describe: it is not a storage node, or a node of another version: check the address, and run the same release of Penstock on both sides"}
 	}
 	if err != nil {
-		// Any failure of the attempt, also its timeout, means that the node is down.
+		// Any failure of the attempt means that the node is down. A timeout is a failure too.
 		if err := callError(context.WithoutCancel(ctx), "describe", n.target, err); errors.Is(err, ErrAuth) || errors.Is(err, errDown) {
 			return err
 		}
@@ -191,18 +191,18 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	return nil
 }
 
-// providerOf is the transfer engine of a node.
+// providerOf returns the provider of a node's transfer engine.
 func providerOf(d *pb.DescribeResponse) string { return cmp.Or(d.GetDataProvider(), "tcp") }
 
-// connectData opens the data plane: at the address the node tells, and at the
-// host by which we reached its gRPC, where these differ.
+// connectData opens the data plane at the address that the node advertises or, if that fails or
+// cannot work, at the host by which the client reached the node's gRPC.
 func (n *node) connectData(ctx context.Context, addr rdma.Addr, token rdma.Token, port uint32) (rdma.EngineID, error) {
 	var errs []error
 	candidates := dataAddresses(addr, hostOf(n.target), port)
 	for i, a := range candidates {
 		try, cancel := ctx, context.CancelFunc(func() {})
 		if deadline, ok := ctx.Deadline(); ok && i < len(candidates)-1 {
-			// Leave time for the next one.
+			// Leave time for the next address.
 			try, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
 		}
 		id, err := n.store.opts.Engine.Connect(try, a, token)
@@ -215,10 +215,10 @@ func (n *node) connectData(ctx context.Context, addr rdma.Addr, token rdma.Token
 	return rdma.EngineID{}, errors.Join(errs...)
 }
 
-// dataAddresses are the addresses to try, best first. A node that listens on
-// every interface, or on loopback behind a tunnel, advertises what only it can
-// reach. Text before the host, and text after the port that begins with #, is kept: it
-// belongs to the provider's protocol.
+// dataAddresses returns the addresses to try, best first. A node that listens on every interface,
+// or on loopback behind a tunnel, advertises an address that only the node itself can reach. Text
+// before the host, and text after the port that begins with #, is kept, because it belongs to the
+// provider's protocol.
 func dataAddresses(addr rdma.Addr, host string, port uint32) []rdma.Addr {
 	if host == "" || port == 0 {
 		return []rdma.Addr{addr}
@@ -252,8 +252,8 @@ func dataAddresses(addr rdma.Addr, host string, port uint32) []rdma.Addr {
 	return []rdma.Addr{addr, fallback}
 }
 
-// failed reports what a call on sess ended with, and returns err. If it says that
-// the node is down the session is given up.
+// failed handles the error of a call on sess, and returns it. If the error is errDown, it drops the
+// session.
 func (n *node) failed(sess *session, err error) error {
 	if errors.Is(err, errDown) {
 		n.drop(sess)
@@ -261,8 +261,7 @@ func (n *node) failed(sess *session, err error) error {
 	return err
 }
 
-// drop gives the session up, unless it has been replaced already: the next call
-// opens another.
+// drop closes the session, unless it has been replaced already. The next call opens a new one.
 func (n *node) drop(sess *session) {
 	n.mu.Lock()
 	if n.session != sess {
@@ -272,21 +271,20 @@ func (n *node) drop(sess *session) {
 	n.session = nil
 	n.mu.Unlock()
 	n.store.stats.sessionsLost.Add(1)
-	_ = sess.conn.Close() // nothing is left to do with it
+	_ = sess.conn.Close() // the session is unusable in any case
 	sess.road.close()
 }
 
 // dataAlive reports whether the data-plane session is up.
 func (n *node) dataAlive(sess *session) bool { return !sess.road.gone.Load() }
 
-// dataConnected also asks the engine whether the session is up. The engine sets gone
+// dataConnected also asks the engine whether the session is up. The transport's gone flag is set
 // only some time after a session has ended.
 func (n *node) dataConnected(sess *session) bool {
 	return n.dataAlive(sess) && slices.ContainsFunc(n.store.opts.Engine.Peers(), func(p rdma.Peer) bool { return p.ID == sess.engine })
 }
 
-// live is use for calls that move bytes: a session whose data plane has gone is
-// replaced first.
+// live is use for calls that move bytes: it replaces a session whose data plane has ended first.
 func (n *node) live(ctx context.Context) (*session, error) {
 	sess, err := n.use(ctx)
 	if err != nil || n.dataAlive(sess) {
@@ -296,8 +294,8 @@ func (n *node) live(ctx context.Context) (*session, error) {
 	return n.use(ctx)
 }
 
-// retry calls f with a session from get, again where the connection broke under
-// it, up to RetryMax times. f must be safe to repeat.
+// retry calls f with a session from get. If the connection broke during f, it calls f again, up to
+// RetryMax times. f must be safe to repeat.
 func (n *node) retry(ctx context.Context, get func(context.Context) (*session, error), f func(*session) error) error {
 	for attempt := 0; ; attempt++ {
 		sess, err := get(ctx)
@@ -315,8 +313,8 @@ func (n *node) retry(ctx context.Context, get func(context.Context) (*session, e
 	}
 }
 
-// backOff waits before the next attempt: not at all before the first, since a
-// broken connection is repaired by opening another, then 10 to 20 ms, doubling.
+// backOff waits before the next attempt. It does not wait before the first retry, because a new
+// connection repairs a broken one. Then it waits 10 to 20 ms, and doubles the wait each time.
 func backOff(ctx context.Context, attempt int) error {
 	if attempt == 0 {
 		return ctx.Err()
@@ -340,26 +338,26 @@ func (n *node) close() {
 	n.session, n.err, n.deadUntil = nil, fmt.Errorf("client: %s: %w", n.target, ErrClosed), time.Now()
 	n.mu.Unlock()
 	if sess != nil {
-		_ = sess.conn.Close() // the connection is ending in any case
+		_ = sess.conn.Close() // the connection ends in any case
 		sess.road.close()
 		n.store.opts.Engine.Disconnect(sess.engine)
 	}
 }
 
-// NodeStatus is what the Store knows of one node.
+// NodeStatus is the Store's view of one node.
 type NodeStatus struct {
-	// Server is the address as in Options.Servers.
+	// Server is the node's address as in Options.Servers.
 	Server string
-	// Up is whether there is a session. Node and Version are what the node said
-	// of itself; empty if it is down.
+	// Up reports whether there is a session. Node and Version are the name and version that the
+	// node returned; empty if it is down.
 	Up            bool
 	Node, Version string
-	// Err is why it is down, if that is known.
+	// Err is the reason why the node is down, if there is one.
 	Err error
 }
 
-// Nodes returns the state of each node, in the order of Options.Servers. It does
-// not ask them.
+// Nodes returns the state of each node, in the order of Options.Servers. It makes no calls to the
+// nodes.
 func (s *Store) Nodes() []NodeStatus {
 	out := make([]NodeStatus, len(s.nodes))
 	for i, n := range s.nodes {

@@ -11,61 +11,61 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Options say which nodes a Store talks to, and how. Servers and Engine are
-// required; the zero value of every other field is its default.
+// Options name the storage nodes of a Store and configure the calls to them. Servers and Engine are
+// required; the zero value of every other field selects its default.
 type Options struct {
-	// Servers are the gRPC addresses of the storage nodes, host:port, or another
-	// target that Dial takes. Their spelling decides which node a sequence belongs to: give every client the
-	// same list, in any order.
+	// Servers are the gRPC addresses of the storage nodes, host:port, or another target that Dial
+	// takes. The spelling of the addresses decides which node a sequence belongs to: give every
+	// client the same list, in any order.
 	Servers []string
-	// Engine moves the bytes. It stays the caller's, and is closed by the caller
-	// after the Store. One Store for each engine: they share its immediates, and
-	// its receive buffers can be posted only once. Where somebody else has done
-	// so, every call goes over gRPC.
+	// Engine moves the bytes. The caller owns it and closes it after the Store. Use one Store for
+	// each engine: Stores would share the engine's immediates, and the engine's receive buffers can
+	// be posted only once. If another user of the engine has posted them, every call goes over
+	// gRPC.
 	Engine rdma.Engine
-	// Messages is called with messages of the Engine's peers that are not for the
-	// Store, those whose first byte is not api.KindReply, as by Engine.Recv. nil:
-	// they are errors, and end the peer's session.
+	// Messages is called with messages of the Engine's peers that are not for the Store: those
+	// whose first byte is not api.KindReply. The contract is that of Engine.Recv. If Messages is
+	// nil, such a message is an error and ends the peer's session.
 	Messages func(from rdma.EngineID, msg []byte)
 
-	// LocalSocket is the unix socket of the node on this host (its setting
-	// local_socket), for ReadLocal, and for Read, Match, Exists and Write in place of the path that the
-	// node reports. Empty: no ReadLocal, and the others use the node's path.
+	// LocalSocket is the path of the unix socket of the node on this host (the node's setting
+	// local_socket). ReadLocal requires it. Read, Match, Exists and Write use it instead of the
+	// path that the node reports. Empty: ReadLocal is not supported, and the other calls use the
+	// node's path.
 	LocalSocket string
-	// NoLocal makes Read, Match, Exists and Write use the transfer engine also where the node is on
+	// NoLocal makes Read, Match, Exists and Write use the transfer engine even if the node is on
 	// this host and has a unix socket.
 	NoLocal bool
 
 	// BearerToken is sent with every call. It is refused over plaintext to a
 	// host that is not loopback unless Insecure is set.
 	BearerToken string
-	// TLS, if set, protects gRPC. Nodes with TLS want it of the data plane too,
-	// unless they are told otherwise: give the Engine the same (tcp.Options.TLS).
+	// TLS, if set, protects gRPC. By default a node with TLS requires TLS on the data plane too:
+	// give the Engine the same configuration (tcp.Options.TLS).
 	TLS *tls.Config
 	// Insecure allows a bearer token over plaintext.
 	Insecure bool
 
-	// Logger takes what a person should act on. Default: discard, but for a Store
-	// that no node has answered: slog.Default says so, once.
+	// Logger receives events that a person should act on. Default: events are discarded. Exception:
+	// if no node answers Open, one warning goes to slog.Default.
 	Logger *slog.Logger
 	// DialTimeout bounds one attempt to reach a node. Default 3 s.
 	DialTimeout time.Duration
-	// DeadFor is how long a node that failed is a miss before it is tried
-	// again. Default 5 s.
+	// DeadFor is the time after a node's failure during which its blocks are misses, before the
+	// node is tried again. Default 5 s.
 	DeadFor time.Duration
-	// RetryMax is how often a Match or a part of a Read is tried again after
-	// its connection broke. Default 2; negative: never.
+	// RetryMax is the number of retries of a Match, or of a part of a Read, after its connection
+	// broke. Default 2; negative: no retry.
 	RetryMax int
 
-	// ReadParallel is how many Read RPCs one Read has under way. Default 4.
+	// ReadParallel is the number of Read RPCs that one Read has under way. Default 4.
 	ReadParallel int
-	// ReadTaskBytes and WriteChunkBytes are the payload of one Read RPC and of
-	// one Reserve; the node's own limits apply as well. Smaller tasks overlap
-	// checking with transfer, larger ones cost fewer calls. Defaults 8 MiB and
-	// 16 MiB.
+	// ReadTaskBytes and WriteChunkBytes are the payload of one Read RPC and of one Reserve. The
+	// node's own limits apply as well. Smaller tasks overlap checking with transfer; larger ones
+	// need fewer calls. Defaults: 8 MiB and 16 MiB.
 	ReadTaskBytes, WriteChunkBytes int64
-	// BatchParallel is how many sequences ReadBatch and WriteBatch work on at
-	// once. Default 4.
+	// BatchParallel is the number of sequences that ReadBatch and WriteBatch process at once.
+	// Default 4.
 	BatchParallel int
 }
 
@@ -81,7 +81,7 @@ func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.Logger, slog.New(slog.DiscardHandler))
 }
 
-// Validate reports the first thing that is wrong with o, or nil.
+// Validate returns the first error in o, or nil.
 func (o *Options) Validate() error {
 	if len(o.Servers) == 0 {
 		return errors.New("client: no servers; give Options.Servers the gRPC address of at least one storage node")

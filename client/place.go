@@ -68,7 +68,7 @@ func checkFragments(fragments []Fragment, layers int, layerBytes int64) error {
 	return nil
 }
 
-// checkFragmentsApart is checkApart for fragments.
+// checkFragmentsApart returns an error if fragments share bytes. It is checkApart for fragments.
 func (r *reading) checkFragmentsApart() error {
 	type span struct {
 		target, piece int
@@ -90,7 +90,7 @@ func (r *reading) checkFragmentsApart() error {
 	return nil
 }
 
-// runs returns the runs of piece i. It uses one as memory for a single run.
+// runs returns the runs of piece i. It stores a single run in one, to avoid an allocation.
 func (r *reading) runs(i int, one *[1]run) []run {
 	if r.fragments != nil {
 		return r.fragments[i]

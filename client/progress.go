@@ -5,25 +5,25 @@ import (
 	"sync/atomic"
 )
 
-// ReadProgress is how far a Read has come.
+// ReadProgress is the progress of a Read.
 type ReadProgress struct {
-	// Blocks is what ReadResult.Blocks will be at least: every block before it is in
-	// memory and verified.
+	// Blocks is a lower bound of the final ReadResult.Blocks: every block before it is in memory
+	// and verified.
 	Blocks int
-	// Bytes of the pieces have arrived, verified or not. It says how fast a Read is,
-	// not what can be used.
+	// Bytes is the number of bytes of the pieces that have arrived, verified or not. It measures
+	// the speed of a Read. It does not show which blocks can be used.
 	Bytes int64
 }
 
-// progress calls a Read's Progress.
+// progress makes the calls of a Read's Progress function.
 type progress struct {
 	tell func(ReadProgress)
-	// total is what the pieces have, step how many bytes are worth a call: those of
+	// total is the size of all pieces in bytes. A call is made for every step bytes, the size of
 	// the smallest piece.
 	total, step int64
 	landed      atomic.Int64
 
-	// mu makes one call at a time.
+	// mu serialises the calls.
 	mu     sync.Mutex
 	told   ReadProgress
 	blocks int
@@ -43,20 +43,20 @@ func (r *reading) newProgress() *progress {
 	return p
 }
 
-// add counts n bytes that have landed; n is negative where they are to come again.
+// add counts n landed bytes. n is negative for bytes that will be sent again.
 func (p *progress) add(n int64) {
 	if sum := p.landed.Add(n); sum/p.step != (sum-n)/p.step {
 		p.report()
 	}
 }
 
-// attemptBytes are what landed in one attempt. A nil one does nothing.
+// attemptBytes counts the bytes that landed in one attempt. A nil attemptBytes counts nothing.
 type attemptBytes struct {
 	progress *progress
 	landed   atomic.Int64
 }
 
-// attempt begins to count.
+// attempt returns a new counter for an attempt; nil if p is nil.
 func (p *progress) attempt() *attemptBytes {
 	if p == nil {
 		return nil
@@ -69,15 +69,15 @@ func (a *attemptBytes) add(n int64) {
 	a.progress.add(n)
 }
 
-// end is called when nothing lands any more: what was delivered counts, neither
-// what failed nor what came twice.
+// end is called when no more bytes land. It replaces the count of landed bytes by delivered, which
+// has neither failed pieces nor bytes that came twice.
 func (a *attemptBytes) end(delivered int64) {
 	if a != nil {
 		a.progress.add(delivered - a.landed.Load())
 	}
 }
 
-// verified notes the length of the verified prefix.
+// verified records the length of the verified prefix.
 func (p *progress) verified(blocks int) {
 	p.mu.Lock()
 	p.blocks = max(p.blocks, blocks)
@@ -85,7 +85,7 @@ func (p *progress) verified(blocks int) {
 	p.report()
 }
 
-// report calls the caller, if there is something new to say.
+// report calls the caller's function if the progress has changed.
 func (p *progress) report() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,8 +96,8 @@ func (p *progress) report() {
 	}
 }
 
-// prefix is how many blocks from the first on are verified, of which each piece
-// that was asked for has arrived.
+// prefix returns the number of blocks, from the first on, whose requested pieces have all arrived
+// and are verified.
 func (r *reading) prefix() int {
 	n := len(r.ids)
 	r.mu.Lock()
@@ -110,7 +110,7 @@ func (r *reading) prefix() int {
 	return n
 }
 
-// delivered is how many bytes of the task have arrived.
+// delivered returns the number of bytes of the task's pieces that have arrived and are verified.
 func (r *reading) delivered(t *readTask) (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

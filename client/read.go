@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	// readTaskPieces bounds the pieces of one Read RPC, which small blocks would
-	// reach before ReadTaskBytes: one operation and one hash list each.
+	// readTaskPieces bounds the pieces of one Read RPC: each is one operation and one list of
+	// checksums. Small blocks reach this bound before ReadTaskBytes.
 	readTaskPieces = 512
-	// landWithin is how long immediates may come after the node has said that
-	// they were sent. They come before on every provider that confirms at the
-	// target; the bound is for one that lost count.
+	// landWithin bounds the wait for immediates after the node has reported that it sent them. On
+	// every provider that confirms at the target, the immediates arrive before that report. The
+	// bound covers a provider that lost an immediate.
 	landWithin = 10 * time.Second
 )
 
@@ -33,7 +33,7 @@ type reading struct {
 	store *Store
 	req   ReadRequest
 	ids   []kv.BlockID
-	// epochs has the epoch of each block of a mixed read; nil if req.Epoch is that of all.
+	// epochs has the epoch of each block of a mixed read; nil: all blocks are of req.Epoch.
 	epochs []kv.Epoch
 	digest kv.GeometryDigest
 	pieces []Piece
@@ -43,15 +43,15 @@ type reading struct {
 	// each piece goes to its Offset there.
 	targets   []*Memory
 	fragments [][]run
-	// local is nil unless the pieces are borrowed rather than moved.
+	// local is nil unless the pieces are borrowed instead of moved.
 	local *borrowing
 	// progress is nil unless the caller asked for it.
 	progress *progress
 
 	mu     sync.Mutex
 	states []pieceState // of pieces
-	// broken is the first block known not to arrive whole; tasks behind it are
-	// not begun. brokenAbsent is whether it is not stored, rather than lost.
+	// broken is the first block known not to arrive whole. Tasks behind it are not begun.
+	// brokenAbsent reports whether that block is absent, rather than lost.
 	broken       int
 	brokenAbsent bool
 }
@@ -59,7 +59,8 @@ type reading struct {
 // pieceState is the result of a piece.
 type pieceState struct {
 	delivered bool
-	// lost is why it did not arrive; cut is set instead if it did not match.
+	// lost is the reason why the piece did not arrive. If the piece did not match, cut is set
+	// instead.
 	lost   Reason
 	cut    Cut
 	detail string
@@ -69,20 +70,18 @@ type pieceState struct {
 type readTask struct {
 	node *node
 	ids  []kv.BlockID
-	// epoch is that of all of the task's blocks.
+	// epoch is the epoch of all blocks of the task.
 	epoch kv.Epoch
-	// pieces are indices into reading.pieces; local is the position of each
-	// one's block in ids.
+	// pieces are indices into reading.pieces. local has the position of each piece's block in ids.
 	pieces []int
 	local  []int
 	// suffix is set if ids does not begin with the first block of the prompt.
 	suffix bool
 }
 
-// Read loads pieces of a chain into the caller's memory and verifies them. A
-// lost block shortens the prefix. After it has returned, also with an error, nothing
-// writes to the memory any more. If ctx ended, the result has the blocks that had
-// arrived by then.
+// Read loads pieces of a chain into the caller's memory and verifies them. A lost block shortens
+// the prefix. After Read has returned, with or without an error, nothing writes to the memory any
+// more. If ctx ended, the result has the blocks that had arrived by then.
 func (s *Store) Read(ctx context.Context, req ReadRequest) (ReadResult, error) {
 	s.stats.reads.Add(1)
 	r, err := s.newReading(req)
@@ -95,7 +94,7 @@ func (s *Store) Read(ctx context.Context, req ReadRequest) (ReadResult, error) {
 	return r.run(ctx)
 }
 
-// run performs a checked Read.
+// run performs a Read whose request has been checked.
 func (r *reading) run(ctx context.Context) (ReadResult, error) {
 	if len(r.pieces) == 0 {
 		n := r.req.First
@@ -115,7 +114,7 @@ func (r *reading) run(ctx context.Context) (ReadResult, error) {
 	return r.result(), err
 }
 
-// runTasks performs the tasks, a few at a time.
+// runTasks performs the tasks, at most ReadParallel at a time.
 func (r *reading) runTasks(ctx context.Context) error {
 	if len(r.tasks) == 1 {
 		return r.runTask(ctx, &r.tasks[0])
@@ -128,7 +127,7 @@ func (r *reading) runTasks(ctx context.Context) error {
 	return group.Wait()
 }
 
-// newReading checks the request, but for its memory.
+// newReading checks the request, except for its memory.
 func (s *Store) newReading(req ReadRequest) (*reading, error) {
 	if err := checkNamespace(req.Namespace); err != nil {
 		return nil, err
@@ -174,7 +173,7 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 	return r, nil
 }
 
-// checkSums checks that there is room for the sums that are asked for.
+// checkSums returns an error unless req.Sums, if set, has room for all checksums.
 func (r *reading) checkSums() error {
 	if r.req.Sums == nil {
 		return nil
@@ -190,7 +189,7 @@ func (r *reading) checkSums() error {
 	return nil
 }
 
-// checkInto checks that the caller's memory has room for every piece.
+// checkInto returns an error unless the caller's memory has room for every piece.
 func (r *reading) checkInto() error {
 	if err := r.place(); err != nil || r.fragments != nil {
 		return err
@@ -209,8 +208,9 @@ func (r *reading) checkInto() error {
 	return nil
 }
 
-// blockEpochs returns the epoch of each block of a mixed read, and sets the request's Epoch
-// to the newest of them. Epochs may go on behind the chain. For another read it returns nil, and fills in the Epoch.
+// blockEpochs returns the epoch of each block of a mixed read, and sets the request's Epoch to the
+// newest of them. req.Epochs may be longer than the chain. For a read that is not mixed it returns
+// nil and fills in the Epoch.
 func blockEpochs(req *ReadRequest, blocks int) ([]kv.Epoch, error) {
 	if req.Epochs == nil {
 		return nil, ownEpoch(req.Namespace, &req.Epoch)
@@ -234,9 +234,8 @@ func blockEpochs(req *ReadRequest, blocks int) ([]kv.Epoch, error) {
 	return epochs, nil
 }
 
-// ownEpoch fills in an epoch that the caller left open: that of its Namespace
-// value, which names the weights the caller has. The node's current epoch would
-// be that of other weights, once it has been bumped.
+// ownEpoch replaces epoch 0 by the epoch of ns, which is the epoch of the caller's weights. The
+// node's current epoch would be wrong: after a bump it is the epoch of other weights.
 func ownEpoch(ns kv.Namespace, epoch *kv.Epoch) error {
 	if *epoch == 0 {
 		*epoch = ns.Epoch
@@ -247,9 +246,9 @@ func ownEpoch(ns kv.Namespace, epoch *kv.Epoch) error {
 	return nil
 }
 
-// neededPieces are the pieces that a prefix of the given number of blocks needs
-// from a block on, each at its place in the prompt, whose block 0 lies at base;
-// of each the layers from firstLayer on.
+// neededPieces returns the pieces of the blocks from first on that a prefix of the given number of
+// blocks needs. Each piece is at its place in the prompt, whose block 0 lies at base. Of each piece
+// the layers from firstLayer on are read.
 func neededPieces(g kv.Geometry, first, blocks int, base int64, firstLayer int) []Piece {
 	var pieces []Piece
 	for b := first; b < blocks; b++ {
@@ -263,8 +262,8 @@ func neededPieces(g kv.Geometry, first, blocks int, base int64, firstLayer int) 
 	return pieces
 }
 
-// checkApart refuses pieces that share bytes, because they would overwrite each other.
-// The offsets must be in range.
+// checkApart returns an error if pieces share bytes, because they would overwrite each other. The
+// offsets must be in range.
 func checkApart(pieces []Piece, pieceBytes func(group int) int64) error {
 	byOffset := func(a, b Piece) int { return cmp.Compare(a.Offset, b.Offset) }
 	if !slices.IsSortedFunc(pieces, byOffset) {
@@ -292,7 +291,7 @@ func checkRange(p Piece, sizeBytes int64, m *Memory) error {
 	return nil
 }
 
-// layers is how many layers of the group are read.
+// layers returns the number of layers of the group that are read.
 func (r *reading) layers(group int) int {
 	if r.req.Layers > 0 {
 		return r.req.Layers
@@ -304,7 +303,7 @@ func (r *reading) pieceBytes(group int) int64 {
 	return int64(r.layers(group)) * r.req.Namespace.Geometry.LayerBytes(group)
 }
 
-// plan cuts the pieces into tasks, in the order given.
+// plan divides the pieces into tasks, in the order given.
 func (r *reading) plan(ctx context.Context) error {
 	g := r.req.Namespace.Geometry
 	flat := r.req.Namespace.Index == kv.IndexFlat
@@ -355,17 +354,17 @@ func (r *reading) plan(ctx context.Context) error {
 	return nil
 }
 
-// readLimits are those of one task for a node.
+// readLimits are the limits of one task for a node.
 type readLimits struct {
 	bytes int64
-	// whole bounds the pieces of a task, each counted whole, as the node counts them also
-	// where it reads a few layers.
+	// whole bounds the sum of the task's pieces in their full sizes. The node counts full sizes
+	// even if it reads only some layers.
 	whole    int64
 	suffixes bool // a task may begin in the middle of a chain
 }
 
-// readLimit returns the limits of tasks for the node. A node that is down
-// has none: its tasks will be lost.
+// readLimit returns the limits of tasks for the node. For a node that is down, the limits do not
+// matter: its tasks will be lost.
 func (s *Store) readLimit(ctx context.Context, n *node) (readLimits, error) {
 	sess, err := n.live(ctx)
 	if errors.Is(err, errDown) {
@@ -377,8 +376,8 @@ func (s *Store) readLimit(ctx context.Context, n *node) (readLimits, error) {
 	return readLimits{bytes: min(s.opts.ReadTaskBytes, sess.readBytes), whole: sess.readBytes, suffixes: sess.suffixes}, nil
 }
 
-// add puts a piece into the task. A flat namespace has no ancestors: the task's
-// keys are those of its pieces.
+// add puts a piece into the task. In a flat namespace blocks have no ancestors: the task's keys are
+// those of its pieces.
 func (t *readTask) add(piece, block int, ids []kv.BlockID, flat bool) {
 	t.pieces = append(t.pieces, piece)
 	if flat {
@@ -388,10 +387,9 @@ func (t *readTask) add(piece, block int, ids []kv.BlockID, flat bool) {
 	t.local = append(t.local, block)
 }
 
-// setChains gives each task the chain that its blocks are on. Full attention
-// needs no blocks behind the task's last one, and the node finds the ancestors of its
-// first one. With window and state groups the length of the chain decides which pieces make it
-// up, so every task sends all of it.
+// setChains sets the ids of each task. With full attention, the blocks behind the task's last one
+// are not needed, and the node finds the ancestors of its first one. With window and state groups,
+// the length of the chain decides which pieces are needed, so every task sends the whole chain.
 func (r *reading) setChains(limits map[*node]readLimits) {
 	groups := r.req.Namespace.Geometry.Groups
 	whole := len(groups) > 1 || groups[0].Kind != kv.Full
@@ -411,8 +409,8 @@ func (r *reading) setChains(limits map[*node]readLimits) {
 	}
 }
 
-// runTask performs one task, again if the connection broke. What it could not
-// load is in the states; an error ends the whole Read.
+// runTask performs one task, and retries it if the connection broke. Pieces that could not be
+// loaded are recorded in states. An error ends the whole Read.
 func (r *reading) runTask(ctx context.Context, t *readTask) error {
 	if r.skip(t) {
 		return nil
@@ -441,7 +439,7 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 	return nil
 }
 
-// skip reports whether the task lies behind a block that will not arrive.
+// skip reports whether the task lies wholly behind a block that will not arrive.
 func (r *reading) skip(t *readTask) bool {
 	first := math.MaxInt
 	for _, i := range t.pieces {
@@ -452,7 +450,8 @@ func (r *reading) skip(t *readTask) bool {
 	return first > r.broken
 }
 
-// attempt is one Read RPC: window, call, immediates, revoke, verify.
+// attempt makes one Read RPC: it opens windows, makes the call, waits for the immediates, revokes
+// the windows, and verifies the bytes.
 func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error {
 	zones := r.zones(t)
 	arrival := r.newArrival(t, zones)
@@ -468,9 +467,9 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 			err = r.land(ctx, sess, imm, resp.GetImmediates())
 		}
 	}
-	// Always, and without ctx: after this nothing changes the bytes, so that
-	// what is hashed below, and what was placed once and hashed then, is what the
-	// caller sees.
+	// The windows are revoked in all cases, and without ctx. After the revocation nothing changes
+	// the bytes, so the bytes that were hashed, on arrival or below, are the bytes that the caller
+	// sees.
 	for k, window := range windows {
 		if window == nil {
 			continue
@@ -487,7 +486,7 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 		return fmt.Errorf("client: read: %s: %w", t.node.target, inWords(errBusy, resp.GetBusyReason()))
 	}
 	if anyFailed(resp) && !t.node.dataConnected(sess) {
-		return fmt.Errorf("client: read: %s: %w: its data plane has gone", t.node.target, errDown)
+		return fmt.Errorf("client: read: %s: %w: its data-plane session has ended", t.node.target, errDown)
 	}
 	r.verify(t, resp, arrival)
 	if counted != nil {
@@ -501,8 +500,8 @@ func anyFailed(resp *pb.ReadResponse) bool {
 	return slices.ContainsFunc(resp.GetPieces(), func(p *pb.PieceResult) bool { return p.GetState() == pb.PieceResult_STATE_FAILED })
 }
 
-// openWindows opens a window for the node over each zone. It returns the windows that it
-// has opened, also with an error.
+// openWindows opens a window for the node over each zone. It returns the windows that it has
+// opened, also together with an error.
 func (r *reading) openWindows(a *arrival, zones []zone, sess *session, counted *attemptBytes) ([]rdma.Window, error) {
 	windows := make([]rdma.Window, len(zones))
 	for k, z := range zones {
@@ -518,8 +517,8 @@ func (r *reading) openWindows(a *arrival, zones []zone, sess *session, counted *
 	return windows, nil
 }
 
-// call asks for the task's pieces. landed is whether they are in place already: the
-// immediates have been counted.
+// call makes the Read call for the task's pieces. landed reports whether the immediates have been
+// counted already, so the bytes are in place.
 func (r *reading) call(ctx context.Context, t *readTask, sess *session, windows []rdma.Window, zones []zone, imm uint32) (_ *pb.ReadResponse, landed bool, _ error) {
 	destinations := make([]uint32, len(windows))
 	var descs [][]byte
@@ -555,7 +554,7 @@ func (r *reading) call(ctx context.Context, t *readTask, sess *session, windows 
 	return resp, landed, nil
 }
 
-// request returns the request of a task, without where its pieces go.
+// request returns the request of a task, without the destinations of its pieces.
 func (r *reading) request(t *readTask, refs []*pb.PieceRef) *pb.ReadRequest {
 	return &pb.ReadRequest{
 		Namespace:      r.req.Namespace.Name,
@@ -570,8 +569,8 @@ func (r *reading) request(t *readTask, refs []*pb.PieceRef) *pb.ReadRequest {
 	}
 }
 
-// land waits until the immediates that the node has sent are counted: the
-// payload of each is in place then.
+// land waits until the given number of the node's immediates have been counted. Then the payload of
+// each is in place.
 func (r *reading) land(ctx context.Context, sess *session, imm, count uint32) error {
 	if count == 0 {
 		return nil
@@ -599,8 +598,8 @@ func (r *reading) land(ctx context.Context, sess *session, imm, count uint32) er
 	return fmt.Errorf("client: read: %w: not all of %d immediates arrived within %v", errDown, count, landWithin)
 }
 
-// forgetImm drops what was counted for an immediate that is not waited for, so
-// that abandoned ones do not fill the engine's memory of them.
+// forgetImm drops the count of an immediate that is not waited for, so that counts of abandoned
+// immediates do not accumulate in the engine.
 func (s *Store) forgetImm(imm uint32) {
 	expectation, err := s.opts.Engine.ExpectImm(rdma.Expect{Imm: imm, Count: math.MaxUint32})
 	if err == nil {
@@ -619,7 +618,7 @@ func (r *reading) verify(t *readTask, resp *pb.ReadResponse, arrival *arrival) {
 			state.delivered, state.detail = r.intact(i, result.GetLayerSums(), arrival.sumsOf(k, r.layers(r.pieces[i].Group)))
 			// KV of two epochs must not meet in one prefix, unless the caller mixes epochs.
 			if got := kv.Epoch(resp.GetEpoch()); state.delivered && got != t.epoch {
-				state = pieceState{lost: LostEpoch, detail: fmt.Sprintf("read under epoch %d; epoch %d was asked for", got, t.epoch)}
+				state = pieceState{lost: LostEpoch, detail: fmt.Sprintf("read under epoch %d; epoch %d was requested", got, t.epoch)}
 				break
 			}
 			if state.delivered && r.req.Sums != nil {
@@ -628,7 +627,7 @@ func (r *reading) verify(t *readTask, resp *pb.ReadResponse, arrival *arrival) {
 			if !state.delivered {
 				state.lost = LostChecksum
 				r.store.stats.lostChecksum.Add(1)
-				r.store.opts.Logger.Error("a piece arrived with other bytes than were written", "server", t.node.target, "namespace", r.req.Namespace.Name,
+				r.store.opts.Logger.Error("a piece does not have the bytes that its writer wrote", "server", t.node.target, "namespace", r.req.Namespace.Name,
 					"block", r.ids[r.pieces[i].Block], "group", r.pieces[i].Group, "detail", state.detail)
 			}
 		case pb.PieceResult_STATE_MISS:
@@ -649,8 +648,8 @@ func (r *reading) verify(t *readTask, resp *pb.ReadResponse, arrival *arrival) {
 	}
 }
 
-// intact compares a piece in memory with its writer's checksums. landed are its
-// layers as they landed, or nil.
+// intact compares a piece in memory with its writer's checksums. landed are the piece's layers as
+// hashed on arrival, or nil.
 func (r *reading) intact(i int, sums []uint64, landed []arrivedLayer) (ok bool, detail string) {
 	p := r.pieces[i]
 	layers, layerBytes := r.layers(p.Group), r.req.Namespace.Geometry.LayerBytes(p.Group)
@@ -698,7 +697,7 @@ func (r *reading) loseAll(t *readTask, why Reason, detail string) {
 	}
 }
 
-// result adds up. No task is running.
+// result returns the totals. No task is running.
 func (r *reading) result() ReadResult {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -747,10 +746,10 @@ func (r *reading) result() ReadResult {
 	return out
 }
 
-// decides reports whether the loss of piece i explains the cut better than that of
-// piece j: the loss of an earlier block does. If any loss leaves nothing, one that
-// the node reported comes first: it may have dropped the piece meanwhile, and then
-// the read's other tasks find their pieces absent.
+// decides reports whether the loss of piece i explains the cut better than that of piece j. The
+// loss of an earlier block does. With allOrNothing, a loss that the node reported comes first: the
+// node may have dropped the piece meanwhile, and then other tasks of the read find their pieces
+// absent.
 func (r *reading) decides(i, j int, allOrNothing bool) bool {
 	if a, b := r.states[i].reported(), r.states[j].reported(); a != b && allOrNothing {
 		return a
@@ -759,19 +758,19 @@ func (r *reading) decides(i, j int, allOrNothing bool) bool {
 	return block < other || block == other && r.states[j].lost == LostSkipped
 }
 
-// reported reports whether the piece was lost by itself, and is not merely absent or
-// behind one that was.
+// reported reports whether the node or the client found this piece lost. Pieces that are absent, or
+// were skipped behind a lost piece, do not count.
 func (s pieceState) reported() bool { return s.lost != "" && s.lost != LostSkipped }
 
-// allOrNothing reports whether the loss of a piece leaves nothing: a shorter prefix
-// of a window or a state needs other pieces than the longer one had, so match again.
+// allOrNothing reports whether the loss of one piece makes all pieces useless. A shorter prefix of
+// a window or a state needs other pieces than the longer one, so the caller must match again.
 func (r *reading) allOrNothing() bool {
 	return slices.ContainsFunc(r.pieces, func(p Piece) bool {
 		return r.req.Namespace.Geometry.Groups[p.Group].Kind != kv.Full
 	})
 }
 
-// why is the cut that the loss of a piece causes.
+// why returns the cut that the loss of the piece causes.
 func (s pieceState) why() Cut {
 	switch s.lost {
 	case "":

@@ -10,9 +10,8 @@ import (
 type Piece struct {
 	// Block is the index in the chain, Group the layer group.
 	Block, Group int
-	// Offset is where the piece starts in the Memory, in bytes. A piece is as
-	// long as its geometry says (kv.Geometry.PieceBytes), or, where a range of
-	// layers is read, as long as these layers.
+	// Offset is the offset of the piece in the Memory, in bytes. The length of a piece is
+	// kv.Geometry.PieceBytes or, if a range of layers is read, that of these layers.
 	Offset int64
 }
 
@@ -28,28 +27,27 @@ type Fragment struct {
 // MatchRequest asks for the longest cached prefix.
 type MatchRequest struct {
 	Namespace kv.Namespace
-	// IDs is the chain from the first block of the prompt; in a flat namespace,
-	// the keys. Tokens may be given instead where ids are chained.
+	// IDs is the chain from the first block of the prompt; in a flat namespace, the keys. If ids
+	// are chained, Tokens may be given instead.
 	IDs    []kv.BlockID
 	Tokens []kv.Token
-	// Epoch of the caller's weights; 0 means Namespace.Epoch. Without Oldest and Newest,
-	// blocks of this epoch alone match, and only if the node keeps it live.
+	// Epoch is the epoch of the caller's weights; 0 means Namespace.Epoch. Without Oldest and
+	// Newest, only blocks of this epoch match, and only if the node keeps it live.
 	Epoch kv.Epoch
-	// Oldest, if not 0, is the oldest epoch that may match: a caller that tolerates KV
-	// of weights up to n versions old sets it to Epoch - n. The result is the longest
-	// match of one epoch from Oldest to Epoch. If several epochs have a match of that
-	// length, it is the newest one's. Read needs the result's Epoch. One prefix never mixes
-	// epochs, unless Mix is set.
+	// Oldest, if not 0, is the oldest epoch that may match: a caller that accepts KV of weights up
+	// to n versions old sets it to Epoch - n. The result is the longest match of one epoch from
+	// Oldest to Epoch. If several epochs have a match of that length, the newest of them wins. Pass
+	// the result's Epoch to Read. One prefix never mixes epochs, unless Mix is set.
 	Oldest kv.Epoch
-	// Mix lets blocks of one prefix be of different epochs: each block is of the newest
-	// epoch, from Oldest to Epoch, that has all pieces of the block that the prefix needs.
-	// Read needs the result's Epochs.
+	// Mix lets the blocks of one prefix be of different epochs: each block is of the newest epoch,
+	// from Oldest to Epoch, that has all pieces of the block that the prefix needs. Pass the
+	// result's Epochs to Read.
 	Mix bool
-	// Newest takes the node's newest epoch in place of Epoch, which must be 0: for
+	// Newest selects the node's newest epoch instead of Epoch, which must then be 0. It is for
 	// callers without weights of their own.
 	Newest bool
-	// Lease, if positive, keeps what matched from being evicted for so long.
-	// Pin keeps it until Release.
+	// Lease, if positive, keeps the matched blocks from being evicted for that time. Pin keeps them
+	// until Release.
 	Lease time.Duration
 	Pin   bool
 }
@@ -57,131 +55,128 @@ type MatchRequest struct {
 // MatchResult is the longest cached prefix.
 type MatchResult struct {
 	Outcome Outcome
-	// Blocks and Tokens are its length; IDs the ids of its blocks.
+	// Blocks and Tokens are the length of the prefix. IDs are the ids of its blocks.
 	Blocks, Tokens int
 	IDs            []kv.BlockID
-	// Cut says why it is not longer.
+	// Cut is the reason why the prefix is not longer.
 	Cut Cut
-	// Epoch is the epoch of every block that matched. If no block matched, it is the
-	// newest requested epoch that the client has learned of. If no requested epoch is
-	// live, the match is a Miss with CutEpoch. With Mix it is the newest epoch of a block.
+	// Epoch is the epoch of every block that matched. If no block matched, it is the newest
+	// requested epoch that the client has learned of. If no requested epoch is live, the match is a
+	// Miss with CutEpoch. With Mix it is the newest epoch of any block.
 	Epoch kv.Epoch
 	// Epochs are the epochs of the blocks, from the first block on; only with Mix.
 	Epochs []kv.EpochRun
-	// Bytes is the payload that a read of the whole match moves.
+	// Bytes is the number of payload bytes that a read of the whole match moves.
 	Bytes int64
-	// Lease is nil unless one was asked for and granted.
+	// Lease is nil unless a lease was requested and granted.
 	Lease *Lease
 }
 
 // ReadRequest asks for blocks to be put into the caller's memory.
 type ReadRequest struct {
 	Namespace kv.Namespace
-	// IDs is the chain from the first block of the prompt to the end of what is
-	// wanted; in a flat namespace, the keys. Tokens may be given instead. With
-	// window or state groups it must be exactly a prefix that Match returned.
+	// IDs is the chain from the first block of the prompt to the last block wanted; in a flat
+	// namespace, the keys. Tokens may be given instead. With window or state groups it must be
+	// exactly a prefix that Match returned.
 	IDs    []kv.BlockID
 	Tokens []kv.Token
-	// First is the index of the first block to load: the caller holds those before
-	// it, and nothing is put where they lie.
+	// First is the index of the first block to load. The caller holds the blocks before it, and
+	// nothing is written to their places.
 	First int
-	// Epoch of the caller's weights; 0 means Namespace.Epoch.
+	// Epoch is the epoch of the caller's weights; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
-	// Epochs, if not nil, are the epochs of the blocks, from the first block on, in place
-	// of Epoch: those of a mixed match, at least for all of IDs. Each block is loaded from
+	// Epochs, if not nil, are the epochs of the blocks, from the first block on. They replace
+	// Epoch. Take them from a mixed match; they must cover all of IDs. Each block is loaded from
 	// its own epoch.
 	Epochs []kv.EpochRun
-	// Into is where the bytes go.
+	// Into is the destination of the bytes.
 	Into *Memory
-	// Base is where the prompt's block 0 lies in Into, and Pieces are what to load
-	// and where each goes, in any order, none before First and no two of them over
-	// each other. Nil: what a prefix of this length needs from First on, each
-	// piece at Base + Geometry.PieceOffset(block, group). So a block has one place,
-	// by its index in the prompt, and Write takes it from the same place.
+	// Base is the offset of the prompt's block 0 in Into. Pieces are the pieces to load and their
+	// places, in any order, none before First and no two overlapping. Nil Pieces: the pieces that a
+	// prefix of this length needs from First on, each at Base + Geometry.PieceOffset(block, group).
+	// So a block has one place, given by its index in the prompt, and Write takes it from the same
+	// place.
 	Base   int64
 	Pieces []Piece
 	// Fragments, if not nil, has an entry for each of Pieces. The entry lists the places
 	// of the layers to be read, in order of the layers. Into and the piece's Offset are
 	// then unused.
 	Fragments [][]Fragment
-	// FirstLayer and Layers choose a range of layers of every piece; Layers 0
-	// means all from FirstLayer on. With Pieces nil each layer goes to its place in
-	// its block; the offset of one of Pieces is that of the first layer read.
+	// FirstLayer and Layers choose a range of layers of every piece; Layers 0 means all layers from
+	// FirstLayer on. With Pieces nil each layer goes to its place in its block. Otherwise a piece's
+	// Offset is the offset of the first layer read.
 	FirstLayer, Layers int
-	// Sums, if not nil, has an entry for each of Pieces, as long as the layers
-	// read: the writer's XXH3-64 of each layer is put there once the bytes in
-	// memory have been compared with it, for whoever carries them further. What
-	// did not arrive leaves its entry as it was.
+	// Sums, if not nil, has an entry for each of Pieces, with one element for each layer read. Read
+	// sets an element to the writer's XXH3-64 of the layer once it has compared the bytes in memory
+	// with it. A caller that moves the bytes further can pass the checksums on. The entry of a
+	// piece that did not arrive does not change.
 	Sums [][]uint64
 	// Arrived, if not nil, has an entry for each of Pieces. Read sets the entry to true
 	// when the piece is in memory and verified.
 	Arrived []bool
-	// Progress, if set, is called while the Read goes on: when more blocks are
-	// verified, and, over a transfer engine that says what lands
-	// (rdma.LandingRegion), when another block's bytes have come. There is one call at
-	// a time. It is called by the engine's goroutines and must not block.
+	// Progress, if set, is called during the Read when more blocks are verified. Over a transfer
+	// engine that reports landed bytes (rdma.LandingRegion) it is also called when the bytes of
+	// another block have arrived. Calls do not overlap. The engine's goroutines make them, so
+	// Progress must not block.
 	Progress func(ReadProgress)
 }
 
-// ReadResult is what was put into the caller's memory.
+// ReadResult is the result of a Read.
 type ReadResult struct {
 	Outcome Outcome
-	// Blocks is the length of the prefix that can be used: of every block
-	// before it, each piece that was asked for is in memory and verified.
-	// Blocks without a piece in the request count as held by the caller. Tokens
-	// is the same in tokens.
+	// Blocks is the length of the prefix that can be used: of every block before it, each requested
+	// piece is in memory and verified. Blocks without a piece in the request count as held by the
+	// caller. Tokens is the same length in tokens.
 	Blocks, Tokens int
-	// Cut says why it is not longer.
+	// Cut is the reason why the prefix is not longer.
 	Cut Cut
-	// Lost are the pieces of blocks that matched and did not arrive, in order of
-	// blocks.
+	// Lost are the pieces of blocks that matched and did not arrive, in order of blocks.
 	Lost []LostPiece
-	// Bytes were delivered and verified, also behind a lost block.
+	// Bytes is the number of bytes delivered and verified, including pieces behind a lost block.
 	Bytes int64
-	// Epoch is that of the blocks read; with ReadRequest.Epochs the newest of those.
+	// Epoch is the epoch of the blocks read; with ReadRequest.Epochs, the newest of them.
 	Epoch kv.Epoch
-	// Detail is what the node said when Outcome is Busy, for people.
+	// Detail is the node's explanation if Outcome is Busy, for people.
 	Detail string
 }
 
-// Class says how long a block is wanted.
+// Class is how long a block is kept.
 type Class uint8
 
 const (
 	// Prefix blocks are kept until they are evicted.
 	Prefix Class = iota
-	// Transfer blocks are dropped once Delivered says so.
+	// Transfer blocks are dropped when Delivered is called for them.
 	Transfer
 )
 
 // WriteRequest offers blocks to the store.
 type WriteRequest struct {
 	Namespace kv.Namespace
-	// IDs is the whole chain from the first block of the prompt; in a flat
-	// namespace, the keys. Tokens may be given instead where ids are chained.
+	// IDs is the whole chain from the first block of the prompt; in a flat namespace, the keys. If
+	// ids are chained, Tokens may be given instead.
 	IDs    []kv.BlockID
 	Tokens []kv.Token
-	// First is the index of the first block to store: those before it are
-	// stored already (ReadResult.Blocks) and are not sent.
+	// First is the index of the first block to store. The blocks before it are stored already
+	// (ReadResult.Blocks) and are not sent.
 	First int
-	// Epoch of the weights that made the blocks; 0 means Namespace.Epoch.
+	// Epoch is the epoch of the weights that made the blocks; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
-	// From is where the bytes are. They must not change until Write returns.
+	// From is the source of the bytes. They must not change until Write returns.
 	From *Memory
-	// Base is where the prompt's block 0 lies in From, also if First is not 0. Pieces
-	// are what to store and where each is, in any order, none before First and no
-	// two of them over each other. Nil, in a namespace of one layer group: the
-	// blocks from First on, each at Base + Geometry.PieceOffset(block, 0), where
-	// Read puts it.
+	// Base is the offset of the prompt's block 0 in From, also if First is not 0. Pieces are the
+	// pieces to store and their places, in any order, none before First and no two overlapping.
+	// Pieces may be nil in a namespace of one layer group. Then the blocks from First on are
+	// stored, each from Base + Geometry.PieceOffset(block, 0), where Read puts it.
 	Base   int64
 	Pieces []Piece
 	// Fragments, if not nil, has an entry for each of Pieces. The entry lists the places
 	// of the piece's layers, in order. From and the piece's Offset are then unused.
 	Fragments [][]Fragment
-	// Sums, if not nil, has an entry for each of Pieces: the XXH3-64 of each of its
-	// layers, made when the bytes were. The node refuses a piece that is not what
-	// its sums say, so memory that changed since then is never stored as if it were
-	// right. Nil: they are made of what is in memory now.
+	// Sums, if not nil, has an entry for each of Pieces: the XXH3-64 of each of its layers,
+	// computed when the bytes were produced. The node refuses a piece that does not match its sums,
+	// so memory that changed since then is never stored. Nil: Write computes the sums from the
+	// present bytes.
 	Sums [][]uint64
 	// Existed, if not nil, has an entry for each of Pieces. Write sets the entry to true
 	// if the piece was stored before the call.
@@ -189,20 +184,20 @@ type WriteRequest struct {
 	Class   Class
 }
 
-// WriteResult is what was stored.
+// WriteResult is the result of a Write.
 type WriteResult struct {
-	// Outcome is Hit if any piece is stored now, by this call or before it.
+	// Outcome is Hit if any piece is stored now, by this call or before.
 	Outcome Outcome
-	// Blocks is the length of the prefix that is stored now, as far as this call
-	// knows: First, and the blocks behind it whose offered pieces all are.
+	// Blocks is the length of the prefix that is stored now, as far as this call can determine:
+	// First, and the blocks behind it whose offered pieces are all stored.
 	Blocks int
-	// Stored and Existed count pieces: those put there by this call, and those
-	// that were there.
+	// Stored and Existed count pieces: those that this call stored, and those that were stored
+	// before.
 	Stored, Existed int
-	// Refused are the others, in order of blocks.
+	// Refused are the other pieces, in order of blocks.
 	Refused []RefusedPiece
-	// Bytes were sent and stored.
+	// Bytes is the number of bytes sent and stored.
 	Bytes int64
-	// Detail is what the node said when Outcome is Busy or Miss, for people.
+	// Detail is the node's explanation if Outcome is Busy or Miss, for people.
 	Detail string
 }

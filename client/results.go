@@ -2,15 +2,15 @@ package client
 
 import "fmt"
 
-// Outcome is what came of a call. The zero value is Miss.
+// Outcome is the result of a call. The zero value is Miss.
 type Outcome uint8
 
 const (
-	// Miss: nothing was found, or nothing was stored; the node may be down.
+	// Miss: nothing was found, or nothing was stored. The node may be down.
 	Miss Outcome = iota
-	// Hit: done, at least in part.
+	// Hit: the call succeeded, at least in part.
 	Hit
-	// Busy: a bound was reached and nothing was done. Compute instead, or drop.
+	// Busy: a bound was reached and the call did nothing. Compute the KV instead, or drop it.
 	Busy
 )
 
@@ -27,69 +27,69 @@ func (o Outcome) String() string {
 	return fmt.Sprintf("Outcome(%d)", uint8(o))
 }
 
-// Cut says why a prefix is not longer.
+// Cut is the reason why a prefix ends where it does.
 type Cut string
 
 const (
-	// CutComplete: it is as long as what was asked for.
+	// CutComplete: the prefix has the requested length.
 	CutComplete Cut = "complete"
 	// CutAbsent: the next block is not stored.
 	CutAbsent Cut = "absent"
-	// CutEpoch: no epoch that was asked for is live on the node.
+	// CutEpoch: no requested epoch is live on the node.
 	CutEpoch Cut = "epoch"
-	// CutWindowMissing, CutStateMissing: blocks are there, but no length at
-	// which the window or state groups are complete.
+	// CutWindowMissing, CutStateMissing: blocks are stored, but there is no length at which the
+	// window or state groups are complete.
 	CutWindowMissing Cut = "window_missing"
 	CutStateMissing  Cut = "state_missing"
-	// CutLeaseDenied: matched, but the node grants no more leases.
+	// CutLeaseDenied: blocks matched, but the node grants no more leases.
 	CutLeaseDenied Cut = "lease_denied"
 	// CutNodeDown: the node that holds the next block does not answer.
 	CutNodeDown Cut = "node_down"
 	// CutBusy: the node refused the next block's load.
 	CutBusy Cut = "busy"
-	// CutLost: the next block matched, but a piece of it was lost on the way;
-	// ReadResult.Lost says which and why.
+	// CutLost: the next block matched, but one of its pieces was lost on the way. ReadResult.Lost
+	// has the piece and the reason.
 	CutLost Cut = "lost"
 )
 
-// Reason says why a piece was lost, or refused.
+// Reason is the reason why a piece was lost or refused.
 type Reason string
 
 const (
-	// LostCorrupt: the node found it damaged and dropped it.
+	// LostCorrupt: the node found the piece damaged and dropped it.
 	LostCorrupt Reason = "corrupt"
-	// LostChecksum: what arrived is not what its writer wrote.
+	// LostChecksum: the bytes that arrived differ from those that the writer wrote.
 	LostChecksum Reason = "checksum"
-	// LostFailed: a device or transfer error; Detail says which.
+	// LostFailed: a device or a transfer failed; Detail has the error.
 	LostFailed Reason = "failed"
-	// LostGone: it went away between match and read.
+	// LostGone: the piece was dropped between match and read.
 	LostGone Reason = "gone"
-	// LostBusy: the node had no room to load it.
+	// LostBusy: the node had no room to load the piece.
 	LostBusy Reason = "busy"
-	// LostEpoch: it was read under another epoch than the blocks before it.
+	// LostEpoch: the piece was read under another epoch than the blocks before it.
 	LostEpoch Reason = "epoch"
 	// LostNodeDown: the node stopped answering.
 	LostNodeDown Reason = "node_down"
-	// LostSkipped: it was not tried, because a block before it was lost.
+	// LostSkipped: the piece was not requested from the node, because a block before it was lost.
 	LostSkipped Reason = "skipped"
 )
 
-// LostPiece is a piece that was asked for, of a block that matched, and is not in
-// the caller's memory.
+// LostPiece is a requested piece of a block that matched which is not in the caller's memory.
 type LostPiece struct {
 	// Block is the index in the chain, Group the layer group.
 	Block, Group int
 	Reason       Reason
-	// Detail is what the node said, for people.
+	// Detail is the node's explanation, for people.
 	Detail string
 }
 
 // RefusedPiece is a piece that was offered and not stored.
 type RefusedPiece struct {
 	Block, Group int
-	// Reason is the node's word: parent_absent, parent_mismatch, stale_epoch,
-	// over_quota, full, read_only, device, corrupt, too_deep; or node_down, busy, skipped.
+	// Reason is the node's reason: parent_absent, parent_mismatch, stale_epoch, over_quota, full,
+	// read_only, device, corrupt or too_deep. The client's own reasons are node_down, busy and
+	// skipped.
 	Reason Reason
-	// Detail is what the node said, for people.
+	// Detail is the node's explanation, for people.
 	Detail string
 }

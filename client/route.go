@@ -10,8 +10,7 @@ import (
 type share struct {
 	node *node
 	ids  []kv.BlockID
-	// index maps positions in ids to those in the whole chain; nil where they
-	// are the same.
+	// index maps positions in ids to positions in the whole chain; nil if they are equal.
 	index []int
 }
 
@@ -22,8 +21,8 @@ func (sh *share) global(local int) int {
 	return sh.index[local]
 }
 
-// owner returns the node with the highest score for the block id: rendezvous
-// hashing, so that a node more or less moves only what it gains or loses.
+// owner returns the node with the highest score for the block id (rendezvous hashing). When a node
+// is added or removed, only the sequences of that node move.
 func (s *Store) owner(id kv.BlockID) *node {
 	best, bestScore := s.nodes[0], uint64(0)
 	for i, n := range s.nodes {
@@ -35,9 +34,8 @@ func (s *Store) owner(id kv.BlockID) *node {
 	return best
 }
 
-// shares splits a chain that is not empty over the nodes: a chain of a trie goes
-// whole to the owner of its first block, the keys of a flat namespace each to
-// its own.
+// shares splits a chain that is not empty over the nodes. A chain of a trie goes whole to the owner
+// of its first block. In a flat namespace each key goes to its own owner.
 func (s *Store) shares(ns kv.Namespace, ids []kv.BlockID) []share {
 	if ns.Index != kv.IndexFlat || len(s.nodes) == 1 {
 		return []share{{node: s.owner(ids[0]), ids: ids}}

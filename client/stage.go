@@ -21,8 +21,8 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
-// stage returns the connection's staging memory. The first call asks the node for it. usable
-// reports whether the connection can be used afterwards. Error: errNotLocal.
+// stage returns the connection's staging memory. The first call requests the memory from the node.
+// usable reports whether the connection can be used afterwards. Error: errNotLocal.
 func (c *localConn) stage(up func() bool) (mem []byte, usable bool, _ error) {
 	if c.staging != nil {
 		return c.staging.Bytes(), true, nil
@@ -40,8 +40,8 @@ func (c *localConn) stage(up func() bool) (mem []byte, usable bool, _ error) {
 	return nil, err == nil, errNotLocal
 }
 
-// askStaging asks the node for staging memory. It returns the node's reason if it refuses. After
-// an error the connection is of no use.
+// askStaging requests staging memory from the node. If the node refuses, it returns the node's
+// reason. After an error the connection is unusable.
 func (c *localConn) askStaging() (refusal string, err error) {
 	var frames []byte
 	if c.owed != 0 {
@@ -86,7 +86,7 @@ func (l *localConns) mayStage() bool {
 	return !time.Now().Before(l.stageAfter)
 }
 
-// stagingRefused keeps the connections from asking for staging memory for a while.
+// stagingRefused stops requests for staging memory for DeadFor.
 func (l *localConns) stagingRefused(refusal string, err error) {
 	l.mu.Lock()
 	first := l.stageAfter.IsZero()
@@ -123,7 +123,8 @@ func (w *writing) runLocal(ctx context.Context, n *node, sess *session, c writeC
 	case err != nil && ctx.Err() != nil:
 		return fmt.Errorf("client: write: %w", ctx.Err())
 	case lost:
-		// Pieces that the node has stored meanwhile exist when they are offered again.
+		// If the node has stored pieces meanwhile, they are reported as existing when they are
+		// offered again.
 		return errNotLocal
 	case err != nil:
 		return callError(ctx, "reserve", n.target, err)
@@ -153,12 +154,12 @@ func (w *writing) chunkBytes(c writeChunk) (total int64) {
 // stagedLayer is the copy of one layer into staging memory.
 type stagedLayer struct {
 	from, to []byte
-	// sum is set to the checksum; nil: the caller has given it.
+	// sum receives the checksum; nil: the caller has given the checksum.
 	sum *uint64
 }
 
-// stage puts the pieces of a chunk into mem, one after the other, and returns their checksums. It
-// hashes each layer in the caller's memory while it is in the cache.
+// stage copies the pieces of a chunk into mem, one after the other, and returns their checksums. It
+// hashes each layer in the caller's memory while the layer is in the cache.
 func (w *writing) stage(c writeChunk, mem []byte) []*pb.PieceSums {
 	g := w.req.Namespace.Geometry
 	all := make([]*pb.PieceSums, len(c.pieces))

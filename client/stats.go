@@ -5,32 +5,33 @@ import (
 	"sync/atomic"
 )
 
-// Stats count what a Store did since Open.
+// Stats are the counters of a Store since Open.
 type Stats struct {
-	// Matches, Reads and Writes are calls of the Store's; Busy are those that were refused for
-	// lack of room.
+	// Matches, Reads and Writes count calls. Busy counts the calls that were refused for lack of
+	// room.
 	Matches, Reads, Writes, Busy uint64
-	// ReadBytes were delivered and verified, WriteBytes sent and stored.
+	// ReadBytes is the number of bytes delivered and verified; WriteBytes, of bytes sent and
+	// stored.
 	ReadBytes, WriteBytes uint64
-	// LostPieces did not arrive, or not as they were written. LostChecksum is
-	// the share that was found here, at the last hop.
+	// LostPieces counts pieces that did not arrive, or arrived with other bytes than were written.
+	// LostChecksum counts those of them that the client's own check found, at the last hop.
 	LostPieces, LostChecksum uint64
-	// Messages are calls to nodes that were made as messages over the data plane,
-	// rather than over gRPC or the unix socket.
+	// Messages counts calls to nodes that went as messages over the data plane, not over gRPC or
+	// the unix socket.
 	Messages uint64
-	// LocalReads are parts of Reads whose bytes were copied from the arena of a node on
-	// this host.
+	// LocalReads counts parts of Reads whose bytes were copied from the arena of a node on this
+	// host.
 	LocalReads uint64
-	// LocalMatches are matches that went over a unix socket.
+	// LocalMatches counts matches that went over a unix socket.
 	LocalMatches uint64
-	// LocalExists are calls of Exists that went over a unix socket.
+	// LocalExists counts calls of Exists that went over a unix socket.
 	LocalExists uint64
-	// LocalWrites are parts of Writes that went over a unix socket.
+	// LocalWrites counts parts of Writes that went over a unix socket.
 	LocalWrites uint64
-	// RefusedPieces were offered and not stored.
+	// RefusedPieces counts pieces that were offered and not stored.
 	RefusedPieces uint64
-	// Retries are calls tried again; Connects and SessionsLost count sessions
-	// with nodes; DeadCalls were answered with a miss because the node was dead.
+	// Retries counts repeated calls. Connects and SessionsLost count sessions with nodes. DeadCalls
+	// counts calls that were a miss because the node was dead.
 	Retries, Connects, SessionsLost, DeadCalls uint64
 }
 

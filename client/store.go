@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Store talks to the storage nodes. All methods may be called concurrently.
+// Store makes calls to the storage nodes. All methods may be called concurrently.
 type Store struct {
 	opts  Options
 	nodes []*node
@@ -23,7 +23,7 @@ type Store struct {
 	stats counters
 	local localSocket
 	calls calls
-	// hashers help to verify large pieces.
+	// hashers bounds the goroutines that help to verify large pieces.
 	hashers hashers
 
 	// ctx ends when Close begins; running counts the Store's own goroutines.
@@ -36,11 +36,10 @@ type Store struct {
 	closed bool
 }
 
-// Open connects to the nodes, all at once, for at most DialTimeout. A node that
-// does not answer is tolerated: it is a miss until it does; that none answers is
-// logged at warn, to slog.Default if there is no Logger. Open fails if every
-// node refuses us in a way that trying again cannot mend (ErrAuth, ErrProvider, ErrVersion), or
-// if ctx ends.
+// Open connects to all nodes at once, for at most DialTimeout. A node that does not answer is
+// tolerated: its blocks are misses until it answers. If no node answers, Open logs a warning, to
+// slog.Default if there is no Logger. Open fails if every node refuses the client in a way that a
+// retry cannot mend (ErrAuth, ErrProvider, ErrVersion), or if ctx ends.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	warn := opts.Logger
 	if warn == nil {
@@ -89,15 +88,15 @@ func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 		return errors.Join(errs...)
 	}
 	if down == len(s.nodes) {
-		warn.Warn("no storage node answers: everything is a miss until one does", "servers", s.opts.Servers, "err", hideInternal(errors.Join(errs...)))
+		warn.Warn("no storage node answers: all blocks are misses until a node answers", "servers", s.opts.Servers, "err", hideInternal(errors.Join(errs...)))
 	}
 	return nil
 }
 
-// Close ends the connections, fails the calls under way, and returns when the
-// Store's goroutines have ended. A LocalResult that was not returned stays as it
-// is until it is, and with it the connection to LocalSocket. The engine and the registered memory stay the
-// caller's. It may be called twice.
+// Close ends the connections, fails the calls under way, and returns when the Store's goroutines
+// have ended. A LocalResult that was not returned stays valid until its Return, and the connection
+// to LocalSocket lasts until then. The engine and the registered memory still belong to the caller.
+// Close may be called twice.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -123,12 +122,12 @@ func (s *Store) spawn(f func()) bool {
 	return true
 }
 
-// Namespace asks the nodes for the definition of a namespace. Its epoch is the
-// newest that any of them has; calls that name no epoch are for it, so an engine
-// calls Namespace when it has loaded weights, and keeps the value as long as it
-// keeps them. Nodes must agree on the rest; one that does not answer is left out.
-// Errors: ErrNotFound, ErrMismatch (the nodes differ), ErrUnavailable, ErrAuth,
-// ErrProvider, ErrVersion (no node is of this client's version), ctx's.
+// Namespace returns the definition of a namespace as the nodes have it. Its Epoch is the newest of
+// any node. Calls without an epoch of their own use this Epoch, so an engine calls Namespace when
+// it has loaded weights, and keeps the value as long as it keeps the weights. All other fields must
+// be equal on all nodes that answer. Errors: ErrNotFound, ErrMismatch (the nodes differ),
+// ErrUnavailable, ErrAuth, ErrProvider, ErrVersion (no node is of this client's version), the error
+// of ctx.
 func (s *Store) Namespace(ctx context.Context, name string) (kv.Namespace, error) {
 	found := make([]kv.Namespace, len(s.nodes))
 	errs := make([]error, len(s.nodes))
@@ -166,7 +165,7 @@ func sameNamespace(a, b kv.Namespace) bool {
 	return a.Tenant == b.Tenant && string(a.Salt) == string(b.Salt) && a.Index == b.Index && a.Geometry.Equal(b.Geometry)
 }
 
-// namespace asks one node.
+// namespace returns the definition that one node has.
 func (n *node) namespace(ctx context.Context, name string) (kv.Namespace, error) {
 	sess, err := n.use(ctx)
 	if err != nil {
@@ -183,7 +182,7 @@ func (n *node) namespace(ctx context.Context, name string) (kv.Namespace, error)
 	return ns, nil
 }
 
-// chainOf returns the ids of a request.
+// chainOf returns the block ids of a request.
 func chainOf(ns kv.Namespace, ids []kv.BlockID, tokens []kv.Token) ([]kv.BlockID, error) {
 	if len(tokens) == 0 {
 		return ids, nil
@@ -202,11 +201,11 @@ func chainOf(ns kv.Namespace, ids []kv.BlockID, tokens []kv.Token) ([]kv.BlockID
 	return ids, nil
 }
 
-// checkNamespace refuses a namespace that did not come from Namespace: every
+// checkNamespace returns an error for a namespace that did not come from Store.Namespace. Every
 // size is computed from it.
 func checkNamespace(ns kv.Namespace) error {
 	if err := ns.Validate(); err != nil {
-		return fmt.Errorf("client: %w: namespace as Store.Namespace returns it: %w", ErrRequest, err)
+		return fmt.Errorf("client: %w: use the namespace that Store.Namespace returned: %w", ErrRequest, err)
 	}
 	return nil
 }

@@ -7,18 +7,18 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// hashShareBytes is how much a goroutine must have to hash for it to be worth
-// waking: some 40 µs of work.
+// hashShareBytes is the smallest share of bytes to hash that is worth waking a goroutine: about 40
+// µs of work.
 const hashShareBytes = 1 << 20
 
-// hashers bounds the goroutines that help to hash, for the whole Store, so that
-// with its callers there is one for each processor at most.
+// hashers bounds the goroutines of the whole Store that help to hash. Together with one calling
+// goroutine there is at most one for each processor.
 type hashers chan struct{}
 
 func newHashers() hashers { return make(hashers, runtime.GOMAXPROCS(0)-1) }
 
-// firstBadOf is firstBad for a piece whose layers may have been hashed as they
-// landed; landed is nil if none was.
+// firstBadOf is firstBad for a piece whose layers may have been hashed on arrival. landed is nil if
+// no layer was.
 func (s *Store) firstBadOf(mem []byte, layerBytes int64, sums []uint64, landed []arrivedLayer) (layer int, sum uint64) {
 	for from := 0; from < len(sums); {
 		if from < len(landed) {
@@ -47,8 +47,8 @@ func (s *Store) firstBadOf(mem []byte, layerBytes int64, sums []uint64, landed [
 	return -1, 0
 }
 
-// firstBad compares the layers of a piece with their checksums. It returns the
-// first that differs, and its checksum; -1 if none does.
+// firstBad compares the layers of a piece with their checksums. It returns the first layer that
+// differs and the checksum of its bytes; -1 if none differs.
 func (s *Store) firstBad(mem []byte, layerBytes int64, sums []uint64) (layer int, sum uint64) {
 	var mu sync.Mutex
 	layer = -1
@@ -66,9 +66,9 @@ func (s *Store) firstBad(mem []byte, layerBytes int64, sums []uint64) (layer int
 	return layer, sum
 }
 
-// share calls part for ranges of n items of the given size together, and returns when all
-// calls have returned. A caller waits for the last byte of a read and then for this, so idle
-// processors take a share of a large read.
+// share divides n items of the given total size into ranges, calls part for each range, and returns
+// when all calls have returned. The caller of a read waits for the hashing after the last byte has
+// arrived, so idle processors take a part of it.
 func (s *Store) share(n int, bytes int64, part func(from, to int)) {
 	helpers := s.hashers.take(min(n, int(bytes/hashShareBytes)) - 1)
 	if helpers == 0 {
@@ -104,7 +104,7 @@ func (h hashers) give(n int) {
 	}
 }
 
-// firstBad is the work of one goroutine.
+// firstBad is Store.firstBad on one goroutine.
 func firstBad(mem []byte, layerBytes int64, sums []uint64) (layer int, sum uint64) {
 	for k, want := range sums {
 		if got := xxh3.Hash(mem[int64(k)*layerBytes:][:layerBytes]); got != want {

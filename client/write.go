@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// writeChunkPieces bounds the pieces of one Reserve: each is an operation of
-	// the transfer engine and an entry of the node's index.
+	// writeChunkPieces bounds the pieces of one Reserve: each is one operation of the transfer
+	// engine and one entry of the node's index.
 	writeChunkPieces = 2048
-	// pieceRoomMin is the least number of bytes that a piece counts for in one Reserve,
-	// because the node holds it in whole pages of its arena, with a page in front.
+	// pieceRoomMin is the least number of bytes that a piece counts for in one Reserve, because the
+	// node holds a piece in whole pages of its arena, with a page in front.
 	pieceRoomMin = 8 << 10
-	// abortWithin is how long a Write whose ctx has ended asks the node to stop
-	// taking its bytes. After that the data-plane session is ended instead: the
-	// caller's memory must not be read once Write has returned.
+	// abortWithin is how long a Write whose ctx has ended waits for the node to abort the
+	// reservation. After that the client ends the data-plane session, because the caller's memory
+	// must not be read once Write has returned.
 	abortWithin = time.Second
 )
 
@@ -37,9 +37,9 @@ type writing struct {
 	ids    []kv.BlockID
 	digest kv.GeometryDigest
 	pieces []Piece // in order of blocks, then groups
-	// given are the caller's sums, by piece; nil if there are none.
+	// given has the caller's checksums of each piece; nil if the caller gave none.
 	given map[pieceName][]uint64
-	// fragments are the places of each piece; nil: in From, at the piece's Offset.
+	// fragments has the places of each piece; nil: each piece is in From, at its Offset.
 	fragments map[pieceName][]Fragment
 	// existedAt maps a piece to its entry of WriteRequest.Existed; nil without Existed.
 	existedAt map[pieceName]int
@@ -65,14 +65,13 @@ type writeChunk struct {
 	parent kv.BlockID
 	ids    []kv.BlockID
 	pieces []int // indices into writing.pieces
-	local  []int // position of each one's block in ids
+	local  []int // position of each piece's block in ids
 }
 
-// Write stores blocks from the caller's memory. Its chunks are committed in the
-// order of the chain, so that each finds its parent. After it has returned, also with an
-// error, nothing reads the memory any more; to ensure that, it may return up to a second
-// after the end of ctx. If ctx ended, the result has the blocks that had been stored by
-// then.
+// Write stores blocks from the caller's memory. It commits its chunks in the order of the chain, so
+// that each chunk finds its parent. After Write has returned, with or without an error, nothing
+// reads the memory any more; to ensure that, Write may return up to a second after the end of ctx.
+// If ctx ended, the result has the blocks that had been stored by then.
 func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error) {
 	s.stats.writes.Add(1)
 	w, err := s.newWriting(req)
@@ -81,7 +80,8 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 	}
 	lines := w.lines()
 	if len(lines) == 1 {
-		// The calling goroutine writes: a chunk over a unix socket wakes no other thread then.
+		// The calling goroutine does the work: then a chunk over a unix socket wakes no other
+		// thread.
 		err := w.runLine(ctx, lines[0])
 		return w.result(), err
 	}
@@ -100,7 +100,8 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 	return w.result(), firstCause(errs)
 }
 
-// firstCause returns the error that ended the others, not one of the ended.
+// firstCause returns the error that made the Write cancel its other lines, not one of their context
+// errors.
 func firstCause(errs []error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
@@ -182,7 +183,7 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 	return w, nil
 }
 
-// takeSums keeps the caller's sums, whose order is that of the caller's pieces.
+// takeSums sets given. It is called while w.pieces has the caller's order.
 func (w *writing) takeSums() error {
 	if w.req.Sums == nil {
 		return nil
@@ -235,13 +236,14 @@ func (w *writing) takeExisted() error {
 	return nil
 }
 
-// line is what one node gets of a Write, in order.
+// line is the part of a Write that goes to one node, in order.
 type line struct {
 	node   *node
 	pieces []int
 }
 
-// lines gives a chain to its owner, and each key of a flat namespace to its own.
+// lines assigns the pieces to nodes: a whole chain to its owner, and each key of a flat namespace
+// to its own owner.
 func (w *writing) lines() []line {
 	var out []line
 	at := make(map[*node]int)
@@ -264,8 +266,8 @@ func (w *writing) lines() []line {
 
 func (w *writing) flat() bool { return w.req.Namespace.Index == kv.IndexFlat }
 
-// runLine writes the chunks of a line one after the other. In a trie the first
-// refusal ends it, since nothing can hang below it.
+// runLine writes the chunks of a line one after the other. In a trie the first refusal ends the
+// line, because a block cannot be stored without its parent.
 func (w *writing) runLine(ctx context.Context, l line) error {
 	for pieces := l.pieces; len(pieces) > 0; {
 		sess, err := l.node.live(ctx)
@@ -301,8 +303,8 @@ func (w *writing) runLine(ctx context.Context, l line) error {
 	return nil
 }
 
-// chunkLen is how many of the pieces go into the next chunk: as many whole blocks
-// as fit, or, where not even one does, as many pieces of it.
+// chunkLen returns the number of pieces of the next chunk: as many whole blocks as fit or, if not
+// even one block fits, as many of its pieces as fit.
 func (w *writing) chunkLen(n *node, sess *session, pieces []int) (int, error) {
 	g := w.req.Namespace.Geometry
 	limit := min(w.store.opts.WriteChunkBytes, sess.writeBytes)
@@ -310,7 +312,7 @@ func (w *writing) chunkLen(n *node, sess *session, pieces []int) (int, error) {
 		limit = min(limit, most)
 	}
 	first := w.pieces[pieces[0]]
-	// A single piece may exceed what we would like, not what the node takes.
+	// A single piece may exceed limit, but not the node's own limit.
 	if size := g.PieceBytes(first.Group); size > sess.writeBytes {
 		return 0, fmt.Errorf("client: write: %w: a piece of %d bytes; %s takes %d in one write: raise its limit", ErrRequest, size, n.target, sess.writeBytes)
 	}
@@ -333,8 +335,8 @@ func (w *writing) chunkLen(n *node, sess *session, pieces []int) (int, error) {
 	return len(pieces), nil
 }
 
-// chunk makes a chunk of pieces: in a trie with the stretch of the chain from
-// the first to the last of their blocks, in a flat namespace with their keys.
+// chunk makes a chunk of pieces. In a trie its ids are the part of the chain from the first to the
+// last of their blocks; in a flat namespace they are the pieces' keys.
 func (w *writing) chunk(pieces []int) writeChunk {
 	c := writeChunk{pieces: pieces}
 	first, last := w.pieces[pieces[0]].Block, w.pieces[pieces[len(pieces)-1]].Block
@@ -356,8 +358,8 @@ func (w *writing) chunk(pieces []int) writeChunk {
 	return c
 }
 
-// runChunk reserves, writes and commits one chunk. Errors: errBusy, errDown, and
-// those that end the whole Write.
+// runChunk reserves, writes and commits one chunk. errBusy and errDown end the line; any other
+// error ends the whole Write.
 func (w *writing) runChunk(ctx context.Context, n *node, sess *session, c writeChunk) error {
 	if err := w.runLocal(ctx, n, sess, c); !errors.Is(err, errNotLocal) {
 		return err
@@ -377,9 +379,8 @@ func (w *writing) runChunk(ctx context.Context, n *node, sess *session, c writeC
 	return w.commit(ctx, n, sess, c, resp.GetReservation(), granted, sums)
 }
 
-// reserve is called once: a node that cannot take the bytes now is not asked
-// again, because KV that is not stored costs a recomputation, and a queue of
-// writers costs the readers.
+// reserve makes the Reserve call once. It does not retry if the node cannot take the bytes now: KV
+// that is not stored costs a recomputation, but a queue of writers would slow down the readers.
 func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeChunk) (*pb.ReserveResponse, error) {
 	req := w.reserveRequest(c)
 	resp, _, err := ask(ctx, sess, api.MethodReserve, req, 0, replyMax(len(c.pieces), 0), func() (*pb.ReserveResponse, error) {
@@ -396,7 +397,7 @@ func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeCh
 	return resp, w.checkReserved(n, c, resp)
 }
 
-// reserveRequest is the request for a chunk.
+// reserveRequest returns the request for a chunk.
 func (w *writing) reserveRequest(c writeChunk) *pb.ReserveRequest {
 	req := &pb.ReserveRequest{
 		Namespace:      w.req.Namespace.Name,
@@ -417,8 +418,8 @@ func (w *writing) reserveRequest(c writeChunk) *pb.ReserveRequest {
 	return req
 }
 
-// checkReserved returns errBusy if the node has no room for a chunk now, and an error if the
-// response is not one to the chunk.
+// checkReserved returns errBusy if the node has no room for a chunk now, and another error if the
+// response does not belong to the chunk.
 func (w *writing) checkReserved(n *node, c writeChunk, resp *pb.ReserveResponse) error {
 	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
 		return fmt.Errorf("client: reserve: %s: %w", n.target, inWords(errBusy, resp.GetBusyReason()))
@@ -429,8 +430,8 @@ func (w *writing) checkReserved(n *node, c writeChunk, resp *pb.ReserveResponse)
 	return nil
 }
 
-// settleGrants records what need not be written and returns the positions, in
-// the chunk, of what is to be.
+// settleGrants records the pieces that need not be written. It returns the positions, in the chunk,
+// of the pieces to write.
 func (w *writing) settleGrants(c writeChunk, resp *pb.ReserveResponse) (granted []int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -447,7 +448,7 @@ func (w *writing) settleGrants(c writeChunk, resp *pb.ReserveResponse) (granted 
 	return granted
 }
 
-// landing waits for the ends of a chunk's one-sided writes.
+// landing waits until all of a chunk's one-sided writes have completed.
 type landing struct {
 	mu      sync.Mutex
 	pending int
@@ -466,9 +467,9 @@ func (l *landing) one(err error) {
 	}
 }
 
-// send writes the granted pieces into the node's window, hashes them meanwhile,
-// and returns when all have landed. On an error nothing reads the caller's
-// memory any more, and the reservation is given back.
+// send writes the granted pieces into the node's window, hashes them meanwhile, and returns when
+// all writes have completed. After an error nothing reads the caller's memory any more, and the
+// reservation has been aborted.
 func (w *writing) send(ctx context.Context, n *node, sess *session, c writeChunk, resp *pb.ReserveResponse, granted []int) ([]*pb.PieceSums, error) {
 	var window rdma.Desc
 	if err := window.UnmarshalBinary(resp.GetWindow()); err != nil {
@@ -490,7 +491,7 @@ func (w *writing) send(ctx context.Context, n *node, sess *session, c writeChunk
 	case <-land.done:
 	case <-ctx.Done():
 	}
-	// A write that was refused fails the others: the node counts them all.
+	// A refused write fails the whole chunk, because the node counts all of its writes.
 	if err := land.outcome(); err == nil && ctx.Err() == nil {
 		return sums, nil
 	}
@@ -545,8 +546,8 @@ func (l *landing) outcome() error {
 	return l.err
 }
 
-// sums are the XXH3-64 of the piece's layers: the caller's, or of what is in the
-// caller's memory.
+// sums returns the XXH3-64 of each of the piece's layers: the caller's checksums, or those of the
+// present bytes in memory.
 func (w *writing) sums(p Piece) []uint64 {
 	if w.given != nil {
 		return w.given[pieceName{p.Block, p.Group}]
@@ -564,27 +565,26 @@ func (w *writing) sums(p Piece) []uint64 {
 	return sums
 }
 
-// abort gives a reservation back and returns when the engine has let go of the
-// caller's memory: the node closes the window, so what is under way is refused.
-// If it does not answer, the data-plane session is ended.
+// abort aborts a reservation and returns when the engine does not read the caller's memory any
+// more. The node closes the window, so writes under way are refused. If the node does not answer,
+// abort ends the data-plane session.
 func (w *writing) abort(ctx context.Context, n *node, sess *session, reservation uint64, land *landing) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWithin)
 	defer cancel()
-	// An error changes nothing: the reservation ends by itself in time.
+	// An error does not matter: the reservation expires at the node.
 	_, _ = sess.cache.Abort(ctx, &pb.AbortRequest{Reservation: reservation})
 	select {
 	case <-land.done:
 		return
 	case <-ctx.Done():
 	}
-	w.store.opts.Logger.Warn("data-plane session ended: a write was given up and the node does not take its end", "server", n.target)
+	w.store.opts.Logger.Warn("data-plane session ended: a write was cancelled and the node does not confirm the abort", "server", n.target)
 	w.store.opts.Engine.Disconnect(sess.engine)
 	<-land.done
 }
 
-// commit stores what was written. It is called once: whether a Commit whose
-// answer was lost has stored anything is not known, and to repeat it says
-// nothing new.
+// commit makes the Commit call once. If the answer is lost, the client cannot determine whether the
+// pieces were stored, and a second Commit would not show it either.
 func (w *writing) commit(ctx context.Context, n *node, sess *session, c writeChunk, reservation uint64, granted []int, sums []*pb.PieceSums) error {
 	req := &pb.CommitRequest{Reservation: reservation, Pieces: sums}
 	resp, _, err := ask(ctx, sess, api.MethodCommit, req, 0, replyMax(len(granted), 0), func() (*pb.CommitResponse, error) { return sess.cache.Commit(ctx, req) })
@@ -594,8 +594,8 @@ func (w *writing) commit(ctx context.Context, n *node, sess *session, c writeChu
 	return w.settleCommit(n, c, granted, resp)
 }
 
-// settleCommit records what became of the granted pieces. Error: errBusy, or the response is
-// not one to the chunk.
+// settleCommit records the results of the granted pieces. Errors: errBusy, or an error if the
+// response does not belong to the chunk.
 func (w *writing) settleCommit(n *node, c writeChunk, granted []int, resp *pb.CommitResponse) error {
 	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
 		return fmt.Errorf("client: commit: %s: %w", n.target, inWords(errBusy, resp.GetBusyReason()))
@@ -608,7 +608,7 @@ func (w *writing) settleCommit(n *node, c writeChunk, granted []int, resp *pb.Co
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, k := range granted {
-		w.states[c.pieces[k]] = writeState{refused: "failed", detail: "the node did not say what became of it"}
+		w.states[c.pieces[k]] = writeState{refused: "failed", detail: "the node's answer does not have this piece"}
 	}
 	for _, r := range resp.GetPieces() {
 		i, ok := index[key{r.GetBlock(), r.GetGroup()}]
@@ -627,7 +627,7 @@ func (w *writing) settleCommit(n *node, c writeChunk, granted []int, resp *pb.Co
 	return nil
 }
 
-// refusal splits what the node says, "word" or "word: sentence".
+// refusal parses a node's reason, "word" or "word: sentence".
 func refusal(reason string) writeState {
 	for i := range len(reason) - 1 {
 		if reason[i] == ':' {
@@ -637,8 +637,8 @@ func refusal(reason string) writeState {
 	return writeState{refused: Reason(reason)}
 }
 
-// commitFailed says what the failure of a Commit means: the pieces are not known
-// to be stored, and only a refusal that a person must mend is an error.
+// commitFailed handles the failure of a Commit. The pieces may or may not be stored, so they count
+// as refused. Only failures that end the line or the Write are returned as errors.
 func (w *writing) commitFailed(ctx context.Context, n *node, c writeChunk, granted []int, err error) error {
 	err = callError(ctx, "commit", n.target, err)
 	if ctx.Err() != nil || errors.Is(err, errDown) || errors.Is(err, errBusy) || errors.Is(err, ErrAuth) || errors.Is(err, ErrRequest) {
@@ -652,7 +652,7 @@ func (w *writing) commitFailed(ctx context.Context, n *node, c writeChunk, grant
 	return nil
 }
 
-// refuseAll records pieces that nothing was decided about yet.
+// refuseAll records a refusal for the pieces that have no result yet.
 func (w *writing) refuseAll(pieces []int, why Reason, detail string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -675,7 +675,7 @@ func (w *writing) anyRefused(pieces []int) bool {
 	return slices.ContainsFunc(pieces, func(i int) bool { return w.states[i].refused != "" })
 }
 
-// result adds up. No chunk is running.
+// result returns the totals. No chunk is running.
 func (w *writing) result() WriteResult {
 	w.mu.Lock()
 	defer w.mu.Unlock()

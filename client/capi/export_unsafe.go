@@ -73,8 +73,8 @@ func sized(what string, got C.uint64_t, want uintptr) error {
 	return nil
 }
 
-// grown returns the caller's structure p of size bytes, of which versions before this one have at least the
-// first bytes. Fields that it lacks are zero.
+// grown returns the caller's structure p, which has size bytes. An earlier version of the structure
+// has at least the first bytes. Fields that it lacks are zero.
 func grown[T any](what string, p *T, size C.uint64_t, first uintptr) (whole T, err error) {
 	want := unsafe.Sizeof(whole)
 	if uint64(size) < uint64(first) || uint64(size) > uint64(want) {
@@ -94,7 +94,7 @@ func text(s *C.char) string {
 
 func millis(n C.uint32_t) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// limit is a time limit of a call that may have none.
+// limit returns the time limit of a call that may have no limit.
 func limit(ms C.uint32_t) time.Duration {
 	if ms == C.PENSTOCK_NO_LIMIT {
 		return binding.NoLimit
@@ -289,7 +289,7 @@ func goUnregister(memory C.uint64_t, to *C.penstock_error) C.int32_t {
 	return report(to, err)
 }
 
-// batch is the caller's batch, in place.
+// batch converts the caller's batch without copying its arrays.
 func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Batch, error) {
 	if b == nil {
 		return nil, invalid("the batch is NULL")
@@ -337,7 +337,7 @@ func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Bat
 	return out, nil
 }
 
-// pieces takes over what get and put move, and returns how many pieces that is.
+// pieces converts the pieces of a get or put, and returns their number.
 func pieces(out *binding.Batch, b *C.penstock_batch) (int, error) {
 	if b.first > b.n_keys {
 		return 0, invalid("penstock_batch.first is %d of %d keys", uint32(b.first), uint32(b.n_keys))
@@ -449,7 +449,7 @@ func goEventfd(store C.uint64_t, fd *C.int32_t, to *C.penstock_error) C.int32_t 
 	return inStore(store, to, func(s *binding.Store) error { return eventfd(fd, s.EventFD) })
 }
 
-// drainMax bounds what one drain takes at once.
+// drainMax bounds the number of entries that one drain call returns.
 const drainMax = 1024
 
 //export goDrain

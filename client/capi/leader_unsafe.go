@@ -128,7 +128,7 @@ func goLeaderRemove(l C.uint64_t, name *C.char, to *C.penstock_error) C.int32_t 
 	})
 }
 
-// eventfd writes a descriptor to the caller's place.
+// eventfd writes the descriptor that of returns to the caller's variable.
 func eventfd(fd *C.int32_t, of func() (int, error)) error {
 	if fd == nil {
 		return invalid("fd is NULL")
@@ -170,10 +170,10 @@ func partOf(p traffic.Part) C.penstock_part {
 	return C.penstock_part{from: C.uint32_t(p.From), to: C.uint32_t(p.To)}
 }
 
-// layout places variable data behind a structure in the caller's memory. Without memory it
-// only counts.
+// layout places variable data behind a structure in the caller's memory. Without memory it only
+// counts the bytes.
 type layout struct {
-	buf  []byte // nil: count
+	buf  []byte // nil: only count
 	size int
 }
 
@@ -235,7 +235,7 @@ func goAttemptDescribe(a C.uint64_t, buf *C.penstock_start, room C.uint64_t, nee
 	})
 }
 
-// part is the part [from, until).
+// part returns the part [from, until).
 func part(from, until C.uint32_t) traffic.Part { return traffic.Part{From: int(from), To: int(until)} }
 
 //export goAttemptProgress

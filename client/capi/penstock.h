@@ -261,7 +261,7 @@ int32_t penstock_epoch(penstock_namespace ns, uint32_t refresh, uint64_t *epoch,
  */
 int32_t penstock_bump(penstock_namespace ns, uint64_t to, uint64_t *epoch, penstock_error *error);
 
-/* The most live epochs of a namespace. */
+/* The greatest number of live epochs of a namespace. */
 #define PENSTOCK_LIVE_MAX 16
 
 /*
@@ -274,18 +274,18 @@ int32_t penstock_bump(penstock_namespace ns, uint64_t to, uint64_t *epoch, penst
 int32_t penstock_bump_keep(penstock_namespace ns, uint64_t to, uint32_t keep, uint64_t *epoch, penstock_error *error);
 
 /*
- * Keeps an epoch live for ms milliseconds, whatever bumps follow; 0 selects the epoch of the
- * handle. It writes the epoch to pinned, which may be NULL, and a lease to lease, for
- * penstock_lease_renew and penstock_lease_release. Its keys may still be evicted. A restart
- * of a node and penstock_retire with force end the pin there.
+ * Keeps an epoch live for ms milliseconds, even if the epoch is bumped meanwhile; epoch 0 selects
+ * the epoch of the handle. It writes the epoch to pinned, which may be NULL, and a lease to lease,
+ * for penstock_lease_renew and penstock_lease_release. Keys of the epoch may still be evicted. A
+ * restart of a node ends the pin on that node, and penstock_retire with force ends it on all nodes.
  * Errors: MISMATCH (the epoch is not live), INVALID, NOT_FOUND, UNAVAILABLE, AUTH, VERSION, TIMEOUT, CLOSED, FORKED.
  * Since version 1.1.
  */
 int32_t penstock_pin_epoch(penstock_namespace ns, uint64_t epoch, uint32_t ms, uint64_t *pinned, penstock_lease *lease, penstock_error *error);
 
 /*
- * Ends a live epoch that is not the newest, on every node: all its keys are misses. Where the
- * epoch is not live nothing changes. force 1 ends the pins of the epoch.
+ * Ends a live epoch that is not the newest, on every node: all its keys are then misses. On a node
+ * where the epoch is not live nothing changes. force 1 ends the pins of the epoch.
  * Errors: MISMATCH (the epoch is pinned), INVALID (it is the newest), NOT_FOUND, UNAVAILABLE, AUTH, VERSION, TIMEOUT, CLOSED, FORKED.
  * Since version 1.1.
  */
@@ -394,9 +394,9 @@ typedef struct penstock_result {
 /*
  * The batch calls. results may be NULL; otherwise it has a byte for each piece (get, put) or
  * key (exists, touch, delete). out may be NULL, except for a match with lease_ms. A call
- * returns when the batch is done or the time limit has passed. When it has returned, also
- * with an error, the library does not access the memory of the values, and results has
- * what was done.
+ * returns when the batch is done or the time limit has passed. When it has returned, with or
+ * without an error, the library does not access the memory of the values, and results has the
+ * results of the completed parts of the batch.
  *
  *   match   finds the longest stored prefix of the keys; in a flat namespace, the stored keys before the first absent one
  *   get     loads values, and verifies each against the checksums of its writer
@@ -531,21 +531,21 @@ int32_t penstock_chain(penstock_namespace ns, const uint8_t *parent, const void 
  *      ├── START ─────────────────────► queue ── penstock_leader_drain ────► penstock_attempt_describe
  *      ├── READ, CUT, RECOMPUTE ──────► queue ── penstock_leader_drain ────►
  *      ◄── progress, stopped ─────────┤◄──────── penstock_attempt_progress, penstock_attempt_stopped
- *      ├── the request is given up ───► queue ── END, penstock_leader_drain ►
+ *      ├── the request is aborted ────► queue ── END, penstock_leader_drain ►
  *      ◄── finished, failed ──────────┤◄──────── penstock_attempt_done
  *
  * An attempt is one attempt at a request on one engine. Its handle is open from START until
  * penstock_attempt_done, which the engine calls once for each attempt, also after END. The
- * library has no pointer to the caller's memory after any of these functions, and the caller
- * gets none to the library's: penstock_attempt_describe copies. The engine moves the KV with a
- * traffic manager (penstock_traffic_open), with the batch calls, or with transfers of its own. The
- * library chooses nothing.
+ * library keeps no pointer to the caller's memory after any of these functions, and the caller
+ * gets no pointer to the library's memory: penstock_attempt_describe copies. The engine moves the
+ * KV with a traffic manager (penstock_traffic_open), with the batch calls, or with transfers of its
+ * own. The library makes no decisions about requests.
  *
- * A lost session begins again by itself, and the registration lists the attempts that are
- * open, so that they continue when the planner was restarted. A planner that does not answer,
- * or that refuses the token, is in the log of the store, and is tried until it answers. The
- * queue is bounded by the attempts that are open: an engine that does not drain gets no more than
- * the planner lets it hold.
+ * The library restarts a lost session. The new registration lists the open attempts, so that they
+ * continue after a restart of the planner. If the planner does not answer, or refuses the token,
+ * the store logs that, and the library tries again until the planner answers. The queue is bounded
+ * by the number of open attempts: an engine that does not drain gets at most as many attempts as
+ * the planner allows it to hold.
  */
 
 /* A planner and how to connect to it. Only size and address are required. */
@@ -569,7 +569,7 @@ enum {
 
 /*
  * An engine of a group. address and token are for the engines on the other side, which get them
- * as they are (penstock_start). With buffer_bytes 0 the planner does not account for a buffer.
+ * unchanged (penstock_start). With buffer_bytes 0 the planner does not account for a buffer.
  */
 typedef struct penstock_member {
 	uint64_t size;           /* sizeof(penstock_member) */
@@ -580,10 +580,10 @@ typedef struct penstock_member {
 	uint32_t token_bytes;
 	uint32_t device_blocks;  /* blocks of KV that device memory holds; prefill: 0: not accounted for */
 	uint32_t prompt_blocks;  /* longest prompt; 0: no limit of the engine */
-	uint64_t buffer_bytes;   /* the host buffer that KV passes through, */
-	uint64_t block_bytes;    /* what a block takes of it while it passes, */
-	uint64_t sums_bytes;     /* what each block of the prompt takes in addition, */
-	uint64_t request_bytes;  /* and what each request takes in addition */
+	uint64_t buffer_bytes;   /* size of the host buffer through which KV passes */
+	uint64_t block_bytes;    /* bytes of the buffer for each block that passes through it */
+	uint64_t sums_bytes;     /* bytes of the buffer for each block of the prompt, in addition */
+	uint64_t request_bytes;  /* bytes of the buffer for each request, in addition */
 } penstock_member;
 
 /* Options of a leader. size, planner, group, node and role are required. */
@@ -616,7 +616,7 @@ int32_t penstock_leader_close(penstock_leader leader, penstock_error *error);
 int32_t penstock_leader_add(penstock_leader leader, const penstock_member *member, penstock_error *error);
 
 /*
- * Takes an engine out of the group. The planner plans its requests again, and its attempts get
+ * Removes an engine from the group. The planner plans its requests again, and its attempts get
  * END. Errors: NOT_FOUND, INVALID, CLOSED, FORKED.
  */
 int32_t penstock_leader_remove(penstock_leader leader, const char *name, penstock_error *error);
@@ -636,15 +636,15 @@ typedef struct penstock_part {
 /* Kinds of actions. */
 enum {
 	PENSTOCK_ACTION_START = 1,     /* begin the attempt; penstock_attempt_describe describes it */
-	PENSTOCK_ACTION_READ = 2,      /* read part too */
+	PENSTOCK_ACTION_READ = 2,      /* also read part */
 	PENSTOCK_ACTION_CUT = 3,       /* stop the attempt's reads, and report each that stops with penstock_attempt_stopped */
 	PENSTOCK_ACTION_RECOMPUTE = 4, /* compute part, and do not read it (prefill only) */
-	PENSTOCK_ACTION_END = 5        /* give the attempt up, and call penstock_attempt_done */
+	PENSTOCK_ACTION_END = 5        /* abandon the attempt, and call penstock_attempt_done */
 };
 
 /*
- * An action of the planner. START is the first one of its attempt. Attempts that the planner gave
- * up before a START have END in front of it.
+ * An action of the planner. START is the first action of its attempt. If the planner abandoned other
+ * attempts before a START, their END comes before it in the queue.
  */
 typedef struct penstock_action {
 	penstock_attempt attempt;
@@ -661,7 +661,7 @@ typedef struct penstock_action {
  */
 int32_t penstock_leader_drain(penstock_leader leader, penstock_action *actions, uint32_t max, uint32_t *n, penstock_error *error);
 
-/* What an engine needs to begin an attempt. Lengths in blocks are of the namespace's block_tokens. */
+/* The data with which an engine begins an attempt. A block has the namespace's block_tokens. */
 typedef struct penstock_start {
 	uint64_t size;           /* sizeof(penstock_start) of the library */
 	const char *name;        /* of the attempt; equal on both engines, and unique */
@@ -673,14 +673,14 @@ typedef struct penstock_start {
 	const void *peer_token;
 	uint32_t peer_address_bytes;
 	uint32_t peer_token_bytes;
-	uint64_t epoch;          /* the weights to compute and store with; a cached prefix of older ones is recomputed */
+	uint64_t epoch;          /* the version of the weights to compute and store with; a cached prefix of an older version is recomputed */
 	uint32_t prompt_tokens;
 	uint32_t output_tokens;  /* expected */
 	uint32_t hit_blocks;     /* the cached prefix */
 	uint32_t n_parts;
-	const penstock_part *parts; /* what this engine reads of the cached prefix */
+	const penstock_part *parts; /* the parts of the cached prefix that this engine reads */
 	const void *payload;     /* the gateway's data for the engines */
-	const uint8_t *ids;      /* block ids in the payload, 16 bytes each: of the prompt's full blocks, perhaps of more; NULL: the payload is not of client/gateway */
+	const uint8_t *ids;      /* block ids in the payload, 16 bytes each: those of the prompt's full blocks, possibly more; NULL: the payload was not made by client/gateway */
 	const char *extra;       /* JSON in the payload; NULL: none */
 	uint64_t payload_bytes;
 	uint32_t n_ids;
@@ -726,13 +726,13 @@ int32_t penstock_attempt_done(penstock_attempt attempt, const char *failure, uin
  * the prompt to both engines. The front end itself sends the prompt's text and takes the output.
  *
  *   penstock_gateway_submit ─► match, submission ─► MATCHED, ACCEPTED, STARTED, PREFILLED, DONE
- *                              planner away ──────► WAITING, and the request is submitted again
+ *                              planner down ──────► WAITING, and the request is submitted again
  *                              an engine is lost ─► REPLANNED, and STARTED again
  *                              ended otherwise ───► FAILED, with the error
  *
  * DONE or FAILED is the last event of each request, and comes once. The handle of the request is
- * open until then. While 16 events of a request wait for penstock_gateway_drain, its stream from the
- * planner waits.
+ * open until that event was drained. While 16 events of a request wait for penstock_gateway_drain,
+ * the library does not read the request's stream from the planner.
  */
 
 /* Options of a gateway. Only size and planner are required. */
@@ -765,7 +765,7 @@ typedef struct penstock_resident {
 
 /*
  * A prompt. It has either tokens, or prompt_tokens and the ids of its full blocks, from
- * penstock_chain. ids may go on with blocks of the output. A prompt whose KV depends on more than
+ * penstock_chain. ids may continue with blocks of the output. A prompt whose KV depends on more than
  * its tokens (LoRA, cache salt, images) needs ids.
  */
 typedef struct penstock_prompt {
@@ -790,7 +790,7 @@ typedef struct penstock_prompt {
 int32_t penstock_gateway_submit(penstock_gateway gateway, const penstock_prompt *prompt, penstock_request *request, penstock_error *error);
 
 /*
- * Gives a request up, and does not wait for its end. The planner aborts it on its engines. The
+ * Cancels a request, and does not wait for its end. The planner aborts it on its engines. The
  * last event is FAILED with CANCELED, or DONE if the request had ended before. Errors: CLOSED
  * (also: the last event was drained), FORKED.
  */
@@ -802,7 +802,7 @@ int32_t penstock_gateway_eventfd(penstock_gateway gateway, int32_t *fd, penstock
 /* Kinds of events. */
 enum {
 	PENSTOCK_EVENT_MATCHED = 1,   /* the cached prefix is known: hit_tokens, epoch */
-	PENSTOCK_EVENT_WAITING = 2,   /* the planner is away; the text of error is the reason. The engines continue */
+	PENSTOCK_EVENT_WAITING = 2,   /* the planner does not answer; the text of error is the reason. The engines continue */
 	PENSTOCK_EVENT_ACCEPTED = 3,  /* the planner has the request */
 	PENSTOCK_EVENT_STARTED = 4,   /* both engines are chosen: prefill, decode, epoch, read_by_prefill, read_by_decode; since version 1.5 the text of error is the attempt's name (penstock_start) */
 	PENSTOCK_EVENT_PREFILLED = 5, /* the decode engine has the prompt's KV. It may be left out shortly before DONE */
@@ -833,11 +833,11 @@ int32_t penstock_gateway_drain(penstock_gateway gateway, penstock_event *events,
 /*
  * TRAFFIC. Since version 1.5. A traffic manager moves the KV of one engine of a prefill/decode
  * cluster (package client/traffic). It reads cached prefixes from the nodes into a buffer, writes them
- * to device memory, and carries the prompt's KV from the prefill to the decode engine, a layer at a
+ * to device memory, and transfers the prompt's KV from the prefill to the decode engine, a layer at a
  * time, over a compute NIC of its own. It stores the prompt's new blocks and the decoded ones. Each
- * layer of each block is verified where it is used. It chooses nothing: penstock_start says which parts
- * an engine reads, READ, CUT and RECOMPUTE of the planner change them, and PROGRESS and STOPPED are
- * what penstock_attempt_progress and penstock_attempt_stopped report.
+ * layer of each block is verified where it is used. It makes no decisions: penstock_start lists the parts
+ * that an engine reads, and READ, CUT and RECOMPUTE of the planner change them. Report PROGRESS and
+ * STOPPED with penstock_attempt_progress and penstock_attempt_stopped.
  *
  *   prefill engine                                     decode engine
  *   penstock_traffic_prefill                           penstock_traffic_decode, with the peer
@@ -848,17 +848,17 @@ int32_t penstock_gateway_drain(penstock_gateway gateway, penstock_event *events,
  *     the model computes
  *     penstock_transfer_computed ────── KV ──────────► READY: the whole prompt is in device memory
  *   penstock_transfer_finish                           decode; penstock_traffic_append for each full block
- *   FINISHED: the other side has all                   penstock_transfer_finish
+ *   FINISHED: the peer has all layers                  penstock_transfer_finish
  *                                                      FINISHED: storage has the prompt's new blocks
  *
  * A transfer is one side of one attempt. Both sides use the same request, penstock_start.name. They
- * may begin in any order. A transfer waits for the other side and for room in the buffer; calls on it
- * are performed, in their order, when it has begun.
+ * may begin in any order. A transfer waits for the other side and for room in the buffer. Calls on a
+ * waiting transfer are performed, in their order, when it has begun.
  *
  * FINISHED or FAILED is the last event of each transfer and comes once, FINISHED only after
- * penstock_transfer_finish. From then on no transfer touches the pages, and the request may begin again.
- * The handle is open until penstock_traffic_drain has returned the event. Of each transfer wait at most
- * one PROGRESS for each part (the newest), one STOPPED for each read, and two other events.
+ * penstock_transfer_finish. From then on no transfer accesses the pages, and the request may begin again.
+ * The handle is open until penstock_traffic_drain has returned the event. The queue holds for each
+ * transfer at most one PROGRESS for each part (the newest), one STOPPED for each read, and two other events.
  */
 
 /*
@@ -875,13 +875,13 @@ enum {
 typedef struct penstock_traffic_options {
 	uint64_t size;           /* sizeof(penstock_traffic_options) */
 	const char *listen;      /* host:port of the compute NIC; NULL: 127.0.0.1 and a free port */
-	const char *advertise;   /* host:port that the other engines dial; NULL: that of listen */
-	const void *token;       /* what the other engines prove, 16 to 256 bytes; NULL: 32 random bytes */
-	void *memory;            /* device memory, or host memory in its place */
+	const char *advertise;   /* host:port to which the other engines connect; NULL: the address of listen */
+	const void *token;       /* secret with which the other engines authenticate, 16 to 256 bytes; NULL: 32 random bytes */
+	void *memory;            /* device memory, or host memory used instead */
 	uint64_t memory_bytes;
 	const uint64_t *bases;   /* offsets of the layers in memory */
 	uint64_t stride;         /* distance of a layer's pages; 0: the bytes of a layer of a block */
-	uint64_t buffer_bytes;   /* host memory that the library maps for prompts on their way */
+	uint64_t buffer_bytes;   /* host memory that the library maps, through which prompts pass */
 	uint64_t append_bytes;   /* host memory for decoded blocks; 0: 1/16 of buffer_bytes */
 	uint32_t token_bytes;
 	uint32_t n_bases;
@@ -890,7 +890,7 @@ typedef struct penstock_traffic_options {
 	uint32_t transfers_max;  /* greatest number of transfers that run or are not drained; default 1024 */
 	uint32_t connections;    /* TCP connections for payload to each engine; default 4 */
 	uint32_t cuda;           /* since version 1.6. 0: the CPU can address memory; n: memory is on the CUDA driver's device n-1 */
-	uint32_t verify;         /* since version 1.6: where blocks are compared with their checksums between engines; see below */
+	uint32_t verify;         /* since version 1.6: the places where blocks are compared with their checksums between engines; see below */
 } penstock_traffic_options;
 
 /*
@@ -899,13 +899,14 @@ typedef struct penstock_traffic_options {
  * penstock_traffic_close or penstock_close has returned; it needs no penstock_register.
  *
  * verify is PENSTOCK_VERIFY_EVERY_HOP, PENSTOCK_VERIFY_LAST_HOP, or n > 1: at the last hop, one layer of a
- * block in n, chosen at random. With n some wrong blocks are not noticed. What storage returns is always
- * verified, and so is what it stores.
+ * block in n, chosen at random. With n some wrong blocks are not detected. Blocks that storage returns, and
+ * blocks that it stores, are always verified.
  *
  * Memory on a CUDA device is copied by the device's copy engine, in the device's primary context, to and
- * from buffer_bytes, which the driver pins. Transfers pass through there, on a prefill engine in two layers
- * of each prompt more. The library does not synchronize with streams: call penstock_transfer_computed when
- * the device has computed the layer (an event). When penstock_transfer_layer returns, the layer is on the device.
+ * from the buffer, which the driver pins. Transfers pass through the buffer; on a prefill engine they need
+ * two layers of each prompt in addition. The library does not synchronize with streams: call
+ * penstock_transfer_computed when the device has computed the layer (an event). When penstock_transfer_layer
+ * returns, the layer is on the device.
  *
  * Errors: INVALID (also: the address is in use, the CUDA driver cannot be loaded, there is no such device),
  * CLOSED, FORKED.
@@ -919,7 +920,7 @@ int32_t penstock_traffic_open(penstock_namespace ns, const penstock_traffic_opti
  */
 int32_t penstock_traffic_close(penstock_traffic traffic, penstock_error *error);
 
-/* Fields of penstock_member that a traffic manager knows. */
+/* The fields of penstock_member that a traffic manager provides. */
 typedef struct penstock_traffic_description {
 	uint64_t size;           /* sizeof(penstock_traffic_description), set by the caller */
 	char address[256];       /* text, with a zero byte at its end */
@@ -935,13 +936,13 @@ typedef struct penstock_traffic_description {
 /* Returns the description of a traffic manager, which does not change. Errors: INVALID, CLOSED, FORKED. */
 int32_t penstock_traffic_describe(penstock_traffic traffic, penstock_traffic_description *description, penstock_error *error);
 
-/* What to move. request and blocks are required; the other fields are those of penstock_start. */
+/* Options of a transfer. request and blocks are required; the other fields are those of penstock_start. */
 typedef struct penstock_transfer_options {
 	uint64_t size;           /* sizeof(penstock_transfer_options) */
 	const char *request;     /* penstock_start.name: 1 to 1024 bytes; no other transfer of this traffic manager has it */
 	const uint8_t *ids;      /* 16 bytes each, of the prompt's full blocks; prefill: of the cached prefix at least */
-	const penstock_part *parts; /* what this side reads of the cached prefix */
-	const uint32_t *pages;   /* device pages of the first blocks. decode: of all. prefill: of any number; penstock_transfer_add_pages gives the others */
+	const penstock_part *parts; /* the parts of the cached prefix that this side reads */
+	const uint32_t *pages;   /* device pages of the first blocks. decode: of all blocks. prefill: of any number; penstock_transfer_add_pages adds the others */
 	const void *peer_address; /* decode: the prefill engine */
 	const void *peer_token;
 	uint64_t epoch;          /* of the ids; 0: the epoch of the namespace's handle */
@@ -972,9 +973,9 @@ int32_t penstock_traffic_prefill(penstock_traffic traffic, const penstock_transf
 int32_t penstock_traffic_decode(penstock_traffic traffic, const penstock_transfer_options *options, penstock_transfer *transfer, penstock_error *error);
 
 /*
- * Reads part of the cached prefix too. The part is in no buffer, and neither side reads it. If the buffer
- * of a prefill engine has no room now, STOPPED follows. The functions of transfers have no effect on one
- * that has ended. Errors: INVALID, BUSY (4096 calls wait until the transfer has begun), CLOSED (also:
+ * Makes this side read part of the cached prefix too. The part must be in no buffer, and neither side may
+ * be reading it. If the buffer of a prefill engine has no room now, STOPPED follows. The functions of
+ * transfers have no effect on a transfer that has ended. Errors: INVALID, BUSY (4096 calls wait until the transfer has begun), CLOSED (also:
  * the last event was drained), FORKED.
  */
 int32_t penstock_transfer_read(penstock_transfer transfer, penstock_part part, penstock_error *error);
@@ -983,13 +984,13 @@ int32_t penstock_transfer_read(penstock_transfer transfer, penstock_part part, p
 int32_t penstock_transfer_cut(penstock_transfer transfer, penstock_error *error);
 
 /*
- * Has the model compute part of the cached prefix (prefill). After LOADED the transfer fails
+ * Makes the model compute part of the cached prefix (prefill). After LOADED the transfer fails
  * instead, because the model may have used the part. Errors: as penstock_transfer_read.
  */
 int32_t penstock_transfer_recompute(penstock_transfer transfer, penstock_part part, penstock_error *error);
 
 /*
- * Gives the device pages of the next blocks, those behind the pages given before (prefill). Nothing is
+ * Adds the device pages of the next blocks, after the pages given before (prefill). Nothing is
  * written to device memory before the whole cached prefix has its pages. Errors: as
  * penstock_transfer_read.
  */
@@ -997,7 +998,7 @@ int32_t penstock_transfer_add_pages(penstock_transfer transfer, const uint32_t *
 
 /*
  * Reports that the pages of a layer have the KV of all blocks before block (prefill). The blocks that
- * the decode engine lacks leave then. These pages must not change until the last event, or, with fewer
+ * the decode engine lacks are then sent to it. These pages must not change until the last event, or, with fewer
  * bases than layers, until penstock_transfer_layer has returned for layer + n_bases. A prompt that is
  * not computed in chunks has only calls with block = blocks. A block that is not full counts with the
  * last chunk. Chunks need a base for each layer. Errors: as penstock_transfer_read.
@@ -1012,7 +1013,7 @@ int32_t penstock_transfer_computed(penstock_transfer transfer, uint32_t layer, u
 int32_t penstock_transfer_layer(penstock_transfer transfer, uint32_t layer, uint32_t timeout_ms, penstock_error *error);
 
 /*
- * Says that the engine makes no other calls on the transfer, and does not wait for its end. FINISHED
+ * Declares that the engine makes no other calls on the transfer, and does not wait for its end. FINISHED
  * comes, for prefill, when each layer has been computed and has arrived; for decode, after READY, when
  * storage has the prompt's new blocks or has refused them. Errors: CLOSED (also: the last event was
  * drained), FORKED.
@@ -1020,19 +1021,19 @@ int32_t penstock_transfer_layer(penstock_transfer transfer, uint32_t layer, uint
 int32_t penstock_transfer_finish(penstock_transfer transfer, penstock_error *error);
 
 /*
- * Ends a transfer early, and does not wait for its end. The other side fails too, unless it has not
- * begun to speak with this one: then it waits until it is cancelled, for example after END of the
- * planner, or until its time limit. The last event is FAILED with CANCELED, or FINISHED if the transfer
+ * Ends a transfer early, and does not wait for its end. The other side fails too. Exception: if the
+ * two sides have not exchanged a message yet, the other side waits until it is cancelled, for example
+ * after END of the planner, or until its time limit. The last event is FAILED with CANCELED, or FINISHED if the transfer
  * had ended before. Errors: as penstock_transfer_finish.
  */
 int32_t penstock_transfer_cancel(penstock_transfer transfer, penstock_error *error);
 
 /*
  * Stores one decoded block, whose KV is in page of every layer. ids are the chain up to and including
- * the block; epoch 0 is that of the namespace's handle. It waits for room for the block, for at most
- * timeout_ms (PENSTOCK_NO_LIMIT: none), and returns when the page may change. The block is stored when
- * its parent is, and no error reports that storage refuses it. request is for the log. Errors: TIMEOUT
- * (nothing was taken; call it again), INVALID, CLOSED, FORKED.
+ * the block; epoch 0 is the epoch of the namespace's handle. It waits for room for the block, for at most
+ * timeout_ms (PENSTOCK_NO_LIMIT: no limit), and returns when the page may change. The block is stored
+ * after its parent. If storage refuses the block, no error reports that. request is for the log. Errors:
+ * TIMEOUT (nothing was copied; call it again), INVALID, CLOSED, FORKED.
  */
 int32_t penstock_traffic_append(penstock_traffic traffic, const char *request, const uint8_t *ids, uint32_t n_ids, uint64_t epoch, uint32_t page, uint32_t timeout_ms, penstock_error *error);
 
@@ -1047,7 +1048,7 @@ int32_t penstock_traffic_eventfd(penstock_traffic traffic, int32_t *fd, penstock
 
 /* Kinds of events of transfers. */
 enum {
-	PENSTOCK_TRANSFER_LOADED = 1,   /* prefill: each block of the cached prefix is in a buffer or is to be computed: first_miss. The transfer waits for no storage from here on. The last PROGRESS of a part may follow */
+	PENSTOCK_TRANSFER_LOADED = 1,   /* prefill: each block of the cached prefix is in a buffer or is to be computed: first_miss. From then on the transfer does not wait for storage. The last PROGRESS of a part may follow */
 	PENSTOCK_TRANSFER_READY = 2,    /* decode: the whole prompt is in device memory and verified */
 	PENSTOCK_TRANSFER_PROGRESS = 3, /* blocks of part before upto were read and verified, and bytes of the part have arrived. upto is part.to at the end */
 	PENSTOCK_TRANSFER_STOPPED = 4,  /* the read of part ended before block upto; gone; the text of error is the reason */
@@ -1059,10 +1060,10 @@ enum {
 typedef struct penstock_transfer_event {
 	penstock_transfer transfer;
 	uint32_t kind;           /* PENSTOCK_TRANSFER_* */
-	uint32_t first_miss;     /* the lowest block that the model computes; blocks: none. It computes the parts of penstock_transfer_recompute, and from hit_blocks on */
+	uint32_t first_miss;     /* the lowest block that the model computes; blocks: none. The model computes the parts of penstock_transfer_recompute, and all blocks from hit_blocks on */
 	penstock_part part;
 	uint32_t upto;
-	uint32_t gone;           /* 1: storage does not have block upto; 0: this side could not read it, or was told to stop */
+	uint32_t gone;           /* 1: storage does not have block upto; 0: this side could not read it, or penstock_transfer_cut ended the read */
 	uint64_t bytes;
 	uint32_t intact;         /* leading blocks of the cached prefix that are certainly intact */
 	uint32_t reserved;

@@ -40,7 +40,7 @@ func inTransfer(h C.uint64_t, to *C.penstock_error, f func(*binding.Transfer) er
 const (
 	// maxToken is the size of penstock_traffic_description.token.
 	maxToken = len(C.penstock_traffic_description{}.token)
-	// randomToken is the length of the token of a traffic manager that was given none.
+	// randomToken is the length of the token that a traffic manager makes if the caller gives none.
 	randomToken = 32
 )
 
@@ -81,7 +81,7 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 	token := rdma.Token(C.GoBytes(o.token, C.int(o.token_bytes)))
 	if len(token) == 0 {
 		token = make(rdma.Token, randomToken)
-		_, _ = rand.Read(token) // it never fails
+		_, _ = rand.Read(token) // rand.Read never fails
 	}
 	options := tcp.Options{Listen: text(o.listen), Advertise: text(o.advertise), Token: token, Conns: int(o.connections), ZeroCopy: true}
 	if options.Listen == "" {
@@ -137,7 +137,7 @@ func goTrafficDescribe(t C.uint64_t, out *C.penstock_traffic_description, to *C.
 	})
 }
 
-// transferOptions are the caller's options, copied.
+// transferOptions are a copy of the caller's options.
 type transferOptions struct {
 	request     string
 	ids         []kv.BlockID

@@ -16,8 +16,8 @@ import (
 // DecodeJob is a request on its decode engine.
 type DecodeJob struct {
 	Request string
-	// IDs are the chain of the prompt's full blocks under Epoch: the first Hit are
-	// read, the others are stored when they have arrived.
+	// IDs are the chain of the prompt's full blocks under Epoch. The first Hit blocks are read; the
+	// others are stored when they have arrived.
 	IDs   []kv.BlockID
 	Epoch kv.Epoch
 	// Blocks, Hit, Parts, Stopped, Progress are as in PrefillJob. Pages are the device pages
@@ -29,7 +29,7 @@ type DecodeJob struct {
 	Progress    func(Progress)
 	// Peer is the prefill engine's manager.
 	Peer Peer
-	// NoPersist keeps the prompt's new blocks from storage.
+	// NoPersist disables storing the prompt's new blocks.
 	NoPersist bool
 }
 
@@ -43,9 +43,9 @@ type Decode struct {
 
 	// The fields below are guarded by transfer.mu.
 
-	have []bool // by hit block: read from storage into this side's buffer
-	// reads are those that storage is writing to the buffer. The prefill side must not write other
-	// bytes to the same blocks: the later write would win.
+	have []bool // by hit block: it was read from storage into this side's buffer
+	// reads are the reads that write to the buffer now. The prefill side must not write other bytes
+	// to the same blocks: the later write would win.
 	reads  []*localRead
 	sends  incoming
 	accept *pb.TrafficAccept
@@ -53,9 +53,9 @@ type Decode struct {
 	device rdma.Desc
 	table  rdma.Desc
 	credit int
-	// returned counts the messages that the PE had no room to keep.
+	// returned counts the messages that the PE returned because it had no room to keep them.
 	returned int
-	// ready: the whole prompt is in device memory.
+	// ready is set when the whole prompt is in device memory and verified.
 	ready bool
 }
 
@@ -83,7 +83,7 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	return d, nil
 }
 
-// checkDecode refuses a job that contradicts itself.
+// checkDecode returns an error for a job that contradicts itself.
 func (m *Manager) checkDecode(j *DecodeJob) error {
 	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
@@ -151,8 +151,8 @@ func (d *Decode) begin() error {
 	return nil
 }
 
-// Read makes this side read a range of hit blocks that are in no buffer and that
-// neither side is reading.
+// Read makes this side read a range of hit blocks. The blocks must be in no buffer, and neither
+// side may be reading them.
 func (d *Decode) Read(part Part) {
 	d.run(func() error {
 		if part.From < 0 || part.To > d.job.Hit || part.Len() <= 0 {
@@ -162,7 +162,7 @@ func (d *Decode) Read(part Part) {
 		defer after()
 		read := &localRead{part, after}
 		if !d.beginRead(read) {
-			return nil // the prefill side has it
+			return nil // the prefill side has read the part
 		}
 		have, sums, stop, err := d.load(ctx, chain{d.job.IDs, d.job.Epoch}, part, d.buf, uint64(part.From)*d.m.geo.fullBytes, d.job.Progress)
 		d.endRead(read, have, sums)
@@ -196,8 +196,8 @@ func (d *Decode) beginRead(read *localRead) bool {
 	return true
 }
 
-// endRead removes a read from reads and marks the blocks that it has read. It leaves the sums of blocks
-// that the prefill side sends: the prefill side writes these sums itself.
+// endRead removes a read from reads and marks the blocks that it has read. It does not set the sums
+// of blocks that the prefill side sends, because the prefill side writes these sums itself.
 func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 	d.update(func() {
 		d.reads = slices.DeleteFunc(d.reads, func(r *localRead) bool { return r == read })
@@ -213,15 +213,16 @@ func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 // takeSends adds one message to the list of the blocks that the prefill side sends.
 func (d *Decode) takeSends(m *pb.TrafficSends) error {
 	lost, err := d.addSends(m)
-	// The planner ordered both sides to read these parts, and the prefill side has finished first. Storage
-	// may still write to the buffer until the reads have ended; it writes the bytes that the prefill side sends.
+	// The planner ordered both sides to read these parts, and the prefill side finished first.
+	// Storage may still write to the buffer until the reads have ended; it writes the same bytes as
+	// the prefill side sends.
 	for _, read := range lost {
 		read.stop()
 	}
 	return err
 }
 
-// addSends does it, and returns the reads under way of blocks that the prefill side sends.
+// addSends adds the message. It returns the running reads of blocks that the prefill side sends.
 func (d *Decode) addSends(m *pb.TrafficSends) (lost []*localRead, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -292,8 +293,8 @@ func (d *Decode) message(from rdma.EngineID, m *pb.TrafficMessage) {
 	}
 }
 
-// sendAgain sends a message that the PE has returned, after a pause that grows with
-// their number.
+// sendAgain sends a message that the PE has returned again, after a pause that grows with the
+// number of returned messages.
 func (d *Decode) sendAgain(raw []byte) {
 	raw = bytes.Clone(raw)
 	d.mu.Lock()
@@ -304,7 +305,7 @@ func (d *Decode) sendAgain(raw []byte) {
 	d.run(func() error { return d.m.sendLater(d.tail, peer, raw, pause, d.told) })
 }
 
-// takeAccept stores the PE's windows, which the layers of the hit are written to.
+// takeAccept stores the PE's windows, to which the DE writes the layers of the hit.
 func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	var device, table rdma.Desc
 	err := device.UnmarshalBinary(a.Device)
@@ -324,10 +325,10 @@ func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	return nil
 }
 
-// push sends the PE the layers of the blocks that were read here. It waits for the PE's
-// credit before each layer.
+// push sends the PE the layers of the blocks that this side has read. It waits for the PE's credit
+// before each layer.
 func (d *Decode) push() error {
-	// The PE needs exactly those blocks from here that it does not send.
+	// The PE needs exactly the blocks that it does not send itself.
 	known := func() bool { return d.accept != nil && d.pages.left == 0 }
 	if err := d.await(d.ctx, func() bool { return d.sends.complete() && (known() || !slices.Contains(d.sends.sent, false)) }); err != nil {
 		return err
@@ -386,7 +387,7 @@ func (d *Decode) sentLocked(read *localRead) bool {
 	return slices.Contains(d.sends.sent[read.part.From:read.part.To], true)
 }
 
-// mineLocked returns the blocks that the PE does not send: this side has to send them.
+// mineLocked returns the blocks that the PE does not send, so this side has to send them.
 func (d *Decode) mineLocked() []uint32 {
 	var mine []uint32
 	for b, s := range d.sends.sent {
@@ -404,7 +405,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		return err
 	}
 	g := d.m.geo
-	// Storage writes no block any more that the prefill side sends.
+	// Wait until storage writes no block any more that the prefill side sends.
 	if err := d.await(d.ctx, func() bool { return !slices.ContainsFunc(d.reads, d.sentLocked) }); err != nil {
 		return err
 	}
@@ -456,7 +457,7 @@ func (d *Decode) toDevice(base uint64, all []uint32) error {
 		}
 		mem := d.m.opts.deviceMemory()
 		if mem == nil {
-			continue // assemble has verified the DE buffer
+			continue // assemble has verified the blocks in the DE buffer
 		}
 		offset := func(b uint32) uint64 { return dev.offset(l, d.job.Pages[b]) }
 		if err := d.m.checkLast(d.sums, mem, l, all, offset, "decode device"); err != nil {

@@ -1,11 +1,11 @@
 // Package traffic moves the KV of one engine: DualPath's traffic manager
-// (sections 4.1 and 5 of the paper). It reads cached prefixes from storage
-// through the engine's storage NIC into a small buffer in DRAM, and carries them
-// on, a layer at a time, over the compute network while the model computes.
+// (sections 4.1 and 5 of the paper). It reads cached prefixes from storage through the engine's
+// storage NIC into a small buffer in DRAM. Then it transfers them, one layer at a time, over the
+// compute network while the model computes.
 //
-// It does not decide who reads what (the planner does) and does not compute. It
-// keeps no KV beyond that of running requests and of blocks that storage has not
-// taken yet.
+// The planner, not this package, decides which side reads which blocks. The package does not
+// compute. It holds the KV of running requests, and of blocks that storage has not stored yet, and
+// no other KV.
 //
 //	            prefill engine (PE)                              decode engine (DE)
 //	storage ─1─► PE buffer ─3,4─► device ══ 5,6,7 ══════════════► DE buffer ─8,9─► device
@@ -16,10 +16,10 @@
 //	                                                     storage ─1             persist each
 //	                                                     [x,hit)                full block
 //
-// Storage is read in Full Blocks [layers, tokens, bytes]; everything else moves
-// in Layer Blocks [1, tokens, bytes]. A Full Block is the concatenation of its
-// Layer Blocks, so a Layer Block is a page of it (kv.Geometry): no byte is ever
-// converted, and each transfer is one paged write.
+// Storage is read in Full Blocks [layers, tokens, bytes]. All other transfers are in Layer Blocks
+// [1, tokens, bytes]. A Full Block is the concatenation of its Layer Blocks, so a Layer Block is a
+// page of the Full Block (kv.Geometry): no byte is ever converted, and each transfer is one paged
+// write.
 //
 // One request on the PE:
 //
@@ -40,11 +40,11 @@
 //
 // # Copies between buffer and device
 //
-// Steps 3 and 9, and what Append takes from the device, are batches of
-// rdma/copier, one span a Layer Block: over the NIC of the GPU where the engine
-// gives a copier.NIC (CNIC-assisted copy, section 5.2 of the paper), by the GPU's
-// copy engine with a CUDA one, by the CPU without any. A job waits for its copies
-// before it ends, so no other job gets its pages or its buffer while they run.
+// Steps 3 and 9, and the copy from the device in Append, are batches of rdma/copier with one span
+// for each Layer Block. A copier.NIC copies over the NIC of the GPU (CNIC-assisted copy, section
+// 5.2 of the paper). A CUDA copier uses the GPU's copy engine. Without a copier the CPU copies. A
+// job waits for its copies before it ends, so no other job gets its pages or its buffer while they
+// run.
 //
 // # Buffers
 //
@@ -53,16 +53,16 @@
 // arrival. A job takes memory on the decode side first: the PE waits for the DE's
 // offer, then takes all its memory in one piece, and starts to read. A job that has
 // memory on a PE therefore waits for no other memory, however fragmented the buffers
-// are, so every job ends. When the PE is told to read another range later, it reads
-// the range if there is room at once; otherwise it calls Stopped with ErrBusy. The
-// second, small buffer (Options.AppendBytes) holds decoded blocks only, so Append
-// never waits behind a prompt.
+// are, so every job ends. If the planner makes the PE read another range later, the PE reads the
+// range if there is room at once; otherwise it calls Stopped with ErrBusy. The second, small buffer
+// (Options.AppendBytes) holds decoded blocks only, so Append never waits behind a prompt.
 //
 // # New blocks
 //
-// The DE stores the prompt's new blocks while the output is decoded, and a decoded
-// block when Append gets it. A block waits until its parent is stored. A long prompt is stored in several writes. Each write has a time limit of
-// one minute from its own start, however long the prompt took to compute.
+// The DE stores the prompt's new blocks while the output is decoded, and stores a decoded block
+// when Append gets it. A block waits until its parent is stored. A long prompt is stored in several
+// writes. Each write has a time limit of one minute from its own start, however long the
+// computation of the prompt took.
 //
 // # Messages
 //
@@ -91,7 +91,7 @@
 //	block-major, Stride = all layers       │l0 p0│l1 p0│l2 p0│…│l0 p1│l1 p1│l2 p1│…
 //
 // The bytes between pages belong to the engine. Each side has its own layout: the PE sends its
-// bases and its stride with its window, and the DE writes by them.
+// bases and its stride with its window, and the DE uses them for its writes.
 //
 // # Staged device memory
 //
@@ -102,11 +102,12 @@
 //	[x,hit) DE buffer ═══► staging ─copier─► device ─copier─► staging ═══► DE buffer   hit and miss
 //	                       verified          computed         sums
 //
-// The staging memory holds two layers of the prompt. The DE may write a layer when the copier has taken
-// the one before the last. A layer leaves in the same slot as it came; blocks that come and blocks that
-// leave are different ones. Blocks are verified in host memory before they are copied, and the sums of
-// computed blocks are made in host memory after the copy: nothing verifies the copier's own work. On the
-// DE all blocks pass through the DE buffer anyway.
+// The staging memory holds two layers of the prompt. The DE may write a layer when the copier has
+// copied the layer two before it. An incoming and an outgoing layer share a slot, because the
+// incoming and the outgoing blocks of a layer are different blocks. Blocks are verified in host
+// memory before they are copied, and the sums of computed blocks are made in host memory after the
+// copy. So nothing verifies the copier's own work. On the DE all blocks pass through the DE buffer
+// in any case.
 //
 // # Chunked prefill
 //
@@ -130,10 +131,10 @@
 //
 // # Layers in flight
 //
-// On the PE, device memory holds len(Device.Bases) layers of a request. Layer l may
-// arrive once layer l - len(Bases) has been sent to the DE. The PE copies its own part
-// by that rule and grants the DE credit by it: a slow engine is never overrun, and a
-// fast one never waits for a round trip.
+// On the PE, device memory holds len(Device.Bases) layers of a request. Layer l may arrive once
+// layer l - len(Bases) has been sent to the DE. The PE applies this rule to its own copies, and to
+// the credit that it grants the DE. So a slow engine is never overrun, and a fast one never waits
+// for a round trip.
 //
 // The DE's window on device memory (rdma.Region.WindowSpans) covers the request's
 // pages of the blocks that the DE sends. Over NICs that check one range for each key
@@ -141,23 +142,23 @@
 //
 // # What is verified
 //
-// The client verifies each block that it reads. Its sums (XXH3-64 of each Layer Block), or those
-// that the PE makes of what it computed, travel with the layers. Blocks are compared with them in the
-// PE's device memory before Layer returns, in the DE buffer before anything is persisted, and in the
-// DE's device memory before Ready returns. A block that does not match is never used: it ends the job
-// with a *BlockError. Options.Verify reduces the comparisons between engines. Storage refuses a block
-// that does not match its sums at every setting.
+// The client verifies each block that it reads. Its sums (XXH3-64 of each Layer Block), or the sums
+// that the PE makes of computed blocks, are sent with the layers. Blocks are compared with their
+// sums in the PE's device memory before Layer returns, in the DE buffer before any block is stored,
+// and in the DE's device memory before Ready returns. A block that does not match is never used: it
+// ends the job with a *BlockError. Options.Verify reduces the comparisons between engines. Storage
+// refuses a block that does not match its sums at every setting.
 //
-// # When something is missing, or slow
+// # Missing blocks and slow reads
 //
-// While a side reads, it reports what has arrived and what is verified
-// (PrefillJob.Progress). From these reports the planner estimates when the side will
-// be done, and it ends the read of a side that is too slow (Cut).
+// While a side reads, it reports which blocks have arrived and are verified (PrefillJob.Progress).
+// From these reports the planner estimates when the side will finish, and it ends the read of a
+// side that is too slow (Cut).
 //
-// A side that cannot read all of its part reports that (PrefillJob.Stopped, which
-// goes to the planner) and waits. Read gives it, or the other side, another range;
-// Recompute has the model compute blocks. Layer 0 is not given to the model until
-// every hit block is in a buffer or is to be recomputed.
+// A side that cannot read all of its part reports that (PrefillJob.Stopped, which goes to the
+// planner) and waits. The planner then gives a range to this side or the other side (Read), or lets
+// the model compute blocks (Recompute). Layer 0 is not given to the model until every hit block is
+// in a buffer or is to be recomputed.
 //
 // # Ends
 //

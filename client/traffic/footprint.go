@@ -8,11 +8,11 @@ import "github.com/penstock-kv/penstock/internal/arena"
 type Footprint struct {
 	// Buffer is the size of the whole buffer.
 	Buffer int64
-	// Block is the bytes of one block in the buffer. On the prefill side the blocks
-	// that are read pass through the buffer, on the decode side all blocks of the
-	// prompt. Sums is the bytes for the checksums of one block of the prompt, whether
-	// or not the block passes through the buffer; with staged device memory also its part of
-	// the staging memory, which only the prefill side takes. Request is the bytes that each job
+	// Block is the number of bytes of one block in the buffer. On the prefill side, the blocks that
+	// are read pass through the buffer; on the decode side, all blocks of the prompt do. Sums is
+	// the number of bytes for the checksums of one block of the prompt, whether or not the block
+	// passes through the buffer. With staged device memory, which only the prefill side has, Sums
+	// includes the block's part of the staging memory. Request is the number of bytes that each job
 	// takes in addition.
 	Block, Sums, Request int64
 }
@@ -25,13 +25,13 @@ func (m *Manager) Footprint() Footprint {
 	}
 }
 
-// Of returns the bytes that a job takes whose prompt has the given number of blocks, of
-// which pass blocks go through the buffer.
+// Of returns the number of bytes that a job takes. blocks is the number of blocks of its prompt, of
+// which pass go through the buffer.
 func (f Footprint) Of(blocks, pass int) int64 {
 	return f.Request + int64(pass)*f.Block + int64(blocks)*f.Sums
 }
 
-// jobPieces is how many allocations of the buffer a job may hold, each rounded up to a
-// granule. The prefill side has up to four: the table of sums, its first part, and two
-// parts that it reads later.
+// jobPieces is the largest number of allocations of the buffer that a job may hold, each rounded up
+// to a granule. The prefill side has up to four: the table of sums, its first part, and two parts
+// that it reads later.
 const jobPieces = 4

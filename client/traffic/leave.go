@@ -11,17 +11,18 @@ import (
 
 // leave is the state of one layer on its way to the DE.
 type leave struct {
-	// computed: the KV of all blocks before this one is in device memory.
+	// computed: the KV of all blocks before block computed is in device memory.
 	computed int
-	// claimed is how many of Prefill.sends have been written or are being written, by writing
-	// goroutines. last: the last of them is among these.
+	// claimed is the number of blocks of Prefill.sends that have been written or are being written;
+	// writing is the number of goroutines that write. last: the last block is among the claimed
+	// ones.
 	claimed, writing int
 	last             bool
 }
 
-// claim returns the computed blocks of a layer that no other goroutine sends, with their device
-// pages, and those of them that the model has computed. last: the last block that
-// the DE needs is among them, or the DE needs none. ok is false if there is nothing to do.
+// claim returns the computed blocks of a layer that no other goroutine sends, and their device
+// pages. miss are the blocks among them that the model has computed. last: the last block that the
+// DE needs is among them, or the DE needs none. ok is false if there is nothing to send.
 func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,8 +52,8 @@ func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool)
 	return blocks, pages, miss, last, true
 }
 
-// forward sends the DE the blocks of a layer that were read or computed here, as far as the
-// layer is computed.
+// forward sends the DE those blocks of a layer that were read or computed here and whose KV is
+// computed.
 func (p *Prefill) forward(layer int) error {
 	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
 		return err
@@ -81,9 +82,10 @@ func (p *Prefill) forward(layer int) error {
 	return nil
 }
 
-// depart sends blocks of a layer, and their sums, to the DE. It computes the sums of miss, the blocks
-// among them that the model has computed. Transfers arrive in any order, and the DE counts two
-// immediates for each layer: the last blocks have them, and are sent when all others have arrived.
+// depart sends blocks of a layer, and their sums, to the DE. It computes the sums of miss, the
+// blocks among them that the model has computed. The DE counts two immediates for each layer.
+// Transfers arrive in any order, so the last blocks carry the immediates, and they are sent when
+// all other blocks have arrived.
 func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	others := func() error {
@@ -95,7 +97,8 @@ func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool) err
 	src, mem := rdma.Pages{Indices: pages, Stride: d.Stride, Offset: d.offset(layer, 0)}, p.m.opts.deviceMemory()
 	region, place := d.Region, func(i int) uint64 { return d.offset(layer, pages[i]) }
 	if p.stage != nil {
-		// A goroutine that has a slot waits for no other goroutine of the layer.
+		// Wait before the slot is taken: a goroutine that has a slot must not wait for another
+		// goroutine of the layer.
 		if err := others(); err != nil {
 			return err
 		}

@@ -25,58 +25,60 @@ import (
 var (
 	// ErrClosed: the manager is closed.
 	ErrClosed = errors.New("traffic manager is closed")
-	// ErrCancelled: the job was cancelled, here or by its other side.
+	// ErrCancelled: the job was cancelled, by this side or by its peer.
 	ErrCancelled = errors.New("cancelled")
 	// ErrCut: a read was ended by Cut.
-	ErrCut = errors.New("told to stop")
-	// ErrJob: the job or the options are invalid; the error says why.
+	ErrCut = errors.New("ended by Cut")
+	// ErrJob: the job or the options are invalid. The error has the reason.
 	ErrJob = errors.New("bad job")
-	// ErrRecompute: Recompute was called for blocks that the model has used already.
-	ErrRecompute = errors.New("to be computed again, and used already")
-	// ErrExists: a job of that request is under way here.
+	// ErrRecompute: Recompute was called for blocks that the model has already used.
+	ErrRecompute = errors.New("a block to recompute has already been used")
+	// ErrExists: a job of that request is running on this manager.
 	ErrExists = errors.New("a job of that request is under way")
 	// ErrBusy: the buffer has no room, and the job may not wait or the queue is full.
-	ErrBusy = errors.New("the buffer is used up")
+	ErrBusy = errors.New("the buffer is full")
 )
 
-// BlockError says that the bytes of one block are not the writer's.
+// BlockError reports that the bytes of one block differ from the bytes that its writer wrote.
 type BlockError struct {
 	Block, Layer int
-	// Where the block was checked: "prefill device", "decode buffer", "decode device".
+	// Where is the memory in which the block was checked: "prefill device", "decode buffer",
+	// "decode device".
 	Where string
 }
 
-// Error names the block, the layer and where it was checked.
+// Error returns a text with the block, the layer and the place of the check.
 func (e *BlockError) Error() string {
-	return fmt.Sprintf("traffic: block %d, layer %d: not the bytes that were written (noticed in the %s)", e.Block, e.Layer, e.Where)
+	return fmt.Sprintf("traffic: block %d, layer %d: the bytes differ from those that were written (found in the %s)", e.Block, e.Layer, e.Where)
 }
 
-// Storage is what a manager needs of storage nodes. *client.Store implements it.
+// Storage is the part of a storage client that a manager uses. *client.Store implements it.
 type Storage interface {
-	// Register makes memory of the manager usable for Read and Write; the manager
-	// closes the result when nothing uses the memory any more.
+	// Register makes memory of the manager usable for Read and Write. The manager closes the result
+	// when nothing uses the memory any more.
 	Register(mem []byte) (*client.Memory, error)
 	Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, error)
 	Write(ctx context.Context, w client.WriteRequest) (client.WriteResult, error)
 }
 
-// Device is an engine's device memory, or host memory in its place: KV pages of one
-// Layer Block each. Page p of layer l is at Bases[l mod len(Bases)] + p × Stride. The two
-// sides of a request may have different layouts.
+// Device is an engine's device memory, or host memory used instead. It consists of KV pages of one
+// Layer Block each. Page p of layer l is at Bases[l mod len(Bases)] + p × Stride. The two sides of
+// a request may have different layouts.
 type Device struct {
-	// Region is registered with Options.Compute. nil: the NIC cannot reach the memory, which is
-	// Options.DeviceCopies alone; layers pass through host memory ("Staged device memory").
+	// Region is registered with Options.Compute. nil: the NIC cannot access the memory. Then only
+	// Options.DeviceCopies refers to it, and layers pass through host memory ("Staged device
+	// memory").
 	Region rdma.Region
 	// Bases are the offsets of the layers in Region, in bytes. A decode engine must have
 	// one for each layer. A prefill engine may have fewer: it then holds len(Bases) layers
 	// at a time (layerwise prefill).
 	Bases []uint64
 	// Stride is the distance from a page of a layer to the next one, in bytes. With the length of a
-	// Layer Block, the default, the pages of a layer are contiguous (layer-major). With the
-	// length of all layers, all layers of a block are (block-major).
+	// Layer Block, the default, the pages of a layer are contiguous (layer-major). With the length
+	// of all layers, the pages of a block are contiguous (block-major).
 	Stride uint64
-	// Pages is the number of pages of each layer. A job with another page is refused. With
-	// 0, the default, a job may have each page that lies in Region.
+	// Pages is the number of pages of each layer. A job with a page beyond them is refused. With 0,
+	// the default, a job may have any page that lies in Region.
 	Pages int
 }
 
@@ -102,7 +104,8 @@ func (d *Device) validate(layerBytes, size uint64) error {
 		}
 		for k, other := range d.Bases[:l] {
 			apart := max(base, other) - min(base, other)
-			// The pages that may touch are those whose distance is nearest to that of the layers.
+			// The pages that may overlap are those whose distance is nearest to the distance of the
+			// layers.
 			if n := apart / d.Stride; apart%d.Stride < layerBytes && n < pages || d.Stride-apart%d.Stride < layerBytes && n+1 < pages {
 				return fmt.Errorf("device pages of layers %d and %d overlap: they begin at %d and %d, every %d bytes: %w", k, l, other, base, d.Stride, ErrJob)
 			}
@@ -116,31 +119,31 @@ type Options struct {
 	Namespace kv.Namespace
 	// Storage reads and writes through the engine's storage NIC.
 	Storage Storage
-	// Compute is the engine's compute NIC. The manager calls its Recv, so no one else
-	// may.
+	// Compute is the engine's compute NIC. The manager calls its Recv, so no other code may call
+	// it.
 	Compute rdma.Engine
-	// BufferBytes is the size of the PE or DE buffer: DRAM that holds whole prompts
-	// on their way. New maps it and registers it with Storage, Compute and Copier.
-	// It is rounded up to a multiple of 2 MiB. Required.
+	// BufferBytes is the size of the PE or DE buffer: DRAM through which whole prompts pass. New
+	// maps it and registers it with Storage, Compute and Copier. It is rounded up to a multiple of
+	// 2 MiB. Required.
 	BufferBytes int64
 	// AppendBytes is the size of a second buffer, which holds decoded blocks only
 	// (Append): no decoded block waits for memory behind a prompt. It is rounded up
 	// like BufferBytes and holds at least one block. Default: BufferBytes / 16.
 	AppendBytes int64
-	// Device is the engine's device memory; its Region stays the caller's.
+	// Device is the engine's device memory. The caller owns its Region.
 	Device Device
-	// Copier moves bytes between the buffers and device memory. DeviceCopies is
-	// Device.Region's memory, registered with the Copier. Both stay the caller's, who
-	// closes them after the manager. Without a Copier the manager uses a
-	// copier.Plain of its own, which needs device memory that the CPU can address;
-	// DeviceCopies must then be nil.
+	// Copier moves bytes between the buffers and device memory. DeviceCopies is Device.Region's
+	// memory, registered with the Copier. The caller owns both and closes them after the manager.
+	// Without a Copier the manager uses a copier.Plain of its own, which needs device memory that
+	// the CPU can address; DeviceCopies must then be nil.
 	Copier       copier.Copier
 	DeviceCopies copier.Memory
 	// PersistMax bounds the blocks that wait for storage. Further blocks are not
 	// stored; the requests are not affected. Default: the number of blocks that both
 	// buffers hold, because each waiting block is in one of them, and at least 4096.
 	PersistMax int
-	// Verify is where blocks are compared with their sums between engines. Default: VerifyEveryHop.
+	// Verify selects the comparisons of blocks with their sums between engines. Default:
+	// VerifyEveryHop.
 	Verify Verify
 	Logger *slog.Logger
 }
@@ -167,7 +170,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names what is wrong with the options. Call it after EnsureDefaults.
+// Validate returns the first error in the options. Call it after EnsureDefaults.
 func (o *Options) Validate() error {
 	g := o.Namespace.Geometry
 	if err := g.Validate(); err != nil {
@@ -194,7 +197,7 @@ func (o *Options) Validate() error {
 	return o.Device.validate(uint64(g.LayerBytes(0)), o.deviceBytes())
 }
 
-// deviceBytes is the size of device memory.
+// deviceBytes returns the size of device memory in bytes.
 func (o *Options) deviceBytes() uint64 {
 	if o.Device.Region == nil {
 		return o.DeviceCopies.Len()
@@ -210,15 +213,15 @@ func (o *Options) deviceMemory() []byte {
 	return o.Device.Region.Bytes()
 }
 
-// Peer is the address of the other side's manager, and its token.
+// Peer has the address and the token of the other side's manager.
 type Peer struct {
 	Addr  rdma.Addr
 	Token rdma.Token
 }
 
 const (
-	// recvBuffers receive buffers of recvBytes each take the messages of peers. The
-	// longest message lists pagesPerMessage pages or rangesPerMessage ranges: 40 KiB.
+	// recvBuffers is the number of receive buffers for the messages of peers, of recvBytes each.
+	// The longest message lists pagesPerMessage pages or rangesPerMessage ranges: 40 KiB.
 	recvBuffers = 64
 	recvBytes   = 64 << 10
 	// MaxBlocks is the longest prompt of a job: 2 M tokens in blocks of 16. It is the
@@ -226,17 +229,17 @@ const (
 	// (limits.chain_blocks), so every block of such a prompt can be found and stored.
 	// A longer job is refused (ErrJob).
 	MaxBlocks = 1 << 17
-	// maxEarly bounds the messages that a manager keeps for jobs that have not begun
-	// here, about 300 bytes each. Further messages are returned to their sender, which
-	// sends them again. returnsMax bounds the messages that are being returned at a
-	// time; when it is reached, receive blocks.
+	// maxEarly bounds the messages that a manager keeps for jobs that have not begun on it, about
+	// 300 bytes each. Further messages are returned to their sender, which sends them again.
+	// returnsMax bounds the messages that are being returned at a time. When the bound is reached,
+	// receive blocks.
 	maxEarly   = 4096
 	returnsMax = 256
 	// queueMax bounds the jobs that wait for memory. Each takes a goroutine of the engine,
 	// so in practice goroutines are the tighter bound.
 	queueMax = 1 << 16
-	// A message that the other side could not take is sent again after a pause, which
-	// doubles from resendMin to resendMax.
+	// A message that the other side could not accept is sent again after a pause, which doubles
+	// from resendMin to resendMax.
 	resendMin = time.Millisecond
 	resendMax = 250 * time.Millisecond
 )
@@ -255,21 +258,21 @@ type Manager struct {
 
 	// returns has an element for each message that is being returned.
 	returns chan struct{}
-	// life ends when Close has ended the jobs. endLife is called with mu held.
+	// life ends when Close has ended the jobs. mu is held when endLife is called.
 	life    context.Context
 	endLife context.CancelFunc
 
 	mu     sync.Mutex
 	closed bool
 	jobs   map[string]job
-	// early holds messages whose job has not begun here, by request. Invariant:
+	// early holds the messages whose job has not begun on this manager, by request. Invariant:
 	// earlyCount is their number and earlyCount <= earlyMax.
 	early                map[string][]earlyMessage
 	earlyCount, earlyMax int
 
 	pending pending
-	// work counts jobs, writes of decoded blocks and messages to be sent again. It
-	// grows under mu, and only while life has not ended.
+	// work counts jobs, writes of decoded blocks and messages to be sent again. It is incremented
+	// with mu held, and only while life has not ended.
 	work sync.WaitGroup
 }
 
@@ -284,7 +287,7 @@ type earlyMessage struct {
 	m    *pb.TrafficMessage
 }
 
-// geometry is what a manager needs of the namespace's geometry.
+// geometry has the fields of the namespace's geometry that a manager uses.
 type geometry struct {
 	layers                int
 	layerBytes, fullBytes uint64
@@ -313,7 +316,7 @@ func New(opts Options) (*Manager, error) {
 	return m, nil
 }
 
-// open maps and registers the buffers, which release releases.
+// open maps and registers the buffers. release undoes it.
 func (m *Manager) open() (err error) {
 	o := &m.opts
 	if o.Copier == nil {
@@ -363,9 +366,9 @@ func (m *Manager) copySpans(ctx context.Context, src, dst copier.Memory, spans [
 	return nil
 }
 
-// Close cancels the running jobs, waits for them and for the blocks that are being
-// stored, and then releases the buffers. It returns an error if a buffer could not be
-// released because it may still be written to. Close may be called twice.
+// Close cancels the running jobs, waits for them and for the blocks that are being stored, and then
+// releases the buffers. It returns an error if a buffer could not be released because a peer may
+// still write to it. Close may be called twice.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	first := !m.closed
@@ -447,7 +450,7 @@ func (m *Manager) takeEarly(request string) []earlyMessage {
 	return out
 }
 
-// keepEarlyLocked keeps a message for a job that has not begun; false if there is no
+// keepEarlyLocked keeps a message for a job that has not begun. It returns false if there is no
 // room.
 func (m *Manager) keepEarlyLocked(from rdma.EngineID, t *pb.TrafficMessage) bool {
 	if m.earlyCount >= m.earlyMax {
@@ -468,8 +471,8 @@ func (m *Manager) dropEarlyLocked(request string, stale func(from rdma.EngineID)
 	}
 }
 
-// dropDead drops the kept messages of peers whose session has ended: their jobs
-// have ended with it.
+// dropDead drops the kept messages of peers whose session has ended, because their jobs have ended
+// with the session.
 func (m *Manager) dropDead() {
 	alive := make(map[rdma.EngineID]bool)
 	for _, p := range m.opts.Compute.Peers() {
@@ -492,12 +495,11 @@ func (m *Manager) end(request string, j job) {
 	m.work.Done()
 }
 
-// receive handles a message of a peer. The engine has authenticated the peer by its
-// token.
+// receive handles a message of a peer. The engine has authenticated the peer by its token.
 func (m *Manager) receive(from rdma.EngineID, raw []byte) {
 	t := &pb.TrafficMessage{}
 	if err := proto.Unmarshal(raw, t); err != nil {
-		m.log.Warn("a message of another traffic manager does not decode", "peer", from.String(), "bytes", len(raw), "err", err)
+		m.log.Warn("a message of another traffic manager cannot be decoded", "peer", from.String(), "bytes", len(raw), "err", err)
 		return
 	}
 	if j := m.find(from, t); j != nil {
@@ -511,8 +513,8 @@ func (m *Manager) receive(from rdma.EngineID, raw []byte) {
 	// Any other message is about a job that has ended here.
 }
 
-// find returns the job that a message is about; nil if there is none. A cancellation of
-// a job that has not begun here drops its kept messages.
+// find returns the job of a message's request; nil if there is none. If a message cancels a job
+// that has not begun on this manager, find drops the job's kept messages.
 func (m *Manager) find(from rdma.EngineID, t *pb.TrafficMessage) job {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -523,8 +525,8 @@ func (m *Manager) find(from rdma.EngineID, t *pb.TrafficMessage) job {
 	return j
 }
 
-// keep keeps a message of a decode side until its job begins here, or returns it to its
-// sender. The message must not be dropped: the decode side would wait forever.
+// keep keeps a message of a decode side until its job begins on this manager, or returns it to its
+// sender. The message must not be dropped, because the decode side would wait forever.
 func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
 	for _, full := range []bool{false, true} {
 		if full {
@@ -556,7 +558,7 @@ func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
 	}()
 }
 
-// start adds a goroutine to m.work; false if the manager is closed.
+// start adds a goroutine to m.work. It returns false if the manager is closed.
 func (m *Manager) start() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -567,9 +569,9 @@ func (m *Manager) start() bool {
 	return true
 }
 
-// send sends a message. If the peer has no free receive buffer, send sends the message
-// again after a pause, until ctx ends. It calls done once, with nil when the peer has
-// the message. If send returns an error, it does not call done.
+// send sends a message. If the peer has no free receive buffer, send repeats the message after a
+// pause, until ctx ends. It calls done once, with nil when the peer has received the message. If
+// send returns an error, it does not call done.
 func (m *Manager) send(ctx context.Context, to rdma.EngineID, t *pb.TrafficMessage, done func(error)) error {
 	raw, err := proto.Marshal(t)
 	if err != nil {
@@ -578,7 +580,7 @@ func (m *Manager) send(ctx context.Context, to rdma.EngineID, t *pb.TrafficMessa
 	return m.sendRaw(ctx, to, raw, resendMin, done)
 }
 
-// sendRaw is send for an encoded message. pause is the next pause.
+// sendRaw is send for an encoded message. pause is the pause before the next attempt.
 func (m *Manager) sendRaw(ctx context.Context, to rdma.EngineID, raw []byte, pause time.Duration, done func(error)) error {
 	err := m.opts.Compute.Send(ctx, to, raw, func(err error) {
 		var refused *rdma.RefusedError
@@ -618,5 +620,5 @@ func (m *Manager) sendLater(ctx context.Context, to rdma.EngineID, raw []byte, p
 	return m.sendRaw(ctx, to, raw, min(2*pause, resendMax), done)
 }
 
-// imm returns n consecutive immediates that no other job of this process has.
+// imm returns the first of n consecutive immediates that no other job of this manager has.
 func (m *Manager) imm(n int) uint32 { return m.imms.Add(uint32(n)) - uint32(n) + 1 }

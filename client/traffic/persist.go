@@ -14,13 +14,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// pending holds the blocks that are being written to storage. A later turn of a
-// session waits for them, so that it finds the blocks of the turn before.
+// pending holds the blocks that are being written to storage. The next turn of a session waits for
+// them, so that it finds the blocks of the turn before.
 type pending struct {
 	max    int
 	mu     sync.Mutex
 	blocks map[kv.BlockID]chan struct{}
-	// runs are the runs that still take blocks, by their last block.
+	// runs are the runs that still accept blocks, keyed by their last block.
 	runs map[kv.BlockID]*run
 }
 
@@ -28,9 +28,9 @@ func newPending(n int) pending {
 	return pending{max: n, blocks: make(map[kv.BlockID]chan struct{}), runs: make(map[kv.BlockID]*run)}
 }
 
-// run is decoded blocks, each the parent of the next, that wait until storage has
-// their first block's parent. Then one write stores all of them: a write takes two
-// round trips, and with a write for each block the last block would wait for all.
+// run is a sequence of decoded blocks, each the parent of the next, that waits until storage has
+// the parent of the first block. Then one write stores all of them. With a write for each block,
+// the last block would wait for all writes before it, of two round trips each.
 type run struct {
 	chain  chain // up to the last block
 	first  int
@@ -79,7 +79,7 @@ func (p *pending) add(c chain, buf arena.Buffer, sums []uint64, end func()) *run
 	return r
 }
 
-// seal makes a run take no more blocks.
+// seal removes a run from runs, so that it accepts no more blocks.
 func (p *pending) seal(r *run) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,8 +88,8 @@ func (p *pending) seal(r *run) {
 	}
 }
 
-// begin adds blocks and returns the function that removes them; false if there would
-// be too many.
+// begin adds blocks and returns the function that removes them. ok is false if there would be more
+// than max blocks.
 func (p *pending) begin(ids []kv.BlockID) (end func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,17 +112,16 @@ func (p *pending) begin(ids []kv.BlockID) (end func(), ok bool) {
 	}, true
 }
 
-// len returns how many blocks are being written.
+// len returns the number of blocks that are being written.
 func (p *pending) len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.blocks)
 }
 
-// Settle waits until a block that was computed or decoded here is in storage, or until
-// its write has failed. A match of the session's next turn after Settle finds all that
-// storage will ever have of this turn. If the block is not being written, Settle
-// returns at once.
+// Settle waits until a block that was computed or decoded here is in storage, or until its write
+// has failed. A match of the session's next turn after Settle finds all blocks of this turn that
+// storage will ever have. If the block is not being written, Settle returns at once.
 func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 	m.pending.mu.Lock()
 	done := m.pending.blocks[id]
@@ -138,10 +137,9 @@ func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 	}
 }
 
-// persist stores the full blocks of the prompt that storage does not have: the new
-// ones, and the hit blocks that were computed again. The returned channel is closed
-// when the buffer is not read any more. If storage refuses a block, only the cache
-// lacks it; the request is not affected.
+// persist stores the full blocks of the prompt that storage does not have: the new blocks, and the
+// hit blocks that were computed again. The returned channel is closed when the buffer is not read
+// any more. If storage refuses a block, only the cache lacks it; the request is not affected.
 func (d *Decode) persist() <-chan struct{} {
 	done := make(chan struct{})
 	// The checksums are sent with the blocks, so storage refuses a block whose memory
@@ -258,9 +256,9 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 	return nil
 }
 
-// take copies one block, all its layers, from the device to the buffer of decoded
-// blocks and returns the checksums of its layers. They are computed over device
-// memory, or over the copy where the CPU cannot address the device.
+// take copies all layers of one block from the device to the buffer of decoded blocks and returns
+// the checksums of its layers. It computes them over device memory or, if the CPU cannot address
+// device memory, over the copy.
 func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64, error) {
 	g, dev := m.geo, &m.opts.Device
 	buf, err := m.appended.Alloc(ctx, int(g.fullBytes))

@@ -18,28 +18,28 @@ import (
 // PrefillJob is a request on its prefill engine.
 type PrefillJob struct {
 	Request string
-	// IDs are the chain of the cached prefix, at least Hit long, of Epoch.
+	// IDs are the chain of the cached prefix under Epoch. There must be at least Hit of them.
 	IDs   []kv.BlockID
 	Epoch kv.Epoch
 	// Blocks is the length of the whole prompt; the last block may be partly filled.
 	// The first Hit blocks are cached.
 	Blocks, Hit int
-	// Parts are the ranges that this side reads. The rest of the hit is read by the
-	// decode side, or is given to Read or Recompute later.
+	// Parts are the ranges that this side reads. The decode side reads the rest of the hit, or the
+	// rest is given to Read or Recompute later.
 	Parts []Part
-	// Pages are the device pages of the first blocks, one for each. AddPages gives those of the
-	// other blocks: an engine may allocate the pages of the hit only when storage has been read
-	// (Loaded), and the pages of a chunk only when the chunk begins.
+	// Pages are the device pages of the first blocks, one for each block. AddPages adds the pages
+	// of the other blocks: an engine may allocate the pages of the hit only when storage has been
+	// read (Loaded), and the pages of a chunk only when the chunk begins.
 	Pages []uint32
-	// Stopped, if set, is called when a read of this side has ended before the end of
-	// its part. It must not block.
+	// Stopped, if set, is called when a read of this side has ended before the end of its part. It
+	// must not block.
 	Stopped func(Stop)
 	// Progress, if set, is called while a part is read and when it is complete, from
 	// goroutines of the transfer engine. It must not block.
 	Progress func(Progress)
 }
 
-// source says where a hit block comes from.
+// source is the place from which a hit block comes.
 type source uint8
 
 const (
@@ -62,16 +62,14 @@ type Prefill struct {
 
 	// The fields below are guarded by transfer.mu.
 
-	// begun is set once the job has its memory. Until then, parts collects the ranges
-	// to read.
+	// begun is set once the job has its memory. Until then, parts collects the ranges to read.
 	begun  bool
 	parts  []Part
 	from   []source // of each hit block
 	at     []uint64 // offset in the buffer's region of each hit block that is here
 	offer  *pb.TrafficOffer
 	decode rdma.Desc
-	// resolved: every hit block has a source. sends are the blocks that the DE does
-	// not have.
+	// resolved: every hit block has a source. sends are the blocks that the DE does not have.
 	resolved bool
 	sends    []uint32
 	in, sent []bool // by layer
@@ -79,7 +77,8 @@ type Prefill struct {
 	// way to the DE.
 	pages  []uint32
 	leaves []leave
-	// passed layers, counted from layer 0, have been sent. Their pages are free.
+	// passed is the number of layers, counted from layer 0, that have been sent. Their pages are
+	// free.
 	passed int
 }
 
@@ -104,7 +103,7 @@ func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error)
 	return p, nil
 }
 
-// checkPrefill refuses a job that contradicts itself.
+// checkPrefill returns an error for a job that contradicts itself.
 func (m *Manager) checkPrefill(j *PrefillJob) error {
 	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
@@ -118,7 +117,7 @@ func (m *Manager) checkPrefill(j *PrefillJob) error {
 	return checkParts(j.Request, j.Parts, j.Hit)
 }
 
-// checkLengths refuses lengths that contradict each other.
+// checkLengths returns an error for lengths that contradict each other.
 func checkLengths(blocks, hit, ids int) error {
 	switch {
 	case blocks < 1 || blocks > MaxBlocks:
@@ -131,7 +130,7 @@ func checkLengths(blocks, hit, ids int) error {
 	return nil
 }
 
-// checkPages refuses pages that lie outside of device memory.
+// checkPages returns an error for pages that lie outside of device memory.
 func (m *Manager) checkPages(pages []uint32) error {
 	d := &m.opts.Device
 	for _, page := range pages {
@@ -147,24 +146,23 @@ func (m *Manager) checkPages(pages []uint32) error {
 	return nil
 }
 
-// checkParts refuses parts that are not within the hit, or overlap.
+// checkParts returns an error for parts that are not within the hit, or overlap.
 func checkParts(request string, parts []Part, hit int) error {
 	sorted := slices.Clone(parts)
 	slices.SortFunc(sorted, func(a, b Part) int { return a.From - b.From })
 	end := 0
 	for _, p := range sorted {
 		if p.From < end || p.To <= p.From || p.To > hit {
-			return fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks, behind one that ends at %d: %w", request, p.From, p.To, hit, end, ErrJob)
+			return fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks, after a part that ends at %d: %w", request, p.From, p.To, hit, end, ErrJob)
 		}
 		end = p.To
 	}
 	return nil
 }
 
-// begin takes the job's memory and starts to read. It waits for the decode side's
-// offer first, and takes all memory in one piece. So a job that has memory here has
-// memory on the decode side too and waits for no other: it always ends and returns
-// its memory.
+// begin allocates the job's memory and starts to read. It waits for the decode side's offer first,
+// and allocates all memory in one piece. So a job that has memory here has memory on the decode
+// side too and waits for no other memory: it always ends and releases its memory.
 func (p *Prefill) begin() error {
 	if err := p.await(p.ctx, func() bool { return p.offer != nil }); err != nil {
 		return err
@@ -202,9 +200,9 @@ func (p *Prefill) begin() error {
 	return nil
 }
 
-// Read makes this side read a range of hit blocks that are in no buffer and that
-// neither side is reading. If the buffer has no room for them now, Read calls Stopped
-// with ErrBusy, because a job that has memory never waits for more.
+// Read makes this side read a range of hit blocks. The blocks must be in no buffer, and neither
+// side may be reading them. If the buffer has no room for them now, Read calls Stopped with
+// ErrBusy, because a job that has memory never waits for more.
 func (p *Prefill) Read(part Part) {
 	if part.From < 0 || part.To > p.job.Hit || part.Len() <= 0 {
 		p.fail(fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", p.request, part.From, part.To, p.job.Hit, ErrJob))
@@ -264,11 +262,10 @@ func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 	return nil
 }
 
-// Recompute has the model compute a range of hit blocks: they count as missed from then
-// on, including blocks that are in a buffer already. After Loaded the model may have
-// computed a layer from such a block, and nothing that was computed from it can be
-// kept: the job then fails with ErrRecompute, and the caller begins a new job that does
-// not count these blocks as hits.
+// Recompute makes the model compute a range of hit blocks: they count as missed from then on,
+// including blocks that are in a buffer already. After Loaded the model may have computed a layer
+// from such a block, and KV computed from it must not be kept. Then the job fails with
+// ErrRecompute, and the caller must begin a new job that does not count these blocks as hits.
 func (p *Prefill) Recompute(part Part) {
 	used := false
 	p.update(func() {
@@ -284,8 +281,7 @@ func (p *Prefill) Recompute(part Part) {
 	}
 }
 
-// Miss returns the blocks that the model has to compute, once Layer(0) has
-// returned.
+// Miss returns the blocks that the model has to compute. Call it after Layer(0) has returned.
 func (p *Prefill) Miss() []int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -305,10 +301,10 @@ func (p *Prefill) missLocked() []int {
 	return miss
 }
 
-// Loaded waits until the decode side has offered its memory and every hit block is in a
-// buffer or is to be recomputed. From then on the job waits for its own transfers and its pages only.
-// If an engine adds only such jobs to a batch, no job of the batch waits for storage, or
-// for a decode engine whose buffer is full of jobs that wait for this engine.
+// Loaded waits until the decode side has offered its memory and every hit block is in a buffer or
+// is to be recomputed. From then on the job waits only for its own transfers and its pages. If an
+// engine adds only such jobs to a batch, no job of the batch waits for storage, or for a decode
+// engine whose buffer is full of jobs that wait for this engine.
 func (p *Prefill) Loaded(ctx context.Context) error {
 	return p.await(ctx, func() bool { return p.resolved })
 }
@@ -318,8 +314,8 @@ func (p *Prefill) Layer(ctx context.Context, layer int) error {
 	return p.await(ctx, func() bool { return p.in[layer] })
 }
 
-// AddPages gives the device pages of the next blocks, those behind the pages of the job and of
-// earlier calls. A page that device memory does not have, or one too many, fails the job.
+// AddPages adds the device pages of the next blocks, after the pages of the job and of earlier
+// calls. A page outside of device memory, or more pages than blocks, fails the job.
 func (p *Prefill) AddPages(pages ...uint32) {
 	err := p.m.checkPages(pages)
 	p.update(func() {
@@ -340,10 +336,10 @@ func (p *Prefill) AddPages(pages ...uint32) {
 // pages must not change until Layer returns for layer + len(Device.Bases).
 func (p *Prefill) Computed(layer int) { p.ComputedTo(layer, p.job.Blocks) }
 
-// ComputedTo is Computed for the missed blocks before a block, of a prompt that is computed in
-// chunks: the PE sends them while the model computes the layers and chunks that follow.
-// Device memory must hold all layers, because each chunk reads those of the chunks before it.
-// A block that is not full counts as computed with the last chunk.
+// ComputedTo is Computed for the missed blocks before a block, for a prompt that is computed in
+// chunks: the PE sends these blocks while the model computes the layers and chunks that follow.
+// Device memory must hold all layers, because each chunk reads the KV of the chunks before it. A
+// block that is not full counts as computed with the last chunk.
 func (p *Prefill) ComputedTo(layer, block int) {
 	var err error
 	p.update(func() {
@@ -403,15 +399,15 @@ func (p *Prefill) message(from rdma.EngineID, m *pb.TrafficMessage) {
 	}
 }
 
-// takeOffer stores the DE's offer: the window that the prompt's KV is written to. There is
-// one for each job, so goroutines that have waited for it read it without the lock.
+// takeOffer stores the DE's offer, which has the window to which the PE writes the prompt's KV.
+// There is one offer for each job, so goroutines that have waited for it read it without the lock.
 func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 	var d rdma.Desc
 	err := d.UnmarshalBinary(o.Window)
 	switch {
 	case err != nil:
 	case !bytes.Equal(o.GeometryDigest, p.m.geo.digest[:]):
-		err = fmt.Errorf("its geometry is another: %w", ErrJob)
+		err = fmt.Errorf("its geometry differs: %w", ErrJob)
 	case int(o.Blocks) != p.job.Blocks || int(o.HitBlocks) != p.job.Hit:
 		err = fmt.Errorf("its prompt has %d blocks, %d cached; here %d, %d: %w", o.Blocks, o.HitBlocks, p.job.Blocks, p.job.Hit, ErrJob)
 	}
@@ -431,8 +427,8 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 	}
 }
 
-// feed brings the hit's layers to device memory, at most len(Device.Bases) at a time. It waits
-// until each hit block has a source, and then until the hit has its pages.
+// feed loads the hit's layers to device memory, at most len(Device.Bases) at a time. It waits until
+// each hit block has a source, and then until the hit has its pages.
 func (p *Prefill) feed() error {
 	err := p.await(p.ctx, func() bool { return p.begun && !slices.Contains(p.from, unknown) })
 	if err != nil {
@@ -497,7 +493,8 @@ func (p *Prefill) feed() error {
 }
 
 // accept opens windows for the DE on the pages of hit blocks, or on their places in staging memory,
-// and on the table of checksums, and sends it both. hit are the pages of all hit blocks.
+// and on the table of checksums, and sends the DE both windows. hit are the pages of all hit
+// blocks.
 func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 	d := &p.m.opts.Device
 	if p.stage != nil {
@@ -532,9 +529,8 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 	return nil
 }
 
-// openPages opens a window on the pages of blocks, and on nothing else, in each layer
-// that d holds. first is the lowest page number. bases are the offsets in
-// the window of page first, one for each layer.
+// openPages opens a window on exactly the pages of blocks, in each layer that d holds. first is the
+// lowest page number. bases are the offsets in the window of page first, one for each layer.
 func (p *Prefill) openPages(d *Device, blocks, hit []uint32) (window []byte, bases []uint64, first uint32, _ error) {
 	n := p.m.geo.layerBytes
 	pages := make([]uint32, len(blocks))
@@ -573,8 +569,8 @@ func (p *Prefill) openPages(d *Device, blocks, hit []uint32) (window []byte, bas
 	return window, bases, first, err
 }
 
-// joined returns the spans in order, with each run of adjacent ones as one span: the layers of
-// a page may be adjacent.
+// joined returns the spans in order, and joins adjacent spans: the layers of a page may be
+// adjacent.
 func joined(spans []rdma.Span) []rdma.Span {
 	slices.SortFunc(spans, func(a, b rdma.Span) int { return cmp.Compare(a.Offset, b.Offset) })
 	out := spans[:0]
@@ -627,9 +623,9 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 	return nil
 }
 
-// toDevice copies blocks of a layer from the buffer to their device pages. from returns the offset of
-// a block in the buffer. If the CPU cannot address device memory, toDevice verifies the blocks, and
-// names them by where, before it copies them.
+// toDevice copies blocks of a layer from the buffer to their device pages. from returns the offset
+// of a block in the buffer. If the CPU cannot address device memory, toDevice verifies the blocks
+// before it copies them; where is the name of their memory in errors.
 func (p *Prefill) toDevice(layer int, hit, blocks []uint32, from func(block uint32) uint64, where string) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	if p.m.opts.deviceMemory() == nil {

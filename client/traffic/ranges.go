@@ -17,7 +17,7 @@ const (
 	rangesPerMessage = 4096
 )
 
-// appendRanges appends ascending blocks as ranges [from, to), two numbers each.
+// appendRanges appends ascending blocks as ranges [from, to), with two numbers for each range.
 func appendRanges(dst, blocks []uint32) []uint32 {
 	for i, b := range blocks {
 		if i > 0 && dst[len(dst)-1] == b {
@@ -29,8 +29,9 @@ func appendRanges(dst, blocks []uint32) []uint32 {
 	return dst
 }
 
-// sendsOf returns the messages that list blocks, which the PE sends, and recomputed,
-// the hit blocks among them that the model computed again. Both must be ascending.
+// sendsOf returns the messages with the PE's list of blocks. blocks are the blocks that the PE
+// sends. recomputed are the hit blocks among them that the model computed again. Both must be
+// ascending.
 func sendsOf(blocks, recomputed []uint32) []*pb.TrafficSends {
 	var out []*pb.TrafficSends
 	add := func(ranges []uint32, list func(*pb.TrafficSends) *[]uint32) {
@@ -57,9 +58,8 @@ func sendsOf(blocks, recomputed []uint32) []*pb.TrafficSends {
 // incoming collects the PE's list of the blocks that it sends, which arrives in
 // several messages.
 type incoming struct {
-	// sent and again have an element for each block of the prompt. sent: the PE sends
-	// the block. again: the block is of the hit and was computed again. any: at least
-	// one block is sent.
+	// sent and again have an element for each block of the prompt. sent: the PE sends the block.
+	// again: the block is a hit block and was computed again. any: the PE sends at least one block.
 	sent, again []bool
 	any         bool
 	// arrived counts the messages so far; messages is their total, 0 until the first

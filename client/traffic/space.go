@@ -10,18 +10,18 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// space is memory of a manager, lent in pieces, which storage and the copier can
-// reach.
+// space is memory of a manager which is allocated in pieces and which storage and the copier can
+// access.
 type space struct {
 	*arena.Arena
 	memory *client.Memory
 	copies copier.Memory
-	// region is the memory on the compute NIC; nil where peers never reach it.
+	// region is the memory on the compute NIC; nil if peers never access it.
 	region rdma.Region
 }
 
-// open maps the memory and registers it with opts.Storage and opts.Copier. close
-// undoes also what an open that failed has done.
+// open maps the memory and registers it with opts.Storage and opts.Copier. close also cleans up
+// after an open that failed.
 func (s *space) open(sizeBytes int64, opts *Options) (err error) {
 	if s.Arena, err = arena.New(arena.Options{SizeBytes: sizeBytes, QueueMax: queueMax}); err != nil {
 		return err
@@ -33,8 +33,8 @@ func (s *space) open(sizeBytes int64, opts *Options) (err error) {
 	return err
 }
 
-// close unmaps the memory once nothing can reach it any more. Where it can, the
-// memory stays mapped, and the error says why.
+// close unmaps the memory once nothing can access it any more. If a registration cannot be closed,
+// the memory stays mapped, and close returns the error.
 func (s *space) close(ctx context.Context) error {
 	if s.Arena == nil {
 		return nil

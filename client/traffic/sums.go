@@ -8,29 +8,28 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// sumBytes is one XXH3-64.
+// sumBytes is the size of one XXH3-64.
 const sumBytes = 8
 
-// sumTable holds the sums of a job's Layer Blocks, layer by layer, where the
-// other side can write them and the NIC can read them: the sum of block b in
-// layer l is at (l blocks + b) sumBytes.
+// sumTable holds the sums of a job's Layer Blocks, layer by layer, in memory that the other side
+// can write and the NIC can read. The sum of block b in layer l is at (l blocks + b) sumBytes.
 type sumTable struct {
 	mem    []byte
 	blocks int
 }
 
-// tableBytes is the size of a table.
+// tableBytes returns the size of a table.
 func tableBytes(layers, blocks int) uint64 { return uint64(layers) * uint64(blocks) * sumBytes }
 
-// at is the offset of a layer's row.
+// at returns the offset of a layer's row.
 func (s sumTable) at(layer int) uint64 { return uint64(layer) * uint64(s.blocks) * sumBytes }
 
-// set enters the sum of one Layer Block.
+// set stores the sum of one Layer Block.
 func (s sumTable) set(layer, block int, sum uint64) {
 	binary.LittleEndian.PutUint64(s.mem[s.at(layer)+uint64(block)*sumBytes:], sum)
 }
 
-// get returns it.
+// get returns the sum of one Layer Block.
 func (s sumTable) get(layer, block int) uint64 {
 	return binary.LittleEndian.Uint64(s.mem[s.at(layer)+uint64(block)*sumBytes:])
 }
@@ -44,14 +43,14 @@ func (s sumTable) block(block, layers int) []uint64 {
 	return sums
 }
 
-// setBlock enters the sums of one block, from layer 0 on.
+// setBlock stores the sums of one block, from layer 0 on.
 func (s sumTable) setBlock(block int, sums []uint64) {
 	for l, sum := range sums {
 		s.set(l, block, sum)
 	}
 }
 
-// tableIn makes a table of a buffer's bytes from off on.
+// tableIn returns a table in a buffer's bytes from off on.
 func tableIn(b arena.Buffer, off uint64, layers, blocks int) sumTable {
 	return sumTable{b.Bytes()[off : off+tableBytes(layers, blocks)], blocks}
 }

@@ -19,34 +19,33 @@ type Part struct{ From, To int }
 // Len returns the number of blocks.
 func (p Part) Len() int { return p.To - p.From }
 
-// Progress is how far the read of a part has come.
+// Progress is the progress of the read of a part.
 type Progress struct {
 	Part Part
-	// Upto: the blocks of the part before block Upto are in the buffer, verified. The
-	// last report of a complete read has Upto = Part.To.
+	// The blocks of the part before block Upto are in the buffer and verified. The last report of a
+	// complete read has Upto = Part.To.
 	Upto int
-	// Bytes of the part that have arrived, verified or not.
+	// Bytes is the number of bytes of the part that have arrived, verified or not.
 	Bytes int64
 }
 
 // Stop reports a read that ended before the end of its part.
 type Stop struct {
 	Part Part
-	// Upto: the blocks of the part before block Upto are in the buffer.
+	// The blocks of the part before block Upto are in the buffer.
 	Upto int
-	// Gone: storage does not have block Upto. If false, this side could not read the
-	// block; Err may say why.
+	// Gone: storage does not have block Upto. If false, this side could not read the block; Err may
+	// have the reason.
 	Gone bool
 	Err  error
 }
 
-// teardownWithin bounds how long an ended job waits for its windows to close. A
-// transfer engine that needs longer is broken: the job's memory is then never
-// used again.
+// teardownWithin bounds how long an ended job waits for its windows to be revoked. A transfer
+// engine that needs longer is broken, and the job's memory is then never used again.
 const teardownWithin = 30 * time.Second
 
-// transfer is what Prefill and Decode have in common: the start and end of the job, its
-// memory, and its messages to the peer.
+// transfer is the common part of Prefill and Decode: the start and end of the job, its memory, and
+// its messages to the peer.
 type transfer struct {
 	m       *Manager
 	request string
@@ -56,11 +55,11 @@ type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	scope  *rdma.Scope
-	// tail outlives ctx when the job succeeds, because writes to storage go on, and so
-	// do messages to a peer that had no free receive buffer. cut ends it.
+	// tail outlives ctx when the job succeeds, because two activities continue: writes to storage,
+	// and messages that are repeated to a peer that had no free receive buffer. cut ends tail.
 	tail context.Context
 	cut  context.CancelFunc
-	// deathWatch ends with the session to the peer.
+	// deathWatch is an expectation that ends with the session to the peer.
 	deathWatch *rdma.Expectation
 
 	mu sync.Mutex
@@ -101,8 +100,8 @@ func (t *transfer) changedLocked() {
 	t.changed = make(chan struct{})
 }
 
-// Ended returns a channel that is closed when the job has failed or was ended: then Finish and every
-// other wait return at once.
+// Ended returns a channel that is closed when the job has failed or has ended. Then Finish and
+// every other wait return at once.
 func (t *transfer) Ended() <-chan struct{} { return t.ctx.Done() }
 
 // update changes the state by f, with the lock held, and wakes every await.
@@ -169,9 +168,8 @@ func (t *transfer) run(f func() error) bool {
 	return true
 }
 
-// Cut ends the running reads. Each stops as soon as it can and calls Stopped with the
-// point it has reached. The job goes on; the blocks that were not read have to be given
-// to Read or Recompute.
+// Cut ends the running reads. Each stops as soon as it can and calls Stopped with the block that it
+// has reached. The job continues; the blocks that were not read must be given to Read or Recompute.
 func (t *transfer) Cut() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,8 +178,8 @@ func (t *transfer) Cut() {
 	}
 }
 
-// reading returns the context of one read, which Cut ends, and a function that ends it too and is
-// called after the read.
+// reading returns the context of one read, which Cut ends, and a function that must be called after
+// the read and that ends the context too.
 func (t *transfer) reading() (ctx context.Context, after func()) {
 	ctx, cancel := context.WithCancel(t.ctx)
 	t.mu.Lock()
@@ -242,7 +240,7 @@ func (t *transfer) opened(w rdma.Window) ([]byte, error) {
 	return w.Desc().MarshalBinary()
 }
 
-// bind makes from the job's peer, or returns an error if the job has another peer.
+// bind makes from the job's peer. It returns an error if the job has another peer.
 func (t *transfer) bind(from rdma.EngineID) error {
 	t.mu.Lock()
 	if !t.peer.IsZero() {
@@ -255,8 +253,8 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	}
 	t.peer = from
 	t.mu.Unlock()
-	// No write carries this immediate: the expectation ends with the session or with
-	// the job.
+	// No write carries this immediate, so the expectation ends only with the session or with the
+	// job.
 	watch, err := t.m.opts.Compute.ExpectImm(rdma.Expect{Imm: t.m.imm(1), Count: 1, From: []rdma.EngineID{from}, Done: func(err error) {
 		if errors.Is(err, rdma.ErrPeerDied) || errors.Is(err, rdma.ErrClosed) {
 			t.fail(fmt.Errorf("traffic: request %q: the other side: %w", t.request, err))
@@ -267,7 +265,7 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	}
 	t.mu.Lock()
 	t.deathWatch = watch
-	over := t.err != nil // close may have looked for a watch already
+	over := t.err != nil // close may have run before deathWatch was set
 	t.mu.Unlock()
 	if over {
 		watch.Cancel()
@@ -312,8 +310,8 @@ func (t *transfer) writePaged(ctx context.Context, w rdma.PagedWrite) error {
 	return t.scope.WritePaged(ctx, w)
 }
 
-// tell sends the peer a message about this request. It waits for room in the
-// session until the job ends.
+// tell sends the peer a message about this request. It waits for space in the session's send queue
+// until the job ends.
 func (t *transfer) tell(m *pb.TrafficMessage) error {
 	t.mu.Lock()
 	peer := t.peer
@@ -322,7 +320,7 @@ func (t *transfer) tell(m *pb.TrafficMessage) error {
 	return t.m.send(t.tail, peer, m, t.told)
 }
 
-// told is the Done of a message. A job whose message is lost cannot go on.
+// told is the completion function of a message. A job whose message is lost cannot continue.
 func (t *transfer) told(err error) {
 	if err != nil {
 		t.fail(err)
@@ -387,9 +385,9 @@ func (t *transfer) close(err error) error {
 	return err
 }
 
-// tellCancel tells the peer that the job has ended early. The message may be sent
-// again after the job's end; if it cannot be sent, the peer's job ends with the
-// session or by its deadline.
+// tellCancel sends the peer a message that the job has ended early. The message may be repeated
+// after the job's end. If it cannot be sent, the peer's job ends with the session or at its
+// deadline.
 func (t *transfer) tellCancel(peer rdma.EngineID, why error) {
 	ctx, cancel := context.WithTimeout(t.m.life, teardownWithin)
 	m := &pb.TrafficMessage{Request: t.request, Version: wireVersion, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: why.Error()}}}
@@ -411,7 +409,7 @@ type batch struct {
 
 func newBatch(n int) *batch { return &batch{left: n, flag: rdma.NewFlag()} }
 
-// done is the Done of each operation.
+// done is the completion function of each operation.
 func (b *batch) done(err error) {
 	b.mu.Lock()
 	if b.err == nil {
@@ -425,5 +423,5 @@ func (b *batch) done(err error) {
 	}
 }
 
-// wait returns when all have ended, or with ctx's error.
+// wait returns when all operations have ended, or with the error of ctx.
 func (b *batch) wait(ctx context.Context) error { return b.flag.Wait(ctx) }

@@ -2,12 +2,14 @@ package traffic
 
 import "math/rand/v2"
 
-// Verify chooses the Layer Blocks that a manager compares with their sums on the way between the two
-// engines of a request, and the places where it does so. It has no effect on the two ends of that way: the
-// client verifies every block that storage returns, and a storage node verifies every block that it stores.
+// Verify selects the Layer Blocks that a manager compares with their sums between the two engines
+// of a request, and the places of the comparisons. It has no effect beyond these two engines: the
+// client verifies every block that storage returns, and a storage node verifies every block that it
+// stores.
 //
-// A wrong byte that no comparison finds is used by the model, once: storage refuses it. Each comparison
-// reads the KV once more, at the rate of XXH3-64 (BenchmarkVerify measures the cores that this takes).
+// If no comparison finds a wrong byte, the model uses the byte once, but storage refuses the block.
+// Each comparison reads the KV once more, at the rate of XXH3-64 (BenchmarkVerify measures the
+// number of cores that this takes).
 type Verify int
 
 const (
@@ -20,8 +22,9 @@ const (
 	VerifyLastHop Verify = 1
 )
 
-// VerifyOneIn compares one Layer Block in n, chosen at random, at the places of VerifyLastHop. It bounds the
-// cost, and notices hardware that damages many blocks. It does not notice every wrong block.
+// VerifyOneIn compares one Layer Block in n, chosen at random, at the places of VerifyLastHop. It
+// bounds the cost, and detects hardware that damages many blocks. It does not detect every wrong
+// block.
 func VerifyOneIn(n int) Verify { return Verify(n) }
 
 // checkHop verifies blocks of a layer at a hop after which they are verified again.
@@ -37,7 +40,7 @@ func (m *Manager) checkLast(s sumTable, mem []byte, layer int, blocks []uint32, 
 	return s.checkPages(mem, layer, m.opts.Verify.sample(blocks), m.geo.layerBytes, offset, where)
 }
 
-// sample returns the blocks that are compared at the last hop.
+// sample returns those of blocks that are compared at the last hop.
 func (v Verify) sample(blocks []uint32) []uint32 {
 	if v <= VerifyLastHop {
 		return blocks

@@ -47,10 +47,10 @@ const BatchMax = 1 << 16
 // returned, the job uses only Results and the bytes at Addresses.
 type Batch struct {
 	Epoch kv.Epoch
-	// Oldest and Newest are those of client.MatchRequest.
+	// Oldest and Newest have the meaning of client.MatchRequest.
 	Oldest kv.Epoch
 	Newest bool
-	// Mix is that of client.MatchRequest.
+	// Mix has the meaning of client.MatchRequest.
 	Mix       bool
 	Timeout   time.Duration
 	Lease     time.Duration
@@ -104,7 +104,7 @@ type call struct {
 	firstLayer, layers int
 	within             time.Duration
 	lease              time.Duration
-	// oldest and newest are those of the batch.
+	// oldest and newest are copies of the batch's.
 	oldest  kv.Epoch
 	newest  bool
 	mix     bool
@@ -134,7 +134,7 @@ func (n *Namespace) plan(op Op, b *Batch) (*call, error) {
 		return nil, invalid("a range of epochs is for match only")
 	}
 	if b.Newest && b.Epoch != 0 {
-		return nil, invalid("the newest epoch and epoch %d are both asked for", b.Epoch)
+		return nil, invalid("the newest epoch and epoch %d are both requested", b.Epoch)
 	}
 	if b.Layers == 0 && b.FirstLayer != 0 || b.Layers != 0 && op != OpGet {
 		return nil, invalid("%d layers from layer %d; a range of layers is for get only, and has at least 1 layer", b.Layers, b.FirstLayer)
@@ -344,8 +344,8 @@ func (c *call) place(b *Batch) error {
 	return nil
 }
 
-// find returns the registered memory that contains a fragment. It tries last, the memory
-// of the previous fragment, first.
+// find returns the registered memory that contains a fragment. Before the search it tries last,
+// the memory of the previous fragment.
 func (c *call) find(last *Memory, addr, n uint64, anyMemory bool) (*Memory, error) {
 	if last != nil && addr >= last.addr && addr <= last.end && n <= last.end-addr {
 		return last, nil

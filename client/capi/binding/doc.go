@@ -1,11 +1,11 @@
 // Package binding implements the functions of libpenstock with package client: handles,
-// batches of an engine's keys and addresses, jobs and their completions. It has the queues by
-// which a program that is not written in Go takes the actions of a leader.Leader and the events
-// of a gateway.Gateway.
+// batches of an engine's keys and addresses, jobs and their completions. It also has two queues
+// from which a program that is not written in Go takes the actions of a leader.Leader and the
+// events of a gateway.Gateway.
 //
-// It is not the C interface: package capi converts C types, strings and structures. It
-// makes no decisions about caching: it performs a batch with calls of client.Store, and
-// the result has what these calls report for each piece.
+// It is not the C interface: package capi converts C types, strings and structures. It makes no
+// decisions about caching: it performs a batch with calls of client.Store, and returns the results
+// of these calls for each piece.
 //
 //	Batch{keys, addresses} ──► plan: key ─► kv.BlockID, address ─► client.Memory + offset
 //	                             │
@@ -31,9 +31,9 @@
 //	traffic.Manager ─────────► Progress, Stopped of the job ───────────────────────────┘
 //
 // Leader and Gateway embed a session: a connection to the planner, and the queue with its eventfd.
-// The queue of a leader is bounded by the attempts that are open. A gateway's goroutine waits
-// while eventsMax events of its request are not drained. Of a transfer wait at most one report of
-// progress for each part, one end for each read, and two other events.
+// The queue of a leader is bounded by the number of open attempts. A gateway's goroutine waits
+// while eventsMax events of its request are not drained. A transfer has at most one progress report
+// for each part, one end for each read, and two other events in the queue.
 //
 // Handles are numbers from one counter; no number is used twice. Store.Close removes the
 // store's handles, cancels its jobs, waits for all running calls, closes leaders, gateways and

@@ -39,7 +39,7 @@ type Gateway struct {
 	*session[Event]
 	gateway *gateway.Gateway
 	max     int
-	// requests are those whose last event was not drained. mu guards them.
+	// requests have the requests whose last event was not drained. mu guards them.
 	requests map[Handle]*Request
 }
 
@@ -90,8 +90,7 @@ func (g *Gateway) endRequests() error {
 	return g.conn.Close()
 }
 
-// Submit begins a request. Its events, of which the last one is Done or a failure, come from
-// Drain.
+// Submit begins a request. Drain returns its events; the last one is Done or a failure.
 func (g *Gateway) Submit(r gateway.Request) (Handle, error) {
 	if err := g.begin(); err != nil {
 		return 0, err
@@ -159,7 +158,7 @@ func (g *Gateway) Drain(dst []Event) (int, error) {
 	return n, err
 }
 
-// Cancel gives a request up, and does not wait for its last event.
+// Cancel cancels a request, and does not wait for its last event.
 func (r *Request) Cancel() error {
 	if err := r.gateway.begin(); err != nil {
 		return err

@@ -33,7 +33,7 @@ type Member struct {
 	Footprint                  traffic.Footprint
 }
 
-// member returns the member as package leader has it.
+// member converts the member for package leader.
 func (l *Leader) member(m Member) leader.Member {
 	peer := traffic.Peer{Token: rdma.Token(m.Token)}
 	if len(m.Address) > 0 {
@@ -72,7 +72,7 @@ type Leader struct {
 	leader   *leader.Leader
 	geometry kv.Geometry
 
-	// attempts, by leader.Request.Name, are those that have not ended. mu guards them.
+	// attempts have the attempts that have not ended, by leader.Request.Name. mu guards them.
 	attempts map[string]*Attempt
 }
 
@@ -131,7 +131,7 @@ func (l *Leader) Add(m Member) error {
 	return nil
 }
 
-// Remove takes an engine out of the group. Its attempts get ActionEnd.
+// Remove removes an engine from the group. Its attempts get ActionEnd.
 func (l *Leader) Remove(name string) error {
 	if err := l.begin(); err != nil {
 		return err
@@ -150,8 +150,8 @@ type Attempt struct {
 	handle  Handle
 	engine  string
 	request *leader.Request
-	// ctx ends when the engine has to give the attempt up. stop cancels the delivery of
-	// ActionEnd. ending is set when it is in the queue; Leader.mu guards it.
+	// ctx ends when the engine must abandon the attempt. stop cancels the delivery of ActionEnd.
+	// ending is set when ActionEnd is in the queue; Leader.mu guards it.
 	ctx    context.Context
 	stop   func() bool
 	ending bool
@@ -162,14 +162,14 @@ func (a *Attempt) of() *Store { return a.leader.store }
 // Handle returns the attempt's handle.
 func (a *Attempt) Handle() Handle { return a.handle }
 
-// Start is what an engine needs to begin an attempt.
+// Start has the data with which an engine begins an attempt.
 type Start struct {
 	Engine string
 	*leader.Request
 	// PeerAddress and PeerToken are Member.Address and Member.Token of the engine on the other
 	// side. Of an engine with a traffic.Manager, PeerAddress is the address of its first NIC.
 	PeerAddress, PeerToken []byte
-	// IDs and Extra are those of a gateway.Payload; nil if the payload is another one.
+	// IDs and Extra are those of a gateway.Payload; nil if the payload is of another kind.
 	IDs   []kv.BlockID
 	Extra []byte
 }
@@ -195,7 +195,8 @@ func (a *Attempt) within(f func(*leader.Request) error) error {
 	return f(a.request)
 }
 
-// check refuses a part that cannot be one of the request, and a block outside of it.
+// check returns an error for a part outside of the request's cached blocks, and for a block outside
+// of the part.
 func (a *Attempt) check(p traffic.Part, upto int) error {
 	if p.From < 0 || p.From >= p.To || p.To > a.request.Hit || upto < p.From || upto > p.To {
 		return fmt.Errorf("%w: part [%d, %d) up to block %d, of a request with %d cached blocks", ErrInvalid, p.From, p.To, upto, a.request.Hit)
@@ -203,7 +204,7 @@ func (a *Attempt) check(p traffic.Part, upto int) error {
 	return nil
 }
 
-// Progress reports how far a part has been read; see leader.Request.Progress.
+// Progress reports the progress of the read of a part; see leader.Request.Progress.
 func (a *Attempt) Progress(p traffic.Progress) error {
 	return a.within(func(r *leader.Request) error {
 		if p.Bytes < 0 {
@@ -264,8 +265,8 @@ func (a *Attempt) Done(failure string, intact int) error {
 	})
 }
 
-// failed is an engine's error. It wraps a BlockError, because package leader takes the number
-// of intact blocks from one.
+// failed is an engine's error. It wraps a BlockError, because package leader takes the number of
+// intact blocks from a BlockError.
 type failed struct {
 	text  string
 	block traffic.BlockError
@@ -300,7 +301,8 @@ func (e *engine) Start(ctx context.Context, r *leader.Request) {
 	l.mu.Lock()
 	closed := l.closed
 	if !closed {
-		// The planner gave these attempts up before it began this one, which may need their memory.
+		// The planner abandoned these attempts before it began the new one, which may need their
+		// memory.
 		for _, old := range l.attempts {
 			if old.ctx.Err() != nil {
 				l.endLocked(old)

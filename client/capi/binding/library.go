@@ -121,7 +121,7 @@ var (
 	ErrNoJob = errors.New("no such job")
 	// ErrNoEngine: no member of the leader's group has the name.
 	ErrNoEngine = errors.New("no such engine")
-	// ErrEnded: the transfer has ended; its last event says why.
+	// ErrEnded: the transfer has ended. Its last event has the reason.
 	ErrEnded = errors.New("the transfer has ended")
 )
 

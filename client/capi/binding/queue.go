@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
-// queue is what Leader, Gateway and Traffic have in common: a handle, calls that Close waits for,
-// and a queue of events that the caller drains.
+// queue is the common part of Leader, Gateway and Traffic: a handle, the calls that Close waits
+// for, and a queue of events that the caller drains.
 type queue[E any] struct {
 	store  *Store
 	handle Handle
@@ -32,7 +32,7 @@ type queue[E any] struct {
 
 func (q *queue[E]) of() *Store { return q.store }
 
-// newQueue returns an empty queue of a store. The object that the queue is for sets handle and
+// newQueue returns an empty queue of a store. The object that embeds the queue sets handle and
 // ended, or calls discard.
 func newQueue[E any](store *Store) (*queue[E], error) {
 	fd, err := sys.NewEventfd()
@@ -55,7 +55,7 @@ func (q *queue[E]) begin() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
-		return fmt.Errorf("%w: it was closed", ErrHandle)
+		return fmt.Errorf("%w: the object was closed", ErrHandle)
 	}
 	q.calls.Add(1)
 	return nil
@@ -124,7 +124,7 @@ func (q *queue[E]) end() error {
 	q.mu.Lock()
 	if q.closed {
 		q.mu.Unlock()
-		return fmt.Errorf("%w: it was closed", ErrHandle)
+		return fmt.Errorf("%w: the object was closed", ErrHandle)
 	}
 	q.closed = true
 	q.mu.Unlock()
@@ -134,6 +134,6 @@ func (q *queue[E]) end() error {
 	q.calls.Wait() // a call may add to running
 	q.running.Wait()
 	err := q.ended()
-	// A caller that polls a duplicate of the descriptor gets the end too.
+	// A caller that polls a duplicate of the descriptor is woken too.
 	return errors.Join(err, q.fd.Signal(), q.fd.Close())
 }

@@ -148,10 +148,10 @@ func (c *call) put(ctx context.Context, r *Result) {
 	}
 }
 
-// get loads the pieces. A Read of a flat namespace returns only the keys before the first
-// absent key of each node, and skips keys behind one that it lost. Further turns ask which of the remaining keys are stored, and
-// read those. Each turn determines the result of at least one piece, so get ends. Nearly
-// always two turns are enough.
+// get loads the pieces. A Read of a flat namespace returns only the keys before the first absent
+// key of each node, and skips keys behind a lost one. Further turns check which of the remaining
+// keys are stored, and read those. Each turn determines the result of at least one piece, so get
+// ends. Two turns are nearly always enough.
 func (c *call) get(ctx context.Context, r *Result) {
 	open := make([]int, len(c.pieces))
 	for i := range open {
@@ -209,8 +209,8 @@ func (c *call) epochOf(key int) kv.Epoch {
 	return c.epochs[key]
 }
 
-// runs returns the epochs of the keys as client.ReadRequest has them, or nil if the epoch of
-// the call is that of all.
+// runs returns the epochs of the keys in the form of client.ReadRequest, or nil if all keys are of
+// the call's epoch.
 func (c *call) runs(keys int, key func(int) int) (runs []kv.EpochRun) {
 	if c.epochs == nil {
 		return nil

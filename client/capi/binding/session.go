@@ -11,14 +11,14 @@ import (
 	"github.com/penstock-kv/penstock/client"
 )
 
-// PlannerOptions are a planner's address and how to connect to it.
+// PlannerOptions are the address and the credentials of a planner.
 type PlannerOptions struct {
 	// Address is the planner's gRPC, host:port.
 	Address string
 	Credentials
 }
 
-// session is what Leader and Gateway have in common: a queue, and a connection to the planner.
+// session is the common part of Leader and Gateway: a queue, and a connection to the planner.
 type session[E any] struct {
 	*queue[E]
 	conn *grpc.ClientConn
@@ -50,8 +50,8 @@ func (s *session[E]) discard(err error) error {
 	return errors.Join(fmt.Errorf("%w: %w", ErrInvalid, err), s.conn.Close(), s.queue.discard())
 }
 
-// statuses maps the status of a planner's errors to codes. Version is for a
-// planner of another version, which lacks the call.
+// statuses maps the status of a planner's errors to codes. A planner of another version that lacks
+// the call returns Unimplemented.
 var statuses = map[grpccodes.Code]Code{
 	grpccodes.Unauthenticated: Auth, grpccodes.PermissionDenied: Auth, grpccodes.Unavailable: Unavailable, grpccodes.Unimplemented: Version,
 	grpccodes.ResourceExhausted: Busy, grpccodes.InvalidArgument: Invalid, grpccodes.AlreadyExists: Invalid,

@@ -23,8 +23,8 @@ type TrafficOptions struct {
 	Token   rdma.Token
 	// Address and Bytes are the engine's device memory, or host memory in its place.
 	Address, Bytes uint64
-	// Copier, if set, opens a copier to the device that has the memory, which the CPU does not address.
-	// The Traffic closes it. Without Copier the CPU addresses the memory.
+	// Copier, if set, opens a copier to the device whose memory it is; the CPU cannot address that
+	// memory. The Traffic closes the copier. Without Copier the CPU addresses the memory.
 	Copier func() (copier.DeviceCopier, error)
 	// Bases, Stride and Pages have the meaning of traffic.Device.
 	Bases  []uint64
@@ -78,13 +78,13 @@ type Traffic struct {
 	token   rdma.Token
 	bases   int
 	compute rdma.Engine
-	// Of the device memory, one is set: region, or copier with copies.
+	// The device memory is either region, or copies together with copier.
 	region  rdma.Region
 	copier  copier.DeviceCopier
 	copies  copier.Memory
 	manager *traffic.Manager
-	// transfers are those whose last event was not drained, requests the names of those that have
-	// not ended. mu guards both.
+	// transfers have the transfers whose last event was not drained. requests have the names of
+	// those that have not ended. mu guards both.
 	transfers map[Handle]*Transfer
 	requests  map[string]bool
 }
@@ -123,7 +123,7 @@ func (n *Namespace) OpenTraffic(o TrafficOptions) (Handle, error) {
 	return t.handle, nil
 }
 
-// open opens the compute NIC and the manager, which release closes.
+// open opens the compute NIC and the manager. release closes both.
 func (t *Traffic) open(def kv.Namespace, o TrafficOptions) (err error) {
 	log := t.store.logs.logger()
 	if t.compute, err = o.Compute(context.Background(), log); err != nil {
@@ -156,10 +156,10 @@ func (t *Traffic) openDevice(o TrafficOptions) (err error) {
 	return err
 }
 
-// releaseWithin bounds the wait for the end of peers' writes to device memory.
+// releaseWithin bounds the wait until no peer writes to device memory any more.
 const releaseWithin = 30 * time.Second
 
-// release closes what open has opened.
+// release closes everything that open has opened.
 func (t *Traffic) release() error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseWithin)
 	defer cancel()
@@ -236,17 +236,17 @@ func (t *Traffic) within(d time.Duration) (context.Context, context.CancelFunc) 
 	return context.WithTimeout(t.ctx, d)
 }
 
-// ofCall returns the error of a call that ended with err. When the Traffic was closed meanwhile, that is the
-// error.
+// ofCall returns the error of a call that ended with err. If the Traffic was closed during the
+// call, it returns that as the error.
 func (t *Traffic) ofCall(err error) error {
 	if err != nil && t.ctx.Err() != nil {
-		return fmt.Errorf("%w: it was closed during the call", ErrHandle)
+		return fmt.Errorf("%w: the traffic manager was closed during the call", ErrHandle)
 	}
 	return err
 }
 
-// Append stores one block that decoding has filled; see traffic.Manager.Append. With epoch 0 the
-// epoch is the namespace's. After a timeout nothing was taken of the page.
+// Append stores one block that decoding has filled; see traffic.Manager.Append. epoch 0 selects the
+// namespace's epoch. After a timeout nothing was copied from the page.
 func (t *Traffic) Append(request string, ids []kv.BlockID, epoch kv.Epoch, page uint32, timeout time.Duration) error {
 	if err := t.begin(); err != nil {
 		return err
@@ -268,5 +268,5 @@ func (t *Traffic) Settle(id kv.BlockID, timeout time.Duration) error {
 	return t.ofCall(t.manager.Settle(ctx, id))
 }
 
-// epoch returns the namespace's epoch for 0.
+// epoch returns e, or the namespace's epoch if e is 0.
 func (t *Traffic) epoch(e kv.Epoch) kv.Epoch { return cmp.Or(e, t.ns.Definition().Epoch) }

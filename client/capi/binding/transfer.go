@@ -14,8 +14,8 @@ import (
 const (
 	// nameMax bounds the name of a transfer's request, in bytes.
 	nameMax = 1024
-	// ordersMax bounds the calls that wait until the manager has the job. Further calls return
-	// ErrBusy.
+	// ordersMax bounds the calls that wait until the manager has begun the job. Further calls
+	// return ErrBusy.
 	ordersMax = 4096
 )
 
@@ -43,21 +43,21 @@ type Transfer struct {
 	// ctx ends with the Traffic or by Cancel.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	// begun is closed when the manager has the job or has refused it, finish by Finish.
+	// begun is closed when the manager has begun the job or has refused it. Finish closes finish.
 	begun, finish chan struct{}
 	// over: the last event is in the queue. Traffic.mu guards it.
 	over bool
 
 	// mu is held while calls are performed, so that their order is the caller's.
 	mu sync.Mutex
-	// job is nil until the manager has it. orders are the calls that wait for it.
+	// job is nil until the manager has begun it. orders are the calls that wait for the job.
 	job    moving
 	orders []func(moving)
-	// refusal is why the manager has no job.
+	// refusal is the manager's error if it has refused the job.
 	refusal error
-	// finished: finish is closed.
+	// finished reports whether finish is closed.
 	finished bool
-	// pages is how many device pages a prefill has.
+	// pages is the number of device pages of a prefill.
 	pages int
 }
 
@@ -118,7 +118,7 @@ func (t *Traffic) Decode(j traffic.DecodeJob, timeout time.Duration) (Handle, er
 	})
 }
 
-// beginFunc begins a job. readyFunc waits for the event with which the engine goes on.
+// beginFunc begins a job. readyFunc waits for the event after which the engine continues.
 type (
 	beginFunc func(context.Context) (moving, error)
 	readyFunc func(context.Context, moving) (TransferEvent, error)
@@ -153,7 +153,8 @@ func (t *Traffic) start(x *Transfer, timeout time.Duration, begin beginFunc, rea
 	return x.handle, nil
 }
 
-// serve runs a job to its end, and queues its last event when nothing touches its memory any more.
+// serve runs a job to its end. It queues the last event when nothing accesses the job's memory any
+// more.
 func (x *Transfer) serve(timeout time.Duration, begin beginFunc, ready readyFunc) {
 	defer x.cancel(nil)
 	ctx := x.ctx
@@ -172,7 +173,7 @@ func (x *Transfer) serve(timeout time.Duration, begin beginFunc, ready readyFunc
 			case <-m.Ended():
 			}
 		}
-		err = m.Finish(ctx) // the error of ready too
+		err = m.Finish(ctx) // if ready failed, Finish returns the same error
 	}
 	end := TransferEvent{Kind: TransferFinished}
 	if err != nil {
@@ -181,8 +182,8 @@ func (x *Transfer) serve(timeout time.Duration, begin beginFunc, ready readyFunc
 	x.push(end)
 }
 
-// intact returns how many cached blocks are certainly intact after a job has failed, as package leader
-// counts them.
+// intact returns the number of cached blocks that are certainly intact after a job has failed, by
+// the rule of package leader.
 func intact(err error, hit int) int {
 	if wrong := (*traffic.BlockError)(nil); errors.As(err, &wrong) {
 		return min(wrong.Block, hit)
@@ -205,7 +206,8 @@ func (x *Transfer) push(e TransferEvent) {
 	t.pushLocked(e)
 }
 
-// progress queues a report about a part, or renews the one of the part that waits for Drain.
+// progress queues a report about a part. If a report about the part waits for Drain, it updates
+// that report.
 func (x *Transfer) progress(p traffic.Progress) {
 	t := x.traffic
 	t.mu.Lock()
@@ -219,7 +221,7 @@ func (x *Transfer) progress(p traffic.Progress) {
 			continue
 		}
 		if e.Kind != TransferProgress {
-			break // of an earlier read of the part
+			break // the report of an earlier read of the part
 		}
 		e.Upto, e.Bytes = max(e.Upto, p.Upto), max(e.Bytes, p.Bytes)
 		return
@@ -232,7 +234,7 @@ func (x *Transfer) stopped(s traffic.Stop) {
 	x.push(TransferEvent{Kind: TransferStopped, Part: s.Part, Upto: s.Upto, Gone: s.Gone, Err: s.Err})
 }
 
-// beginOrders sets the job, or why there is none, and performs the calls that have waited for it.
+// beginOrders sets the job or the refusal, and performs the calls that have waited for the job.
 func (x *Transfer) beginOrders(m moving, refusal error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -246,8 +248,8 @@ func (x *Transfer) beginOrders(m moving, refusal error) {
 	close(x.begun)
 }
 
-// order performs f once the job exists, after the calls before it. If check returns an error, that is
-// the result. A job that has ended takes no orders.
+// order performs f once the job exists, after the calls before it. If check returns an error, order
+// returns it. On a job that has ended or was refused, f has no effect.
 func (x *Transfer) order(check func() error, f func(moving)) error {
 	if err := x.traffic.begin(); err != nil {
 		return err
@@ -278,7 +280,7 @@ func (x *Transfer) checkPart(p traffic.Part) error {
 	return nil
 }
 
-// onPrefill refuses a decode transfer.
+// onPrefill returns an error for a decode transfer.
 func (x *Transfer) onPrefill(call string) error {
 	if !x.prefill {
 		return fmt.Errorf("%w: %s is for prefill transfers; that of request %q is a decode", ErrInvalid, call, x.request)
@@ -286,7 +288,7 @@ func (x *Transfer) onPrefill(call string) error {
 	return nil
 }
 
-// checkLayer refuses a layer that the model does not have.
+// checkLayer returns an error for a layer that the model does not have.
 func (x *Transfer) checkLayer(layer int) error {
 	if layers := x.traffic.geo.Groups[0].Layers; layer < 0 || layer >= layers {
 		return fmt.Errorf("%w: layer %d of %d", ErrInvalid, layer, layers)
@@ -304,13 +306,13 @@ func (x *Transfer) Cut() error {
 	return x.order(func() error { return nil }, moving.Cut)
 }
 
-// Recompute has the model compute a part of the hit; see traffic.Prefill.Recompute.
+// Recompute makes the model compute a part of the hit; see traffic.Prefill.Recompute.
 func (x *Transfer) Recompute(p traffic.Part) error {
 	return x.order(func() error { return errors.Join(x.onPrefill("recompute"), x.checkPart(p)) }, func(m moving) { m.(*traffic.Prefill).Recompute(p) })
 }
 
-// AddPages gives the device pages of the next blocks. It refuses pages that device memory does not
-// have, and more pages than blocks.
+// AddPages adds the device pages of the next blocks. It returns an error for pages outside of
+// device memory, and for more pages than blocks.
 func (x *Transfer) AddPages(pages []uint32) error {
 	return x.order(func() error {
 		if err := x.onPrefill("add_pages"); err != nil {
@@ -386,8 +388,8 @@ func (x *Transfer) late(layer int, err error) error {
 	return fmt.Errorf("layer %d of request %q is not in device memory yet: %w", layer, x.request, err)
 }
 
-// endedBy does not wrap the reason: its class, for example a time limit of the transfer, is not that
-// of the call.
+// endedBy returns an ErrEnded with the text of reason. It does not wrap reason, because its class,
+// for example a time limit of the transfer, is not the class of the call's error.
 func endedBy(reason error) error { return fmt.Errorf("%w: %v", ErrEnded, reason) }
 
 // ended reports whether a job has failed or was ended.
@@ -400,7 +402,8 @@ func ended(m moving) bool {
 	}
 }
 
-// Finish has the job end when its KV has arrived, and does not wait for that: its last event follows.
+// Finish makes the job end when its KV has arrived. It does not wait; the last event reports the
+// end.
 func (x *Transfer) Finish() error {
 	if err := x.traffic.begin(); err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 // they joined.
 type turns struct {
 	mu sync.Mutex
-	// free is how many further jobs may run. It is 0 while a job waits.
+	// free is the number of further jobs that may run. It is 0 while a job waits.
 	free    int
 	waiting []turn
 }
