@@ -11,7 +11,7 @@ GOFLAGS_CHECKED := $(subst -tags=uring,-tags=uring$(comma)invariants,$(GOFLAGS_U
 # Packages that the race detector tests, with io_uring and the invariants.
 RACE := ./internal/arena/... ./io/... ./trie/... ./blockstore/... ./rdma/... ./server/... ./client/...
 # Packages that are tested with io_uring and the invariants, but without the race detector: io_uring itself, and users of RACE.
-CHECKED := ./io/uring ./blockstore ./cmd/... ./internal/runs ./internal/testnode ./internal/bench/... ./internal/cluster ./internal/crash ./internal/emulate ./internal/profile ./internal/replay
+CHECKED := ./io/uring ./blockstore ./cmd/... ./internal/runs ./lab/testnode ./lab/bench/... ./lab/cluster ./lab/crash ./lab/emulate ./lab/profile ./lab/replay
 FUZZTIME ?= 10s
 BENCHTIME ?= 1s
 # What test-rdma measures, and how long its guest may live. All rows: RDMA_BENCH=. RDMA_TIMEOUT=30m
@@ -80,7 +80,7 @@ test: ## all packages in the plain build, then the users of storage with io_urin
 	go test -timeout=40m $(GOFLAGS_CHECKED) $(CHECKED)
 
 test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_write_bw beside it, in a QEMU guest of its own
-	go build -o bin/rdmalab ./internal/rdmalab
+	go build -o bin/rdmalab ./lab/rdmalab
 	$(WITH_VERBS) go vet -tags verbs ./rdma/verbs
 	$(WITH_VERBS) go test -c -tags verbs -o bin/verbs.test ./rdma/verbs
 	$(WITH_VERBS) go test -c -tags verbs -o bin/penstock.test ./cmd/penstock
@@ -88,8 +88,8 @@ test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_wr
 		verbs.test "penstock.test -test.run TestServeVerbs" "verbs.test -test.run '^\$$' -test.bench '$(RDMA_BENCH)' -test.benchtime 1x"
 
 test-disks: build ## power cuts at POWER_CUTS flushes of a recorded load, drives that fail or hang, discards, and io_uring on Linux 6.1, on ext4 and xfs over NVMe drives of a QEMU guest
-	go build -o bin/rdmalab ./internal/rdmalab
-	go test -c $(GOFLAGS_URING) -o bin/crash.test ./internal/crash
+	go build -o bin/rdmalab ./lab/rdmalab
+	go test -c $(GOFLAGS_URING) -o bin/crash.test ./lab/crash
 	go test -c $(GOFLAGS_URING) -o bin/uring.test ./io/uring
 	bin/rdmalab -equipment disks -drive 4G -drive 4G -memory 3072 -timeout $(DISKS_TIMEOUT) -bin bin/penstock -bin bin/crash.test -bin bin/uring.test \
 		-env PENSTOCK_LAB_DRIVES=/dev/nvme0n1,/dev/nvme1n1 -env PENSTOCK_LAB_BINARY=/bin/penstock -env PENSTOCK_POWER_CUTS=$(POWER_CUTS) -- \
@@ -98,7 +98,7 @@ test-disks: build ## power cuts at POWER_CUTS flushes of a recorded load, drives
 		"crash.test -test.v -test.timeout $(DISKS_TIMEOUT) -test.parallel 5 -test.run 'DriveFaults|Discards|PowerCuts'"
 
 bench-verbs: build ## the verbs provider against ib_write_bw in the guest, ten minutes; writes bench/rdma-verbs.json and docs/benchmarks.md
-	go build -o bin/rdmalab ./internal/rdmalab
+	go build -o bin/rdmalab ./lab/rdmalab
 	$(WITH_VERBS) go build -buildvcs=auto -tags verbs -o bin/penstock-verbs ./cmd/penstock
 	bin/rdmalab -timeout 20m -env PENSTOCK_RDMA_LAB=1 -out bench -bin bin/penstock-verbs -- \
 		"penstock-verbs bench rdma --provider verbs --rounds 3 --only '$(RDMA_ROWS)' --data /tmp --save /out/rdma-verbs.json"

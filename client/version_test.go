@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/penstock-kv/penstock/client"
-	"github.com/penstock-kv/penstock/internal/testnode"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testnode"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 

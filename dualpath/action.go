@@ -80,7 +80,9 @@ type Action struct {
 	Epoch uint64
 	// Need and Most are set in a Reject because of the request's size: Need is the
 	// amount that the request needs, Most the largest amount that any engine has. The
-	// unit is tokens; for TooLarge it is bytes.
+	// unit is tokens; for TooLarge it is bytes. For FirstTokenLate, Need is the estimated
+	// time until the first token (0: not known) and Most the time that was left, in
+	// microseconds.
 	Need, Most int
 }
 
@@ -116,6 +118,8 @@ const (
 	PromptTooLong
 	// TooLarge: no engine of a role has a buffer that holds the request.
 	TooLarge
+	// FirstTokenLate: the first token cannot come by its deadline.
+	FirstTokenLate
 	// OldWeights: the weights changed, and that ended the requests of older weights.
 	OldWeights
 	// RoleChange: its group changes its role.
@@ -137,7 +141,7 @@ const (
 var reasonTexts = [...]string{
 	"", "the queue is full", "longer than any decode engine's HBM", "past its deadline", "a request of that ID is being served",
 	"prompt, hit and output contradict each other", "its group is gone", "the weights' epoch is over", "given up by the gateway", "storage does not have it any more", "an engine could not do its part",
-	"longer than any prefill engine's device memory", "the prompt is longer than any engine takes", "larger than any engine's buffer",
+	"longer than any prefill engine's device memory", "the prompt is longer than any engine takes", "larger than any engine's buffer", "the first token cannot come by its deadline",
 	"the weights changed, and the change ended the requests of older weights", "its group changes its role",
 	"no other group has its role", "a request under way fits into no other group of its role", "it has this role", "its leader has the order to change it", "its leader refused", "taken back by the operator",
 }

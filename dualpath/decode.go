@@ -21,11 +21,59 @@ func (p *Planner) route() {
 		}
 		g.total += r.decodeLen()
 		p.leastTotal.put(g)
-		if r.at == g.private.Front() {
-			p.rewind(g)
-		}
+		p.offer(r)
 		r.why.note(p.now, "decode group %d: least tokens of all groups (%d with this request)", int(g.id), g.total)
 	}
+}
+
+// unroute returns the requests in the queue of a decode group, which is lost or changes its role,
+// to those without a group, in their order.
+func (p *Planner) unroute(g *group) {
+	for el := g.private.Back(); el != nil; el = g.private.Back() {
+		r := g.private.Remove(el).(*request)
+		p.withdraw(r)
+		g.total -= r.decodeLen()
+		r.home = nil
+		r.at = p.unrouted.PushFront(r)
+	}
+	for _, l := range p.priorities {
+		delete(l.anew.byHome, g)
+		for _, f := range l.flows {
+			delete(f.byHome, g)
+		}
+	}
+}
+
+// rehome moves a request whose decode group is full to a group that has room for it and nothing
+// in its queue: of these, the one with the least total. It reports whether there is one. A
+// group's requests may end sooner than the planner expected when it routed the request.
+func (p *Planner) rehome(r *request) bool {
+	var to *group
+	for _, g := range p.order {
+		if r.home == nil || g.role != Decode || g.switching() || g.private.Len() > 0 || (to != nil && g.total >= to.total) {
+			continue
+		}
+		for _, en := range g.engines {
+			if p.accepts(en, r) && !(p.careful(r) && p.avoids(r, en)) {
+				to = g
+				break
+			}
+		}
+	}
+	if to == nil {
+		return false
+	}
+	from := r.home
+	p.withdraw(r)
+	p.unlist(&r.at, from.private)
+	from.total -= r.decodeLen()
+	p.leastTotal.put(from)
+	r.home, r.at = to, to.private.PushBack(r)
+	to.total += r.decodeLen()
+	p.leastTotal.put(to)
+	p.offer(r)
+	r.why.note(p.now, "decode group %d is full; group %d has room and no queue", int(from.id), int(to.id))
+	return true
 }
 
 // decodeGroup returns the group with the least total among those with an engine
@@ -127,89 +175,10 @@ func (p *Planner) pickDecode(r *request, g *group, z float64) (best *engine, hig
 	return least, true
 }
 
-// groupHeap is a heap of groups. Each knows its place in it, so that it is found when
-// it changes.
-type groupHeap struct {
-	h    []*group
-	less func(a, b *group) bool
-	// at returns where a group keeps its place; -1: it is not in the heap.
-	at func(*group) *int
-}
-
 // byTotal orders decode groups by total tokens, then by ID.
-func byTotal() groupHeap {
-	return groupHeap{
+func byTotal() ordered[group] {
+	return ordered[group]{
 		less: func(a, b *group) bool { return a.total < b.total || (a.total == b.total && a.id < b.id) },
 		at:   func(g *group) *int { return &g.totalAt },
-	}
-}
-
-// byAge orders decode groups by the age of the requests that they offer.
-func byAge() groupHeap {
-	age := func(g *group) int64 { return g.cursor.Value.(*request).order }
-	return groupHeap{
-		less: func(a, b *group) bool { return age(a) < age(b) },
-		at:   func(g *group) *int { return &g.oldestAt },
-	}
-}
-
-// swap exchanges two groups.
-func (q *groupHeap) swap(i, j int) {
-	q.h[i], q.h[j] = q.h[j], q.h[i]
-	*q.at(q.h[i]), *q.at(q.h[j]) = i, j
-}
-
-// first returns the first group, or nil.
-func (q *groupHeap) first() *group {
-	if len(q.h) == 0 {
-		return nil
-	}
-	return q.h[0]
-}
-
-// put adds a group, or moves one whose order has changed.
-func (q *groupHeap) put(g *group) {
-	i := *q.at(g)
-	if i < 0 {
-		i = len(q.h)
-		*q.at(g) = i
-		q.h = append(q.h, g)
-	}
-	q.fix(i)
-}
-
-// remove takes a group out, if it is in.
-func (q *groupHeap) remove(g *group) {
-	i := *q.at(g)
-	if i < 0 {
-		return
-	}
-	last := len(q.h) - 1
-	q.swap(i, last)
-	q.h = q.h[:last]
-	*q.at(g) = -1
-	if i < last {
-		q.fix(i)
-	}
-}
-
-// fix restores the order around place i.
-func (q *groupHeap) fix(i int) {
-	for i > 0 && q.less(q.h[i], q.h[(i-1)/2]) {
-		q.swap(i, (i-1)/2)
-		i = (i - 1) / 2
-	}
-	for {
-		least := i
-		for _, c := range [...]int{2*i + 1, 2*i + 2} {
-			if c < len(q.h) && q.less(q.h[c], q.h[least]) {
-				least = c
-			}
-		}
-		if least == i {
-			return
-		}
-		q.swap(i, least)
-		i = least
 	}
 }

@@ -22,7 +22,7 @@
 // The life of a request:
 //
 //	Submit ─► queue ─► queue of a decode group ── a prefill group fetches ─► a PE and a DE, or neither: Start
-//	            (FIFO)      (least tokens)                 parts: [0,x) by the PE's storage NIC
+//	          (fair.go)     (least tokens)                 parts: [0,x) by the PE's storage NIC
 //	                                                              [x,hit) by the DE's
 //	Progress … a side slows or dies: Cut, what is unread goes to the other side; a tail is read by both; neither can: Recompute
 //	Finished (prefill) ─► Finished (decode)
@@ -33,6 +33,13 @@
 // prefill engine whose buffer has no room, the part is recomputed instead, so it never
 // waits for room. A request that no engine could ever hold is rejected when it is
 // submitted.
+//
+// Requests of a higher priority go first. A lower priority is granted nothing while requests
+// of a higher one wait and have room: order is strict, and deadlines bound the wait. Within a
+// priority, tenants are granted work in proportion to Options.Weights while they have requests
+// in the queue, and each tenant's requests go in the order in which they came. A decode group
+// that is full delays only the requests that are routed there, until another group has room for
+// them and no queue.
 //
 // When the weights change (Epoch), a request that waits is planned with the new ones, without
 // its cached prefix. The change names a policy (Drain) for requests that have been started:
@@ -101,7 +108,11 @@
 //
 // A prefill decision is O(log n) in the engines of the fetching group, a decode
 // decision O(log g) in the groups and O(n) in the engines of one group; with a
-// Network it is O(n) in all decode engines. Time alone
-// (Tick) costs what is being read, and a look through the queues when a deadline
-// has come.
+// Network it is O(n) in all decode engines. The next request is found in O(log t) in the
+// tenants and priorities that wait; a tenant is looked at once more for each full decode
+// group that its first request waits for, between two reports of the group. A request whose
+// decode group is full costs O(n) in all decode engines. Time alone
+// (Tick) costs what is being read, and O(log n) for each deadline that has come in the queue.
+// A request with a deadline of its first token costs O(t) in the tenants that wait and
+// O(n log n) in the prefill engines when it is submitted and when it is refused.
 package dualpath

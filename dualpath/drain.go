@@ -124,6 +124,7 @@ func (p *Planner) renew(r *request) {
 	r.why.note(p.now, "weights of epoch %d: the prefix of %d tokens is of epoch %d and is recomputed", int(epoch), r.Hit, int(r.Epoch))
 	if r.Hit > 0 {
 		r.Hit, r.unfit = 0, EpochOver
+		p.reprice(r)
 	}
 	r.Epoch = epoch
 }

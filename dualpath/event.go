@@ -48,12 +48,19 @@ type Request struct {
 	// exist. Its engines must hold these weights. If storage does not keep the epoch, it
 	// reports the prefix as gone.
 	Exact bool `json:",omitempty"`
+	// Tenant is the name of the tenant; Options.Weights has its weight. Requests of a higher
+	// Priority go first, whatever their tenant.
+	Tenant   string `json:",omitempty"`
+	Priority int    `json:",omitempty"`
 	// Prompt is the length in tokens, with the Hit first of which are cached
 	// (whole blocks). Output is how many are expected to be generated; it is
 	// counted against a decode engine's HBM.
 	Prompt, Hit, Output int
 	// Deadline, if not zero, is when nobody wants the answer any more.
 	Deadline time.Duration
+	// FirstToken, if not zero, is the deadline of the first token. The request is refused
+	// when it cannot be met any more.
+	FirstToken time.Duration `json:",omitempty"`
 	// Resident are leading tokens of the prompt that decode engines hold in their
 	// device memory and need not be sent. Options.Network counts them.
 	Resident []Resident `json:",omitempty"`

@@ -124,6 +124,19 @@ func (q *explainRing) next(id RequestID, now time.Duration) *Explanation {
 	return x
 }
 
+// explainOrder notes why a request of a tenant, or of a priority, is next.
+func (p *Planner) explainOrder(r *request) {
+	f := r.flow
+	switch {
+	case r.Tenant == "" && r.Priority == 0:
+	case f == f.level.anew:
+		r.why.note(p.now, "next of priority %d: planned anew before; %d more of the priority wait", r.Priority, f.level.waiting-1)
+	default:
+		r.why.note(p.now, "next of priority %d: work granted to its tenant, by weight, is the least (%d; virtual time %d); %d more of the tenant wait, %d of the priority",
+			r.Priority, int(f.served), int(f.level.virtual), f.waiting-1, f.level.waiting-1)
+	}
+}
+
 // explainPrefill notes why an engine was taken, and what the others were.
 func (p *Planner) explainPrefill(r *request, g *group, en *engine, cat class, ps *pools) {
 	if cat == shortQueue {

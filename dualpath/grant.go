@@ -1,7 +1,5 @@
 package dualpath
 
-import "container/list"
-
 // A request holds no memory until both its engines have room for the whole request, each
 // in device memory and in its buffer. A request that held memory of one engine while it
 // waited for the other could deadlock with another request. So every request that
@@ -123,80 +121,10 @@ func (p *Planner) shortfallAt(en *engine, r *request) shortfall {
 	return shortfall{}
 }
 
-// enqueue puts a request into the queue: at its end, or before all others if it was
-// there before.
-func (p *Planner) enqueue(r *request, again bool) {
-	p.queued++
-	if again {
-		p.front--
-		r.order = p.front
-		r.at = p.unrouted.PushFront(r)
-		return
-	}
-	p.back++
-	r.order = p.back
-	r.at = p.unrouted.PushBack(r)
-}
-
-// unqueue removes a request from the queue, if it is queued.
-func (p *Planner) unqueue(r *request) {
-	if r.at == nil {
-		return
-	}
-	p.queued--
-	g := r.home
-	if g == nil {
-		p.unlist(&r.at, p.unrouted)
-		return
-	}
-	if g.cursor == r.at {
-		g.cursor, g.full = r.at.Next(), false
-	}
-	p.unlist(&r.at, g.private)
-	r.home = nil
-	g.total -= r.decodeLen()
-	p.leastTotal.put(g)
-	p.seat(g)
-}
-
-// seat adds a decode group to the groups that offer a request, or removes it from them.
-func (p *Planner) seat(g *group) {
-	if g.cursor == nil || g.full {
-		p.oldest.remove(g)
-		return
-	}
-	p.oldest.put(g)
-}
-
-// rewind has a decode group offer the head of its queue again.
-func (p *Planner) rewind(g *group) {
-	g.cursor, g.full = g.private.Front(), false
-	p.seat(g)
-}
-
-// next returns the oldest request that may be granted, or nil. after is the element
-// of a request that next returned before in this fetch and that stays in the queue.
-func (p *Planner) next(after *list.Element) *request {
-	if p.opts.Network != nil {
-		el := p.unrouted.Front()
-		if after != nil {
-			el = after.Next()
-		}
-		if el == nil {
-			return nil
-		}
-		return el.Value.(*request)
-	}
-	if g := p.oldest.first(); g != nil {
-		return g.cursor.Value.(*request)
-	}
-	return nil
-}
-
 // grant gives requests to the engines of a prefill group that fetches, each
 // together with a decode engine, until its engines are overloaded or full. Requests
-// are granted in the order in which they came; one waits for a decode group that is
-// full only with the requests that are routed there.
+// are granted in the order of fair.go; one waits for a decode group that is full only
+// with the requests that are routed there.
 //
 // The paper has one queue for all prefill groups and does not say what keeps the
 // first one that fetches from taking all of it, up to beta. Here a group leaves a
@@ -212,17 +140,19 @@ func (p *Planner) grant(g *group) {
 	p.route()
 	elsewhere := p.leastElsewhere(g)
 	pool := p.pools(g)
-	var skipped []*group
+	var left []*request
 	defer func() {
-		for _, d := range skipped {
-			p.rewind(d)
+		for _, r := range left {
+			if p.offer(r); r.home != nil {
+				p.open(r.home)
+			}
 		}
 	}()
-	var after *list.Element
-	for r := p.next(nil); r != nil; r = p.next(after) {
+	for r := p.nextOf(g); r != nil; r = p.next() {
 		pe := pool.leastFor(p, r)
 		if pe == nil && p.takenBy(g, r) {
 			full = pool.least(p) != nil
+			g.owed = r
 			return
 		}
 		if pe == nil {
@@ -231,27 +161,31 @@ func (p *Planner) grant(g *group) {
 				continue
 			}
 		}
-		if pe == nil || (p.careful(r) && p.avoids(r, pe) && p.othersTake(r, g)) {
-			// Another group takes it, which fetches soon.
-			if after = r.at; r.home != nil {
-				r.home.cursor = r.at.Next()
-				p.seat(r.home)
-				skipped = append(skipped, r.home)
-			}
-			continue
-		}
-		if elsewhere != noEngine && elsewhere+r.Prompt <= pe.tok {
+		careful := p.careful(r)
+		lessElsewhere := pe != nil && elsewhere != noEngine && elsewhere+r.Prompt <= pe.tok
+		if lessElsewhere && !careful {
 			return
 		}
+		if pe == nil || lessElsewhere || (careful && p.avoids(r, pe) && p.othersTake(r, g)) {
+			// Another group takes it, which fetches soon. Others may have a less loaded
+			// engine here, which this one avoids.
+			p.withdraw(r)
+			left = append(left, r)
+			continue
+		}
 		de := p.chooseDecode(r, pe)
+		if de.engine == nil && p.rehome(r) {
+			de = p.chooseDecode(r, pe)
+		}
 		if de.engine == nil {
 			if r.home == nil {
 				return
 			}
-			r.home.full = true
-			p.seat(r.home)
+			p.wait(r)
 			continue
 		}
+		p.explainOrder(r)
+		p.charge(r)
 		p.unqueue(r)
 		p.explainPrefill(r, g, pe, p.classOf(pe), pool)
 		p.explainDecode(r, pe, &de)

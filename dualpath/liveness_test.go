@@ -1,11 +1,20 @@
 package dualpath
 
 import (
+	"flag"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+// The seeds of TestEveryRequestEnds. .ci/run takes 10,000, and .ci/weekly others each week.
+var (
+	requestSeeds = flag.Uint64("requests.seeds", testkit.Rounds[uint64](1000, 100), "number of seeds of TestEveryRequestEnds")
+	requestFirst = flag.Uint64("requests.first", 0, "first seed of TestEveryRequestEnds")
 )
 
 // workshop is a cluster in virtual time whose engines have memories of a fixed size and
@@ -27,6 +36,9 @@ type workshop struct {
 	over    map[RequestID]bool
 	// lost counts the actions of each kind, and reports (0), that a broken session lost.
 	lost map[ActionKind]int
+	// checked counts the steps, of which each one of checkEvery is checked.
+	checked, checkEvery int
+	trouble             trouble
 	changing
 }
 
@@ -101,7 +113,7 @@ func newWorkshop(t *testing.T, seed uint64, o Options) *workshop {
 	w := &workshop{
 		t: t, p: newPlanner(t, o), rng: rand.New(rand.NewPCG(seed, 3)), seed: seed, engines: map[EngineID]*bench{},
 		jobs: map[RequestID]*task{}, waiting: map[RequestID]bool{}, over: map[RequestID]bool{}, lost: map[ActionKind]int{},
-		changing: changing{ended: map[Reason]int{}},
+		checkEvery: 1, trouble: newTrouble(false), changing: changing{ended: map[Reason]int{}},
 	}
 	for g := range GroupID(5) {
 		s := &shop{id: g, role: Prefill}
@@ -201,6 +213,7 @@ func (w *workshop) giveUp(id RequestID) {
 
 // step feeds an event and performs the actions.
 func (w *workshop) step(ev Event) {
+	w.note(ev)
 	for _, a := range slices.Clone(w.p.Step(ev)) {
 		if w.over[a.Request] && a.Kind != Abort {
 			w.t.Fatalf("seed %d, %v: %v of request %d, which has ended", w.seed, w.now, a.Kind, a.Request)
@@ -208,9 +221,12 @@ func (w *workshop) step(ev Event) {
 		if f, ok := ev.(Finished); ok && a.Kind == Done && f.Attempt != w.jobs[a.Request].attempt {
 			w.t.Fatalf("seed %d, %v: request %d has ended by attempt %d; it was started as %d", w.seed, w.now, a.Request, f.Attempt, w.jobs[a.Request].attempt)
 		}
+		w.judge(&a)
 		w.perform(&a)
 	}
-	check(w.p)
+	if w.checked++; w.checked%w.checkEvery == 0 {
+		check(w.p)
+	}
 }
 
 // report is an engine's report, which its group sends if it can.
@@ -335,6 +351,7 @@ func (w *workshop) begin(b *bench, h *holding, part Part, order uint64) {
 		w.t.Fatalf("seed %d, %v: engine %d reads %v already", w.seed, w.now, b.spec.Engine, h.read.part)
 	}
 	h.read = &pendingRead{part: part, order: order, upto: part.To, until: w.now + time.Duration(w.rng.IntN(150))*time.Millisecond}
+	h.read.until += w.delayOf(b.shop.id)
 	switch w.rng.IntN(8) {
 	case 0:
 		h.read.failed = true
@@ -442,38 +459,68 @@ func (w *workshop) pass() {
 				Engine: b.spec.Engine, Tokens: u.hbm, Requests: len(b.holds), HBMFree: b.spec.HBMTokens - u.hbm, BufferFree: b.spec.Buffer.Bytes - u.buffer,
 			})
 		}
-		f.Nodes = []NodeReport{{Node: NodeID(s.id)}}
+		f.Nodes = []NodeReport{{Node: NodeID(s.id), Rate: w.rateOf(s.id)}}
 		w.step(f)
+		w.conserving(s)
 	}
 	w.step(Tick{w.now})
 }
 
-// TestEveryRequestEnds: groups are lost, fall silent or fail, and broken sessions lose
-// messages. The weights change, and groups change their roles. No request waits without end: after the last loss each one ends within a
-// bounded time, and no engine holds anything of it; and no memory of an engine was given
-// twice meanwhile.
+// TestEveryRequestEnds: groups are lost, fall silent or fail, broken sessions lose messages, and
+// storage NICs are slow for some time. The weights change, and groups change their roles. Requests
+// have tenants, priorities and deadlines. No request waits without end: after the last loss each
+// one ends within a bounded time, and no engine holds anything of it. No memory of an engine is
+// given twice, and no engine is idle while a request waits that it could take (conserving). No
+// request is started after a deadline or refused before it. Tenants that always have requests in
+// the queue are granted work by weight, within 10 % in each run.
 func TestEveryRequestEnds(t *testing.T) {
 	t.Parallel()
-	seeds := uint64(60)
+	again := uint64(0)
+	defer func() {
+		if t.Failed() {
+			t.Logf("again: go test ./dualpath -run TestEveryRequestEnds -requests.first=%d -requests.seeds=1", again)
+		}
+	}()
+	seeds := *requestSeeds
 	if testing.Short() {
 		seeds = 10
 	}
 	lost, messages := 0, map[ActionKind]int{}
+	ended, looked := map[Reason]int{}, 0
 	all := changing{ended: map[Reason]int{}}
-	for seed := range seeds {
+	for seed := *requestFirst; seed < *requestFirst+seeds; seed++ {
+		if !t.Failed() {
+			again = seed
+		}
 		policy := ReadPolicy(seed % 4)
 		w := newWorkshop(t, seed, Options{
-			Policy: policy, Alpha: 4000, Beta: 3000, BlockTokens: shopBlock, MinPart: 64, ReadRate: 10_000, GroupTimeout: time.Second, MaxAttempts: 1000,
+			Policy: policy, Alpha: 4000, Beta: 3000, BlockTokens: shopBlock, MinPart: 64, ReadRate: 10_000, PrefillRate: 1000, Weights: troubleWeights, GroupTimeout: time.Second, MaxAttempts: 1000,
 		})
 		id := RequestID(0)
-		for w.now < 8*time.Second {
-			if len(w.waiting) < 20 && w.rng.IntN(4) == 0 {
-				id++
-				hit := shopBlock * w.rng.IntN(60)
-				r := Request{ID: id, Prompt: hit + 1 + w.rng.IntN(900), Hit: hit, Output: w.rng.IntN(300), Epoch: w.epoch, Exact: w.rng.IntN(8) == 0}
+		next := func() Request {
+			id++
+			hit := shopBlock * w.rng.IntN(60)
+			return Request{ID: id, Prompt: hit + 1 + w.rng.IntN(900), Hit: hit, Output: w.rng.IntN(300), Epoch: w.epoch, Exact: w.rng.IntN(8) == 0}
+		}
+		// Of 10,000 seeds 60 are longer, every third of them with a backlog of all tenants.
+		longer := seed%10_000 < 60
+		w.trouble, w.checkEvery = newTrouble(longer && seed%3 == 0), 1
+		calm := 8 * time.Second
+		switch {
+		case w.trouble.backlog:
+			calm, w.checkEvery = time.Minute, 16
+		case !longer:
+			calm, w.checkEvery = time.Second, 16
+		}
+		for w.now < calm {
+			if w.trouble.backlog {
+				w.fill(next)
+			} else if len(w.waiting) < 20 && w.rng.IntN(4) == 0 {
+				r := w.dress(next())
 				w.waiting[id] = true
 				w.step(Submit{w.now, r})
 			}
+			w.slowNIC()
 			if s := w.groups[w.rng.IntN(len(w.groups))]; s.up && w.rng.IntN(60) == 0 {
 				lost++
 				w.lose(s, w.rng.IntN(2) == 0)
@@ -486,6 +533,9 @@ func TestEveryRequestEnds(t *testing.T) {
 			}
 			w.change()
 			w.pass()
+		}
+		if w.trouble.backlog {
+			wantShares(t, w.trouble.granted, troubleWeights)
 		}
 		for _, s := range w.groups {
 			s.back = min(s.back, w.now)
@@ -508,6 +558,10 @@ func TestEveryRequestEnds(t *testing.T) {
 		for kind, n := range w.lost {
 			messages[kind] += n
 		}
+		for why, n := range w.trouble.ended {
+			ended[why] += n
+		}
+		looked += w.trouble.looked
 		for policy, n := range w.bumps {
 			all.bumps[policy] += n
 		}
@@ -515,11 +569,25 @@ func TestEveryRequestEnds(t *testing.T) {
 			all.ended[why] += n
 		}
 	}
+	if seeds < 10 {
+		return // too few to see all
+	}
 	if lost < int(seeds) {
 		t.Errorf("%d groups were lost in %d runs: nothing was tested", lost, seeds)
 	}
+	for _, why := range []Reason{FirstTokenLate, PastDeadline, ByGateway, OldWeights} {
+		if ended[why] == 0 {
+			t.Errorf("requests ended as %v; none: %v", ended, why)
+		}
+	}
+	if looked == 0 {
+		t.Error("no engine was idle while a request waited for it: nothing was tested")
+	}
+	if seeds < 60 {
+		return
+	}
 	for _, kind := range []ActionKind{0, Assign, Start, Read, Cut, Drop, Recompute, Abort, Switch, Switched} {
-		if messages[kind] == 0 && !testing.Short() {
+		if messages[kind] == 0 {
 			t.Errorf("broken sessions lost %v; none of kind %v (none: reports)", messages, kind)
 		}
 	}

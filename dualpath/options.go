@@ -2,6 +2,8 @@ package dualpath
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/options"
@@ -84,6 +86,11 @@ type Options struct {
 	// Patience is the time below which neither is done. Default 50 ms.
 	Patience time.Duration
 
+	// Weights are the tenants' (Request.Tenant); a tenant that is not named has 1. While
+	// several tenants have requests of one priority in the queue, each is granted work in
+	// proportion to its weight.
+	Weights map[string]float64 `json:",omitempty"`
+
 	// GroupTimeout: a group that does not fetch for so long is gone. Default
 	// 5 s.
 	GroupTimeout time.Duration
@@ -98,6 +105,12 @@ type Options struct {
 	// MaxExplain is how many requests Explain remembers. Default 4096.
 	MaxExplain int
 }
+
+// minWeight and maxWeight bound Options.Weights.
+const (
+	minWeight = 1e-3
+	maxWeight = 1e6
+)
 
 // EnsureDefaults fills what is zero.
 func (o *Options) EnsureDefaults() {
@@ -133,6 +146,11 @@ func (o *Options) Validate() error {
 	} {
 		if !(r.value >= r.min) {
 			return fmt.Errorf("dualpath: option %s is %v; it must be at least %v", r.name, r.value, r.min)
+		}
+	}
+	for _, tenant := range slices.Sorted(maps.Keys(o.Weights)) {
+		if w := o.Weights[tenant]; !(w >= minWeight && w <= maxWeight) {
+			return fmt.Errorf("dualpath: option Weights: tenant %q has %v; it must be between %v and %v", tenant, w, minWeight, maxWeight)
 		}
 	}
 	if o.Policy > PrefillOnly {

@@ -48,24 +48,30 @@ func check(p *Planner) {
 			for el := g.private.Front(); el != nil; el = el.Next() {
 				total += el.Value.(*request).decodeLen()
 			}
-			if g.cursor != g.private.Front() {
-				fail("group %d offers a request that is not the head of its queue", g.id)
+			checkTurn(g, fail)
+			if g.switching() && g.private.Len() > 0 {
+				fail("group %d changes its role and has %d requests in its queue", g.id, g.private.Len())
 			}
-			if offers := g.cursor != nil && !g.full; offers != (g.oldestAt >= 0) {
-				fail("group %d: a request to offer: %v, at place %d of those that do", g.id, offers, g.oldestAt)
-			}
+		}
+		if (g.totalAt != 0) != (g.role == Decode && !g.switching()) {
+			fail("group %d, role %v, switching: %v: place %d among the decode groups", g.id, g.role, g.switching(), g.totalAt)
 		}
 		if total != g.total {
 			fail("group %d: total %d, counted %d", g.id, g.total, total)
 		}
 	}
-	for _, q := range [...]*groupHeap{&p.leastTotal, &p.oldest} {
-		for i, g := range q.h {
-			if *q.at(g) != i || (i > 0 && q.less(g, q.h[(i-1)/2])) {
-				fail("a heap of decode groups is out of order at %d", i)
-			}
+	full := 0
+	for _, g := range p.order {
+		if g.full {
+			full++
 		}
 	}
+	if full != p.full {
+		fail("%d groups are full, %d are counted", full, p.full)
+	}
+	checkHeap("decode groups", &p.leastTotal, fail)
+	checkFair(p, fail)
+	checkSLO(p, fail)
 }
 
 // ledger is a cluster of engines that do as they are told, and a book of every

@@ -57,6 +57,7 @@ func (p *Planner) start(r *request) {
 	r.rest = r.rest[:0]
 	r.orders = [2][]Action{r.orders[0][:0], r.orders[1][:0]}
 	p.stats.Started++
+	p.beginPrefill(r)
 	a := Action{Kind: Start, Request: r.ID, Group: r.pe.group.id, PE: r.pe.id, DE: r.de.id, Epoch: r.Epoch}
 	x := p.withinBuffer(r, p.divide(r))
 	if x > 0 {

@@ -102,34 +102,22 @@ func (p *Planner) switchRole(e SwitchRole) {
 		return
 	}
 	if !g.switching() {
-		p.close(g, e.Role)
+		p.beginSwitch(g, e.Role)
 	}
 	if e.Drain == DrainRecompute {
 		p.evacuate(g)
 	}
-	p.leave(g)
+	p.orderSwitch(g)
 }
 
-// close has a group granted nothing any more.
-func (p *Planner) close(g *group, to Role) {
+// beginSwitch has a group granted nothing any more.
+func (p *Planner) beginSwitch(g *group, to Role) {
 	g.leaving = leaving{to: to}
-	g.least = noEngine
+	g.least, g.owed = noEngine, nil
 	if g.role == Decode {
-		p.unroute(g)
 		p.leastTotal.remove(g)
-		p.oldest.remove(g)
+		p.unroute(g)
 	}
-}
-
-// unroute returns the queue of a decode group to the head of the queue of all.
-func (p *Planner) unroute(g *group) {
-	for el := g.private.Back(); el != nil; el = g.private.Back() {
-		r := g.private.Remove(el).(*request)
-		r.home = nil
-		r.at = p.unrouted.PushFront(r)
-		g.total -= r.decodeLen()
-	}
-	g.cursor, g.full = nil, false
 }
 
 // evacuate plans the requests that a group has under way again.
@@ -142,8 +130,8 @@ func (p *Planner) evacuate(g *group) {
 	}
 }
 
-// leave gives the order to the leader of a group that has been drained.
-func (p *Planner) leave(g *group) {
+// orderSwitch gives the order to the leader of a group that has been drained.
+func (p *Planner) orderSwitch(g *group) {
 	if g.switching() && !g.leaving.ordered && len(p.heldBy(g)) == 0 {
 		g.leaving.ordered = true
 		p.say(Action{Kind: Switch, Group: g.id, Side: g.leaving.to})
@@ -156,7 +144,7 @@ func (p *Planner) keep(g *group, why Reason) {
 	g.leaving = leaving{}
 	if g.role == Decode {
 		p.leastTotal.put(g)
-		p.rewind(g)
+		p.retryAll()
 	}
 	p.endSwitch(g.id, to, why)
 }

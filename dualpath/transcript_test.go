@@ -3,6 +3,7 @@ package dualpath
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,9 +14,9 @@ import (
 // TestTranscripts runs testdata/*.td, stories that read aloud. Times are
 // milliseconds, everything else tokens.
 //
-//	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [queue=N]
+//	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [compute=N] [queue=N] [weights=(TENANT:N,…)]
 //	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO[rREAD]]…[~PEER],…) [hit=N]] [again] [seen=N] [switching=prefill|decode]
-//	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N]
+//	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N] [first=N] [tenant=NAME] [priority=N]
 //	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [buffer=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
 //	progress request=N side=prefill|decode upto=N [landed=N]      stopped request=N side=… upto=N [failed] [gone]
 //	finished request=N side=…      failed request=N side=… [upto=N]      cancel request=N      down group=G      epoch ns=N to=N [drain=recompute|finish|abort]: first the counts of older requests
@@ -51,9 +52,19 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 			t.Fatal(err)
 		}
 		s.spec = map[GroupID][]EngineSpec{}
+		weights := map[string]float64{}
+		for _, w := range c.list("weights") {
+			tenant, n, _ := strings.Cut(w, ":")
+			weight, err := strconv.ParseFloat(n, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			weights[tenant] = weight
+		}
 		s.p = newPlanner(t, Options{
-			Policy: policy, Alpha: c.num("alpha", 0), Beta: c.num("beta", 0), BlockTokens: c.num("block", 64), MinPart: c.num("minpart", 128),
-			ReadRate: float64(c.num("rate", 10_000)), MaxQueue: c.num("queue", 0),
+			Weights: weights,
+			Policy:  policy, Alpha: c.num("alpha", 0), Beta: c.num("beta", 0), BlockTokens: c.num("block", 64), MinPart: c.num("minpart", 128),
+			ReadRate: float64(c.num("rate", 10_000)), PrefillRate: float64(c.num("compute", 0)), MaxQueue: c.num("queue", 0),
 		})
 		return ""
 	case "up":
@@ -62,7 +73,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return s.step(Submit{s.now, Request{
 			ID: RequestID(c.num("id", 0)), Namespace: NamespaceID(c.num("ns", 0)), Epoch: uint64(c.num("epoch", 0)),
 			Prompt: c.num("prompt", 0), Hit: c.num("hit", 0), Output: c.num("out", 0), Deadline: time.Duration(c.num("deadline", 0)) * time.Millisecond,
-			Exact: d.HasArg("exact"),
+			Exact: d.HasArg("exact"), FirstToken: time.Duration(c.num("first", 0)) * time.Millisecond, Tenant: c.text("tenant", ""), Priority: c.num("priority", 0),
 		}})
 	case "fetch":
 		return s.fetch(c)

@@ -2,8 +2,8 @@
 // order, and named streams of random numbers. It does not depend on the simulated systems: sim/flow
 // simulates a network, and three packages simulate clusters. sim/agentic runs the planner of a
 // planner node (package dualpath). sim/netkv runs the chooser of a planner node that has a network
-// (dualpath/netcost). sim/datacenters runs the router and the controllers of dualpath/prfaas, which
-// no server runs.
+// (dualpath/netcost). sim/datacenters runs the router of a gateway (server/offload), and the controllers
+// of dualpath/prfaas, which no server runs.
 //
 // It is not a framework of processes: an event is a function that is called once, at its time. No
 // event sleeps, and no two events run concurrently.

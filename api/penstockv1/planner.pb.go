@@ -47,6 +47,8 @@ const (
 	// The weights changed, and the change ended the requests of older weights (DRAIN_ABORT). It may be
 	// submitted again, and is then served with the new weights.
 	Refusal_REFUSAL_OLD_WEIGHTS Refusal = 4
+	// The first token cannot come by its deadline. It may be submitted again later.
+	Refusal_REFUSAL_LATE Refusal = 5
 )
 
 // Enum value maps for Refusal.
@@ -57,6 +59,7 @@ var (
 		2: "REFUSAL_TOO_LONG",
 		3: "REFUSAL_INVALID",
 		4: "REFUSAL_OLD_WEIGHTS",
+		5: "REFUSAL_LATE",
 	}
 	Refusal_value = map[string]int32{
 		"REFUSAL_UNSPECIFIED": 0,
@@ -64,6 +67,7 @@ var (
 		"REFUSAL_TOO_LONG":    2,
 		"REFUSAL_INVALID":     3,
 		"REFUSAL_OLD_WEIGHTS": 4,
+		"REFUSAL_LATE":        5,
 	}
 )
 
@@ -362,9 +366,17 @@ type SubmitRequest struct {
 	// exact_epoch: the request is computed and stored with the weights of epoch, also when
 	// newer weights exist: for a group of rollouts on weights that the namespace keeps live.
 	// Its engines must hold these weights.
-	ExactEpoch    bool `protobuf:"varint,10,opt,name=exact_epoch,json=exactEpoch,proto3" json:"exact_epoch,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ExactEpoch bool `protobuf:"varint,10,opt,name=exact_epoch,json=exactEpoch,proto3" json:"exact_epoch,omitempty"`
+	// The tenant of the request, at most 256 bytes. Tenants share the engines by their weights
+	// (schedule.weights).
+	Tenant string `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Requests of a higher priority go first.
+	Priority int32 `protobuf:"varint,12,opt,name=priority,proto3" json:"priority,omitempty"`
+	// The deadline of the first token, from now; 0: no limit. The planner rejects the request
+	// (REFUSAL_LATE) when it finds that the first token cannot come by then.
+	FirstTokenMilliseconds uint64 `protobuf:"varint,13,opt,name=first_token_milliseconds,json=firstTokenMilliseconds,proto3" json:"first_token_milliseconds,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *SubmitRequest) Reset() {
@@ -467,6 +479,27 @@ func (x *SubmitRequest) GetExactEpoch() bool {
 	return false
 }
 
+func (x *SubmitRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SubmitRequest) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *SubmitRequest) GetFirstTokenMilliseconds() uint64 {
+	if x != nil {
+		return x.FirstTokenMilliseconds
+	}
+	return 0
+}
+
 // Resident is how many leading tokens of a prompt a decode engine holds.
 type Resident struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -532,9 +565,12 @@ type RequestUpdate struct {
 	Attempt uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Epoch   uint64 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// REJECTED.
-	Refusal       Refusal `protobuf:"varint,8,opt,name=refusal,proto3,enum=penstock.v1.Refusal" json:"refusal,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Refusal Refusal `protobuf:"varint,8,opt,name=refusal,proto3,enum=penstock.v1.Refusal" json:"refusal,omitempty"`
+	// REFUSAL_LATE: the time after which the same request could meet its deadline, by the planner's
+	// estimate, if no other requests come; 0: not known.
+	RetryAfterMilliseconds uint64 `protobuf:"varint,9,opt,name=retry_after_milliseconds,json=retryAfterMilliseconds,proto3" json:"retry_after_milliseconds,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *RequestUpdate) Reset() {
@@ -621,6 +657,13 @@ func (x *RequestUpdate) GetRefusal() Refusal {
 		return x.Refusal
 	}
 	return Refusal_REFUSAL_UNSPECIFIED
+}
+
+func (x *RequestUpdate) GetRetryAfterMilliseconds() uint64 {
+	if x != nil {
+		return x.RetryAfterMilliseconds
+	}
+	return 0
 }
 
 // Part is the cached tokens [from, to), read by one side.
@@ -2632,8 +2675,16 @@ type TopResponse struct {
 	Cuts              uint64                 `protobuf:"varint,12,opt,name=cuts,proto3" json:"cuts,omitempty"`
 	Hedges            uint64                 `protobuf:"varint,13,opt,name=hedges,proto3" json:"hedges,omitempty"`
 	Recomputes        uint64                 `protobuf:"varint,14,opt,name=recomputes,proto3" json:"recomputes,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// In the order of priorities; of one priority, those with the most requests first. At most
+	// 32, with the number of the others in more_tenants.
+	Tenants     []*TopResponse_Tenant `protobuf:"bytes,15,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	MoreTenants uint32                `protobuf:"varint,16,opt,name=more_tenants,json=moreTenants,proto3" json:"more_tenants,omitempty"`
+	// Requests rejected with REFUSAL_LATE.
+	Late uint64 `protobuf:"varint,17,opt,name=late,proto3" json:"late,omitempty"`
+	// What a prefill engine computes, as measured, tokens a second; 0: not measured yet.
+	PrefillTokensPerSecond float64 `protobuf:"fixed64,18,opt,name=prefill_tokens_per_second,json=prefillTokensPerSecond,proto3" json:"prefill_tokens_per_second,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *TopResponse) Reset() {
@@ -2760,6 +2811,34 @@ func (x *TopResponse) GetHedges() uint64 {
 func (x *TopResponse) GetRecomputes() uint64 {
 	if x != nil {
 		return x.Recomputes
+	}
+	return 0
+}
+
+func (x *TopResponse) GetTenants() []*TopResponse_Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *TopResponse) GetMoreTenants() uint32 {
+	if x != nil {
+		return x.MoreTenants
+	}
+	return 0
+}
+
+func (x *TopResponse) GetLate() uint64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+func (x *TopResponse) GetPrefillTokensPerSecond() float64 {
+	if x != nil {
+		return x.PrefillTokensPerSecond
 	}
 	return 0
 }
@@ -3177,11 +3256,89 @@ func (x *TopResponse_Group) GetNodes() []*TopResponse_Node {
 	return nil
 }
 
+// Tenant is the requests of one tenant and one priority that wait.
+type TopResponse_Tenant struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Tenant   string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Priority int32                  `protobuf:"varint,2,opt,name=priority,proto3" json:"priority,omitempty"`
+	Weight   float64                `protobuf:"fixed64,3,opt,name=weight,proto3" json:"weight,omitempty"`
+	Waiting  uint32                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Their work: tokens to compute, and cached ones by the time of their read.
+	Tokens        uint64 `protobuf:"varint,5,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopResponse_Tenant) Reset() {
+	*x = TopResponse_Tenant{}
+	mi := &file_penstockv1_planner_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopResponse_Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopResponse_Tenant) ProtoMessage() {}
+
+func (x *TopResponse_Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopResponse_Tenant.ProtoReflect.Descriptor instead.
+func (*TopResponse_Tenant) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{29, 3}
+}
+
+func (x *TopResponse_Tenant) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TopResponse_Tenant) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *TopResponse_Tenant) GetWeight() float64 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *TopResponse_Tenant) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *TopResponse_Tenant) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
 var File_penstockv1_planner_proto protoreflect.FileDescriptor
 
 const file_penstockv1_planner_proto_rawDesc = "" +
 	"\n" +
-	"\x18penstockv1/planner.proto\x12\vpenstock.v1\"\xdf\x02\n" +
+	"\x18penstockv1/planner.proto\x12\vpenstock.v1\"\xcd\x03\n" +
 	"\rSubmitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x14\n" +
@@ -3195,10 +3352,13 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\bresident\x18\t \x03(\v2\x15.penstock.v1.ResidentR\bresident\x12\x1f\n" +
 	"\vexact_epoch\x18\n" +
 	" \x01(\bR\n" +
-	"exactEpoch\":\n" +
+	"exactEpoch\x12\x16\n" +
+	"\x06tenant\x18\v \x01(\tR\x06tenant\x12\x1a\n" +
+	"\bpriority\x18\f \x01(\x05R\bpriority\x128\n" +
+	"\x18first_token_milliseconds\x18\r \x01(\x04R\x16firstTokenMilliseconds\":\n" +
 	"\bResident\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x16\n" +
-	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xc3\x03\n" +
+	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xfd\x03\n" +
 	"\rRequestUpdate\x123\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.penstock.v1.RequestUpdate.KindR\x04kind\x12%\n" +
 	"\x0eprefill_engine\x18\x02 \x01(\tR\rprefillEngine\x12#\n" +
@@ -3207,7 +3367,8 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x18\n" +
 	"\aattempt\x18\x06 \x01(\x04R\aattempt\x12\x14\n" +
 	"\x05epoch\x18\a \x01(\x04R\x05epoch\x12.\n" +
-	"\arefusal\x18\b \x01(\x0e2\x14.penstock.v1.RefusalR\arefusal\"\x8f\x01\n" +
+	"\arefusal\x18\b \x01(\x0e2\x14.penstock.v1.RefusalR\arefusal\x128\n" +
+	"\x18retry_after_milliseconds\x18\t \x01(\x04R\x16retryAfterMilliseconds\"\x8f\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rKIND_ACCEPTED\x10\x01\x12\x10\n" +
@@ -3398,7 +3559,8 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\fmicroseconds\x18\x01 \x01(\x04R\fmicroseconds\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"\f\n" +
 	"\n" +
-	"TopRequest\"\x83\b\n" +
+	"TopRequest\"\xb9\n" +
+	"\n" +
 	"\vTopResponse\x126\n" +
 	"\x06groups\x18\x01 \x03(\v2\x1e.penstock.v1.TopResponse.GroupR\x06groups\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\rR\awaiting\x12\x18\n" +
@@ -3416,7 +3578,11 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x06hedges\x18\r \x01(\x04R\x06hedges\x12\x1e\n" +
 	"\n" +
 	"recomputes\x18\x0e \x01(\x04R\n" +
-	"recomputes\x1a\x90\x01\n" +
+	"recomputes\x129\n" +
+	"\atenants\x18\x0f \x03(\v2\x1f.penstock.v1.TopResponse.TenantR\atenants\x12!\n" +
+	"\fmore_tenants\x18\x10 \x01(\rR\vmoreTenants\x12\x12\n" +
+	"\x04late\x18\x11 \x01(\x04R\x04late\x129\n" +
+	"\x19prefill_tokens_per_second\x18\x12 \x01(\x01R\x16prefillTokensPerSecond\x1a\x90\x01\n" +
 	"\x06Engine\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -3434,13 +3600,20 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x06queued\x18\x03 \x01(\rR\x06queued\x12/\n" +
 	"\x13silent_milliseconds\x18\x04 \x01(\x04R\x12silentMilliseconds\x129\n" +
 	"\aengines\x18\x05 \x03(\v2\x1f.penstock.v1.TopResponse.EngineR\aengines\x123\n" +
-	"\x05nodes\x18\x06 \x03(\v2\x1d.penstock.v1.TopResponse.NodeR\x05nodes*x\n" +
+	"\x05nodes\x18\x06 \x03(\v2\x1d.penstock.v1.TopResponse.NodeR\x05nodes\x1a\x86\x01\n" +
+	"\x06Tenant\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\bpriority\x18\x02 \x01(\x05R\bpriority\x12\x16\n" +
+	"\x06weight\x18\x03 \x01(\x01R\x06weight\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\x12\x16\n" +
+	"\x06tokens\x18\x05 \x01(\x04R\x06tokens*\x8a\x01\n" +
 	"\aRefusal\x12\x17\n" +
 	"\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fREFUSAL_BUSY\x10\x01\x12\x14\n" +
 	"\x10REFUSAL_TOO_LONG\x10\x02\x12\x13\n" +
 	"\x0fREFUSAL_INVALID\x10\x03\x12\x17\n" +
-	"\x13REFUSAL_OLD_WEIGHTS\x10\x04*V\n" +
+	"\x13REFUSAL_OLD_WEIGHTS\x10\x04\x12\x10\n" +
+	"\fREFUSAL_LATE\x10\x05*V\n" +
 	"\x05Drain\x12\x15\n" +
 	"\x11DRAIN_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fDRAIN_RECOMPUTE\x10\x01\x12\x10\n" +
@@ -3473,7 +3646,7 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_penstockv1_planner_proto_goTypes = []any{
 	(Refusal)(0),                 // 0: penstock.v1.Refusal
 	(Drain)(0),                   // 1: penstock.v1.Drain
@@ -3515,6 +3688,7 @@ var file_penstockv1_planner_proto_goTypes = []any{
 	(*TopResponse_Engine)(nil),   // 37: penstock.v1.TopResponse.Engine
 	(*TopResponse_Node)(nil),     // 38: penstock.v1.TopResponse.Node
 	(*TopResponse_Group)(nil),    // 39: penstock.v1.TopResponse.Group
+	(*TopResponse_Tenant)(nil),   // 40: penstock.v1.TopResponse.Tenant
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
 	6,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
@@ -3555,30 +3729,31 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	35, // 35: penstock.v1.RolesResponse.groups:type_name -> penstock.v1.RolesResponse.Group
 	36, // 36: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
 	39, // 37: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	2,  // 38: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
-	2,  // 39: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
-	2,  // 40: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	37, // 41: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	38, // 42: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	5,  // 43: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	9,  // 44: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	24, // 45: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	27, // 46: penstock.v1.Planner.SwitchRole:input_type -> penstock.v1.SwitchRoleRequest
-	29, // 47: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
-	31, // 48: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	33, // 49: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	7,  // 50: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	23, // 51: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	25, // 52: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	28, // 53: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
-	30, // 54: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
-	32, // 55: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	34, // 56: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	50, // [50:57] is the sub-list for method output_type
-	43, // [43:50] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	40, // 38: penstock.v1.TopResponse.tenants:type_name -> penstock.v1.TopResponse.Tenant
+	2,  // 39: penstock.v1.RolesResponse.Group.role:type_name -> penstock.v1.Side
+	2,  // 40: penstock.v1.RolesResponse.Group.switching:type_name -> penstock.v1.Side
+	2,  // 41: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	37, // 42: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	38, // 43: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	5,  // 44: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	9,  // 45: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	24, // 46: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	27, // 47: penstock.v1.Planner.SwitchRole:input_type -> penstock.v1.SwitchRoleRequest
+	29, // 48: penstock.v1.Planner.Roles:input_type -> penstock.v1.RolesRequest
+	31, // 49: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	33, // 50: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	7,  // 51: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	23, // 52: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	25, // 53: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	28, // 54: penstock.v1.Planner.SwitchRole:output_type -> penstock.v1.SwitchRoleResponse
+	30, // 55: penstock.v1.Planner.Roles:output_type -> penstock.v1.RolesResponse
+	32, // 56: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	34, // 57: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	51, // [51:58] is the sub-list for method output_type
+	44, // [44:51] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }
@@ -3601,7 +3776,7 @@ func file_penstockv1_planner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/dualpath"
-	"github.com/penstock-kv/penstock/internal/testnode"
-	"github.com/penstock-kv/penstock/internal/testplanner"
+	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/lab/testplanner"
 	"github.com/penstock-kv/penstock/server/planner"
 )
 

@@ -867,6 +867,11 @@ int32_t penstock_gateway_drain(penstock_gateway gateway, penstock_event *events,
  * p × stride. A decode engine has a base for each layer; a prefill engine may have fewer, and then
  * holds n_bases layers at a time. The layouts of the two sides may differ.
  */
+enum {
+	PENSTOCK_VERIFY_EVERY_HOP = 0, /* in memory of the prefill engine, and in buffer and memory of the decode engine */
+	PENSTOCK_VERIFY_LAST_HOP = 1   /* in memory of either engine, or in the buffer before memory that the CPU cannot address */
+};
+
 typedef struct penstock_traffic_options {
 	uint64_t size;           /* sizeof(penstock_traffic_options) */
 	const char *listen;      /* host:port of the compute NIC; NULL: 127.0.0.1 and a free port */
@@ -885,13 +890,17 @@ typedef struct penstock_traffic_options {
 	uint32_t transfers_max;  /* greatest number of transfers that run or are not drained; default 1024 */
 	uint32_t connections;    /* TCP connections for payload to each engine; default 4 */
 	uint32_t cuda;           /* since version 1.6. 0: the CPU can address memory; n: memory is on the CUDA driver's device n-1 */
-	uint32_t reserved;       /* 0 */
+	uint32_t verify;         /* since version 1.6: where blocks are compared with their checksums between engines; see below */
 } penstock_traffic_options;
 
 /*
  * Opens a traffic manager. The namespace is chained, its keys are PENSTOCK_KEYS_IDS, and it has one
  * group, of kind FULL. The payload is not encrypted. memory must stay allocated until
  * penstock_traffic_close or penstock_close has returned; it needs no penstock_register.
+ *
+ * verify is PENSTOCK_VERIFY_EVERY_HOP, PENSTOCK_VERIFY_LAST_HOP, or n > 1: at the last hop, one layer of a
+ * block in n, chosen at random. With n some wrong blocks are not noticed. What storage returns is always
+ * verified, and so is what it stores.
  *
  * Memory on a CUDA device is copied by the device's copy engine, in the device's primary context, to and
  * from buffer_bytes, which the driver pins. Transfers pass through there, on a prefill engine in two layers

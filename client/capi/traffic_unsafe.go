@@ -73,6 +73,8 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 		return out, invalid("penstock_traffic_options: %d bases at %p", uint32(o.n_bases), o.bases)
 	case o.token_bytes > 0 && o.token == nil || int(o.token_bytes) > maxToken:
 		return out, invalid("penstock_traffic_options: a token of %d bytes (at most %d) at %p", uint32(o.token_bytes), maxToken, o.token)
+	case o.verify > math.MaxInt32:
+		return out, invalid("penstock_traffic_options: verify is %d; it must be 0, 1 or a number up to 2^31-1", uint32(o.verify))
 	case o.buffer_bytes > math.MaxInt64 || o.append_bytes > math.MaxInt64:
 		return out, invalid("penstock_traffic_options: a buffer of more than 2^63-1 bytes")
 	}
@@ -97,6 +99,7 @@ func trafficOptions(from *C.penstock_traffic_options) (out binding.TrafficOption
 		Token: token, Address: uint64(uintptr(o.memory)), Bytes: uint64(o.memory_bytes),
 		Bases: slices.Clone(slice[uint64](o.bases, int(o.n_bases))), Stride: uint64(o.stride), Pages: int(o.pages),
 		BufferBytes: int64(o.buffer_bytes), AppendBytes: int64(o.append_bytes), PersistMax: int(o.persist_max), TransfersMax: int(o.transfers_max),
+		Verify: traffic.Verify(o.verify),
 	}
 	if o.cuda > 0 {
 		device := int(o.cuda) - 1

@@ -20,6 +20,9 @@
 // on the goroutine of the loop. A loop that takes none for long loses the planner's stream
 // and no more.
 //
+// A deadline of the first token (Request.FirstToken) counts from the call of Serve, also when the
+// request is submitted again, and ends with Prefilled.
+//
 // # What engines and gateway agree on
 //
 // The planner passes SubmitRequest (api/penstockv1) to both engines. Its lengths are

@@ -80,6 +80,14 @@ type Request struct {
 	// Deadline, if not 0, is how long after its submission the request may wait for its
 	// engines before the planner refuses it.
 	Deadline time.Duration
+	// Tenant is the name of the tenant, at most 256 bytes. Tenants with requests in the queue share
+	// the engines by the weights that the planner has for them. Requests of a higher Priority go
+	// first, whatever their tenant.
+	Tenant   string
+	Priority int32
+	// FirstToken, if not 0, is how long after the call of Serve the first token is of use. The
+	// planner refuses the request (Late) when it finds that the token cannot come by then.
+	FirstToken time.Duration
 	// Resident lists decode engines, at most 64, with the part of the prompt in their device
 	// memory.
 	Resident []Resident
@@ -160,12 +168,18 @@ const (
 	// OldWeights: the weights have changed, and the change ended the requests of older weights.
 	// It may be submitted again, and is then served with the new weights.
 	OldWeights = Refusal(pb.Refusal_REFUSAL_OLD_WEIGHTS)
+	// Late: the first token cannot come within Request.FirstToken. The request may be submitted
+	// again later (RefusedError.RetryAfter).
+	Late = Refusal(pb.Refusal_REFUSAL_LATE)
 )
 
 // RefusedError is the planner's refusal of a request.
 type RefusedError struct {
 	Refusal Refusal
 	Reason  string
+	// RetryAfter, of Late, is the time after which the request could be served in time, by the
+	// planner's estimate, if no others come; 0: not known.
+	RetryAfter time.Duration
 }
 
 // Error returns the reason.
@@ -225,12 +239,13 @@ var errLeft = errors.New("the loop was left")
 
 // serve serves a request and calls event until it returns false.
 func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) error {
+	begin := time.Now()
 	bt := g.opts.Namespace.Geometry.BlockTokens
 	r, err := g.Prepare(r)
 	if err != nil {
 		return err
 	}
-	m, err := g.match(ctx, r.IDs[:r.Prompt/bt])
+	m, err := g.Match(ctx, r.IDs[:r.Prompt/bt])
 	if err != nil {
 		return fmt.Errorf("gateway: request %q: %w", r.ID, err)
 	}
@@ -243,9 +258,18 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 	if !event(Event{Kind: Matched, Hit: hit, Epoch: m.Epoch}) {
 		return errLeft
 	}
+	answered := false // the request has had its first token
+	watched := func(ev Event) bool {
+		answered = answered || ev.Kind == Prefilled
+		return event(ev)
+	}
 	resubmitted, waiting := false, false
 	for {
-		accepted, err := g.follow(ctx, submit, event)
+		submit.FirstTokenMilliseconds = 0
+		if r.FirstToken > 0 && !answered {
+			submit.FirstTokenMilliseconds = uint64(max(1, (r.FirstToken - time.Since(begin)).Milliseconds()))
+		}
+		accepted, err := g.follow(ctx, submit, watched)
 		if err == nil || errors.Is(err, errLeft) || ctx.Err() != nil {
 			return err
 		}
@@ -265,7 +289,7 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 	}
 }
 
-// maxID is the longest Request.ID, in bytes.
+// maxID is the longest Request.ID, and Request.Tenant, in bytes.
 const maxID = 256
 
 // check refuses a request that cannot be submitted.
@@ -277,8 +301,10 @@ func (r *Request) check(blockTokens int) error {
 		return fmt.Errorf("gateway: %w: request %q has a prompt of %d tokens and an output of %d; the prompt must have at least 1, the output 0, and both at most %d", client.ErrRequest, r.ID, r.Prompt, r.Output, math.MaxInt32)
 	case len(r.IDs) < full:
 		return fmt.Errorf("gateway: %w: request %q has %d ids for the %d full blocks of its prompt", client.ErrRequest, r.ID, len(r.IDs), full)
-	case r.Deadline < 0:
-		return fmt.Errorf("gateway: %w: request %q has a deadline of %v; it must not be negative", client.ErrRequest, r.ID, r.Deadline)
+	case r.Deadline < 0 || r.FirstToken < 0:
+		return fmt.Errorf("gateway: %w: request %q has a deadline of %v, and of %v for its first token; they must not be negative", client.ErrRequest, r.ID, r.Deadline, r.FirstToken)
+	case len(r.Tenant) > maxID:
+		return fmt.Errorf("gateway: %w: request %q: the name of its tenant has %d bytes; it must have at most %d", client.ErrRequest, r.ID, len(r.Tenant), maxID)
 	case len(r.Extra) > 0 && !json.Valid(r.Extra):
 		return fmt.Errorf("gateway: %w: request %q: Extra is not JSON", client.ErrRequest, r.ID)
 	}
@@ -298,7 +324,7 @@ func (g *Gateway) submission(r Request, hit int, epoch kv.Epoch) (*pb.SubmitRequ
 	}
 	s := &pb.SubmitRequest{
 		Id: r.ID, Namespace: g.opts.Namespace.Name, Epoch: uint64(epoch), PromptTokens: uint32(r.Prompt), HitTokens: uint32(hit), OutputTokens: uint32(r.Output),
-		Payload: payload, ExactEpoch: g.opts.Epoch != 0,
+		Payload: payload, ExactEpoch: g.opts.Epoch != 0, Tenant: r.Tenant, Priority: r.Priority,
 	}
 	if r.Deadline > 0 {
 		s.DeadlineMilliseconds = uint64(max(1, r.Deadline.Milliseconds()))
@@ -309,8 +335,8 @@ func (g *Gateway) submission(r Request, hit int, epoch kv.Epoch) (*pb.SubmitRequ
 	return s, nil
 }
 
-// match finds the cached prefix under the options' epoch or the nodes' newest.
-func (g *Gateway) match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
+// Match finds the cached prefix of a chain under the options' epoch or the nodes' newest, as Serve does.
+func (g *Gateway) Match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
 	if g.opts.Epoch != 0 {
 		return g.opts.Store.Match(ctx, client.MatchRequest{Namespace: g.opts.Namespace, IDs: ids, Epoch: g.opts.Epoch})
 	}
@@ -370,7 +396,7 @@ func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event fu
 		case pb.RequestUpdate_KIND_FINISHED:
 			ev.Kind = Done
 		case pb.RequestUpdate_KIND_REJECTED:
-			return true, &RefusedError{refusal(u.Refusal), u.Reason}
+			return true, &RefusedError{refusal(u.Refusal), u.Reason, time.Duration(min(u.RetryAfterMilliseconds, math.MaxInt32)) * time.Millisecond}
 		default:
 			continue
 		}

@@ -17,9 +17,9 @@ import (
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/internal/testnode"
-	"github.com/penstock-kv/penstock/internal/testplanner"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/lab/testplanner"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server/planner"
 )
@@ -500,4 +500,39 @@ func TestPayload(t *testing.T) {
 	if p, perr := ParsePayload(b); err != nil || perr != nil || len(p.IDs) != 0 || p.Extra != nil {
 		t.Errorf("%s, %v: %+v, %v", b, err, p, perr)
 	}
+}
+
+// TestFirstToken: a request whose first token is late is refused as such, and its tenant and
+// priority reach the planner.
+func TestFirstToken(t *testing.T) {
+	h := newHost(t)
+	full := h.serve(h.ctx, h.gateway(0), Request{ID: "full", Tokens: tokens(100 * 16 / 2)}, 0)
+	full.want(Matched)
+	full.want(Accepted)
+	full.want(Started)
+	waits := Request{ID: "waits", Tokens: tokens(100 * 16 * 3 / 4), Tenant: "a", Priority: -3, FirstToken: time.Hour}
+	ctx, cancel := context.WithCancel(h.ctx)
+	s := h.serve(ctx, h.gateway(0), waits, 0)
+	s.want(Matched)
+	s.want(Accepted)
+	top, err := pb.NewPlannerClient(h.Conn).Top(h.ctx, &pb.TopRequest{})
+	h.must(err)
+	if len(top.Tenants) != 1 || top.Tenants[0].Tenant != "a" || top.Tenants[0].Priority != -3 || top.Tenants[0].Waiting != 1 {
+		t.Errorf("the planner has %v", top.Tenants)
+	}
+	late := waits
+	late.ID, late.FirstToken = "late", time.Millisecond
+	l := h.serve(h.ctx, h.gateway(0), late, 0)
+	l.want(Matched)
+	l.want(Accepted)
+	var refused *RefusedError
+	if err := l.end(); !errors.As(err, &refused) || refused.Refusal != Late || !strings.Contains(refused.Reason, "the first token cannot come by its deadline") {
+		t.Errorf("%v", err)
+	}
+	cancel()
+	_ = s.end()
+	h.p.started().Done(nil)
+	full.want(Prefilled)
+	h.d.started().Done(nil)
+	full.want(Done)
 }

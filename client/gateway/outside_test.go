@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/internal/testnode"
+	"github.com/penstock-kv/penstock/lab/testnode"
 )
 
 // TestOutside builds examples/dualpath in a module outside of the repository and runs it

@@ -19,8 +19,8 @@ import (
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/internal/testplanner"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testplanner"
 	"github.com/penstock-kv/penstock/server/planner"
 )
 

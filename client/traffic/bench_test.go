@@ -44,7 +44,7 @@ func (r *request) bare(x int) error {
 		d.Cancel()
 		return err
 	}
-	for l := range geo.Groups[0].Layers {
+	for l := range r.pe.opts.Namespace.Geometry.Groups[0].Layers {
 		if err := p.Layer(ctx, l); err != nil {
 			d.Cancel()
 			return err

@@ -60,9 +60,8 @@
 //
 // # New blocks
 //
-// The DE stores only verified blocks: the prompt's new blocks while the output is
-// decoded, a decoded block when Append gets it. A block waits until its parent is
-// stored. A long prompt is stored in several writes. Each write has a time limit of
+// The DE stores the prompt's new blocks while the output is decoded, and a decoded
+// block when Append gets it. A block waits until its parent is stored. A long prompt is stored in several writes. Each write has a time limit of
 // one minute from its own start, however long the prompt took to compute.
 //
 // # Messages
@@ -142,11 +141,12 @@
 //
 // # What is verified
 //
-// The sums (XXH3-64 of each Layer Block) that storage delivers with a block, or
-// that the PE makes of what it computed, travel with the layers. They are checked
-// in the PE's device memory before Layer returns, in the DE buffer before
-// anything is persisted, and in the DE's device memory before Ready returns. A
-// block that does not match is never used: it ends the job with a *BlockError.
+// The client verifies each block that it reads. Its sums (XXH3-64 of each Layer Block), or those
+// that the PE makes of what it computed, travel with the layers. Blocks are compared with them in the
+// PE's device memory before Layer returns, in the DE buffer before anything is persisted, and in the
+// DE's device memory before Ready returns. A block that does not match is never used: it ends the job
+// with a *BlockError. Options.Verify reduces the comparisons between engines. Storage refuses a block
+// that does not match its sums at every setting.
 //
 // # When something is missing, or slow
 //

@@ -140,7 +140,9 @@ type Options struct {
 	// stored; the requests are not affected. Default: the number of blocks that both
 	// buffers hold, because each waiting block is in one of them, and at least 4096.
 	PersistMax int
-	Logger     *slog.Logger
+	// Verify is where blocks are compared with their sums between engines. Default: VerifyEveryHop.
+	Verify Verify
+	Logger *slog.Logger
 }
 
 // EnsureDefaults fills the fields that are zero.
@@ -176,6 +178,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("namespace %q has %v: a manager carries one full-attention group, layer by layer: %w", o.Namespace.Name, g, ErrJob)
 	case o.Storage == nil || o.Compute == nil:
 		return fmt.Errorf("Storage and Compute are required: %w", ErrJob)
+	case o.Verify < 0:
+		return fmt.Errorf("Verify is %d; it must be VerifyEveryHop, VerifyLastHop or VerifyOneIn of a number above 1: %w", o.Verify, ErrJob)
 	case o.BufferBytes <= 0:
 		return fmt.Errorf("a buffer of %d bytes (BufferBytes): %w", o.BufferBytes, ErrJob)
 	case o.Copier == nil && o.DeviceCopies != nil:

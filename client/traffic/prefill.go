@@ -615,10 +615,12 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 			}
 		}
 	}
-	offset := func(block uint32) uint64 { return d.offset(layer, hit[block]) }
-	for _, blocks := range [][]uint32{mine, theirs} {
-		if err := p.sums.checkPages(p.m.opts.deviceMemory(), layer, blocks, g.layerBytes, offset, "prefill device"); err != nil {
-			return err
+	if mem := p.m.opts.deviceMemory(); mem != nil {
+		offset := func(block uint32) uint64 { return d.offset(layer, hit[block]) }
+		for _, blocks := range [][]uint32{mine, theirs} {
+			if err := p.m.checkLast(p.sums, mem, layer, blocks, offset, "prefill device"); err != nil {
+				return err
+			}
 		}
 	}
 	p.update(func() { p.in[layer] = true })
@@ -631,7 +633,7 @@ func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 func (p *Prefill) toDevice(layer int, hit, blocks []uint32, from func(block uint32) uint64, where string) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	if p.m.opts.deviceMemory() == nil {
-		if err := p.sums.checkPages(p.m.buffer.Bytes(), layer, blocks, g.layerBytes, from, where); err != nil {
+		if err := p.m.checkLast(p.sums, p.m.buffer.Bytes(), layer, blocks, from, where); err != nil {
 			return err
 		}
 	}

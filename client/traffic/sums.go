@@ -56,12 +56,9 @@ func tableIn(b arena.Buffer, off uint64, layers, blocks int) sumTable {
 	return sumTable{b.Bytes()[off : off+tableBytes(layers, blocks)], blocks}
 }
 
-// checkPages compares the pages of some blocks with their sums. offset returns the offset of a
-// block's page in mem. Without mem, device memory that the CPU cannot address, it compares nothing.
+// checkPages compares the pages of blocks with their sums. offset returns the offset of a block's page
+// in mem.
 func (s sumTable) checkPages(mem []byte, layer int, blocks []uint32, layerBytes uint64, offset func(block uint32) uint64, where string) error {
-	if mem == nil {
-		return nil // the host memory before it was checked
-	}
 	for _, b := range blocks {
 		off := offset(b)
 		if xxh3.Hash(mem[off:off+layerBytes]) != s.get(layer, int(b)) {

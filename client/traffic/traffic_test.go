@@ -922,45 +922,6 @@ func TestWrongBytes(t *testing.T) {
 	}
 }
 
-// TestRelayFlip: bytes that change between the prefill engine's device and the
-// decode engine are noticed before anything is persisted.
-func TestRelayFlip(t *testing.T) {
-	testkit.VerifyNone(t)
-	s := newShelf()
-	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	r := newRequest(t, pe, de, 1, 4, 0)
-	p, d, _, _ := r.both(ctx, 0)
-	for l := range 5 {
-		if err := p.Layer(ctx, l); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.compute(p, l); err != nil {
-			t.Fatal(err)
-		}
-		if l < 4 {
-			p.Computed(l)
-		}
-	}
-	// Layer 0 has landed before layer 4 is sent: spoil it there.
-	if err := p.await(ctx, func() bool { return p.sent[0] }); err != nil {
-		t.Fatal(err)
-	}
-	d.buf.Bytes()[5] ^= 0x40
-	p.Computed(4)
-	if err := p.Finish(ctx); err != nil && !errors.Is(err, ErrCancelled) {
-		t.Errorf("prefill ended with %v", err)
-	}
-	var wrong *BlockError
-	if err := d.Finish(ctx); !errors.As(err, &wrong) || wrong.Block != 0 || wrong.Layer != 0 || wrong.Where != "decode buffer" {
-		t.Errorf("decode ended with %v", err)
-	}
-	if len(s.blocks) != 0 {
-		t.Errorf("%d blocks were persisted", len(s.blocks))
-	}
-}
-
 // TestFlipBeforeStorage: memory that changes between the last check and storage
 // is refused there, by the sums that were checked: the request is served, and the
 // cache does not keep what is wrong.

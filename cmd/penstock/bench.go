@@ -17,9 +17,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock-kv/penstock/internal/bench"
-	"github.com/penstock-kv/penstock/internal/bench/suite"
 	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/lab/bench"
+	"github.com/penstock-kv/penstock/lab/bench/suite"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )

@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/internal/arena"
-	"github.com/penstock-kv/penstock/internal/bench/peer"
-	"github.com/penstock-kv/penstock/internal/bench/suite"
+	"github.com/penstock-kv/penstock/lab/bench/peer"
+	"github.com/penstock-kv/penstock/lab/bench/suite"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server/config"
 )

@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock-kv/penstock/internal/bench"
-	"github.com/penstock-kv/penstock/internal/bench/suite"
+	"github.com/penstock-kv/penstock/lab/bench"
+	"github.com/penstock-kv/penstock/lab/bench/suite"
 )
 
 func newBenchCluster(w world, f *benchFlags) *cobra.Command {

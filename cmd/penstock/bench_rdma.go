@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/internal/arena"
-	"github.com/penstock-kv/penstock/internal/bench"
-	"github.com/penstock-kv/penstock/internal/bench/peer"
-	"github.com/penstock-kv/penstock/internal/bench/suite"
+	"github.com/penstock-kv/penstock/lab/bench"
+	"github.com/penstock-kv/penstock/lab/bench/peer"
+	"github.com/penstock-kv/penstock/lab/bench/suite"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/fabric"
 	"github.com/penstock-kv/penstock/rdma/group"
@@ -81,7 +81,7 @@ fabtests, a loop in C (fabric). Then what one call takes and allocates.`,
 		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) {
 			report, err := suite.RDMA(ctx, sw, o)
 			if w.env(envRDMALab) != "" {
-				report.Within = "the soft-RoCE guest of internal/rdmalab (rdma_rxe, a NIC in software)"
+				report.Within = "the soft-RoCE guest of lab/rdmalab (rdma_rxe, a NIC in software)"
 			}
 			return report, err
 		})

@@ -3,8 +3,8 @@ package main
 import (
 	"testing"
 
-	"github.com/penstock-kv/penstock/internal/bench/peer"
-	"github.com/penstock-kv/penstock/internal/bench/suite"
+	"github.com/penstock-kv/penstock/lab/bench/peer"
+	"github.com/penstock-kv/penstock/lab/bench/suite"
 )
 
 // TestWriteLoad: ib_write_bw is compared with what the engine hands to the card, for

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-kv/penstock/internal/bench"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/bench"
 )
 
 // benchScript runs a copy of .ci/bench beside a bin/penstock that the test wrote,

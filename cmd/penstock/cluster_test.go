@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-kv/penstock/internal/cluster"
-	"github.com/penstock-kv/penstock/internal/emulate"
-	"github.com/penstock-kv/penstock/internal/netlab"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/cluster"
+	"github.com/penstock-kv/penstock/lab/emulate"
+	"github.com/penstock-kv/penstock/lab/netlab"
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 

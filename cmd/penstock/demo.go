@@ -15,7 +15,7 @@ import (
 
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/chart"
-	"github.com/penstock-kv/penstock/internal/cluster"
+	"github.com/penstock-kv/penstock/lab/cluster"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/sim/workload"
 )

@@ -14,8 +14,8 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
-	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/sys"
+	"github.com/penstock-kv/penstock/lab/cluster"
 	"github.com/penstock-kv/penstock/server/config"
 )
 

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/internal/trace"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/cluster"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/sim/workload"
 )

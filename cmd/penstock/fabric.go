@@ -19,7 +19,7 @@ import (
 
 	"github.com/penstock-kv/penstock/dualpath/redistribute"
 	"github.com/penstock-kv/penstock/internal/arena"
-	"github.com/penstock-kv/penstock/internal/roundtrip"
+	"github.com/penstock-kv/penstock/lab/roundtrip"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/fabric"
 	"github.com/penstock-kv/penstock/rdma/group"

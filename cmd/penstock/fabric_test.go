@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/dualpath/redistribute"
-	"github.com/penstock-kv/penstock/internal/netlab"
+	"github.com/penstock-kv/penstock/lab/netlab"
 )
 
 // quickProbe are the flags of a probe that a test can wait for.

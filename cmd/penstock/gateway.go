@@ -1,23 +1,29 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/gateway"
+	"github.com/penstock-kv/penstock/client/relay"
+	"github.com/penstock-kv/penstock/dualpath/prfaas"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/front"
+	"github.com/penstock-kv/penstock/server/offload"
 )
 
 func newGatewayCommand(w world) *cobra.Command {
@@ -53,19 +59,26 @@ SIGTERM and SIGINT drain: no connection is accepted, and requests in flight fini
 	runWithSettings(cmd, w.environ, config.DefaultGateway, func(ctx context.Context, cfg config.Gateway) error {
 		log := newLogger(w.err, cfg.Log)
 		if cfg.Planner == "" {
-			return runGateway(ctx, cfg, nil, log)
+			return runGateway(ctx, cfg, nil, newRegistry(), log)
 		}
-		return withCluster(ctx, cfg, w.startWithin, log, func(session *gateway.Gateway) error { return runGateway(ctx, cfg, session, log) })
+		registry := newRegistry()
+		return withCluster(ctx, cfg, w.startWithin, registry, log, func(p front.Planner) error { return runGateway(ctx, cfg, p, registry, log) })
 	})
 	return cmd
 }
 
-// withCluster calls run with a session with the planner and the storage nodes.
-func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Duration, log *slog.Logger, run func(*gateway.Gateway) error) error {
-	c := connection{
-		endpoint: endpoint{flag: "servers"}, servers: strings.Join(cfg.Servers, ","), tokenFile: cfg.TokenFile, ca: cfg.CA, cert: cfg.Cert, key: cfg.CertKey,
+// storageOf returns a connection to storage nodes with the credentials of a gateway. flag is the one
+// that names the nodes.
+func storageOf(cfg *config.Gateway, flag string, servers []string, startWithin time.Duration) *connection {
+	return &connection{
+		endpoint: endpoint{flag: flag}, servers: strings.Join(servers, ","), tokenFile: cfg.TokenFile, ca: cfg.CA, cert: cfg.Cert, key: cfg.CertKey,
 		tls: cfg.TLS, insecure: cfg.PlainToken, startWithin: startWithin,
 	}
+}
+
+// withCluster calls run with a session with the planner and the storage nodes.
+func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Duration, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) error {
+	c := storageOf(&cfg, "servers", cfg.Servers, startWithin)
 	return c.store(ctx, log, func(store *client.Store) error {
 		ns, err := store.Namespace(ctx, cfg.Namespace)
 		if err != nil {
@@ -83,8 +96,53 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 		if err != nil {
 			return err
 		}
-		return run(session)
+		if cfg.Offload.URL == "" {
+			return run(session)
+		}
+		there := storageOf(&cfg, "offload-servers", cfg.Offload.Servers, startWithin)
+		return there.store(ctx, log, func(far *client.Store) error {
+			return withOffload(ctx, &cfg, session, ns, store, far, registry, log, run)
+		})
 	})
+}
+
+// withOffload calls run with a session that has long prompts prefilled in another datacenter, whose
+// storage is far.
+func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gateway, ns kv.Namespace, store, far *client.Store, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) (err error) {
+	o := &cfg.Offload
+	there, err := far.Namespace(ctx, ns.Name)
+	if err != nil {
+		return fmt.Errorf("offload.servers: %w", err)
+	}
+	if there.Geometry.Digest() != ns.Geometry.Digest() || there.Index != ns.Index || !bytes.Equal(there.Salt, ns.Salt) {
+		return fmt.Errorf("config: offload.servers: namespace %q has another definition there than at servers: %w", ns.Name, config.ErrConfig)
+	}
+	base, err := url.Parse(o.URL)
+	if err != nil {
+		return fmt.Errorf("config: offload.url: %w", err)
+	}
+	token, err := readToken(o.KeyFile)
+	if err != nil {
+		return err
+	}
+	link, err := relay.New(relay.Options{From: far, To: store, BytesPerSecond: float64(o.LinkRate), MemoryBytes: int64(o.Memory)})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		err = errors.Join(err, link.Close(within))
+	}()
+	f, err := offload.New(offload.Options{
+		Gateway: session, Namespace: ns, There: far, Link: link, URL: base, Model: o.Model, BearerToken: token,
+		Router:   prfaas.Router{Threshold: float64(o.Threshold), Abundant: o.Abundant},
+		InFlight: o.InFlight, Timeout: o.Timeout.Std(), BacklogMax: o.Backlog.Std(), Logger: log, Registry: registry,
+	})
+	if err != nil {
+		return err
+	}
+	return run(f)
 }
 
 // frontOf turns the configuration into the front's options.
@@ -94,6 +152,7 @@ func frontOf(cfg config.Gateway) (front.Options, error) {
 		MaxAttempts: cfg.MaxAttempts, LoadFactor: cfg.LoadFactor, PrefixBlocks: cfg.PrefixBlocks,
 		MaxBodyBytes: int64(cfg.MaxBody), BodyMemoryBytes: int64(cfg.BodyMemory),
 		HealthInterval: cfg.HealthInterval.Std(), HealthTimeout: cfg.HealthTimeout.Std(),
+		TenantHeader: cfg.TenantHeader, FirstToken: cfg.FirstToken.Std(), FirstTokenHeader: cfg.FirstHeader,
 		OutputTokens: cfg.OutputTokens, ReplanWait: cfg.ReplanWait.Std(),
 	}
 	for _, text := range cfg.Engines {
@@ -114,14 +173,14 @@ func frontOf(cfg config.Gateway) (front.Options, error) {
 	return o, nil
 }
 
-// runGateway serves until ctx ends, and then drains. session may be nil.
-func runGateway(ctx context.Context, cfg config.Gateway, session *gateway.Gateway, log *slog.Logger) error {
+// runGateway serves until ctx ends, and then drains. planner may be nil.
+func runGateway(ctx context.Context, cfg config.Gateway, planner front.Planner, registry *prometheus.Registry, log *slog.Logger) error {
 	opts, err := frontOf(cfg)
 	if err != nil {
 		return err
 	}
-	if session != nil {
-		opts.Planner, opts.Instance = session, rand.Text()
+	if planner != nil {
+		opts.Planner, opts.Instance = planner, rand.Text()
 	}
 	secure, err := serverTLS(cfg.Auth)
 	if err != nil {
@@ -131,7 +190,6 @@ func runGateway(ctx context.Context, cfg config.Gateway, session *gateway.Gatewa
 	if err != nil {
 		return err
 	}
-	registry := newRegistry()
 	opts.Logger, opts.Registry = log, registry
 	handler, err := front.New(opts)
 	if err != nil {

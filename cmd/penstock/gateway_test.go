@@ -18,9 +18,9 @@ import (
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/leader"
 	"github.com/penstock-kv/penstock/client/traffic"
-	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/cluster"
 )
 
 // gatewayArgs returns the arguments of a gateway that a test can start.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/cluster"
 )
 
 // childEnv makes the test binary behave as penstock itself: tests that need a

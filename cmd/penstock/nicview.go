@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-kv/penstock/internal/cluster"
+	"github.com/penstock-kv/penstock/lab/cluster"
 )
 
 // nicView shows what every NIC does while a cluster works: on a terminal a line for

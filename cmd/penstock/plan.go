@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -63,8 +64,9 @@ func newPlanTop(w world) *cobra.Command {
 		Use:   "top",
 		Short: "Groups, engines and storage NICs as the planner sees them now",
 		Long: `What every engine has to do and every storage NIC has to read: what its leader reported
-last, and what was assigned since. With --every it is printed again and again until
-interrupted.`,
+last, and what was assigned since. Then the requests that wait, by tenant and priority,
+with their work in tokens; at most 32 lines. With --every it is printed again and again
+until interrupted.`,
 		Example: `  penstock plan top --every 1s`,
 		Args:    args(cobra.NoArgs),
 	}
@@ -124,10 +126,21 @@ func printTop(t *table, r *pb.TopResponse) {
 			t.row(g.Group, role, e.Engine, e.Node, count(e.Tokens), count(e.Requests), free, count(n.GetReadQueueTokens()), count(int64(n.GetReadTokensPerSecond())))
 		}
 	}
+	if len(r.Tenants) > 0 {
+		t.row()
+		t.row("tenant", "priority", "weight", "waiting", "tokens")
+		for _, v := range r.Tenants {
+			t.row(strconv.Quote(v.Tenant), v.Priority, v.Weight, count(v.Waiting), count(v.Tokens))
+		}
+		if r.MoreTenants > 0 {
+			t.row(count(r.MoreTenants) + " more")
+		}
+	}
 	t.row()
 	t.row("serving", count(r.Serving), "waiting", count(r.Waiting), "loading", count(r.Loading))
 	t.row("submitted", count(r.Submitted), "finished", count(r.Finished), "rejected", count(r.Rejected), "planned anew", count(r.Replanned))
 	t.row("prefill side", count(r.PrefillSideTokens), "decode side", count(r.DecodeSideTokens), "splits", count(r.Splits))
+	t.row("first token late", count(r.Late), "prefill tokens/s", count(int64(r.PrefillTokensPerSecond)))
 	t.row("cuts", count(r.Cuts), "hedges", count(r.Hedges), "recomputed", count(r.Recomputes))
 }
 

@@ -9,7 +9,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/dualpath"
-	"github.com/penstock-kv/penstock/internal/testplanner"
+	"github.com/penstock-kv/penstock/lab/testplanner"
 	"github.com/penstock-kv/penstock/server/planner"
 )
 

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-kv/penstock/internal/cluster"
-	"github.com/penstock-kv/penstock/internal/netlab"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/cluster"
+	"github.com/penstock-kv/penstock/lab/netlab"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/fabric"
 	"github.com/penstock-kv/penstock/rdma/qos"

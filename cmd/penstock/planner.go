@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -48,8 +50,12 @@ func scheduleOf(c config.Schedule) (dualpath.Options, error) {
 	if err != nil {
 		return dualpath.Options{}, fmt.Errorf("config: schedule.read_policy: %w: %w", err, config.ErrConfig)
 	}
+	weights, err := weightsOf(c.Weights)
+	if err != nil {
+		return dualpath.Options{}, err
+	}
 	o := dualpath.Options{
-		ReadRate: c.ReadRate, PrefillRate: c.PrefillRate, Alpha: c.Alpha, Beta: c.Beta, ZFactor: c.ZFactor, Policy: policy,
+		Weights: weights, ReadRate: c.ReadRate, PrefillRate: c.PrefillRate, Alpha: c.Alpha, Beta: c.Beta, ZFactor: c.ZFactor, Policy: policy,
 		BlockTokens: c.BlockTokens, MinPart: c.MinPart, SlowFactor: c.SlowFactor, HedgeFactor: c.HedgeFactor, MaxHedge: c.MaxHedge,
 		Patience: c.Patience.Std(), GroupTimeout: c.GroupTimeout.Std(), MaxQueue: c.MaxQueue, MaxExplain: c.Explain,
 	}
@@ -58,6 +64,24 @@ func scheduleOf(c config.Schedule) (dualpath.Options, error) {
 		return o, fmt.Errorf("config: schedule: %w: %w", err, config.ErrConfig)
 	}
 	return o, nil
+}
+
+// weightsOf reads TENANT=WEIGHT. The weight follows the last =.
+func weightsOf(list []string) (map[string]float64, error) {
+	weights := make(map[string]float64, len(list))
+	for _, text := range list {
+		at := strings.LastIndexByte(text, '=')
+		w, err := strconv.ParseFloat(text[at+1:], 64)
+		if at < 1 || err != nil {
+			return nil, fmt.Errorf("config: schedule.weights: %q: want TENANT=WEIGHT, e.g. team-a=2: %w", text, config.ErrConfig)
+		}
+		tenant := text[:at]
+		if _, twice := weights[tenant]; twice {
+			return nil, fmt.Errorf("config: schedule.weights: tenant %q has two weights: %w", tenant, config.ErrConfig)
+		}
+		weights[tenant] = w
+	}
+	return weights, nil
 }
 
 // runPlanner serves until ctx ends. Events are written to the file record, unless it

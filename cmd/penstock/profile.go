@@ -16,9 +16,9 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/dualpath/batch"
-	"github.com/penstock-kv/penstock/internal/emulate"
-	"github.com/penstock-kv/penstock/internal/profile"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/emulate"
+	"github.com/penstock-kv/penstock/lab/profile"
 	"github.com/penstock-kv/penstock/server/config"
 )
 

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"text/tabwriter"
 
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
@@ -80,5 +84,38 @@ func TestProfileRefuses(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestWeights: TENANT=WEIGHT, in which the tenant may have an = of its own.
+func TestWeights(t *testing.T) {
+	o, err := scheduleOf(config.Schedule{ReadPolicy: "split", Weights: []string{"team-a=2", "b=c=0.5"}})
+	if err != nil || !maps.Equal(o.Weights, map[string]float64{"team-a": 2, "b=c": 0.5}) {
+		t.Errorf("%v, %v", o.Weights, err)
+	}
+	for text, want := range map[string]string{
+		"team-a": `"team-a": want TENANT=WEIGHT, e.g. team-a=2`, "=2": `"=2": want TENANT=WEIGHT`, "a=two": `"a=two": want`, "a=": `"a=": want`,
+		"a=1,a=2": `tenant "a" has two weights`, "a=0": `tenant "a" has 0; it must be between`, "a=NaN": `tenant "a" has NaN`,
+	} {
+		_, err := scheduleOf(config.Schedule{ReadPolicy: "split", Weights: strings.Split(text, ",")})
+		if !errors.Is(err, config.ErrConfig) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
+	}
+}
+
+// TestPrintTop: the table has the requests that wait, and the number of those that it leaves out.
+func TestPrintTop(t *testing.T) {
+	var b strings.Builder
+	tab := &table{tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)}
+	printTop(tab, &pb.TopResponse{
+		Tenants:     []*pb.TopResponse_Tenant{{Tenant: "team a", Priority: -2, Weight: 0.5, Waiting: 3, Tokens: 70_000}},
+		MoreTenants: 4, Late: 9, PrefillTokensPerSecond: 1234,
+	})
+	_ = tab.Flush()
+	for _, want := range []string{`"team a"`, "-2", "0.5", "70,000", "4 more", "first token late", "1,234"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("without %q:\n%s", want, b.String())
+		}
 	}
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
-	"github.com/penstock-kv/penstock/internal/replay"
 	"github.com/penstock-kv/penstock/internal/trace"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/replay"
 )
 
 // sampleWord stands for the trace that is part of the binary.

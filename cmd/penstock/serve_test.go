@@ -26,8 +26,8 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
-	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/cluster"
 )
 
 // startProcess runs serve in a process of its own.

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/internal/chart"
-	"github.com/penstock-kv/penstock/sim/reproduce"
+	"github.com/penstock-kv/penstock/lab/reproduce"
 )
 
 func newSimCommand(w world) *cobra.Command {

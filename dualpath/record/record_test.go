@@ -55,7 +55,7 @@ func (r *recorder) step(ev dualpath.Event) {
 
 // everyEvent returns one event of each kind, in a plausible order.
 func everyEvent() []dualpath.Event {
-	request := dualpath.Request{ID: 1, Namespace: 2, Epoch: 3, Exact: true, Prompt: 9000, Hit: 8192, Output: 100, Deadline: time.Hour}
+	request := dualpath.Request{ID: 1, Namespace: 2, Epoch: 3, Exact: true, Prompt: 9000, Hit: 8192, Output: 100, Deadline: time.Hour, Tenant: "a", Priority: -3, FirstToken: time.Minute}
 	other := request
 	other.ID = 2
 	node := func(n dualpath.NodeID) []dualpath.NodeReport {
@@ -86,7 +86,7 @@ func everyEvent() []dualpath.Event {
 func TestEveryEvent(t *testing.T) {
 	network := &netcost.PlannerOptions{Model: netcost.Model{Step: 12 * time.Millisecond, MaxBatch: 64}, Fabric: netcost.FatTree(), BytesPerToken: 78_080}
 	for _, n := range []*netcost.PlannerOptions{nil, network} {
-		rec := newRecorder(t, dualpath.Options{MinPart: 64, Policy: dualpath.Shorter}, n)
+		rec := newRecorder(t, dualpath.Options{MinPart: 64, Policy: dualpath.Shorter, Weights: map[string]float64{"a": 2}}, n)
 		events := everyEvent()
 		for _, ev := range events {
 			rec.step(ev)
@@ -95,7 +95,7 @@ func TestEveryEvent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if h := r.Header(); h.Options.Policy != dualpath.Shorter || h.Options.MinPart != 64 || !reflect.DeepEqual(h.Network, n) {
+		if h := r.Header(); h.Options.Policy != dualpath.Shorter || h.Options.MinPart != 64 || h.Options.Weights["a"] != 2 || !reflect.DeepEqual(h.Network, n) {
 			t.Errorf("header %+v", h)
 		}
 		for i, want := range events {

@@ -18,9 +18,9 @@ import (
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
-	"github.com/penstock-kv/penstock/internal/testnode"
 	"github.com/penstock-kv/penstock/internal/zmtp/zmtptest"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testnode"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 

@@ -465,6 +465,8 @@ def test_bad_input(pair: Pair, make: MakeNamespace) -> None:
         "token": {"token": b"short"},
         "300 bytes": {"token": bytes(300)},
         "no port": {"listen": "no port"},
+        "verify: 'never'": {"verify": "never"},
+        "verify: 'one-in-1'": {"verify": "one-in-1"},
         "zero character": {"listen": "a\0b"},
         "flat": {"of": make(flat=True, ids=True)},
         "not block ids": {"of": make()},

@@ -23,7 +23,7 @@
 // makes a CUDA for an engine whose KV is on a CUDA device (penstock_traffic_options.cuda).
 // Nothing in this repository makes a NIC: it is for a process that embeds client/traffic
 // beside a GPU with a NIC of its own (Options.Copier). CUDA is tested against the driver of
-// copiertest; NIC over rdma/shm and, in the guest of internal/rdmalab, over rdma/verbs.
+// copiertest; NIC over rdma/shm and, in the guest of lab/rdmalab, over rdma/verbs.
 //
 // NIC takes two engines on the same NIC, near and far, since an engine does not
 // connect to itself: near holds every memory as a source, far as a destination,

@@ -25,7 +25,7 @@ func port(t testing.TB) string {
 	if len(all) > 0 {
 		t.Fatalf("no RDMA port is up: %+v", all)
 	}
-	t.Skip("no RDMA device on this machine; internal/rdmalab makes a guest that has some")
+	t.Skip("no RDMA device on this machine; lab/rdmalab makes a guest that has some")
 	return ""
 }
 

@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-kv/penstock/internal/netlab"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/netlab"
 	"github.com/penstock-kv/penstock/rdma"
 )
 

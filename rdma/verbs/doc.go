@@ -40,7 +40,7 @@
 // completion says. ib_write_bw waits for just that too, but polls for it in the
 // memory of the completion queue, where nothing enters the kernel. Who sleeps
 // instead arms the queue, is woken through the netpoller, and reads the event: in
-// the guest of internal/rdmalab about five context switches for a write of
+// the guest of lab/rdmalab about five context switches for a write of
 // 64 KiB, three with polling, and about a sixth of its time. So Wait polls on, up to NICOptions.Spin,
 // where completions lately came sooner than that (spinner says when it stops);
 // fabric-lib's worker always does (section 3.4). The guest's completions take

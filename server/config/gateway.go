@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -33,6 +34,9 @@ type Gateway struct {
 	Namespace    string   `yaml:"namespace" doc:"namespace of the cluster's KV at the storage nodes; needed with a planner"`
 	Servers      []string `yaml:"servers" doc:"gRPC addresses of the storage nodes, host:port with commas between; needed with a planner"`
 	OutputTokens int      `yaml:"output_tokens" doc:"tokens that the planner reserves for the output of a request that does not limit it"`
+	TenantHeader string   `yaml:"tenant_header" doc:"header of a request that names its tenant, at most 256 bytes; the planner has the tenants' weights (schedule.weights). Empty: requests have no tenant"`
+	FirstToken   Duration `yaml:"first_token" doc:"how long after a request its first token is of use: the planner refuses requests that it cannot start in time, which is a 429. 0: no limit"`
+	FirstHeader  string   `yaml:"first_token_header" doc:"header of a request that has the same in milliseconds, in place of first_token. Empty: there is none"`
 	ReplanWait   Duration `yaml:"replan_wait" doc:"how long a request whose engines failed before the first byte of the answer waits for the planner to start it again"`
 	TokenFile    string   `yaml:"token_file" doc:"file with the bearer token of planner and storage nodes"`
 	CA           string   `yaml:"ca" doc:"CA (PEM) that their certificates are signed by; implies tls"`
@@ -41,9 +45,26 @@ type Gateway struct {
 	TLS          bool     `yaml:"tls" doc:"use TLS to planner and storage nodes, with the system's CAs unless ca is given"`
 	PlainToken   bool     `yaml:"plain_token" doc:"send the token of token_file in plain text to a planner or storage node on another machine"`
 
+	Offload Offload `yaml:"offload"`
+
 	Auth     Auth `yaml:"auth"`
 	Log      Log  `yaml:"log"`
 	Insecure bool `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can use the engines"`
+}
+
+// Offload is the prefill of long prompts in another datacenter.
+type Offload struct {
+	URL       string   `yaml:"url" doc:"base URL of an OpenAI-compatible API in another datacenter, e.g. another gateway's, whose engines prefill long prompts and store their KV in offload.servers. Empty: none"`
+	Servers   []string `yaml:"servers" doc:"gRPC addresses of the storage nodes there, host:port with commas between; the credentials are those of servers"`
+	Threshold int      `yaml:"threshold" doc:"tokens of a prompt without cached KV above which it is prefilled there (PrfaaS, section 3.4; penstock plan advise computes the best one)"`
+	LinkRate  Size     `yaml:"link_rate" doc:"bytes of KV that may cross the link between the storages in a second"`
+	Abundant  bool     `yaml:"abundant" doc:"the link has spare bandwidth: a prefix that only storage there has crosses it too, in place of a prefill"`
+	Model     string   `yaml:"model" doc:"name of the model at offload.url; empty is the first one that it lists"`
+	KeyFile   string   `yaml:"key_file" doc:"file with the bearer token of offload.url"`
+	Timeout   Duration `yaml:"timeout" doc:"longest time of a prefill there and of the copy of its KV; after that the cluster here prefills the rest. It must be less than queue_wait"`
+	Backlog   Duration `yaml:"backlog" doc:"time that the link may need for waiting bytes; beyond that prompts are prefilled here"`
+	InFlight  int      `yaml:"in_flight" doc:"prompts that are prefilled there at a time; more are prefilled here"`
+	Memory    Size     `yaml:"memory" doc:"memory for KV on its way between the storages"`
 }
 
 // DefaultGateway returns the default settings of a gateway.
@@ -64,9 +85,13 @@ func DefaultGateway() Gateway {
 		HealthTimeout:  Duration(5 * time.Second),
 		OutputTokens:   1024,
 		ReplanWait:     Duration(30 * time.Second),
+		Offload:        Offload{Timeout: Duration(5 * time.Second), Backlog: Duration(2 * time.Second), InFlight: 64, Memory: 64 << 20},
 		Log:            Log{Level: "info", Format: "text"},
 	}
 }
+
+// headerName matches a token of HTTP (RFC 9110, section 5.6.2).
+var headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 
 // NamedEngine splits an element of Engines, NAME=URL or URL, into both.
 func NamedEngine(text string) (name, base string) {
@@ -130,6 +155,8 @@ func (g *Gateway) Validate() error {
 		bad("body_memory", "%v is less than max_body, %v, and 1 MiB", g.BodyMemory, g.MaxBody)
 	}
 	g.checkCluster(bad)
+	g.checkClass(bad)
+	g.checkOffload(bad)
 	g.Auth.check(bad)
 	g.Log.check(bad)
 	if !g.Insecure {
@@ -161,5 +188,58 @@ func (g *Gateway) checkCluster(bad complaint) {
 		if s == "" || slices.Contains(g.Servers[:i], s) {
 			bad("servers", "storage node %q is empty or named twice", s)
 		}
+	}
+}
+
+// checkOffload reports settings of the other datacenter that are impossible, alone or in combination.
+func (g *Gateway) checkOffload(bad complaint) {
+	o := &g.Offload
+	if o.URL == "" {
+		if len(o.Servers) > 0 || o.Threshold != 0 || o.LinkRate != 0 {
+			bad("offload.url", "is empty, but other settings of the other datacenter are given")
+		}
+		return
+	}
+	if g.Planner == "" {
+		bad("planner", "is empty, but offload.url is given: only a gateway with a planner looks at the storage nodes")
+	}
+	if u, err := url.Parse(o.URL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		bad("offload.url", "not a URL such as http://10.1.0.1:7440")
+	}
+	if len(o.Servers) == 0 {
+		bad("offload.servers", "name at least one storage node of the other datacenter")
+	}
+	if o.Threshold < 1 {
+		bad("offload.threshold", "must be at least 1 token, is %d", o.Threshold)
+	}
+	if o.LinkRate < 1 {
+		bad("offload.link_rate", "must be positive, is %v", o.LinkRate)
+	}
+	if o.Timeout <= 0 || o.Timeout >= g.QueueWait {
+		bad("offload.timeout", "must be above 0 and less than queue_wait (%v), is %v", g.QueueWait, o.Timeout)
+	}
+	if o.Backlog <= 0 {
+		bad("offload.backlog", "must be positive, is %v", o.Backlog)
+	}
+	if o.InFlight < 1 {
+		bad("offload.in_flight", "must be positive, is %d", o.InFlight)
+	}
+	if o.Memory < 1<<20 {
+		bad("offload.memory", "must be at least 1 MiB, is %v", o.Memory)
+	}
+}
+
+// checkClass reports errors in the settings for tenants and first tokens.
+func (g *Gateway) checkClass(bad complaint) {
+	named := func(header string) bool { return header == "" || headerName.MatchString(header) }
+	switch {
+	case g.FirstToken < 0:
+		bad("first_token", "must not be negative, is %v", g.FirstToken)
+	case !named(g.TenantHeader):
+		bad("tenant_header", "%q is no name of a header", g.TenantHeader)
+	case !named(g.FirstHeader):
+		bad("first_token_header", "%q is no name of a header", g.FirstHeader)
+	case g.Planner == "" && (g.TenantHeader != "" || g.FirstHeader != "" || g.FirstToken != 0):
+		bad("planner", "is empty, but tenant_header, first_token or first_token_header are given, which only a cluster with a planner needs")
 	}
 }

@@ -38,6 +38,9 @@ func TestGatewayNeedsOnlyEngines(t *testing.T) {
 		func(c *config.Gateway) { c.Listen, c.Auth.TokenFile = "0.0.0.0:7440", "token" },
 		func(c *config.Gateway) { c.TokenFile, c.CA, c.TLS = "token", "ca", true },
 		func(c *config.Gateway) {
+			c.Planner, c.Namespace, c.Servers, c.TenantHeader, c.FirstHeader, c.FirstToken = "a:7430", "m", []string{"a:7420"}, "X-Tenant", "X-First-Token-Ms", 1
+		},
+		func(c *config.Gateway) {
 			c.Planner, c.Namespace, c.Servers, c.Cert, c.CertKey = "a:7430", "m", []string{"a:7420", "b:7420"}, "cert", "key"
 		},
 	} {
@@ -73,6 +76,12 @@ func TestGatewayMistakes(t *testing.T) {
 		{"engine", func(c *config.Gateway) { c.Engines = []string{"a=http://engine", "a=http://another"} }},
 		{"engine", func(c *config.Gateway) { c.Engines = []string{"a=engine"} }},
 		{"drain_timeout", func(c *config.Gateway) { c.DrainWithin = -1 }},
+		{"first_token", func(c *config.Gateway) { c.FirstToken = -1 }},
+		{"tenant_header", func(c *config.Gateway) { c.TenantHeader = "X Tenant" }},
+		{"first_token_header", func(c *config.Gateway) { c.FirstHeader = "X-First:" }},
+		{"planner", func(c *config.Gateway) { c.TenantHeader = "X-Tenant" }},
+		{"planner", func(c *config.Gateway) { c.FirstHeader = "X-First-Token-Ms" }},
+		{"planner", func(c *config.Gateway) { c.FirstToken = 1 }},
 		{"max_in_flight", func(c *config.Gateway) { c.MaxInFlight = 0 }},
 		{"max_queue", func(c *config.Gateway) { c.MaxQueue = -1 }},
 		{"queue_wait", func(c *config.Gateway) { c.QueueWait = 0 }},
@@ -108,6 +117,44 @@ func TestGatewayMistakes(t *testing.T) {
 			t.Errorf("%s: %v", c.key, err)
 		} else if text := err.Error(); !strings.HasPrefix(text, "config: "+c.key+": ") || strings.Count(text, "bad configuration") != 1 || strings.Contains(text, "hidden") {
 			t.Errorf("%s: %s", c.key, text)
+		}
+	}
+}
+
+// TestGatewayOffload: a complete configuration of another datacenter is valid, and the error of each other
+// one names its key.
+func TestGatewayOffload(t *testing.T) {
+	complete := func() config.Gateway {
+		g := gatewayOf("http://10.0.0.1:8000")
+		g.Planner, g.Namespace, g.Servers = "a:7430", "m", []string{"a:7420"}
+		g.Offload.URL, g.Offload.Servers, g.Offload.Threshold, g.Offload.LinkRate = "http://far:7440", []string{"far:7420"}, 1000, 1<<20
+		return g
+	}
+	g := complete()
+	if err := g.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		key   string
+		spoil func(g *config.Gateway)
+	}{
+		{"planner", func(g *config.Gateway) { g.Planner, g.Namespace, g.Servers = "", "", nil }},
+		{"offload.url", func(g *config.Gateway) { g.Offload.URL = "" }},
+		{"offload.url", func(g *config.Gateway) { g.Offload.URL = "far:7440" }},
+		{"offload.url", func(g *config.Gateway) { g.Offload.URL = "http://user:hidden@far" }},
+		{"offload.servers", func(g *config.Gateway) { g.Offload.Servers = nil }},
+		{"offload.threshold", func(g *config.Gateway) { g.Offload.Threshold = 0 }},
+		{"offload.link_rate", func(g *config.Gateway) { g.Offload.LinkRate = 0 }},
+		{"offload.timeout", func(g *config.Gateway) { g.Offload.Timeout = 0 }},
+		{"offload.timeout", func(g *config.Gateway) { g.Offload.Timeout = g.QueueWait }},
+		{"offload.backlog", func(g *config.Gateway) { g.Offload.Backlog = -1 }},
+		{"offload.in_flight", func(g *config.Gateway) { g.Offload.InFlight = 0 }},
+		{"offload.memory", func(g *config.Gateway) { g.Offload.Memory = 1 }},
+	} {
+		g := complete()
+		c.spoil(&g)
+		if err := g.Validate(); !errors.Is(err, config.ErrConfig) || !strings.HasPrefix(err.Error(), "config: "+c.key+": ") || strings.Contains(err.Error(), "hidden") {
+			t.Errorf("%s: %v", c.key, err)
 		}
 	}
 }

@@ -35,6 +35,7 @@ type Schedule struct {
 	MaxHedge     int      `yaml:"max_hedge" doc:"longest part that both sides read, tokens"`
 	Patience     Duration `yaml:"patience" doc:"how long a side must have been reading a part before the other side may read the part too, or instead"`
 	GroupTimeout Duration `yaml:"group_timeout" doc:"time without a fetch after which a group counts as lost and its requests are planned again"`
+	Weights      []string `yaml:"weights" doc:"weights of tenants, TENANT=WEIGHT with commas between; other tenants have 1. Tenants whose requests wait share the engines in proportion"`
 	MaxQueue     int      `yaml:"max_queue" doc:"requests that wait or are served; more are rejected"`
 	Explain      int      `yaml:"explain" doc:"how many requests are remembered for plan explain"`
 }

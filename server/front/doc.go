@@ -51,6 +51,8 @@
 // # Prefill and decode engines
 //
 // The planner chooses both engines of a request, and has the load and the queue of the cluster.
+// It orders the queue by priority and tenant and refuses requests whose first token would be late
+// (class.go takes these from the request).
 // The health of engines counts for /tokenize and for GET only. A session is one goroutine that
 // owns the state of a request, one that follows the planner, and one for each request to an engine.
 //

@@ -75,6 +75,12 @@ type Options struct {
 	Instance string
 	// OutputTokens is how many tokens a request is expected to generate that does not say; 1024.
 	OutputTokens int
+	// TenantHeader names the header of requests that has their tenant. "": requests have none.
+	TenantHeader string
+	// FirstToken is how long after the arrival of a request its first token is of use; 0: no
+	// limit. FirstTokenHeader names the header with the same in milliseconds, for one request.
+	FirstToken       time.Duration
+	FirstTokenHeader string
 	// ReplanWait is how long a request whose engines have failed before the first byte of the
 	// answer waits for the planner to start it again; 30 s.
 	ReplanWait time.Duration
@@ -365,7 +371,8 @@ type refusal struct {
 	status  int
 	code    string
 	message string
-	retry   bool // the client may come again after the wait of the queue
+	retry   bool // the client may come again: after a time, or 0: after the wait of the queue
+	after   time.Duration
 }
 
 // Error returns the message.
@@ -400,15 +407,18 @@ func (f *Front) explain(w http.ResponseWriter, r *http.Request, err error) {
 // refuse answers with a refusal.
 func (f *Front) refuse(w http.ResponseWriter, r *refusal) {
 	if r.retry {
-		w.Header().Set("Retry-After", f.retryAfter())
+		w.Header().Set("Retry-After", f.retryAfter(r.after))
 	}
 	f.reject(w, r.reason, r.status, r.code, r.message)
 }
 
-// retryAfter is the longest wait of the queue, in whole seconds. By then each request that
-// waits has an engine or was refused.
-func (f *Front) retryAfter() string {
-	return strconv.Itoa(max(1, int(math.Ceil(f.opts.QueueWait.Seconds()))))
+// retryAfter returns a time in whole seconds. If it is 0, it returns the longest wait of the
+// queue: by then each request that waits has an engine or was refused.
+func (f *Front) retryAfter(after time.Duration) string {
+	if after == 0 {
+		after = f.opts.QueueWait
+	}
+	return strconv.Itoa(max(1, int(math.Ceil(after.Seconds()))))
 }
 
 func (f *Front) reject(w http.ResponseWriter, reason string, status int, code, message string) {

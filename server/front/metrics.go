@@ -44,6 +44,7 @@ const (
 	// Of requests on a prefill/decode cluster.
 	rejectUnsupported = "unsupported"
 	rejectPlanner     = "planner"
+	rejectLate        = "late"
 )
 
 // The sides of a request on a prefill/decode cluster.
@@ -59,7 +60,7 @@ var firstByteBuckets = prometheus.ExponentialBuckets(0.005, 2, 16)
 func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 	const prefix = "penstock_gateway_"
 	outcomes := []string{outcomeDone, outcomeUnconfirmed, outcomeEngine, outcomeRefused, outcomeFailed, outcomeCut, outcomeGone}
-	reasons := []string{rejectAuth, rejectBody, rejectMemory, rejectQueue, rejectWait, rejectEngines, rejectGone, rejectUnsupported, rejectPlanner}
+	reasons := []string{rejectAuth, rejectBody, rejectMemory, rejectQueue, rejectWait, rejectEngines, rejectGone, rejectUnsupported, rejectPlanner, rejectLate}
 	m := &metrics{
 		requests:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "requests_total", Help: "Answers of engines that were passed on."}, []string{"engine", "code"}),
 		retries:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "retries_total", Help: "Attempts that an engine failed before its first byte and that were made again."}, []string{"engine"}),

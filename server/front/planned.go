@@ -115,6 +115,10 @@ func (r *planned) serve(out *http.Request, req *request) (*http.Response, error)
 	if err != nil {
 		return nil, err
 	}
+	ask := gateway.Request{Output: output, Deadline: r.front.opts.QueueWait}
+	if err := r.class(&ask, out.Header, req); err != nil {
+		return nil, err
+	}
 	tokens, resp, err := r.tokensOf(out, req)
 	if resp != nil {
 		r.front.metrics.planned.WithLabelValues(outcomeEngine).Inc()
@@ -136,7 +140,10 @@ func (r *planned) serve(out *http.Request, req *request) (*http.Response, error)
 	r.sessions.Add(1)
 	r.mu.Unlock()
 	s.ctx, s.cancel = context.WithCancel(r.ctx)
-	ask := gateway.Request{ID: s.id, Tokens: tokens, Output: output, Deadline: r.front.opts.QueueWait}
+	ask.ID, ask.Tokens = s.id, tokens
+	if ask.FirstToken > 0 {
+		ask.FirstToken = max(ask.FirstToken-time.Since(req.start), time.Millisecond)
+	}
 	s.parts.Go(func() { s.follow(ask) })
 	go func() {
 		defer r.sessions.Done()
@@ -230,6 +237,8 @@ func (r *planned) refusalOf(err error) error {
 		r.front.opts.Logger.Warn("the planner or storage failed a request", "err", err)
 	case refused.Refusal == gateway.Busy:
 		return busy(rejectPlanner, err.Error())
+	case refused.Refusal == gateway.Late:
+		own.reason, own.status, own.code, own.retry, own.after = rejectLate, http.StatusTooManyRequests, "first_token_late", true, refused.RetryAfter
 	case refused.Refusal == gateway.TooLong:
 		own.status, own.code = http.StatusBadRequest, "context_length_exceeded"
 	case refused.Refusal == gateway.Invalid:

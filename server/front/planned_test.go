@@ -22,10 +22,9 @@ import (
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/internal/testnode"
-	"github.com/penstock-kv/penstock/internal/testplanner"
 	"github.com/penstock-kv/penstock/kv"
-	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/lab/testplanner"
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
@@ -166,14 +165,7 @@ func newCluster(t *testing.T, o Options, schedule dualpath.Options) *cluster {
 	c.Planner = testplanner.Start(t, testplanner.Options{Planner: planner.Options{TickEvery: time.Millisecond, Planner: schedule}})
 	node := testnode.Start(t, testnode.Options{})
 	node.Namespace(t, "m", geo)
-	transfer, err := tcp.New(t.Context(), tcp.Options{})
-	c.must(err)
-	t.Cleanup(func() { c.must(transfer.Close()) })
-	c.store, err = client.Open(t.Context(), client.Options{Engine: transfer, Servers: []string{node.Addr}})
-	c.must(err)
-	t.Cleanup(func() { c.must(c.store.Close()) })
-	c.ns, err = c.store.Namespace(t.Context(), "m")
-	c.must(err)
+	c.store, c.ns = node.Open(t, "m")
 	session, err := gateway.New(gateway.Options{Namespace: c.ns, Store: c.store, Planner: c.Planner.Conn})
 	c.must(err)
 	c.p, c.d = newMember(t, "dropped"), newMember(t, "an answer")

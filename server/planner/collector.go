@@ -9,6 +9,9 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("penstock_planner_"+name, help, labels, nil)
 }
 
+// otherTenants is the label of all tenants that are not in dualpath.Options.Weights.
+const otherTenants = "(others)"
+
 var (
 	descRequests   = desc("requests_total", "Requests submitted.")
 	descFailures   = desc("request_failures_total", "Requests rejected, cancelled or past their deadline.")
@@ -28,6 +31,10 @@ var (
 	descQueued     = desc("queued_requests", "Requests that wait for an engine.")
 	descLoading    = desc("loading_requests", "Requests with a read under way.")
 	descServing    = desc("serving_requests", "Requests that have not ended.")
+	descLate       = desc("late_requests_total", "Requests rejected because their first token could not come by its deadline.")
+	descRate       = desc("prefill_tokens_per_second", "What a prefill engine with work computes, as measured; 0 until enough prefills have ended.")
+	descGranted    = desc("tenant_granted_tokens_total", "Work of the requests that were given engines, in tokens of computing, in which cached tokens count by the time of their read. One series for each tenant of schedule.weights, and one for all others.", "tenant")
+	descTenant     = desc("tenant_queued_requests", "Requests that wait for an engine, by the same tenants.", "tenant")
 	descGroups     = desc("groups", "Engine groups that are up, by role.", "role")
 	descQueue      = desc("read_queue_tokens", "Reading queue of a machine's storage NIC, as reported and assigned since.", "node")
 )
@@ -37,6 +44,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descRequests, descFailures, descStarted, descReplanned, descFinished, descReads, descTokens, descSplits, descCuts, descHedges,
 		descRecomputes, descAborted, descSwitches, descOlder, descSwitching, descQueued, descLoading, descServing, descGroups, descQueue,
+		descLate, descRate, descGranted, descTenant,
 	} {
 		ch <- d
 	}
@@ -46,6 +54,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.s.mu.Lock()
 	st, view, older := c.s.planner.Stats(), c.s.planner.View(), c.s.planner.OlderWeights()
+	shares, others := c.s.planner.Shares()
 	c.s.mu.Unlock()
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
@@ -73,6 +82,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descQueued, st.Queued)
 	gauge(descLoading, st.Loading)
 	gauge(descServing, st.Serving)
+	counter(descLate, st.Late)
+	ch <- prometheus.MustNewConstMetric(descRate, prometheus.GaugeValue, st.PrefillRate)
+	shares[otherTenants] = others
+	for tenant, s := range shares {
+		counter(descGranted, uint64(s.Granted), tenant)
+		gauge(descTenant, s.Queued, tenant)
+	}
 	groups, switching := map[string]int{"prefill": 0, "decode": 0}, 0
 	for _, g := range view {
 		groups[g.Role.String()]++

@@ -28,7 +28,8 @@
 //
 // # Bounds
 //
-// Requests (dualpath.Options.MaxQueue, then rejected: the queue is full), names
+// Requests (dualpath.Options.MaxQueue, then rejected: the queue is full), bytes of a tenant's
+// name, tenants in the answer of Top, names
 // of engines, nodes, groups and namespaces (maxNames each), engines of a group,
 // bytes of a payload, of all payloads, of an address and of a leader's refusal, unsent actions of a leader, unsent
 // updates of a gateway, lines and bytes of a record (it ends). What a group holds when

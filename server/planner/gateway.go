@@ -59,6 +59,8 @@ func checkSubmit(r *pb.SubmitRequest) error {
 		return status.Errorf(codes.InvalidArgument, "request %q: a payload of %d bytes; at most %d", r.Id, len(r.Payload), maxPayloadBytes)
 	case len(r.Resident) > maxResident:
 		return status.Errorf(codes.InvalidArgument, "request %q: resident with %d engines; at most %d", r.Id, len(r.Resident), maxResident)
+	case len(r.Tenant) > maxNameBytes:
+		return status.Errorf(codes.InvalidArgument, "request %q: the name of its tenant has %d bytes; at most %d", r.Id, len(r.Tenant), maxNameBytes)
 	case r.PromptTokens > maxTokens || r.HitTokens > maxTokens || r.OutputTokens > maxTokens:
 		return status.Errorf(codes.InvalidArgument, "request %q: %d prompt, %d cached and %d output tokens; at most %d each", r.Id, r.PromptTokens, r.HitTokens, r.OutputTokens, maxTokens)
 	}
@@ -106,11 +108,15 @@ func (s *Service) request(j *job, ns uint32) dualpath.Request {
 	q := dualpath.Request{
 		ID: j.id, Namespace: dualpath.NamespaceID(ns), Epoch: r.Epoch,
 		Prompt: int(r.PromptTokens), Hit: int(r.HitTokens), Output: int(r.OutputTokens),
-		Exact: r.ExactEpoch,
+		Exact: r.ExactEpoch, Tenant: r.Tenant, Priority: int(r.Priority),
 	}
-	if r.DeadlineMilliseconds > 0 {
-		q.Deadline = j.since + time.Duration(min(r.DeadlineMilliseconds, 1<<40))*time.Millisecond
+	within := func(ms uint64) time.Duration {
+		if ms == 0 {
+			return 0
+		}
+		return j.since + time.Duration(min(ms, 1<<40))*time.Millisecond
 	}
+	q.Deadline, q.FirstToken = within(r.DeadlineMilliseconds), within(r.FirstTokenMilliseconds)
 	for _, h := range r.Resident {
 		// An engine that is not known is none that could be chosen.
 		if id, ok := s.engines.ids[h.Engine]; ok {
@@ -151,6 +157,9 @@ func (s *Service) Explain(_ context.Context, r *pb.ExplainRequest) (*pb.ExplainR
 	return out, nil
 }
 
+// topTenants bounds the tenants in the answer of Top.
+const topTenants = 32
+
 // Top implements penstock.v1.Planner.
 func (s *Service) Top(context.Context, *pb.TopRequest) (*pb.TopResponse, error) {
 	s.mu.Lock()
@@ -160,6 +169,13 @@ func (s *Service) Top(context.Context, *pb.TopRequest) (*pb.TopResponse, error) 
 		Waiting: uint32(st.Queued), Loading: uint32(st.Loading), Serving: uint32(st.Serving),
 		Submitted: st.Submitted, Finished: st.Finished, Rejected: st.Rejected, Replanned: st.Replanned, Splits: st.Splits,
 		PrefillSideTokens: st.TokensPrefill, DecodeSideTokens: st.TokensDecode, Cuts: st.Cuts, Hedges: st.Hedges, Recomputes: st.Recomputes,
+		Late: st.Late, PrefillTokensPerSecond: st.PrefillRate,
+	}
+	tenants := s.planner.Tenants()
+	shown := min(len(tenants), topTenants)
+	out.MoreTenants = uint32(len(tenants) - shown)
+	for _, v := range tenants[:shown] {
+		out.Tenants = append(out.Tenants, &pb.TopResponse_Tenant{Tenant: v.Tenant, Priority: int32(v.Priority), Weight: v.Weight, Waiting: uint32(v.Waiting), Tokens: uint64(max(v.Work, 0))})
 	}
 	for _, g := range s.planner.View() {
 		t := &pb.TopResponse_Group{Group: s.groups.of(uint32(g.Group)), Role: pb.Side(g.Role), Queued: uint32(g.Queued), SilentMilliseconds: uint64(g.Silent.Milliseconds())}

@@ -234,7 +234,9 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	s.decidedLocked(j, a)
 	switch a.Kind {
 	case dualpath.Reject:
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REJECTED, Reason: reasonOf(a), Refusal: refusalOf(a.Why)})
+		s.tellLocked(j, &pb.RequestUpdate{
+			Kind: pb.RequestUpdate_KIND_REJECTED, Reason: reasonOf(a), Refusal: refusalOf(a.Why), RetryAfterMilliseconds: retryAfterOf(a),
+		})
 		s.forgetLocked(j)
 		return
 	case dualpath.Start:
@@ -262,7 +264,24 @@ func reasonOf(a *dualpath.Action) string {
 	case dualpath.TooLarge:
 		return fmt.Sprintf("%v: %d bytes, and at most %d fit", a.Why, a.Need, a.Most)
 	}
+	if a.Why == dualpath.FirstTokenLate && a.Need > 0 {
+		return fmt.Sprintf("%v: it comes in %v at the earliest, and %v are left", a.Why, microseconds(a.Need), microseconds(a.Most))
+	}
 	return a.Why.String()
+}
+
+// microseconds returns a time, in whole milliseconds.
+func microseconds(n int) time.Duration {
+	return (time.Duration(n) * time.Microsecond).Round(time.Millisecond)
+}
+
+// retryAfterOf returns how much later than its deadline the first token of a rejected request
+// would have come, in milliseconds; 0: not known.
+func retryAfterOf(a *dualpath.Action) uint64 {
+	if a.Why != dualpath.FirstTokenLate {
+		return 0
+	}
+	return uint64(max(a.Need-a.Most, 0)+999) / 1000
 }
 
 // refusalOf classifies the reason for a rejection.
@@ -276,6 +295,8 @@ func refusalOf(r dualpath.Reason) pb.Refusal {
 		return pb.Refusal_REFUSAL_INVALID
 	case dualpath.OldWeights:
 		return pb.Refusal_REFUSAL_OLD_WEIGHTS
+	case dualpath.FirstTokenLate:
+		return pb.Refusal_REFUSAL_LATE
 	}
 	return pb.Refusal_REFUSAL_UNSPECIFIED
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"net"
 	"strings"
 	"testing"
@@ -490,5 +492,104 @@ func TestMetricsPage(t *testing.T) {
 	testkit.CheckMetricsPage(t, "penstock_planner_", registry.Describe)
 	if _, err := registry.Gather(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestTenants: Top has the requests that wait, by tenant and priority; the length of names is bounded.
+func TestTenants(t *testing.T) {
+	h := newHost(t, Options{Planner: dualpath.Options{Weights: map[string]float64{"b": 4}}})
+	asked := 0
+	ask := func(tenant string, priority int32) {
+		asked++
+		a := h.ask(&pb.SubmitRequest{Id: fmt.Sprint(asked), Namespace: "m", PromptTokens: 100, Tenant: tenant, Priority: priority})
+		a.want(pb.RequestUpdate_KIND_ACCEPTED)
+	}
+	ask("a", 0)
+	ask("b", 0)
+	ask("b", 0)
+	ask("c", 7)
+	for i := range topTenants {
+		ask(fmt.Sprint("many", i), -1)
+	}
+	top, err := h.client.Top(h.ctx, &pb.TopRequest{})
+	h.must(err)
+	var got []string
+	for _, v := range top.Tenants[:4] {
+		got = append(got, fmt.Sprintf("%s %d %g %d %d", v.Tenant, v.Priority, v.Weight, v.Waiting, v.Tokens))
+	}
+	if want := "c 7 1 1 100, b 0 4 2 200, a 0 1 1 100, many0 -1 1 1 100"; strings.Join(got, ", ") != want || len(top.Tenants) != topTenants || top.MoreTenants != 3 {
+		t.Errorf("%v, %d in all and %d more; want %s, …, %d and 3", got, len(top.Tenants), top.MoreTenants, want, topTenants)
+	}
+	long := h.ask(&pb.SubmitRequest{Id: "long", Namespace: "m", PromptTokens: 100, Tenant: strings.Repeat("t", 257)})
+	wantCode(t, func() error { _, err := long.stream.Recv(); return err }, codes.InvalidArgument, `request "long": the name of its tenant has 257 bytes; at most 256`)
+}
+
+// TestTenantMetrics: a series for each tenant that has a weight, and one for all others.
+func TestTenantMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	h := newHost(t, Options{Planner: dualpath.Options{Weights: map[string]float64{"b": 4, "idle": 1}}, Registry: registry})
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
+	gw := h.ask(&pb.SubmitRequest{Id: "r", Namespace: "m", PromptTokens: 100, Tenant: "b"})
+	gw.want(pb.RequestUpdate_KIND_ACCEPTED)
+	h.startOn(pe, de, gw, "r")
+	for i := range 5 {
+		a := h.ask(&pb.SubmitRequest{Id: fmt.Sprint(i), Namespace: "m", PromptTokens: 100, Tenant: fmt.Sprint("other", i)})
+		a.want(pb.RequestUpdate_KIND_ACCEPTED)
+	}
+	families, err := registry.Gather()
+	h.must(err)
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			for _, l := range m.Label {
+				if l.GetName() == "tenant" {
+					got[strings.TrimPrefix(f.GetName(), "penstock_planner_tenant_")+" "+l.GetValue()] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+				}
+			}
+		}
+	}
+	want := map[string]float64{
+		"granted_tokens_total b": 100, "granted_tokens_total idle": 0, "granted_tokens_total (others)": 0,
+		"queued_requests b": 0, "queued_requests idle": 0, "queued_requests (others)": 5,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v; want %v", got, want)
+	}
+}
+
+// TestFirstTokenLate: the refusal of a request has the planner's estimate, if there is one, and
+// the time after which the request would be in time.
+func TestFirstTokenLate(t *testing.T) {
+	h := newHost(t, Options{Planner: dualpath.Options{PrefillRate: 1, Beta: 1 << 20}})
+	none := h.ask(&pb.SubmitRequest{Id: "none", Namespace: "m", PromptTokens: 1, FirstTokenMilliseconds: 1})
+	none.want(pb.RequestUpdate_KIND_ACCEPTED)
+	if u := none.want(pb.RequestUpdate_KIND_REJECTED); u.Refusal != pb.Refusal_REFUSAL_LATE || u.RetryAfterMilliseconds != 0 || u.Reason != dualpath.FirstTokenLate.String() {
+		t.Errorf("%v; no prefill has ended, so there is no estimate", u)
+	}
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
+	seen := uint64(0)
+	for i := range 8 {
+		id := fmt.Sprint(i)
+		gw := h.ask(&pb.SubmitRequest{Id: id, Namespace: "m", PromptTokens: 1})
+		gw.want(pb.RequestUpdate_KIND_ACCEPTED)
+		de.fetch(seen)
+		pe.fetch(seen)
+		seen = gw.want(pb.RequestUpdate_KIND_STARTED).Attempt
+		pe.send(finished(id, pb.Side_SIDE_PREFILL))
+		gw.want(pb.RequestUpdate_KIND_PREFILLED)
+		de.send(finished(id, pb.Side_SIDE_DECODE))
+		gw.want(pb.RequestUpdate_KIND_FINISHED)
+	}
+	top, err := h.client.Top(h.ctx, &pb.TopRequest{})
+	h.must(err)
+	if top.PrefillTokensPerSecond <= 0 {
+		t.Fatalf("the planner has measured %v tokens a second", top.PrefillTokensPerSecond)
+	}
+	gw := h.ask(&pb.SubmitRequest{Id: "late", Namespace: "m", PromptTokens: 90_000, FirstTokenMilliseconds: 1})
+	gw.want(pb.RequestUpdate_KIND_ACCEPTED)
+	u := gw.want(pb.RequestUpdate_KIND_REJECTED)
+	estimate := 90_000 / top.PrefillTokensPerSecond * 1000 // ms
+	if u.Refusal != pb.Refusal_REFUSAL_LATE || math.Abs(float64(u.RetryAfterMilliseconds)-estimate+1) > 2 || !strings.Contains(u.Reason, "at the earliest, and 1ms are left") {
+		t.Errorf("%v; want a retry after the estimate, %.0f ms, less 1 ms", u, estimate)
 	}
 }

@@ -1,6 +1,6 @@
 // Package agentic simulates DualPath's cluster in virtual time: agents with several rounds, prefill
 // and decode engines, storage NICs, and the production planner (package dualpath). It simulates
-// lengths and times, but no KV, no storage nodes and no failures. internal/emulate runs a cluster
+// lengths and times, but no KV, no storage nodes and no failures. lab/emulate runs a cluster
 // with real bytes.
 //
 //	agents ─ round j ─► Submit ──────────────┐             ┌──► Assign, Start ─────────────────────┐

@@ -1,7 +1,7 @@
 // Package datacenters is a PrfaaS system in virtual time: a cluster that only prefills, a cluster
 // that prefills and decodes, and the link between them (PrfaaS, section 3). Package prfaas decides
 // which cluster prefills, which prefixes are fetched, the threshold, and which instances prefill or
-// decode; no server runs that package. The simulation has lengths and times, but no KV and no
+// decode; server/offload runs its router. The simulation has lengths and times, but no KV and no
 // failures.
 //
 //	                       ┌─► fetch a prefix over the link, or not ─► PrfaaS queue ─► N_prfaas instances ══ layer by layer ══╗

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/internal/testnode"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testnode"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )

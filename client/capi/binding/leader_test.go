@@ -20,9 +20,9 @@ import (
 	"github.com/penstock-kv/penstock/client/leader"
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath"
-	"github.com/penstock-kv/penstock/internal/testnode"
-	"github.com/penstock-kv/penstock/internal/testplanner"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testnode"
+	"github.com/penstock-kv/penstock/lab/testplanner"
 	"github.com/penstock-kv/penstock/server/planner"
 )
 

@@ -30,9 +30,10 @@ type TrafficOptions struct {
 	Bases  []uint64
 	Stride uint64
 	Pages  int
-	// BufferBytes, AppendBytes and PersistMax have the meaning of traffic.Options.
+	// BufferBytes, AppendBytes, PersistMax and Verify have the meaning of traffic.Options.
 	BufferBytes, AppendBytes int64
 	PersistMax               int
+	Verify                   traffic.Verify
 	// TransfersMax bounds the transfers that have not ended or whose last event was not drained.
 	// Default 1024.
 	TransfersMax int
@@ -134,7 +135,7 @@ func (t *Traffic) open(def kv.Namespace, o TrafficOptions) (err error) {
 	options := traffic.Options{
 		Namespace: def, Storage: t.store.client, Compute: t.compute, BufferBytes: o.BufferBytes, AppendBytes: o.AppendBytes,
 		Device:     traffic.Device{Region: t.region, Bases: o.Bases, Stride: o.Stride, Pages: o.Pages},
-		PersistMax: o.PersistMax, Logger: log,
+		PersistMax: o.PersistMax, Verify: o.Verify, Logger: log,
 	}
 	if t.copier != nil {
 		options.Copier, options.DeviceCopies = t.copier, t.copies

@@ -13,8 +13,8 @@ import (
 
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/internal/arena"
-	"github.com/penstock-kv/penstock/internal/testnode"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/testnode"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )

@@ -866,7 +866,7 @@ static struct side move(penstock_namespace ns, penstock_namespace flat) {
 	struct side side = {.memory = calloc(PAGES, VALUE), .description = {.size = sizeof(penstock_traffic_description)}};
 	uint64_t bases[LAYERS];
 	for (int l = 0; l < LAYERS; l++) bases[l] = l * LAYER;
-	penstock_traffic_options o = {.size = sizeof o, .memory = side.memory, .memory_bytes = PAGES * VALUE, .bases = bases, .n_bases = LAYERS, .stride = VALUE, .pages = PAGES, .buffer_bytes = 1 << 20};
+	penstock_traffic_options o = {.size = sizeof o, .memory = side.memory, .memory_bytes = PAGES * VALUE, .bases = bases, .n_bases = LAYERS, .stride = VALUE, .pages = PAGES, .buffer_bytes = 1 << 20, .verify = PENSTOCK_VERIFY_LAST_HOP};
 	CHECK(penstock_traffic_open(ns, &o, &side.traffic, &e) == PENSTOCK_OK, "%s", e.message);
 	memset(bases, 0xff, sizeof bases); // the library has copied them
 	CHECK(penstock_traffic_eventfd(side.traffic, &side.fd, &e) == PENSTOCK_OK, "%s", e.message);
@@ -908,6 +908,9 @@ static struct side move(penstock_namespace ns, penstock_namespace flat) {
 	o.cuda = 100;
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "device memory: ") && (strstr(e.message, "CUDA driver") || strstr(e.message, "GPU 99")), "%s", e.message);
 	o.cuda = 0;
+	o.verify = 1u << 31;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "verify"), "%s", e.message);
+	o.verify = PENSTOCK_VERIFY_EVERY_HOP;
 	o.listen = "no port";
 	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "no port"), "%s", e.message);
 	CHECK(again == 0, "a traffic manager was opened");

@@ -150,7 +150,7 @@ nothing
 
 stats
 ----
-{Submitted:4 Started:6 Rejected:2 Replanned:4 Finished:0 PartsPrefill:2 PartsDecode:1 TokensPrefill:192 TokensDecode:128 Splits:0 Cuts:0 Hedges:0 Recomputes:3 Aborted:2 Switched:0 SwitchesFailed:0 Queued:2 Loading:0 Serving:2}
+{Submitted:4 Started:6 Rejected:2 Replanned:4 Finished:0 PartsPrefill:2 PartsDecode:1 TokensPrefill:192 TokensDecode:128 Splits:0 Cuts:0 Hedges:0 Recomputes:3 Aborted:2 Switched:0 SwitchesFailed:0 Late:0 Queued:2 Loading:0 Serving:2 PrefillRate:0}
 
 # The same epoch with another policy: request 5 finishes, then the operator loses patience.
 

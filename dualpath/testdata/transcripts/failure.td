@@ -188,7 +188,7 @@ done request 1
 
 stats
 ----
-{Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:1 PartsPrefill:1 PartsDecode:1 TokensPrefill:512 TokensDecode:512 Splits:1 Cuts:0 Hedges:0 Recomputes:0 Aborted:0 Switched:0 SwitchesFailed:0 Queued:0 Loading:0 Serving:0}
+{Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:1 PartsPrefill:1 PartsDecode:1 TokensPrefill:512 TokensDecode:512 Splits:1 Cuts:0 Hedges:0 Recomputes:0 Aborted:0 Switched:0 SwitchesFailed:0 Late:0 Queued:0 Loading:0 Serving:0 PrefillRate:0}
 
 # The end of decode on an attempt that was planned anew is reported late. While the request waits, it has ended; once it was
 # started again, the report is of an earlier attempt and the request goes on.

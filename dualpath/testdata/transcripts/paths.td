@@ -123,4 +123,4 @@ waiting 0, loading 2
 
 stats
 ----
-{Submitted:4 Started:4 Rejected:0 Replanned:0 Finished:1 PartsPrefill:3 PartsDecode:2 TokensPrefill:1728 TokensDecode:4608 Splits:2 Cuts:0 Hedges:0 Recomputes:0 Aborted:0 Switched:0 SwitchesFailed:0 Queued:0 Loading:2 Serving:3}
+{Submitted:4 Started:4 Rejected:0 Replanned:0 Finished:1 PartsPrefill:3 PartsDecode:2 TokensPrefill:1728 TokensDecode:4608 Splits:2 Cuts:0 Hedges:0 Recomputes:0 Aborted:0 Switched:0 SwitchesFailed:0 Late:0 Queued:0 Loading:2 Serving:3 PrefillRate:0}

@@ -56,7 +56,7 @@ waiting 1, loading 0
 
 stats
 ----
-{Submitted:1 Started:1 Rejected:0 Replanned:1 Finished:1 PartsPrefill:0 PartsDecode:0 TokensPrefill:0 TokensDecode:0 Splits:0 Cuts:0 Hedges:0 Recomputes:0 Aborted:0 Switched:0 SwitchesFailed:0 Queued:1 Loading:0 Serving:2}
+{Submitted:1 Started:1 Rejected:0 Replanned:1 Finished:1 PartsPrefill:0 PartsDecode:0 TokensPrefill:0 TokensDecode:0 Splits:0 Cuts:0 Hedges:0 Recomputes:0 Aborted:0 Switched:0 SwitchesFailed:0 Late:0 Queued:1 Loading:0 Serving:2 PrefillRate:0}
 
 # A decode group loses touch and comes back with one of its two requests: that one goes on, nobody is told anything; the
 # other is planned anew.

@@ -254,7 +254,8 @@ down group=1
 nothing
 
 # Group 4 is the only one that takes request 6: it keeps its role. It is being drained when the
-# group that could take the request instead is lost: it keeps its role too.
+# group that could take the request instead is lost: it keeps its role too. Requests that were
+# planned anew go before request 6, to group 5, because group 2 is full.
 
 up group=1 role=prefill engines=(11@1)
 ----
@@ -286,9 +287,24 @@ nothing
 
 fetch group=1
 ----
-112 assign request 6: prefill engine 11
-113 assign request 6: decode engine 41
-114 start request 6: prefill 11, decode 41
+112 assign request 5: prefill engine 11
+113 assign request 5: decode engine 51
+114 start request 5: prefill 11, decode 51
+115 assign request 1: prefill engine 11
+116 assign request 1: decode engine 51
+117 start request 1: prefill 11, decode 51
+118 assign request 3: prefill engine 11
+119 assign request 3: decode engine 51
+120 start request 3: prefill 11, decode 51
+
+fetch group=1 tok=(0) seen=120
+----
+121 assign request 4: prefill engine 11
+122 assign request 4: decode engine 51
+123 start request 4: prefill 11, decode 51
+124 assign request 6: prefill engine 11
+125 assign request 6: decode engine 41
+126 start request 6: prefill 11, decode 41
 
 switch group=4 to=prefill drain=finish
 ----
@@ -297,6 +313,14 @@ nothing
 down group=5
 ----
 switched group 4 to prefill; a request under way fits into no other group of its role
+127 abort request 5: engine 11; its group is gone
+replan request 5; its group is gone
+128 abort request 4: engine 11; its group is gone
+replan request 4; its group is gone
+129 abort request 3: engine 11; its group is gone
+replan request 3; its group is gone
+130 abort request 1: engine 11; its group is gone
+replan request 1; its group is gone
 
 # A planner that was restarted gets from the leader that its engines are switching.
 
@@ -339,7 +363,7 @@ switched group 3 to decode
 
 stats
 ----
-{Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:0 PartsPrefill:0 PartsDecode:0 TokensPrefill:0 TokensDecode:0 Splits:0 Cuts:0 Hedges:0 Recomputes:0 Aborted:0 Switched:1 SwitchesFailed:0 Queued:0 Loading:0 Serving:1}
+{Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:0 PartsPrefill:0 PartsDecode:0 TokensPrefill:0 TokensDecode:0 Splits:0 Cuts:0 Hedges:0 Recomputes:0 Aborted:0 Switched:1 SwitchesFailed:0 Late:0 Queued:0 Loading:0 Serving:1 PrefillRate:0}
 
 # A request whose attempt failed on group 1 does not wait for group 3, which is being drained.
 

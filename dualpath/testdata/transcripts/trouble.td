@@ -280,7 +280,7 @@ nothing
 
 stats
 ----
-{Submitted:6 Started:13 Rejected:1 Replanned:13 Finished:0 PartsPrefill:10 PartsDecode:9 TokensPrefill:12800 TokensDecode:15552 Splits:8 Cuts:1 Hedges:1 Recomputes:6 Aborted:0 Switched:0 SwitchesFailed:0 Queued:5 Loading:0 Serving:5}
+{Submitted:6 Started:13 Rejected:1 Replanned:13 Finished:0 PartsPrefill:10 PartsDecode:9 TokensPrefill:12800 TokensDecode:15552 Splits:8 Cuts:1 Hedges:1 Recomputes:6 Aborted:0 Switched:0 SwitchesFailed:0 Late:0 Queued:5 Loading:0 Serving:5 PrefillRate:0}
 
 # Engine 2 has lost its compute network: all that it begins fails at once, so it always looks idle. A request that failed
 # there goes elsewhere; after the second failure in a row nobody goes there until the cooldown (2 s) is over.

@@ -311,7 +311,7 @@ class CTrafficOptions(Structure):
         ("transfers_max", c_uint32),
         ("connections", c_uint32),
         ("cuda", c_uint32),
-        ("reserved", c_uint32),
+        ("verify", c_uint32),
     ]
 
 

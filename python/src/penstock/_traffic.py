@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import re
 import threading
 import time
 from array import array
@@ -174,6 +175,17 @@ def _pages(pages: Iterable[int]) -> array[int]:
         raise errors.InvalidError(f"pages: {e}; want integers from 0 to 2**32-1") from e
 
 
+def verify_number(choice: str) -> int:
+    """Return the number that libpenstock has for a choice of ``verify``."""
+    named = {"every-hop": 0, "last-hop": 1}.get(choice)
+    if named is not None:
+        return named
+    sampled = re.fullmatch("one-in-([0-9]{1,9})", choice)
+    if not sampled or int(sampled[1]) < 2:
+        raise errors.InvalidError(f"verify: {choice!r}; want 'every-hop', 'last-hop' or 'one-in-N' with an N above 1")
+    return int(sampled[1])
+
+
 def _address(numbers: array[int]) -> int | None:
     return numbers.buffer_info()[0] if numbers else None
 
@@ -234,6 +246,10 @@ class Traffic(_Queue[TransferEvent]):
     computed the layer, after an event of its stream. At most ``persist_max`` blocks wait for storage; others are not stored. At most
     ``transfers_max`` (1024) jobs run or have events that were not taken.
 
+    ``verify`` chooses where KV is compared with its checksums between the engines: ``every-hop``; ``last-hop``, only in
+    ``memory``, or in the host buffer before a CUDA device; or ``one-in-N``, there and for one layer of a block in N, chosen at
+    random, so that some wrong blocks are not noticed. Blocks are always verified when storage returns and when it stores them.
+
     >>> from penstock import Store
     >>> from penstock.testing import node
     >>> with node() as n, Store(n.address) as store:
@@ -263,6 +279,7 @@ class Traffic(_Queue[TransferEvent]):
         transfers_max: int = 0,
         connections: int = 0,
         cuda: int | None = None,
+        verify: str = "every-hop",
     ) -> None:
         super().__init__(ns._core)
         self._ns = ns  # a reference, because a store without references is closed
@@ -295,6 +312,7 @@ class Traffic(_Queue[TransferEvent]):
                 transfers_max=_count("transfers_max", transfers_max, 31),
                 connections=_count("connections", connections, 31),
                 cuda=0 if cuda is None else 1 + _count("cuda", cuda, 31),
+                verify=verify_number(verify),
             )
             self._core.open_handle()
         except BaseException:

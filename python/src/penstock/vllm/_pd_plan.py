@@ -56,6 +56,8 @@ class Options(_adapter.Connection):
     """Address at which engines of the other side reach this one: that of the compute NIC."""
     buffer_mib: int = 256
     """MiB of DRAM that prompts pass through on their way. A decode engine needs room for the KV of its longest prompt."""
+    verify: str = "every-hop"
+    """Where KV is compared with its checksums between the engines: as of ``penstock.Traffic``."""
     start_timeout: float = 10.0
     """How long a request waits for the planner's order. After that the engine computes it alone."""
     job_timeout: float = 120.0

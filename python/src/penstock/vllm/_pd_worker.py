@@ -104,7 +104,7 @@ class Worker:
                 ns = open_namespace(store, base)
                 traffic = Traffic(
                     ns, Pointers([address], [length], keep=keep), bases, stride=stride, pages=layout.blocks,
-                    buffer_bytes=o.buffer_mib << 20, listen=o.listen,
+                    buffer_bytes=o.buffer_mib << 20, listen=o.listen, verify=o.verify,
                 )  # fmt: skip
             except BaseException:
                 store.close()

@@ -34,6 +34,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from penstock import _adapter, errors
 from penstock._cluster import Role
+from penstock._traffic import verify_number
 from penstock.vllm import _engine
 from penstock.vllm._pd_plan import EVENTS, Definition, Options, Plan, Report
 from penstock.vllm._pd_scheduler import Scheduler
@@ -216,6 +217,10 @@ def _options(extra_config: dict[str, Any]) -> Options:
             raise errors.InvalidError(f"{where}: no option {name!r}, and no variable PENSTOCK_{name.upper()}")
     if not options.buffer_mib:
         raise errors.InvalidError(f"{where}: option 'buffer_mib': 0; want at least 1")
+    try:
+        verify_number(options.verify)
+    except errors.InvalidError as e:
+        raise errors.InvalidError(f"{where}: option {e}") from e
     return options
 
 

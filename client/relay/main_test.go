@@ -1,0 +1,9 @@
+package relay
+
+import (
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }

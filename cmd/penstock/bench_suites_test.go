@@ -1,0 +1,54 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/lab/bench"
+)
+
+// TestBenchSuites runs a comparison of each suite that starts nodes and programs for comparison, in
+// one short turn. It asserts no rate, only that each contender that could run has one.
+func TestBenchSuites(t *testing.T) {
+	testkit.Long(t, "starts nodes and other programs")
+	t.Setenv("TEST_RUN_AS_PENSTOCK", "1") // the suites start this binary as penstock
+	for _, tc := range []struct {
+		suite, only string
+		args        []string
+		results     int
+	}{
+		{"local", "1 MiB", nil, 1},
+		{"index", "rebuild|restart", []string{"--blocks", "32768", "--node-blocks", "20000"}, 2},
+		{"server", "without a block|read 1 MiB from DRAM, 1 × 4|64 MiB in blocks of 4", nil, 3},
+		{"store", "read 4 MiB, depth 4|store 4 MiB", []string{"--size", "1GiB"}, 2},
+	} {
+		t.Run(tc.suite, func(t *testing.T) {
+			args := append([]string{"bench", tc.suite, "--only", tc.only, "--rounds", "1", "--seconds", "0.05", "--data", t.TempDir(), "--format", "json"}, tc.args...)
+			r := penstock(t, "", nil, args...)
+			r.must(t)
+			report := decode[bench.Report](t, r)
+			if len(report.NotRun) > 0 && strings.Contains(report.NotRun[0].Why, "built without uring") {
+				t.Skip("this build has no io_uring, which the suite needs; make test runs it in the build that has it")
+			}
+			if report.Suite != tc.suite || len(report.Results) != tc.results || len(report.NotRun) > 0 {
+				t.Errorf("%s has %d results; want %d; not run: %v", report.Suite, len(report.Results), tc.results, report.NotRun)
+			}
+			for _, result := range report.Results {
+				if len(result.Absolute) == 0 {
+					t.Errorf("%s: no contender ran; not run: %v", result.Name, result.NotRun)
+				}
+				for _, a := range result.Absolute {
+					if len(a.Metrics) == 0 {
+						t.Errorf("%s: %s was not measured", result.Name, a.Contender)
+					}
+					for name, m := range a.Metrics {
+						if !(m.Median >= 0) {
+							t.Errorf("%s: %s has %s = %v", result.Name, a.Contender, name, m.Median)
+						}
+					}
+				}
+			}
+		})
+	}
+}

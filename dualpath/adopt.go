@@ -1,0 +1,179 @@
+package dualpath
+
+import (
+	"cmp"
+	"slices"
+)
+
+// hold takes over a request that an engine has already. After a restart of the
+// planner the two sides of a request come one after the other, in any order, and
+// its gateway submits it again before, between or after them. They disagree if the
+// planner ended when one of them had its Start and the other did not. If the planner lives
+// on (again), it has each request that a group lists, unless the request has ended.
+func (p *Planner) hold(g *group, h *Held, again bool) {
+	en := p.engines[h.Engine]
+	if en == nil || en.group != g {
+		return
+	}
+	p.seq = max(p.seq, h.Attempt, h.Order) // numbers of attempts are never used twice
+	r := p.requests[h.Request.ID]
+	if h.Ended && (r == nil || r.phase == queued || r.attempt != h.Attempt) {
+		return // finished and failed decide whether the report that follows counts
+	}
+	abort := Action{Kind: Abort, Request: h.Request.ID, Group: g.id, Engine: en.id, Why: GroupLost}
+	if r == nil && again {
+		p.take(en, p.held(en, p.sized(&h.Request)))
+		abort.Why = NoReason
+		p.say(abort)
+		return
+	}
+	if r == nil {
+		r = p.newRequest(&h.Request)
+		r.started = p.now
+		r.why.note(p.now, "found with engine %d, as its group reports", int(h.Engine))
+		p.requests[r.ID] = r
+		p.enqueue(r, false)
+	}
+	if !h.Ended {
+		p.take(en, p.held(en, r))
+	}
+	switch has := r.engineOf(g.role); {
+	case has == en && r.phase == serving && h.Attempt != r.attempt:
+		// The group was away for a moment, and the Start was lost.
+		r.why.note(p.now, "engine %d does not have its start", int(en.id))
+		p.requeue(r, GroupLost)
+	case has == en:
+		// The group was away for a moment.
+		p.repeat(r, g.role, h.Order)
+	case has != nil, r.phase == queued && (h.Attempt == 0 || r.attempt != 0 || again):
+		// Another engine has it by now, or no engine that knows of its start.
+		p.say(abort)
+	case r.phase == queued:
+		p.unqueue(r)
+		r.setEngine(g.role, en)
+		r.phase, r.attempt, r.started, r.adopted = serving, h.Attempt, p.now, true
+		r.found = [2]*Held{}
+		p.beginPrefill(r)
+		p.restore(r, g.role, h)
+		p.partial = append(p.partial, r)
+	case h.Attempt == r.attempt:
+		r.setEngine(g.role, en)
+		if g.role == Prefill && !r.prefilled {
+			p.beginPrefill(r)
+		}
+		if r.adopted && !r.prefilled {
+			p.restore(r, g.role, h)
+			p.adopt(r)
+		}
+	case again || r.prefilled:
+		// The request has left this attempt, and its prefill engine has done its part.
+		p.say(abort)
+	default:
+		r.setEngine(g.role, en)
+		r.why.note(p.now, "the two sides work on different attempts")
+		p.requeue(r, GroupLost)
+	}
+}
+
+// restore takes over the read that an engine of a found request has under way.
+func (p *Planner) restore(r *request, role Role, h *Held) {
+	r.found[sideAt(role)] = h
+	part := h.Reading
+	part.Side = role
+	if h.Ended || part.Len() <= 0 || part.To > min(r.Hit, h.Request.Hit) {
+		return
+	}
+	r.sides[sideAt(role)] = side{
+		part: part, upto: part.From, landed: min(h.Landed, part.Len()), state: reading, order: h.Read,
+		begun: p.now, predicted: drain(r.engineOf(role).node, part.Len()),
+	}
+	if r.loadingAt == nil {
+		r.loadingAt = p.loading.PushBack(r)
+	}
+}
+
+// adopt makes a found request, both of whose engines have reported, one that this planner could
+// have started.
+func (p *Planner) adopt(r *request) {
+	if !r.covered() {
+		// The planner before this one ended when a read had stopped, and no engine has
+		// the order to read or to compute the rest.
+		r.why.note(p.now, "its engines do not bring all cached tokens")
+		p.requeue(r, GroupLost)
+		return
+	}
+	for _, h := range r.found {
+		if h == nil || h.Ended || h.Order == 0 {
+			return
+		}
+	}
+	r.adopted = false
+	a, b := &r.sides[0], &r.sides[1]
+	if a.state == reading && b.state == reading && a.part.From < b.part.To && b.part.From < a.part.To {
+		a.hedge, b.hedge = true, true
+	}
+}
+
+// covered reports whether the engines of a request that were found bring every cached token.
+// It is also true if an engine does not report its parts, or has ended its part.
+func (r *request) covered() bool {
+	var parts []Part
+	upto := 0
+	for _, h := range r.found {
+		if h == nil || h.Ended || h.Order == 0 {
+			return true
+		}
+		parts = append(parts, h.Parts...)
+		upto = max(upto, h.Request.Hit)
+	}
+	slices.SortFunc(parts, func(a, b Part) int { return cmp.Compare(a.From, b.From) })
+	at := 0
+	for _, part := range parts {
+		if part.From <= at {
+			at = max(at, part.To)
+		}
+	}
+	return at >= upto
+}
+
+// held returns the room that a request in a registration takes of an engine. It counts until
+// the group's first report, which contains it.
+func (p *Planner) held(en *engine, r *request) assigned {
+	if en.group.role == Prefill {
+		return assigned{tokens: r.Prompt, requests: 1, room: p.most(en, r)}
+	}
+	return assigned{tokens: r.decodeLen(), requests: 1, room: p.least(en, r)}
+}
+
+// complete plans the requests again that one engine alone holds after a restart, because the
+// engine on the other side lacks the attempt: its Start was lost with the planner before this
+// one, or the attempt has ended there. An engine whose group does not come back within the time
+// in which it must reconnect lacks every attempt.
+func (p *Planner) complete() {
+	p.partial = slices.DeleteFunc(p.partial, func(r *request) bool {
+		if p.requests[r.ID] != r || r.phase != serving || !r.adopted || (r.pe == nil) == (r.de == nil) {
+			return true
+		}
+		role := Prefill
+		if r.pe == nil {
+			role = Decode
+		}
+		h := r.found[sideAt(role)]
+		back := p.engines[h.Peer]
+		if h.Peer == 0 {
+			back = nil
+		}
+		if back == nil && p.now-r.started <= p.opts.GroupTimeout {
+			return false
+		}
+		// Prefill may have ended. Then the decode engine reads nothing, and the prefill engine
+		// had the Start.
+		had := h.Reading.Len() <= 0 && (back == nil || !back.group.returns || back.group.seen >= r.attempt)
+		if role == Decode && (had || r.prefilled) {
+			return true
+		}
+		r.why.note(p.now, "no "+role.Other().String()+" engine has it; planned anew")
+		p.requeue(r, GroupLost)
+		return true
+	})
+}

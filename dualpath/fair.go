@@ -1,0 +1,489 @@
+package dualpath
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// The requests that wait are ordered by priority, then fairly among tenants, then by age.
+//
+// Each tenant of a priority has a counter of the work that it was granted, divided by its
+// weight. The tenant with the least counter is next: start-time fair queueing (Goyal, Vin,
+// Cheng, SIGCOMM 1996) with the counters of the virtual token counter (Sheng et al.,
+// "Fairness in Serving Large Language Models", OSDI 2024), which are charged when a request
+// is granted, not when it arrives. So a request that is cancelled or expires costs nothing.
+// The virtual time of a priority is the highest counter, before the charge, of a tenant
+// that was granted a request. A tenant whose first request arrives begins there: it gains
+// nothing by its idle time.
+//
+// A tenant without requests is remembered while its counter is ahead of the virtual time.
+// If it were forgotten sooner, its next request would begin with the work of the last one
+// uncharged.
+//
+//	level (priority)
+//	 ├─ anew                requests that are planned anew, before all tenants
+//	 └─ flow (tenant)       served = work / weight
+//	     └─ lane (decode group)
+//	         └─ requests    by age
+//
+// A request that its decode group has no room for keeps the group's turn until the group has
+// room, or a request of a higher priority arrives. So small requests of others cannot take
+// the room that a large one waits for.
+
+// maxDebts bounds the tenants without requests that a level remembers.
+const maxDebts = 1024
+
+// maxIdleLevels is how many levels stay when they have no requests.
+const maxIdleLevels = 4
+
+// level is the requests of one priority that wait.
+type level struct {
+	priority int
+	// at is the level's place in Planner.levels.
+	at    int
+	flows map[string]*flow
+	// anew has the requests that are planned anew.
+	anew *flow
+	// virtual is the level's virtual time. A tenant that the level does not remember begins
+	// at floor if floor is higher: a tenant that had to be forgotten gains nothing.
+	virtual, floor float64
+	// ready are the flows that offer a request, debts the tenants without requests.
+	ready, debts ordered[flow]
+	waiting      int
+}
+
+// flow is a tenant of a level.
+type flow struct {
+	level  *level
+	tenant string
+	weight float64
+	// served is the counter: the work of the requests that were granted, by weight. It is
+	// -Inf for level.anew.
+	served float64
+	// waiting are the flow's requests in the queue, work their work.
+	waiting int
+	work    float64
+	byHome  map[*group]*lane
+	// lanes are those that offer a request.
+	lanes           ordered[lane]
+	readyAt, debtAt int
+}
+
+// lane is the requests of a flow that wait for one decode group. home is nil with
+// Options.Network: then requests wait for no group in particular.
+type lane struct {
+	flow  *flow
+	home  *group
+	queue ordered[request]
+	at    int
+	// shut: the lane is in home.shut.
+	shut bool
+}
+
+// byPriority orders levels, the highest priority first.
+func byPriority() ordered[level] {
+	return ordered[level]{
+		less: func(a, b *level) bool { return a.priority > b.priority },
+		at:   func(l *level) *int { return &l.at },
+	}
+}
+
+// cost is the work of a request in tokens of computing: the tokens that a prefill engine
+// computes, and those that it would compute while a storage NIC reads the cached ones. So a
+// tenant is charged for the time that its requests take of these two.
+func (p *Planner) cost(r *request) float64 {
+	return float64(r.Prompt-r.Hit) + float64(r.Hit)*p.opts.PrefillRate/p.opts.ReadRate
+}
+
+// levelOf returns the level of a priority, made if there is none.
+func (p *Planner) levelOf(priority int) *level {
+	l := p.priorities[priority]
+	if l == nil {
+		l = &level{
+			priority: priority, flows: make(map[string]*flow),
+			ready: ordered[flow]{
+				less: func(a, b *flow) bool {
+					return a.served < b.served || (a.served == b.served && a.lanes.items[0].queue.items[0].order < b.lanes.items[0].queue.items[0].order)
+				},
+				at: func(f *flow) *int { return &f.readyAt },
+			},
+			debts: ordered[flow]{
+				less: func(a, b *flow) bool { return a.served < b.served || (a.served == b.served && a.tenant < b.tenant) },
+				at:   func(f *flow) *int { return &f.debtAt },
+			},
+		}
+		l.anew = newFlow(l, "", 1, math.Inf(-1))
+		p.priorities[priority] = l
+	}
+	return l
+}
+
+// newFlow returns a flow without requests.
+func newFlow(l *level, tenant string, weight, served float64) *flow {
+	return &flow{
+		level: l, tenant: tenant, weight: weight, served: served, byHome: make(map[*group]*lane),
+		lanes: ordered[lane]{
+			less: func(a, b *lane) bool { return a.queue.items[0].order < b.queue.items[0].order },
+			at:   func(n *lane) *int { return &n.at },
+		},
+	}
+}
+
+// flowOf returns a tenant's flow, made if the level does not remember the tenant.
+func (p *Planner) flowOf(l *level, tenant string) *flow {
+	f := l.flows[tenant]
+	if f == nil {
+		f = newFlow(l, tenant, p.weightOf(tenant), max(l.virtual, l.floor))
+		l.flows[tenant] = f
+	}
+	return f
+}
+
+// join counts a request in its flow.
+func (p *Planner) join(r *request, again bool) {
+	l := p.levelOf(r.Priority)
+	f := l.anew
+	if !again {
+		f = p.flowOf(l, r.Tenant)
+		l.debts.remove(f)
+	}
+	r.flow, r.work = f, p.cost(r)
+	f.waiting++
+	f.work += r.work
+	l.waiting++
+	p.shareOf(r.Tenant).Queued++
+}
+
+// leave is the inverse of join. It forgets tenants without requests and without debts, and
+// all debts of a level without requests: no tenant of the level has waited for another.
+func (p *Planner) leave(r *request) {
+	p.withdraw(r)
+	f := r.flow
+	l := f.level
+	r.flow = nil
+	f.waiting--
+	f.work -= r.work
+	l.waiting--
+	p.shareOf(r.Tenant).Queued--
+	switch {
+	case l.waiting == 0:
+		p.rest(l, f)
+	case f.waiting == 0 && f != l.anew:
+		f.work = 0
+		l.debts.put(f)
+		l.settle()
+	}
+}
+
+// rest takes the end of the last request of a level, which was of a flow. A few levels, with
+// one flow each, stay for the next request.
+func (p *Planner) rest(l *level, last *flow) {
+	if len(p.priorities) > maxIdleLevels {
+		delete(p.priorities, l.priority)
+		return
+	}
+	clear(l.flows)
+	l.debts.items = l.debts.items[:0]
+	l.virtual, l.floor = 0, 0
+	last.work = 0
+	if last != l.anew {
+		last.served, last.debtAt = 0, 0
+		l.flows[last.tenant] = last
+		l.debts.put(last)
+	}
+}
+
+// reprice counts a request by its work as it is now. Its prefill may have to begin sooner.
+func (p *Planner) reprice(r *request) {
+	if r.flow != nil {
+		r.flow.work -= r.work
+		p.sizes.count(r.work, -1)
+		r.work = p.cost(r)
+		r.flow.work += r.work
+		p.sizes.count(r.work, 1)
+		p.watch(r)
+	}
+}
+
+// charge has a request's tenant pay for its start, before the request leaves the queue. A
+// request that is planned anew is paid again, because its engines work again.
+func (p *Planner) charge(r *request) {
+	l := r.flow.level
+	f := p.flowOf(l, r.Tenant)
+	if r.flow != l.anew {
+		l.virtual = max(l.virtual, f.served)
+	}
+	work := p.cost(r)
+	f.served += work / f.weight
+	p.shareOf(r.Tenant).Granted += work
+	if f.readyAt != 0 {
+		l.ready.put(f)
+	}
+	if f.waiting == 0 {
+		l.debts.put(f)
+	}
+	l.settle()
+}
+
+// settle forgets the tenants without requests that the virtual time has reached, and, beyond
+// maxDebts, those that it will reach soonest.
+func (l *level) settle() {
+	for f := l.debts.first(); f != nil; f = l.debts.first() {
+		if f.served > l.virtual {
+			if len(l.debts.items) <= maxDebts {
+				return
+			}
+			l.floor = max(l.floor, f.served)
+		}
+		l.debts.remove(f)
+		delete(l.flows, f.tenant)
+	}
+}
+
+// offer adds a request to the lane of its home.
+func (p *Planner) offer(r *request) {
+	f, g := r.flow, r.home
+	n := f.byHome[g]
+	if n == nil {
+		n = &lane{flow: f, home: g, queue: ordered[request]{
+			less: func(a, b *request) bool { return a.order < b.order },
+			at:   func(r *request) *int { return &r.laneAt },
+		}}
+		f.byHome[g] = n
+	}
+	n.queue.put(r)
+	r.lane = n
+	p.seat(n)
+	if g != nil && g.turn != nil && r.precedes(g.turn) {
+		p.open(g)
+	}
+}
+
+// withdraw takes a request out of its lane, if it is in one.
+func (p *Planner) withdraw(r *request) {
+	n := r.lane
+	if n == nil {
+		return
+	}
+	r.lane = nil
+	n.queue.remove(r)
+	p.seat(n)
+	if n.home != nil && n.home.turn == r {
+		p.open(n.home)
+	}
+}
+
+// precedes reports whether a request takes the turn from another one of its group.
+func (r *request) precedes(o *request) bool {
+	switch {
+	case r.Priority != o.Priority:
+		return r.Priority > o.Priority
+	case r.flow == o.flow:
+		return r.order < o.order
+	}
+	return r.flow == r.flow.level.anew
+}
+
+// seat puts a lane, its flow and its level where their first requests belong, or out.
+func (p *Planner) seat(n *lane) {
+	f := n.flow
+	l := f.level
+	if n.queue.first() != nil && !n.shut {
+		f.lanes.put(n)
+	} else {
+		f.lanes.remove(n)
+	}
+	if f.lanes.first() != nil {
+		l.ready.put(f)
+	} else {
+		l.ready.remove(f)
+	}
+	if l.ready.first() != nil {
+		p.levels.put(l)
+	} else {
+		p.levels.remove(l)
+	}
+}
+
+// next returns the request that is to be granted next, or nil. Lanes whose group has no room,
+// or keeps it for another request, are found here and shut.
+func (p *Planner) next() *request {
+	for l := p.levels.first(); l != nil; l = p.levels.first() {
+		n := l.ready.first().lanes.first()
+		r, g := n.queue.first(), n.home
+		if g == nil || g.turn == nil || (g.turn == r && !g.full) {
+			return r
+		}
+		n.shut = true
+		g.shut = append(g.shut, n)
+		p.seat(n)
+	}
+	return nil
+}
+
+// wait gives a request the turn of its group, which has no room for it.
+func (p *Planner) wait(r *request) {
+	r.home.turn = r
+	p.setFull(r.home, true)
+}
+
+// setFull notes whether a decode group has no room for the request whose turn it is.
+func (p *Planner) setFull(g *group, full bool) {
+	switch {
+	case full && !g.full:
+		p.full++
+	case !full && g.full:
+		p.full--
+	}
+	g.full = full
+}
+
+// retryAll has all full groups offer the requests whose turn it is, when a group without a
+// queue may have room for them (rehome).
+func (p *Planner) retryAll() {
+	if p.full == 0 {
+		return
+	}
+	for _, g := range p.order {
+		if g.full {
+			p.retry(g)
+		}
+	}
+}
+
+// retry has a decode group that may have room again offer the request whose turn it is.
+func (p *Planner) retry(g *group) {
+	p.setFull(g, false)
+	if g.turn == nil {
+		return
+	}
+	if n := g.turn.lane; n.shut {
+		n.shut = false
+		g.shut = deleteLane(g.shut, n)
+		p.seat(n)
+	}
+}
+
+// deleteLane removes a lane from a list. Order does not matter.
+func deleteLane(list []*lane, n *lane) []*lane {
+	for i := range list {
+		if list[i] == n {
+			last := len(list) - 1
+			list[i] = list[last]
+			return list[:last]
+		}
+	}
+	return list
+}
+
+// open ends the turn of a request: the group offers all its requests.
+func (p *Planner) open(g *group) {
+	g.turn = nil
+	p.setFull(g, false)
+	for _, n := range g.shut {
+		n.shut = false
+		p.seat(n)
+	}
+	g.shut = g.shut[:0]
+}
+
+// nextOf is next for a prefill group that fetches: first the request that it keeps its room
+// for, unless a request of a higher priority waits, or one that is planned anew.
+func (p *Planner) nextOf(g *group) *request {
+	r, o := p.next(), g.owed
+	g.owed = nil
+	if r == nil || o == nil || p.requests[o.ID] != o || o.lane == nil || o.lane.at == 0 || r.precedes(o) {
+		return r
+	}
+	if h := o.lane.home; o.lane.queue.first() != o || (h != nil && h.turn != nil && (h.turn != o || h.full)) {
+		return r
+	}
+	return o
+}
+
+// TenantView is the requests of one tenant and one priority that wait.
+type TenantView struct {
+	Tenant   string
+	Priority int
+	Weight   float64
+	Waiting  int
+	// Work is in tokens of computing, in which cached tokens count by the time of their read.
+	Work float64
+}
+
+// Tenants returns the requests that wait by tenant and priority: higher priorities first, and of
+// one priority the tenants with the most requests first. Requests that are planned anew count as their tenant's.
+func (p *Planner) Tenants() []TenantView {
+	type key struct {
+		priority int
+		tenant   string
+	}
+	sums := make(map[key]*TenantView)
+	add := func(l *level, tenant string, n int, work float64) {
+		v := sums[key{l.priority, tenant}]
+		if v == nil {
+			v = &TenantView{Tenant: tenant, Priority: l.priority, Weight: p.weightOf(tenant)}
+			sums[key{l.priority, tenant}] = v
+		}
+		v.Waiting += n
+		v.Work += work
+	}
+	for _, l := range p.priorities {
+		for _, f := range l.flows {
+			if f.waiting > 0 {
+				add(l, f.tenant, f.waiting, f.work)
+			}
+		}
+		if l.anew.waiting == 0 {
+			continue
+		}
+		for _, r := range p.requests {
+			if r.flow == l.anew {
+				add(l, r.Tenant, 1, r.work)
+			}
+		}
+	}
+	views := make([]TenantView, 0, len(sums))
+	for _, v := range sums {
+		views = append(views, *v)
+	}
+	slices.SortFunc(views, func(a, b TenantView) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Waiting, a.Waiting), cmp.Compare(a.Tenant, b.Tenant))
+	})
+	return views
+}
+
+// Share is what a tenant of Options.Weights was granted and has in the queue, of all priorities.
+type Share struct {
+	// Granted is in tokens of computing (TenantView.Work), since the planner was made.
+	Granted float64
+	Queued  int
+}
+
+// Shares returns the shares of the tenants in Options.Weights, and the sum of all other tenants'.
+// So its size does not grow with the number of tenants.
+func (p *Planner) Shares() (named map[string]Share, others Share) {
+	named = make(map[string]Share, len(p.opts.Weights))
+	for tenant := range p.opts.Weights {
+		named[tenant] = *p.shares[tenant]
+	}
+	return named, p.others
+}
+
+// shareOf returns a tenant's share, or that of the tenants that have no name in
+// Options.Weights.
+func (p *Planner) shareOf(tenant string) *Share {
+	if s := p.shares[tenant]; s != nil {
+		return s
+	}
+	return &p.others
+}
+
+// weightOf returns a tenant's weight.
+func (p *Planner) weightOf(tenant string) float64 {
+	if w, ok := p.opts.Weights[tenant]; ok {
+		return w
+	}
+	return 1
+}

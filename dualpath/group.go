@@ -1,0 +1,298 @@
+package dualpath
+
+import (
+	"cmp"
+	"container/list"
+	"slices"
+	"time"
+)
+
+// engine is one GPU.
+type engine struct {
+	id    EngineID
+	group *group
+	node  *node
+
+	spec EngineSpec
+	// size is what the engine has of each memory, left what is free of it.
+	size, left room
+	tok, seq   int
+	// under counts the requests that were started and not prefilled yet on a prefill engine,
+	// underWork is their work. begun is since when the engine works on it: its last end, or
+	// when it had none.
+	under     int
+	underWork float64
+	begun     time.Duration
+	// strikes are failures since it last served a request; avoidUntil is when they
+	// are forgiven.
+	strikes    int
+	avoidUntil time.Duration
+	// since is what was assigned after the group's last report.
+	since []assigned
+}
+
+// assigned is an amount that a later report will contain.
+type assigned struct {
+	seq              uint64
+	tokens, requests int
+	room             room
+}
+
+// node is one machine: one storage NIC.
+type node struct {
+	id    NodeID
+	queue int
+	rate  float64
+	total uint64 // tokens assigned since the planner was made
+	since []assigned
+	// engines counts those that are up; a node without is not read through.
+	engines int
+}
+
+// group is a set of engines that fetch together.
+type group struct {
+	id      GroupID
+	role    Role
+	engines []*engine
+	heard   time.Duration
+	// returns and seen come from its GroupUp.
+	returns bool
+	seen    uint64
+	// private is the queue of a decode group, of *request, in the order in which they were
+	// routed; total the tokens of its engines and of that queue.
+	private *list.List
+	total   int
+	// turn is the request that the group keeps its room for, if there is one. full: no
+	// engine had room for it at the group's last report. shut are the lanes that wait
+	// for the end of the turn.
+	turn *request
+	full bool
+	shut []*lane
+	// owed is the request that a prefill group keeps its room for.
+	owed *request
+	// z and fitting are threshold's, as of the Step zStep.
+	z       float64
+	fitting int
+	zStep   uint64
+	// least is the load of a prefill group's least loaded engine after its last
+	// fetch, or noEngine.
+	least int
+	// leaving is the change of its role that is under way.
+	leaving leaving
+	// totalAt is its place in Planner.leastTotal.
+	totalAt int
+}
+
+// size is what an engine has of each memory.
+func (s *EngineSpec) size() room {
+	r := room{s.HBMTokens, s.Buffer.Bytes}
+	if r.hbm == 0 {
+		r.hbm = unlimited
+	}
+	if r.buffer == 0 {
+		r.buffer = unlimited
+	}
+	return r
+}
+
+// groupUp makes a group known, and what it holds. What a group that returns
+// still holds goes on where it was; the rest of what it had is planned anew.
+func (p *Planner) groupUp(e *GroupUp) {
+	p.seq = max(p.seq, e.Seen)
+	g := &group{id: e.Group, role: e.Role, heard: p.now, returns: e.Returns, seen: e.Seen, least: noEngine}
+	fresh := make(map[EngineID]*engine, len(e.Engines))
+	for _, s := range e.Engines {
+		n := p.nodes[s.Node]
+		if n == nil {
+			n = &node{id: s.Node, rate: p.opts.ReadRate}
+			p.nodes[s.Node] = n
+		}
+		n.engines++
+		n.since = nil // the first report contains all that reached the group, or the request is planned anew
+		en := &engine{id: s.Engine, group: g, node: n, spec: s, size: s.size()}
+		if e.Role == Decode && s.HBMTokens != 0 {
+			en.size.hbm = max(en.size.hbm-p.reserve, 0)
+		}
+		en.left = en.size
+		fresh[s.Engine] = en
+		g.engines = append(g.engines, en)
+	}
+	for i := range e.Holding {
+		h := &e.Holding[i]
+		r, en := p.requests[h.Request.ID], fresh[h.Engine]
+		if r == nil || en == nil || (h.Ended && h.Attempt != r.attempt) {
+			continue
+		}
+		if old := r.engineOf(g.role); old != nil && old.id == h.Engine && old.group.id == g.id && old.group.role == g.role {
+			r.setEngine(g.role, en)
+			if g.role == Prefill {
+				p.movePrefill(r)
+			}
+		}
+	}
+	old := p.groups[e.Group]
+	p.returning(g, old, e)
+	p.groupDown(old)
+	for _, s := range e.Engines {
+		if other := p.engines[s.Engine]; other != nil {
+			p.groupDown(other.group)
+		}
+	}
+	for _, en := range g.engines {
+		p.engines[en.id] = en
+	}
+	p.groups[g.id] = g
+	at, _ := slices.BinarySearchFunc(p.order, g.id, func(a *group, id GroupID) int { return cmp.Compare(a.id, id) })
+	p.order = slices.Insert(p.order, at, g)
+	if g.role == Decode {
+		g.private = list.New()
+		if !g.switching() {
+			p.leastTotal.put(g)
+			p.retryAll()
+		}
+	}
+	for i := range e.Holding {
+		p.hold(g, &e.Holding[i], e.Again)
+	}
+	p.reconsider()
+	p.complete()
+}
+
+// groupDown plans anew what the group had, and forgets it.
+func (p *Planner) groupDown(g *group) {
+	if g == nil {
+		return
+	}
+	delete(p.groups, g.id)
+	if at := slices.Index(p.order, g); at >= 0 {
+		p.order = slices.Delete(p.order, at, at+1)
+	}
+	p.leastTotal.remove(g)
+	for _, en := range g.engines {
+		delete(p.engines, en.id)
+		en.node.engines--
+		if en.node.engines == 0 {
+			delete(p.nodes, en.node.id)
+		}
+	}
+	if g.private != nil {
+		p.unroute(g)
+	}
+	if g.switching() {
+		p.endSwitch(g.id, g.leaving.to, GroupLost)
+	}
+	p.reconsider()
+	var lost []*request
+	for _, r := range p.requests {
+		if (r.pe != nil && r.pe.group == g) || (r.de != nil && r.de.group == g) {
+			lost = append(lost, r)
+		}
+	}
+	youngestFirst(lost)
+	for _, r := range lost {
+		p.replan(r, g)
+	}
+}
+
+// replan sends a request back to the queue because lost is gone, unless the decode
+// engine has all of the prompt.
+func (p *Planner) replan(r *request, lost *group) {
+	if r.pe != nil && r.pe.group == lost && r.prefilled {
+		r.pe = nil // its work was done
+		return
+	}
+	r.why.note(p.now, "planned anew: group %d is gone", int(lost.id))
+	for _, role := range [...]Role{Prefill, Decode} {
+		if en := r.engineOf(role); en != nil && en.group == lost {
+			r.setEngine(role, nil)
+		}
+	}
+	p.requeue(r, GroupLost)
+}
+
+// fetch takes a group's report. A prefill group is given work, with the decode engines
+// as they reported last.
+func (p *Planner) fetch(e *Fetch) {
+	g := p.groups[e.Group]
+	if g == nil {
+		return
+	}
+	g.heard = p.now
+	for i := range e.Nodes {
+		p.reportNode(&e.Nodes[i], e.Seen)
+	}
+	for i := range e.Engines {
+		rep := &e.Engines[i]
+		en := p.engines[rep.Engine]
+		if en == nil || en.group != g {
+			continue
+		}
+		en.since = unseen(en.since, e.Seen)
+		g.total -= en.tok
+		en.tok, en.seq, en.left = max(rep.Tokens, 0), max(rep.Requests, 0), en.size
+		if en.spec.HBMTokens != 0 {
+			en.left.hbm = max(rep.HBMFree-(en.spec.HBMTokens-en.size.hbm), 0)
+		}
+		if en.spec.Buffer.Bytes != 0 {
+			en.left.buffer = max(rep.BufferFree, 0)
+		}
+		g.total += en.tok
+		for i := range en.since {
+			p.take(en, en.since[i])
+		}
+	}
+	switch {
+	case g.switching():
+	case g.role == Decode:
+		p.leastTotal.put(g)
+		if p.retry(g); g.private.Len() == 0 {
+			p.retryAll()
+		}
+	default:
+		p.expire()
+		p.grant(g)
+	}
+}
+
+// reportNode takes a node's report.
+func (p *Planner) reportNode(rep *NodeReport, seen uint64) {
+	n := p.nodes[rep.Node]
+	if n == nil {
+		return
+	}
+	n.since = unseen(n.since, seen)
+	n.queue = max(rep.ReadQueue, 0)
+	for _, a := range n.since {
+		n.queue += a.tokens
+	}
+	if rep.Rate > 0 {
+		n.rate = rep.Rate
+	}
+}
+
+// unseen drops what the report contains.
+func unseen(list []assigned, seen uint64) []assigned {
+	i := 0
+	for i < len(list) && list[i].seq <= seen {
+		i++
+	}
+	return slices.Delete(list, 0, i)
+}
+
+// give counts what an action assigns to an engine until its group reports it.
+func (p *Planner) give(en *engine, a assigned) {
+	p.take(en, a)
+	en.since = append(en.since, a)
+}
+
+// take counts an amount as the engine's.
+func (p *Planner) take(en *engine, a assigned) {
+	en.tok += a.tokens
+	en.seq += a.requests
+	en.left = en.left.minus(a.room)
+	g := en.group
+	g.total += a.tokens
+	if g.totalAt != 0 {
+		p.leastTotal.put(g)
+	}
+}

@@ -1,0 +1,79 @@
+package suite
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/lab/bench"
+	"github.com/penstock-kv/penstock/lab/bench/peer"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// planeName is the transfer engine by itself: no gRPC, no index, no checksums.
+// What lies between it and a read of the product is what those cost.
+const planeName = "transfer engine alone"
+
+// sinkToken opens the session with a sink.
+const sinkToken = "penstock bench sink"
+
+// SinkToken is what a sink's engine has to be made with.
+func SinkToken() rdma.Token { return rdma.Token(sinkToken) }
+
+// Sink is the child's part: it offers memory to be written to, and says in one
+// line where it is.
+func Sink(ctx context.Context, e rdma.Engine, memory *arena.Arena) (line string, region rdma.Region, err error) {
+	region, err = e.Register(memory.Bytes(), rdma.RegisterOptions{})
+	if err != nil {
+		return "", nil, err
+	}
+	desc := region.Desc()
+	raw, err := desc.MarshalBinary()
+	if err != nil {
+		return "", nil, errors.Join(err, region.Close(ctx))
+	}
+	return base64.StdEncoding.EncodeToString(raw), region, nil
+}
+
+// SinkBytes is the memory of a sink.
+const SinkBytes = landBytes
+
+// planeWrites writes blocks into the sink, as many in flight as reads would be.
+func (s *serverSuite) planeWrites(m model, l load, sink *peer.Child) func(context.Context) (bench.Sample, error) {
+	return func(ctx context.Context) (_ bench.Sample, err error) {
+		raw, err := base64.StdEncoding.DecodeString(sink.Ready)
+		if err != nil {
+			return nil, err
+		}
+		var dst rdma.Desc
+		if err := dst.UnmarshalBinary(raw); err != nil {
+			return nil, fmt.Errorf("bench: the sink's address: %w", err)
+		}
+		e, err := s.NewEngine(ctx, l.conns)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, e.Close()) }()
+		if _, err := e.Connect(ctx, dst.Addr(), SinkToken()); err != nil {
+			return nil, err
+		}
+		src, err := e.Register(s.land.Bytes(), rdma.RegisterOptions{Local: true})
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, src.Close(ctx)) }()
+		var next atomic.Int64
+		return drive(ctx, s.Turn, l.depth(), gi, []*peer.Process{sink.Process}, func(int) (int64, error) {
+			at := uint64(place(int(next.Add(1)), 0, 1, m.blockBytes))
+			done := make(chan error, 1)
+			err := e.Write(ctx, rdma.Write{Src: src, SrcOffset: at, Dst: dst, DstOffset: at, Len: uint64(m.blockBytes), Done: func(err error) { done <- err }})
+			if err != nil {
+				return 0, err
+			}
+			return m.blockBytes, <-done
+		})
+	}
+}

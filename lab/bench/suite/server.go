@@ -1,0 +1,786 @@
+package suite
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/bench"
+	"github.com/penstock-kv/penstock/lab/bench/peer"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// ServerOptions are those of the server suite.
+type ServerOptions struct {
+	// DiskBytes is how much is on the node for the reads from disk: more than its
+	// arena can keep.
+	DiskBytes int64
+}
+
+const (
+	// hotBytes is the set that is read from memory, by everybody.
+	hotBytes = 64 << 20
+	// landBytes is the memory that is read into, by everybody.
+	landBytes = 64 << 20
+
+	oursName   = "penstock"
+	iperfName  = "iperf3"
+	streamName = "gRPC stream"
+	redisName  = "Redis GET"
+	netUnit    = "GiB/s"
+)
+
+// load is connections and requests in flight on each.
+type load struct{ conns, each int }
+
+func (l load) String() string { return fmt.Sprintf("%d × %d", l.conns, l.each) }
+
+func (l load) depth() int { return l.conns * l.each }
+
+// serverSuite is one run.
+type serverSuite struct {
+	*suiteRun
+	opts ServerOptions
+	dir  string
+	land *arena.Arena
+	node *served
+
+	iperf *peer.Iperf
+	redis *peer.Redis
+	// notRun says of iperf3, redis and fio why they cannot run; "" if they can.
+	notRun    map[string]string
+	fioMemory string
+}
+
+// Server measures reads from another process, through gRPC and the data plane.
+func Server(ctx context.Context, w World, o ServerOptions) (_ bench.Report, err error) {
+	s := &serverSuite{suiteRun: newRun(w, "server"), opts: o, notRun: make(map[string]string)}
+	if err := s.needSpace(o.DiskBytes + 4*gi); err != nil {
+		return s.report, err
+	}
+	dir, remove, err := s.tempDir("server")
+	if err != nil {
+		return s.report, err
+	}
+	defer remove()
+	s.dir = dir
+	if s.land, err = newArena(landBytes); err != nil {
+		return s.report, err
+	}
+	defer func() { err = errors.Join(err, s.land.Close()) }()
+	note, restore := peer.UseCongestion()
+	defer func() { err = errors.Join(err, restore()) }()
+	s.setup("loopback; %s", note)
+	s.setup("a × b: a connections with b reads in flight on each; everybody reads into the same %d MiB of %s; CPU is of both sides", landBytes/mib, pages(s.land))
+	stop := s.startPeers()
+	defer func() { err = errors.Join(err, stop()) }()
+	defer func() {
+		if s.node != nil {
+			s.node.Kill()
+		}
+	}()
+	err = s.all(ctx, step{"control call", s.control}, step{"reads from memory", s.fromMemory}, step{"reads from disk", s.fromDisk}, step{"cut through", s.cutThrough})
+	return s.report, err
+}
+
+// startPeers starts what is installed.
+func (s *serverSuite) startPeers() (stop func() error) {
+	var closers []func() error
+	var err error
+	if s.notRun[iperfName] = peer.Installed("iperf3", "iperf3"); s.notRun[iperfName] == "" {
+		if s.iperf, err = peer.StartIperf(); err != nil {
+			s.notRun[iperfName] = err.Error()
+		} else {
+			closers = append(closers, s.iperf.Close)
+		}
+	}
+	if s.notRun[redisName] = peer.Installed("redis-server", "redis-server"); s.notRun[redisName] == "" {
+		if s.redis, err = peer.StartRedis(); err != nil {
+			s.notRun[redisName] = err.Error()
+		} else {
+			closers = append(closers, s.redis.Close)
+		}
+	}
+	if s.notRun[fioName] = peer.Installed("fio", "fio"); s.notRun[fioName] == "" {
+		memory, note, restore := peer.HugePages(64) // 16 × 4 MiB and what fio adds
+		s.fioMemory = memory
+		closers = append(closers, restore)
+		s.setup("%s", note)
+	}
+	return func() error {
+		var errs []error
+		for _, c := range closers {
+			errs = append(errs, c())
+		}
+		return errors.Join(errs...)
+	}
+}
+
+// model is a namespace of blocks of one size.
+type model struct {
+	blockBytes int64
+	layers     int
+	// prompt: its blocks are one chain, not a prompt each.
+	prompt bool
+}
+
+func (m model) name() string {
+	kind := "blocks-"
+	if m.prompt {
+		kind = "prompt-"
+	}
+	return kind + strings.ReplaceAll(sizeName(m.blockBytes), " ", "")
+}
+
+func (m model) geometry() kv.Geometry {
+	return kv.SingleGroup(m.layers, 16, int(m.blockBytes)/m.layers/16)
+}
+
+// The layers are 64 KiB each, and 256 KiB in the largest block.
+func oneMiB() model     { return model{blockBytes: 1 * mib, layers: 16} }
+func fourMiB() model    { return model{blockBytes: 4 * mib, layers: 64} }
+func sixteenMiB() model { return model{blockBytes: 16 * mib, layers: 64} }
+
+// remote is a client of a node, with so many data connections.
+type remote struct {
+	engine rdma.Engine
+	store  *client.Store
+	memory *client.Memory
+	land   []byte
+}
+
+func (s *serverSuite) remote(ctx context.Context, addr string, conns int) (*remote, error) {
+	return s.remoteWith(ctx, client.Options{Servers: []string{addr}}, conns)
+}
+
+func (s *serverSuite) remoteWith(ctx context.Context, o client.Options, conns int) (_ *remote, err error) {
+	r := &remote{land: s.land.Bytes()}
+	if r.engine, err = s.NewEngine(ctx, conns); err != nil {
+		return nil, err
+	}
+	o.Engine = r.engine
+	if r.store, err = client.Open(ctx, o); err != nil {
+		return nil, errors.Join(err, r.engine.Close())
+	}
+	if r.memory, err = r.store.Register(r.land); err != nil {
+		return nil, errors.Join(err, r.close(ctx))
+	}
+	return r, nil
+}
+
+func (r *remote) close(ctx context.Context) error {
+	var err error
+	if r.memory != nil {
+		err = r.memory.Close(ctx)
+	}
+	return errors.Join(err, r.store.Close(), r.engine.Close())
+}
+
+// blockID names block n of a model; each is a prompt of its own, so that any can
+// be read alone.
+func blockID(n int) (id kv.BlockID) {
+	binary.LittleEndian.PutUint64(id[:], uint64(n)+1)
+	copy(id[8:], "penstock")
+	return id
+}
+
+// read fetches block n into place at of the landing memory.
+func (r *remote) read(ctx context.Context, ns kv.Namespace, n int, at int64) error {
+	res, err := r.store.Read(ctx, client.ReadRequest{
+		Namespace: ns, IDs: []kv.BlockID{blockID(n)}, Into: r.memory, Pieces: []client.Piece{{Offset: at}},
+	})
+	if err != nil {
+		return err
+	}
+	if res.Blocks != 1 {
+		return fmt.Errorf("bench: block %d was not read: %v, %s %s %v", n, res.Outcome, res.Cut, res.Detail, res.Lost)
+	}
+	return nil
+}
+
+// create makes the model's namespace on the node and fills it with bytes of
+// blocks.
+func (r *remote) create(ctx context.Context, addr string, m model, bytes int64) (kv.Namespace, error) {
+	conn, err := client.Dial(addr, client.DialOptions{})
+	if err != nil {
+		return kv.Namespace{}, err
+	}
+	defer conn.Close()
+	if err := createNamespace(ctx, conn, m); err != nil {
+		return kv.Namespace{}, err
+	}
+	ns, err := r.store.Namespace(ctx, m.name())
+	if err != nil {
+		return ns, err
+	}
+	rng := rand.New(rand.NewPCG(11, uint64(m.blockBytes)))
+	for i := 0; i+8 <= len(r.land); i += 8 {
+		binary.LittleEndian.PutUint64(r.land[i:], rng.Uint64())
+	}
+	for n := range int(bytes / m.blockBytes) {
+		at := int64(n) * m.blockBytes % landBytes
+		res, err := r.store.Write(ctx, client.WriteRequest{
+			Namespace: ns, IDs: []kv.BlockID{blockID(n)}, From: r.memory, Pieces: []client.Piece{{Offset: at}},
+		})
+		if err != nil {
+			return ns, err
+		}
+		if res.Blocks != 1 {
+			return ns, fmt.Errorf("bench: block %d was not stored: %v %v", n, res.Outcome, res.Refused)
+		}
+	}
+	return ns, nil
+}
+
+func createNamespace(ctx context.Context, conn *grpc.ClientConn, m model) error {
+	_, err := pb.NewAdminClient(conn).CreateNamespace(ctx, &pb.CreateNamespaceRequest{
+		Namespace: api.NamespaceProto(kv.Namespace{Name: m.name(), Index: kv.IndexTrie, Geometry: m.geometry()}),
+	})
+	return err
+}
+
+// place is the offset in the landing memory that a caller reads into on a turn: one
+// block after the other, so that all callers together use all of it.
+func place(caller, turn, callers int, blockBytes int64) int64 {
+	slots := int(landBytes / blockBytes)
+	return int64((caller+turn*callers)%slots) * blockBytes
+}
+
+// nodeFor starts the node that is read from, once.
+func (s *serverSuite) nodeFor(ctx context.Context) (*served, error) {
+	if s.node != nil {
+		return s.node, nil
+	}
+	// The arena keeps the hot sets, and no more than a small part of the rest.
+	n, err := startServe(ctx, s.Exe, filepath.Join(s.dir, "node"), "--capacity", strconv.FormatInt(s.opts.DiskBytes+3*gi, 10), "--segment", "1GiB")
+	if err != nil {
+		return nil, err
+	}
+	s.node = n
+	return n, nil
+}
+
+// control measures what a call costs that moves no block, against the same call
+// over gRPC, which is what there is besides messages, and against the same
+// number of bytes going to and fro on a gRPC stream that is open already: the
+// floor of everything that asks a node first.
+func (s *serverSuite) control(ctx context.Context) (err error) {
+	const name = "one call without a block"
+	if !s.wants(name) {
+		return nil
+	}
+	node, err := s.nodeFor(ctx)
+	if err != nil {
+		return err
+	}
+	ns, err := s.stored(ctx, node, oneMiB(), oneMiB().blockBytes)
+	if err != nil {
+		return err
+	}
+	r, err := s.remote(ctx, node.listen, 1)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	const bytes = 64
+	stream, err := peer.StartChild(s.Exe, os.Stderr, "bench", "child", "stream", "--block-bytes", strconv.Itoa(bytes))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stream.Close()) }()
+	conn, err := peer.DialStream(stream.Ready)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	get, err := conn.Open(ctx)
+	if err != nil {
+		return err
+	}
+	control, err := client.Dial(node.listen, client.DialOptions{})
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	cache := pb.NewCacheClient(control)
+	id := blockID(0)
+	const match, overGRPC, echo = "client.Match of one block", "the same over gRPC", "gRPC stream, 64 bytes"
+	return s.compare(ctx, bench.Comparison{
+		Name: name, Unit: "calls/s",
+		Contenders: []bench.Contender{
+			{Name: match, Turn: func(ctx context.Context) (bench.Sample, error) {
+				return times(s.Turn, func() (bool, error) {
+					m, err := r.store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: []kv.BlockID{blockID(0)}})
+					if err == nil && m.Blocks != 1 {
+						err = fmt.Errorf("bench: %d blocks matched", m.Blocks)
+					}
+					return ctx.Err() == nil, err
+				})
+			}},
+			{Name: overGRPC, Turn: func(ctx context.Context) (bench.Sample, error) {
+				return times(s.Turn, func() (bool, error) {
+					m, err := cache.Match(ctx, &pb.MatchRequest{Namespace: ns.Name, BlockIds: id[:]})
+					if err == nil && m.GetMatchedBlocks() != 1 {
+						err = fmt.Errorf("bench: %d blocks matched", m.GetMatchedBlocks())
+					}
+					return ctx.Err() == nil, err
+				})
+			}},
+			{Name: echo, Turn: func(ctx context.Context) (bench.Sample, error) {
+				dst := make([]byte, bytes)
+				return times(s.Turn, func() (bool, error) { return ctx.Err() == nil, get(0, dst) })
+			}},
+		},
+		Measures: []bench.Measure{
+			bench.Figure("p50 of a match", "µs", "p50 µs", match, bench.Target{}),
+			bench.Ratio("p50, match / the same over gRPC", "p50 µs", match, overGRPC, bench.Target{}),
+			bench.Ratio("p50, match / gRPC stream", "p50 µs", match, echo, bench.Target{}),
+		},
+	})
+}
+
+// fromMemory reads blocks that the node has in its arena.
+func (s *serverSuite) fromMemory(ctx context.Context) error {
+	for _, m := range []model{oneMiB(), fourMiB()} {
+		if err := s.modelFromMemory(ctx, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func memoryWork(m model, l load) string {
+	return fmt.Sprintf("read %s from DRAM, %v", sizeName(m.blockBytes), l)
+}
+
+func loads() []load { return []load{{1, 1}, {1, 4}, {4, 4}} }
+
+func (s *serverSuite) modelFromMemory(ctx context.Context, m model) (err error) {
+	var names []string
+	for _, l := range loads() {
+		names = append(names, memoryWork(m, l))
+	}
+	names = append(names, prefixWork(m))
+	if !s.wants(names...) {
+		return nil
+	}
+	node, err := s.nodeFor(ctx)
+	if err != nil {
+		return err
+	}
+	s.Progress("storing " + sizeName(hotBytes) + " in blocks of " + sizeName(m.blockBytes))
+	ns, err := s.stored(ctx, node, m, hotBytes)
+	if err != nil {
+		return err
+	}
+	stream, err := peer.StartChild(s.Exe, os.Stderr, "bench", "child", "stream", "--block-bytes", strconv.FormatInt(m.blockBytes, 10), "--bytes", strconv.Itoa(hotBytes))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stream.Close()) }()
+	sink, err := peer.StartChild(s.Exe, os.Stderr, "bench", "child", "sink")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, sink.Close()) }()
+	if s.redis != nil {
+		if err := s.fillRedis(ctx, m); err != nil {
+			s.notRun[redisName] = err.Error()
+		}
+	}
+	for _, l := range loads() {
+		if err := s.memoryLoad(ctx, m, l, node, ns, stream, sink); err != nil {
+			return err
+		}
+	}
+	return s.memoryPrefix(ctx, m, node, ns, stream)
+}
+
+// prefixConns are the connections over which a prefix is read.
+const prefixConns = 4
+
+func prefixWork(m model) string {
+	return fmt.Sprintf("read %s in blocks of %s from DRAM, one call", sizeName(hotBytes), sizeName(m.blockBytes))
+}
+
+// memoryPrefix reads all the blocks with one call of the client, as an engine
+// loads a prefix: what a call costs is shared, and the verification of some blocks
+// runs while others are on their way.
+func (s *serverSuite) memoryPrefix(ctx context.Context, m model, node *served, ns kv.Namespace, stream *peer.Child) error {
+	blocks := int(hotBytes / m.blockBytes)
+	return s.compare(ctx, bench.Comparison{
+		Name: prefixWork(m), Unit: netUnit,
+		Contenders: []bench.Contender{
+			{Name: oursName, Turn: s.prefixes(m, node, blocks)},
+			{Name: iperfName, NotRun: s.notRun[iperfName], Turn: func(ctx context.Context) (bench.Sample, error) {
+				return s.iperf.Run(ctx, peer.IperfLoad{Conns: prefixConns, WriteBytes: m.blockBytes}, s.Turn)
+			}},
+			{Name: streamName, Turn: s.streamReads(m, load{prefixConns, 4}, stream, blocks)},
+		},
+		Measures: []bench.Measure{
+			bench.Ratio("bandwidth / iperf3", bench.Rate, oursName, iperfName, bench.Target{}),
+			bench.Ratio("CPU / iperf3", bench.CPU, oursName, iperfName, bench.Target{}),
+			bench.Ratio("bandwidth / gRPC stream", bench.Rate, oursName, streamName, bench.Target{}),
+			bench.Ratio("CPU / gRPC stream", bench.CPU, oursName, streamName, bench.Target{}),
+		},
+		Notes: []string{fmt.Sprintf("the client over %d connections, as are the others; the gRPC stream has 4 requests under way on each", prefixConns)},
+	})
+}
+
+// prefixes reads one prompt of as many blocks as the hot set has, with one call.
+func (s *serverSuite) prefixes(m model, node *served, blocks int) func(context.Context) (bench.Sample, error) {
+	return func(ctx context.Context) (_ bench.Sample, err error) {
+		r, err := s.remote(ctx, node.listen, prefixConns)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, r.close(ctx)) }()
+		ns, ids, err := r.chain(ctx, node.listen, m, blocks)
+		if err != nil {
+			return nil, err
+		}
+		read := func(int) (int64, error) {
+			res, err := r.store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory})
+			if err == nil && res.Blocks != blocks {
+				err = fmt.Errorf("bench: %d blocks of %d were read: %v, %s %s", res.Blocks, blocks, res.Outcome, res.Cut, res.Detail)
+			}
+			return int64(blocks) * m.blockBytes, err
+		}
+		if _, err := read(0); err != nil { // into the node's memory
+			return nil, err
+		}
+		return drive(ctx, s.Turn, 1, gi, []*peer.Process{node.Process}, read)
+	}
+}
+
+// chain stores one prompt of so many blocks, once, in a namespace of its own.
+func (r *remote) chain(ctx context.Context, addr string, m model, blocks int) (kv.Namespace, []kv.BlockID, error) {
+	ids := make([]kv.BlockID, blocks)
+	for i := range ids {
+		ids[i] = blockID(1<<32 + i)
+	}
+	m.prompt = true
+	if ns, err := r.store.Namespace(ctx, m.name()); err == nil {
+		return ns, ids, nil
+	}
+	conn, err := client.Dial(addr, client.DialOptions{})
+	if err != nil {
+		return kv.Namespace{}, nil, err
+	}
+	defer conn.Close()
+	if err := createNamespace(ctx, conn, m); err != nil {
+		return kv.Namespace{}, nil, err
+	}
+	ns, err := r.store.Namespace(ctx, m.name())
+	if err != nil {
+		return ns, nil, err
+	}
+	w, err := r.store.Write(ctx, client.WriteRequest{Namespace: ns, IDs: ids, From: r.memory})
+	if err == nil && w.Blocks != blocks {
+		err = fmt.Errorf("bench: %d blocks of %d were stored: %v", w.Blocks, blocks, w.Refused)
+	}
+	return ns, ids, err
+}
+
+// stored makes a namespace on the node and fills it.
+func (s *serverSuite) stored(ctx context.Context, node *served, m model, bytes int64) (ns kv.Namespace, err error) {
+	r, err := s.remote(ctx, node.listen, 4)
+	if err != nil {
+		return ns, err
+	}
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	return r.create(ctx, node.listen, m, bytes)
+}
+
+func (s *serverSuite) memoryLoad(ctx context.Context, m model, l load, node *served, ns kv.Namespace, stream, sink *peer.Child) error {
+	blocks := int(hotBytes / m.blockBytes)
+	name := memoryWork(m, l)
+	return s.compare(ctx, bench.Comparison{
+		Name: name, Unit: netUnit,
+		Contenders: []bench.Contender{
+			{Name: oursName, Turn: s.reads(m, l, node, ns, blocks, true)},
+			{Name: iperfName, NotRun: s.notRun[iperfName], Turn: func(ctx context.Context) (bench.Sample, error) {
+				return s.iperf.Run(ctx, peer.IperfLoad{Conns: l.conns, WriteBytes: m.blockBytes}, s.Turn)
+			}},
+			{Name: planeName, Turn: s.planeWrites(m, l, sink)},
+			{Name: streamName, Turn: s.streamReads(m, l, stream, blocks)},
+			{Name: redisName, NotRun: s.notRun[redisName], Turn: s.redisReads(m, l, blocks)},
+		},
+		Measures: []bench.Measure{
+			bench.Ratio("bandwidth / iperf3", bench.Rate, oursName, iperfName, bench.AtLeast(0.85)),
+			bench.Ratio("CPU / iperf3", bench.CPU, oursName, iperfName, bench.Target{}),
+			bench.Ratio("transfer engine alone / iperf3, bandwidth", bench.Rate, planeName, iperfName, bench.Target{}),
+			bench.Ratio("transfer engine alone / gRPC stream, bandwidth", bench.Rate, planeName, streamName, bench.Target{}),
+			bench.Ratio("transfer engine alone / gRPC stream, CPU", bench.CPU, planeName, streamName, bench.Target{}),
+			bench.Ratio("bandwidth / gRPC stream", bench.Rate, oursName, streamName, bench.AtLeast(2)),
+			bench.Ratio("CPU / gRPC stream", bench.CPU, oursName, streamName, bench.AtMost(0.55)),
+			bench.Ratio("bandwidth / Redis GET", bench.Rate, oursName, redisName, bench.AtLeast(1.1)),
+			bench.Ratio("CPU / Redis GET", bench.CPU, oursName, redisName, bench.Target{}),
+		},
+	})
+}
+
+// reads reads blocks one after the other, each caller its own, and verifies them
+// as every read is. With warm, all of them are read once before it counts, so that
+// the node has them in memory; without, the order is such that it never has.
+func (s *serverSuite) reads(m model, l load, node *served, ns kv.Namespace, blocks int, warm bool) func(context.Context) (bench.Sample, error) {
+	var next atomic.Int64
+	return func(ctx context.Context) (_ bench.Sample, err error) {
+		r, err := s.remote(ctx, node.listen, l.conns)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, r.close(ctx)) }()
+		for n := range blocks {
+			if !warm {
+				break
+			}
+			if err := r.read(ctx, ns, n, 0); err != nil {
+				return nil, err
+			}
+		}
+		turns := make([]int, l.depth())
+		return drive(ctx, s.Turn, l.depth(), gi, []*peer.Process{node.Process}, func(i int) (int64, error) {
+			n := int(next.Add(1)) % blocks
+			turns[i]++
+			return m.blockBytes, r.read(ctx, ns, n, place(i, turns[i], l.depth(), m.blockBytes))
+		})
+	}
+}
+
+// streamReads is the same through the gRPC stream.
+func (s *serverSuite) streamReads(m model, l load, child *peer.Child, blocks int) func(context.Context) (bench.Sample, error) {
+	return func(ctx context.Context) (_ bench.Sample, err error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		var gets []func(int, []byte) error
+		for range l.conns {
+			conn, err := peer.DialStream(child.Ready)
+			if err != nil {
+				return nil, err
+			}
+			defer conn.Close()
+			for range l.each {
+				get, err := conn.Open(ctx)
+				if err != nil {
+					return nil, err
+				}
+				gets = append(gets, get)
+			}
+		}
+		rngs := make([]int, len(gets))
+		return drive(ctx, s.Turn, len(gets), gi, []*peer.Process{child.Process}, func(i int) (int64, error) {
+			rngs[i]++
+			at := place(i, rngs[i], len(gets), m.blockBytes)
+			return m.blockBytes, gets[i]((i+rngs[i]*len(gets))%blocks, s.land.Bytes()[at:][:m.blockBytes])
+		})
+	}
+}
+
+func redisKey(m model, n int) string { return fmt.Sprintf("%s:%d", m.name(), n) }
+
+func (s *serverSuite) fillRedis(ctx context.Context, m model) error {
+	c, err := s.redis.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for n := range int(hotBytes / m.blockBytes) {
+		if err := c.Set(redisKey(m, n), s.land.Bytes()[int64(n)*m.blockBytes:][:m.blockBytes]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// redisReads keeps so many GETs in flight on each connection.
+func (s *serverSuite) redisReads(m model, l load, blocks int) func(context.Context) (bench.Sample, error) {
+	return func(ctx context.Context) (_ bench.Sample, err error) {
+		conns := make([]*peer.RedisConn, l.conns)
+		asked := make([]int, l.conns)
+		turns := make([]int, l.conns)
+		ask := func(i int) error {
+			asked[i]++
+			return conns[i].Ask(redisKey(m, (i+asked[i]*l.conns)%blocks))
+		}
+		for i := range conns {
+			if conns[i], err = s.redis.Conn(ctx); err != nil {
+				return nil, err
+			}
+			defer conns[i].Close()
+			for range l.each {
+				if err := ask(i); err != nil {
+					return nil, err
+				}
+			}
+		}
+		return drive(ctx, s.Turn, l.conns, gi, []*peer.Process{s.redis.Process}, func(i int) (int64, error) {
+			turns[i]++
+			at := place(i, turns[i], l.conns, m.blockBytes)
+			if err := conns[i].Take(s.land.Bytes()[at:][:m.blockBytes]); err != nil {
+				return 0, err
+			}
+			return m.blockBytes, ask(i)
+		})
+	}
+}
+
+// fromDisk reads blocks that the node has on disk only.
+func (s *serverSuite) fromDisk(ctx context.Context) error {
+	for _, c := range []struct {
+		m model
+		l load
+	}{{fourMiB(), load{1, 1}}, {fourMiB(), load{1, 4}}, {fourMiB(), load{4, 4}}, {oneMiB(), load{4, 4}}} {
+		name := fmt.Sprintf("read %s from disk, %v", sizeName(c.m.blockBytes), c.l)
+		if !s.wants(name) {
+			continue
+		}
+		if err := s.diskLoad(ctx, name, c.m, c.l); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// bestFio is the shapes of which one is the best that fio gets from this disk.
+func bestFio() []shape { return []shape{{4 * mib, 0, 1}, {1 * mib, 0, 4}} }
+
+func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load) error {
+	node, err := s.nodeFor(ctx)
+	if err != nil {
+		return err
+	}
+	bytes := s.opts.DiskBytes
+	if m != fourMiB() {
+		bytes = 1 * gi
+	}
+	s.Progress("storing " + sizeName(bytes) + " in blocks of " + sizeName(m.blockBytes))
+	ns, err := s.stored(ctx, node, m, bytes)
+	if err != nil {
+		return err
+	}
+	// fio reads a file of its own: the node's segments hold several sizes, and
+	// parts of them were never written.
+	file := filepath.Join(s.dir, "fio")
+	if err := prewritten(file, 1*gi, s.land.Bytes()); err != nil {
+		return err
+	}
+	defer os.Remove(file)
+	fio := func(sh shape) func(context.Context) (bench.Sample, error) {
+		return fioInGiB(peer.FioJob{
+			RW: "randread", File: file, BlockBytes: sh.slotBytes, Depth: sh.depth, SizeBytes: 1 * gi, Memory: s.fioMemory, Time: s.Turn,
+		})
+	}
+	c := bench.Comparison{
+		Name: name, Unit: netUnit,
+		Contenders: []bench.Contender{
+			{Name: oursName, Turn: s.reads(m, l, node, ns, int(bytes/m.blockBytes), false)},
+			{Name: iperfName, NotRun: s.notRun[iperfName], Turn: func(ctx context.Context) (bench.Sample, error) {
+				return s.iperf.Run(ctx, peer.IperfLoad{Conns: l.conns, WriteBytes: m.blockBytes}, s.Turn)
+			}},
+			{Name: fioName, NotRun: s.notRun[fioName], Turn: fio(shape{m.blockBytes, 0, l.depth()})},
+		},
+	}
+	for _, sh := range bestFio() {
+		c.Contenders = append(c.Contenders, bench.Contender{Name: "fio " + sh.String(), NotRun: s.notRun[fioName], Turn: fio(sh)})
+	}
+	atLeast := func(v float64) bench.Target {
+		if l.depth() < 4 || m != fourMiB() {
+			return bench.Target{} // the design speaks of four reads of 4 MiB and more
+		}
+		return bench.AtLeast(v)
+	}
+	c.Measures = []bench.Measure{
+		{Name: "bandwidth / min(fio at that depth, iperf3)", Target: atLeast(0.9), Of: func(r bench.Round) (float64, bool) {
+			ours, ok := r.Get(oursName, bench.Rate)
+			net, ok2 := r.Get(iperfName, bench.Rate)
+			disk, ok3 := r.Get(fioName, bench.Rate)
+			return ours / min(net, disk), ok && ok2 && ok3
+		}},
+		{Name: "bandwidth / best fio", Target: atLeast(0.8), Of: func(r bench.Round) (float64, bool) {
+			ours, ok := r.Get(oursName, bench.Rate)
+			best, ok2 := r.Get(fioName, bench.Rate)
+			for _, sh := range bestFio() {
+				v, _ := r.Get("fio "+sh.String(), bench.Rate)
+				best = max(best, v)
+			}
+			return ours / best, ok && ok2
+		}},
+	}
+	return s.compare(ctx, c)
+}
+
+// fioInGiB runs fio and returns its rate in netUnit.
+func fioInGiB(j peer.FioJob) func(context.Context) (bench.Sample, error) {
+	return func(ctx context.Context) (bench.Sample, error) {
+		sample, err := j.Run(ctx)
+		if err == nil {
+			sample[bench.Rate] *= mib / float64(gi)
+		}
+		return sample, err
+	}
+}
+
+// cutThrough measures one read of a large block from two nodes, of which one
+// sends a block's beginning before it has its end.
+func (s *serverSuite) cutThrough(ctx context.Context) error {
+	const name = "read one 16 MiB block from disk"
+	if !s.wants(name) {
+		return nil
+	}
+	const through, forward = "cut through", "store and forward"
+	const bytes = 1 * gi
+	m := sixteenMiB()
+	var contenders []bench.Contender
+	for _, c := range []struct{ name, threshold string }{{through, "8MiB"}, {forward, "0"}} {
+		node, err := startServe(ctx, s.Exe, filepath.Join(s.dir, strings.ReplaceAll(c.name, " ", "-")), "--capacity", "2GiB", "--segment", "256MiB", "--data-plane-cut-through", c.threshold)
+		if err != nil {
+			return err
+		}
+		defer node.Kill()
+		s.Progress("storing " + sizeName(bytes) + " in blocks of " + sizeName(m.blockBytes))
+		ns, err := s.stored(ctx, node, m, bytes)
+		if err != nil {
+			return err
+		}
+		contenders = append(contenders, bench.Contender{Name: c.name, Turn: s.oneByOne(m, node, ns, int(bytes/m.blockBytes))})
+	}
+	return s.compare(ctx, bench.Comparison{
+		Name: name, Unit: "reads/s", Contenders: contenders,
+		Measures: []bench.Measure{
+			bench.Ratio("p50, cut through / store and forward", "p50 µs", through, forward, bench.AtMost(0.75)),
+			bench.Ratio("p99, cut through / store and forward", "p99 µs", through, forward, bench.Target{}),
+		},
+	})
+}
+
+// oneByOne reads one block at a time and measures how long each takes.
+func (s *serverSuite) oneByOne(m model, node *served, ns kv.Namespace, blocks int) func(context.Context) (bench.Sample, error) {
+	next := 0
+	return func(ctx context.Context) (_ bench.Sample, err error) {
+		r, err := s.remote(ctx, node.listen, 4)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, r.close(ctx)) }()
+		return times(max(s.Turn, time.Second), func() (bool, error) {
+			next++
+			return ctx.Err() == nil, r.read(ctx, ns, next%blocks, place(0, next, 1, m.blockBytes))
+		})
+	}
+}

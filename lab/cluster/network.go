@@ -1,0 +1,215 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+
+	"github.com/penstock-kv/penstock/lab/netlab"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/qos"
+)
+
+// network is where the processes run.
+type network interface {
+	// String says what it is, for people.
+	String() string
+	// place adds one; rates are those of an engine's NICs.
+	place(name string, role placeRole, rates nicRates) (*place, error)
+	close() error
+}
+
+// nicRates are in bits a second; 0: no limit.
+type nicRates struct {
+	snicBits, cnicBits uint64
+	// classes gives collectives a share of the compute NIC.
+	classes bool
+}
+
+// collectiveShare of a compute NIC is the collectives' own. InfiniBand's arbiter
+// with DualPath's tables gives them 99.6 % (appendix A.1); the tables of deploy/qos
+// give them 99 %, and so does tc here.
+const collectiveShare = 0.99
+
+// placeRole is which networks a place is on, besides control.
+type placeRole uint8
+
+const (
+	service     placeRole = iota // planner, gateway
+	storageNode                  // on the storage network
+	engineNode                   // on storage and compute, with NICs of set rates
+)
+
+// place is where one process runs.
+type place struct {
+	name string
+	// start starts a command there; nil: as any other.
+	start func(*exec.Cmd) error
+	// listen is the host that its servers listen on; control, storage and compute
+	// are where they are reached on these networks.
+	listen, control, storage, compute string
+	// snic and cnic are an engine's NICs.
+	snic, cnic nicPort
+	// shapes: the process limits its NICs itself.
+	shapes *shapes
+}
+
+// nicPort is one NIC.
+type nicPort interface {
+	// Counters are what it carried so far.
+	Counters() (netlab.Counters, error)
+	// SetRate changes the limit of each direction, in bits a second.
+	SetRate(bits uint64) error
+	// SetUp pulls the cable, or plugs it in.
+	SetUp(up bool) error
+}
+
+// openNetwork makes namespaces, or says why there are none and shapes connections.
+func openNetwork(loopback bool) (network, error) {
+	if loopback {
+		return newLoopback("as asked"), nil
+	}
+	n, err := newNamespaces()
+	if err != nil && os.Geteuid() != 0 {
+		return newLoopback(err.Error()), nil
+	}
+	return n, err
+}
+
+// namespaces are network namespaces on three switches.
+type namespaces struct {
+	lab                       *netlab.Lab
+	control, storage, compute *netlab.Switch
+}
+
+func newNamespaces() (_ *namespaces, err error) {
+	n := &namespaces{}
+	if n.lab, err = netlab.Open(); err != nil {
+		return nil, err
+	}
+	for _, s := range []struct {
+		name string
+		at   **netlab.Switch
+	}{{"control", &n.control}, {"storage", &n.storage}, {"compute", &n.compute}} {
+		if *s.at, err = n.lab.Switch(s.name); err != nil {
+			return nil, errors.Join(err, n.lab.Close())
+		}
+	}
+	return n, nil
+}
+
+// String implements network.
+func (*namespaces) String() string { return "network namespaces, rates by tc" }
+
+func (n *namespaces) close() error { return n.lab.Close() }
+
+// place implements network.
+func (n *namespaces) place(name string, role placeRole, rates nicRates) (*place, error) {
+	ns, err := n.lab.Namespace(name)
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %s: %w", name, err)
+	}
+	p := &place{name: name, start: ns.Start}
+	attach := func(s *netlab.Switch, o netlab.LinkOptions) (k *netlab.Link, host string) {
+		if err == nil {
+			if k, err = s.Attach(ns, o); err == nil {
+				host = k.A.IP().String()
+			}
+		}
+		return k, host
+	}
+	_, p.control = attach(n.control, netlab.LinkOptions{})
+	p.listen = p.control
+	switch role {
+	case storageNode:
+		_, p.storage = attach(n.storage, netlab.LinkOptions{})
+		p.listen = "0.0.0.0" // of the namespace
+	case engineNode:
+		p.snic, _ = attach(n.storage, netlab.LinkOptions{RateBits: rates.snicBits})
+		cnic := netlab.LinkOptions{RateBits: rates.cnicBits}
+		if rates.classes && rates.cnicBits > 0 {
+			marks := qos.Default()
+			cnic.Classes = []netlab.Class{{DSCP: marks[rdma.ClassCollective].DSCP, Share: collectiveShare}, {DSCP: marks[rdma.ClassKV].DSCP, Share: (1 - collectiveShare) / 2}}
+		}
+		p.cnic, p.compute = attach(n.compute, cnic)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// loopback is this machine's, with an address for each place: all of 127.0.0.0/8
+// is local. Engines limit their own connections (shaper), the data plane's alone.
+type loopback struct {
+	why   string
+	net   int // the second byte, so that two clusters do not meet
+	hosts int
+}
+
+func newLoopback(why string) *loopback { return &loopback{why: why, net: 64 + os.Getpid()%128} }
+
+// String implements network.
+func (l *loopback) String() string { return "shaped connections on loopback: " + l.why }
+
+func (*loopback) close() error { return nil }
+
+// place implements network.
+func (l *loopback) place(name string, role placeRole, rates nicRates) (*place, error) {
+	l.hosts++
+	host := fmt.Sprintf("127.%d.0.%d", l.net, l.hosts)
+	p := &place{name: name, listen: host, control: host, storage: host, compute: host}
+	if role == engineNode {
+		p.shapes = &shapes{}
+		p.snic, p.cnic = &remoteNIC{s: p.shapes, storage: true}, &remoteNIC{s: p.shapes}
+	}
+	return p, nil
+}
+
+// shapes are the NICs that an engine's process limits itself.
+type shapes struct {
+	mu         sync.Mutex
+	snic, cnic netlab.Counters
+	say        func(Order) error
+}
+
+// heard takes what the process tells of them.
+func (s *shapes) heard(n *NICCounters) {
+	s.mu.Lock()
+	s.snic, s.cnic = n.SNIC, n.CNIC
+	s.mu.Unlock()
+}
+
+// remoteNIC is one of them.
+type remoteNIC struct {
+	s       *shapes
+	storage bool
+}
+
+// Counters implements nicPort: the process told them last.
+func (r *remoteNIC) Counters() (netlab.Counters, error) {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if r.storage {
+		return r.s.snic, nil
+	}
+	return r.s.cnic, nil
+}
+
+// SetRate implements nicPort.
+func (r *remoteNIC) SetRate(bits uint64) error {
+	if r.storage {
+		return r.s.say(Order{SNICBits: bits})
+	}
+	return r.s.say(Order{CNICBits: bits})
+}
+
+// SetUp implements nicPort.
+func (r *remoteNIC) SetUp(bool) error {
+	return errors.New("cluster: a shaped connection has no cable to pull; network namespaces (root) have")
+}
+
+// at is an address of a place.
+func at(host string, port int) string { return fmt.Sprintf("%s:%d", host, port) }

@@ -1,0 +1,14 @@
+// Package lab has no code. Its folders hold the instruments: programs and packages that measure,
+// emulate or break Penstock, and the nodes that tests run in their own process. No user of Penstock
+// needs them, and their APIs change without notice.
+//
+//	measure      bench (suite, peer), roundtrip, profile
+//	replay       replay, content, hitsim
+//	emulate      emulate, cluster, netlab
+//	break        crash, rdmalab
+//	for tests    testnode, testplanner
+//	the papers   reproduce
+//
+// Instruments use the product, and the product does not use them: of the other packages only
+// cmd/penstock may import one, in code that is not a test (internal/lint has the row).
+package lab

@@ -1,0 +1,282 @@
+// Package testnode runs a storage node inside a test's process: the real server,
+// store, index and data plane, on a device in memory or on directories. Only
+// tests import it.
+package testnode
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/io/posixio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// Options of a Node.
+type Options struct {
+	// CapacityBytes is the store's capacity, a multiple of SegmentBytes. Defaults:
+	// 64 MiB and 1 MiB.
+	CapacityBytes, SegmentBytes int64
+	// Device, if set, replaces the device in memory.
+	Device blockio.Device
+	// Dirs, if set, are the directories of the volumes, which replace the device in
+	// memory. As with penstock serve, the index is in "index" of the first.
+	Dirs []string
+	// Durability is batch by default.
+	Durability blockstore.Durability
+	// Name is the node's name. Default: test.
+	Name string
+	// EventHistory is storage.Options.EventHistory.
+	EventHistory int
+	// BearerToken is server.Options.BearerToken.
+	BearerToken string
+	// OtherVersion makes the node's data plane speak another version of its protocol.
+	OtherVersion bool
+	// Logger is the node's logger. Default: discard.
+	Logger *slog.Logger
+}
+
+// Node is a running storage node.
+type Node struct {
+	// Addr is its gRPC address.
+	Addr string
+
+	closers []func(context.Context) error
+}
+
+// Start starts a node and stops it when the test ends.
+func Start(t testing.TB, o Options) *Node {
+	t.Helper()
+	n := &Node{}
+	err := n.open(context.Background(), o)
+	t.Cleanup(func() {
+		within, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := n.close(within); err != nil {
+			t.Errorf("storage node: %v", err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (n *Node) open(ctx context.Context, o Options) error {
+	engine, err := OpenEngine(ctx, o)
+	if err != nil {
+		return err
+	}
+	n.closers = append(n.closers, engine.Close)
+	token := rdma.Token("the data plane's token of a test")
+	plane := tcp.Options{Listen: "127.0.0.1:0", Token: token}
+	if o.OtherVersion {
+		plane.Wrap = func(nc net.Conn) net.Conn { return &otherVersion{Conn: nc} }
+	}
+	data, err := tcp.New(ctx, plane)
+	if err != nil {
+		return err
+	}
+	volumes := make([]server.Volume, len(engine.devices))
+	for i, d := range engine.devices {
+		volumes[i] = server.Volume{Device: d, Reason: "a test"}
+	}
+	s, err := server.New(server.Options{
+		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token, BearerToken: o.BearerToken,
+		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 131072, LandWithin: time.Minute},
+		Volumes: volumes, Durability: o.Durability.String(), CapacityBytes: engine.capacityBytes,
+		Metrics: engine.counters, Registry: engine.registry, Logger: engine.log,
+	})
+	if err != nil {
+		return errors.Join(err, data.Close())
+	}
+	control, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return errors.Join(err, s.Shutdown(ctx))
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(control, nil) }()
+	n.closers = append(n.closers, func(ctx context.Context) error { return errors.Join(s.Shutdown(ctx), <-served) })
+	n.Addr = control.Addr().String()
+	return nil
+}
+
+func (n *Node) close(ctx context.Context) error {
+	var errs []error
+	for _, c := range slices.Backward(n.closers) {
+		errs = append(errs, c(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Engine is a storage node without its network.
+type Engine struct {
+	*storage.Node
+
+	devices       []blockio.Device
+	memory        *arena.Arena
+	registry      *prometheus.Registry
+	counters      *metrics.Node
+	capacityBytes int64
+	log           *slog.Logger
+}
+
+// OpenEngine opens an Engine.
+func OpenEngine(ctx context.Context, o Options) (e *Engine, err error) {
+	e = &Engine{log: o.Logger, registry: prometheus.NewRegistry(), capacityBytes: cmp.Or(o.CapacityBytes, 64<<20)}
+	if e.log == nil {
+		e.log = slog.New(slog.DiscardHandler)
+	}
+	e.counters = metrics.NewNode(e.registry)
+	indexOptions := trie.Options{Dir: "index", FS: vfs.NewMem(), Logger: e.log}
+	if len(o.Dirs) > 0 {
+		indexOptions.Dir, indexOptions.FS = filepath.Join(o.Dirs[0], "index"), vfs.Default
+	}
+	if e.devices, err = openDevices(o); err != nil {
+		return nil, err
+	}
+	store, err := blockstore.Open(ctx, blockstore.Options{
+		Devices: e.devices, CapacityBytes: e.capacityBytes, SegmentBytes: cmp.Or(o.SegmentBytes, 1<<20), Logger: e.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	indexOptions.Owner = store.Node().String()
+	index, err := trie.Open(indexOptions)
+	if err != nil {
+		return nil, errors.Join(err, store.Close(ctx))
+	}
+	if e.memory, err = arena.New(arena.Options{SizeBytes: 16 << 20}); err != nil {
+		return nil, errors.Join(err, index.Close(), store.Close(ctx))
+	}
+	e.Node, err = storage.Open(ctx, storage.Options{
+		Index: index, Store: store, Arena: e.memory, Metrics: e.counters, LoadBytesMax: 4 << 20, WriteBytesMax: 4 << 20,
+		QueueWait: 20 * time.Second, Durability: o.Durability, EventHistory: o.EventHistory, Logger: e.log,
+	})
+	if err != nil {
+		return nil, errors.Join(err, index.Close(), store.Close(ctx), e.memory.Close())
+	}
+	return e, nil
+}
+
+// Close stops the engine and releases its memory.
+func (e *Engine) Close(ctx context.Context) error {
+	return errors.Join(e.Node.Close(ctx), e.memory.Close())
+}
+
+func openDevices(o Options) ([]blockio.Device, error) {
+	if o.Device != nil {
+		return []blockio.Device{o.Device}, nil
+	}
+	if len(o.Dirs) == 0 {
+		return []blockio.Device{memio.New(memio.Options{})}, nil
+	}
+	var devices []blockio.Device
+	for _, dir := range o.Dirs {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+		d, err := posixio.Open(dir, posixio.Options{})
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+// Namespace creates a namespace.
+func (n *Node) Namespace(t testing.TB, name string, g kv.Geometry) {
+	t.Helper()
+	conn, err := client.Dial(n.Addr, client.DialOptions{Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = pb.NewAdminClient(conn).CreateNamespace(t.Context(), &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(kv.Namespace{Name: name, Geometry: g})})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// otherVersion is a connection of a data plane whose protocol has the next version. The first
+// bytes in each direction are a magic whose fourth byte is the version. This node's magics are
+// sent with the next version. The client's magics are received with the version before their
+// own, because for a node of the next version the client is one version behind.
+type otherVersion struct {
+	net.Conn
+	read, written bool
+}
+
+// NetConn returns the socket.
+func (c *otherVersion) NetConn() net.Conn { return c.Conn }
+
+func (c *otherVersion) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if !c.read && n >= 4 {
+		c.read = true
+		b[3]--
+	}
+	return n, err
+}
+
+func (c *otherVersion) Write(b []byte) (int, error) {
+	if !c.written && len(b) >= 4 {
+		c.written = true
+		b = slices.Clone(b)
+		b[3]++
+	}
+	return c.Conn.Write(b)
+}
+
+// Open opens a client of the node, over a transfer engine of its own, and the namespace of a name. The
+// client is closed when the test ends.
+func (n *Node) Open(t testing.TB, namespace string) (*client.Store, kv.Namespace) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	engine, err := tcp.New(context.Background(), tcp.Options{})
+	must(err)
+	t.Cleanup(func() {
+		if err := engine.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	store, err := client.Open(context.Background(), client.Options{Engine: engine, Servers: []string{n.Addr}})
+	must(err)
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	ns, err := store.Namespace(t.Context(), namespace)
+	must(err)
+	return store, ns
+}

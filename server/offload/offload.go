@@ -1,0 +1,279 @@
+package offload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/gateway"
+	"github.com/penstock-kv/penstock/client/relay"
+	"github.com/penstock-kv/penstock/dualpath/prfaas"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Storage is the client of the other datacenter's storage nodes. *client.Store implements it.
+type Storage interface {
+	Match(ctx context.Context, r client.MatchRequest) (client.MatchResult, error)
+}
+
+// Options of an Offload.
+type Options struct {
+	// Gateway serves the requests. Namespace is that of its Options; storage on both sides has it,
+	// with the same definition. Required.
+	Gateway   *gateway.Gateway
+	Namespace kv.Namespace
+	// There is the storage of the other datacenter, Link the copies from there to here. Both stay the
+	// caller's. Required.
+	There Storage
+	Link  *relay.Relay
+	// URL is the base of the OpenAI-compatible API of the engines there, such as
+	// http://10.1.0.1:7440. Required.
+	URL *url.URL
+	// Model is the name of the model in requests to URL. Default: the first one that /v1/models lists.
+	Model string
+	// BearerToken is sent to URL.
+	BearerToken string
+	// Router has the threshold in tokens, and whether the link has spare bandwidth (Abundant): then a
+	// prefix that only storage there has crosses the link too.
+	Router prfaas.Router
+	// InFlight bounds the requests that are prefilled there at a time. Default 64.
+	InFlight int
+	// Timeout bounds prefill and copy of one request. Default 5 s. The gateway's queue wait counts
+	// from the arrival of the request, so it must be longer.
+	Timeout time.Duration
+	// BacklogMax is the time that the link may need for the waiting bytes when a request begins.
+	// Default 2 s.
+	BacklogMax time.Duration
+	// DownFor is the time without requests after one that failed there, or on the link. Default 5 s.
+	DownFor time.Duration
+	// Client sends the requests to URL. Default: http.DefaultTransport's, without a time limit of its own.
+	Client *http.Client
+	// Logger, default: discard. Registry, if set, gets the metrics.
+	Logger   *slog.Logger
+	Registry prometheus.Registerer
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.InFlight == 0 {
+		o.InFlight = 64
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 5 * time.Second
+	}
+	if o.BacklogMax == 0 {
+		o.BacklogMax = 2 * time.Second
+	}
+	if o.DownFor == 0 {
+		o.DownFor = 5 * time.Second
+	}
+	if o.Client == nil {
+		o.Client = &http.Client{}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Registry == nil {
+		o.Registry = prometheus.NewRegistry()
+	}
+}
+
+// Validate returns an error that names the first field out of its range.
+func (o *Options) Validate() error {
+	switch {
+	case o.Gateway == nil || o.There == nil || o.Link == nil || o.URL == nil:
+		return errors.New("offload: Gateway, There, Link and URL are required")
+	case !(o.Router.Threshold >= 0):
+		return fmt.Errorf("offload: a threshold of %v tokens; it must not be negative", o.Router.Threshold)
+	case o.InFlight < 1 || o.Timeout <= 0 || o.BacklogMax <= 0 || o.DownFor <= 0:
+		return fmt.Errorf("offload: InFlight is %d, Timeout %v, BacklogMax %v, DownFor %v; all must be above 0", o.InFlight, o.Timeout, o.BacklogMax, o.DownFor)
+	}
+	return nil
+}
+
+// Offload serves requests through a gateway, some of them after a prefill in the other datacenter. Its
+// methods may be called concurrently.
+type Offload struct {
+	opts    Options
+	metrics *metrics
+	slots   chan struct{} // has an element for each request that is prefilled there
+
+	mu        sync.Mutex
+	downUntil time.Time
+	model     string // Options.Model, or the first name that URL listed
+}
+
+// New returns an Offload, which needs no Close.
+func New(o Options) (*Offload, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	f := &Offload{opts: o, slots: make(chan struct{}, o.InFlight), model: o.Model}
+	f.metrics = newMetrics(f)
+	return f, nil
+}
+
+// Serve serves a request as gateway.Gateway.Serve does.
+func (f *Offload) Serve(ctx context.Context, r gateway.Request) iter.Seq2[gateway.Event, error] {
+	return func(yield func(gateway.Event, error) bool) {
+		if r.Tokens != nil {
+			begin := time.Now()
+			f.prefill(ctx, r)
+			if r.FirstToken > 0 {
+				r.FirstToken = max(1, r.FirstToken-time.Since(begin)) // which counts from the call of Serve
+			}
+		}
+		for ev, err := range f.opts.Gateway.Serve(ctx, r) {
+			if !yield(ev, err) {
+				return
+			}
+		}
+	}
+}
+
+// The outcomes of requests, for metrics.
+const (
+	outcomeLocal   = "local"   // prefilled here, as the threshold says
+	outcomeBusy    = "busy"    // prefilled here, because the link or the other datacenter was busy or down
+	outcomeRemote  = "remote"  // prefilled there
+	outcomeFetched = "fetched" // prefilled here, after its prefix has crossed the link
+	outcomeFailed  = "failed"  // prefilled here, because the other datacenter failed
+)
+
+// prefill has a prompt prefilled in the other datacenter if the router decides so, and copies its KV.
+func (f *Offload) prefill(ctx context.Context, r gateway.Request) {
+	begin := time.Now()
+	outcome, err := f.try(ctx, r)
+	f.metrics.requests.WithLabelValues(outcome).Inc()
+	if outcome == outcomeRemote || outcome == outcomeFetched {
+		f.metrics.seconds.Observe(time.Since(begin).Seconds())
+	}
+	if err != nil && ctx.Err() == nil {
+		f.down()
+		f.opts.Logger.Warn("a prompt was not prefilled in the other datacenter; this cluster prefills it", "request", r.ID, "tokens", len(r.Tokens), "err", err)
+	}
+}
+
+func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, err error) {
+	tokens := r.Tokens
+	if r, err = f.opts.Gateway.Prepare(r); err != nil {
+		return outcomeLocal, nil // Serve returns the error
+	}
+	bt := f.opts.Namespace.Geometry.BlockTokens
+	// The cluster here computes at least one token, because its logits give the first token of the output.
+	ids := r.IDs[:(r.Prompt-1)/bt]
+	here, err := f.opts.Gateway.Match(ctx, ids)
+	if err != nil {
+		return outcomeLocal, nil // Serve returns the error
+	}
+	if !f.opts.Router.Abundant && float64(r.Prompt-here.Tokens) <= f.opts.Router.Threshold {
+		return outcomeLocal, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.opts.Timeout)
+	defer cancel()
+	if !f.up() {
+		return outcomeBusy, nil
+	}
+	there, err := f.opts.There.Match(ctx, client.MatchRequest{Namespace: f.opts.Namespace, IDs: ids, Epoch: here.Epoch})
+	if err != nil {
+		return outcomeFailed, fmt.Errorf("storage there: %w", err)
+	}
+	route, err := f.opts.Router.Route(prfaas.Request{
+		Total: r.Prompt, Cached: here.Tokens, Remote: []prfaas.Cluster{{Cached: there.Tokens}},
+	})
+	if err != nil {
+		return outcomeFailed, err
+	}
+	switch {
+	case route.Side == prfaas.Remote:
+	case route.FetchFrom >= 0:
+		if _, err := f.opts.Link.Copy(ctx, f.opts.Namespace, here.Epoch, ids[:route.Prefix/bt], here.Blocks); err != nil {
+			return outcomeFailed, err
+		}
+		return outcomeFetched, nil
+	default:
+		return outcomeLocal, nil
+	}
+	select {
+	case f.slots <- struct{}{}:
+		defer func() { <-f.slots }()
+	default:
+		return outcomeBusy, nil
+	}
+	if err := f.remote(ctx, tokens, ids, here, there.Blocks); err != nil {
+		return outcomeFailed, err
+	}
+	return outcomeRemote, nil
+}
+
+// remote has the engines there prefill a prompt, unless storage there has it already, and copies its
+// blocks.
+func (f *Offload) remote(ctx context.Context, tokens []kv.Token, ids []kv.BlockID, here client.MatchResult, there int) error {
+	if there < len(ids) {
+		if err := f.complete(ctx, tokens); err != nil {
+			return err
+		}
+		var err error
+		if there, err = f.stored(ctx, ids, here.Epoch); err != nil {
+			return err
+		}
+	}
+	end, err := f.opts.Link.Copy(ctx, f.opts.Namespace, here.Epoch, ids[:there], here.Blocks)
+	if err != nil {
+		return err
+	}
+	if end < len(ids) {
+		return fmt.Errorf("blocks %d to %d of the prompt are not stored", end, len(ids)-1)
+	}
+	return nil
+}
+
+const (
+	// storeEvery is the time between two looks for the blocks of a prompt, which engines store after
+	// they have answered.
+	storeEvery = 20 * time.Millisecond
+)
+
+// stored waits until storage there has all blocks, and returns how many it has when ctx ends.
+func (f *Offload) stored(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) (int, error) {
+	t := time.NewTicker(storeEvery)
+	defer t.Stop()
+	for {
+		m, err := f.opts.There.Match(ctx, client.MatchRequest{Namespace: f.opts.Namespace, IDs: ids, Epoch: epoch})
+		if err == nil && m.Blocks >= len(ids) {
+			return m.Blocks, nil
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return 0, fmt.Errorf("storage there has %d of %d blocks of the prompt: %w", m.Blocks, len(ids), context.Cause(ctx))
+		}
+	}
+}
+
+// up reports whether a request may go to the other datacenter now.
+func (f *Offload) up() bool {
+	if f.opts.Link.Backlog() > f.opts.BacklogMax || len(f.slots) == cap(f.slots) {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return time.Now().After(f.downUntil)
+}
+
+// down notes that a request has failed there.
+func (f *Offload) down() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.downUntil = time.Now().Add(f.opts.DownFor)
+}
