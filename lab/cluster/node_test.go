@@ -193,7 +193,7 @@ func TestNodeRefuses(t *testing.T) {
 	for input, want := range map[string]string{
 		"":                                  "standard input ended before the configuration",
 		"{":                                 "configuration of the node",
-		good + `,"kind":"router"}`:          `a node of kind "router"`,
+		good + `,"kind":"router"}`:          `node of kind "router"`,
 		good + `,"token":"xy"}`:             "token",
 		good + `,"storage":"no port"}`:      "storage",
 		good + "}\n" + `{"parallel":"two"}`: "",

@@ -98,7 +98,7 @@ func TestProcess(t *testing.T) {
 	if err := errors.Join(p.Signal(os.Interrupt), p.Kill()); err != nil {
 		t.Errorf("an ended process: %v", err)
 	}
-	if err := p.Say("more"); err == nil || !strings.Contains(err.Error(), "the child does not listen") {
+	if err := p.Say("more"); err == nil || !strings.Contains(err.Error(), "the child does not read its input") {
 		t.Errorf("Say to an ended process: %v", err)
 	}
 }
@@ -198,7 +198,7 @@ func TestAbsent(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if _, err := c.Burst(t.Context(), Bursts{From: "P0", To: "P0", Bytes: 1}); err == nil || !strings.Contains(err.Error(), "engines that run") {
+	if _, err := c.Burst(t.Context(), Bursts{From: "P0", To: "P0", Bytes: 1}); err == nil || !strings.Contains(err.Error(), "both must be running engines") {
 		t.Errorf("bursts: %v", err)
 	}
 	if _, err := c.BumpWeights(t.Context()); err == nil || !strings.Contains(err.Error(), "gateway") {

@@ -22,7 +22,7 @@ func TestSpec(t *testing.T) {
 	for word, change := range map[string]func(*Spec){
 		"33 prefill":  func(s *Spec) { s.Prefill = 33 },
 		"-1 decode":   func(s *Spec) { s.Decode = -1 },
-		"1000 and":    func(s *Spec) { s.SNICBits = 1000 },
+		"1000 bit/s":  func(s *Spec) { s.SNICBits = 1000 },
 		"window of 9": func(s *Spec) { s.Window = 9 },
 		"layers":      func(s *Spec) { s.Layers, s.Window = 1<<20, 1 },
 		"8 layers":    func(s *Spec) { s.Model.Layers = -8 },

@@ -70,7 +70,7 @@ error: client: match: bad request: epochs from 3 to 2; the oldest is later than 
 
 match m prompt=2 blocks=2 newest epoch=2
 ----
-error: client: match: bad request: both epoch 2 and the newest are asked for
+error: client: match: bad request: both epoch 2 and the newest are requested
 
 # A group of rollouts pins epoch 2; a strict bump leaves it live until the pin ends.
 pin m
