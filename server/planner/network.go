@@ -38,7 +38,7 @@ func (s *Service) reportNetworkLocked() {
 	}
 	r := dualpath.NetworkReport{At: s.now(), Bandwidth: n.Bandwidth, Latency: n.Latency, Congestion: n.Congestion}
 	if !n.Measured.IsZero() {
-		r.Measured = n.Measured.Sub(s.start)
+		r.Measured = n.Measured.Sub(s.start) - (s.looked - s.clock)
 	}
 	for name, p := range n.Places {
 		if id, ok := s.nodes.ids[name]; ok {

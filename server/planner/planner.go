@@ -60,11 +60,15 @@ type Service struct {
 	steps  prometheus.Histogram
 	// prefillRate is dualpath.Options.PrefillRate.
 	prefillRate float64
+	// stride is the most by which one look at the clock advances the planner's time.
+	stride time.Duration
 
 	mu      sync.Mutex
 	planner *dualpath.Planner
-	record  *recorder // nil: none
-	closed  bool
+	// clock is the planner's time, as of the time looked since start (now).
+	clock, looked time.Duration
+	record        *recorder // nil: none
+	closed        bool
 
 	groups, nodes, namespaces names
 	engines                   names
@@ -129,7 +133,7 @@ func New(opts Options) (*Service, error) {
 	s := &Service{
 		log: opts.Logger, payloadMax: opts.PayloadBytes, start: time.Now(), number: rand.Uint64() | 1, planner: p,
 		groups: newNames("groups"), nodes: newNames("nodes"), namespaces: newNames("namespaces"), engines: newNames("engines"),
-		leaders: make(map[dualpath.GroupID]*leader), roles: make(map[dualpath.GroupID]*roles), prefillRate: opts.Planner.PrefillRate, at: make(map[dualpath.EngineID]place),
+		leaders: make(map[dualpath.GroupID]*leader), roles: make(map[dualpath.GroupID]*roles), prefillRate: opts.Planner.PrefillRate, stride: max(opts.Planner.GroupTimeout/4, 2*opts.TickEvery), at: make(map[dualpath.EngineID]place),
 		jobs: make(map[dualpath.RequestID]*job), byName: make(map[string]*job), recent: newRecent(opts.Planner.MaxExplain),
 		stop: make(chan struct{}), done: make(chan struct{}),
 	}
@@ -191,8 +195,15 @@ func (s *Service) tick(every time.Duration) {
 	}
 }
 
-// now is the planner's time: since the service began.
-func (s *Service) now() time.Duration { return time.Since(s.start) }
+// now returns the planner's time, since the service began; mu must be held. It is called at each
+// tick, and one call adds s.stride at most. So nothing ages while this process stands still
+// (suspended, or without a CPU): the messages of gateways and leaders wait meanwhile.
+func (s *Service) now() time.Duration {
+	real := time.Since(s.start)
+	s.clock += min(real-s.looked, s.stride)
+	s.looked = real
+	return s.clock
+}
 
 // stepLocked takes one event and hands its actions out.
 func (s *Service) stepLocked(ev dualpath.Event) {

@@ -338,6 +338,23 @@ func TestSilent(t *testing.T) {
 	wantCode(t, func() error { _, err := pe.stream.Recv(); return err }, codes.Aborted, "register again")
 }
 
+// TestStandstill: a planner that stood still (suspended, or without a CPU) does not count its
+// groups as lost, whose messages wait for it.
+func TestStandstill(t *testing.T) {
+	h := newHost(t, Options{Planner: dualpath.Options{GroupTimeout: 5 * time.Second}})
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
+	s := h.service
+	s.mu.Lock()
+	s.start = s.start.Add(-time.Hour)
+	s.stepLocked(dualpath.Tick{At: s.now()})
+	s.mu.Unlock()
+	h.submit("r")
+	pe.fetch(0)
+	pe.want(pb.LeaderAction_KIND_ASSIGN, "r", "P/0")
+	de.fetch(0)
+	de.want(pb.LeaderAction_KIND_ASSIGN, "r", "D/0")
+}
+
 // TestGatewayGone: both engines are told.
 func TestGatewayGone(t *testing.T) {
 	h := newHost(t, Options{})
