@@ -34,7 +34,7 @@ type Schedule struct {
 	HedgeFactor  float64  `yaml:"hedge_factor" doc:"a part that took this many times as long as predicted is read by both sides"`
 	MaxHedge     int      `yaml:"max_hedge" doc:"longest part that both sides read, tokens"`
 	Patience     Duration `yaml:"patience" doc:"how long a side must have been reading a part before the other side may read the part too, or instead"`
-	GroupTimeout Duration `yaml:"group_timeout" doc:"time without a fetch after which a group counts as lost and its requests are planned again"`
+	GroupTimeout Duration `yaml:"group_timeout" doc:"time without a fetch after which a group counts as lost and its requests are planned again; 0: 5 s. It must exceed the time for which a busy host leaves an engine without a CPU"`
 	Weights      []string `yaml:"weights" doc:"weights of tenants, TENANT=WEIGHT with commas between; other tenants have 1. Tenants whose requests wait share the engines in proportion"`
 	MaxQueue     int      `yaml:"max_queue" doc:"requests that wait or are served; more are rejected"`
 	Explain      int      `yaml:"explain" doc:"how many requests are remembered for plan explain"`
