@@ -160,7 +160,7 @@ class Server:
 
     def kill(self) -> None:
         """End the node with SIGKILL. ``start`` starts it again on the same data."""
-        self._end(signal.SIGKILL, 10)
+        self._end(signal.SIGKILL, self._timeout)
 
     def stop(self) -> None:
         """End the node with SIGTERM, so that it drains and syncs its volume.
