@@ -10,9 +10,9 @@ type LandingRegion interface {
 	// offset off in the window, that a peer's write has placed. It is called once for each time
 	// the bytes are written, even if the write fails later. The call comes after the bytes are in
 	// place, before the write's immediate is counted, and not after Revoke has returned nil. So
-	// if the reports of a range of n bytes add up to exactly n bytes, each byte has been reported
-	// once and has its final value.
-	// seen the range as it is.
+	// if exactly n bytes of a range of n bytes have been reported, and none since, the bytes that
+	// the reports covered are the current bytes of the range.
+	//
 	// landed is called on the engine's own goroutines, concurrently and in any order, and delays
 	// the peer's following data. It may read the bytes and must not block.
 	WindowLanding(off, n uint64, landed func(off, n uint64), peers ...EngineID) (Window, error)

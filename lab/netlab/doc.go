@@ -19,7 +19,6 @@
 // The lab changes no interface, route or rule of the namespace in which it was opened.
 //
 // The namespaces have no names in the file system: they exist while the lab or a process uses them.
-// The namespaces have no names in the file system: they exist while the lab or a process uses them.
 // So nothing remains when this process ends, even by kill -9: the kernel removes a namespace, its
 // links and its queues after the last user, and kills the processes of Start when this process
 // ends. To enter a namespace: nsenter --net=/proc/PID/fd/FD, as Namespace.String prints it.

@@ -30,9 +30,10 @@
 // So Post takes QueueDepth works at any time. fi_writemsg is called with
 // FI_DELIVERY_COMPLETE: its completion means that the bytes are in place. The low half
 // of the remote CQ data is the immediate. The high half is the length, or the sender's
-// tag for a provider without source addresses (quirks.go, sourceLies). EFA has 4 bytes
 // tag for a provider without source addresses (quirks.go, sourceLies). EFA has only 4
 // bytes of CQ data, which hold the immediate.
+//
+// # The hub
 //
 // Messages are sent in frames (wire.go) to the peer's hub, one more fi_endpoint for the
 // whole domain. The hub has its own buffers and copies a message to the first buffer
