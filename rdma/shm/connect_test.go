@@ -65,7 +65,7 @@ func TestForeignDescriptors(t *testing.T) {
 		{"ring that can shrink", memfd(t, ringBytes, false), event, "size sealed: false"},
 		{"short ring", memfd(t, ringBytes-sys.PageSize, true), event, "want 20480"},
 		{"ring of no bytes", memfd(t, 0, true), event, "want 20480"},
-		{"ring that is a device", int(null.Fd()), event, "ring of the peer"},
+		{"ring that is a device", int(null.Fd()), event, "the peer's ring"},
 		{"bell that is a pipe", memfd(t, ringBytes, true), pipe[1], "not an eventfd"},
 		{"bell that is a ring", memfd(t, ringBytes, true), memfd(t, ringBytes, true), "not an eventfd"},
 	} {
@@ -144,8 +144,8 @@ func TestForeignSegment(t *testing.T) {
 	}{
 		"can shrink": {9, 2 << 20, false, "could shrink"},
 		"no arena":   {9, 4096, true, "not an arena's"},
-		"number 0":   {0, 2 << 20, true, "0, twice"},
-		"twice":      {1, 2 << 20, true, "0, twice"},
+		"number 0":   {0, 2 << 20, true, "0 or repeated"},
+		"twice":      {1, 2 << 20, true, "0 or repeated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := openDomain(t), openDomain(t)
