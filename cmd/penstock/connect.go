@@ -246,6 +246,12 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// outOfTime reports whether a call failed because ctx ended. The server has the same deadline and
+// may answer with it before ctx ends here.
+func outOfTime(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded
+}
+
 // onNamespace makes cmd one that takes a namespace's name and asks its node about
 // it.
 func (c *connection) onNamespace(cmd *cobra.Command, do func(ctx context.Context, a admin, name string) error) *cobra.Command {

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
@@ -80,7 +78,7 @@ sockets have no authentication: any process that can connect can read the ids of
 				return fmt.Errorf("the node ended the stream after %d events, because it is stopping", n)
 			case cmd.Context().Err() != nil:
 				return cmd.Context().Err()
-			case err != nil && (ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the node may time out first
+			case err != nil && outOfTime(ctx, err):
 				return fmt.Errorf("--timeout %v ended the command after %d events", c.timeout, n)
 			}
 			return err

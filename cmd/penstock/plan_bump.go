@@ -117,7 +117,7 @@ func (b *planBumped) wait(ctx context.Context, cmd *cobra.Command, planner pb.Pl
 			b.Left = r.GoingOn
 		}
 		switch {
-		case err != nil && ctx.Err() == nil:
+		case err != nil && !outOfTime(ctx, err):
 			return err
 		case b.Left == 0 && err == nil:
 			return nil

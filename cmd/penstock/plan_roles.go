@@ -140,7 +140,7 @@ func awaitSwitch(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClie
 	for {
 		r, err := planner.Roles(ctx, &pb.RolesRequest{})
 		// A planner that is restarted meanwhile is back in a moment, and so are its groups.
-		if err != nil && status.Code(err) != codes.Unavailable {
+		if err != nil && status.Code(err) != codes.Unavailable && !outOfTime(ctx, err) {
 			return nil, err
 		}
 		for _, g := range r.GetGroups() {

@@ -1,11 +1,16 @@
 package main
 
 import (
+	"context"
+	"io"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/dualpath"
@@ -105,7 +110,7 @@ func TestPlanBump(t *testing.T) {
 	if out := bump("--policy", "finish").must(t); !strings.Contains(out, "going on with older weights") || !strings.Contains(out, "left") {
 		t.Errorf("finish printed\n%s", out)
 	}
-	fails(t, bump("--policy", "finish", "--wait", "--timeout", "300ms"), exitFailed, "1 requests of weights older than epoch 1 are left", "the planner goes on")
+	fails(t, bump("--policy", "finish", "--wait", "--timeout", "3s"), exitFailed, "1 requests of weights older than epoch 1 are left", "the planner goes on")
 	p.finish(de)
 	bump("--policy", "finish", "--wait").must(t)
 	p.plan("bump", "m", "--epoch", "5").must(t)
@@ -138,7 +143,7 @@ func TestPlanRoles(t *testing.T) {
 	if out := p.plan("roles").must(t); !strings.Contains(out, "drained for prefill, 1 requests left") || !strings.Contains(out, "group D is changing its role") {
 		t.Errorf("while D is drained, roles printed\n%s", out)
 	}
-	fails(t, p.plan("roles", "D=prefill", "--apply", "--wait", "--timeout", "300ms"), exitFailed, `group "D" has not changed its role`, "the planner goes on")
+	fails(t, p.plan("roles", "D=prefill", "--apply", "--wait", "--timeout", "3s"), exitFailed, `group "D" has not changed its role`, "the planner goes on")
 	p.finish(de)
 	p.next(de, pb.LeaderAction_KIND_SWITCH)
 	p.send(de, &pb.LeaderMessage{Message: &pb.LeaderMessage_RoleRefused{RoleRefused: &pb.RoleRefused{Reason: "not now"}}})
@@ -158,6 +163,41 @@ func TestPlanRoles(t *testing.T) {
 	fails(t, p.plan("roles", "X=decode"), exitMiss, `no group "X" is up`)
 	fails(t, p.plan("roles", "D=judge"), exitUsage, "want GROUP=prefill or GROUP=decode")
 	fails(t, p.plan("roles", "--wait"), exitUsage, "--apply")
+}
+
+// timesOut is a planner whose answers stop at the deadline of a call: those of a bump name one
+// request that is left.
+type timesOut struct {
+	pb.PlannerClient
+	answers int
+}
+
+func (p *timesOut) BumpWeights(context.Context, *pb.BumpWeightsRequest, ...grpc.CallOption) (*pb.BumpWeightsResponse, error) {
+	if p.answers--; p.answers < 0 {
+		return nil, status.Error(codes.DeadlineExceeded, "context deadline exceeded")
+	}
+	return &pb.BumpWeightsResponse{GoingOn: 1}, nil
+}
+
+func (*timesOut) Roles(context.Context, *pb.RolesRequest, ...grpc.CallOption) (*pb.RolesResponse, error) {
+	return nil, status.Error(codes.DeadlineExceeded, "context deadline exceeded")
+}
+
+// TestWaitOutOfTime: the planner has a call's deadline too, and may answer with it before the
+// command's own time is over. The error still names what is left.
+func TestWaitOutOfTime(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
+	defer cancel()
+	cmd := &cobra.Command{}
+	cmd.SetErr(io.Discard)
+	err := (&planBumped{Epoch: 7}).wait(ctx, cmd, &timesOut{answers: 1})
+	if err == nil || !strings.Contains(err.Error(), "1 requests of weights older than epoch 7 are left") {
+		t.Errorf("bump --wait: %v", err)
+	}
+	_, err = awaitSwitch(ctx, cmd, &timesOut{}, &planSwitched{Group: "D", Role: "prefill"})
+	if err == nil || !strings.Contains(err.Error(), `group "D" has not changed its role`) {
+		t.Errorf("roles --wait: %v", err)
+	}
 }
 
 // TestProposal: the side that limits the throughput gets the least used group of the other side
