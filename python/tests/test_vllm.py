@@ -670,6 +670,77 @@ def test_requests_that_name_their_epoch(node: testing.Node, name: str) -> None:
         assert fast.lookup(prompt("names none", 3)) == 0
 
 
+def of_epochs(request: Request, oldest: int, newest: int, salt: str | None = "bounded") -> Request:
+    request.kv_transfer_params, request.cache_salt = {"penstock": {"epoch": newest, "oldest": oldest}}, salt
+    return request
+
+
+def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) -> None:
+    """KV that depends on an older epoch is neither stored nor found in the engine's prefix cache."""
+    with Engine(node, name, ranks=2, live_epochs=2) as e:
+        first = of_epochs(prompt("of 5", 3), 5, 5)
+        assert e.lookup(first) == 0
+        e.save_all(first)
+        assert e.lookup(of_epochs(prompt("of 6 alone", 4), 6, 6)) == 0
+
+        older = of_epochs(prompt("older", 4), 5, 6)
+        assert e.lookup(older) == 12
+        e.side.allocated(older, [[1, 2, 3, 4, 5]], 12)
+        # The engine's scheduler has given blocks of it to another request in the same step, and none to a third one.
+        sharer, apart = of_epochs(prompt("sharer", 4), 5, 6), of_epochs(prompt("apart", 4), 5, 6)
+        assert e.lookup(sharer, 8) == e.lookup(apart, 4) == 0  # the engine's own blocks may be of newer weights
+        blocks = {"older": [[1, 2, 3, 4, 5]], "sharer": [[1, 2, 8, 9, 10]], "apart": [[21, 22, 23, 24, 25]]}
+        e.side.allocated(sharer, blocks["sharer"], 0)
+        e.side.allocated(apart, blocks["apart"], 0)
+        plan = e.side.plan({"older": 5, "sharer": 9, "apart": 17}, blocks.__getitem__)
+        assert [load.epoch for load in plan.loads] == [5]
+        assert [(save.epoch, save.first, save.blocks) for save in plan.saves] == [(6, 0, [[21, 22, 23, 24]])]
+        assert e.pool.evicted == {1, 2, 3, 4, 5, 8, 9, 10}
+        assert e.counters["older_hits"] == 1
+        e.saved(plan)
+        # Blocks of a decode step, while no node answers; the second group has left its window.
+        e.pool.evicted.clear()
+        e.side._down_until = e.now + 1
+        e.side.plan({"older": 1}, {"older": [[1, 2, 3, 4, 5, 30], [0, 0, 0, 0, 0, 31]]}.__getitem__)
+        assert e.pool.evicted == {1, 2, 3, 4, 5, 30, 31, 8, 9, 10}
+        e.now += 1
+        for request in (older, sharer, apart):
+            e.side.finished(request, blocks[request.request_id])
+        e.pool.evicted.clear()
+        e.idle()
+        assert not e.pool.evicted
+
+        # Epoch 6 has as much: it is found, and what follows is saved.
+        newer = of_epochs(prompt("newer", 5), 5, 6)
+        assert e.lookup(newer) == 16
+        e.side.allocated(newer, [[1, 2, 3, 4, 5, 6]], 16)
+        newer.num_computed_tokens = 16
+        plan = e.plan(newer, 5)
+        assert ([load.epoch for load in plan.loads], [save.epoch for save in plan.saves]) == ([6], [6])
+        assert not e.pool.evicted
+
+
+def test_ranks_that_have_different_epochs(node: testing.Node, name: str) -> None:
+    """All ranks load blocks of one epoch."""
+    with Engine(node, name, ranks=2, live_epochs=2) as e:
+        for epoch, blocks, ranks in ((5, 3, 2), (6, 4, 1)):
+            request = of_epochs(prompt(f"of {epoch}", blocks), epoch, epoch)
+            assert e.lookup(request) == 0
+            e.saved(e.plan(request, blocks * BLOCK + 1), ranks)
+        request = of_epochs(prompt("a", 5), 5, 6)
+        assert e.lookup(request) == 12
+        e.side.allocated(request, [[1, 2, 3, 4, 5]], 12)
+        assert [load.epoch for load in e.idle().loads] == [5]
+
+
+def test_a_range_of_epochs_needs_a_cache_salt(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    request = of_epochs(prompt("a", 3), 6, 7, salt=None)
+    assert engine.lookup(request) == 0
+    assert not engine.plan(request, 13).saves
+    assert engine.counters["unnamed"] == 1
+    assert "takes KV of the epochs 6 to 7 and has no cache_salt" in caplog.text
+
+
 def test_an_epoch_that_no_node_begins(name: str) -> None:
     """A request waits for lookup_timeout at most, and the epoch begins when the node is back."""
     with testing.node() as node, Engine(node, name, lookup_timeout=60, retry_interval=10) as e:
@@ -691,6 +762,7 @@ def test_an_epoch_that_no_node_begins(name: str) -> None:
 
 def test_kv_transfer_params_that_are_wrong(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     wrong: list[Any] = [7, {}, {"epoch": 0}, {"epoch": True}, {"epoch": "7"}, {"epoch": 1 << 63}, {"epoch": 7, "other": 1}]
+    wrong += [{"oldest": 7}, {"epoch": 7, "oldest": 8}, {"epoch": 7, "oldest": 0}, {"epoch": 7, "oldest": "6"}]
     for i, named in enumerate(wrong):
         request = prompt(str(i), 3)
         request.kv_transfer_params = {"penstock": named}

@@ -41,6 +41,9 @@ class _Request:
         self.lookup: list[Job] | None = None
         self.unnamed = False  # its blocks have no ids
         self.epoch = 0  # that it names; 0: the engine's
+        self.oldest = 0  # the oldest epoch of which it takes KV; 0: epoch alone
+        self.at = 0  # the epoch that lookups begin with, then that of the found blocks
+        self.older = False  # its KV depends on that of an older epoch
         self.since: float | None = None  # when it began to wait for its epoch
         self.found: int | None = None  # blocks that the nodes have
         self.computed = 0  # tokens that the engine had then
@@ -72,6 +75,10 @@ class Scheduler:
     computed from it, on all ranks. So no save begins until all ranks have reported the end of the step's loads. The engine
     also leaves such blocks in its prefix cache, where a request could find them before they are computed again, and for ever
     if the request that computes them is aborted: the connector takes them out.
+
+    A request that takes KV of an older epoch computes KV that belongs to no epoch. The connector saves none of its blocks, and
+    takes them out of the engine's prefix cache in each step. Within one step of the engine's scheduler another request can
+    still find them, if it has the same cache salt: the connector does not save blocks of that request either.
     """
 
     def __init__(
@@ -105,6 +112,7 @@ class Scheduler:
         self._saves: dict[int, tuple[_Request, Save, int, int]] = {}  # by job: ranks to come, least blocks stored
         self._tails: deque[_Request] = deque()  # finished requests with blocks that wait
         self._kept: dict[int, int] = {}  # blocks with a reference of ours, and how many
+        self._older: dict[str, set[int]] = {}  # by request: blocks whose KV depends on that of an older epoch
         self._down_until = 0.0
         self._without = ""  # the request that was counted last as served without the cache: the engine may ask many times
         self._bumping: Future[list[int]] | None = None
@@ -190,12 +198,15 @@ class Scheduler:
         if state is None or not state.may_load or blocks * self._block <= computed or request.skip_reading_prefix_cache:
             return 0
         if state.preemptions != request.num_preemptions:
-            state.preemptions, state.found, state.lookup = request.num_preemptions, None, None
+            state.preemptions, state.found, state.lookup, state.at = request.num_preemptions, None, None, state.epoch
         if state.found is None:
             state.found = self._found(state, opened, blocks)
             if state.found is None:
                 return None
-            state.stored = max(state.stored, state.found)
+            if state.at == state.epoch:
+                state.stored = max(state.stored, state.found)
+        if state.at != state.epoch and computed:
+            return 0  # the engine's blocks are of newer weights than the stored ones
         state.computed = computed
         return max(0, state.found * self._block - computed)
 
@@ -207,7 +218,8 @@ class Scheduler:
             state.may_load, state.may_save = self._may_load, self._may_save
             self._requests[request.request_id] = state
             try:
-                state.epoch = _epoch_of(request)
+                state.epoch, state.oldest = _epochs_of(request)
+                state.at = state.epoch
                 state.extra = self._extras.of(request)
             except errors.InvalidError as e:
                 self._without_name(state, e)
@@ -234,7 +246,7 @@ class Scheduler:
             keys = Keys.packed(bytes(state.chain.ids[: blocks * _adapter.Chain.SIZE]), _adapter.Chain.SIZE)
             try:
                 state.lookup = [
-                    ns.jobs.match(keys, epoch=state.epoch or epoch, timeout=self._options.lookup_timeout)
+                    ns.jobs.match(keys, epoch=state.at or epoch, oldest=state.oldest, timeout=self._options.lookup_timeout)
                     for ns, epoch in zip(opened.ranks, self._epochs, strict=True)
                 ]
             except errors.Error as e:
@@ -243,7 +255,7 @@ class Scheduler:
         if not all(job.complete for job in state.lookup):
             return None
         jobs, state.lookup = state.lookup, None
-        found = blocks
+        found, epochs = blocks, set()
         for job in jobs:
             if error := job.error():
                 return self._unanswered(f"a lookup has failed: {error}")
@@ -257,8 +269,19 @@ class Scheduler:
             if result.cut in (Cut.DOWN, Cut.BUSY):
                 return self._unanswered(f"a lookup was not answered: the node is {result.cut.name.lower()}")
             found = min(found, result.prefix)
+            epochs.add(result.epoch)
         self._counters.settle("down", "bump")
         self._counters.add("lookups")
+        if state.oldest and found:
+            return self._found_at(state, opened, blocks, found, epochs)
+        return found
+
+    def _found_at(self, state: _Request, opened: _Open, blocks: int, found: int, epochs: set[int]) -> int | None:
+        """Take the answer of a lookup in several epochs. If the ranks have found different ones, look up the oldest of them alone."""
+        if len(epochs) > 1:
+            state.at = state.oldest = min(epochs)
+            return self._found(state, opened, blocks)
+        (state.at,) = epochs
         return found
 
     def _live(self, state: _Request) -> bool | None:
@@ -303,15 +326,29 @@ class Scheduler:
     def allocated(self, request: Any, blocks: Sequence[Sequence[int]], tokens: int) -> None:
         """Plan the load of ``tokens`` tokens into the request's blocks, beginning with the first block that the engine has not computed."""
         state = self._requests.get(request.request_id)
-        if not tokens or state is None or state.found is None:
+        if state is None:
+            return
+        if tokens and state.at != state.epoch:
+            state.older = True
+            self._counters.add("older_hits")
+        if state.oldest:
+            self._mark_older(state, blocks)
+        if not tokens or state.found is None:
             return
         first = state.computed // self._block
         last = first + tokens // self._block
         keys = bytes(state.chain.ids[: last * _adapter.Chain.SIZE])
         self._jobs += 1
-        state.loading = Load(self._jobs, request.request_id, keys, first, [list(pool[first:last]) for pool in blocks], state.epoch)
+        state.loading = Load(self._jobs, request.request_id, keys, first, [list(pool[first:last]) for pool in blocks], state.at)
         self._counters.add("hit_tokens", tokens)
         self._loads.append(state.loading)
+
+    def _mark_older(self, state: _Request, blocks: Sequence[Sequence[int]]) -> None:
+        """Note the request's blocks if their KV depends on that of an older epoch, its own or another request's."""
+        own = {block for pool in blocks for block in pool if block != NULL}
+        if state.older or any(own & others for others in self._older.values()):
+            state.older, state.may_save = True, False
+            self._older[state.request.request_id] = own
 
     # -- a step
 
@@ -326,6 +363,11 @@ class Scheduler:
             self._loading.update((load.job, self._ranks) for load in plan.loads)
             self._running += [(self._requests.get(name), list(resolve(name)[0])) for name in scheduled]
         usable = opened is not None and self._clock() >= self._down_until
+        for name in scheduled:
+            if name in self._older:
+                self._mark_older(self._requests[name], resolve(name))
+        if self._older:
+            self._pool.evict_blocks(set().union(*self._older.values()))
         for name, tokens in scheduled.items() if usable else ():
             state = self._requests.get(name)
             if state is not None and state.may_save:
@@ -466,6 +508,7 @@ class Scheduler:
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> None:
         """Keep those blocks of a request that are not saved yet, and forget it."""
         self._extras.forget(request)
+        self._older.pop(request.request_id, None)
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return
@@ -514,15 +557,29 @@ class Scheduler:
         return self._opened() is not None
 
 
-def _epoch_of(request: Any) -> int:
-    """Return the epoch that a request names in its kv_transfer_params, {"penstock": {"epoch": 7}}; 0 if it names none."""
+def _epochs_of(request: Any) -> tuple[int, int]:
+    """Return the epoch that a request names in its kv_transfer_params, and the oldest of which it takes KV; each 0 if it names none.
+
+    {"penstock": {"epoch": 7}} is epoch 7 alone, {"penstock": {"epoch": 7, "oldest": 6}} any live epoch from 6 to 7.
+    """
     named = (request.kv_transfer_params or {}).get("penstock")
     if named is None:
-        return 0
-    epoch = named.get("epoch") if isinstance(named, dict) and len(named) == 1 else None
-    if type(epoch) is not int or not 0 < epoch < 1 << 63:
-        raise errors.InvalidError(f'"penstock" in kv_transfer_params is {named!r}; want {{"epoch": N}} with N from 1 to 2**63-1')
-    return epoch
+        return 0, 0
+    known = isinstance(named, dict) and named.keys() <= {"epoch", "oldest"}
+    epoch, oldest = (named.get("epoch"), named.get("oldest", 1)) if known else (None, None)
+    if type(epoch) is not int or type(oldest) is not int or not 0 < oldest <= epoch < 1 << 63:
+        raise errors.InvalidError(
+            f'"penstock" in kv_transfer_params is {named!r}; want {{"epoch": N}} with N from 1 to 2**63-1, or'
+            ' {"epoch": N, "oldest": M} with M from 1 to N'
+        )
+    if "oldest" not in named:
+        return epoch, 0
+    if not request.cache_salt:
+        raise errors.InvalidError(
+            f"a request takes KV of the epochs {oldest} to {epoch} and has no cache_salt, so that requests of one epoch would find its"
+            " KV in the engine's prefix cache: give all such requests a cache_salt of their own"
+        )
+    return epoch, oldest
 
 
 def _begin(ranks: Sequence[Namespace], epoch: int, keep: int) -> None:
