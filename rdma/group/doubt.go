@@ -5,13 +5,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// attemptsMax is how often an operation is begun again whose refusal its target
-// can't explain.
+// attemptsMax is how often a refused operation is started again when its target finds no reason
+// for the refusal.
 const attemptsMax = 3
 
-// doubtLocked keeps jobs of o, which a broken endpoint lost, until the target has
-// said that it would take them: where a refusal breaks an endpoint, one of what
-// was lost may be what broke it, and would do so again.
+// doubtLocked keeps jobs of o that a broken endpoint lost, until the target has answered that
+// it would accept them. Where a refusal breaks an endpoint, one of the lost jobs may be the
+// refused one and would break the next endpoint too.
 func (s *session) doubtLocked(o *op, jobs ...job) {
 	if s.doubts == nil {
 		s.doubts = make(map[uint64][]job)
@@ -22,8 +22,9 @@ func (s *session) doubtLocked(o *op, jobs ...job) {
 	if asked {
 		return
 	}
-	o.left++ // for the answer
-	// A window is contiguous: it holds all runs if it holds what spans them.
+	o.left++ // released by resolveLocked
+	// A window is contiguous, so it holds all runs if it holds the range from the first to the
+	// last.
 	lo, hi := o.Runs[0].Dst, uint64(0)
 	for _, r := range o.Runs {
 		lo, hi = min(lo, r.Dst), max(hi, r.Dst+r.N)
@@ -41,8 +42,7 @@ func (s *session) doubtLocked(o *op, jobs ...job) {
 	s.ctl.send(func(b []byte) []byte { return w.append(b) })
 }
 
-// because takes the target's word on an operation: why it was refused, or that it
-// would not be.
+// because handles the target's answer about an operation: the reason of a refusal, or none.
 func (s *session) because(a because) {
 	var touched laneSet
 	var out []sessions.Ended
@@ -63,7 +63,7 @@ func (s *session) because(a because) {
 	}
 }
 
-// resolveLocked ends a doubt.
+// resolveLocked handles the answer for an operation whose jobs were kept by doubtLocked.
 func (s *session) resolveLocked(o *op, jobs []job, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	o.left--
 	if reason != rdma.ReasonNone {
@@ -80,12 +80,12 @@ func (s *session) resolveLocked(o *op, jobs []job, reason rdma.Reason, touched *
 	return s.advanceLocked(o, touched, out)
 }
 
-// explainLocked ends an operation that was refused, or begins it again if its
-// target can't tell why.
+// explainLocked ends an operation that was refused, or starts it again if the target finds no
+// reason.
 func (s *session) explainLocked(o *op, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	if reason == rdma.ReasonNone && o.attempts < attemptsMax {
-		// The key was good when it was asked about: a withdrawal that ended in
-		// between, or a NIC that was replaced.
+		// The key was valid when the target looked it up. A withdrawal may have ended in the
+		// meantime, or a NIC may have been replaced.
 		o.attempts++
 		o.asked = false
 		o.final = noRun

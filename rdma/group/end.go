@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// open makes a new endpoint and tells the peer of it: the dialer's part, at the
-// beginning and after each break.
+// open makes a new endpoint and sends its address to the peer. Only the dialer does this, at
+// the beginning and after each break.
 func (l *lane) open() {
 	if !l.s.Dialed {
 		return
@@ -60,11 +60,11 @@ func (l *lane) makeEnd(epoch uint32) (*end, error) {
 	return en, nil
 }
 
-// maxDepth bounds what is posted on one endpoint.
+// maxDepth bounds the Works posted on one endpoint.
 const maxDepth = 4096
 
-// install makes en the lane's endpoint and sends its address. An error, en's or
-// that the session ended meanwhile, means that there is none.
+// install makes en the lane's endpoint and sends its address. It returns err, or an error if
+// the session or the NIC has ended in the meantime; the lane then has no endpoint.
 func (l *lane) install(en *end, err error) error {
 	l.mu.Lock()
 	close(l.opening)
@@ -90,15 +90,15 @@ func (l *lane) install(en *end, err error) error {
 	a := laneAddr{lane: uint16(l.index), epoch: en.epoch, serial: en.nic.serial, addr: en.ep.Local()}
 	l.s.ctl.send(func(b []byte) []byte { return a.append(b) })
 	l.mu.Unlock()
-	// A NIC that died before the lane was in sight of its poller.
+	// The NIC may have died before its poller could find the lane.
 	if en.nic.dead.Load() {
 		l.breakEnd(en, en.nic.reason())
 	}
 	return nil
 }
 
-// settle notes that the lane has come up on both sides, or failed, once: Connect
-// returns when all have.
+// settle records that the lane has come up on both sides or failed. Connect returns when all
+// lanes have settled.
 func (l *lane) settle() {
 	l.mu.Lock()
 	first := !l.settled
@@ -109,15 +109,15 @@ func (l *lane) settle() {
 	}
 }
 
-// address takes the address of the peer's endpoint: at the acceptor it asks for
-// one of ours, at the dialer it answers. The session's reader calls it.
+// address handles the address of the peer's endpoint: the acceptor makes its own endpoint, and
+// the dialer connects the one it has. The session's reader calls it.
 func (l *lane) address(a laneAddr) error {
 	if l.s.Dialed {
 		l.mu.Lock()
 		en := l.cur
 		if en == nil || en.epoch != a.epoch || en.state >= endClosing {
 			l.mu.Unlock()
-			return nil // of an epoch that has ended here: the peer is being told
+			return nil // this side has ended that epoch and the report is on its way to the peer
 		}
 		if en.connecting || en.connected {
 			l.mu.Unlock()
@@ -153,7 +153,7 @@ func (l *lane) address(a laneAddr) error {
 	return nil
 }
 
-// connectLocked begins to connect en to the peer's endpoint.
+// connectLocked starts to connect en to the peer's endpoint.
 func (l *lane) connectLocked(en *end, a laneAddr) {
 	l.remoteSerial.Store(a.serial)
 	en.connecting = true
@@ -179,7 +179,7 @@ func (l *lane) connectLocked(en *end, a laneAddr) {
 	})
 }
 
-// ready takes the peer's word that its endpoint is connected.
+// ready handles the peer's report that its endpoint is connected.
 func (l *lane) ready(r laneReady) {
 	l.mu.Lock()
 	en := l.cur
@@ -192,9 +192,9 @@ func (l *lane) ready(r laneReady) {
 	l.raise(en)
 }
 
-// peerUp takes the acceptor's word that the lane is up there. The goroutine that
-// connected our endpoint may not have come to raise it yet: Connect would find a
-// lane that is settled and not up.
+// peerUp handles the acceptor's report that the lane is up. The goroutine that connected the
+// local endpoint may not have raised it yet. Without this call, Connect could find a settled
+// lane that is not up.
 func (l *lane) peerUp(r laneReady) {
 	l.mu.Lock()
 	en := l.cur
@@ -205,7 +205,7 @@ func (l *lane) peerUp(r laneReady) {
 	l.settle()
 }
 
-// raise lets operations use en, if both sides are connected.
+// raise makes en available to operations if both sides are connected.
 func (l *lane) raise(en *end) {
 	l.mu.Lock()
 	if en.state != endOpening || !en.connected || !en.peerReady {
@@ -226,25 +226,25 @@ func (l *lane) raise(en *end) {
 	l.s.unpark()
 }
 
-// breakEnd begins the end of an endpoint; only the first reason counts. What is
-// queued goes to other lanes at once; what was posted, when both sides know how
-// far it came. Any goroutine may call it, the poller too.
+// breakEnd begins to close an endpoint. Only the first reason is kept. Queued jobs move to
+// other lanes immediately. Posted Works are settled when both sides have reported which of them
+// arrived. Any goroutine may call it, including the poller.
 func (l *lane) breakEnd(en *end, cause error) {
 	if l.giveUp(en, cause) {
 		l.shut(en)
 	}
 }
 
-// broke is breakEnd for an endpoint that its NIC reports broken. It is shut only
-// when what the NIC has to say has been polled: that a Work was refused would be
-// lost otherwise, and the Work tried again and again.
+// broke is breakEnd for an endpoint that its NIC reports broken. It shuts the endpoint only
+// after all completions have been polled. Otherwise the completion that reports a refused Work
+// would be lost, and the Work would be sent again and again.
 func (l *lane) broke(en *end, cause error) {
 	if l.giveUp(en, cause) {
 		en.nic.drain(func() { l.shut(en) })
 	}
 }
 
-// giveUp takes an endpoint out of use; false if it is already.
+// giveUp takes an endpoint out of use. It returns false if that has already happened.
 func (l *lane) giveUp(en *end, cause error) bool {
 	l.mu.Lock()
 	if en.state >= endClosing {
@@ -270,7 +270,7 @@ func (l *lane) giveUp(en *end, cause error) bool {
 	return true
 }
 
-// shut cuts an endpoint off that has been given up.
+// shut shuts an endpoint after giveUp.
 func (l *lane) shut(en *end) {
 	en.ep.Shut()
 	en.nic.drain(func() {
@@ -281,8 +281,7 @@ func (l *lane) shut(en *end) {
 	})
 }
 
-// abandon ends what is left of en on a NIC that is dead: no completion comes any
-// more.
+// abandon ends the remaining Works of en on a dead NIC, which returns no more completions.
 func (l *lane) abandon(en *end) {
 	l.mu.Lock()
 	for slot := range en.records {
@@ -296,9 +295,9 @@ func (l *lane) abandon(en *end) {
 	l.progress(en)
 }
 
-// progress takes an endpoint that is closing as far as it goes: when nothing of
-// it is in flight it is closed and the peer told what arrived; when the peer has
-// told the same, what was lost is sent again and the lane reopened.
+// progress advances a closing endpoint. When it has no Work in flight, progress closes it and
+// reports the arrived immediates to the peer. When the peer has sent the same report, progress
+// sends lost Works again and opens the lane.
 func (l *lane) progress(en *end) {
 	l.mu.Lock()
 	closes := en.state == endClosing && en.polled && en.inflight == 0 && en.finishing == 0 && !en.connecting
@@ -311,7 +310,7 @@ func (l *lane) progress(en *end) {
 	}
 	resolves := en.state == endQuiet && en.downComplete && !en.resolved && !l.killed
 	if resolves {
-		// The peer, once told, may ask for the next epoch at any time.
+		// After this report the peer may open the next epoch at any time.
 		en.resolved = true
 		l.cur = nil
 	}
@@ -334,7 +333,7 @@ func (l *lane) progress(en *end) {
 	l.retry(!en.worked && !en.down.worked)
 }
 
-// tellLocked tells the peer what arrived on an end that is quiet.
+// tellLocked reports to the peer what arrived on a closed endpoint.
 func (l *lane) tellLocked(en *end) {
 	d := laneDown{lane: uint16(l.index), epoch: en.epoch, arrived: en.arrived, worked: en.worked}
 	for imm, n := range en.arrivedTally {
@@ -349,11 +348,11 @@ func (l *lane) tellLocked(en *end) {
 	l.s.ctl.send(func(b []byte) []byte { return d.append(b) })
 }
 
-// talliesMax bounds what a peer may tell of one endpoint: immediates since the
-// last checkpoint and those that were in flight then.
+// talliesMax bounds the tallies that a peer may report for one endpoint: the immediates since
+// the last checkpoint and those in flight at that checkpoint.
 const talliesMax = 2*checkpointEvery + maxDepth
 
-// ended takes what the peer says of its end.
+// ended handles the peer's report on its closed endpoint.
 func (l *lane) ended(d laneDown) error {
 	l.mu.Lock()
 	en := l.cur
@@ -376,8 +375,8 @@ func (l *lane) ended(d laneDown) error {
 	return nil
 }
 
-// retry opens the lane again: at once if it had worked, after a pause that grows
-// if not. Only the dialer does.
+// retry opens the lane again: immediately if its endpoint had worked, otherwise after a growing
+// pause. Only the dialer opens.
 func (l *lane) retry(failed bool) {
 	l.mu.Lock()
 	if !failed {
@@ -396,8 +395,8 @@ func (l *lane) retry(failed bool) {
 	}
 }
 
-// hurry ends the pause before the next attempt: what broke the lane is known, and
-// not the fault of its NICs.
+// hurry ends the pause before the next attempt, because the reason of the break is known and is
+// not a failure of the NICs.
 func (l *lane) hurry() {
 	l.mu.Lock()
 	hurries := l.pause != nil && l.pause.Stop()
@@ -425,7 +424,7 @@ func (l *lane) kill(why error) {
 	}
 }
 
-// awaitQuiet returns when a killed lane has no endpoint any more.
+// awaitQuiet returns when a killed lane has no open endpoint.
 func (l *lane) awaitQuiet() {
 	l.mu.Lock()
 	opening := l.opening

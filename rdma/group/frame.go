@@ -57,10 +57,10 @@ const (
 	maxName = 64
 )
 
-// errFrame is wrapped by every reason to distrust the control connection.
+// errFrame is wrapped by every error for which the session is closed as malformed.
 var errFrame = errors.New("malformed frame")
 
-// le is the order of all integers on the control connection.
+// le is the byte order of all integers on the control connection.
 var le = binary.LittleEndian
 
 // appendHeader begins a frame of n bytes of payload.
@@ -93,11 +93,11 @@ func wantSize(what string, b []byte, n int) error {
 	return nil
 }
 
-// setup is what each side says of itself before the lanes open.
+// setup is each side's description of itself, sent before the lanes open.
 type setup struct {
-	// separate asks for endpoints for each class.
+	// separate requests separate endpoints for each class.
 	separate bool
-	// counted and provider must agree.
+	// counted and provider must be the same on both sides.
 	counted  bool
 	provider string
 	// nics are the names of the NICs, in the order of lanes.
@@ -152,8 +152,8 @@ func decodeSetup(b []byte) (s setup, _ error) {
 	return s, r.end("setup")
 }
 
-// laneAddr opens a lane: the address of the sender's endpoint, and the serial
-// number of the NIC it is on, which says which keys of a Desc it takes.
+// laneAddr opens a lane: the address of the sender's endpoint and the serial number of its NIC,
+// which selects the key of a Desc.
 type laneAddr struct {
 	lane   uint16
 	epoch  uint32
@@ -183,8 +183,8 @@ func decodeLaneAddr(b []byte) (l laneAddr, _ error) {
 	return l, nil
 }
 
-// laneReady says that the sender's endpoint is connected. As a frame of type up
-// it says, to the dialer, that the acceptor knows both to be: it may post too.
+// laneReady reports that the sender's endpoint is connected. As a frame of type frameLaneUp it
+// reports to the dialer that both are connected, so the dialer may post too.
 type laneReady struct {
 	lane  uint16
 	epoch uint32
@@ -209,14 +209,14 @@ func decodeLaneReady(b []byte) (l laneReady, _ error) {
 	return l, nil
 }
 
-// tally is how often one immediate arrived.
+// tally is how many times one immediate arrived.
 type tally struct{ imm, count uint32 }
 
-// laneDown says that the sender has shut its endpoint and counted everything
-// that had arrived there: arrived immediates in all, and, of an endpoint without
-// order, which ones since the last checkpoint. A long list takes several frames;
-// all but the last have more set. worked: a Work of the sender was answered on
-// it, so that the lane is worth another try at once.
+// laneDown reports that the sender has shut its endpoint and counted all immediates that
+// arrived on it: their total, and, if the engine is not counted, the number for each value
+// since the last checkpoint. A long list takes several frames, all but the last with more set.
+// worked: the sender had a completed Work on the endpoint, so the lane is opened again
+// immediately.
 type laneDown struct {
 	lane    uint16
 	epoch   uint32
@@ -272,8 +272,8 @@ func decodeLaneDown(b []byte) (l laneDown, _ error) {
 	return l, nil
 }
 
-// why asks for the reason of a refusal: operation op of the sender, n bytes at
-// addr behind key of the receiver's NIC serial.
+// why requests the reason of a refusal: operation op of the sender, n bytes at addr with key of
+// the receiver's NIC serial.
 type why struct {
 	op      uint64
 	serial  uint32
@@ -303,7 +303,7 @@ func decodeWhy(b []byte) (w why, _ error) {
 	return why{op: le.Uint64(b), serial: le.Uint32(b[8:]), key: le.Uint64(b[16:]), addr: le.Uint64(b[24:]), n: le.Uint64(b[32:])}, nil
 }
 
-// because answers a why. ReasonNone: it would not be refused now.
+// because answers a why. ReasonNone: the operation would be accepted.
 type because struct {
 	op     uint64
 	reason rdma.Reason
@@ -339,7 +339,7 @@ func decodeBecause(b []byte) (a because, err error) {
 	return a, err
 }
 
-// ack ends the message with that sequence number.
+// ack is the answer to the message with that sequence number.
 type ack struct {
 	seq    uint64
 	reason rdma.Reason
@@ -369,13 +369,13 @@ func decodeAcks(b []byte, dst []ack) ([]ack, error) {
 	return dst, nil
 }
 
-// remoteKey is one way to memory of a peer: the NIC's serial number and the key.
+// remoteKey identifies memory of a peer: the NIC's serial number and the key.
 type remoteKey struct {
 	serial uint32
 	key    uint64
 }
 
-// withdraw asks the receiver to write with these keys no more.
+// withdraw asks the receiver to stop writing with these keys.
 type withdraw struct {
 	id   uint64
 	keys []remoteKey
@@ -422,8 +422,8 @@ func decodeID(b []byte) (uint64, error) {
 	return le.Uint64(b), nil
 }
 
-// checkpoint asks the receiver to forget its tallies of a lane once sent
-// immediates have arrived there in all; the answer, of type checked, is the same.
+// checkpoint asks the receiver to clear its tallies of a lane once its count of arrived
+// immediates reaches sent. The answer, of type frameChecked, has the same fields.
 type checkpoint struct {
 	lane  uint16
 	epoch uint32
@@ -450,8 +450,8 @@ func decodeCheckpoint(b []byte) (c checkpoint, _ error) {
 	return c, nil
 }
 
-// fields takes little-endian fields from a slice; once it runs short it returns
-// zeroes and remembers.
+// fields reads little-endian fields from a slice. After the slice is exhausted it returns
+// zeroes and sets short.
 type fields struct {
 	b     []byte
 	short bool
@@ -495,7 +495,7 @@ func (r *fields) uint64() uint64 {
 	return 0
 }
 
-// end reports bytes that were missing or left over.
+// end returns an error if bytes were missing or are left over.
 func (r *fields) end(what string) error {
 	if r.short || len(r.b) != 0 {
 		return fmt.Errorf("%s ends early or late (%d bytes left): %w", what, len(r.b), errFrame)

@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// reconcile sends again what was lost with en, and nothing that was not: which
-// immediates arrived decides it.
+// reconcile sends the operations again that were lost with en, and no others. The peer's count
+// of arrived immediates determines which were lost.
 func (l *lane) reconcile(en *end) error {
 	delivered, ties, err := l.verdicts(en)
 	if err != nil {
@@ -22,8 +22,8 @@ func (l *lane) reconcile(en *end) error {
 		s.Mu.Unlock()
 		return nil
 	}
-	// First the immediates: where one arrived, its operation is in place as a
-	// whole, and must not be written again: its owner may be using the memory.
+	// First the immediates. If an immediate arrived, its whole operation is in place and must
+	// not be written again: the owner may already use the memory.
 	for i, r := range en.broken {
 		if !r.imm {
 			continue
@@ -67,8 +67,8 @@ func (l *lane) reconcile(en *end) error {
 	return nil
 }
 
-// verdicts decides for each broken record whether its immediate arrived, or is
-// one of several that can't be told apart.
+// verdicts decides for each broken record whether its immediate arrived, or whether it is one
+// of several that cannot be distinguished.
 func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
 	delivered, ties = make([]bool, len(en.broken)), make([]*tie, len(en.broken))
 	d := &en.down
@@ -76,7 +76,8 @@ func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
 		return nil, nil, fmt.Errorf("lane %d: %d immediates arrived, of %d sent and %d confirmed: %w", l.index, d.arrived, en.immSent, en.immOK, errFrame)
 	}
 	if l.s.e.counted {
-		// The endpoint is ordered and stops at a refusal: the first arrived did.
+		// The endpoint is ordered and stops at a refusal, so exactly the first d.arrived
+		// immediates arrived.
 		for i, r := range en.broken {
 			delivered[i] = r.imm && r.immSeq < d.arrived
 		}
@@ -109,7 +110,7 @@ func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
 	return delivered, ties, nil
 }
 
-// tiedLocked notes that o's payload is in place again, or was refused.
+// tiedLocked records that o's payload is in place again or was refused.
 func (s *session) tiedLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	t := o.tie
 	o.tie = nil
@@ -121,8 +122,8 @@ func (s *session) tiedLocked(o *op, touched *laneSet, out []sessions.Ended) []se
 	if t.left--; t.left > 0 {
 		return out
 	}
-	// As many end well as immediates were counted, or will be. Of those that are
-	// refused now, the first are taken for the ones that were lost.
+	// As many operations succeed as immediates were counted or will be counted. If members were
+	// refused this time, they are assumed to be among the lost ones.
 	lost := t.lost
 	for _, m := range t.refused {
 		if lost > 0 {
