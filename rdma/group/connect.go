@@ -196,7 +196,7 @@ func (e *Engine) dial(ctx context.Context, where []rdma.NetAddr, want rdma.Engin
 		return want, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
-	peer, s, err := e.introduce(nc, want, token)
+	peer, s, err := e.authenticate(nc, want, token)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -214,8 +214,8 @@ func (e *Engine) dial(ctx context.Context, where []rdma.NetAddr, want rdma.Engin
 	return peer, s.awaitLanes(ctx)
 }
 
-// introduce proves the token on nc and sets up the session.
-func (e *Engine) introduce(nc net.Conn, want rdma.EngineID, token rdma.Token) (rdma.EngineID, *session, error) {
+// authenticate proves the token on nc and sets up the session.
+func (e *Engine) authenticate(nc net.Conn, want rdma.EngineID, token rdma.Token) (rdma.EngineID, *session, error) {
 	h := handshake.Hello{Engine: e.id}
 	_, _ = rand.Read(h.Session[:])
 	peer, err := protocol.Dial(nc, h, want, token)

@@ -16,7 +16,7 @@ func (l *lane) open() {
 		return
 	}
 	l.mu.Lock()
-	if l.killed || l.cur != nil || l.opening != nil {
+	if l.stopped || l.cur != nil || l.opening != nil {
 		l.mu.Unlock()
 		return
 	}
@@ -26,15 +26,15 @@ func (l *lane) open() {
 	l.mu.Unlock()
 	en, err := l.makeEnd(epoch)
 	if l.install(en, err) != nil {
-		l.retry(true)
+		l.reopen(true)
 	}
 }
 
 // makeEnd makes an endpoint on the lane's NIC.
 func (l *lane) makeEnd(epoch uint32) (*end, error) {
 	n := l.s.e.nics[l.nicIndex].Load()
-	en := &end{lane: l, nic: n, epoch: epoch, quiet: make(chan struct{}), tick: l.s.e.core.Ticks.Load()}
-	if err := n.adopt(en); err != nil {
+	en := &end{lane: l, nic: n, epoch: epoch, closed: make(chan struct{}), tick: l.s.e.core.Ticks.Load()}
+	if err := n.addEnd(en); err != nil {
 		return nil, err
 	}
 	ep, err := n.dom.NewEndpoint(uint64(en.index), l.class)
@@ -44,7 +44,7 @@ func (l *lane) makeEnd(epoch uint32) (*end, error) {
 		_ = ep.Close()
 	}
 	if err != nil {
-		n.release(en)
+		n.removeEnd(en)
 		return nil, err
 	}
 	en.ep = ep
@@ -69,7 +69,7 @@ func (l *lane) install(en *end, err error) error {
 	l.mu.Lock()
 	close(l.opening)
 	l.opening = nil
-	if err == nil && l.killed {
+	if err == nil && l.stopped {
 		err = rdma.ErrClosed
 	}
 	if err == nil && en.nic.dead.Load() {
@@ -81,7 +81,7 @@ func (l *lane) install(en *end, err error) error {
 		if en != nil {
 			en.ep.Shut()
 			_ = en.ep.Close()
-			en.nic.release(en)
+			en.nic.removeEnd(en)
 		}
 		l.settle()
 		return err
@@ -128,7 +128,7 @@ func (l *lane) address(a laneAddr) error {
 		return nil
 	}
 	l.mu.Lock()
-	if l.killed {
+	if l.stopped {
 		l.mu.Unlock()
 		return nil
 	}
@@ -174,7 +174,7 @@ func (l *lane) connectLocked(en *end, a laneAddr) {
 		case err != nil:
 			l.breakEnd(en, fmt.Errorf("connect: %w", err))
 		default:
-			l.raise(en)
+			l.bringUp(en)
 		}
 	})
 }
@@ -189,7 +189,7 @@ func (l *lane) ready(r laneReady) {
 	}
 	en.peerReady = true
 	l.mu.Unlock()
-	l.raise(en)
+	l.bringUp(en)
 }
 
 // peerUp handles the acceptor's report that the lane is up. The goroutine that connected the
@@ -200,13 +200,13 @@ func (l *lane) peerUp(r laneReady) {
 	en := l.cur
 	l.mu.Unlock()
 	if en != nil && en.epoch == r.epoch {
-		l.raise(en)
+		l.bringUp(en)
 	}
 	l.settle()
 }
 
-// raise makes en available to operations if both sides are connected.
-func (l *lane) raise(en *end) {
+// bringUp makes en available to operations if both sides are connected.
+func (l *lane) bringUp(en *end) {
 	l.mu.Lock()
 	if en.state != endOpening || !en.connected || !en.peerReady {
 		l.mu.Unlock()
@@ -223,29 +223,29 @@ func (l *lane) raise(en *end) {
 		l.s.ctl.send(func(b []byte) []byte { return r.append(b, frameLaneUp) })
 	}
 	l.mu.Unlock()
-	l.s.unpark()
+	l.s.placeParked()
 }
 
 // breakEnd begins to close an endpoint. Only the first reason is kept. Queued jobs move to
 // other lanes immediately. Posted Works are settled when both sides have reported which of them
 // arrived. Any goroutine may call it, including the poller.
 func (l *lane) breakEnd(en *end, cause error) {
-	if l.giveUp(en, cause) {
+	if l.beginClose(en, cause) {
 		l.shut(en)
 	}
 }
 
-// broke is breakEnd for an endpoint that its NIC reports broken. It shuts the endpoint only
+// breakAfterPoll is breakEnd for an endpoint that its NIC reports broken. It shuts the endpoint only
 // after all completions have been polled. Otherwise the completion that reports a refused Work
 // would be lost, and the Work would be sent again and again.
-func (l *lane) broke(en *end, cause error) {
-	if l.giveUp(en, cause) {
+func (l *lane) breakAfterPoll(en *end, cause error) {
+	if l.beginClose(en, cause) {
 		en.nic.drain(func() { l.shut(en) })
 	}
 }
 
-// giveUp takes an endpoint out of use. It returns false if that has already happened.
-func (l *lane) giveUp(en *end, cause error) bool {
+// beginClose takes an endpoint out of use. It returns false if that has already happened.
+func (l *lane) beginClose(en *end, cause error) bool {
 	l.mu.Lock()
 	if en.state >= endClosing {
 		l.mu.Unlock()
@@ -260,17 +260,17 @@ func (l *lane) giveUp(en *end, cause error) bool {
 	}
 	clear(l.queue)
 	l.queue, l.head, l.ranks = l.queue[:0], 0, [rankBulk]int{}
-	quietly := l.killed
+	quietly := l.stopped
 	l.mu.Unlock()
 	if !quietly {
 		l.s.e.core.Log.Info(sessions.LogPath, "endpoint ended", "peer", l.s.Peer.String(), "nic", en.nic.name, "why", cause)
 	}
 	l.settle()
-	l.s.replace(jobs)
+	l.s.redistribute(jobs)
 	return true
 }
 
-// shut shuts an endpoint after giveUp.
+// shut shuts an endpoint after beginClose.
 func (l *lane) shut(en *end) {
 	en.ep.Shut()
 	en.nic.drain(func() {
@@ -281,8 +281,8 @@ func (l *lane) shut(en *end) {
 	})
 }
 
-// abandon ends the remaining Works of en on a dead NIC, which returns no more completions.
-func (l *lane) abandon(en *end) {
+// failWorks ends the remaining Works of en on a dead NIC, which returns no more completions.
+func (l *lane) failWorks(en *end) {
 	l.mu.Lock()
 	for slot := range en.records {
 		if r := en.records[slot]; r.used {
@@ -302,13 +302,13 @@ func (l *lane) progress(en *end) {
 	l.mu.Lock()
 	closes := en.state == endClosing && en.polled && en.inflight == 0 && en.finishing == 0 && !en.connecting
 	if closes {
-		en.state = endQuiet
-		en.told = true
-		if !l.killed {
-			l.tellLocked(en)
+		en.state = endClosed
+		en.reported = true
+		if !l.stopped {
+			l.reportLocked(en)
 		}
 	}
-	resolves := en.state == endQuiet && en.downComplete && !en.resolved && !l.killed
+	resolves := en.state == endClosed && en.downComplete && !en.resolved && !l.stopped
 	if resolves {
 		// After this report the peer may open the next epoch at any time.
 		en.resolved = true
@@ -317,8 +317,8 @@ func (l *lane) progress(en *end) {
 	l.mu.Unlock()
 	if closes {
 		_ = en.ep.Close()
-		en.nic.release(en)
-		close(en.quiet)
+		en.nic.removeEnd(en)
+		close(en.closed)
 	}
 	if !resolves {
 		return
@@ -330,11 +330,11 @@ func (l *lane) progress(en *end) {
 	if l.s.withdrawn.pending.Load() > 0 {
 		l.s.confirm()
 	}
-	l.retry(!en.worked && !en.down.worked)
+	l.reopen(!en.worked && !en.down.worked)
 }
 
-// tellLocked reports to the peer what arrived on a closed endpoint.
-func (l *lane) tellLocked(en *end) {
+// reportLocked reports to the peer what arrived on a closed endpoint.
+func (l *lane) reportLocked(en *end) {
 	d := laneDown{lane: uint16(l.index), epoch: en.epoch, arrived: en.arrived, worked: en.worked}
 	for imm, n := range en.arrivedTally {
 		d.tallies = append(d.tallies, tally{imm, n})
@@ -375,9 +375,9 @@ func (l *lane) ended(d laneDown) error {
 	return nil
 }
 
-// retry opens the lane again: immediately if its endpoint had worked, otherwise after a growing
+// reopen opens the lane again: immediately if its endpoint had worked, otherwise after a growing
 // pause. Only the dialer opens.
-func (l *lane) retry(failed bool) {
+func (l *lane) reopen(failed bool) {
 	l.mu.Lock()
 	if !failed {
 		l.failures = 0
@@ -385,7 +385,7 @@ func (l *lane) retry(failed bool) {
 		l.failures++
 	}
 	n := l.failures
-	wait := !l.killed && l.s.Dialed && n > 0
+	wait := !l.stopped && l.s.Dialed && n > 0
 	if wait {
 		l.pause = time.AfterFunc(l.s.e.opts.RetryInterval<<min(n-1, 6), l.open)
 	}
@@ -395,9 +395,9 @@ func (l *lane) retry(failed bool) {
 	}
 }
 
-// hurry ends the pause before the next attempt, because the reason of the break is known and is
+// retryNow ends the pause before the next attempt, because the reason of the break is known and is
 // not a failure of the NICs.
-func (l *lane) hurry() {
+func (l *lane) retryNow() {
 	l.mu.Lock()
 	hurries := l.pause != nil && l.pause.Stop()
 	if hurries {
@@ -409,10 +409,10 @@ func (l *lane) hurry() {
 	}
 }
 
-// kill ends the lane with its session.
-func (l *lane) kill(why error) {
+// stop ends the lane with its session.
+func (l *lane) stop(why error) {
 	l.mu.Lock()
-	l.killed = true
+	l.stopped = true
 	if l.pause != nil {
 		l.pause.Stop()
 	}
@@ -424,8 +424,8 @@ func (l *lane) kill(why error) {
 	}
 }
 
-// awaitQuiet returns when a killed lane has no open endpoint.
-func (l *lane) awaitQuiet() {
+// awaitClosed returns when a killed lane has no open endpoint.
+func (l *lane) awaitClosed() {
 	l.mu.Lock()
 	opening := l.opening
 	l.mu.Unlock()
@@ -436,6 +436,6 @@ func (l *lane) awaitQuiet() {
 	en := l.last
 	l.mu.Unlock()
 	if en != nil {
-		<-en.quiet
+		<-en.closed
 	}
 }

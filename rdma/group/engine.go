@@ -30,8 +30,8 @@ type Engine struct {
 	revocations atomic.Uint64
 	// revokes counts the running revocations. asking is a semaphore for the revocations that
 	// wait for peers, at most withdrawalsMax.
-	revokes sync.WaitGroup
-	asking  chan struct{}
+	revokes       sync.WaitGroup
+	withdrawSlots chan struct{}
 
 	// nics holds, at each index, the NIC in use or the last NIC that was in use.
 	nics []atomic.Pointer[nic]
@@ -90,10 +90,10 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 // newEngine makes an engine without starting its goroutines. If it fails it closes the domains.
 func newEngine(opts Options) (_ *Engine, err error) {
 	e := &Engine{
-		opts:    opts,
-		asking:  make(chan struct{}, withdrawalsMax),
-		nics:    make([]atomic.Pointer[nic], len(opts.Domains)),
-		regions: make(map[*region]struct{}), keys: make(map[remoteKey]*window),
+		opts:          opts,
+		withdrawSlots: make(chan struct{}, withdrawalsMax),
+		nics:          make([]atomic.Pointer[nic], len(opts.Domains)),
+		regions:       make(map[*region]struct{}), keys: make(map[remoteKey]*window),
 		counted: true, final: true, maxWrite: ^uint64(0),
 	}
 	_, _ = rand.Read(e.id[:])
@@ -108,7 +108,7 @@ func newEngine(opts Options) (_ *Engine, err error) {
 			for _, rest := range opts.Domains[i:] {
 				err = errors.Join(err, rest.Close())
 			}
-			return e, errors.Join(err, e.retireAll())
+			return e, errors.Join(err, e.closeDomains())
 		}
 		e.nics[i].Store(n)
 		e.counted = e.counted && n.lim.Ordered && n.lim.RefusalBreaks
@@ -120,21 +120,21 @@ func newEngine(opts Options) (_ *Engine, err error) {
 		}
 	}
 	if e.outbox, err = e.newOutbox(); err != nil {
-		return e, errors.Join(err, e.retireAll())
+		return e, errors.Join(err, e.closeDomains())
 	}
 	return e, nil
 }
 
-// retireAll closes the domains. No poller may be running.
-func (e *Engine) retireAll() error {
+// closeDomains closes the domains. No poller may be running.
+func (e *Engine) closeDomains() error {
 	var errs []error
 	for i := range e.nics {
 		if n := e.nics[i].Load(); n != nil {
-			errs = append(errs, n.retire())
+			errs = append(errs, n.closeDomain())
 		}
 	}
 	if e.outbox != nil {
-		e.outbox.freed()
+		e.outbox.freeMem()
 	}
 	return errors.Join(errs...)
 }
@@ -268,8 +268,8 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 	return o, nil
 }
 
-// most returns the longest run of an operation: at most one Work and at most one piece.
-func (e *Engine) most() uint64 { return min(e.maxWrite, uint64(e.opts.PieceBytes)) }
+// runBytesMax returns the longest run of an operation: at most one Work and at most one piece.
+func (e *Engine) runBytesMax() uint64 { return min(e.maxWrite, uint64(e.opts.PieceBytes)) }
 
 // dispatch submits an op whose runs are laid out.
 func (e *Engine) dispatch(ctx context.Context, s *session, o *op, off uint64, noWait bool) error {
@@ -319,7 +319,7 @@ func (e *Engine) write(ctx context.Context, s *session, w *rdma.Write) error {
 	}
 	o.Imm, o.Done, o.Class = w.Imm, w.Done, w.Class
 	if w.Len > 0 {
-		o.add(w.SrcOffset, w.DstOffset, w.Len, e.most())
+		o.add(w.SrcOffset, w.DstOffset, w.Len, e.runBytesMax())
 	}
 	return e.dispatch(ctx, s, o, w.DstOffset, w.NoWait)
 }
@@ -341,7 +341,7 @@ func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 	if err != nil {
 		return err
 	}
-	if err := o.layPages(&w, e.most()); err != nil {
+	if err := o.layPages(&w, e.runBytesMax()); err != nil {
 		s.Unreserve(o)
 		return err
 	}
@@ -394,13 +394,13 @@ func (e *Engine) Close() error {
 	var errs []error
 	for i := range e.nics {
 		if n := e.nics[i].Load(); !n.dead.Load() {
-			errs = append(errs, n.retire())
+			errs = append(errs, n.closeDomain())
 		}
 	}
-	e.outbox.freed()
+	e.outbox.freeMem()
 	e.regionsMu.Lock()
 	for r := range e.regions {
-		r.disown()
+		r.closeDescriptor()
 	}
 	e.regionsMu.Unlock()
 	close(e.core.Closed)

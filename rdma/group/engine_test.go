@@ -714,36 +714,36 @@ func TestLinkCut(t *testing.T) {
 	}
 }
 
-// mute is a Domain whose endpoints accept Works and never complete them.
-type mute struct {
+// silentDomain is a Domain whose endpoints accept Works and never complete them.
+type silentDomain struct {
 	group.Domain
 	on *atomic.Bool
 }
 
-// muteEndpoint holds posted Works while its domain is mute. Shut completes them.
-type muteEndpoint struct {
+// silentEndpoint holds posted Works while its domain is mute. Shut completes them.
+type silentEndpoint struct {
 	group.Endpoint
 	on *atomic.Bool
-	d  *mutePoll
+	d  *silentPollDomain
 }
 
-// mutePoll adds the held completions to those that Poll returns.
-type mutePoll struct {
-	mute
+// silentPollDomain adds the held completions to those that Poll returns.
+type silentPollDomain struct {
+	silentDomain
 	mu    sync.Mutex
-	lost  map[*muteEndpoint][]uint64
+	lost  map[*silentEndpoint][]uint64
 	ready []group.Completion
 }
 
-func (d *mutePoll) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
+func (d *silentPollDomain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
 	e, err := d.Domain.NewEndpoint(cookie, class)
 	if err != nil {
 		return nil, err
 	}
-	return &muteEndpoint{e, d.on, d}, nil
+	return &silentEndpoint{e, d.on, d}, nil
 }
 
-func (e *muteEndpoint) Post(works []group.Work) (int, error) {
+func (e *silentEndpoint) Post(works []group.Work) (int, error) {
 	if !e.on.Load() {
 		return e.Endpoint.Post(works)
 	}
@@ -755,7 +755,7 @@ func (e *muteEndpoint) Post(works []group.Work) (int, error) {
 	return len(works), nil
 }
 
-func (e *muteEndpoint) Shut() {
+func (e *silentEndpoint) Shut() {
 	e.Endpoint.Shut()
 	e.d.mu.Lock()
 	defer e.d.mu.Unlock()
@@ -766,7 +766,7 @@ func (e *muteEndpoint) Shut() {
 	e.d.Wake()
 }
 
-func (d *mutePoll) Poll(dst []group.Completion) (int, error) {
+func (d *silentPollDomain) Poll(dst []group.Completion) (int, error) {
 	d.mu.Lock()
 	n := copy(dst, d.ready)
 	d.ready = d.ready[n:]
@@ -793,7 +793,7 @@ func TestStall(t *testing.T) {
 			}
 			domains = append(domains, d)
 		}
-		domains[0] = &mutePoll{mute: mute{domains[0], on}, lost: make(map[*muteEndpoint][]uint64)}
+		domains[0] = &silentPollDomain{silentDomain: silentDomain{domains[0], on}, lost: make(map[*silentEndpoint][]uint64)}
 		c, err := f.Control("c", false)
 		if err != nil {
 			t.Fatal(err)

@@ -26,8 +26,8 @@ const (
 	frameLaneAddr   frameKind = 3
 	frameLaneReady  frameKind = 4
 	frameLaneDown   frameKind = 5
-	frameWhy        frameKind = 6
-	frameBecause    frameKind = 7
+	frameQuery      frameKind = 6
+	frameReason     frameKind = 7
 	frameAck        frameKind = 8
 	frameWithdraw   frameKind = 9
 	frameWithdrawn  frameKind = 10
@@ -42,8 +42,8 @@ const (
 	laneReadySize  = 8
 	laneDownSize   = 24
 	tallySize      = 8
-	whySize        = 40
-	becauseSize    = 16
+	querySize      = 40
+	reasonSize     = 16
 	ackSize        = 16
 	keyEntrySize   = 16
 	idSize         = 8
@@ -272,9 +272,9 @@ func decodeLaneDown(b []byte) (l laneDown, _ error) {
 	return l, nil
 }
 
-// why requests the reason of a refusal: operation op of the sender, n bytes at addr with key of
+// reasonQuery requests the reason of a refusal: operation op of the sender, n bytes at addr with key of
 // the receiver's NIC serial.
-type why struct {
+type reasonQuery struct {
 	op      uint64
 	serial  uint32
 	key     uint64
@@ -282,8 +282,8 @@ type why struct {
 }
 
 // append appends the frame: op 8 | serial 4 | zero 4 | key 8 | addr 8 | n 8.
-func (w *why) append(b []byte) []byte {
-	b = appendHeader(b, frameWhy, whySize)
+func (w *reasonQuery) append(b []byte) []byte {
+	b = appendHeader(b, frameQuery, querySize)
 	b = le.AppendUint64(b, w.op)
 	b = le.AppendUint32(b, w.serial)
 	b = le.AppendUint32(b, 0)
@@ -292,26 +292,26 @@ func (w *why) append(b []byte) []byte {
 	return le.AppendUint64(b, w.n)
 }
 
-// decodeWhy reads a why.
-func decodeWhy(b []byte) (w why, _ error) {
-	if err := wantSize("question", b, whySize); err != nil {
+// decodeQuery reads a why.
+func decodeQuery(b []byte) (w reasonQuery, _ error) {
+	if err := wantSize("question", b, querySize); err != nil {
 		return w, err
 	}
 	if le.Uint32(b[12:]) != 0 {
 		return w, fmt.Errorf("reserved bytes of a question are set: %w", errFrame)
 	}
-	return why{op: le.Uint64(b), serial: le.Uint32(b[8:]), key: le.Uint64(b[16:]), addr: le.Uint64(b[24:]), n: le.Uint64(b[32:])}, nil
+	return reasonQuery{op: le.Uint64(b), serial: le.Uint32(b[8:]), key: le.Uint64(b[16:]), addr: le.Uint64(b[24:]), n: le.Uint64(b[32:])}, nil
 }
 
-// because answers a why. ReasonNone: the operation would be accepted.
-type because struct {
+// reasonReply answers a why. ReasonNone: the operation would be accepted.
+type reasonReply struct {
 	op     uint64
 	reason rdma.Reason
 }
 
 // append appends the frame: op 8 | reason 1 | zero 7.
-func (a *because) append(b []byte) []byte {
-	b = appendHeader(b, frameBecause, becauseSize)
+func (a *reasonReply) append(b []byte) []byte {
+	b = appendHeader(b, frameReason, reasonSize)
 	return appendAnswer(b, a.op, a.reason)
 }
 
@@ -330,9 +330,9 @@ func decodeAnswer(b []byte) (id uint64, reason rdma.Reason, _ error) {
 	return le.Uint64(b), rdma.Reason(v), nil
 }
 
-// decodeBecause reads a because.
-func decodeBecause(b []byte) (a because, err error) {
-	if err := wantSize("answer", b, becauseSize); err != nil {
+// decodeReason reads a because.
+func decodeReason(b []byte) (a reasonReply, err error) {
+	if err := wantSize("answer", b, reasonSize); err != nil {
 		return a, err
 	}
 	a.op, a.reason, err = decodeAnswer(b)

@@ -18,14 +18,14 @@ func frames() map[frameKind][]byte {
 		la = laneAddr{lane: 3, epoch: 7, serial: 2, addr: []byte("queue pair 17")}
 		lr = laneReady{lane: 3, epoch: 7}
 		ld = laneDown{lane: 3, epoch: 7, more: true, worked: true, arrived: 1 << 40, tallies: []tally{{5, 6}, {7, 8}}}
-		wh = why{op: 1<<32 | 5, serial: 2, key: 0xABCDEF, addr: 1 << 47, n: 4096}
-		be = because{op: 1<<32 | 5, reason: rdma.ReasonBounds}
+		wh = reasonQuery{op: 1<<32 | 5, serial: 2, key: 0xABCDEF, addr: 1 << 47, n: 4096}
+		be = reasonReply{op: 1<<32 | 5, reason: rdma.ReasonBounds}
 		wd = withdraw{id: 9, keys: []remoteKey{{1, 2}, {3, 4}}}
 		cp = checkpoint{lane: 3, epoch: 7, sent: 4096}
 	)
 	return map[frameKind][]byte{
 		frameHeartbeat: appendHeader(nil, frameHeartbeat, 0), frameSetup: st.append(nil), frameLaneAddr: la.append(nil),
-		frameLaneReady: lr.append(nil, frameLaneReady), frameLaneDown: ld.append(nil), frameWhy: wh.append(nil), frameBecause: be.append(nil),
+		frameLaneReady: lr.append(nil, frameLaneReady), frameLaneDown: ld.append(nil), frameQuery: wh.append(nil), frameReason: be.append(nil),
 		frameAck: appendAcks(nil, []ack{{1, rdma.ReasonNone}, {2, rdma.ReasonNoBuffer}}), frameWithdraw: wd.append(nil),
 		frameWithdrawn: appendID(nil, frameWithdrawn, 9), frameForget: appendID(nil, frameForget, 9),
 		frameCheckpoint: cp.append(nil, frameCheckpoint), frameChecked: cp.append(nil, frameChecked), frameLaneUp: lr.append(nil, frameLaneUp),
@@ -49,11 +49,11 @@ func recode(kind frameKind, b []byte) ([]byte, error) {
 	case frameLaneDown:
 		l, err := decodeLaneDown(b)
 		return l.append(nil), err
-	case frameWhy:
-		w, err := decodeWhy(b)
+	case frameQuery:
+		w, err := decodeQuery(b)
 		return w.append(nil), err
-	case frameBecause:
-		a, err := decodeBecause(b)
+	case frameReason:
+		a, err := decodeReason(b)
 		return a.append(nil), err
 	case frameAck:
 		acks, err := decodeAcks(b, nil)
@@ -113,7 +113,7 @@ func TestFrameRefused(t *testing.T) {
 		"epoch zero":                {frameLaneReady, (&laneReady{}).append(nil, frameLaneReady)},
 		"more tallies than allowed": {frameLaneDown, many.append(nil)},
 		"no acks":                   {frameAck, appendAcks(nil, nil)},
-		"reason unknown":            {frameBecause, (&because{1, rdma.ReasonNoBuffer + 1}).append(nil)},
+		"reason unknown":            {frameReason, (&reasonReply{1, rdma.ReasonNoBuffer + 1}).append(nil)},
 		"withdrawal of nothing":     {frameWithdraw, (&withdraw{id: 1}).append(nil)},
 		"withdrawal of too much":    {frameWithdraw, (&withdraw{id: 1, keys: make([]remoteKey, maxKeys+1)}).append(nil)},
 	} {

@@ -44,7 +44,7 @@ type lane struct {
 	// opening is set while an endpoint is being made, and closed when that ends.
 	opening chan struct{}
 	// settled: the lane has come up or failed at least once. killed: the session has ended.
-	settled, killed bool
+	settled, stopped bool
 	// failures counts consecutive failures and determines the pause before the next attempt. why
 	// is the last reason.
 	failures int
@@ -61,8 +61,8 @@ const (
 	endUp      endState = 1
 	// endClosing: shut. Remaining completions and arrived immediates are being polled.
 	endClosing endState = 2
-	// endQuiet: closed. Only lost payload and immediates may have to be sent again.
-	endQuiet endState = 3
+	// endClosed: closed. Only lost payload and immediates may have to be sent again.
+	endClosed endState = 3
 )
 
 // record is one posted Work.
@@ -101,8 +101,8 @@ type end struct {
 	connecting, connected, peerReady bool
 	// polled: all completions that had arrived before Shut returned have been polled.
 	polled bool
-	// quiet is closed when the endpoint has been closed.
-	quiet chan struct{}
+	// closed is closed when the endpoint has been closed.
+	closed chan struct{}
 	// worked: at least one Work was answered by the target.
 	worked bool
 	tick   uint64 // the engine's tick at which the endpoint was made
@@ -130,7 +130,7 @@ type end struct {
 	arrived      uint64
 	arrivedTally map[uint32]uint32
 	check        uint64
-	told         bool // the peer has received arrived, so no immediate may be counted after it
+	reported     bool // the peer has received arrived, so no immediate may be counted after it
 
 	// down is the peer's report of the end of its endpoint, once complete.
 	down         laneDown
@@ -217,7 +217,7 @@ const (
 type skipped struct {
 	op      *op
 	runs    int
-	refusal why
+	refusal reasonQuery
 }
 
 // pump posts queued jobs while the endpoint has room.
@@ -227,7 +227,7 @@ func (l *lane) pump() {
 	var away []job
 	l.mu.Lock()
 	en := l.cur
-	for failed == nil && en != nil && en.state == endUp && l.head < len(l.queue) && len(en.free) > 0 && !en.held(l.queue[l.head]) {
+	for failed == nil && en != nil && en.state == endUp && l.head < len(l.queue) && len(en.free) > 0 && !en.mustWait(l.queue[l.head]) {
 		l.works = l.works[:0]
 		skips, away = l.fill(en, skips, away)
 		if len(l.works) == 0 {
@@ -253,7 +253,7 @@ func (l *lane) pump() {
 	for _, k := range skips {
 		l.s.skip(k)
 	}
-	l.s.replace(away)
+	l.s.redistribute(away)
 }
 
 // aheadPieces is the number of pieces of writes that are posted on one endpoint at a time. A
@@ -266,27 +266,27 @@ func (l *lane) pump() {
 // measurements.
 const aheadPieces = 4
 
-// held reports whether the first run of j must wait: an immediate for a checkpoint, or a part
+// mustWait reports whether the first run of j must wait: an immediate for a checkpoint, or a part
 // of a write until less payload is posted before it. In both cases completions are outstanding
 // that end the wait.
-func (en *end) held(j job) bool {
+func (en *end) mustWait(j job) bool {
 	if en.checking && j.imm && j.hi == j.lo+1 {
 		return true
 	}
-	most := aheadPieces * int64(en.lane.s.e.opts.PieceBytes)
-	return en.ahead > 0 && j.op.kind == opWrite && en.ahead+int64(j.op.Runs[j.lo].N) > most
+	aheadMax := aheadPieces * int64(en.lane.s.e.opts.PieceBytes)
+	return en.ahead > 0 && j.op.kind == opWrite && en.ahead+int64(j.op.Runs[j.lo].N) > aheadMax
 }
 
 // fill moves runs from the queue to works until the queue is empty, works is full, or no record
 // is free. The caller ensures that a record is free.
 func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
-	most := postBatch
+	batchMax := postBatch
 	if en.inflight == 0 {
-		most = firstBatch
+		batchMax = firstBatch
 	}
-	for l.head < len(l.queue) && len(l.works) < most && len(en.free) > 0 {
+	for l.head < len(l.queue) && len(l.works) < batchMax && len(en.free) > 0 {
 		j := &l.queue[l.head]
-		if en.held(*j) {
+		if en.mustWait(*j) {
 			break
 		}
 		w, refusal, ok := l.work(en, j)
@@ -336,7 +336,7 @@ func (l *lane) pop() {
 
 // work makes the Work of the first run of j. A refusal means that the run must not be posted,
 // and !ok that it can't be posted on this NIC.
-func (l *lane) work(en *end, j *job) (w Work, refusal *why, ok bool) {
+func (l *lane) work(en *end, j *job) (w Work, refusal *reasonQuery, ok bool) {
 	o := j.op
 	if o.kind == opMessage {
 		m := l.s.e.outbox.region.memory(l.nicIndex, en.nic.serial)
@@ -347,7 +347,7 @@ func (l *lane) work(en *end, j *job) (w Work, refusal *why, ok bool) {
 		return Work{Op: OpSend, Src: m, SrcOff: off, Len: n}, nil, true
 	}
 	if o.dead.Load() {
-		return w, &why{}, false
+		return w, &reasonQuery{}, false
 	}
 	r := o.Runs[j.lo]
 	serial := l.remoteSerial.Load()
@@ -356,7 +356,7 @@ func (l *lane) work(en *end, j *job) (w Work, refusal *why, ok bool) {
 		return w, nil, false
 	}
 	if key == 0 || en.nic.tooWide(key) || l.s.withdrawn.has(remoteKey{serial, key}) {
-		return w, &why{op: o.ID(), serial: serial, key: key, addr: o.base + r.Dst, n: r.N}, false
+		return w, &reasonQuery{op: o.ID(), serial: serial, key: key, addr: o.base + r.Dst, n: r.N}, false
 	}
 	w = Work{Op: OpWrite, Len: r.N, RemoteAddr: o.base + r.Dst, RemoteKey: key}
 	if r.N > 0 {
@@ -531,7 +531,7 @@ func (l *lane) checked(c checkpoint) {
 func (l *lane) immediate(en *end, imm uint32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if en.told {
+	if en.reported {
 		invariants.Assert(!invariants.Enabled, "an immediate arrived on an endpoint that was shut and drained")
 		return false
 	}

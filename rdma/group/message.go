@@ -42,10 +42,10 @@ func (e *Engine) slotBytes() int { return e.opts.MaxMessage + slotSlack }
 // outbox holds the engine's send buffers for messages, registered with every NIC. A message
 // stays in its buffer until it is answered, so sending it again needs no copy.
 type outbox struct {
-	region *region
-	freed  func()
-	size   int
-	free   chan int
+	region  *region
+	freeMem func()
+	size    int
+	free    chan int
 }
 
 // newOutbox makes the outbox. The NICs must be open.
@@ -60,7 +60,7 @@ func (e *Engine) newOutbox() (*outbox, error) {
 		free()
 		return nil, err
 	}
-	b := &outbox{region: r.(*region), freed: free, size: size, free: make(chan int, n)}
+	b := &outbox{region: r.(*region), freeMem: free, size: size, free: make(chan int, n)}
 	for i := range n {
 		b.free <- i
 	}
@@ -118,7 +118,7 @@ type message struct {
 	seq, low uint64
 	payload  []byte
 	// for kinds 2 and 3
-	way  remoteKey
+	key  remoteKey
 	addr uint64
 }
 
@@ -138,7 +138,7 @@ func decodeMessage(b []byte) (m message, _ error) {
 	if len(p) != emptySize || le.Uint32(p[4:]) != 0 {
 		return m, fmt.Errorf("empty write of %d bytes: %w", len(p), errFrame)
 	}
-	m.way, m.addr = remoteKey{le.Uint32(p), le.Uint64(p[8:])}, le.Uint64(p[16:])
+	m.key, m.addr = remoteKey{le.Uint32(p), le.Uint64(p[8:])}, le.Uint64(p[16:])
 	return m, nil
 }
 
@@ -203,7 +203,7 @@ func (s *session) finished(r record, c *Completion, serial uint32, out []session
 	case o.kind == opMessage && status != StatusOK && !o.acked:
 		// The peer had no free buffer, so the message is sent again after a pause.
 		o.retries++
-		s.later(o, o.retries)
+		s.resendLater(o, o.retries)
 		s.Mu.Unlock()
 		return out
 	case o.kind == opMessage:
@@ -215,7 +215,7 @@ func (s *session) finished(r record, c *Completion, serial uint32, out []session
 		if status != StatusOK {
 			x := o.Runs[r.run]
 			key, _ := o.key(serial)
-			s.refuseLocked(o, why{op: o.ID(), serial: serial, key: key, addr: o.base + x.Dst, n: x.N}, c.Err)
+			s.refuseLocked(o, reasonQuery{op: o.ID(), serial: serial, key: key, addr: o.base + x.Dst, n: x.N}, c.Err)
 			o.final = noRun
 		}
 	}
@@ -228,8 +228,8 @@ func (s *session) finished(r record, c *Completion, serial uint32, out []session
 // resendPause is the first pause before a message that found no buffer is sent again.
 const resendPause = 200 * time.Microsecond
 
-// later sends a message again after a growing pause.
-func (s *session) later(o *op, tries int) {
+// resendLater sends a message again after a growing pause.
+func (s *session) resendLater(o *op, tries int) {
 	id := o.ID()
 	time.AfterFunc(resendPause<<min(tries-1, 8), func() {
 		var touched laneSet
@@ -327,7 +327,7 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 	if m.kind == kindMessage {
 		reason = s.deliver(m.payload)
 	} else {
-		reason = s.e.check(s.Peer, m.way, m.addr, 0)
+		reason = s.e.check(s.Peer, m.key, m.addr, 0)
 	}
 	r.seen[m.seq] = reason
 	return reason, true, nil

@@ -41,14 +41,14 @@ type nic struct {
 	// Message buffers.
 	buffers []byte
 	memory  Memory
-	freed   func()
+	freeMem func()
 
 	mu     sync.Mutex
 	why    error
 	drains []func()
-	// adopts is the number of endpoints. empty, if set, is closed when there are none.
-	adopts int
-	empty  chan struct{}
+	// endCount is the number of endpoints. empty, if set, is closed when there are none.
+	endCount int
+	empty    chan struct{}
 
 	// Used by the poller only.
 	polled  []Completion
@@ -78,13 +78,13 @@ func (e *Engine) newNIC(index int, d Domain) (*nic, error) {
 // postBuffers lends receive buffers to the domain.
 func (n *nic) postBuffers() (err error) {
 	size := n.e.slotBytes()
-	n.buffers, n.freed, err = n.e.opts.Alloc(n.e.opts.MessageBuffers * size)
+	n.buffers, n.freeMem, err = n.e.opts.Alloc(n.e.opts.MessageBuffers * size)
 	if err != nil {
 		return fmt.Errorf("group: buffers of messages: %w", err)
 	}
 	n.memory, err = n.dom.Register(n.buffers, rdma.RegisterOptions{Local: true})
 	if err != nil {
-		n.freed()
+		n.freeMem()
 		return fmt.Errorf("group: register buffers with %s: %w", n.name, err)
 	}
 	for i := range n.e.opts.MessageBuffers {
@@ -113,7 +113,7 @@ func (n *nic) postBuffer(slot uint32) error {
 // freeBuffers closes the registration of the buffers and frees them.
 func (n *nic) freeBuffers() error {
 	err := n.memory.Close()
-	n.freed()
+	n.freeMem()
 	return err
 }
 
@@ -158,8 +158,8 @@ func (n *nic) reason() error {
 	return n.why
 }
 
-// adopt adds en to the NIC's endpoints and sets its index.
-func (n *nic) adopt(en *end) error {
+// addEnd adds en to the NIC's endpoints and sets its index.
+func (n *nic) addEnd(en *end) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.why != nil {
@@ -177,18 +177,18 @@ func (n *nic) adopt(en *end) error {
 	ends[i] = en
 	en.index = uint32(i)
 	n.ends.Store(&ends)
-	n.adopts++
+	n.endCount++
 	return nil
 }
 
-// release removes a closed endpoint.
-func (n *nic) release(en *end) {
+// removeEnd removes a closed endpoint.
+func (n *nic) removeEnd(en *end) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ends := append([]*end(nil), *n.ends.Load()...)
 	ends[en.index] = nil
 	n.ends.Store(&ends)
-	if n.adopts--; n.adopts == 0 && n.empty != nil {
+	if n.endCount--; n.endCount == 0 && n.empty != nil {
 		close(n.empty)
 		n.empty = nil
 	}
@@ -197,7 +197,7 @@ func (n *nic) release(en *end) {
 // awaitEmpty returns when no endpoint is left.
 func (n *nic) awaitEmpty() {
 	n.mu.Lock()
-	if n.adopts == 0 {
+	if n.endCount == 0 {
 		n.mu.Unlock()
 		return
 	}
@@ -264,7 +264,7 @@ func (n *nic) poll() {
 		}
 		n.flush()
 		if err != nil {
-			n.die(err)
+			n.fail(err)
 			return
 		}
 		if k < len(n.polled) && len(n.due) > 0 {
@@ -330,7 +330,7 @@ func (n *nic) complete(c *Completion) {
 	case KindMessage:
 		n.message(en, c)
 	case KindBroken:
-		l.broke(en, orElse(c.Err, "the NIC reports it broken"))
+		l.breakAfterPoll(en, orElse(c.Err, "the NIC reports it broken"))
 	}
 }
 
@@ -353,9 +353,9 @@ func (n *nic) repost(slot uint32) {
 	}
 }
 
-// die handles the end of a domain. It ends the endpoints. In the background it then closes the
+// fail handles the end of a domain. It ends the endpoints. In the background it then closes the
 // domain and opens a replacement.
-func (n *nic) die(why error) {
+func (n *nic) fail(why error) {
 	n.mu.Lock()
 	n.why = fmt.Errorf("group: %s: %w", n.name, why)
 	why = n.why
@@ -366,33 +366,33 @@ func (n *nic) die(why error) {
 	n.e.core.Log.Warn(sessions.LogNIC, "NIC is dead", "nic", n.name, "err", why)
 	n.runDrains()
 	for _, en := range *n.ends.Load() {
-		if en != nil && en.lane.holds(en) {
+		if en != nil && en.lane.installed(en) {
 			en.lane.breakEnd(en, why)
-			en.lane.abandon(en)
+			en.lane.failWorks(en)
 		}
 	}
 	n.flush()
-	n.e.core.Running.Go(func() { n.e.revive(n) })
+	n.e.core.Running.Go(func() { n.e.replaceNIC(n) })
 }
 
-// holds reports whether en has been installed on the lane.
-func (l *lane) holds(en *end) bool {
+// installed reports whether en has been installed on the lane.
+func (l *lane) installed(en *end) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.cur == en || l.last == en
 }
 
-// retire closes a domain that has neither a poller nor endpoints.
-func (n *nic) retire() error {
+// closeDomain closes a domain that has neither a poller nor endpoints.
+func (n *nic) closeDomain() error {
 	n.e.unregister(n)
 	return errors.Join(n.freeBuffers(), n.dom.Close())
 }
 
-// revive replaces a dead NIC. It closes the old domain and calls Reopen until it succeeds.
-func (e *Engine) revive(n *nic) {
+// replaceNIC replaces a dead NIC. It closes the old domain and calls Reopen until it succeeds.
+func (e *Engine) replaceNIC(n *nic) {
 	<-n.stopped
 	n.awaitEmpty()
-	if err := n.retire(); err != nil {
+	if err := n.closeDomain(); err != nil {
 		e.core.Log.Info(sessions.LogNIC, "closing a dead NIC", "nic", n.name, "err", err)
 	}
 	if e.opts.Reopen == nil {
@@ -426,7 +426,7 @@ func (e *Engine) reopen(ctx context.Context, i int) error {
 	if err != nil {
 		return errors.Join(err, d.Close())
 	}
-	if err := e.enlist(n); err != nil {
+	if err := e.installNIC(n); err != nil {
 		return errors.Join(err, n.freeBuffers(), d.Close())
 	}
 	for _, s := range e.core.Sessions() {

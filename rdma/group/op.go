@@ -56,14 +56,14 @@ type op struct {
 	landed bool
 	// refusal is the refused range, about which the target is asked. said is the local NIC's
 	// error. asked: the question has been sent.
-	refusal why
-	said    error
-	asked   bool
+	refusal reasonQuery
+	nicErr  error
+	queried bool
 	// attempts counts how often the operation was started again after a refusal for which the
 	// target found no reason.
 	attempts int
-	// tie groups operations whose immediates cannot be distinguished.
-	tie *tie
+	// lostGroup groups operations whose immediates cannot be distinguished.
+	lostGroup *lostGroup
 	// acked and reason are the target's answer to a message. For a write, reason is the target's
 	// answer before the write is sent again.
 	acked   bool
@@ -74,10 +74,10 @@ type op struct {
 // Reset makes o ready for its next use.
 func (o *op) Reset() {
 	o.Op.Reset()
-	o.src, o.tie, o.said = nil, nil, nil
+	o.src, o.lostGroup, o.nicErr = nil, nil, nil
 	o.keys = o.keys[:0]
 	o.dead.Store(false)
-	o.asked, o.acked, o.empty, o.landed = false, false, false, false
+	o.queried, o.acked, o.empty, o.landed = false, false, false, false
 	o.left, o.attempts, o.retries = 0, 0, 0
 	o.final, o.reason = noRun, rdma.ReasonNone
 }
@@ -117,28 +117,28 @@ func (o *op) aim(d *rdma.Desc, self rdma.EngineID) error {
 
 // add appends n bytes from src in the source to dst at the target. It merges them with the
 // previous run if both ranges are adjacent, and starts a new run after each most bytes.
-func (o *op) add(src, dst, n, most uint64) {
+func (o *op) add(src, dst, n, maxBytes uint64) {
 	if last := len(o.Runs) - 1; last >= 0 {
 		if r := &o.Runs[last]; r.Src+r.N == src && r.Dst+r.N == dst {
-			take := min(n, most-r.N)
+			take := min(n, maxBytes-r.N)
 			r.N += take
 			src, dst, n = src+take, dst+take, n-take
 		}
 	}
 	for n > 0 {
-		take := min(n, most)
+		take := min(n, maxBytes)
 		o.Runs = append(o.Runs, sessions.Run{Src: src, Dst: dst, N: take})
 		src, dst, n = src+take, dst+take, n-take
 	}
 }
 
 // layPages adds the pages of w.
-func (o *op) layPages(w *rdma.PagedWrite, most uint64) error {
+func (o *op) layPages(w *rdma.PagedWrite, maxBytes uint64) error {
 	size := uint64(0)
 	if w.Src != nil {
 		size = w.Src.Len()
 	}
-	return sessions.Pages(w, size, func(src, dst uint64) { o.add(src, dst, w.PageLen, most) })
+	return sessions.Pages(w, size, func(src, dst uint64) { o.add(src, dst, w.PageLen, maxBytes) })
 }
 
 // tailBytes is the size of the tail of the last run that is held back for the immediate. It is
@@ -201,10 +201,10 @@ func (j job) load() int64 {
 	return n
 }
 
-// tie groups operations with the same immediate when the target counted only some of these
+// lostGroup groups operations with the same immediate when the target counted only some of these
 // immediates. The sender cannot determine which, so it sends all their payload again, and then
 // as many immediates as were lost.
-type tie struct {
+type lostGroup struct {
 	// left counts members whose payload has been neither placed again nor refused.
 	left int
 	// lost is the number of immediates that did not arrive.

@@ -78,7 +78,7 @@ func (s *session) placeLocked(j job, touched *laneSet, out []sessions.Ended) []s
 		if stale {
 			// Every NIC that the Desc names is gone, and lanes to other NICs are up.
 			o.left -= int(j.hi - j.lo)
-			s.refuseLocked(o, why{op: o.ID(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0}, nil)
+			s.refuseLocked(o, reasonQuery{op: o.ID(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0}, nil)
 			return s.advanceLocked(o, touched, out)
 		}
 		if best == nil {
@@ -118,7 +118,7 @@ func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 			continue
 		}
 		known = true
-		if !l.up.Load() || o.src != nil && !o.src.on(l.nicIndex) {
+		if !l.up.Load() || o.src != nil && !o.src.registeredOn(l.nicIndex) {
 			continue
 		}
 		if load := l.load.Load(); best == nil || load < least {
@@ -130,11 +130,11 @@ func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 
 // refuseLocked records that the target refused o. Only the first refused range is kept. said is
 // the local NIC's error, if any.
-func (s *session) refuseLocked(o *op, w why, said error) {
+func (s *session) refuseLocked(o *op, w reasonQuery, nicErr error) {
 	if o.dead.Swap(true) {
 		return
 	}
-	o.refusal, o.said = w, said
+	o.refusal, o.nicErr = w, nicErr
 }
 
 // advanceLocked takes the next step for o if all its runs are done: it requests the reason of a
@@ -153,14 +153,14 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []sessions.Ended) [
 			err = &rdma.RefusedError{Peer: s.Peer, Reason: o.reason}
 		}
 		return append(out, s.endLocked(o, err))
-	case o.tie != nil:
-		return s.tiedLocked(o, touched, out)
+	case o.lostGroup != nil:
+		return s.groupPlacedLocked(o, touched, out)
 	case o.dead.Load():
 		if o.reason != rdma.ReasonNone {
 			return append(out, s.endLocked(o, &rdma.RefusedError{Peer: s.Peer, Reason: o.reason}))
 		}
-		if !o.asked {
-			o.asked = true
+		if !o.queried {
+			o.queried = true
 			w := o.refusal
 			s.ctl.send(func(b []byte) []byte { return w.append(b) })
 		}
@@ -173,8 +173,8 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []sessions.Ended) [
 	return append(out, s.endLocked(o, nil))
 }
 
-// unpark places the jobs that waited for a lane.
-func (s *session) unpark() {
+// placeParked places the jobs that waited for a lane.
+func (s *session) placeParked() {
 	var touched laneSet
 	var out []sessions.Ended
 	s.Mu.Lock()
@@ -188,10 +188,10 @@ func (s *session) unpark() {
 	sessions.CallAll(out)
 }
 
-// replace places jobs that a lane has given up. If a job would have carried the immediate after
+// redistribute places jobs that a lane has given up. If a job would have carried the immediate after
 // other runs, its last run is held back, because runs posted before it may have to be sent
 // again.
-func (s *session) replace(jobs []job) {
+func (s *session) redistribute(jobs []job) {
 	if len(jobs) == 0 {
 		return
 	}

@@ -25,8 +25,8 @@ type region struct {
 	mem  []byte
 	size uint64
 	// opts.DMABuf is the region's own descriptor of the buffer, until disown.
-	opts     rdma.RegisterOptions
-	disowned sync.Once
+	opts           rdma.RegisterOptions
+	descriptorOnce sync.Once
 	// mems holds the registration with each NIC; nil while the NIC is dead.
 	mems []atomic.Pointer[nicMemory]
 	root *window // nil for a Local region
@@ -64,8 +64,8 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 		e: e, mem: mem, size: size, opts: opts,
 		mems: make([]atomic.Pointer[nicMemory], len(e.nics)), windows: make(map[*window]struct{}),
 	}
-	if err := r.enroll(); err != nil {
-		r.disown()
+	if err := r.register(); err != nil {
+		r.closeDescriptor()
 		return nil, err
 	}
 	if !opts.Local {
@@ -78,8 +78,8 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 	return r, nil
 }
 
-// enroll registers the region with every NIC and adds it to the engine.
-func (r *region) enroll() error {
+// register registers the region with every NIC and adds it to the engine.
+func (r *region) register() error {
 	e := r.e
 	e.regMu.RLock()
 	defer e.regMu.RUnlock()
@@ -121,8 +121,8 @@ func (r *region) Bytes() []byte { return r.mem }
 // Len implements rdma.Region.
 func (r *region) Len() uint64 { return r.size }
 
-// on reports whether the region is registered with a NIC.
-func (r *region) on(nic int) bool { return r.mems[nic].Load() != nil }
+// registeredOn reports whether the region is registered with a NIC.
+func (r *region) registeredOn(nic int) bool { return r.mems[nic].Load() != nil }
 
 // memory returns the region's registration with the NIC of that serial number, or nil.
 func (r *region) memory(nic int, serial uint32) Memory {
@@ -219,7 +219,7 @@ func (r *region) Close(ctx context.Context) error {
 	r.e.regionsMu.Lock()
 	delete(r.e.regions, r)
 	r.e.regionsMu.Unlock()
-	defer r.disown()
+	defer r.closeDescriptor()
 	return r.release()
 }
 
@@ -230,9 +230,9 @@ func (r *region) openWindows() []*window {
 	return slices.Collect(maps.Keys(r.windows))
 }
 
-// disown closes the region's own descriptor of its dma-buf. The region must be registered with
+// closeDescriptor closes the region's own descriptor of its dma-buf. The region must be registered with
 // no NIC.
-func (r *region) disown() { r.disowned.Do(func() { closeBuf(r.opts.DMABuf) }) }
+func (r *region) closeDescriptor() { r.descriptorOnce.Do(func() { closeBuf(r.opts.DMABuf) }) }
 
 // release closes the region's registrations.
 func (r *region) release() error {
@@ -349,8 +349,8 @@ func (w *window) Desc() rdma.Desc {
 	return rdma.Desc{Engine: w.region.e.id, NICs: slices.Clone(w.keys), Base: w.base, Len: w.n, Peers: slices.Clone(w.peers)}
 }
 
-// holds reports whether n bytes at addr lie in the window.
-func (w *window) holds(addr, n uint64) bool {
+// contains reports whether n bytes at addr lie in the window.
+func (w *window) contains(addr, n uint64) bool {
 	w.mu.Lock()
 	base := w.base
 	w.mu.Unlock()
@@ -416,16 +416,16 @@ func (w *window) release() error {
 	return errors.Join(errs...)
 }
 
-// enlist replaces the NIC at n's index by n. It registers all memory with n before any transfer
+// installNIC replaces the NIC at n's index by n. It registers all memory with n before any transfer
 // can use it.
-func (e *Engine) enlist(n *nic) error {
+func (e *Engine) installNIC(n *nic) error {
 	e.regMu.Lock()
 	defer e.regMu.Unlock()
 	if e.released {
 		return rdma.ErrClosed
 	}
 	for r := range e.regions {
-		if err := r.enlistOn(n); err != nil {
+		if err := r.registerAllOn(n); err != nil {
 			return errors.Join(err, e.unregisterLocked(n))
 		}
 	}
@@ -434,8 +434,8 @@ func (e *Engine) enlist(n *nic) error {
 	return nil
 }
 
-// enlistOn registers the region and its windows with a NIC that replaces another.
-func (r *region) enlistOn(n *nic) error {
+// registerAllOn registers the region and its windows with a NIC that replaces another.
+func (r *region) registerAllOn(n *nic) error {
 	if err := r.registerWith(n); err != nil {
 		return err
 	}
@@ -535,7 +535,7 @@ func (e *Engine) check(peer rdma.EngineID, k remoteKey, addr, n uint64) rdma.Rea
 	switch {
 	case w == nil || !w.admits(peer):
 		return rdma.ReasonKey
-	case !w.holds(addr, n):
+	case !w.contains(addr, n):
 		return rdma.ReasonBounds
 	}
 	return rdma.ReasonNone

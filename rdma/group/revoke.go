@@ -138,33 +138,33 @@ func (l *lane) writes(keys []remoteKey) bool {
 	return false
 }
 
-// asked holds the withdrawals that this engine requested in a session and that are not
+// withdrawalRequests holds the withdrawals that this engine requested in a session and that are not
 // confirmed.
-type asked struct {
+type withdrawalRequests struct {
 	mu sync.Mutex
 	by map[uint64]chan struct{}
 }
 
-// ask sends a withdrawal to the peer. The channel is closed when the peer confirms it.
-func (s *session) ask(w *withdraw) <-chan struct{} {
+// requestWithdrawal sends a withdrawal to the peer. The channel is closed when the peer confirms it.
+func (s *session) requestWithdrawal(w *withdraw) <-chan struct{} {
 	done := make(chan struct{})
-	s.asked.mu.Lock()
-	if s.asked.by == nil {
-		s.asked.by = make(map[uint64]chan struct{})
+	s.requests.mu.Lock()
+	if s.requests.by == nil {
+		s.requests.by = make(map[uint64]chan struct{})
 	}
-	s.asked.by[w.id] = done
-	s.asked.mu.Unlock()
+	s.requests.by[w.id] = done
+	s.requests.mu.Unlock()
 	s.ctl.send(func(b []byte) []byte { return w.append(b) })
 	return done
 }
 
 // confirmed handles the peer's confirmation of a withdrawal.
 func (s *session) confirmed(id uint64) {
-	s.asked.mu.Lock()
-	defer s.asked.mu.Unlock()
-	if done := s.asked.by[id]; done != nil {
+	s.requests.mu.Lock()
+	defer s.requests.mu.Unlock()
+	if done := s.requests.by[id]; done != nil {
 		close(done)
-		delete(s.asked.by, id)
+		delete(s.requests.by, id)
 	}
 }
 
@@ -191,8 +191,8 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 	var peers map[*session]bool
 	id := uint64(0)
 	if !e.final && len(keys) > 0 {
-		e.asking <- struct{}{}
-		defer func() { <-e.asking }()
+		e.withdrawSlots <- struct{}{}
+		defer func() { <-e.withdrawSlots }()
 		id = e.revocations.Add(1)
 		peers = make(map[*session]bool)
 		e.withdraw(w, &withdraw{id, keys}, peers)
@@ -230,7 +230,7 @@ func (e *Engine) withdraw(w *window, x *withdraw, peers map[*session]bool) {
 	for _, s := range e.core.Unremoved() {
 		if _, ok := peers[s]; !ok && w.admits(s.Peer) {
 			peers[s] = false
-			waiting[s] = s.ask(x)
+			waiting[s] = s.requestWithdrawal(x)
 		}
 	}
 	if len(waiting) == 0 {
@@ -276,7 +276,7 @@ func (s *session) cutOff(why error) {
 		}
 		l.breakEnd(en, why)
 		select {
-		case <-en.quiet:
+		case <-en.closed:
 		case <-s.Removed:
 		}
 	}
@@ -292,17 +292,17 @@ func (e *Engine) drainAll() {
 	wg.Wait()
 }
 
-// answer sends a peer the reason of a refusal. It also counts the refusal, because the NIC
+// explain sends a peer the reason of a refusal. It also counts the refusal, because the NIC
 // reports it only to the sender.
-func (s *session) answer(w why) {
+func (s *session) explain(w reasonQuery) {
 	reason := s.e.check(s.Peer, remoteKey{w.serial, w.key}, w.addr, w.n)
 	if reason != rdma.ReasonNone {
 		s.refused(reason, w.addr, w.n)
 	}
-	a := because{w.op, reason}
+	a := reasonReply{w.op, reason}
 	s.ctl.send(func(b []byte) []byte { return a.append(b) })
 	if reason != rdma.ReasonNone {
-		s.hurry()
+		s.retryNow()
 	}
 }
 

@@ -30,15 +30,15 @@ type session struct {
 	running sync.WaitGroup
 	// withdrawn are keys that the peer has asked this engine not to use.
 	withdrawn withdrawals
-	asked     asked
+	requests  withdrawalRequests
 	rx        inbound
 	watchState
 
 	// The fields below are guarded by Mu. parked are jobs for which no lane is up.
 	parked []job
-	// doubts are jobs that wait for the target's answer before they are sent again, by the
+	// unverified are jobs that wait for the target's answer before they are sent again, by the
 	// operation's number.
-	doubts map[uint64][]job
+	unverified map[uint64][]job
 	// unsettled counts lanes that have neither come up nor failed yet.
 	unsettled int
 	// messages are the messages in flight. seq is the number of the last message, low the lowest
@@ -150,10 +150,10 @@ func (s *session) byIDLocked(id uint64) *op {
 	return nil
 }
 
-// hurry ends the pauses of lanes that wait before they open again.
-func (s *session) hurry() {
+// retryNow ends the pauses of lanes that wait before they open again.
+func (s *session) retryNow() {
 	for _, l := range s.lanes {
-		l.hurry()
+		l.retryNow()
 	}
 }
 
@@ -185,18 +185,18 @@ func (s *session) Fail(why error) {
 // operations still in flight.
 func (s *session) remove() {
 	for _, l := range s.lanes {
-		l.kill(s.Why)
+		l.stop(s.Why)
 	}
 	s.running.Wait()
 	for _, l := range s.lanes {
-		l.awaitQuiet()
+		l.awaitClosed()
 	}
 	var out []sessions.Ended
 	s.Mu.Lock()
 	s.parked = nil
 	for _, o := range s.Ops {
 		if o.Submitted {
-			o.tie = nil
+			o.lostGroup = nil
 			out = append(out, s.endLocked(o, s.Why))
 		}
 	}

@@ -27,12 +27,12 @@ type stream struct {
 	// rx and tx count received and sent frames, for the watch.
 	rx, tx atomic.Uint64
 
-	mu     sync.Mutex
-	queued []byte
-	acks   []ack
-	beat   bool
-	over   bool // more than queuedMax was queued
-	closed bool
+	mu           sync.Mutex
+	queued       []byte
+	acks         []ack
+	heartbeatDue bool
+	overflowed   bool // more than queuedMax was queued
+	closed       bool
 }
 
 // newStream returns the control connection over nc.
@@ -70,7 +70,7 @@ func (c *stream) send(add func([]byte) []byte) {
 	if !c.closed && len(c.queued) < queuedMax {
 		c.queued = add(c.queued)
 	} else {
-		c.over = true
+		c.overflowed = true
 	}
 	c.mu.Unlock()
 	c.signal()
@@ -82,7 +82,7 @@ func (c *stream) ack(a ack) {
 	if len(c.acks) < queuedMax/ackSize {
 		c.acks = append(c.acks, a)
 	} else {
-		c.over = true
+		c.overflowed = true
 	}
 	c.mu.Unlock()
 	c.signal()
@@ -91,7 +91,7 @@ func (c *stream) ack(a ack) {
 // heartbeat queues a heartbeat.
 func (c *stream) heartbeat() {
 	c.mu.Lock()
-	c.beat = true
+	c.heartbeatDue = true
 	c.mu.Unlock()
 	c.signal()
 }
@@ -100,7 +100,7 @@ func (c *stream) heartbeat() {
 func (c *stream) collect(b []byte) ([]byte, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over && !c.closed {
+	if c.overflowed && !c.closed {
 		return b, fmt.Errorf("more than %d bytes wait to be read by the peer: %w", queuedMax, rdma.ErrPeerDied)
 	}
 	b = append(b, c.queued...)
@@ -111,9 +111,9 @@ func (c *stream) collect(b []byte) ([]byte, error) {
 		acks = acks[n:]
 	}
 	c.acks = c.acks[:0]
-	if c.beat {
+	if c.heartbeatDue {
 		b = appendHeader(b, frameHeartbeat, 0)
-		c.beat = false
+		c.heartbeatDue = false
 	}
 	return b, nil
 }
@@ -215,16 +215,16 @@ func (s *session) take(kind frameKind, b []byte) error {
 		return wantSize("heartbeat", b, 0)
 	case frameLaneAddr, frameLaneReady, frameLaneUp, frameLaneDown, frameCheckpoint, frameChecked:
 		return s.takeLane(kind, b)
-	case frameWhy:
-		w, err := decodeWhy(b)
+	case frameQuery:
+		w, err := decodeQuery(b)
 		if err == nil {
-			s.answer(w)
+			s.explain(w)
 		}
 		return err
-	case frameBecause:
-		a, err := decodeBecause(b)
+	case frameReason:
+		a, err := decodeReason(b)
 		if err == nil {
-			s.because(a)
+			s.takeReason(a)
 		}
 		return err
 	case frameAck:

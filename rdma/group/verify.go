@@ -9,20 +9,20 @@ import (
 // for the refusal.
 const attemptsMax = 3
 
-// doubtLocked keeps jobs of o that a broken endpoint lost, until the target has answered that
+// verifyLocked keeps jobs of o that a broken endpoint lost, until the target has answered that
 // it would accept them. Where a refusal breaks an endpoint, one of the lost jobs may be the
 // refused one and would break the next endpoint too.
-func (s *session) doubtLocked(o *op, jobs ...job) {
-	if s.doubts == nil {
-		s.doubts = make(map[uint64][]job)
+func (s *session) verifyLocked(o *op, jobs ...job) {
+	if s.unverified == nil {
+		s.unverified = make(map[uint64][]job)
 	}
 	id := o.ID()
-	kept, asked := s.doubts[id]
-	s.doubts[id] = append(kept, jobs...)
+	kept, asked := s.unverified[id]
+	s.unverified[id] = append(kept, jobs...)
 	if asked {
 		return
 	}
-	o.left++ // released by resolveLocked
+	o.left++ // released by verifiedLocked
 	// A window is contiguous, so it holds all runs if it holds the range from the first to the
 	// last.
 	lo, hi := o.Runs[0].Dst, uint64(0)
@@ -38,33 +38,33 @@ func (s *session) doubtLocked(o *op, jobs ...job) {
 			}
 		}
 	}
-	w := why{op: id, serial: k.serial, key: k.key, addr: o.base + lo, n: hi - lo}
+	w := reasonQuery{op: id, serial: k.serial, key: k.key, addr: o.base + lo, n: hi - lo}
 	s.ctl.send(func(b []byte) []byte { return w.append(b) })
 }
 
-// because handles the target's answer about an operation: the reason of a refusal, or none.
-func (s *session) because(a because) {
+// reasonReply handles the target's answer about an operation: the reason of a refusal, or none.
+func (s *session) takeReason(a reasonReply) {
 	var touched laneSet
 	var out []sessions.Ended
 	s.Mu.Lock()
 	if o := s.byIDLocked(a.op); o == nil {
-		delete(s.doubts, a.op)
-	} else if jobs, doubted := s.doubts[a.op]; doubted {
-		delete(s.doubts, a.op)
-		out = s.resolveLocked(o, jobs, a.reason, &touched, out)
-	} else if o.asked {
+		delete(s.unverified, a.op)
+	} else if jobs, doubted := s.unverified[a.op]; doubted {
+		delete(s.unverified, a.op)
+		out = s.verifiedLocked(o, jobs, a.reason, &touched, out)
+	} else if o.queried {
 		out = s.explainLocked(o, a.reason, &touched, out)
 	}
 	s.Mu.Unlock()
 	touched.pump(s)
 	sessions.CallAll(out)
 	if a.reason != rdma.ReasonNone {
-		s.hurry()
+		s.retryNow()
 	}
 }
 
-// resolveLocked handles the answer for an operation whose jobs were kept by doubtLocked.
-func (s *session) resolveLocked(o *op, jobs []job, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
+// verifiedLocked handles the answer for an operation whose jobs were kept by verifyLocked.
+func (s *session) verifiedLocked(o *op, jobs []job, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	o.left--
 	if reason != rdma.ReasonNone {
 		o.reason = reason
@@ -87,14 +87,14 @@ func (s *session) explainLocked(o *op, reason rdma.Reason, touched *laneSet, out
 		// The key was valid when the target looked it up. A withdrawal may have ended in the
 		// meantime, or a NIC may have been replaced.
 		o.attempts++
-		o.asked = false
+		o.queried = false
 		o.final = noRun
 		o.dead.Store(false)
 		return s.layLocked(o, touched, out)
 	}
 	err := &rdma.RefusedError{Peer: s.Peer, Reason: reason}
 	if reason == rdma.ReasonNone {
-		if err.Err = o.said; o.said == nil {
+		if err.Err = o.nicErr; o.nicErr == nil {
 			err.Reason = rdma.ReasonKey
 		}
 	}

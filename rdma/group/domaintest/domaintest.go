@@ -247,11 +247,11 @@ func testEmpty(t *env) {
 
 // Messages arrive whole, each in one of the buffers lent, from any endpoint.
 func testMessages(t *env) {
-	most := t.a.d.Limits().MaxMessage
-	most = min(most, 16<<10)
+	maxMessage := t.a.d.Limits().MaxMessage
+	maxMessage = min(maxMessage, 16<<10)
 	const slots, count = 4, 60
-	space, rm := t.b.memory(slots * most)
-	buf := func(slot uint32) []byte { return space[int(slot)*most : (int(slot)+1)*most] }
+	space, rm := t.b.memory(slots * maxMessage)
+	buf := func(slot uint32) []byte { return space[int(slot)*maxMessage : (int(slot)+1)*maxMessage] }
 	for s := range uint32(slots) {
 		t.b.lend(s, rm, buf(s))
 	}
@@ -260,13 +260,13 @@ func testMessages(t *env) {
 		la, lb := t.connect(rdma.ClassKV)
 		las, lbs = append(las, la), append(lbs, lb)
 	}
-	src, sm := t.a.random(most)
+	src, sm := t.a.random(maxMessage)
 	for i := range count {
-		n, l := t.rng.IntN(most+1), i%len(las)
+		n, l := t.rng.IntN(maxMessage+1), i%len(las)
 		if i == 0 {
-			n = most
+			n = maxMessage
 		}
-		w := group.Work{Op: group.OpSend, SrcOff: uint64(most - n), Len: uint64(n)}
+		w := group.Work{Op: group.OpSend, SrcOff: uint64(maxMessage - n), Len: uint64(n)}
 		if n > 0 {
 			w.Src = sm
 		}
@@ -278,7 +278,7 @@ func testMessages(t *env) {
 		if c.Cookie != lbs[l].cookie || c.Len != uint64(n) || c.Slot >= slots {
 			t.Fatalf("message %d of %d bytes arrived as %+v", i, n, c)
 		}
-		t.same("message", buf(c.Slot)[:n], src[most-n:])
+		t.same("message", buf(c.Slot)[:n], src[maxMessage-n:])
 		t.b.lend(c.Slot, rm, buf(c.Slot))
 	}
 }
