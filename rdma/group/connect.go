@@ -55,7 +55,7 @@ func (e *Engine) admit(nc net.Conn) {
 	}
 	_ = nc.Close()
 	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
-		e.core.Log.Warn(sessions.LogAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
+		e.core.Log.Warn(sessions.LogAuth, "data-plane connection refused", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
@@ -124,7 +124,7 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 	}
 	err = errors.Join(err, <-wrote)
 	if err == nil && kind != frameSetup {
-		err = fmt.Errorf("frame of type %d where a setup has to be: %w", kind, errFrame)
+		err = fmt.Errorf("frame of type %d instead of a setup: %w", kind, errFrame)
 	}
 	if err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	var where []rdma.NetAddr
 	for _, n := range addr.NICs {
 		if c, ok := controlOf(n); !ok {
-			return rdma.EngineID{}, fmt.Errorf("group: address %q is of no engine of this kind: %w", n, rdma.ErrMalformed)
+			return rdma.EngineID{}, fmt.Errorf("group: address %q belongs to no engine of this kind: %w", n, rdma.ErrMalformed)
 		} else if len(where) == 0 && c != "" {
 			where = []rdma.NetAddr{rdma.NetAddr(c)}
 		}
@@ -244,6 +244,6 @@ func (s *session) awaitLanes(ctx context.Context) (err error) {
 		}
 		err = ctx.Err()
 	}
-	s.Fail(fmt.Errorf("rdma: session with %v did not begin: %w: %w", s.Peer, rdma.ErrPeerDied, err))
+	s.Fail(fmt.Errorf("rdma: session with %v did not start: %w: %w", s.Peer, rdma.ErrPeerDied, err))
 	return err
 }

@@ -73,7 +73,7 @@ func Unix(ctx context.Context, path string) (Control, error) {
 func dialTCP(ctx context.Context, addr string, cfg *tls.Config) (net.Conn, error) {
 	hostPort, secure := strings.CutPrefix(addr, handshake.TLSScheme)
 	if secure && cfg == nil {
-		return nil, fmt.Errorf("%s wants TLS and this engine was given none: %w", hostPort, rdma.ErrAuth)
+		return nil, fmt.Errorf("%s requires TLS and this engine has no TLS configuration: %w", hostPort, rdma.ErrAuth)
 	}
 	var d net.Dialer
 	d.SetMultipathTCP(false)

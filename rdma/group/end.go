@@ -362,14 +362,14 @@ func (l *lane) ended(d laneDown) error {
 	}
 	if en.downComplete || len(en.down.tallies)+len(d.tallies) > talliesMax {
 		l.mu.Unlock()
-		return fmt.Errorf("lane %d, epoch %d: it ended twice, or with more than %d tallies: %w", l.index, d.epoch, talliesMax, errFrame)
+		return fmt.Errorf("lane %d, epoch %d: closed twice, or with more than %d tallies: %w", l.index, d.epoch, talliesMax, errFrame)
 	}
 	en.down.arrived, en.down.worked = d.arrived, d.worked
 	en.down.tallies = append(en.down.tallies, d.tallies...)
 	en.downComplete = !d.more
 	l.mu.Unlock()
 	if !d.more {
-		l.breakEnd(en, errors.New("the peer ended it"))
+		l.breakEnd(en, errors.New("the peer closed the endpoint"))
 		l.progress(en)
 	}
 	return nil

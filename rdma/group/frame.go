@@ -292,7 +292,7 @@ func (w *reasonQuery) append(b []byte) []byte {
 	return le.AppendUint64(b, w.n)
 }
 
-// decodeQuery reads a why.
+// decodeQuery reads a reasonQuery.
 func decodeQuery(b []byte) (w reasonQuery, _ error) {
 	if err := wantSize("question", b, querySize); err != nil {
 		return w, err
@@ -303,7 +303,7 @@ func decodeQuery(b []byte) (w reasonQuery, _ error) {
 	return reasonQuery{op: le.Uint64(b), serial: le.Uint32(b[8:]), key: le.Uint64(b[16:]), addr: le.Uint64(b[24:]), n: le.Uint64(b[32:])}, nil
 }
 
-// reasonReply answers a why. ReasonNone: the operation would be accepted.
+// reasonReply answers a reasonQuery. ReasonNone: the operation would be accepted.
 type reasonReply struct {
 	op     uint64
 	reason rdma.Reason
@@ -330,7 +330,7 @@ func decodeAnswer(b []byte) (id uint64, reason rdma.Reason, _ error) {
 	return le.Uint64(b), rdma.Reason(v), nil
 }
 
-// decodeReason reads a because.
+// decodeReason reads a reasonReply.
 func decodeReason(b []byte) (a reasonReply, err error) {
 	if err := wantSize("answer", b, reasonSize); err != nil {
 		return a, err
@@ -498,7 +498,7 @@ func (r *fields) uint64() uint64 {
 // end returns an error if bytes were missing or are left over.
 func (r *fields) end(what string) error {
 	if r.short || len(r.b) != 0 {
-		return fmt.Errorf("%s ends early or late (%d bytes left): %w", what, len(r.b), errFrame)
+		return fmt.Errorf("%s is too short or too long (%d bytes left): %w", what, len(r.b), errFrame)
 	}
 	return nil
 }

@@ -318,7 +318,7 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 		return 0, false, nil // the sender has the answer to the first
 	}
 	if m.seq-r.low >= sequenceWindow {
-		return 0, false, fmt.Errorf("message %d while %d has no answer: %w", m.seq, r.low, errFrame)
+		return 0, false, fmt.Errorf("message %d while message %d is not answered: %w", m.seq, r.low, errFrame)
 	}
 	if reason, again := r.seen[m.seq]; again {
 		s.ctl.ack(ack{m.seq, reason})

@@ -69,7 +69,7 @@ func (e *Engine) newNIC(index int, d Domain) (*nic, error) {
 	n.addr = addrOf(e.opts.Control.Addr, n.serial)
 	n.ends.Store(new([]*end))
 	if n.lim.QueueDepth < 1 || n.lim.MaxWrite < 1 || n.lim.MaxMessage < e.slotBytes() {
-		return nil, fmt.Errorf("group: domain %s takes %d works of %d bytes and messages of %d; at least 1, 1 and %d are needed (MaxMessage is %d)",
+		return nil, fmt.Errorf("group: domain %s accepts %d works of %d bytes and messages of %d; at least 1, 1 and %d are needed (MaxMessage is %d)",
 			n.name, n.lim.QueueDepth, n.lim.MaxWrite, n.lim.MaxMessage, e.slotBytes(), e.opts.MaxMessage)
 	}
 	return n, n.postBuffers()
@@ -337,7 +337,7 @@ func (n *nic) complete(c *Completion) {
 // message processes a message and lends its buffer again.
 func (n *nic) message(en *end, c *Completion) {
 	if int(c.Slot) >= n.e.opts.MessageBuffers || c.Len > uint64(n.e.slotBytes()) {
-		n.e.core.Log.Warn(sessions.LogNIC, "NIC reports a message that can't be", "nic", n.name, "slot", c.Slot, "bytes", c.Len)
+		n.e.core.Log.Warn(sessions.LogNIC, "NIC reports an invalid message", "nic", n.name, "slot", c.Slot, "bytes", c.Len)
 		return
 	}
 	n.bytesIn.Add(c.Len)

@@ -54,8 +54,8 @@ type op struct {
 	// landed: the immediate has been delivered, so all payload is in place and must not be
 	// written again.
 	landed bool
-	// refusal is the refused range, about which the target is asked. said is the local NIC's
-	// error. asked: the question has been sent.
+	// refusal is the refused range, about which the target is queried. nicErr is the local NIC's
+	// error. queried: the query has been sent.
 	refusal reasonQuery
 	nicErr  error
 	queried bool

@@ -45,7 +45,7 @@ func (w *withdrawals) add(x withdraw) error {
 		w.byID, w.keys = make(map[uint64][]remoteKey), make(map[remoteKey]int)
 	}
 	if w.byID[x.id] != nil || len(w.byID) == withdrawalsMax {
-		return fmt.Errorf("withdrawal %d came twice, or is one more than %d: %w", x.id, withdrawalsMax, errFrame)
+		return fmt.Errorf("withdrawal %d came twice or exceeds the limit of %d: %w", x.id, withdrawalsMax, errFrame)
 	}
 	w.byID[x.id] = x.keys
 	for _, k := range x.keys {

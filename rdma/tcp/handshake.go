@@ -49,7 +49,7 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 	}
 	_ = nc.Close()
 	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, sessions.ErrHungUp) && !errors.Is(err, errRailLater) {
-		e.core.Log.Warn(sessions.LogAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
+		e.core.Log.Warn(sessions.LogAuth, "data-plane connection refused", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
@@ -393,7 +393,7 @@ func (e *Engine) dialConn(ctx context.Context, s *session, r *rail, h hello) (ne
 func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma.Class) (net.Conn, error) {
 	hostPort, secure := HostPort(a)
 	if secure && e.opts.TLS == nil {
-		return nil, fmt.Errorf("%s wants TLS and this engine was given none (Options.TLS): %w", hostPort, rdma.ErrAuth)
+		return nil, fmt.Errorf("%s requires TLS and this engine has no TLS configuration (Options.TLS): %w", hostPort, rdma.ErrAuth)
 	}
 	d := net.Dialer{Control: e.control(n), LocalAddr: n.local}
 	d.SetMultipathTCP(false)

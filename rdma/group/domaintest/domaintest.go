@@ -57,7 +57,7 @@ func Cases() []Case {
 		{"shut under fire", testShutUnderFire},
 		{"shut by the sender", testShutBySender},
 		{"shut early and twice", testShutEarly},
-		{"what arrived before is polled", testShutDrains},
+		{"completions that arrived before are polled", testShutDrains},
 		{"peer's endpoint is gone", testPeerGone},
 		{"endpoint closed", testEndpointClosed},
 		{"addresses from outside", testForeignAddresses},
@@ -192,7 +192,7 @@ func testWrite(t *env) {
 	la.ok(group.Work{Op: group.OpWrite, RemoteAddr: dm.Base(), RemoteKey: dm.Key()}) // an empty write
 	t.b.drained()
 	if imms := t.b.immediates(lb.cookie); len(imms) != 0 {
-		t.Errorf("the target was told of writes: %+v", imms)
+		t.Errorf("the target has completions of writes: %+v", imms)
 	}
 }
 
@@ -388,7 +388,7 @@ func testOrder(t *env) {
 					t.Fatalf("immediate %d came as number %d", got[k].Imm, k)
 				}
 				if marks[k] != 1 {
-					t.Fatalf("immediate %d came before what was posted before it", k)
+					t.Fatalf("immediate %d came before an earlier write was in place", k)
 				}
 			}
 		}
@@ -591,7 +591,7 @@ func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop 
 		defer func() { ended <- count }()
 		for round := 0; !stop.Load(); round++ {
 			if round == fireMax {
-				l.n.t.Errorf("%s: %d rounds of Works ended well, though what they write to was cut off", l.n.name, round)
+				l.n.t.Errorf("%s: %d rounds of Works succeeded after their target was cut off", l.n.name, round)
 				return
 			}
 			first := len(l.posted)
@@ -624,7 +624,7 @@ func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop 
 // flight.
 func testCloseUnderFire(t *env) {
 	if !t.b.d.Limits().CloseIsFinal {
-		t.Skip("needs a NIC whose CloseIsFinal: on this one the engine shuts endpoints instead (shut under fire)")
+		t.Skip("CloseIsFinal is false for this NIC: the engine shuts endpoints instead (shut under fire)")
 	}
 	const size, each = 1 << 20, 48 << 10
 	_, sm := t.a.random(each)
@@ -704,7 +704,7 @@ func testWindows(t *env) {
 		again()
 	}
 	copy(want[5991:6000], dst[5991:6000]) // a part of a refused write may be in place
-	t.same("what is beside the window", dst, want)
+	t.same("bytes beside the window", dst, want)
 	t.b.closeMemory(one)
 	if c := la.do(write(sm, 1000, one, 0)); c.Status != group.StatusRefused {
 		t.Errorf("closed window: status %d (%v)", c.Status, c.Err)
