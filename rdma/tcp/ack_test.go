@@ -14,8 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// idleConn returns a connection of a rail that is up, whose reader and writer do not
-// run.
+// idleConn returns a connection of a rail that is up. Its reader and writer do not run.
 func idleConn(t *testing.T) *conn {
 	t.Helper()
 	o := Options{}
@@ -37,7 +36,7 @@ func (c *conn) owe(h *header, reason rdma.Reason) {
 	c.s.acknowledge(c, h, reason)
 }
 
-// signalled reports whether the writer of c has been woken, and forgets it.
+// signalled reports whether the writer of c has been woken, and resets that.
 func (c *conn) signalled() bool {
 	synctest.Wait()
 	select {
@@ -48,8 +47,8 @@ func (c *conn) signalled() bool {
 	}
 }
 
-// TestPatientAcks: the ack of a patient message goes with the answer, after ackWait by
-// itself, or with patientAcks others; any other ack goes at once.
+// TestPatientAcks: the ack of a patient message is written with the answer, after ackWait, or
+// with patientAcks others. Any other ack is written immediately.
 func TestPatientAcks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := idleConn(t)
@@ -102,7 +101,7 @@ func TestPatientAcks(t *testing.T) {
 	})
 }
 
-// TestPatience: a sender with half of what it may in flight wants its acks at once.
+// TestPatience: a sender past half its budget asks for immediate acks.
 func TestPatience(t *testing.T) {
 	c := idleConn(t)
 	for i := range c.s.e.opts.InFlightOps {
@@ -121,9 +120,9 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestPartsInOrder: a client takes an answer and closes at once. The acks that it owes
-// are written first, over whatever connections, so that the server sees its operations
-// end well and a peer that was through, not one that died.
+// TestPartsInOrder: a client receives an answer and closes immediately. It first writes the
+// acks that it owes, over any of its connections. The server's operations then succeed, and the
+// server reports a peer that closed, not one that failed.
 func TestPartsInOrder(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
@@ -165,7 +164,7 @@ func TestPartsInOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-got
-		if i%2 == 1 { // as a caller does whose engine stays
+		if i%2 == 1 { // as for a caller whose engine stays open
 			c.Disconnect(e.Addr().Engine)
 		}
 		if err := c.Close(); err != nil {
@@ -178,7 +177,7 @@ func TestPartsInOrder(t *testing.T) {
 			t.Fatalf("the session ended with: %v", why)
 		}
 	}
-	if err := e.Close(); err != nil { // every goroutine that could log has ended
+	if err := e.Close(); err != nil { // after Close no goroutine logs
 		t.Fatal(err)
 	}
 	if logged.Len() > 0 {
