@@ -26,7 +26,7 @@ func idleConn(t *testing.T) *conn {
 	if err := s.rails[0].attach(1, []*conn{c}); err != nil {
 		t.Fatal(err)
 	}
-	s.inbound = make([]inbound, patientAcks)
+	s.inbound = make([]inbound, delayedAcksMax)
 	return c
 }
 
@@ -47,15 +47,15 @@ func (c *conn) signalled() bool {
 	}
 }
 
-// TestPatientAcks: the ack of a patient message is written with the answer, after ackWait, or
-// with patientAcks others. Any other ack is written immediately.
-func TestPatientAcks(t *testing.T) {
+// TestDelayedAcks: the ack of a message with flagAckMayWait is written with the answer, after ackWait, or
+// with delayedAcksMax others. Any other ack is written immediately.
+func TestDelayedAcks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := idleConn(t)
-		patient := &header{kind: frameMessage, flags: flagPatient, op: 1 << 32}
-		c.owe(patient, rdma.ReasonNone)
+		delayed := &header{kind: frameMessage, flags: flagAckMayWait, op: 1 << 32}
+		c.owe(delayed, rdma.ReasonNone)
 		if c.signalled() {
-			t.Error("the ack of a patient message was written at once")
+			t.Error("the ack of a message with flagAckMayWait was written at once")
 		}
 		o, err := c.s.Reserve(t.Context(), sessions.Plain, 8, true)
 		if err != nil {
@@ -74,18 +74,18 @@ func TestPatientAcks(t *testing.T) {
 			t.Error("the writer was woken for an ack that it has had")
 		}
 		start := time.Now()
-		c.owe(patient, rdma.ReasonNone)
+		c.owe(delayed, rdma.ReasonNone)
 		<-c.wake
 		if d := time.Since(start); d != ackWait {
 			t.Errorf("the ack went after %v, want %v", d, ackWait)
 		}
-		for len(c.acks) < patientAcks-1 {
-			c.owe(patient, rdma.ReasonNone)
+		for len(c.acks) < delayedAcksMax-1 {
+			c.owe(delayed, rdma.ReasonNone)
 		}
 		if c.signalled() {
 			t.Errorf("%d acks did not wait", len(c.acks))
 		}
-		c.owe(patient, rdma.ReasonNone)
+		c.owe(delayed, rdma.ReasonNone)
 		if !c.signalled() {
 			t.Errorf("%d acks wait", len(c.acks))
 		}
@@ -94,15 +94,15 @@ func TestPatientAcks(t *testing.T) {
 				t.Errorf("the ack of a frame of type %d waits", h.kind)
 			}
 		}
-		if c.owe(patient, rdma.ReasonNoBuffer); !c.signalled() {
+		if c.owe(delayed, rdma.ReasonNoBuffer); !c.signalled() {
 			t.Error("a refusal waits")
 		}
-		c.latest.Stop()
+		c.ackTimer.Stop()
 	})
 }
 
-// TestPatience: a sender past half its budget asks for immediate acks.
-func TestPatience(t *testing.T) {
+// TestImmediateAcksPastHalfBudget: a sender past half its budget asks for immediate acks.
+func TestImmediateAcksPastHalfBudget(t *testing.T) {
 	c := idleConn(t)
 	for i := range c.s.e.opts.InFlightOps {
 		o, err := c.s.Reserve(t.Context(), sessions.Plain, 1, true)
@@ -114,16 +114,16 @@ func TestPatience(t *testing.T) {
 		if err := c.s.submit(o); err != nil {
 			t.Fatal(err)
 		}
-		if want := 2*(i+1) <= c.s.e.opts.InFlightOps; o.patient != want {
-			t.Fatalf("message %d of %d is patient: %v, want %v", i, c.s.e.opts.InFlightOps, o.patient, want)
+		if want := 2*(i+1) <= c.s.e.opts.InFlightOps; o.ackMayWait != want {
+			t.Fatalf("message %d of %d may have its ack delayed: %v, want %v", i, c.s.e.opts.InFlightOps, o.ackMayWait, want)
 		}
 	}
 }
 
-// TestPartsInOrder: a client receives an answer and closes immediately. It first writes the
+// TestCloseWritesAcks: a client receives an answer and closes immediately. It first writes the
 // acks that it owes, over any of its connections. The server's operations then succeed, and the
 // server reports a peer that closed, not one that failed.
-func TestPartsInOrder(t *testing.T) {
+func TestCloseWritesAcks(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
 	var logged bytes.Buffer

@@ -63,9 +63,9 @@ type conn struct {
 	acks          []ack
 	downs         []down
 	beat          bool
-	// latest is the timer for delayed acks. late is set while it runs.
-	latest *time.Timer
-	late   bool
+	// ackTimer is the timer for delayed acks. late is set while it runs.
+	ackTimer   *time.Timer
+	ackTimerOn bool
 
 	w writerState
 	r readerState
@@ -113,8 +113,8 @@ func newConn(s *session, nc net.Conn, n *nic, lane int) *conn {
 		w: writerState{splicer: newSplicer(nc, s.e.pipes)},
 		r: readerState{buf: make([]byte, readAhead), scatter: newScatter(nc), resets: newResetProbe(nc)},
 	}
-	c.latest = time.AfterFunc(ackWait, c.flushLate)
-	c.latest.Stop()
+	c.ackTimer = time.AfterFunc(ackWait, c.flushLate)
+	c.ackTimer.Stop()
 	return c
 }
 
@@ -130,12 +130,12 @@ func (c *conn) signal() {
 // inside.
 func (c *conn) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
 
-// hangUp closes the connection. If local operations are unacked, it drops the unsent data of a
+// close closes the connection. If local operations are unacked, it drops the unsent data of a
 // socket that may refer to a source, because the source is returned to its owner when they end.
-func (c *conn) hangUp(unacked bool) {
+func (c *conn) close(unacked bool) {
 	if unacked && c.w.splicer != nil {
 		c.w.splicer.discard()
 	}
-	c.latest.Stop()
+	c.ackTimer.Stop()
 	_ = c.nc.Close()
 }

@@ -92,7 +92,7 @@ func TestMessagesPassBulk(t *testing.T) {
 				acked := rdma.NewFlag()
 				must(e.Send(ctx, to, []byte("hello"), acked.Set))
 				if err := acked.Wait(ctx); err != nil {
-					t.Fatalf("%d connections: a message behind what is stuck: %v", conns, err)
+					t.Fatalf("%d connections: a message after stuck payload: %v", conns, err)
 				}
 				<-took
 			}

@@ -124,7 +124,7 @@ func (e *Engine) Peers() []rdma.Peer { return e.core.Peers() }
 func (e *Engine) Stats() rdma.Stats { return e.core.Stats() }
 
 // Disconnect implements rdma.Engine.
-func (e *Engine) Disconnect(peer rdma.EngineID) { e.core.Disconnect(peer, e.part) }
+func (e *Engine) Disconnect(peer rdma.EngineID) { e.core.Disconnect(peer, e.drainAcks) }
 
 // Recv implements rdma.Engine.
 func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
@@ -282,7 +282,7 @@ func (e *Engine) Close() error {
 		return nil
 	}
 	all := e.core.Unremoved() // no session is added after BeginClose
-	e.part(all)
+	e.drainAcks(all)
 	e.core.Cancel()
 	for _, n := range e.nics {
 		n.close()
@@ -300,20 +300,20 @@ func (e *Engine) Close() error {
 	return nil
 }
 
-// partWait bounds the time for writing the last acks before the sessions end.
-const partWait = time.Second
+// drainWait bounds the time for writing the last acks before the sessions end.
+const drainWait = time.Second
 
-// part waits for sessions that are about to end to write their last acks.
-func (e *Engine) part(all []*session) {
-	t := time.NewTimer(partWait)
+// drainAcks waits for sessions that are about to end to write their last acks.
+func (e *Engine) drainAcks(all []*session) {
+	t := time.NewTimer(drainWait)
 	defer t.Stop()
-	var parted []<-chan struct{}
+	var drained []<-chan struct{}
 	for _, s := range all {
-		if c := s.part(); c != nil {
-			parted = append(parted, c)
+		if c := s.drainAcks(); c != nil {
+			drained = append(drained, c)
 		}
 	}
-	for _, c := range parted {
+	for _, c := range drained {
 		select {
 		case <-c:
 		case <-t.C:

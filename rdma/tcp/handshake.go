@@ -48,7 +48,7 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 		return
 	}
 	_ = nc.Close()
-	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, sessions.ErrHungUp) && !errors.Is(err, errRailLater) {
+	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, sessions.ErrHungUp) && !errors.Is(err, errRailBusy) {
 		e.core.Log.Warn(sessions.LogAuth, "data-plane connection refused", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
@@ -56,7 +56,7 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 // admitConn performs the mutual proof of the token and adds the connection to its rail. The
 // rail is up with its last connection.
 func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
-	said, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
+	raw, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
 	if err != nil {
 		// Close of this engine ended the connection: that is no failed authentication.
 		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
@@ -66,7 +66,7 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	}
 	proved()
 	var h hello
-	if err := h.decode(&said); err != nil {
+	if err := h.decode(&raw); err != nil {
 		return errors.Join(err, verdict(handshake.Request))
 	}
 	s, status, err := e.sessionOf(&h)
@@ -81,7 +81,7 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	if err != nil {
 		return errors.Join(err, verdict(status))
 	}
-	return s.enroll(c, a, verdict)
+	return s.awaitRail(c, a, verdict)
 }
 
 // sessionOf returns the session of a hello, and creates it for the session's first hello.
@@ -145,7 +145,7 @@ func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ handsha
 		return nil, false, handshake.Gone, s.GoneLocked()
 	}
 	if r.state != railDown || !r.fenced || h.generation <= r.generation || r.assembly != nil && r.assembly.generation > h.generation {
-		return nil, false, handshake.Later, fmt.Errorf("generation %d of rail %d, which is %v at generation %d: %w", h.generation, h.rail, r.state, r.generation, errRailLater)
+		return nil, false, handshake.Later, fmt.Errorf("generation %d of rail %d, which is %v at generation %d: %w", h.generation, h.rail, r.state, r.generation, errRailBusy)
 	}
 	if a = r.assembly; a != nil && (a.generation < h.generation || a.conns[h.slot()] != nil) {
 		err := fmt.Errorf("connection %d of rail %d joins generation %d after %d: %w", h.slot(), h.rail, h.generation, a.generation, errFrame)
@@ -174,8 +174,8 @@ func (r *rail) abortLocked(a *assembly, err error) {
 	}
 }
 
-// enroll waits until the rail of c is up, sends the verdict, and starts the connection.
-func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) error) error {
+// awaitRail waits until the rail of c is up, sends the verdict, and starts the connection.
+func (s *session) awaitRail(c *conn, a *assembly, verdict func(handshake.Verdict) error) error {
 	timeout := time.NewTimer(s.e.opts.HandshakeTimeout)
 	defer timeout.Stop()
 	why := errors.New("the session ended")
@@ -192,7 +192,7 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) e
 	s.Mu.Unlock()
 	<-a.done
 	if a.err != nil {
-		s.giveUp(a.err)
+		s.failUnassembled(a.err)
 		return errors.Join(a.err, verdict(handshake.Request))
 	}
 	err := verdict(handshake.OK)
@@ -201,7 +201,7 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) e
 	}
 	if err != nil {
 		c.abandon(fmt.Errorf("rdma: connection to %v not assembled: %w: %w", s.Peer, rdma.ErrPeerDied, err))
-		if s.hungUp() {
+		if s.endedNormally() {
 			return sessions.ErrHungUp
 		}
 		return err
@@ -210,8 +210,8 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) e
 	return nil
 }
 
-// giveUp ends a session that has no rail up and none being assembled.
-func (s *session) giveUp(err error) {
+// failUnassembled ends a session that has no rail up and none being assembled.
+func (s *session) failUnassembled(err error) {
 	s.Mu.Lock()
 	waiting := s.up > 0
 	for _, r := range s.rails {
@@ -261,14 +261,14 @@ func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*s
 	}
 	e.core.All[s] = struct{}{}
 	e.core.Mu.Unlock()
-	told := make(chan error, n)
+	results := make(chan error, n)
 	s.Mu.Lock()
 	for i, r := range s.rails {
 		r.nic = e.nics[i%len(e.nics)]
-		s.mendLocked(r, 0, told)
+		s.redialLocked(r, 0, results)
 	}
 	s.Mu.Unlock()
-	if err := s.awaitRails(ctx, told); err != nil {
+	if err := s.awaitRails(ctx, results); err != nil {
 		s.Fail(fmt.Errorf("rdma: session with %v not assembled: %w", addr.Engine, err))
 		<-s.Removed
 		return nil, err
@@ -277,13 +277,13 @@ func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*s
 }
 
 // awaitRails waits for the first attempts of all rails.
-func (s *session) awaitRails(ctx context.Context, told <-chan error) error {
+func (s *session) awaitRails(ctx context.Context, results <-chan error) error {
 	var first error
 	var grace <-chan time.Time
 	up := false
 	for range s.rails {
 		select {
-		case err := <-told:
+		case err := <-results:
 			switch {
 			case err == nil && !up:
 				up = true
@@ -310,9 +310,9 @@ func (s *session) awaitRails(ctx context.Context, told <-chan error) error {
 	return first
 }
 
-// adopt sets the session's peer to the engine that answered on a connection. All connections
+// setPeer sets the session's peer to the engine that answered on a connection. All connections
 // must reach the same engine.
-func (s *session) adopt(id rdma.EngineID) error {
+func (s *session) setPeer(id rdma.EngineID) error {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	if s.Peer.IsZero() {
@@ -370,9 +370,9 @@ func (e *Engine) dialConn(ctx context.Context, s *session, r *rail, h hello) (ne
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
-	id, err := e.introduce(nc, s.PeerID(), s.Token, h)
+	id, err := e.authenticate(nc, s.PeerID(), s.Token, h)
 	if err == nil {
-		err = s.adopt(id)
+		err = s.setPeer(id)
 	}
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
@@ -408,9 +408,9 @@ func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma
 	return handshake.DialTLS(ctx, nc, hostPort, e.opts.TLS)
 }
 
-// introduce performs the mutual proof of the token on nc. want, if not zero, is the engine that
+// authenticate performs the mutual proof of the token on nc. want, if not zero, is the engine that
 // must answer.
-func (e *Engine) introduce(nc net.Conn, want rdma.EngineID, token rdma.Token, h hello) (rdma.EngineID, error) {
+func (e *Engine) authenticate(nc net.Conn, want rdma.EngineID, token rdma.Token, h hello) (rdma.EngineID, error) {
 	h.engine = e.id
 	return protocol.Dial(nc, h.encode(), want, token)
 }

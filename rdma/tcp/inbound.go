@@ -18,10 +18,10 @@ type inbound struct {
 	reason       rdma.Reason
 	// via is the rail of the ack, once left is 0.
 	via uint8
-	// had and more have a bit for each piece that arrived: had for the first 64 pieces, more for
+	// arrived and more have a bit for each piece that arrived: had for the first 64 pieces, more for
 	// later ones.
-	had  uint64
-	more []uint64
+	arrived uint64
+	more    []uint64
 }
 
 // complete reports whether every piece has arrived.
@@ -31,7 +31,7 @@ func (in *inbound) complete() bool { return in.left == 0 }
 func (in *inbound) bit(i uint32) (*uint64, uint64) {
 	mask := uint64(1) << (i & 63)
 	if i < 64 {
-		return &in.had, mask
+		return &in.arrived, mask
 	}
 	return &in.more[i/64-1], mask
 }
@@ -42,9 +42,9 @@ func (in *inbound) bit(i uint32) (*uint64, uint64) {
 const (
 	openFramesMax = 1 << 24
 	acksOwedMax   = 4 * MaxOps
-	// A delayed ack is written after ackWait, or with the first of patientAcks acks.
-	ackWait     = time.Millisecond
-	patientAcks = 32
+	// A delayed ack is written after ackWait, or with the first of delayedAcksMax acks.
+	ackWait        = time.Millisecond
+	delayedAcksMax = 32
 	// keptWords is the largest length of more that a slot keeps for its next operation: 32 Ki
 	// pieces.
 	keptWords = 512
@@ -142,11 +142,11 @@ func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 	}
 	s.inbound[uint32(h.op)].via = uint8(to.rail.index)
 	to.acks = append(to.acks, ack{h.op, reason})
-	if h.flags&flagPatient == 0 || reason != rdma.ReasonNone || len(to.acks) >= patientAcks {
+	if h.flags&flagAckMayWait == 0 || reason != rdma.ReasonNone || len(to.acks) >= delayedAcksMax {
 		to.signal()
-	} else if !to.late {
-		to.late = true
-		to.latest.Reset(ackWait)
+	} else if !to.ackTimerOn {
+		to.ackTimerOn = true
+		to.ackTimer.Reset(ackWait)
 	}
 }
 
@@ -154,7 +154,7 @@ func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 func (c *conn) flushLate() {
 	c.s.Mu.Lock()
 	defer c.s.Mu.Unlock()
-	c.late = false
+	c.ackTimerOn = false
 	if len(c.acks) > 0 {
 		c.signal()
 	}

@@ -372,7 +372,7 @@ func TestLinkDown(t *testing.T) {
 	const writes = labFireBytes / labWrite
 	said := move.ask("fired")
 	if want := fmt.Sprintf("%d writes, 0 failed, <nil>;", writes); !strings.HasPrefix(said, want) || !strings.Contains(said, "NICs true false: tcp: interface lab1 has no carrier") {
-		t.Errorf("the mover says %q, want %q, and NIC 1 without carrier", said, want)
+		t.Errorf("the mover answers %q, want %q, and NIC 1 without carrier", said, want)
 	}
 	t.Log(said)
 	got := target.ask("sum")

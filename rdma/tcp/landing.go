@@ -59,7 +59,7 @@ func (c *conn) readWrite(h *header) error {
 
 // errResetBehind ends a connection whose last frame arrived whole but may contain other bytes
 // than were written.
-var errResetBehind = fmt.Errorf("the peer gave up what it was writing: %w", syscall.ECONNRESET)
+var errResetBehind = fmt.Errorf("the peer reset the connection while writing: %w", syscall.ECONNRESET)
 
 // mayBeSpliced reports whether the peer may have spliced a run of the frame that has landed.
 // The runs have the same length on both sides.
@@ -120,7 +120,7 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 		k, err := c.place(into, left, w.landed != nil)
 		left -= k
 		if w.landed != nil {
-			rest, restAt = tellLanded(w.landed, rest, restAt, k)
+			rest, restAt = notifyLanded(w.landed, rest, restAt, k)
 		}
 		into = advance(into, k)
 		if err != nil {
@@ -135,9 +135,9 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 	return 0, nil
 }
 
-// tellLanded calls landed for the first n bytes of rest, after at bytes of its first run. It
+// notifyLanded calls landed for the first n bytes of rest, after at bytes of its first run. It
 // returns the remaining runs and the offset in the first of them.
-func tellLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, uint64) {
+func notifyLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, uint64) {
 	for n > 0 {
 		k := min(n, rest[0].length-at)
 		if k > 0 {

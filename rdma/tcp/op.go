@@ -20,8 +20,8 @@ type op struct {
 	via []uint8
 	msg []byte // copy of the message, kept for reuse when small
 
-	// The fields below and via are guarded by session.Mu. patient: the peer may delay the ack.
-	patient bool
+	// The fields below and via are guarded by session.Mu. ackMayWait: the peer may delay the ack.
+	ackMayWait bool
 	// unsent counts frames that a writer still reads from or will read from. An op ends when it
 	// is acked and unsent is 0. An ack may come early, by an error of the peer or because the
 	// local writer was slow; it must not free the source.
@@ -48,7 +48,7 @@ func (o *op) Reset() {
 		o.msg = nil
 	}
 	o.msg = o.msg[:0]
-	o.patient, o.acked, o.unsent, o.status = false, false, 0, rdma.ReasonNone
+	o.ackMayWait, o.acked, o.unsent, o.status = false, false, 0, rdma.ReasonNone
 }
 
 // add appends n bytes from src in the source to dst at the target. It merges adjacent runs and

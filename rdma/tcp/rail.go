@@ -76,8 +76,8 @@ type assembly struct {
 // errPeerDropped is the reason of a rail that the peer took down.
 var errPeerDropped = errors.New("the peer took it down")
 
-// errRailLater: the acceptor's last generation of the rail has not ended yet.
-var errRailLater = errors.New("not yet free on this side")
+// errRailBusy: the acceptor's last generation of the rail has not ended yet.
+var errRailBusy = errors.New("not yet free on this side")
 
 // attach puts the connections of a new generation into service. It counts two goroutines for
 // each connection, which start starts or abandon releases.
@@ -116,11 +116,11 @@ func (r *rail) attach(generation uint32, conns []*conn) error {
 // start starts the reader and the writer of a connection that attach counted.
 func (c *conn) start() {
 	go func() {
-		defer c.left(1)
+		defer c.goroutinesEnded(1)
 		c.read()
 	}()
 	go func() {
-		defer c.left(1)
+		defer c.goroutinesEnded(1)
 		c.write()
 	}()
 }
@@ -128,17 +128,17 @@ func (c *conn) start() {
 // abandon releases the goroutines that attach counted for a connection that is not started.
 func (c *conn) abandon(why error) {
 	c.s.drop(c.rail, c.generation, why)
-	c.left(2)
+	c.goroutinesEnded(2)
 }
 
-// left records that n goroutines of a connection have ended. With the last one the rail is down
+// goroutinesEnded records that n goroutines of a connection have ended. With the last one the rail is down
 // on this side.
-func (c *conn) left(n int) {
+func (c *conn) goroutinesEnded(n int) {
 	s, r := c.s, c.rail
 	s.Mu.Lock()
 	r.running -= n
 	if r.running == 0 && r.state == railDying && s.Why == nil {
-		s.layDownLocked(r)
+		s.railDownLocked(r)
 	}
 	s.Mu.Unlock()
 	for range n {
@@ -153,21 +153,21 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 		s.Mu.Unlock()
 		return
 	}
-	hungUp := errors.Is(why, sessions.ErrHungUp)
-	s.quiet = s.quiet || hungUp
+	closed := errors.Is(why, sessions.ErrHungUp)
+	s.peerClosed = s.peerClosed || closed
 	if s.up == 1 {
-		if s.quiet && !hungUp && s.idleLocked() {
+		if s.peerClosed && !closed && s.idleLocked() {
 			why = fmt.Errorf("rdma: %v %w: %w", s.Peer, sessions.ErrHungUp, rdma.ErrPeerDied)
 		}
-		conns, first := s.condemnLocked(why)
+		conns, first := s.beginEndLocked(why)
 		s.Mu.Unlock()
 		if first {
-			s.failed(conns)
+			s.finishEnd(conns)
 		}
 		return
 	}
 	unacked := s.Active > 0
-	if !hungUp {
+	if !closed {
 		s.e.railsLost.Add(1)
 	}
 	s.up--
@@ -183,9 +183,9 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 	}
 	s.Mu.Unlock()
 	for _, c := range conns {
-		c.hangUp(unacked)
+		c.close(unacked)
 	}
-	s.e.logRail(r, conns[0].nic, why, hungUp)
+	s.e.logRail(r, conns[0].nic, why, closed)
 }
 
 // controlConn is the connection for messages and acks. If the rail has several connections it
@@ -211,9 +211,9 @@ func (s *session) controlLocked() *conn {
 	return nil
 }
 
-// layDownLocked ends a rail on this side, after its last reader and writer. It repeats the acks
+// railDownLocked ends a rail on this side, after its last reader and writer. It repeats the acks
 // that may have been lost with the rail, and then reports to the peer that the rail is down.
-func (s *session) layDownLocked(r *rail) {
+func (s *session) railDownLocked(r *rail) {
 	r.state = railDown
 	for _, c := range r.conns {
 		s.acksOwed -= len(c.acks)
@@ -221,14 +221,14 @@ func (s *session) layDownLocked(r *rail) {
 	r.resetting, r.conns = r.conns, nil
 	if to := s.controlLocked(); to != nil {
 		s.reackLocked(r, to)
-		s.tellDownLocked(to)
+		s.reportDownLocked(to)
 		s.fenceLocked(r)
 	}
 }
 
-// tellDownLocked reports the rails that are down on this side to the peer. It reports all of
+// reportDownLocked reports the rails that are down on this side to the peer. It reports all of
 // them each time, because an earlier report may have been lost with another rail.
-func (s *session) tellDownLocked(to *conn) {
+func (s *session) reportDownLocked(to *conn) {
 	if to == nil {
 		return
 	}
@@ -300,28 +300,28 @@ func (s *session) fenceLocked(r *rail) {
 		l.wake()
 	}
 	if s.Dialed {
-		s.mendLocked(r, mendFirst, nil)
+		s.redialLocked(r, redialPauseMin, nil)
 	}
 }
 
 // Pauses between attempts to dial a rail again.
 const (
-	mendFirst = 100 * time.Millisecond
-	mendMax   = 5 * time.Second
+	redialPauseMin = 100 * time.Millisecond
+	redialPauseMax = 5 * time.Second
 )
 
-// mendLocked starts the goroutine that dials a rail of a dialed session, first after pause.
-// told, if set, receives the result of the first attempt.
-func (s *session) mendLocked(r *rail, pause time.Duration, told chan<- error) {
+// redialLocked starts the goroutine that dials a rail of a dialed session, first after pause.
+// result, if set, receives the result of the first attempt.
+func (s *session) redialLocked(r *rail, pause time.Duration, result chan<- error) {
 	s.running.Add(1)
 	go func() {
 		defer s.running.Done()
-		s.mend(r, pause, told)
+		s.redial(r, pause, result)
 	}()
 }
 
-// mend dials until the rail is up or the session ends.
-func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
+// redial dials until the rail is up or the session ends.
+func (s *session) redial(r *rail, pause time.Duration, result chan<- error) {
 	for {
 		if pause > 0 {
 			t := time.NewTimer(pause)
@@ -332,10 +332,10 @@ func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
 				return
 			}
 		}
-		err := s.raise(r)
-		if told != nil {
-			told <- err
-			told = nil
+		err := s.bringUp(r)
+		if result != nil {
+			result <- err
+			result = nil
 		}
 		if err == nil || s.Dead() {
 			return
@@ -344,12 +344,12 @@ func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
 			s.Fail(fmt.Errorf("rdma: %v has ended the session: %w", s.Peer, rdma.ErrPeerDied))
 			return
 		}
-		pause = min(max(2*pause, mendFirst), mendMax)
+		pause = min(max(2*pause, redialPauseMin), redialPauseMax)
 	}
 }
 
-// raise makes one attempt to bring a rail up from the dialing side.
-func (s *session) raise(r *rail) error {
+// bringUp makes one attempt to bring a rail up from the dialing side.
+func (s *session) bringUp(r *rail) error {
 	s.Mu.Lock()
 	if s.Why != nil {
 		s.Mu.Unlock()
@@ -378,7 +378,7 @@ func (s *session) raise(r *rail) error {
 	s.Mu.Lock()
 	r.state, r.why, r.fenced = railDown, err, true
 	if s.Why == nil {
-		s.tellDownLocked(s.controlLocked())
+		s.reportDownLocked(s.controlLocked())
 	}
 	s.Mu.Unlock()
 	return err

@@ -342,7 +342,7 @@ func TestSilentRail(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
 	o := Options{Conns: 2, PieceBytes: 64 << 10, HeartbeatInterval: 20 * time.Millisecond, NICTimeout: 300 * time.Millisecond, IdleTimeout: time.Minute}
-	hole := newHole(t)
+	hole := newBlackhole(t)
 	so, co := o, o
 	so.NICs, so.Token = twoNICs(true), rdma.Token(testToken)
 	so.NICs[1].Advertise = hole.l.Addr().String()
@@ -384,23 +384,23 @@ func TestSilentRail(t *testing.T) {
 	}
 }
 
-// hole is a TCP relay. After stalled is closed it forwards nothing and closes nothing.
-type hole struct {
+// blackhole is a TCP relay. After stalled is closed it forwards nothing and closes nothing.
+type blackhole struct {
 	l       net.Listener
 	stalled chan struct{}
 }
 
-func newHole(t testing.TB) *hole {
+func newBlackhole(t testing.TB) *blackhole {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &hole{l: l, stalled: make(chan struct{})}
+	return &blackhole{l: l, stalled: make(chan struct{})}
 }
 
 // open relays to an address until the end of the test.
-func (h *hole) open(t testing.TB, to string) {
+func (h *blackhole) open(t testing.TB, to string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); _ = h.l.Close(); wg.Wait() })
@@ -424,7 +424,7 @@ func (h *hole) open(t testing.TB, to string) {
 }
 
 // relay copies until the hole is stalled and then waits for the end of the test.
-func (h *hole) relay(ctx context.Context, to, from net.Conn) {
+func (h *blackhole) relay(ctx context.Context, to, from net.Conn) {
 	defer func() { _, _ = to.Close(), from.Close() }()
 	b := make([]byte, 64<<10)
 	for {

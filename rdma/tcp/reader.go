@@ -45,7 +45,7 @@ func (c *conn) readFrame() error {
 	b, err := c.ahead(headerSize, c.r.exact)
 	if c.r.start == c.r.end && (err == io.EOF || errors.Is(err, syscall.ECONNRESET)) {
 		c.end()
-		if e := c.hungUp(); e != nil {
+		if e := c.awaitNormalEnd(); e != nil {
 			err = e
 		}
 	}
@@ -88,23 +88,23 @@ func (c *conn) end() {
 	}
 }
 
-// How long hungUp waits for the ends of the peer's other streams after the first has ended:
-// hungUpWait on the last rail, and hungUpRailWait if another rail continues, over which the
+// How long endedNormally waits for the ends of the peer's other streams after the first has ended:
+// normalEndWait on the last rail, and normalEndRailWait if another rail continues, over which the
 // frames of this rail are sent again.
 const (
-	hungUpWait     = time.Second
-	hungUpRailWait = 100 * time.Millisecond
+	normalEndWait     = time.Second
+	normalEndRailWait = 100 * time.Millisecond
 )
 
-// hungUp returns sessions.ErrHungUp if the peer closed the session with no operation in flight,
-// otherwise nil. The peer's last acks may still be in other connections, so hungUp waits for
+// endedNormally returns sessions.ErrHungUp if the peer closed the session with no operation in flight,
+// otherwise nil. The peer's last acks may still be in other connections, so endedNormally waits for
 // their ends.
-func (c *conn) hungUp() error {
+func (c *conn) awaitNormalEnd() error {
 	s := c.s
 	s.Mu.Lock()
-	idle, wait := s.idleLocked(), hungUpWait
+	idle, wait := s.idleLocked(), normalEndWait
 	if s.up > 1 {
-		wait = hungUpRailWait
+		wait = normalEndRailWait
 	}
 	s.Mu.Unlock()
 	if !idle {

@@ -108,13 +108,13 @@ func TestScattered(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(mem, want) {
-			t.Fatalf("seed %d: the memory is not what was written", seed)
+			t.Fatalf("seed %d: the memory differs from the written bytes", seed)
 		}
 		if tell == nil {
 			clear(wantLanded)
 		}
 		if !bytes.Equal(landed, wantLanded) {
-			t.Fatalf("seed %d: the window was not told what was placed", seed)
+			t.Fatalf("seed %d: the window's owner was not notified of placed bytes", seed)
 		}
 		if err := r.Close(t.Context()); err != nil {
 			t.Fatal(err)

@@ -22,16 +22,16 @@ type session struct {
 	cancel context.CancelFunc
 	// activating makes the first rail that is up add the session to the engine.
 	activating sync.Once
-	// running counts readers, writers and menders. It is incremented under Mu while Why is nil.
+	// running counts readers, writers and redialing goroutines. It is incremented under Mu while Why is nil.
 	running sync.WaitGroup
 
 	// The fields below are guarded by Mu. unacked is set if local operations are in flight when
 	// the session begins to end.
 	unacked bool
-	// up counts the rails in state railUp. quiet is set when a rail ended because the peer
+	// up counts the rails in state railUp. peerClosed is set when a rail ended because the peer
 	// closed the session with no operation in flight.
-	up    int
-	quiet bool
+	up         int
+	peerClosed bool
 	// lanes has one queue for each class, or one for all.
 	lanes []*lane
 	// messages wait for messenger, the one connection that carries them, so that they usually
@@ -43,10 +43,10 @@ type session struct {
 	// operations and openFrames their pieces.
 	inbound             []inbound
 	openOps, openFrames int
-	// acksOwed counts acks of complete operations that are not written yet. parted, if not nil,
+	// acksOwed counts acks of complete operations that are not written yet. acksDrained, if not nil,
 	// is closed when acksOwed is 0 or the session ends.
-	acksOwed int
-	parted   chan struct{}
+	acksOwed    int
+	acksDrained chan struct{}
 	// ended is closed when the streams of all connections have ended.
 	ended chan struct{}
 }
@@ -85,7 +85,7 @@ func (s *session) submit(o *op) error {
 	o.unsent = len(o.cuts)
 	if o.kind == frameMessage {
 		// Past half its budget a sender asks for immediate acks.
-		o.patient = 2*s.Active <= s.e.opts.InFlightOps && 2*s.FreeBytes >= s.e.opts.InFlightBytes
+		o.ackMayWait = 2*s.Active <= s.e.opts.InFlightOps && 2*s.FreeBytes >= s.e.opts.InFlightBytes
 		s.messages.push(o.frame(0))
 		s.messenger.signal()
 	} else {
@@ -160,23 +160,23 @@ func (s *session) acked(acks []byte, out []sessions.Ended) ([]sessions.Ended, er
 // goroutines may call it.
 func (s *session) Fail(why error) {
 	s.Mu.Lock()
-	conns, first := s.condemnLocked(why)
+	conns, first := s.beginEndLocked(why)
 	s.Mu.Unlock()
 	if first {
-		s.failed(conns)
+		s.finishEnd(conns)
 	}
 }
 
-// condemnLocked makes the session refuse new operations and returns the connections to close.
+// beginEndLocked makes the session refuse new operations and returns the connections to close.
 // first reports whether this call ended the session.
-func (s *session) condemnLocked(why error) (conns []*conn, first bool) {
+func (s *session) beginEndLocked(why error) (conns []*conn, first bool) {
 	if !s.FailLocked(why) {
 		return nil, false
 	}
 	s.unacked = s.Active > 0
-	if s.parted != nil {
-		close(s.parted)
-		s.parted = nil
+	if s.acksDrained != nil {
+		close(s.acksDrained)
+		s.acksDrained = nil
 	}
 	for _, r := range s.rails {
 		conns = append(conns, r.conns...)
@@ -187,13 +187,13 @@ func (s *session) condemnLocked(why error) (conns []*conn, first bool) {
 	return conns, true
 }
 
-// failed does the work that condemnLocked leaves to be done without the lock.
-func (s *session) failed(conns []*conn) {
+// finishEnd does the work that beginEndLocked leaves to be done without the lock.
+func (s *session) finishEnd(conns []*conn) {
 	close(s.Dying)
 	s.cancel()
 	s.e.forget(s)
 	for _, c := range conns {
-		c.hangUp(s.unacked) // unacked does not change after condemnLocked
+		c.close(s.unacked) // unacked does not change after beginEndLocked
 	}
 	go s.remove(conns)
 }
@@ -223,22 +223,22 @@ func (s *session) remove(conns []*conn) {
 	s.e.core.Remove(s)
 }
 
-// part waits for the queued acks to be written. A peer that does not receive them reports the
+// drainAcks waits for the queued acks to be written. A peer that does not receive them reports the
 // end of this engine as a failure. The returned channel is closed when they are written; it is
 // nil if none are queued.
-func (s *session) part() <-chan struct{} {
+func (s *session) drainAcks() <-chan struct{} {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	if s.Why != nil || s.acksOwed == 0 {
 		return nil
 	}
-	s.parted = make(chan struct{})
+	s.acksDrained = make(chan struct{})
 	for _, r := range s.rails {
 		for _, c := range r.conns {
 			c.signal()
 		}
 	}
-	return s.parted
+	return s.acksDrained
 }
 
 // idleLocked reports whether no operation is in flight in either direction. An acked operation
@@ -263,9 +263,9 @@ func (s *session) idle() bool {
 	return s.idleLocked()
 }
 
-// hungUp reports whether the session ended because the peer closed it with no operation in
+// endedNormally reports whether the session ended because the peer closed it with no operation in
 // flight.
-func (s *session) hungUp() bool {
+func (s *session) endedNormally() bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return errors.Is(s.Why, sessions.ErrHungUp)

@@ -135,8 +135,8 @@ type splicer struct {
 	err   error
 	// used is set before the first splice, dead by discard.
 	used, dead atomic.Bool
-	// rest is a duplicate of the socket's descriptor, from discard until forget or awaitSent.
-	rest atomic.Int64
+	// resetFD is a duplicate of the socket's descriptor, from discard until forget or awaitSent.
+	resetFD atomic.Int64
 	// step is send as a value, made once to avoid an allocation per call.
 	step func(fd uintptr) bool
 }
@@ -152,7 +152,7 @@ func newSplicer(nc net.Conn, p *pipes) *splicer {
 		return nil // closed already: the first plain write returns the error
 	}
 	s := &splicer{conn: t, raw: raw, pipes: p}
-	s.rest.Store(noRest)
+	s.resetFD.Store(noResetFD)
 	s.step = s.send
 	return s
 }
@@ -269,29 +269,29 @@ func (s *splicer) discard() {
 	if !s.used.Load() {
 		return
 	}
-	rest := -1
+	kept := -1
 	var err error
 	cerr := s.raw.Control(func(fd uintptr) {
 		if err = disconnect(int(fd)); err == nil {
-			rest, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+			kept, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
 		}
 	})
 	if cerr != nil || err != nil {
 		_ = s.conn.SetLinger(0)
-	} else if !s.rest.CompareAndSwap(noRest, int64(rest)) {
-		_ = unix.Close(rest)
+	} else if !s.resetFD.CompareAndSwap(noResetFD, int64(kept)) {
+		_ = unix.Close(kept)
 	}
 }
 
-// Values of splicer.rest that are not a descriptor.
+// Values of splicer.resetFD that are not a descriptor.
 const (
-	noRest  = -1 // discard has not reset the connection
-	restEnd = -2 // no awaitSent follows
+	noResetFD       = -1 // discard has not reset the connection
+	resetFDReleased = -2 // no awaitSent follows
 )
 
 // forget closes the descriptor of discard: no packet of the connection matters any more.
 func (s *splicer) forget() {
-	if fd := s.rest.Swap(restEnd); fd >= 0 {
+	if fd := s.resetFD.Swap(resetFDReleased); fd >= 0 {
 		_ = unix.Close(int(fd))
 	}
 }
@@ -300,7 +300,7 @@ func (s *splicer) forget() {
 // after limit. Packets refer to the source too.
 func (s *splicer) awaitSent(limit time.Duration) {
 	defer s.forget()
-	fd := int(s.rest.Load())
+	fd := int(s.resetFD.Load())
 	if fd < 0 {
 		return
 	}

@@ -79,7 +79,7 @@ func TestSpliced(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(mem, want) {
-			t.Fatalf("seed %d: the memory is not what was written", seed)
+			t.Fatalf("seed %d: the memory differs from the written bytes", seed)
 		}
 		if c.pipes.made == 0 {
 			t.Errorf("seed %d: nothing was spliced", seed)
@@ -127,7 +127,7 @@ func TestNoPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(mem, source) {
-		t.Error("the memory is not what was written")
+		t.Error("the memory differs from the written bytes")
 	}
 	for _, x := range taken {
 		c.pipes.give(x)

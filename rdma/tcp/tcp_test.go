@@ -82,7 +82,7 @@ func newRawPeer(t testing.TB, e *Engine, n int) *rawPeer {
 		h := hello{index: i, conns: n, lanes: 1, rails: 1, generation: 1, engine: p.id, session: session}
 		wg.Go(func() {
 			dialer := &Engine{id: p.id}
-			if _, err := dialer.introduce(nc, e.id, rdma.Token(testToken), h); err != nil {
+			if _, err := dialer.authenticate(nc, e.id, rdma.Token(testToken), h); err != nil {
 				t.Errorf("handshake: %v", err)
 			}
 		})
@@ -604,7 +604,7 @@ func TestHandshake(t *testing.T) {
 	testkit.VerifyNone(t)
 	// Handshakes that do not end use an engine with a short timeout, the others an engine with
 	// the default.
-	e, hasty := newServer(t, Options{MaxPeers: 2}), newServer(t, Options{HandshakeTimeout: 300 * time.Millisecond})
+	e, shortTimeout := newServer(t, Options{MaxPeers: 2}), newServer(t, Options{HandshakeTimeout: 300 * time.Millisecond})
 	good := hello{conns: 2, lanes: 1, rails: 1, generation: 1, engine: rdma.EngineID{1}, session: [16]byte{1}}
 	dial := func(e *Engine) net.Conn {
 		nc, err := net.Dial("tcp", string(e.nics[0].addr))
@@ -615,11 +615,11 @@ func TestHandshake(t *testing.T) {
 		return nc
 	}
 	introduce := func(e *Engine, h hello, token string) error {
-		_, err := (&Engine{id: h.engine}).introduce(dial(e), e.id, rdma.Token(token), h)
+		_, err := (&Engine{id: h.engine}).authenticate(dial(e), e.id, rdma.Token(token), h)
 		return err
 	}
 	// One of two connections: times out.
-	if err := introduce(hasty, good, testToken); !errors.Is(err, rdma.ErrPeerDied) && !errors.Is(err, io.EOF) {
+	if err := introduce(shortTimeout, good, testToken); !errors.Is(err, rdma.ErrPeerDied) && !errors.Is(err, io.EOF) {
 		t.Errorf("half a session: %v", err)
 	}
 	// The same connection twice.
@@ -627,7 +627,7 @@ func TestHandshake(t *testing.T) {
 	var failed atomic.Int64
 	for range 2 {
 		wg.Go(func() {
-			if introduce(hasty, good, testToken) != nil {
+			if introduce(shortTimeout, good, testToken) != nil {
 				failed.Add(1)
 			}
 		})
@@ -660,13 +660,13 @@ func TestHandshake(t *testing.T) {
 	}
 	// Another protocol, a truncated hello, and no bytes.
 	for _, b := range []string{strings.Repeat("GET / HTTP/1.1\r\n", 10), "PRD1", ""} {
-		nc := dial(hasty)
+		nc := dial(shortTimeout)
 		_, _ = nc.Write([]byte(b))
 		if _, err := io.Copy(io.Discard, nc); err != nil && !strings.Contains(err.Error(), "reset") {
 			t.Errorf("%q: %v", b, err)
 		}
 	}
-	if len(e.Peers())+len(hasty.Peers()) != 0 {
+	if len(e.Peers())+len(shortTimeout.Peers()) != 0 {
 		t.Error("there is a session")
 	}
 	// MaxPeers.
@@ -738,7 +738,7 @@ func TestNewSessionReplaces(t *testing.T) {
 	}
 	defer func() { _ = nc.Close() }()
 	h := hello{conns: 1, lanes: 1, rails: 1, generation: 1, engine: p.id, session: [16]byte{9}}
-	if _, err := (&Engine{id: p.id}).introduce(nc, e.id, rdma.Token(testToken), h); err != nil {
+	if _, err := (&Engine{id: p.id}).authenticate(nc, e.id, rdma.Token(testToken), h); err != nil {
 		t.Fatal(err)
 	}
 	if set, err := f.Poll(); !set || !errors.Is(err, rdma.ErrPeerDied) {
@@ -767,7 +767,7 @@ func TestConnectWhileSessionEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Mu.Lock()
-	conns, _ := s.condemnLocked(fmt.Errorf("test: %w", rdma.ErrPeerDied))
+	conns, _ := s.beginEndLocked(fmt.Errorf("test: %w", rdma.ErrPeerDied))
 	s.Mu.Unlock()
 	if err := client.Send(ctx, peer, nil, nil); !errors.Is(err, rdma.ErrNoPeer) {
 		t.Errorf("a message over a session that ends: %v", err)
@@ -781,7 +781,7 @@ func TestConnectWhileSessionEnds(t *testing.T) {
 	for len(connected) == 0 && len(client.core.Unremoved()) < 2 && ctx.Err() == nil {
 		runtime.Gosched()
 	}
-	s.failed(conns)
+	s.finishEnd(conns)
 	if err := <-connected; err != nil {
 		t.Fatal(err)
 	}
@@ -857,9 +857,9 @@ func noAllocations(t *testing.T, zeroCopy bool) {
 	}
 }
 
-// TestQuietEnds: a peer that closed normally, a health check, and a silent connection at Close
+// TestNormalEnds: a peer that closed normally, a health check, and a silent connection at Close
 // cause no warning and no authentication failure.
-func TestQuietEnds(t *testing.T) {
+func TestNormalEnds(t *testing.T) {
 	testkit.VerifyNone(t)
 	var logged bytes.Buffer
 	down := make(chan error, 1)

@@ -38,11 +38,11 @@ const (
 	frameDown      = 5
 )
 
-// Flags. flagImm: the imm field is valid. flagPatient: the ack may be delayed to share a write
+// Flags. flagImm: the imm field is valid. flagAckMayWait: the ack may be delayed to share a write
 // with another frame.
 const (
-	flagImm     = 1
-	flagPatient = 2
+	flagImm        = 1
+	flagAckMayWait = 2
 )
 
 // errFrame is wrapped by every error after which the stream cannot be trusted.
@@ -112,7 +112,7 @@ func (h *header) check() error {
 	case frameAck:
 		ok = h.length > 0 && h.length%ackSize == 0 && h.length <= maxAcks*ackSize && *h == header{kind: h.kind, length: h.length}
 	case frameMessage:
-		ok = h.flags&^flagPatient == 0 && h.length <= maxMessage && *h == header{kind: h.kind, flags: h.flags, length: h.length, op: h.op}
+		ok = h.flags&^flagAckMayWait == 0 && h.length <= maxMessage && *h == header{kind: h.kind, flags: h.flags, length: h.length, op: h.op}
 	case frameHeartbeat:
 		ok = *h == header{kind: h.kind}
 	case frameDown:

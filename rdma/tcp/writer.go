@@ -40,7 +40,7 @@ func (c *conn) write() {
 // writeError returns the reason for a failed write.
 func (c *conn) writeError(err error) error {
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
-		if err := c.hungUp(); err != nil {
+		if err := c.awaitNormalEnd(); err != nil {
 			return c.readError(err)
 		}
 	}
@@ -97,9 +97,9 @@ func (c *conn) settleLocked(out []sessions.Ended) []sessions.Ended {
 		invariants.Assert(s.acksOwed >= 0, "%d acks owed", s.acksOwed)
 	}
 	w.acks = w.acks[:0]
-	if s.acksOwed == 0 && s.parted != nil {
-		close(s.parted)
-		s.parted = nil
+	if s.acksOwed == 0 && s.acksDrained != nil {
+		close(s.acksDrained)
+		s.acksDrained = nil
 	}
 	bytes := int64(0)
 	for i, f := range w.batch {
@@ -219,8 +219,8 @@ func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 	o := f.op
 	h := header{kind: o.kind, op: o.ID(), length: uint64(f.bytes)}
 	if o.kind == frameMessage {
-		if o.patient {
-			h.flags = flagPatient
+		if o.ackMayWait {
+			h.flags = flagAckMayWait
 		}
 		h.encode(meta)
 		meta = c.vector(meta, headerSize)
