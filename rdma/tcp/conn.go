@@ -63,7 +63,7 @@ type conn struct {
 	acks          []ack
 	downs         []down
 	beat          bool
-	// ackTimer is the timer for delayed acks. late is set while it runs.
+	// ackTimer is the timer for delayed acks. ackTimerOn is set while it runs.
 	ackTimer   *time.Timer
 	ackTimerOn bool
 
