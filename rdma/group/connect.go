@@ -15,14 +15,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// protocol is what a control connection begins with: "PGD", "PGC" and the
-// version of the frames.
+// protocol is the start of a control connection: "PGD" or "PGC" and the version of the frames.
 var protocol = handshake.Protocol{Hello: [4]byte{'P', 'G', 'D', '1'}, Challenge: [4]byte{'P', 'G', 'C', '1'}}
 
-// maxControlAddr leaves room for the serial number behind the address.
+// maxControlAddr leaves room for the serial number after the address.
 const maxControlAddr = 200
 
-// ensureAddr fills and checks the address that peers are told.
+// ensureAddr sets the default of the advertised address and checks it.
 func (c *Control) ensureAddr() error {
 	if c.Listener == nil {
 		c.Addr = ""
@@ -37,7 +36,7 @@ func (c *Control) ensureAddr() error {
 	return nil
 }
 
-// accept is the goroutine that takes connections.
+// accept is the goroutine that accepts connections.
 func (e *Engine) accept() {
 	failed := func(err error) {
 		e.core.Log.Warn(sessions.LogAccept, "data plane cannot accept", "listen", e.opts.Control.Addr, "err", err)
@@ -45,8 +44,7 @@ func (e *Engine) accept() {
 	peers.Accept(e.core.Ctx, e.opts.Control.Listener, &e.core.Running, failed, func(nc net.Conn, _ func()) { e.admit(nc) })
 }
 
-// admit performs the accepting side of a handshake on nc, which it closes if
-// that fails.
+// admit performs the accepting side of a handshake on nc. It closes nc if the handshake fails.
 func (e *Engine) admit(nc net.Conn) {
 	stop := context.AfterFunc(e.core.Ctx, func() { _ = nc.Close() })
 	defer stop()
@@ -57,15 +55,15 @@ func (e *Engine) admit(nc net.Conn) {
 	}
 	_ = nc.Close()
 	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
-		e.core.Log.Warn(sessions.LogAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
+		e.core.Log.Warn(sessions.LogAuth, "data-plane connection refused", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
-// admitConn proves the token both ways and begins a session.
+// admitConn performs the mutual proof of the token and starts a session.
 func (e *Engine) admitConn(nc net.Conn) error {
 	h, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
 	if err != nil {
-		// A connection that Close of this engine ended proved nothing and failed nothing.
+		// Close of this engine ended the connection: that is no failed authentication.
 		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
 			e.core.AuthFailures.Add(1)
 		}
@@ -85,7 +83,7 @@ func (e *Engine) admitConn(nc net.Conn) error {
 	return e.activate(s)
 }
 
-// reserveSession counts a session that is about to begin.
+// reserveSession reserves a place for a session that is about to start.
 func (e *Engine) reserveSession() (handshake.Verdict, error) {
 	e.core.Mu.Lock()
 	defer e.core.Mu.Unlock()
@@ -99,22 +97,21 @@ func (e *Engine) reserveSession() (handshake.Verdict, error) {
 	return handshake.OK, nil
 }
 
-// unreserveSession ends what reserveSession counted.
+// unreserveSession releases the place of reserveSession.
 func (e *Engine) unreserveSession() {
 	e.core.Mu.Lock()
 	defer e.core.Mu.Unlock()
 	e.admitted--
 }
 
-// setUp exchanges what each side has to know of the other, and makes the
-// session.
+// setUp exchanges the setup frames and makes the session.
 func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, error) {
 	mine := setup{separate: e.opts.SeparateClasses, counted: e.counted, provider: e.opts.Provider}
 	for i := range e.nics {
 		mine.nics = append(mine.nics, e.nics[i].Load().name)
 	}
-	// Written beside the read: on a connection without buffers two writers
-	// would wait for each other.
+	// Write concurrently with the read: on an unbuffered connection two writers would wait for
+	// each other.
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := nc.Write(mine.append(nil))
@@ -127,7 +124,7 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 	}
 	err = errors.Join(err, <-wrote)
 	if err == nil && kind != frameSetup {
-		err = fmt.Errorf("frame of type %d where a setup has to be: %w", kind, errFrame)
+		err = fmt.Errorf("frame of type %d instead of a setup: %w", kind, errFrame)
 	}
 	if err != nil {
 		return nil, err
@@ -147,9 +144,9 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 	return newSession(e, peer, dialed, c, &theirs), nil
 }
 
-// activate makes a session known and starts it.
+// activate adds a session to the engine and starts it.
 func (e *Engine) activate(s *session) error {
-	// Counted before the session can be found and ended.
+	// Add before the session can be found and ended by another goroutine.
 	s.running.Add(2)
 	if err := e.core.Activate(s); err != nil {
 		return err
@@ -176,7 +173,7 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	var where []rdma.NetAddr
 	for _, n := range addr.NICs {
 		if c, ok := controlOf(n); !ok {
-			return rdma.EngineID{}, fmt.Errorf("group: address %q is of no engine of this kind: %w", n, rdma.ErrMalformed)
+			return rdma.EngineID{}, fmt.Errorf("group: address %q belongs to no engine of this kind: %w", n, rdma.ErrMalformed)
 		} else if len(where) == 0 && c != "" {
 			where = []rdma.NetAddr{rdma.NetAddr(c)}
 		}
@@ -188,8 +185,8 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	})
 }
 
-// dial opens a session and returns when its lanes have come up, at least one, or
-// failed.
+// dial opens a session. It returns when every lane has come up or failed and at least one is
+// up.
 func (e *Engine) dial(ctx context.Context, where []rdma.NetAddr, want rdma.EngineID, token rdma.Token) (rdma.EngineID, error) {
 	if e.opts.Control.Dial == nil {
 		return want, fmt.Errorf("this engine can't dial (Control.Dial): %w", rdma.ErrUnsupported)
@@ -199,7 +196,7 @@ func (e *Engine) dial(ctx context.Context, where []rdma.NetAddr, want rdma.Engin
 		return want, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
-	peer, s, err := e.introduce(nc, want, token)
+	peer, s, err := e.authenticate(nc, want, token)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -217,8 +214,8 @@ func (e *Engine) dial(ctx context.Context, where []rdma.NetAddr, want rdma.Engin
 	return peer, s.awaitLanes(ctx)
 }
 
-// introduce proves the token on nc and sets the session up.
-func (e *Engine) introduce(nc net.Conn, want rdma.EngineID, token rdma.Token) (rdma.EngineID, *session, error) {
+// authenticate proves the token on nc and sets up the session.
+func (e *Engine) authenticate(nc net.Conn, want rdma.EngineID, token rdma.Token) (rdma.EngineID, *session, error) {
 	h := handshake.Hello{Engine: e.id}
 	_, _ = rand.Read(h.Session[:])
 	peer, err := protocol.Dial(nc, h, want, token)
@@ -229,8 +226,7 @@ func (e *Engine) introduce(nc net.Conn, want rdma.EngineID, token rdma.Token) (r
 	return peer, s, err
 }
 
-// awaitLanes returns once each lane has come up or failed; without one that is
-// up there is no session.
+// awaitLanes returns once each lane has come up or failed. If none is up it fails the session.
 func (s *session) awaitLanes(ctx context.Context) (err error) {
 	select {
 	case <-s.settled:
@@ -244,10 +240,10 @@ func (s *session) awaitLanes(ctx context.Context) (err error) {
 		return s.Why
 	case <-ctx.Done():
 		if s.anyUp() {
-			return nil // the others come up later, or fail
+			return nil // the remaining lanes come up or fail later
 		}
 		err = ctx.Err()
 	}
-	s.Fail(fmt.Errorf("rdma: session with %v did not begin: %w: %w", s.Peer, rdma.ErrPeerDied, err))
+	s.Fail(fmt.Errorf("rdma: session with %v did not start: %w: %w", s.Peer, rdma.ErrPeerDied, err))
 	return err
 }

@@ -11,26 +11,25 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
-// Control is how two engines reach each other to begin a session: a stream that
-// is reliable and ordered, and whose end tells of the peer's death. The zero
-// value neither listens nor dials. Connections must honour SetDeadline and
-// Close from any goroutine, as those of package net and net.Pipe do.
+// Control is the transport on which sessions begin: a reliable, ordered stream whose end
+// reports the peer's death. The zero value neither listens nor dials. Connections must honour
+// SetDeadline and Close from any goroutine, as those of package net and net.Pipe do.
 type Control struct {
-	// Listener accepts sessions; nil: none are accepted. The engine closes it.
+	// Listener accepts sessions. If it is nil the engine accepts none. The engine closes it.
 	Listener net.Listener
-	// Addr is what peers are told to dial, and their Dial understands. Default:
-	// Listener's own address. At most 200 bytes, without '#'.
+	// Addr is the address that peers dial, in the format of their Dial. Default: Listener's own
+	// address. At most 200 bytes, without '#'.
 	Addr string
-	// Dial opens a connection to the Addr of another engine; nil: none can be
-	// opened. A wrong certificate should end as an rdma.ErrAuth.
+	// Dial opens a connection to the Addr of another engine. If it is nil the engine cannot
+	// dial. A wrong certificate should return an rdma.ErrAuth.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 }
 
-// TCP is a Control over TCP. listen is the host:port to accept on, empty for
-// none; advertise is what peers are told to dial where that is not the same.
-// cfg, if not nil, secures what is accepted, and what is dialed where the
-// address says that its listener speaks TLS. Only control is protected by it:
-// the payload goes over the NICs, which encrypt nothing.
+// TCP returns a Control over TCP. listen is the host:port to accept on; empty means none.
+// advertise is the address that peers dial, if it differs. cfg, if not nil, secures accepted
+// connections, and dialed connections if the address says that its listener uses TLS. TLS
+// protects the control connection only: the payload is sent over the NICs, which do not encrypt
+// it.
 func TCP(ctx context.Context, listen, advertise string, cfg *tls.Config) (Control, error) {
 	c := Control{Dial: func(ctx context.Context, addr string) (net.Conn, error) { return dialTCP(ctx, addr, cfg) }}
 	if listen == "" {
@@ -52,7 +51,7 @@ func TCP(ctx context.Context, listen, advertise string, cfg *tls.Config) (Contro
 	return c, nil
 }
 
-// Unix is a Control over a unix socket at path; empty: it only dials.
+// Unix returns a Control over a unix socket at path. With an empty path it only dials.
 func Unix(ctx context.Context, path string) (Control, error) {
 	c := Control{Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 		var d net.Dialer
@@ -70,11 +69,11 @@ func Unix(ctx context.Context, path string) (Control, error) {
 	return c, nil
 }
 
-// dialTCP opens a socket, and TLS on it where the address asks for that.
+// dialTCP opens a TCP connection, with TLS if the address requires it.
 func dialTCP(ctx context.Context, addr string, cfg *tls.Config) (net.Conn, error) {
 	hostPort, secure := strings.CutPrefix(addr, handshake.TLSScheme)
 	if secure && cfg == nil {
-		return nil, fmt.Errorf("%s wants TLS and this engine was given none: %w", hostPort, rdma.ErrAuth)
+		return nil, fmt.Errorf("%s requires TLS and this engine has no TLS configuration: %w", hostPort, rdma.ErrAuth)
 	}
 	var d net.Dialer
 	d.SetMultipathTCP(false)

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownBuf returns b with a descriptor of its own, for closeBuf.
+// ownBuf returns a copy of b with a duplicated descriptor, which closeBuf closes.
 func ownBuf(b *rdma.DMABuf) (*rdma.DMABuf, error) {
 	own := *b
 	var err error

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestDMABufClosed: the caller closes a dma-buf's descriptor when Register has returned, and
-// its number becomes another buffer's. Windows that are opened later, and those on a NIC that
-// replaces one that died, are of the first buffer. Closing the region leaves no descriptor.
+// TestDMABufClosed: the caller closes a dma-buf's descriptor after Register has returned, and
+// the kernel gives its number to another buffer. Windows opened later, and windows on a NIC
+// that replaces a dead one, use the first buffer. Closing the region leaves no descriptor open.
 func TestDMABufClosed(t *testing.T) {
 	const size = 8192
 	file := func() *os.File {
@@ -48,7 +48,7 @@ func TestDMABufClosed(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// The number is the second buffer's from here on.
+				// From here on the number belongs to the second buffer.
 				if err := unix.Dup3(int(second.Fd()), fd, unix.O_CLOEXEC); err != nil {
 					t.Fatal(err)
 				}

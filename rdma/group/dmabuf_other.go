@@ -8,9 +8,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// ownBuf fails: dma-bufs are of Linux.
+// ownBuf fails: dma-bufs exist only on Linux.
 func ownBuf(*rdma.DMABuf) (*rdma.DMABuf, error) {
-	return nil, fmt.Errorf("dma-bufs are of Linux: %w", rdma.ErrUnsupported)
+	return nil, fmt.Errorf("dma-bufs exist only on Linux: %w", rdma.ErrUnsupported)
 }
 
 func closeBuf(*rdma.DMABuf) {}

@@ -1,107 +1,108 @@
-// Package group is the engine core of every provider that drives NICs with
-// queue pairs: fabric-lib's DomainGroup (sections 3.2 and 3.4 of the paper).
-// A provider implements Domain, one NIC; New makes an rdma.Engine of one or
-// several of them.
+// Package group is the engine that the providers for NICs with queue pairs share: fabric-lib's
+// DomainGroup (sections 3.2 and 3.4 of the paper). A provider implements Domain for one NIC.
+// New makes an rdma.Engine of one or several Domains.
 //
-// It knows no hardware, and no provider knows sessions: which NIC carries what,
-// what happens when one dies, how often an immediate is counted and who may
-// still write to a revoked window is decided here, once for all. It is no
-// transport by itself: rdma/tcp, which needs no NIC, does not use it.
+// The engine chooses the NIC of each transfer, replaces endpoints and NICs that fail, counts
+// each immediate once, and stops writes to revoked windows. It contains no code for a
+// particular NIC, and a Domain has no notion of a session. It is not a transport: rdma/tcp uses
+// sockets and not this package.
 //
 //	caller                     engine                                            peer
 //	Write ─► op: runs ─► jobs ─► lane 0 ─ endpoint ─ NIC 0 ══════ NIC 0 ─ poller ─► ImmCounters ─► Done
 //	   (posted by the caller,    lane 1 ─ endpoint ─ NIC 1 ══════ NIC 1 ─ poller ─► inbox ─► handler
 //	    if there is room)          ▲          poller ◄─ completions
-//	                               └─────────── pump: what is queued; Done
+//	                               └─────────── pump: queued jobs; Done
 //	                             control connection: addresses of endpoints, heartbeats,
-//	                             answers to messages, why a Work was refused, withdrawals
+//	                             answers to messages, reasons of refusals, withdrawals
 //
 // # Goroutines
 //
-// One poller for each NIC; a reader, and a writer, of each control connection;
-// one that accepts, one that watches (heartbeats, deadlines), one that runs the
-// handler of Recv; and short ones, for a Connect of an endpoint, a revocation,
-// the end of a session. A caller posts itself. Works for which there is no room stay in
-// the lane's queue, which the peer's budget bounds, until a completion makes room and
-// the poller posts them. Messages of Send come before all writes in that queue: a
-// message waits only for the Works that are posted already: at most QueueDepth, and at
-// most 4 pieces of payload. The tail of a write, which carries the immediate when the rest
-// is in place, comes before all other writes. There is no order between a message and a
-// write.
+// Each NIC has a poller. Each control connection has a reader and a writer. The engine has one
+// goroutine that accepts, one that watches (heartbeats, deadlines) and one that runs the
+// handler of Recv. Connecting an endpoint, a revocation and the end of a session each have a
+// short-lived goroutine. The goroutine that submits an operation also posts its Works. Works
+// that do not fit the endpoint stay in the lane's queue until a completion frees a place and
+// the poller posts them; the peer's budget bounds the queue. Messages of Send precede all
+// writes in the queue, so a message waits only for Works that are already posted: at most
+// QueueDepth Works and at most 4 pieces of payload. The tail of a write carries the immediate
+// and is sent after the rest of the write is in place; it precedes all other writes. Messages
+// and writes are not ordered against each other.
 //
 // # Session
 //
-// Two engines share at most one session in each direction of dialing: a control
-// connection on which both proved the token (rdma/internal/handshake), and a
-// lane for each pair of NICs (i with i; the side with fewer begins again from
-// the first) and each class, if one side wants classes apart. The end of the
-// control connection is the peer's death: the endpoints are shut, and when all
-// completions have been polled, so that nothing touches memory any more, every
-// operation in flight ends with rdma.ErrPeerDied.
+// Two engines share at most one session in each direction of dialing. A session is a control
+// connection, on which both engines proved that they hold the token (rdma/internal/handshake),
+// and lanes. There is one lane for each pair of NICs: NIC i with NIC i, where the side with
+// fewer NICs starts again at its first. If either side asks for separate classes, each class
+// has its own lanes. When the control connection ends, the peer is declared dead. The engine
+// shuts the endpoints, polls all completions, and then ends every operation in flight with
+// rdma.ErrPeerDied. No NIC touches the memory of these operations after that.
 //
-// A lane outlives its endpoints; each has an epoch:
+// A lane outlives its endpoints. Each endpoint of a lane has an epoch:
 //
 //	dialer   NewEndpoint ── laneAddr e ──►   NewEndpoint
 //	         Connect     ◄── laneAddr e ──   Connect            both in the background
 //	         up          ── laneReady e ─►   up
 //	                     ◄─ laneReady e ──
 //	                     ◄── laneUp e ────                      the dialer's Connect may return
-//	…                                                           the endpoint breaks, on either side
-//	both     no more posts; what is queued goes to other lanes; Shut; poll until nothing is left; Close
+//	…                                                           the endpoint breaks on either side
+//	both     stop posting; move the queue to other lanes; Shut; poll until no completion is left; Close
 //	         ◄─ laneDown e: arrived immediates ─►
-//	both     send again what was lost
-//	dialer   next epoch: at once if the last one worked, after a pause that grows if not
+//	both     send lost payload and immediates again
+//	dialer   next epoch: at once if the last endpoint worked, otherwise after a growing pause
 //
 // # Immediates
 //
-// An immediate is counted once for each operation, after its last byte. An
-// operation that is one Work carries it in that Work. Where endpoints are
-// ordered and a refusal stops what is behind it (RC), the Works of a small
-// operation are chained on one endpoint and the last carries it. Otherwise the
-// pieces go wherever there is least to do, and the tail of the last one, held
-// back, carries the immediate once all the others have completed: so that the
-// NIC checks the key of the immediate too, and a window that was revoked in
-// between counts nothing.
+// An immediate is counted once for each operation, after the operation's last byte. If the
+// operation is one Work, that Work carries the immediate. If endpoints are ordered and a
+// refusal stops all later Works of the endpoint (RC), the Works of a small operation are posted
+// on one endpoint and the last Work carries the immediate. Otherwise the pieces go to the least
+// loaded lanes. The tail of the last piece is held back until all other pieces have completed,
+// and then carries the immediate. So the target's NIC checks the key of the immediate too, and
+// no immediate is counted for a window that was revoked in the meantime.
 //
-// When an endpoint ends, its sender must know which immediates arrived. An
-// ordered endpoint that stops at refusals needs a number: the first so many did.
-// Otherwise both sides keep tallies, how often each value arrived and was
-// confirmed, cleared at checkpoints when none is in flight. Of operations with
-// one value of which some arrived nobody can tell which: all their payload is
-// sent again, and then as many immediates as were lost. What arrived whole is
-// never written again: its owner may be using the memory.
+// When an endpoint ends, the sender needs the list of immediates that arrived. For an ordered
+// endpoint that stops at refusals, the number of arrived immediates is enough: the first n
+// arrived. Otherwise both sides keep tallies: for each value, how many immediates arrived or
+// were confirmed. A checkpoint clears the tallies while no immediate is in flight. If several
+// operations have the same immediate and only some of these immediates arrived, the sender
+// cannot determine which. It sends the payload of all these operations again, and then as many
+// immediates as were lost. An operation that arrived as a whole is never written again, because
+// the owner may already use the memory.
 //
 // # Refusals
 //
-// The NIC of the target refuses; its engine is asked why over the control
-// connection, and counts and logs it. Where a refusal breaks the endpoint, all
-// that was lost with it is asked about before it is sent again: one bad key
-// breaks one endpoint once.
+// The target's NIC refuses a Work. The sender requests the reason from the target's engine over
+// the control connection, and that engine counts and logs the refusal. If a refusal breaks the
+// endpoint, the sender asks the target about each lost operation before it sends the operation
+// again. So one bad key breaks one endpoint once.
 //
 // # Revocation
 //
-// A window has a key of its own on each NIC. Where closing the NIC's memory is
-// final, Revoke closes it and polls what had arrived. Otherwise the peers are
-// asked first to withdraw the keys: they post none of them any more, wait for
-// what is posted, and confirm; the endpoints of a peer that does not within
-// RevokeTimeout are shut. Sessions that are ending are waited for.
+// A window has its own key on each NIC. If closing the NIC's memory stops all writes
+// (Limits.CloseIsFinal), Revoke closes the memory and polls the completions that had arrived.
+// Otherwise Revoke first asks the peers to withdraw the keys. A peer stops posting Works with
+// these keys, waits for the Works that are posted, and confirms. Revoke shuts the endpoints of
+// a peer that does not confirm within RevokeTimeout. Revoke also waits for sessions that are
+// ending.
 //
-// Revoke asks the peers that the window names; without names it asks all peers. The
-// window's Desc carries the names, and an engine that the Desc does not name posts no Work
-// with its keys. Otherwise a Work of an engine that Revoke does not ask could land later.
+// Revoke asks the peers that the window names, or all peers if the window names none. The
+// window's Desc carries these names, and an engine that the Desc does not name posts no Work
+// with the window's keys. Without this rule, a Work of an engine that Revoke did not ask could
+// land later.
 //
 // # NICs that die
 //
-// A domain whose Poll fails is dead: its lanes end, its work goes over the
-// others, it is closed, and Options.Reopen is asked for another. That one has a
-// serial number of its own, under which all memory is registered again: a Desc
-// names the serial of each of its NICs behind '#' in the address, and a lane
-// takes the key of the NIC that it leads to. A Desc from before can't be used on
-// the new NIC; that is a refusal if it knows no other.
+// A domain whose Poll fails is dead. The engine ends its lanes, moves their work to other NICs,
+// closes the domain and calls Options.Reopen for a replacement. The replacement has a new
+// serial number and registers all memory again. A Desc names each NIC by its serial number,
+// after '#' in the address, and a lane uses the key of the NIC at its far end. A Desc made
+// before the replacement has no key for the new NIC. If all NICs that the Desc names are gone,
+// the write is refused.
 //
 // # Control connection
 //
-// After the handshake, frames of little-endian integers:
+// The handshake is followed by frames of little-endian integers:
 //
 //	length 4 | type 1 | zero 3 | payload of length bytes, at most 64 KiB
 //
@@ -109,9 +110,9 @@
 //	 2 setup       flags 1 (1 classes apart, 2 immediates by number) | provider length 1 | provider | NICs 1 | NICs x ( length 1 | name )
 //	 3 laneAddr    lane 2 | zero 2 | epoch 4 | NIC serial 4 | address of the endpoint, to the end
 //	 4 laneReady   lane 2 | zero 2 | epoch 4
-//	 5 laneDown    lane 2 | flags 1 (1 more follows, 2 it had worked) | zero 1 | epoch 4 | arrived 8 | tallies 4 | zero 4 | tallies x ( imm 4 | count 4 )
-//	 6 why         operation 8 | NIC serial 4 | zero 4 | key 8 | address 8 | length 8
-//	 7 because     operation 8 | reason 1 | zero 7
+//	 5 laneDown    lane 2 | flags 1 (1 another frame follows, 2 the endpoint had worked) | zero 1 | epoch 4 | arrived 8 | tallies 4 | zero 4 | tallies x ( imm 4 | count 4 )
+//	 6 query       operation 8 | NIC serial 4 | zero 4 | key 8 | address 8 | length 8
+//	 7 reason      operation 8 | reason 1 | zero 7
 //	 8 ack         entries x ( message 8 | reason 1 | zero 7 )
 //	 9 withdraw    id 8 | entries x ( NIC serial 4 | zero 4 | key 8 )
 //	10 withdrawn   id 8
@@ -120,15 +121,16 @@
 //	13 checked     as 12
 //	14 laneUp      as 4
 //
-// One that does not decode, or makes no sense, ends the session. Frames that
-// wait to be written are bounded (8 MiB); a peer that does not read is cut off.
+// A frame that does not decode, or that is not valid in the current state, ends the session. At
+// most 8 MiB of frames wait to be written; a peer that reads too slowly and exceeds this bound
+// is disconnected.
 //
-// domaintest.Run is the conformance suite of Domain; rdmatest.Run that of the
-// engine over it; rdma/rdmatest/simrdma runs the latter over thousands of networks.
+// domaintest.Run is the conformance suite of Domain. rdmatest.Run is that of the engine over a
+// Domain; rdma/rdmatest/simrdma runs it over thousands of simulated networks.
 //
 // Lock order: Engine.core.Mu → session.Mu → lane.mu; Engine.regMu → region.mu,
-// Engine.regionsMu, window.mu. The locks of nic, stream, withdrawals, asked,
-// inbound, keysMu and rdma/internal are leaves (window.mu → keysMu). Post runs under
-// lane.mu, which is what makes it one at a time, and memory is registered and
-// closed under regMu, held for reading. No I/O and no callback runs under a lock.
+// Engine.regionsMu, window.mu. The locks of nic, stream, withdrawals, withdrawalRequests,
+// inbound, keysMu and rdma/internal are leaves (window.mu → keysMu). Post runs under lane.mu,
+// which serialises the posts of a lane. Memory is registered and closed while regMu is held for
+// reading. No I/O and no callback runs under a lock.
 package group

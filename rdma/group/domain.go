@@ -6,50 +6,48 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Domain is one NIC, as the engine drives it: memory keys, endpoints, one queue
-// of completions. It knows neither peers nor sessions nor other NICs.
+// Domain is one NIC as the engine uses it: memory keys, endpoints and one completion queue. It
+// has no notion of peers, sessions or other NICs.
 //
-// The engine calls Register, NewEndpoint and the methods of memories and
-// endpoints from any goroutine; Poll, Wait and PostRecv from one goroutine at a
-// time, the domain's poller. Because Post and Shut are called by the poller too,
-// neither may wait for a Poll; what else blocks may wait for a running Poll to
-// return, never for the next one.
+// The engine calls Register, NewEndpoint and the methods of memories and endpoints from any
+// goroutine. It calls Poll, Wait and PostRecv from one goroutine at a time, the domain's
+// poller. The poller also calls Post and Shut, so neither may wait for a Poll. Any other
+// blocking method may wait for a running Poll to return, but not for the next Poll.
 type Domain interface {
-	// Name is the NIC's, for people: "mlx5_0", "rxe0", "shm".
+	// Name is the NIC's name for people: "mlx5_0", "rxe0", "shm".
 	Name() string
 	// Limits are constant.
 	Limits() Limits
 
-	// Register makes mem, or opts.DMABuf where mem is nil (its descriptor stays open until
-	// the Memory's Close has returned), usable as a source
-	// and open to whoever is given its key. The memory stays where it is until
-	// the Memory's Close has returned. With opts.Local nobody is given the key
-	// of the whole: remote access may stay closed as far as windows still work.
+	// Register makes mem usable as a source and open to peers that hold its key. If mem is nil
+	// it registers opts.DMABuf, whose descriptor stays open until the Memory's Close has
+	// returned. The memory stays at its address until Close has returned. With opts.Local the
+	// engine gives the key of the whole memory to no peer, so remote access may stay closed as
+	// long as windows work.
 	Register(mem []byte, opts rdma.RegisterOptions) (Memory, error)
 
-	// NewEndpoint makes an endpoint that is not connected yet, for traffic of
-	// one class. cookie comes back in completions that the peer caused.
+	// NewEndpoint makes an endpoint that is not connected yet, for traffic of one class.
+	// Completions that the peer caused carry cookie.
 	NewEndpoint(cookie uint64, class rdma.Class) (Endpoint, error)
 
-	// PostRecv lends buf, a part of mem, to the domain for one message of any
-	// endpoint; slot comes back with it, in a KindMessage, or never if the
-	// domain is closed first.
+	// PostRecv lends buf, a part of mem, to the domain for one message of any endpoint. The
+	// KindMessage completion returns it by its slot. If the domain is closed first, no
+	// completion returns it.
 	PostRecv(slot uint32, mem Memory, buf []byte) error
 
-	// Poll moves up to len(dst) completions to dst and returns how many. It
-	// also makes progress where software must (it may copy payload). It does
-	// not block. An error, which wraps ErrDead, is the end of the domain: every
-	// completion that there is has been returned before, no Work that is left
-	// touches memory from here on, and nothing but Shut and Close is called.
+	// Poll moves up to len(dst) completions to dst and returns their number. It makes progress
+	// for domains implemented in software, so it may copy payload. It does not block. An error
+	// wraps ErrDead and is the end of the domain: all completions have already been returned, no
+	// remaining Work touches memory, and the engine calls only Shut and Close afterwards.
 	Poll(dst []Completion) (int, error)
-	// Wait blocks until Poll may have something to do, or Wake was called since
-	// the last Wait returned. It may return early for no reason.
+	// Wait blocks until Poll may have a completion, or until Wake has been called since the last
+	// Wait returned. Wait may return early without a reason.
 	Wait()
-	// Wake makes the current or the next Wait return. Any goroutine.
+	// Wake makes the current or the next Wait return. Any goroutine may call it.
 	Wake()
 
-	// Close releases the domain. All endpoints and memories are closed before,
-	// and neither Poll nor Wait is running.
+	// Close releases the domain. The engine has closed all endpoints and memories, and neither
+	// Poll nor Wait is running.
 	Close() error
 }
 
@@ -59,158 +57,155 @@ type Limits struct {
 	// bytes.
 	MaxWrite   uint64
 	MaxMessage int
-	// QueueDepth is how many Works an endpoint takes before the completion of
-	// the first has been polled.
+	// QueueDepth is how many Works an endpoint accepts before the completion of the first has
+	// been polled.
 	QueueDepth int
-	// Ordered: the Works of one endpoint are placed in the order posted as far
-	// as immediates can tell: when a KindImmediate is polled, every Work posted
-	// before its OpWriteImm on that endpoint is in place too, and immediates
-	// of an endpoint are polled in the order posted. RC is ordered, EFA's SRD
-	// is not. (Payloads alone are never ordered.)
+	// Ordered: when Poll returns a KindImmediate, every Work posted before its OpWriteImm on
+	// that endpoint is in place, and Poll returns the immediates of an endpoint in the order
+	// posted. The payloads themselves may be placed in any order. RC is ordered, EFA's SRD is
+	// not.
 	Ordered bool
-	// RefusalBreaks: a Work that the target's NIC refuses breaks its endpoint;
-	// what was posted behind it was not performed.
+	// RefusalBreaks: a Work that the target's NIC refuses breaks its endpoint, and the Works
+	// posted after it were not performed.
 	RefusalBreaks bool
-	// CloseIsFinal: once Memory.Close has returned no remote write touches the
-	// memory any more, whatever was in flight, and the immediates of those that
-	// landed before are there to be polled (as after Endpoint.Shut). Where it is
-	// false only shutting the endpoints that may write there guarantees that.
+	// CloseIsFinal: after Memory.Close has returned, no remote write changes the memory,
+	// including writes that were in flight. Poll can then return the immediates of writes that
+	// landed before (as after Endpoint.Shut). If it is false, only shutting the endpoints that
+	// may write to the memory guarantees that.
 	CloseIsFinal bool
-	// Windows: Memory.Window works, but for what it calls ErrUnsupported, and is cheap
-	// (no page is pinned again).
+	// Windows: Memory.Window works, except where it returns ErrUnsupported, and is cheap (it
+	// pins no page again).
 	Windows bool
-	// Spans: its memories are SpanMemory.
+	// Spans: the domain's memories implement SpanMemory.
 	Spans bool
-	// EmptyUnchecked: the key of a Work without payload is not checked by the
-	// target's NIC (RC). The engine then sends an immediate without payload as a
-	// message, whose key it checks itself. (A key is always named: EFA wants a
-	// valid one, fabric-lib section 3.5.)
+	// EmptyUnchecked: the target's NIC does not check the key of a Work without payload (RC).
+	// The engine then sends an immediate without payload as a message and checks the key itself.
+	// Such a Work always has a key, because EFA requires a valid one (fabric-lib section 3.5).
 	EmptyUnchecked bool
-	// KeyBits is how wide a key is; 0 is 64. A wider RemoteKey never comes to
-	// Post: the engine knows that it opens nothing. Nor does key 0.
+	// KeyBits is the width of a key in bits; 0 is 64. The engine refuses a wider RemoteKey and
+	// key 0 itself and passes neither to Post.
 	KeyBits int
 }
 
-// Memory is memory that one domain knows.
+// Memory is memory that is registered with one domain.
 type Memory interface {
-	// Key opens the memory to peers on this domain; never 0.
+	// Key gives peers access to the memory on this domain. It is never 0.
 	Key() uint64
-	// Base is the address of the first byte as Work.RemoteAddr counts. A Desc
-	// has one Base for all NICs, so that the domains of one engine must count
-	// the same memory the same way (all from 0, or all by virtual address).
+	// Base is the address of the first byte in the terms of Work.RemoteAddr. A Desc has one Base
+	// for all NICs, so all domains of one engine must use the same base for the same memory (all
+	// 0, or all the virtual address).
 	Base() uint64
-	// Window makes a part of the memory, n bytes from off, with a key of its
-	// own that opens nothing else. It is closed before the memory is. ErrUnsupported where
-	// this part can be no window (it is long, or of a device): the engine then registers
-	// the part by itself.
+	// Window makes a window of n bytes from off with its own key, which gives access to nothing
+	// else. The window is closed before the memory. Window returns ErrUnsupported if this part
+	// cannot be a window (it is too long, or it is device memory); the engine then registers the
+	// part separately.
 	Window(off, n uint64) (Memory, error)
-	// Close takes the key back: Works that arrive later are refused. What it
-	// guarantees of Works that are landing is Limits.CloseIsFinal. No Work of
-	// ours reads from the memory any more. It is called once.
+	// Close invalidates the key: the NIC refuses Works that arrive later. Limits.CloseIsFinal
+	// defines the guarantee for Works that are landing. No local Work reads from the memory when
+	// Close is called. It is called once.
 	Close() error
 }
 
-// SpanMemory is a Memory that can open several parts of itself with one key:
-// Window for the bytes from the first to the last of spans, which count from off.
-// What lies between them is refused. A Domain that has it sets Limits.Spans.
+// SpanMemory is a Memory that can give access to several parts of itself with one key.
+// WindowSpans is Window with access to spans only; their offsets count from off, and the NIC
+// refuses writes between them. A Domain whose memories implement it sets Limits.Spans.
 type SpanMemory interface {
 	WindowSpans(off, n uint64, spans []rdma.Span) (Memory, error)
 }
 
-// Endpoint is one end of a connection between two domains: a queue pair, or
-// what stands for it. Post is called by one goroutine at a time; Shut and Close
-// by any.
+// Endpoint is one end of a connection between two domains: a queue pair or its equivalent. One
+// goroutine at a time calls Post. Any goroutine may call Shut and Close.
 type Endpoint interface {
-	// Local is what the peer's endpoint must be given, at most MaxEndpointAddr
-	// bytes; it travels over the control connection. It is constant.
+	// Local returns the address that the peer's Connect needs, at most MaxEndpointAddr bytes. It
+	// is sent over the control connection. It is constant.
 	Local() []byte
-	// Connect joins the endpoint to the one whose Local is remote. Both sides
-	// call it, once; the engine posts only after it has returned on both. It may
-	// block for a few seconds. The peer proved the token, but remote is still
-	// bytes from outside: what makes no sense is an error.
+	// Connect connects the endpoint to the peer's endpoint, whose Local is remote. Each side
+	// calls it once, and the engine posts only after it has returned on both sides. It may block
+	// for a few seconds. The peer has proved that it holds the token, but remote is still
+	// untrusted input: Connect returns an error if it is invalid.
 	Connect(remote []byte) error
 
-	// Post submits works in order and returns how many were taken: fewer than
-	// len(works) if the queue is full. Each Work taken gives exactly one
-	// completion, whatever happens. The slice may be reused at once; payload
-	// is the domain's until the completion. An error: the endpoint is broken,
-	// and the works from n on were not taken.
+	// Post submits works in order and returns how many the endpoint accepted: fewer than
+	// len(works) if its queue is full. Each accepted Work has exactly one completion, in every
+	// case. The caller may reuse the slice when Post returns. The payload belongs to the domain
+	// until the completion. An error means that the endpoint is broken and did not accept
+	// works[n:].
 	Post(works []Work) (n int, err error)
 
-	// Shut cuts the endpoint off: after it has returned nothing that the peer
-	// posted on it touches our memory or is counted, and every Work that we
-	// posted completes, with StatusBroken if not done before. Immediates and
-	// messages that had arrived before are still polled, and soon: none of them
-	// is left after a Poll that began when Shut had returned and that moved
-	// fewer than len(dst). It may be called twice, and before Connect.
+	// Shut disconnects the endpoint. After Shut has returned, no Work that the peer posted on it
+	// changes local memory or is counted, and every local Work completes, with StatusBroken if
+	// it has not completed before. Poll still returns the immediates and messages that had
+	// arrived before: a Poll that began after Shut had returned and that moved fewer than
+	// len(dst) completions has returned the last of them. Shut may be called twice, and before
+	// Connect.
 	Shut()
-	// Close releases the endpoint, after Shut and after the completion of every
-	// Work has been polled. No completion names it afterwards.
+	// Close releases the endpoint, after Shut and after the completion of every Work has been
+	// polled. No completion carries its cookie afterwards.
 	Close() error
 }
 
 // MaxEndpointAddr is the longest Endpoint.Local, in bytes.
 const MaxEndpointAddr = 1 << 10
 
-// Op is what a Work does.
+// Op is the operation of a Work.
 type Op uint8
 
 const (
-	// OpWrite places payload in the peer's memory; the peer does not notice.
+	// OpWrite places payload in the peer's memory. The peer gets no completion.
 	OpWrite Op = 1
-	// OpWriteImm does the same, then delivers Imm as a KindImmediate.
+	// OpWriteImm places payload and then delivers Imm as a KindImmediate.
 	OpWriteImm Op = 2
-	// OpSend delivers the payload as a message, into a buffer of PostRecv.
+	// OpSend delivers the payload as a message into a buffer of PostRecv.
 	OpSend Op = 3
 )
 
 // Work is one request to a NIC.
 type Work struct {
-	// Cookie comes back in the completion.
+	// Cookie is returned in the completion.
 	Cookie uint64
 	Op     Op
 	Imm    uint32
-	// Src and SrcOff are the source; Len in bytes. Src is nil if Len is 0.
+	// Src and SrcOff are the source and Len its length in bytes. Src is nil if Len is 0.
 	Src    Memory
 	SrcOff uint64
 	Len    uint64
-	// RemoteAddr (Base plus offset) and RemoteKey name the destination; both are
-	// what a peer claimed and wrap around where it lied.
+	// RemoteAddr (Base plus offset) and RemoteKey name the destination. Both come from the peer
+	// and may be wrong; an address may wrap around.
 	RemoteAddr, RemoteKey uint64
 }
 
-// Kind says what a completion tells.
+// Kind is the type of a completion.
 type Kind uint8
 
 const (
-	// KindDone: a Work that we posted has ended; Cookie is the Work's.
+	// KindDone: a local Work has ended. Cookie is the Work's.
 	KindDone Kind = 1
-	// KindImmediate: the payload of a peer's OpWriteImm is in place and visible;
-	// Cookie is the endpoint's, Imm its immediate, Len the payload.
+	// KindImmediate: the payload of a peer's OpWriteImm is in place and visible. Cookie is the
+	// endpoint's, Imm the immediate, Len the length of the payload.
 	KindImmediate Kind = 2
-	// KindMessage: a peer's OpSend lies in the buffer of Slot; Cookie is the
-	// endpoint's, Len the message's. The buffer is the caller's again.
+	// KindMessage: a peer's OpSend is in the buffer of Slot. Cookie is the endpoint's, Len the
+	// length of the message. The buffer belongs to the caller again.
 	KindMessage Kind = 3
-	// KindBroken: the endpoint whose Cookie it is has broken (the peer is gone,
-	// the link is down, a refusal); nothing more can be posted. Once at most.
-	// The engine polls what is left (a Work that was refused should say so), then
-	// shuts and closes it, and makes another when it tries again.
+	// KindBroken: the endpoint with this Cookie has broken (the peer is gone, the link is down,
+	// or a Work was refused) and accepts no more Works. It is reported at most once. The engine
+	// polls the remaining completions (the one of a refused Work should be StatusRefused), then
+	// shuts and closes the endpoint, and makes another when it tries again.
 	KindBroken Kind = 4
 )
 
-// Status is how a Work ended.
+// Status is the result of a Work.
 type Status uint8
 
 const (
 	// StatusOK: the payload is in place at the target.
 	StatusOK Status = 0
-	// StatusRefused: the target's NIC refused key or bounds; nothing was placed,
-	// or a part of it, and no immediate was delivered.
+	// StatusRefused: the target's NIC refused the key or the bounds. It placed nothing or a part
+	// of the payload, and delivered no immediate.
 	StatusRefused Status = 1
-	// StatusBroken: the endpoint broke before the end was known: payload may or
-	// may not be in place, an immediate may or may not have been delivered.
+	// StatusBroken: the endpoint broke before the result was known. The payload may or may not
+	// be in place, and the immediate may or may not have been delivered.
 	StatusBroken Status = 2
-	// StatusNoBuffer: the peer had no buffer for an OpSend, or too small a one.
+	// StatusNoBuffer: the peer had no buffer for an OpSend, or its buffer was too small.
 	StatusNoBuffer Status = 3
 )
 
@@ -222,11 +217,11 @@ type Completion struct {
 	Imm    uint32
 	Slot   uint32
 	Len    uint64
-	// Err says why for people, where Status is not StatusOK or Kind is
-	// KindBroken; may be nil.
+	// Err is the reason for people, if Status is not StatusOK or Kind is KindBroken. It may be
+	// nil.
 	Err error
 }
 
-// ErrDead is wrapped by what Poll returns when the domain's NIC is gone; the
-// engine goes on with the others, and asks Options.Reopen for a new one.
+// ErrDead is wrapped by the error of Poll when the domain's NIC is gone. The engine continues
+// with the other NICs and calls Options.Reopen for a replacement.
 var ErrDead = errors.New("nic is dead")

@@ -9,14 +9,14 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// open makes a new endpoint and tells the peer of it: the dialer's part, at the
-// beginning and after each break.
+// open makes a new endpoint and sends its address to the peer. Only the dialer does this, at
+// the beginning and after each break.
 func (l *lane) open() {
 	if !l.s.Dialed {
 		return
 	}
 	l.mu.Lock()
-	if l.killed || l.cur != nil || l.opening != nil {
+	if l.stopped || l.cur != nil || l.opening != nil {
 		l.mu.Unlock()
 		return
 	}
@@ -26,15 +26,15 @@ func (l *lane) open() {
 	l.mu.Unlock()
 	en, err := l.makeEnd(epoch)
 	if l.install(en, err) != nil {
-		l.retry(true)
+		l.reopen(true)
 	}
 }
 
 // makeEnd makes an endpoint on the lane's NIC.
 func (l *lane) makeEnd(epoch uint32) (*end, error) {
 	n := l.s.e.nics[l.nicIndex].Load()
-	en := &end{lane: l, nic: n, epoch: epoch, quiet: make(chan struct{}), tick: l.s.e.core.Ticks.Load()}
-	if err := n.adopt(en); err != nil {
+	en := &end{lane: l, nic: n, epoch: epoch, closed: make(chan struct{}), tick: l.s.e.core.Ticks.Load()}
+	if err := n.addEnd(en); err != nil {
 		return nil, err
 	}
 	ep, err := n.dom.NewEndpoint(uint64(en.index), l.class)
@@ -44,7 +44,7 @@ func (l *lane) makeEnd(epoch uint32) (*end, error) {
 		_ = ep.Close()
 	}
 	if err != nil {
-		n.release(en)
+		n.removeEnd(en)
 		return nil, err
 	}
 	en.ep = ep
@@ -60,16 +60,16 @@ func (l *lane) makeEnd(epoch uint32) (*end, error) {
 	return en, nil
 }
 
-// maxDepth bounds what is posted on one endpoint.
+// maxDepth bounds the Works posted on one endpoint.
 const maxDepth = 4096
 
-// install makes en the lane's endpoint and sends its address. An error, en's or
-// that the session ended meanwhile, means that there is none.
+// install makes en the lane's endpoint and sends its address. It returns err, or an error if
+// the session or the NIC has ended in the meantime; the lane then has no endpoint.
 func (l *lane) install(en *end, err error) error {
 	l.mu.Lock()
 	close(l.opening)
 	l.opening = nil
-	if err == nil && l.killed {
+	if err == nil && l.stopped {
 		err = rdma.ErrClosed
 	}
 	if err == nil && en.nic.dead.Load() {
@@ -81,7 +81,7 @@ func (l *lane) install(en *end, err error) error {
 		if en != nil {
 			en.ep.Shut()
 			_ = en.ep.Close()
-			en.nic.release(en)
+			en.nic.removeEnd(en)
 		}
 		l.settle()
 		return err
@@ -90,15 +90,15 @@ func (l *lane) install(en *end, err error) error {
 	a := laneAddr{lane: uint16(l.index), epoch: en.epoch, serial: en.nic.serial, addr: en.ep.Local()}
 	l.s.ctl.send(func(b []byte) []byte { return a.append(b) })
 	l.mu.Unlock()
-	// A NIC that died before the lane was in sight of its poller.
+	// The NIC may have died before its poller could find the lane.
 	if en.nic.dead.Load() {
 		l.breakEnd(en, en.nic.reason())
 	}
 	return nil
 }
 
-// settle notes that the lane has come up on both sides, or failed, once: Connect
-// returns when all have.
+// settle records that the lane has come up on both sides or failed. Connect returns when all
+// lanes have settled.
 func (l *lane) settle() {
 	l.mu.Lock()
 	first := !l.settled
@@ -109,15 +109,15 @@ func (l *lane) settle() {
 	}
 }
 
-// address takes the address of the peer's endpoint: at the acceptor it asks for
-// one of ours, at the dialer it answers. The session's reader calls it.
+// address handles the address of the peer's endpoint: the acceptor makes its own endpoint, and
+// the dialer connects the one it has. The session's reader calls it.
 func (l *lane) address(a laneAddr) error {
 	if l.s.Dialed {
 		l.mu.Lock()
 		en := l.cur
 		if en == nil || en.epoch != a.epoch || en.state >= endClosing {
 			l.mu.Unlock()
-			return nil // of an epoch that has ended here: the peer is being told
+			return nil // this side has ended that epoch and the report is on its way to the peer
 		}
 		if en.connecting || en.connected {
 			l.mu.Unlock()
@@ -128,7 +128,7 @@ func (l *lane) address(a laneAddr) error {
 		return nil
 	}
 	l.mu.Lock()
-	if l.killed {
+	if l.stopped {
 		l.mu.Unlock()
 		return nil
 	}
@@ -153,7 +153,7 @@ func (l *lane) address(a laneAddr) error {
 	return nil
 }
 
-// connectLocked begins to connect en to the peer's endpoint.
+// connectLocked starts to connect en to the peer's endpoint.
 func (l *lane) connectLocked(en *end, a laneAddr) {
 	l.remoteSerial.Store(a.serial)
 	en.connecting = true
@@ -174,12 +174,12 @@ func (l *lane) connectLocked(en *end, a laneAddr) {
 		case err != nil:
 			l.breakEnd(en, fmt.Errorf("connect: %w", err))
 		default:
-			l.raise(en)
+			l.bringUp(en)
 		}
 	})
 }
 
-// ready takes the peer's word that its endpoint is connected.
+// ready handles the peer's report that its endpoint is connected.
 func (l *lane) ready(r laneReady) {
 	l.mu.Lock()
 	en := l.cur
@@ -189,24 +189,24 @@ func (l *lane) ready(r laneReady) {
 	}
 	en.peerReady = true
 	l.mu.Unlock()
-	l.raise(en)
+	l.bringUp(en)
 }
 
-// peerUp takes the acceptor's word that the lane is up there. The goroutine that
-// connected our endpoint may not have come to raise it yet: Connect would find a
-// lane that is settled and not up.
+// peerUp handles the acceptor's report that the lane is up. The goroutine that connected the
+// local endpoint may not have raised it yet. Without this call, Connect could find a settled
+// lane that is not up.
 func (l *lane) peerUp(r laneReady) {
 	l.mu.Lock()
 	en := l.cur
 	l.mu.Unlock()
 	if en != nil && en.epoch == r.epoch {
-		l.raise(en)
+		l.bringUp(en)
 	}
 	l.settle()
 }
 
-// raise lets operations use en, if both sides are connected.
-func (l *lane) raise(en *end) {
+// bringUp makes en available to operations if both sides are connected.
+func (l *lane) bringUp(en *end) {
 	l.mu.Lock()
 	if en.state != endOpening || !en.connected || !en.peerReady {
 		l.mu.Unlock()
@@ -223,29 +223,29 @@ func (l *lane) raise(en *end) {
 		l.s.ctl.send(func(b []byte) []byte { return r.append(b, frameLaneUp) })
 	}
 	l.mu.Unlock()
-	l.s.unpark()
+	l.s.placeParked()
 }
 
-// breakEnd begins the end of an endpoint; only the first reason counts. What is
-// queued goes to other lanes at once; what was posted, when both sides know how
-// far it came. Any goroutine may call it, the poller too.
+// breakEnd begins to close an endpoint. Only the first reason is kept. Queued jobs move to
+// other lanes immediately. Posted Works are settled when both sides have reported which of them
+// arrived. Any goroutine may call it, including the poller.
 func (l *lane) breakEnd(en *end, cause error) {
-	if l.giveUp(en, cause) {
+	if l.beginClose(en, cause) {
 		l.shut(en)
 	}
 }
 
-// broke is breakEnd for an endpoint that its NIC reports broken. It is shut only
-// when what the NIC has to say has been polled: that a Work was refused would be
-// lost otherwise, and the Work tried again and again.
-func (l *lane) broke(en *end, cause error) {
-	if l.giveUp(en, cause) {
+// breakAfterPoll is breakEnd for an endpoint that its NIC reports broken. It shuts the endpoint only
+// after all completions have been polled. Otherwise the completion that reports a refused Work
+// would be lost, and the Work would be sent again and again.
+func (l *lane) breakAfterPoll(en *end, cause error) {
+	if l.beginClose(en, cause) {
 		en.nic.drain(func() { l.shut(en) })
 	}
 }
 
-// giveUp takes an endpoint out of use; false if it is already.
-func (l *lane) giveUp(en *end, cause error) bool {
+// beginClose takes an endpoint out of use. It returns false if that has already happened.
+func (l *lane) beginClose(en *end, cause error) bool {
 	l.mu.Lock()
 	if en.state >= endClosing {
 		l.mu.Unlock()
@@ -260,17 +260,17 @@ func (l *lane) giveUp(en *end, cause error) bool {
 	}
 	clear(l.queue)
 	l.queue, l.head, l.ranks = l.queue[:0], 0, [rankBulk]int{}
-	quietly := l.killed
+	quietly := l.stopped
 	l.mu.Unlock()
 	if !quietly {
 		l.s.e.core.Log.Info(sessions.LogPath, "endpoint ended", "peer", l.s.Peer.String(), "nic", en.nic.name, "why", cause)
 	}
 	l.settle()
-	l.s.replace(jobs)
+	l.s.redistribute(jobs)
 	return true
 }
 
-// shut cuts an endpoint off that has been given up.
+// shut shuts an endpoint after beginClose.
 func (l *lane) shut(en *end) {
 	en.ep.Shut()
 	en.nic.drain(func() {
@@ -281,9 +281,8 @@ func (l *lane) shut(en *end) {
 	})
 }
 
-// abandon ends what is left of en on a NIC that is dead: no completion comes any
-// more.
-func (l *lane) abandon(en *end) {
+// failWorks ends the remaining Works of en on a dead NIC, which returns no more completions.
+func (l *lane) failWorks(en *end) {
 	l.mu.Lock()
 	for slot := range en.records {
 		if r := en.records[slot]; r.used {
@@ -296,30 +295,30 @@ func (l *lane) abandon(en *end) {
 	l.progress(en)
 }
 
-// progress takes an endpoint that is closing as far as it goes: when nothing of
-// it is in flight it is closed and the peer told what arrived; when the peer has
-// told the same, what was lost is sent again and the lane reopened.
+// progress advances a closing endpoint. When it has no Work in flight, progress closes it and
+// reports the arrived immediates to the peer. When the peer has sent the same report, progress
+// sends lost Works again and opens the lane.
 func (l *lane) progress(en *end) {
 	l.mu.Lock()
 	closes := en.state == endClosing && en.polled && en.inflight == 0 && en.finishing == 0 && !en.connecting
 	if closes {
-		en.state = endQuiet
-		en.told = true
-		if !l.killed {
-			l.tellLocked(en)
+		en.state = endClosed
+		en.reported = true
+		if !l.stopped {
+			l.reportLocked(en)
 		}
 	}
-	resolves := en.state == endQuiet && en.downComplete && !en.resolved && !l.killed
+	resolves := en.state == endClosed && en.downComplete && !en.resolved && !l.stopped
 	if resolves {
-		// The peer, once told, may ask for the next epoch at any time.
+		// After this report the peer may open the next epoch at any time.
 		en.resolved = true
 		l.cur = nil
 	}
 	l.mu.Unlock()
 	if closes {
 		_ = en.ep.Close()
-		en.nic.release(en)
-		close(en.quiet)
+		en.nic.removeEnd(en)
+		close(en.closed)
 	}
 	if !resolves {
 		return
@@ -331,11 +330,11 @@ func (l *lane) progress(en *end) {
 	if l.s.withdrawn.pending.Load() > 0 {
 		l.s.confirm()
 	}
-	l.retry(!en.worked && !en.down.worked)
+	l.reopen(!en.worked && !en.down.worked)
 }
 
-// tellLocked tells the peer what arrived on an end that is quiet.
-func (l *lane) tellLocked(en *end) {
+// reportLocked reports to the peer what arrived on a closed endpoint.
+func (l *lane) reportLocked(en *end) {
 	d := laneDown{lane: uint16(l.index), epoch: en.epoch, arrived: en.arrived, worked: en.worked}
 	for imm, n := range en.arrivedTally {
 		d.tallies = append(d.tallies, tally{imm, n})
@@ -349,11 +348,11 @@ func (l *lane) tellLocked(en *end) {
 	l.s.ctl.send(func(b []byte) []byte { return d.append(b) })
 }
 
-// talliesMax bounds what a peer may tell of one endpoint: immediates since the
-// last checkpoint and those that were in flight then.
+// talliesMax bounds the tallies that a peer may report for one endpoint: the immediates since
+// the last checkpoint and those in flight at that checkpoint.
 const talliesMax = 2*checkpointEvery + maxDepth
 
-// ended takes what the peer says of its end.
+// ended handles the peer's report on its closed endpoint.
 func (l *lane) ended(d laneDown) error {
 	l.mu.Lock()
 	en := l.cur
@@ -363,22 +362,22 @@ func (l *lane) ended(d laneDown) error {
 	}
 	if en.downComplete || len(en.down.tallies)+len(d.tallies) > talliesMax {
 		l.mu.Unlock()
-		return fmt.Errorf("lane %d, epoch %d: it ended twice, or with more than %d tallies: %w", l.index, d.epoch, talliesMax, errFrame)
+		return fmt.Errorf("lane %d, epoch %d: closed twice, or with more than %d tallies: %w", l.index, d.epoch, talliesMax, errFrame)
 	}
 	en.down.arrived, en.down.worked = d.arrived, d.worked
 	en.down.tallies = append(en.down.tallies, d.tallies...)
 	en.downComplete = !d.more
 	l.mu.Unlock()
 	if !d.more {
-		l.breakEnd(en, errors.New("the peer ended it"))
+		l.breakEnd(en, errors.New("the peer closed the endpoint"))
 		l.progress(en)
 	}
 	return nil
 }
 
-// retry opens the lane again: at once if it had worked, after a pause that grows
-// if not. Only the dialer does.
-func (l *lane) retry(failed bool) {
+// reopen opens the lane again: immediately if its endpoint had worked, otherwise after a growing
+// pause. Only the dialer opens.
+func (l *lane) reopen(failed bool) {
 	l.mu.Lock()
 	if !failed {
 		l.failures = 0
@@ -386,7 +385,7 @@ func (l *lane) retry(failed bool) {
 		l.failures++
 	}
 	n := l.failures
-	wait := !l.killed && l.s.Dialed && n > 0
+	wait := !l.stopped && l.s.Dialed && n > 0
 	if wait {
 		l.pause = time.AfterFunc(l.s.e.opts.RetryInterval<<min(n-1, 6), l.open)
 	}
@@ -396,9 +395,9 @@ func (l *lane) retry(failed bool) {
 	}
 }
 
-// hurry ends the pause before the next attempt: what broke the lane is known, and
-// not the fault of its NICs.
-func (l *lane) hurry() {
+// retryNow ends the pause before the next attempt, because the reason of the break is known and is
+// not a failure of the NICs.
+func (l *lane) retryNow() {
 	l.mu.Lock()
 	hurries := l.pause != nil && l.pause.Stop()
 	if hurries {
@@ -410,10 +409,10 @@ func (l *lane) hurry() {
 	}
 }
 
-// kill ends the lane with its session.
-func (l *lane) kill(why error) {
+// stop ends the lane with its session.
+func (l *lane) stop(why error) {
 	l.mu.Lock()
-	l.killed = true
+	l.stopped = true
 	if l.pause != nil {
 		l.pause.Stop()
 	}
@@ -425,8 +424,8 @@ func (l *lane) kill(why error) {
 	}
 }
 
-// awaitQuiet returns when a killed lane has no endpoint any more.
-func (l *lane) awaitQuiet() {
+// awaitClosed returns when a killed lane has no open endpoint.
+func (l *lane) awaitClosed() {
 	l.mu.Lock()
 	opening := l.opening
 	l.mu.Unlock()
@@ -437,6 +436,6 @@ func (l *lane) awaitQuiet() {
 	en := l.last
 	l.mu.Unlock()
 	if en != nil {
-		<-en.quiet
+		<-en.closed
 	}
 }

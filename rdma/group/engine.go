@@ -17,10 +17,10 @@ type Engine struct {
 	opts Options
 	id   rdma.EngineID
 	addr rdma.Addr
-	// What the domains have in common. counted: how many immediates arrived on
-	// an endpoint says which (ordered, and nothing goes on behind a refusal);
-	// final: closing a window is enough to revoke it; emptyMessages: an empty
-	// write travels as a message; maxWrite: the longest Work.
+	// Properties that all domains share. counted: the number of immediates that arrived on an
+	// endpoint identifies them (it is ordered and stops at a refusal). final: closing a window
+	// is enough to revoke it. emptyMessages: an empty write is sent as a message. maxWrite: the
+	// longest Work, in bytes.
 	counted, final, emptyMessages bool
 	maxWrite                      uint64
 
@@ -28,19 +28,18 @@ type Engine struct {
 	outbox      *outbox
 	serials     atomic.Uint32
 	revocations atomic.Uint64
-	// revokes counts the revocations under way; asking holds a token for each that
-	// asks peers: withdrawalsMax at most.
-	revokes sync.WaitGroup
-	asking  chan struct{}
+	// revokes counts the running revocations. asking is a semaphore for the revocations that
+	// wait for peers, at most withdrawalsMax.
+	revokes       sync.WaitGroup
+	withdrawSlots chan struct{}
 
-	// nics are the NICs in use, or the last that was in that place.
+	// nics holds, at each index, the NIC in use or the last NIC that was in use.
 	nics []atomic.Pointer[nic]
-	// admitted counts the sessions that are about to be in core.All. Guarded by
-	// core.Mu.
+	// admitted counts the sessions that will soon be in core.All. Guarded by core.Mu.
 	admitted int
 
-	// regMu is held for reading while memory is registered, opened or closed,
-	// and for writing while a NIC comes or goes: each region is on each NIC.
+	// regMu is held for reading while memory is registered, opened or closed, and for writing
+	// while a NIC is added or removed, so that each region is registered with each NIC.
 	regMu     sync.RWMutex
 	released  bool
 	regionsMu sync.Mutex
@@ -52,8 +51,8 @@ type Engine struct {
 
 var _ rdma.Engine = (*Engine)(nil)
 
-// New starts an engine over opts.Domains. If it is to accept sessions, it does
-// so before New returns. ctx bounds the start only.
+// New starts an engine over opts.Domains. With a Listener it accepts sessions before New
+// returns. ctx bounds the start only.
 func New(ctx context.Context, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
 	err := opts.Validate()
@@ -88,14 +87,13 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// newEngine makes an engine whose goroutines do not run yet. After an error the
-// domains have been closed.
+// newEngine makes an engine without starting its goroutines. If it fails it closes the domains.
 func newEngine(opts Options) (_ *Engine, err error) {
 	e := &Engine{
-		opts:    opts,
-		asking:  make(chan struct{}, withdrawalsMax),
-		nics:    make([]atomic.Pointer[nic], len(opts.Domains)),
-		regions: make(map[*region]struct{}), keys: make(map[remoteKey]*window),
+		opts:          opts,
+		withdrawSlots: make(chan struct{}, withdrawalsMax),
+		nics:          make([]atomic.Pointer[nic], len(opts.Domains)),
+		regions:       make(map[*region]struct{}), keys: make(map[remoteKey]*window),
 		counted: true, final: true, maxWrite: ^uint64(0),
 	}
 	_, _ = rand.Read(e.id[:])
@@ -110,7 +108,7 @@ func newEngine(opts Options) (_ *Engine, err error) {
 			for _, rest := range opts.Domains[i:] {
 				err = errors.Join(err, rest.Close())
 			}
-			return e, errors.Join(err, e.retireAll())
+			return e, errors.Join(err, e.closeDomains())
 		}
 		e.nics[i].Store(n)
 		e.counted = e.counted && n.lim.Ordered && n.lim.RefusalBreaks
@@ -122,21 +120,21 @@ func newEngine(opts Options) (_ *Engine, err error) {
 		}
 	}
 	if e.outbox, err = e.newOutbox(); err != nil {
-		return e, errors.Join(err, e.retireAll())
+		return e, errors.Join(err, e.closeDomains())
 	}
 	return e, nil
 }
 
-// retireAll gives the domains back; no poller runs.
-func (e *Engine) retireAll() error {
+// closeDomains closes the domains. No poller may be running.
+func (e *Engine) closeDomains() error {
 	var errs []error
 	for i := range e.nics {
 		if n := e.nics[i].Load(); n != nil {
-			errs = append(errs, n.retire())
+			errs = append(errs, n.closeDomain())
 		}
 	}
 	if e.outbox != nil {
-		e.outbox.freed()
+		e.outbox.freeMem()
 	}
 	return errors.Join(errs...)
 }
@@ -144,8 +142,8 @@ func (e *Engine) retireAll() error {
 // Addr implements rdma.Engine.
 func (e *Engine) Addr() rdma.Addr { return e.addr }
 
-// NICs implements rdma.Engine. A NIC is down when its domain is dead, and when
-// there are sessions and none of them has an endpoint on it that works.
+// NICs implements rdma.Engine. A NIC is down if its domain is dead, or if there are sessions
+// and none of them has a working endpoint on it.
 func (e *Engine) NICs() []rdma.NIC {
 	out := make([]rdma.NIC, len(e.nics))
 	sessions := e.core.Sessions()
@@ -162,7 +160,8 @@ func (e *Engine) NICs() []rdma.NIC {
 	return out
 }
 
-// laneReason says why no session uses a NIC; nil if one does, or there is none.
+// laneReason returns why no session uses a NIC. It returns nil if a session does, or if there
+// is no session.
 func laneReason(sessions []*session, nic int) (why error) {
 	for _, s := range sessions {
 		for _, l := range s.lanes {
@@ -204,9 +203,9 @@ func (e *Engine) Info() rdma.Info {
 // Peers implements rdma.Engine.
 func (e *Engine) Peers() []rdma.Peer { return e.core.Peers() }
 
-// Stats implements rdma.Engine. This side does not see a peer's writes without an
-// immediate: WritesIn counts writes whose immediate arrived, WriteBytesIn the
-// payload that came with it.
+// Stats implements rdma.Engine. The target's engine does not observe writes without an
+// immediate, so WritesIn and WriteBytesIn count the writes whose immediate arrived and their
+// payload.
 func (e *Engine) Stats() rdma.Stats { return e.core.Stats() }
 
 // Disconnect implements rdma.Engine.
@@ -229,7 +228,8 @@ func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
 	return own, nil
 }
 
-// target is what an operation is checked against before room is reserved.
+// target checks an operation's destination and class before room is reserved, and returns the
+// session.
 func (e *Engine) target(ctx context.Context, dst *rdma.Desc, class rdma.Class) (*session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("group: write: %w", err)
@@ -268,8 +268,8 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 	return o, nil
 }
 
-// most returns the longest run of an operation: a Work at most, and a piece.
-func (e *Engine) most() uint64 { return min(e.maxWrite, uint64(e.opts.PieceBytes)) }
+// runBytesMax returns the longest run of an operation: at most one Work and at most one piece.
+func (e *Engine) runBytesMax() uint64 { return min(e.maxWrite, uint64(e.opts.PieceBytes)) }
 
 // dispatch submits an op whose runs are laid out.
 func (e *Engine) dispatch(ctx context.Context, s *session, o *op, off uint64, noWait bool) error {
@@ -319,7 +319,7 @@ func (e *Engine) write(ctx context.Context, s *session, w *rdma.Write) error {
 	}
 	o.Imm, o.Done, o.Class = w.Imm, w.Done, w.Class
 	if w.Len > 0 {
-		o.add(w.SrcOffset, w.DstOffset, w.Len, e.most())
+		o.add(w.SrcOffset, w.DstOffset, w.Len, e.runBytesMax())
 	}
 	return e.dispatch(ctx, s, o, w.DstOffset, w.NoWait)
 }
@@ -341,7 +341,7 @@ func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 	if err != nil {
 		return err
 	}
-	if err := o.layPages(&w, e.most()); err != nil {
+	if err := o.layPages(&w, e.runBytesMax()); err != nil {
 		s.Unreserve(o)
 		return err
 	}
@@ -373,7 +373,7 @@ func (e *Engine) Close() error {
 	if !e.core.BeginClose() {
 		return nil
 	}
-	all := e.core.Unremoved() // no session is added any more
+	all := e.core.Unremoved() // no session is added after BeginClose
 	e.core.Cancel()
 	if e.opts.Control.Listener != nil {
 		_ = e.opts.Control.Listener.Close()
@@ -384,7 +384,7 @@ func (e *Engine) Close() error {
 	e.regMu.Lock()
 	e.released = true
 	e.regMu.Unlock()
-	// From here no NIC is replaced any more.
+	// From here on no NIC is replaced.
 	for i := range e.nics {
 		n := e.nics[i].Load()
 		n.stop.Store(true)
@@ -394,13 +394,13 @@ func (e *Engine) Close() error {
 	var errs []error
 	for i := range e.nics {
 		if n := e.nics[i].Load(); !n.dead.Load() {
-			errs = append(errs, n.retire())
+			errs = append(errs, n.closeDomain())
 		}
 	}
-	e.outbox.freed()
+	e.outbox.freeMem()
 	e.regionsMu.Lock()
 	for r := range e.regions {
-		r.disown()
+		r.closeDescriptor()
 	}
 	e.regionsMu.Unlock()
 	close(e.core.Closed)

@@ -77,7 +77,7 @@ func write(t testing.TB, e rdma.Engine, w rdma.Write) error {
 	return f.Wait(t.Context())
 }
 
-// until waits for ok, in a bubble.
+// until waits for ok inside a synctest bubble.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for range 1000 {
@@ -89,8 +89,8 @@ func until(t testing.TB, what string, ok func() bool) {
 	t.Fatalf("%s: not in ten seconds", what)
 }
 
-// TestOnPost: it is called before the NIC has the Work, and where there is nothing
-// to post it is not.
+// TestOnPost: OnPost is called before the NIC has the Work, and not when there is no Work to
+// post.
 func TestOnPost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 9, simrdma.FabricOptions{})
@@ -121,8 +121,8 @@ func TestOnPost(t *testing.T) {
 	})
 }
 
-// TestNICReturns: a NIC that died is replaced; memory has a key on the new one, a
-// Desc from before goes on over the NIC that is left.
+// TestNICReturns: a dead NIC is replaced, and memory has a key on the replacement. A Desc made
+// before still works over the remaining NIC.
 func TestNICReturns(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -165,8 +165,7 @@ func TestNICReturns(t *testing.T) {
 	}
 }
 
-// TestStaleDesc: a Desc that names only a NIC that was replaced is refused, and a
-// new one is not.
+// TestStaleDesc: a Desc that names only a NIC that was replaced is refused. A new Desc is not.
 func TestStaleDesc(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -199,9 +198,9 @@ func TestStaleDesc(t *testing.T) {
 	}
 }
 
-// TestUnconfirmedRevocation: a peer that does not confirm that it withdrew a key
-// has its endpoints shut: Revoke ends in time, nothing lands after it, and the
-// session goes on when the peer is back.
+// TestUnconfirmedRevocation: if a peer does not confirm that it withdrew a key, its endpoints
+// are shut. Revoke ends in time, nothing lands after it, and the session continues when the
+// peer is reachable again.
 func TestUnconfirmedRevocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 9, simrdma.FabricOptions{Delay: simrdma.Span{Max: time.Millisecond}, GhostChance: 0.9, Pieces: 8})
@@ -261,8 +260,8 @@ func TestUnconfirmedRevocation(t *testing.T) {
 	})
 }
 
-// TestRevokeAsksItsPeer: a window that names its peer is revoked without a word to others,
-// though one of them has gone silent and would be waited for.
+// TestRevokeAsksItsPeer: revoking a window that names its peer asks no other peer, although
+// another peer is silent and would delay the revocation.
 func TestRevokeAsksItsPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 11, simrdma.FabricOptions{Delay: simrdma.Span{Max: time.Millisecond}})
@@ -302,8 +301,8 @@ func TestRevokeAsksItsPeer(t *testing.T) {
 	})
 }
 
-// TestWindowsByPart: what a NIC has no window of, because it is too long or a device's, is
-// registered by itself, and isolates as well as a window.
+// TestWindowsByPart: a part for which a NIC makes no window, because it is too long or device
+// memory, is registered separately and is isolated as a window is.
 func TestWindowsByPart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 12, simrdma.FabricOptions{})
@@ -316,7 +315,7 @@ func TestWindowsByPart(t *testing.T) {
 		for i := range want {
 			want[i] = byte(i)
 		}
-		dst, mem := region(t, server, 4096, false) // its own key opens more than 1000 bytes
+		dst, mem := region(t, server, 4096, false) // the region's own key gives access to more than 1000 bytes
 		if err := write(t, client, rdma.Write{Src: src, Dst: dst.Desc(), Len: 4096}); err != nil || !bytes.Equal(mem, want) {
 			t.Errorf("all of a long region: %v", err)
 		}
@@ -343,8 +342,8 @@ func TestWindowsByPart(t *testing.T) {
 	})
 }
 
-// TestManyImmediates: more immediates than tallies hold, each counted once,
-// though NICs die in between.
+// TestManyImmediates: more immediates than tallies hold are each counted once, although NICs
+// die during the test.
 func TestManyImmediates(t *testing.T) {
 	testkit.Long(t, "20,000 immediates on each kind of simulated NIC")
 	for _, k := range kinds {
@@ -394,8 +393,8 @@ func TestManyImmediates(t *testing.T) {
 	}
 }
 
-// TestMessageFlood: more messages than the NIC has buffers, from several peers at
-// once: each arrives once, or is refused for want of a receive buffer.
+// TestMessageFlood: several peers send more messages than the NIC has buffers. Each message
+// arrives once, or is refused because no receive buffer is free.
 func TestMessageFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 11, simrdma.FabricOptions{Delay: simrdma.Span{Max: time.Millisecond}, GhostChance: 0.5})
@@ -454,7 +453,7 @@ func TestMessageFlood(t *testing.T) {
 	})
 }
 
-// TestMaxPeers: one session too many is turned away, and told why.
+// TestMaxPeers: one session beyond MaxPeers is refused with the reason.
 func TestMaxPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 12, simrdma.FabricOptions{})
@@ -469,7 +468,7 @@ func TestMaxPeers(t *testing.T) {
 	})
 }
 
-// TestKindsDiffer: engines whose NICs promise different things do not join.
+// TestKindsDiffer: engines whose NICs have different guarantees do not connect.
 func TestKindsDiffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 13, simrdma.FabricOptions{})
@@ -481,8 +480,7 @@ func TestKindsDiffer(t *testing.T) {
 	})
 }
 
-// controls are ways to reach an engine; each makes the listener's and the
-// dialer's side.
+// controls returns transports for sessions; each has the listener's and the dialer's side.
 func controls(t *testing.T) map[string][2]group.Control {
 	t.Helper()
 	out := make(map[string][2]group.Control)
@@ -558,8 +556,8 @@ func TestControls(t *testing.T) {
 	}
 }
 
-// TestIntruders: what is no engine is turned away, and costs the others nothing:
-// who says nothing, who hangs up, who says nonsense, who does not know the token.
+// TestIntruders: connections that send nothing, close, send invalid bytes or do not hold the
+// token are refused, and other sessions are not affected.
 func TestIntruders(t *testing.T) {
 	c, err := group.TCP(t.Context(), "127.0.0.1:0", "", nil)
 	if err != nil {
@@ -583,7 +581,7 @@ func TestIntruders(t *testing.T) {
 		if _, err := nc.Write(say); err != nil {
 			t.Fatal(err)
 		}
-		// It is hung up on, at the latest after HandshakeTimeout.
+		// The engine closes the connection, at the latest after HandshakeTimeout.
 		if _, err := io.Copy(io.Discard, nc); err != nil && !strings.Contains(err.Error(), "reset") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -602,7 +600,7 @@ func TestIntruders(t *testing.T) {
 	}
 }
 
-// TestNewFails: what New was given is closed when it fails.
+// TestNewFails: New closes its domains and its listener when it fails.
 func TestNewFails(t *testing.T) {
 	f := fabricOf(t, 16, simrdma.FabricOptions{})
 	c, err := group.TCP(t.Context(), "127.0.0.1:0", "", nil)
@@ -632,7 +630,7 @@ func TestNewFails(t *testing.T) {
 			t.Errorf("%s: New succeeded", name)
 			_ = e.Close()
 		}
-		// The name is free again only when the domain was closed.
+		// The name is free again only if the domain was closed.
 		again, err := f.Open(simrdma.NICOptions{Host: name, Name: name}.LikeRC())
 		if err != nil {
 			t.Fatalf("%s: the domain was not closed: %v", name, err)
@@ -646,9 +644,9 @@ func TestNewFails(t *testing.T) {
 	}
 }
 
-// TestLinkCut: a link that is cut for a while delays what goes over it; one that
-// stays cut ends the session, in IdleTimeout and a round of the watch, though the
-// control connection lives.
+// TestLinkCut: a link that is down for a while delays transfers over it. A link that stays down
+// ends the session within IdleTimeout and a round of the watch, although the control connection
+// works.
 func TestLinkCut(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -716,36 +714,36 @@ func TestLinkCut(t *testing.T) {
 	}
 }
 
-// mute is a Domain whose endpoints take Works and never complete them.
-type mute struct {
+// silentDomain is a Domain whose endpoints accept Works and never complete them.
+type silentDomain struct {
 	group.Domain
 	on *atomic.Bool
 }
 
-// muteEndpoint swallows what is posted while its domain is mute; Shut completes it.
-type muteEndpoint struct {
+// silentEndpoint holds posted Works while its domain is mute. Shut completes them.
+type silentEndpoint struct {
 	group.Endpoint
 	on *atomic.Bool
-	d  *mutePoll
+	d  *silentPollDomain
 }
 
-// mutePoll adds the completions that were swallowed to what Poll returns.
-type mutePoll struct {
-	mute
+// silentPollDomain adds the held completions to those that Poll returns.
+type silentPollDomain struct {
+	silentDomain
 	mu    sync.Mutex
-	lost  map[*muteEndpoint][]uint64
+	lost  map[*silentEndpoint][]uint64
 	ready []group.Completion
 }
 
-func (d *mutePoll) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
+func (d *silentPollDomain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
 	e, err := d.Domain.NewEndpoint(cookie, class)
 	if err != nil {
 		return nil, err
 	}
-	return &muteEndpoint{e, d.on, d}, nil
+	return &silentEndpoint{e, d.on, d}, nil
 }
 
-func (e *muteEndpoint) Post(works []group.Work) (int, error) {
+func (e *silentEndpoint) Post(works []group.Work) (int, error) {
 	if !e.on.Load() {
 		return e.Endpoint.Post(works)
 	}
@@ -757,7 +755,7 @@ func (e *muteEndpoint) Post(works []group.Work) (int, error) {
 	return len(works), nil
 }
 
-func (e *muteEndpoint) Shut() {
+func (e *silentEndpoint) Shut() {
 	e.Endpoint.Shut()
 	e.d.mu.Lock()
 	defer e.d.mu.Unlock()
@@ -768,7 +766,7 @@ func (e *muteEndpoint) Shut() {
 	e.d.Wake()
 }
 
-func (d *mutePoll) Poll(dst []group.Completion) (int, error) {
+func (d *silentPollDomain) Poll(dst []group.Completion) (int, error) {
 	d.mu.Lock()
 	n := copy(dst, d.ready)
 	d.ready = d.ready[n:]
@@ -777,8 +775,8 @@ func (d *mutePoll) Poll(dst []group.Completion) (int, error) {
 	return n + k, err
 }
 
-// TestStall: an endpoint on which Works do not complete is given up after
-// StallTimeout, and they go over another.
+// TestStall: an endpoint on which Works do not complete is closed after StallTimeout, and its
+// Works are sent over another.
 func TestStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 18, simrdma.FabricOptions{})
@@ -795,7 +793,7 @@ func TestStall(t *testing.T) {
 			}
 			domains = append(domains, d)
 		}
-		domains[0] = &mutePoll{mute: mute{domains[0], on}, lost: make(map[*muteEndpoint][]uint64)}
+		domains[0] = &silentPollDomain{silentDomain: silentDomain{domains[0], on}, lost: make(map[*silentEndpoint][]uint64)}
 		c, err := f.Control("c", false)
 		if err != nil {
 			t.Fatal(err)
@@ -897,9 +895,9 @@ func TestMessagesPassWrites(t *testing.T) {
 	}
 }
 
-// TestTailsPassWrites: of a large write the last bytes go with its immediate, when all the
-// others are in place. They must not wait for all the writes that are queued by then: the
-// first write ends before half of them are through.
+// TestTailsPassWrites: the last bytes of a large write are sent with its immediate after the
+// rest of the write is in place. They must not wait for all writes that are queued by then: the
+// first write ends before half of the writes have ended.
 func TestTailsPassWrites(t *testing.T) {
 	for _, k := range kinds {
 		for _, nics := range []int{1, 2} {

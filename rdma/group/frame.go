@@ -26,8 +26,8 @@ const (
 	frameLaneAddr   frameKind = 3
 	frameLaneReady  frameKind = 4
 	frameLaneDown   frameKind = 5
-	frameWhy        frameKind = 6
-	frameBecause    frameKind = 7
+	frameQuery      frameKind = 6
+	frameReason     frameKind = 7
 	frameAck        frameKind = 8
 	frameWithdraw   frameKind = 9
 	frameWithdrawn  frameKind = 10
@@ -42,8 +42,8 @@ const (
 	laneReadySize  = 8
 	laneDownSize   = 24
 	tallySize      = 8
-	whySize        = 40
-	becauseSize    = 16
+	querySize      = 40
+	reasonSize     = 16
 	ackSize        = 16
 	keyEntrySize   = 16
 	idSize         = 8
@@ -57,10 +57,10 @@ const (
 	maxName = 64
 )
 
-// errFrame is wrapped by every reason to distrust the control connection.
+// errFrame is wrapped by every error for which the session is closed as malformed.
 var errFrame = errors.New("malformed frame")
 
-// le is the order of all integers on the control connection.
+// le is the byte order of all integers on the control connection.
 var le = binary.LittleEndian
 
 // appendHeader begins a frame of n bytes of payload.
@@ -93,11 +93,11 @@ func wantSize(what string, b []byte, n int) error {
 	return nil
 }
 
-// setup is what each side says of itself before the lanes open.
+// setup is each side's description of itself, sent before the lanes open.
 type setup struct {
-	// separate asks for endpoints for each class.
+	// separate requests separate endpoints for each class.
 	separate bool
-	// counted and provider must agree.
+	// counted and provider must be the same on both sides.
 	counted  bool
 	provider string
 	// nics are the names of the NICs, in the order of lanes.
@@ -152,8 +152,8 @@ func decodeSetup(b []byte) (s setup, _ error) {
 	return s, r.end("setup")
 }
 
-// laneAddr opens a lane: the address of the sender's endpoint, and the serial
-// number of the NIC it is on, which says which keys of a Desc it takes.
+// laneAddr opens a lane: the address of the sender's endpoint and the serial number of its NIC,
+// which selects the key of a Desc.
 type laneAddr struct {
 	lane   uint16
 	epoch  uint32
@@ -183,8 +183,8 @@ func decodeLaneAddr(b []byte) (l laneAddr, _ error) {
 	return l, nil
 }
 
-// laneReady says that the sender's endpoint is connected. As a frame of type up
-// it says, to the dialer, that the acceptor knows both to be: it may post too.
+// laneReady reports that the sender's endpoint is connected. As a frame of type frameLaneUp it
+// reports to the dialer that both are connected, so the dialer may post too.
 type laneReady struct {
 	lane  uint16
 	epoch uint32
@@ -209,14 +209,14 @@ func decodeLaneReady(b []byte) (l laneReady, _ error) {
 	return l, nil
 }
 
-// tally is how often one immediate arrived.
+// tally is how many times one immediate arrived.
 type tally struct{ imm, count uint32 }
 
-// laneDown says that the sender has shut its endpoint and counted everything
-// that had arrived there: arrived immediates in all, and, of an endpoint without
-// order, which ones since the last checkpoint. A long list takes several frames;
-// all but the last have more set. worked: a Work of the sender was answered on
-// it, so that the lane is worth another try at once.
+// laneDown reports that the sender has shut its endpoint and counted all immediates that
+// arrived on it: their total, and, if the engine is not counted, the number for each value
+// since the last checkpoint. A long list takes several frames, all but the last with more set.
+// worked: the sender had a completed Work on the endpoint, so the lane is opened again
+// immediately.
 type laneDown struct {
 	lane    uint16
 	epoch   uint32
@@ -272,9 +272,9 @@ func decodeLaneDown(b []byte) (l laneDown, _ error) {
 	return l, nil
 }
 
-// why asks for the reason of a refusal: operation op of the sender, n bytes at
-// addr behind key of the receiver's NIC serial.
-type why struct {
+// reasonQuery requests the reason of a refusal: operation op of the sender, n bytes at addr with key of
+// the receiver's NIC serial.
+type reasonQuery struct {
 	op      uint64
 	serial  uint32
 	key     uint64
@@ -282,8 +282,8 @@ type why struct {
 }
 
 // append appends the frame: op 8 | serial 4 | zero 4 | key 8 | addr 8 | n 8.
-func (w *why) append(b []byte) []byte {
-	b = appendHeader(b, frameWhy, whySize)
+func (w *reasonQuery) append(b []byte) []byte {
+	b = appendHeader(b, frameQuery, querySize)
 	b = le.AppendUint64(b, w.op)
 	b = le.AppendUint32(b, w.serial)
 	b = le.AppendUint32(b, 0)
@@ -292,26 +292,26 @@ func (w *why) append(b []byte) []byte {
 	return le.AppendUint64(b, w.n)
 }
 
-// decodeWhy reads a why.
-func decodeWhy(b []byte) (w why, _ error) {
-	if err := wantSize("question", b, whySize); err != nil {
+// decodeQuery reads a reasonQuery.
+func decodeQuery(b []byte) (w reasonQuery, _ error) {
+	if err := wantSize("question", b, querySize); err != nil {
 		return w, err
 	}
 	if le.Uint32(b[12:]) != 0 {
 		return w, fmt.Errorf("reserved bytes of a question are set: %w", errFrame)
 	}
-	return why{op: le.Uint64(b), serial: le.Uint32(b[8:]), key: le.Uint64(b[16:]), addr: le.Uint64(b[24:]), n: le.Uint64(b[32:])}, nil
+	return reasonQuery{op: le.Uint64(b), serial: le.Uint32(b[8:]), key: le.Uint64(b[16:]), addr: le.Uint64(b[24:]), n: le.Uint64(b[32:])}, nil
 }
 
-// because answers a why. ReasonNone: it would not be refused now.
-type because struct {
+// reasonReply answers a reasonQuery. ReasonNone: the operation would be accepted.
+type reasonReply struct {
 	op     uint64
 	reason rdma.Reason
 }
 
 // append appends the frame: op 8 | reason 1 | zero 7.
-func (a *because) append(b []byte) []byte {
-	b = appendHeader(b, frameBecause, becauseSize)
+func (a *reasonReply) append(b []byte) []byte {
+	b = appendHeader(b, frameReason, reasonSize)
 	return appendAnswer(b, a.op, a.reason)
 }
 
@@ -330,16 +330,16 @@ func decodeAnswer(b []byte) (id uint64, reason rdma.Reason, _ error) {
 	return le.Uint64(b), rdma.Reason(v), nil
 }
 
-// decodeBecause reads a because.
-func decodeBecause(b []byte) (a because, err error) {
-	if err := wantSize("answer", b, becauseSize); err != nil {
+// decodeReason reads a reasonReply.
+func decodeReason(b []byte) (a reasonReply, err error) {
+	if err := wantSize("answer", b, reasonSize); err != nil {
 		return a, err
 	}
 	a.op, a.reason, err = decodeAnswer(b)
 	return a, err
 }
 
-// ack ends the message with that sequence number.
+// ack is the answer to the message with that sequence number.
 type ack struct {
 	seq    uint64
 	reason rdma.Reason
@@ -369,13 +369,13 @@ func decodeAcks(b []byte, dst []ack) ([]ack, error) {
 	return dst, nil
 }
 
-// remoteKey is one way to memory of a peer: the NIC's serial number and the key.
+// remoteKey identifies memory of a peer: the NIC's serial number and the key.
 type remoteKey struct {
 	serial uint32
 	key    uint64
 }
 
-// withdraw asks the receiver to write with these keys no more.
+// withdraw asks the receiver to stop writing with these keys.
 type withdraw struct {
 	id   uint64
 	keys []remoteKey
@@ -422,8 +422,8 @@ func decodeID(b []byte) (uint64, error) {
 	return le.Uint64(b), nil
 }
 
-// checkpoint asks the receiver to forget its tallies of a lane once sent
-// immediates have arrived there in all; the answer, of type checked, is the same.
+// checkpoint asks the receiver to clear its tallies of a lane once its count of arrived
+// immediates reaches sent. The answer, of type frameChecked, has the same fields.
 type checkpoint struct {
 	lane  uint16
 	epoch uint32
@@ -450,8 +450,8 @@ func decodeCheckpoint(b []byte) (c checkpoint, _ error) {
 	return c, nil
 }
 
-// fields takes little-endian fields from a slice; once it runs short it returns
-// zeroes and remembers.
+// fields reads little-endian fields from a slice. After the slice is exhausted it returns
+// zeroes and sets short.
 type fields struct {
 	b     []byte
 	short bool
@@ -495,10 +495,10 @@ func (r *fields) uint64() uint64 {
 	return 0
 }
 
-// end reports bytes that were missing or left over.
+// end returns an error if bytes were missing or are left over.
 func (r *fields) end(what string) error {
 	if r.short || len(r.b) != 0 {
-		return fmt.Errorf("%s ends early or late (%d bytes left): %w", what, len(r.b), errFrame)
+		return fmt.Errorf("%s is too short or too long (%d bytes left): %w", what, len(r.b), errFrame)
 	}
 	return nil
 }

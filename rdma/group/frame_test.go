@@ -18,14 +18,14 @@ func frames() map[frameKind][]byte {
 		la = laneAddr{lane: 3, epoch: 7, serial: 2, addr: []byte("queue pair 17")}
 		lr = laneReady{lane: 3, epoch: 7}
 		ld = laneDown{lane: 3, epoch: 7, more: true, worked: true, arrived: 1 << 40, tallies: []tally{{5, 6}, {7, 8}}}
-		wh = why{op: 1<<32 | 5, serial: 2, key: 0xABCDEF, addr: 1 << 47, n: 4096}
-		be = because{op: 1<<32 | 5, reason: rdma.ReasonBounds}
+		wh = reasonQuery{op: 1<<32 | 5, serial: 2, key: 0xABCDEF, addr: 1 << 47, n: 4096}
+		be = reasonReply{op: 1<<32 | 5, reason: rdma.ReasonBounds}
 		wd = withdraw{id: 9, keys: []remoteKey{{1, 2}, {3, 4}}}
 		cp = checkpoint{lane: 3, epoch: 7, sent: 4096}
 	)
 	return map[frameKind][]byte{
 		frameHeartbeat: appendHeader(nil, frameHeartbeat, 0), frameSetup: st.append(nil), frameLaneAddr: la.append(nil),
-		frameLaneReady: lr.append(nil, frameLaneReady), frameLaneDown: ld.append(nil), frameWhy: wh.append(nil), frameBecause: be.append(nil),
+		frameLaneReady: lr.append(nil, frameLaneReady), frameLaneDown: ld.append(nil), frameQuery: wh.append(nil), frameReason: be.append(nil),
 		frameAck: appendAcks(nil, []ack{{1, rdma.ReasonNone}, {2, rdma.ReasonNoBuffer}}), frameWithdraw: wd.append(nil),
 		frameWithdrawn: appendID(nil, frameWithdrawn, 9), frameForget: appendID(nil, frameForget, 9),
 		frameCheckpoint: cp.append(nil, frameCheckpoint), frameChecked: cp.append(nil, frameChecked), frameLaneUp: lr.append(nil, frameLaneUp),
@@ -49,11 +49,11 @@ func recode(kind frameKind, b []byte) ([]byte, error) {
 	case frameLaneDown:
 		l, err := decodeLaneDown(b)
 		return l.append(nil), err
-	case frameWhy:
-		w, err := decodeWhy(b)
+	case frameQuery:
+		w, err := decodeQuery(b)
 		return w.append(nil), err
-	case frameBecause:
-		a, err := decodeBecause(b)
+	case frameReason:
+		a, err := decodeReason(b)
 		return a.append(nil), err
 	case frameAck:
 		acks, err := decodeAcks(b, nil)
@@ -69,7 +69,7 @@ func recode(kind frameKind, b []byte) ([]byte, error) {
 	return c.append(nil, kind), err
 }
 
-// TestFrames: each type survives its encoding, and no part of one decodes.
+// TestFrames: each type decodes to its encoded value, and no truncated frame decodes.
 func TestFrames(t *testing.T) {
 	all := frames()
 	if len(all) != int(frameLaneUp) {
@@ -87,8 +87,8 @@ func TestFrames(t *testing.T) {
 		for cut := frameHeader; cut < len(b); cut++ {
 			p := b[frameHeader:cut]
 			if _, err := recode(kind, p); err == nil {
-				// What ends in a list, or in bytes of any length, is whole
-				// without some of them.
+				// A frame that ends in a list, or in bytes of variable length, is also valid when
+				// shorter.
 				open := kind == frameLaneAddr && len(p) >= 12 || kind == frameAck && len(p) == ackSize || kind == frameWithdraw && len(p) == idSize+keyEntrySize
 				if !open {
 					t.Errorf("type %d: %d of %d bytes decode", kind, cut, len(b))
@@ -100,7 +100,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestFrameRefused: what must not be believed.
+// TestFrameRefused: invalid frames are errors.
 func TestFrameRefused(t *testing.T) {
 	many := laneDown{lane: 1, epoch: 1, tallies: make([]tally, maxTallies+1)}
 	for name, f := range map[string]struct {
@@ -113,7 +113,7 @@ func TestFrameRefused(t *testing.T) {
 		"epoch zero":                {frameLaneReady, (&laneReady{}).append(nil, frameLaneReady)},
 		"more tallies than allowed": {frameLaneDown, many.append(nil)},
 		"no acks":                   {frameAck, appendAcks(nil, nil)},
-		"reason unknown":            {frameBecause, (&because{1, rdma.ReasonNoBuffer + 1}).append(nil)},
+		"reason unknown":            {frameReason, (&reasonReply{1, rdma.ReasonNoBuffer + 1}).append(nil)},
 		"withdrawal of nothing":     {frameWithdraw, (&withdraw{id: 1}).append(nil)},
 		"withdrawal of too much":    {frameWithdraw, (&withdraw{id: 1, keys: make([]remoteKey, maxKeys+1)}).append(nil)},
 	} {
@@ -128,7 +128,7 @@ func TestFrameRefused(t *testing.T) {
 	}
 }
 
-// FuzzFrame: what decodes encodes to the same bytes; nothing panics.
+// FuzzFrame: a frame that decodes encodes to the same bytes, and decoding never panics.
 func FuzzFrame(f *testing.F) {
 	for _, b := range frames() {
 		f.Add(b)
@@ -151,7 +151,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// FuzzMessage: the same for what arrives in the buffers of NICs.
+// FuzzMessage: the same for messages in the buffers of NICs.
 func FuzzMessage(f *testing.F) {
 	f.Add(append([]byte{kindMessage, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0}, "hello"...))
 	f.Add(append([]byte{kindImm, 0, 0, 0, 5, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0}, make([]byte, emptySize)...))
@@ -170,8 +170,8 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// FuzzSession: a peer that proved the token, and then says anything on the
-// control connection and in messages, breaks nothing but its own session.
+// FuzzSession: a peer that proved the token and then sends arbitrary bytes on the control
+// connection and in messages affects only its own session.
 func FuzzSession(f *testing.F) {
 	var all []byte
 	for kind, b := range frames() {
@@ -204,7 +204,7 @@ func FuzzSession(f *testing.F) {
 	})
 }
 
-// fuzzEngine is an engine whose sessions a fuzz target plays the peer of.
+// fuzzEngine returns an engine for a fuzz target that acts as its peer.
 func fuzzEngine(t testing.TB) *Engine {
 	network := &nullNet{eps: make(map[uint32]*nullEndpoint)}
 	e, err := New(t.Context(), Options{Provider: "null", Domains: []Domain{newNullNIC(network)}, MaxMessage: 1 << 10, MessageBuffers: 2})
@@ -219,7 +219,7 @@ func fuzzEngine(t testing.TB) *Engine {
 	return e
 }
 
-// TestSerial: the NICs of a Desc are told by the number behind their address.
+// TestSerial: serialOf reads the number after '#' in an address.
 func TestSerial(t *testing.T) {
 	for text, want := range map[rdma.NetAddr]uint32{
 		"#1": 1, "10.0.0.1:7000#12": 12, "tls://h:1#4294967295": ^uint32(0),
@@ -239,7 +239,7 @@ func TestSerial(t *testing.T) {
 	}
 }
 
-// TestOptions: what is out of range is named.
+// TestOptions: Validate names the option that is out of range.
 func TestOptions(t *testing.T) {
 	good := func() Options {
 		o := Options{Provider: "null", Domains: []Domain{nil}}

@@ -13,72 +13,72 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// lane is the way from one NIC of ours to one NIC of a peer, for one class. It
-// outlives its endpoints: each that breaks is followed by another, of the next
-// epoch.
+// lane connects one local NIC to one NIC of a peer, for one class. It outlives its endpoints:
+// when one breaks, the lane makes another with the next epoch.
 type lane struct {
 	s        *session
 	index    int
 	class    rdma.Class
 	nicIndex int
 
-	// up, remoteSerial and load are read without mu to choose a lane: whether
-	// the endpoint may be posted on, the peer's NIC (0: not known yet), and the
-	// weight of what is queued and posted.
+	// up, remoteSerial and load are read without mu to choose a lane: whether the endpoint
+	// accepts posts, the serial number of the peer's NIC (0: not known yet), and the weight of
+	// the queued and posted Works.
 	up           atomic.Bool
 	remoteSerial atomic.Uint32
 	load         atomic.Int64
-	// touched belongs to the poller of the NIC: the lane is in its list.
+	// touched is true while the lane is in the list of its NIC's poller, which alone uses it.
 	touched bool
 
 	mu sync.Mutex
-	// queue[head:] are jobs to be posted on cur; empty unless cur is up. They stand in
-	// the order of their ranks, and ranks counts the jobs of each rank.
+	// queue[head:] are jobs to be posted on cur. It is empty unless cur is up. The jobs are
+	// sorted by rank, and ranks counts the jobs of each rank.
 	queue []job
 	head  int
 	ranks [rankBulk]int
 	works []Work
-	// cur is the endpoint in use, until both sides are through with it; last is
-	// the last that there was.
+	// cur is the endpoint in use, until both sides have closed it and exchanged their counts.
+	// last is the most recent endpoint.
 	cur, last *end
 	epoch     uint32
-	// opening is set while an endpoint is being made, and closed when it is made.
+	// opening is set while an endpoint is being made, and closed when that ends.
 	opening chan struct{}
-	// settled: the lane has come up or failed once. killed: the session ended.
-	settled, killed bool
-	// failures in a row, for the pause before the next attempt; why is the last.
+	// settled: the lane has come up or failed at least once. killed: the session has ended.
+	settled, stopped bool
+	// failures counts consecutive failures and determines the pause before the next attempt. why
+	// is the last reason.
 	failures int
 	why      error
 	pause    *time.Timer
 }
 
-// endState is where an end is in its life.
+// endState is the state of an end.
 type endState uint8
 
 const (
 	// endOpening: addresses are being exchanged.
 	endOpening endState = 0
 	endUp      endState = 1
-	// endClosing: shut; completions and what had arrived are being polled.
+	// endClosing: shut. Remaining completions and arrived immediates are being polled.
 	endClosing endState = 2
-	// endQuiet: closed; nothing of it is left but what may have to be sent again.
-	endQuiet endState = 3
+	// endClosed: closed. Only lost payload and immediates may have to be sent again.
+	endClosed endState = 3
 )
 
-// record is one Work that was posted.
+// record is one posted Work.
 type record struct {
 	op   *op
 	run  uint32
 	imm  bool
 	tail bool
 	used bool
-	// immSeq is the number of an immediate among those of its end, from 0.
+	// immSeq is the index of an immediate among all immediates of its end.
 	immSeq uint64
 	load   int64
 	tick   uint64
 }
 
-// ahead is what the record counts in end.ahead.
+// ahead returns the bytes that the record adds to end.ahead.
 func (r *record) ahead() int64 {
 	if r.op.kind == opMessage {
 		return 0
@@ -96,43 +96,43 @@ type end struct {
 
 	state endState
 	cause error
-	// connecting: Connect is running; connected: it has succeeded; peerReady:
-	// the peer's has too.
+	// connecting: Connect is running. connected: Connect has succeeded. peerReady: the peer's
+	// Connect has succeeded.
 	connecting, connected, peerReady bool
-	// polled: after Shut everything that had arrived has been polled.
+	// polled: all completions that had arrived before Shut returned have been polled.
 	polled bool
-	// quiet is closed when the endpoint has been closed.
-	quiet chan struct{}
-	// worked: a Work was answered, so that the endpoint did once work.
+	// closed is closed when the endpoint has been closed.
+	closed chan struct{}
+	// worked: at least one Work was answered by the target.
 	worked bool
-	tick   uint64 // of the engine's clock, when it was made
+	tick   uint64 // the engine's tick at which the endpoint was made
 
 	records  []record
 	free     []uint32
 	inflight int
-	// ahead is the payload of the writes that are posted, in bytes.
+	// ahead is the payload of the posted writes, in bytes.
 	ahead  int64
 	broken []record
-	// finishing counts completions that the session has not been told of yet.
+	// finishing counts completions that have not been passed to the session yet.
 	finishing int
 
-	// immSent are immediates posted, immOK those that completed well, immOut
-	// those in flight; okTally, of an engine that does not count exactly, is
-	// which ones completed well since the last checkpoint.
+	// immSent counts the immediates posted, immOK those that completed successfully, and immOut
+	// those in flight. okTally counts, for each value, the successful immediates since the last
+	// checkpoint; it is nil if the engine is counted.
 	immSent, immOK, immOut uint64
 	okTally                map[uint32]uint32
 	sinceCheck             int
 	checking               bool
 
-	// arrived are immediates of the peer, arrivedTally which ones since the
-	// last checkpoint; check is the count at which the peer wants to hear that
-	// the tally was cleared (0: it does not).
+	// arrived counts the immediates of the peer, arrivedTally the same by value since the last
+	// checkpoint. check is the count at which the peer expects the tally to be cleared (0: no
+	// request).
 	arrived      uint64
 	arrivedTally map[uint32]uint32
 	check        uint64
-	told         bool // the peer was told arrived: nothing may arrive any more
+	reported     bool // the peer has received arrived, so no immediate may be counted after it
 
-	// down is what the peer said of its end, once complete.
+	// down is the peer's report of the end of its endpoint, once complete.
 	down         laneDown
 	downComplete bool
 	resolved     bool
@@ -143,14 +143,14 @@ func newLane(s *session, index int, class rdma.Class, nicIndex int) *lane {
 	return &lane{s: s, index: index, class: class, nicIndex: nicIndex}
 }
 
-// laneSet is the lanes that have something new to post.
+// laneSet collects the lanes that have new jobs to post.
 type laneSet struct {
 	some [4]*lane
 	n    int
 	all  bool
 }
 
-// add notes l.
+// add adds l.
 func (t *laneSet) add(l *lane) {
 	for _, x := range t.some[:t.n] {
 		if x == l {
@@ -186,7 +186,7 @@ func (l *lane) push(j job) bool {
 		return false
 	}
 	if l.head > 0 && len(l.queue) == cap(l.queue) {
-		// A queue that is never empty must not grow forever.
+		// Without this copy a queue that is never empty would grow without bound.
 		k := copy(l.queue, l.queue[l.head:])
 		clear(l.queue[k:])
 		l.queue, l.head = l.queue[:k], 0
@@ -205,29 +205,29 @@ func (l *lane) push(j job) bool {
 	return true
 }
 
-// postBatch is the largest number of Works of one Post; firstBatch that of the
-// first on an idle endpoint, which should not wait for the others to be made.
+// postBatch is the largest number of Works of one Post. firstBatch is that of the first Post on
+// an idle endpoint, which then starts before the other Works are made.
 const (
 	postBatch  = 32
 	firstBatch = 4
 )
 
-// skipped are runs that are not posted, because their operation was refused or
-// its key withdrawn.
+// skipped are runs that are not posted because their operation was refused or its key was
+// withdrawn.
 type skipped struct {
 	op      *op
 	runs    int
-	refusal why
+	refusal reasonQuery
 }
 
-// pump posts what is queued while there is room.
+// pump posts queued jobs while the endpoint has room.
 func (l *lane) pump() {
 	var skips []skipped
 	var failed error
 	var away []job
 	l.mu.Lock()
 	en := l.cur
-	for failed == nil && en != nil && en.state == endUp && l.head < len(l.queue) && len(en.free) > 0 && !en.held(l.queue[l.head]) {
+	for failed == nil && en != nil && en.state == endUp && l.head < len(l.queue) && len(en.free) > 0 && !en.mustWait(l.queue[l.head]) {
 		l.works = l.works[:0]
 		skips, away = l.fill(en, skips, away)
 		if len(l.works) == 0 {
@@ -242,7 +242,7 @@ func (l *lane) pump() {
 			en.checkpointLocked()
 			failed = err
 			if err == nil {
-				break // full before its limit: the next completion comes back here
+				break // the queue was full before its stated depth; the next completion calls pump again
 			}
 		}
 	}
@@ -253,38 +253,40 @@ func (l *lane) pump() {
 	for _, k := range skips {
 		l.s.skip(k)
 	}
-	l.s.replace(away)
+	l.s.redistribute(away)
 }
 
-// aheadPieces is how many pieces of writes are posted on one endpoint at once. A message
-// that is sent then waits for no more payload than that, in whatever order the NIC takes
-// its Works. It keeps a NIC busy until its completions are polled, almost: over shm the
-// rate of writes of 16 MiB is 0.89 to 1.01 of that without a bound (median 0.95), and that
-// of 1 MiB 0.93 to 1.04 (0.96). With 8 pieces it is 0.98 to 1.04, but a message behind
-// writes of 1 MiB takes 1.7 ms in place of 0.9, and 8 to 10 without a bound. Measured on a
-// busy machine with two cores; BenchmarkPieces of rdma/shm repeats the first two.
+// aheadPieces is the number of pieces of writes that are posted on one endpoint at a time. A
+// message that is sent later waits for no more payload than that, in whatever order the NIC
+// performs its Works. The bound rarely leaves a NIC idle before its completions are polled:
+// over shm the rate of 16 MiB writes is 0.89 to 1.01 of the rate without a bound (median 0.95),
+// and that of 1 MiB writes 0.93 to 1.04 (0.96). With 8 pieces it is 0.98 to 1.04, but a message
+// after writes of 1 MiB takes 1.7 ms instead of 0.9 ms, and 8 to 10 ms without a bound.
+// Measured on a busy machine with two cores. BenchmarkPieces of rdma/shm repeats the first two
+// measurements.
 const aheadPieces = 4
 
-// held reports whether the first run of j has to wait: for a checkpoint, or, as a part of
-// a write, until less payload is posted before it. Completions are due in both cases.
-func (en *end) held(j job) bool {
+// mustWait reports whether the first run of j must wait: an immediate for a checkpoint, or a part
+// of a write until less payload is posted before it. In both cases completions are outstanding
+// that end the wait.
+func (en *end) mustWait(j job) bool {
 	if en.checking && j.imm && j.hi == j.lo+1 {
 		return true
 	}
-	most := aheadPieces * int64(en.lane.s.e.opts.PieceBytes)
-	return en.ahead > 0 && j.op.kind == opWrite && en.ahead+int64(j.op.Runs[j.lo].N) > most
+	aheadMax := aheadPieces * int64(en.lane.s.e.opts.PieceBytes)
+	return en.ahead > 0 && j.op.kind == opWrite && en.ahead+int64(j.op.Runs[j.lo].N) > aheadMax
 }
 
-// fill moves runs from the queue to works, until one of them is used up or full.
-// The caller has made sure that there is a free record.
+// fill moves runs from the queue to works until the queue is empty, works is full, or no record
+// is free. The caller ensures that a record is free.
 func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
-	most := postBatch
+	batchMax := postBatch
 	if en.inflight == 0 {
-		most = firstBatch
+		batchMax = firstBatch
 	}
-	for l.head < len(l.queue) && len(l.works) < most && len(en.free) > 0 {
+	for l.head < len(l.queue) && len(l.works) < batchMax && len(en.free) > 0 {
 		j := &l.queue[l.head]
-		if en.held(*j) {
+		if en.mustWait(*j) {
 			break
 		}
 		w, refusal, ok := l.work(en, j)
@@ -321,7 +323,7 @@ func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
 	return skips, away
 }
 
-// pop drops the head of the queue.
+// pop removes the head of the queue.
 func (l *lane) pop() {
 	if rank := l.queue[l.head].rank(); rank < rankBulk {
 		l.ranks[rank]--
@@ -332,9 +334,9 @@ func (l *lane) pop() {
 	}
 }
 
-// work makes the Work of the first run of j. A refusal says that it must not be
-// posted; !ok that it can't be posted on this NIC.
-func (l *lane) work(en *end, j *job) (w Work, refusal *why, ok bool) {
+// work makes the Work of the first run of j. A refusal means that the run must not be posted,
+// and !ok that it can't be posted on this NIC.
+func (l *lane) work(en *end, j *job) (w Work, refusal *reasonQuery, ok bool) {
 	o := j.op
 	if o.kind == opMessage {
 		m := l.s.e.outbox.region.memory(l.nicIndex, en.nic.serial)
@@ -345,7 +347,7 @@ func (l *lane) work(en *end, j *job) (w Work, refusal *why, ok bool) {
 		return Work{Op: OpSend, Src: m, SrcOff: off, Len: n}, nil, true
 	}
 	if o.dead.Load() {
-		return w, &why{}, false
+		return w, &reasonQuery{}, false
 	}
 	r := o.Runs[j.lo]
 	serial := l.remoteSerial.Load()
@@ -354,7 +356,7 @@ func (l *lane) work(en *end, j *job) (w Work, refusal *why, ok bool) {
 		return w, nil, false
 	}
 	if key == 0 || en.nic.tooWide(key) || l.s.withdrawn.has(remoteKey{serial, key}) {
-		return w, &why{op: o.ID(), serial: serial, key: key, addr: o.base + r.Dst, n: r.N}, false
+		return w, &reasonQuery{op: o.ID(), serial: serial, key: key, addr: o.base + r.Dst, n: r.N}, false
 	}
 	w = Work{Op: OpWrite, Len: r.N, RemoteAddr: o.base + r.Dst, RemoteKey: key}
 	if r.N > 0 {
@@ -370,7 +372,7 @@ func (l *lane) work(en *end, j *job) (w Work, refusal *why, ok bool) {
 	return w, nil, true
 }
 
-// takeBack undoes what fill did for the works from n on, which were not taken.
+// takeBack undoes fill for works[n:], which the endpoint did not accept.
 func (l *lane) takeBack(en *end, n int) {
 	back := make([]job, 0, len(l.works)-n)
 	for i := n; i < len(l.works); i++ {
@@ -401,8 +403,8 @@ func (en *end) drop(slot uint32) {
 	en.inflight--
 }
 
-// checkpointEvery is how many immediates pass before tallies are cleared, which
-// bounds them.
+// checkpointEvery is the number of immediates after which tallies are cleared. It bounds the
+// tallies.
 const checkpointEvery = maxTallies
 
 // noteSent counts an immediate towards the next checkpoint.
@@ -415,7 +417,7 @@ func (en *end) noteSent() {
 	}
 }
 
-// done takes the completion of a Work that was posted; the poller calls it.
+// done processes the completion of a posted Work. The poller calls it.
 func (l *lane) done(en *end, c *Completion, out []sessions.Ended) []sessions.Ended {
 	slot := uint32(c.Cookie)
 	l.mu.Lock()
@@ -451,7 +453,7 @@ func (l *lane) done(en *end, c *Completion, out []sessions.Ended) []sessions.End
 		en.broken = append(en.broken, r)
 	}
 	breaks = breaks && en.state < endClosing
-	// What is lost is decided only when the session knows what is not.
+	// Decide which operations were lost only after the session has processed the completions.
 	closing := en.state == endClosing
 	if closing {
 		en.finishing++
@@ -481,8 +483,7 @@ func orElse(err error, text string) error {
 	return errors.New(text)
 }
 
-// checkpointLocked asks for the tallies to be cleared once no immediate is in
-// flight.
+// checkpointLocked requests a checkpoint when one is due and no immediate is in flight.
 func (en *end) checkpointLocked() {
 	if !en.checking || en.immOut > 0 || en.state != endUp || en.sinceCheck == 0 {
 		return
@@ -492,7 +493,7 @@ func (en *end) checkpointLocked() {
 	en.lane.s.ctl.send(func(b []byte) []byte { return c.append(b, frameCheckpoint) })
 }
 
-// checkpoint takes the peer's wish to clear the tallies.
+// checkpoint handles the peer's request to clear the tallies.
 func (l *lane) checkpoint(c checkpoint) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -502,8 +503,8 @@ func (l *lane) checkpoint(c checkpoint) {
 	}
 }
 
-// clearLocked clears the tallies of what arrived, if the peer wants that and
-// everything it sent is in them.
+// clearLocked clears the tallies of arrived immediates, if the peer requested it and all
+// immediates that it sent have arrived.
 func (en *end) clearLocked() {
 	if en.check == 0 || en.arrived < en.check {
 		return
@@ -514,7 +515,7 @@ func (en *end) clearLocked() {
 	en.lane.s.ctl.send(func(b []byte) []byte { return c.append(b, frameChecked) })
 }
 
-// checked takes the peer's word that it cleared its tallies.
+// checked handles the peer's confirmation that it cleared its tallies.
 func (l *lane) checked(c checkpoint) {
 	l.mu.Lock()
 	if en := l.cur; en != nil && en.epoch == c.epoch && en.checking && c.sent == en.immOK {
@@ -525,12 +526,12 @@ func (l *lane) checked(c checkpoint) {
 	l.pump()
 }
 
-// immediate counts an immediate of the peer; false if it must not count, since
-// the peer has been told how many there were.
+// immediate counts an immediate of the peer. It returns false if the immediate must not be
+// counted because the count has already been reported to the peer.
 func (l *lane) immediate(en *end, imm uint32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if en.told {
+	if en.reported {
 		invariants.Assert(!invariants.Enabled, "an immediate arrived on an endpoint that was shut and drained")
 		return false
 	}

@@ -14,14 +14,14 @@ import (
 //
 //	kind 1 | zero 3 | imm 4 | seq 8 | low 8 | payload
 //
-// kind 1 is a message of Send, 2 an immediate without payload, 3 an empty write;
-// the payload of the latter two is serial 4 | zero 4 | key 8 | address 8. low is
-// the lowest seq that the sender has no answer to: the receiver remembers what
-// it had from there on, so that one which is sent again is not taken twice.
+// kind 1 is a message of Send, 2 an immediate without payload, 3 an empty write. The payload of
+// 2 and 3 is serial 4 | zero 4 | key 8 | address 8. low is the lowest seq whose answer the
+// sender has not received. The receiver keeps its answers from low on, so a message that is
+// sent again is not delivered twice.
 const (
 	messageHeader = 24
 	emptySize     = 24
-	// slotSlack is what a buffer holds beyond MaxMessage.
+	// slotSlack is the size of a buffer beyond MaxMessage.
 	slotSlack = 32
 
 	kindMessage = 1
@@ -29,8 +29,8 @@ const (
 	kindEmpty   = 3
 )
 
-// messageWindow is how many messages of a session may be in flight, and
-// sequenceWindow how far their numbers may lie apart.
+// messageWindow is the number of messages of a session that may be in flight, and
+// sequenceWindow the range that their numbers may span.
 const (
 	messageWindow  = 16
 	sequenceWindow = 64
@@ -39,16 +39,16 @@ const (
 // slotBytes is the size of a buffer of one message.
 func (e *Engine) slotBytes() int { return e.opts.MaxMessage + slotSlack }
 
-// outbox is the engine's buffers for messages that are sent, registered with
-// every NIC: one that has to be sent again need not be copied again.
+// outbox holds the engine's send buffers for messages, registered with every NIC. A message
+// stays in its buffer until it is answered, so sending it again needs no copy.
 type outbox struct {
-	region *region
-	freed  func()
-	size   int
-	free   chan int
+	region  *region
+	freeMem func()
+	size    int
+	free    chan int
 }
 
-// newOutbox makes the outbox; the NICs are there.
+// newOutbox makes the outbox. The NICs must be open.
 func (e *Engine) newOutbox() (*outbox, error) {
 	n, size := e.opts.MessageBuffers, e.slotBytes()
 	mem, free, err := e.opts.Alloc(n * size)
@@ -60,14 +60,14 @@ func (e *Engine) newOutbox() (*outbox, error) {
 		free()
 		return nil, err
 	}
-	b := &outbox{region: r.(*region), freed: free, size: size, free: make(chan int, n)}
+	b := &outbox{region: r.(*region), freeMem: free, size: size, free: make(chan int, n)}
 	for i := range n {
 		b.free <- i
 	}
 	return b, nil
 }
 
-// take returns a buffer, waiting for one until ctx or the session ends.
+// take returns a buffer. It waits for one until ctx or the session ends.
 func (b *outbox) take(ctx context.Context, s *session, noWait bool) (int, error) {
 	select {
 	case i := <-b.free:
@@ -89,13 +89,13 @@ func (b *outbox) take(ctx context.Context, s *session, noWait bool) (int, error)
 	}
 }
 
-// give returns a buffer.
+// give frees a buffer.
 func (b *outbox) give(i int) { b.free <- i }
 
 // buffer returns the bytes of a buffer.
 func (b *outbox) buffer(i int) []byte { return b.region.mem[i*b.size : (i+1)*b.size] }
 
-// place returns where a message lies in the region, and how long it is.
+// place returns the offset of a message in the region and its length.
 func (b *outbox) place(o *op) (off, n uint64) {
 	return uint64(o.slotIndex * b.size), uint64(o.size)
 }
@@ -111,14 +111,14 @@ func (b *outbox) encode(o *op, kind byte, low uint64, payload []byte) {
 	o.size = messageHeader + copy(buf[messageHeader:], payload)
 }
 
-// message is a decoded message; payload is a part of the buffer.
+// message is a decoded message. payload is a part of the buffer.
 type message struct {
 	kind     byte
 	imm      uint32
 	seq, low uint64
 	payload  []byte
-	// of kinds 2 and 3
-	way  remoteKey
+	// for kinds 2 and 3
+	key  remoteKey
 	addr uint64
 }
 
@@ -138,11 +138,11 @@ func decodeMessage(b []byte) (m message, _ error) {
 	if len(p) != emptySize || le.Uint32(p[4:]) != 0 {
 		return m, fmt.Errorf("empty write of %d bytes: %w", len(p), errFrame)
 	}
-	m.way, m.addr = remoteKey{le.Uint32(p), le.Uint64(p[8:])}, le.Uint64(p[16:])
+	m.key, m.addr = remoteKey{le.Uint32(p), le.Uint64(p[8:])}, le.Uint64(p[16:])
 	return m, nil
 }
 
-// send submits the message that fill encodes.
+// send submits a message. fill encodes it.
 func (s *session) send(ctx context.Context, o *op, noWait bool, fill func(o *op, low uint64)) error {
 	i, err := s.e.outbox.take(ctx, s, noWait)
 	if err != nil {
@@ -169,7 +169,7 @@ func (s *session) send(ctx context.Context, o *op, noWait bool, fill func(o *op,
 	return nil
 }
 
-// takeAcks takes the peer's answers to messages.
+// takeAcks handles the peer's answers to messages.
 func (s *session) takeAcks(b []byte) error {
 	acks, err := decodeAcks(b, nil)
 	if err != nil {
@@ -179,7 +179,7 @@ func (s *session) takeAcks(b []byte) error {
 	var out []sessions.Ended
 	s.Mu.Lock()
 	for _, a := range acks {
-		// One that was sent twice may be answered twice.
+		// A message that was sent twice may be answered twice.
 		for _, o := range s.messages {
 			if o.seq == a.seq && o.Submitted && !o.acked {
 				o.acked, o.reason = true, a.reason
@@ -194,28 +194,28 @@ func (s *session) takeAcks(b []byte) error {
 	return nil
 }
 
-// finished takes the end of a Work that did not break.
+// finished handles a completed or refused Work.
 func (s *session) finished(r record, c *Completion, serial uint32, out []sessions.Ended) []sessions.Ended {
 	var touched laneSet
 	o, status := r.op, c.Status
 	s.Mu.Lock()
 	switch {
 	case o.kind == opMessage && status != StatusOK && !o.acked:
-		// No buffer was free for it: it goes again a little later.
+		// The peer had no free buffer, so the message is sent again after a pause.
 		o.retries++
-		s.later(o, o.retries)
+		s.resendLater(o, o.retries)
 		s.Mu.Unlock()
 		return out
 	case o.kind == opMessage:
 		o.left--
 	default:
 		o.left--
-		// The completions of what was posted before it may come later, or never.
+		// The completions of Works posted before it may come later, or never.
 		o.landed = o.landed || r.imm && status == StatusOK
 		if status != StatusOK {
 			x := o.Runs[r.run]
 			key, _ := o.key(serial)
-			s.refuseLocked(o, why{op: o.ID(), serial: serial, key: key, addr: o.base + x.Dst, n: x.N}, c.Err)
+			s.refuseLocked(o, reasonQuery{op: o.ID(), serial: serial, key: key, addr: o.base + x.Dst, n: x.N}, c.Err)
 			o.final = noRun
 		}
 	}
@@ -225,11 +225,11 @@ func (s *session) finished(r record, c *Completion, serial uint32, out []session
 	return out
 }
 
-// resendPause is how long a message waits that found no buffer, at first.
+// resendPause is the first pause before a message that found no buffer is sent again.
 const resendPause = 200 * time.Microsecond
 
-// later sends a message again after a pause that grows.
-func (s *session) later(o *op, tries int) {
+// resendLater sends a message again after a growing pause.
+func (s *session) resendLater(o *op, tries int) {
 	id := o.ID()
 	time.AfterFunc(resendPause<<min(tries-1, 8), func() {
 		var touched laneSet
@@ -249,7 +249,7 @@ func (s *session) later(o *op, tries int) {
 	})
 }
 
-// skip accounts for runs that were not posted.
+// skip accounts for runs that are not posted.
 func (s *session) skip(k skipped) {
 	var touched laneSet
 	s.Mu.Lock()
@@ -262,15 +262,15 @@ func (s *session) skip(k skipped) {
 	sessions.CallAll(out)
 }
 
-// inbound is what a session remembers of the peer's messages.
+// inbound records the answers to the peer's recent messages.
 type inbound struct {
 	mu   sync.Mutex
 	low  uint64
 	seen map[uint64]rdma.Reason
 }
 
-// received takes a message of the peer, in a buffer that is the NIC's again when
-// it returns. Pollers call it.
+// received handles a message of the peer. b belongs to the NIC again after received returns.
+// Pollers call it.
 func (s *session) received(b []byte) {
 	m, err := decodeMessage(b)
 	if err != nil {
@@ -293,12 +293,12 @@ func (s *session) received(b []byte) {
 	case m.kind == kindEmpty:
 		s.e.core.WritesIn.Add(1)
 	}
-	// Last, so that the sender's Done comes after the count.
+	// Sent last, so that the sender's Done comes after the count.
 	s.ctl.ack(ack{m.seq, reason})
 }
 
-// admit takes a message if it is not one that was sent again; that one is
-// answered as the first was.
+// admit delivers or checks a message. If the message was sent again, admit repeats the first
+// answer.
 func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 	r := &s.rx
 	r.mu.Lock()
@@ -315,10 +315,10 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 		}
 	}
 	if m.seq < r.low {
-		return 0, false, nil // the answer to the first has arrived
+		return 0, false, nil // the sender has the answer to the first
 	}
 	if m.seq-r.low >= sequenceWindow {
-		return 0, false, fmt.Errorf("message %d while %d has no answer: %w", m.seq, r.low, errFrame)
+		return 0, false, fmt.Errorf("message %d while message %d is not answered: %w", m.seq, r.low, errFrame)
 	}
 	if reason, again := r.seen[m.seq]; again {
 		s.ctl.ack(ack{m.seq, reason})
@@ -327,20 +327,20 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 	if m.kind == kindMessage {
 		reason = s.deliver(m.payload)
 	} else {
-		reason = s.e.check(s.Peer, m.way, m.addr, 0)
+		reason = s.e.check(s.Peer, m.key, m.addr, 0)
 	}
 	r.seen[m.seq] = reason
 	return reason, true, nil
 }
 
-// counted counts an immediate of the peer, whose n bytes are in place.
+// counted counts an immediate of the peer. Its n bytes are in place.
 func (s *session) counted(imm uint32, n uint64) {
 	s.e.core.WritesIn.Add(1)
 	s.e.core.WriteBytesIn.Add(n)
 	s.e.core.Imms.Count(s.Peer, imm)
 }
 
-// deliver copies a message into a receive buffer, or says why it can't.
+// deliver copies a message into a receive buffer, or returns the reason why it can't.
 func (s *session) deliver(payload []byte) rdma.Reason {
 	pool := s.e.core.Inbox.Load()
 	if pool == nil {

@@ -16,9 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// nic is one domain in use, and its poller. A domain that replaces a dead one
-// is another nic, with a serial number of its own: the keys that the dead one
-// gave out open nothing on it.
+// nic is one domain in use and its poller. A domain that replaces a dead one is another nic
+// with its own serial number, so the keys of the dead domain are not valid on it.
 type nic struct {
 	e      *Engine
 	index  int
@@ -33,25 +32,25 @@ type nic struct {
 	stop              atomic.Bool
 	// stopped is closed when the poller has ended.
 	stopped chan struct{}
-	// ends by the high half of cookies; replaced as a whole, under mu.
+	// ends holds the endpoints by the high half of their cookies. The slice is replaced as a
+	// whole, under mu.
 	ends atomic.Pointer[[]*end]
-	// draining says that drains is not empty.
+	// draining reports that drains is not empty.
 	draining atomic.Bool
 
-	// The buffers of messages.
+	// Message buffers.
 	buffers []byte
 	memory  Memory
-	freed   func()
+	freeMem func()
 
 	mu     sync.Mutex
 	why    error
 	drains []func()
-	// adopts is how many endpoints there are; empty, if set, is closed when there
-	// is none.
-	adopts int
-	empty  chan struct{}
+	// endCount is the number of endpoints. empty, if set, is closed when there are none.
+	endCount int
+	empty    chan struct{}
 
-	// The poller's own.
+	// Used by the poller only.
 	polled  []Completion
 	touched []*lane
 	ended   []sessions.Ended
@@ -61,7 +60,7 @@ type nic struct {
 // pollBatch is the largest number of completions of one Poll.
 const pollBatch = 64
 
-// newNIC takes a domain into use, without its poller.
+// newNIC prepares a domain for use. It does not start the poller.
 func (e *Engine) newNIC(index int, d Domain) (*nic, error) {
 	n := &nic{
 		e: e, index: index, serial: e.serials.Add(1), dom: d, lim: d.Limits(), name: d.Name(),
@@ -70,22 +69,22 @@ func (e *Engine) newNIC(index int, d Domain) (*nic, error) {
 	n.addr = addrOf(e.opts.Control.Addr, n.serial)
 	n.ends.Store(new([]*end))
 	if n.lim.QueueDepth < 1 || n.lim.MaxWrite < 1 || n.lim.MaxMessage < e.slotBytes() {
-		return nil, fmt.Errorf("group: domain %s takes %d works of %d bytes and messages of %d; at least 1, 1 and %d are needed (MaxMessage is %d)",
+		return nil, fmt.Errorf("group: domain %s accepts %d works of %d bytes and messages of %d; at least 1, 1 and %d are needed (MaxMessage is %d)",
 			n.name, n.lim.QueueDepth, n.lim.MaxWrite, n.lim.MaxMessage, e.slotBytes(), e.opts.MaxMessage)
 	}
 	return n, n.postBuffers()
 }
 
-// postBuffers lends the domain buffers for what arrives.
+// postBuffers lends receive buffers to the domain.
 func (n *nic) postBuffers() (err error) {
 	size := n.e.slotBytes()
-	n.buffers, n.freed, err = n.e.opts.Alloc(n.e.opts.MessageBuffers * size)
+	n.buffers, n.freeMem, err = n.e.opts.Alloc(n.e.opts.MessageBuffers * size)
 	if err != nil {
 		return fmt.Errorf("group: buffers of messages: %w", err)
 	}
 	n.memory, err = n.dom.Register(n.buffers, rdma.RegisterOptions{Local: true})
 	if err != nil {
-		n.freed()
+		n.freeMem()
 		return fmt.Errorf("group: register buffers with %s: %w", n.name, err)
 	}
 	for i := range n.e.opts.MessageBuffers {
@@ -111,15 +110,15 @@ func (n *nic) postBuffer(slot uint32) error {
 	return nil
 }
 
-// freeBuffers takes the buffers back.
+// freeBuffers closes the registration of the buffers and frees them.
 func (n *nic) freeBuffers() error {
 	err := n.memory.Close()
-	n.freed()
+	n.freeMem()
 	return err
 }
 
-// addrOf is how a Desc names a NIC: where its engine listens, and the NIC's
-// serial number.
+// addrOf returns the address that a Desc has for a NIC: the address on which its engine
+// listens, and the NIC's serial number.
 func addrOf(control string, serial uint32) rdma.NetAddr {
 	return rdma.NetAddr(control + "#" + strconv.FormatUint(uint64(serial), 10))
 }
@@ -134,7 +133,8 @@ func serialOf(a rdma.NetAddr) (uint32, bool) {
 	return uint32(v), err == nil && v > 0
 }
 
-// controlOf returns where the engine of an address listens; "" if it does not.
+// controlOf returns the address on which the engine of a NIC listens; "" if the engine does not
+// listen.
 func controlOf(a rdma.NetAddr) (string, bool) {
 	i := strings.LastIndexByte(string(a), '#')
 	if i < 0 {
@@ -143,12 +143,12 @@ func controlOf(a rdma.NetAddr) (string, bool) {
 	return string(a[:i]), true
 }
 
-// tooWide reports whether key is no key of this kind of NIC.
+// tooWide reports whether key has more bits than keys of this NIC have.
 func (n *nic) tooWide(key uint64) bool {
 	return n.lim.KeyBits > 0 && n.lim.KeyBits < 64 && key>>n.lim.KeyBits != 0
 }
 
-// reason is why the NIC is dead.
+// reason returns why the NIC is dead.
 func (n *nic) reason() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -158,8 +158,8 @@ func (n *nic) reason() error {
 	return n.why
 }
 
-// adopt gives en its place among the NIC's endpoints.
-func (n *nic) adopt(en *end) error {
+// addEnd adds en to the NIC's endpoints and sets its index.
+func (n *nic) addEnd(en *end) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.why != nil {
@@ -177,18 +177,18 @@ func (n *nic) adopt(en *end) error {
 	ends[i] = en
 	en.index = uint32(i)
 	n.ends.Store(&ends)
-	n.adopts++
+	n.endCount++
 	return nil
 }
 
-// release forgets an endpoint that is closed.
-func (n *nic) release(en *end) {
+// removeEnd removes a closed endpoint.
+func (n *nic) removeEnd(en *end) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ends := append([]*end(nil), *n.ends.Load()...)
 	ends[en.index] = nil
 	n.ends.Store(&ends)
-	if n.adopts--; n.adopts == 0 && n.empty != nil {
+	if n.endCount--; n.endCount == 0 && n.empty != nil {
 		close(n.empty)
 		n.empty = nil
 	}
@@ -197,7 +197,7 @@ func (n *nic) release(en *end) {
 // awaitEmpty returns when no endpoint is left.
 func (n *nic) awaitEmpty() {
 	n.mu.Lock()
-	if n.adopts == 0 {
+	if n.endCount == 0 {
 		n.mu.Unlock()
 		return
 	}
@@ -217,8 +217,8 @@ func (n *nic) find(index uint64) *end {
 	return nil
 }
 
-// drain calls f, on the poller, once everything has been polled that had
-// arrived when drain was called. f is short.
+// drain calls f on the poller after all completions that had arrived before the call of drain
+// have been polled. f must be short.
 func (n *nic) drain(f func()) {
 	n.mu.Lock()
 	if n.why != nil {
@@ -232,7 +232,7 @@ func (n *nic) drain(f func()) {
 	n.dom.Wake()
 }
 
-// takeDrains moves what waits for a drain to the poller's list.
+// takeDrains moves the waiting drains to the poller's list.
 func (n *nic) takeDrains() {
 	n.mu.Lock()
 	n.due = append(n.due, n.drains...)
@@ -250,8 +250,7 @@ func (n *nic) runDrains() {
 	n.due = n.due[:0]
 }
 
-// poll is the poller: it takes completions, and ends, counts and posts what they
-// call for.
+// poll is the poller. It processes completions and posts the Works that then fit.
 func (n *nic) poll() {
 	defer close(n.stopped)
 	idle := 0
@@ -265,7 +264,7 @@ func (n *nic) poll() {
 		}
 		n.flush()
 		if err != nil {
-			n.die(err)
+			n.fail(err)
 			return
 		}
 		if k < len(n.polled) && len(n.due) > 0 {
@@ -284,7 +283,7 @@ func (n *nic) poll() {
 	}
 }
 
-// flush posts on the lanes where there is room now, and calls back.
+// flush posts on the lanes that have room again and calls the Done callbacks.
 func (n *nic) flush() {
 	for i, l := range n.touched {
 		n.touched[i] = nil
@@ -295,13 +294,13 @@ func (n *nic) flush() {
 		}
 	}
 	n.touched = n.touched[:0]
-	// A callback may submit, and so complete nothing here: completions come from
-	// Poll only.
+	// A callback may submit operations, but it adds no completions: completions come from Poll
+	// only.
 	sessions.CallAll(n.ended)
 	n.ended = n.ended[:0]
 }
 
-// complete takes one completion.
+// complete processes one completion.
 func (n *nic) complete(c *Completion) {
 	index := c.Cookie
 	if c.Kind == KindDone {
@@ -331,14 +330,14 @@ func (n *nic) complete(c *Completion) {
 	case KindMessage:
 		n.message(en, c)
 	case KindBroken:
-		l.broke(en, orElse(c.Err, "the NIC reports it broken"))
+		l.breakAfterPoll(en, orElse(c.Err, "the NIC reports it broken"))
 	}
 }
 
-// message takes a message out of its buffer and lends the buffer again.
+// message processes a message and lends its buffer again.
 func (n *nic) message(en *end, c *Completion) {
 	if int(c.Slot) >= n.e.opts.MessageBuffers || c.Len > uint64(n.e.slotBytes()) {
-		n.e.core.Log.Warn(sessions.LogNIC, "NIC reports a message that can't be", "nic", n.name, "slot", c.Slot, "bytes", c.Len)
+		n.e.core.Log.Warn(sessions.LogNIC, "NIC reports an invalid message", "nic", n.name, "slot", c.Slot, "bytes", c.Len)
 		return
 	}
 	n.bytesIn.Add(c.Len)
@@ -346,7 +345,7 @@ func (n *nic) message(en *end, c *Completion) {
 	n.repost(c.Slot)
 }
 
-// repost lends a buffer again.
+// repost lends a receive buffer again.
 func (n *nic) repost(slot uint32) {
 	invariants.Mangle(n.buffer(slot))
 	if err := n.postBuffer(slot); err != nil && !n.dead.Load() {
@@ -354,9 +353,9 @@ func (n *nic) repost(slot uint32) {
 	}
 }
 
-// die is the end of a domain: its endpoints go first, then, in the background,
-// the domain itself, and another one is asked for.
-func (n *nic) die(why error) {
+// fail handles the end of a domain. It ends the endpoints. In the background it then closes the
+// domain and opens a replacement.
+func (n *nic) fail(why error) {
 	n.mu.Lock()
 	n.why = fmt.Errorf("group: %s: %w", n.name, why)
 	why = n.why
@@ -367,34 +366,33 @@ func (n *nic) die(why error) {
 	n.e.core.Log.Warn(sessions.LogNIC, "NIC is dead", "nic", n.name, "err", why)
 	n.runDrains()
 	for _, en := range *n.ends.Load() {
-		if en != nil && en.lane.holds(en) {
+		if en != nil && en.lane.installed(en) {
 			en.lane.breakEnd(en, why)
-			en.lane.abandon(en)
+			en.lane.failWorks(en)
 		}
 	}
 	n.flush()
-	n.e.core.Running.Go(func() { n.e.revive(n) })
+	n.e.core.Running.Go(func() { n.e.replaceNIC(n) })
 }
 
-// holds reports whether en has been installed.
-func (l *lane) holds(en *end) bool {
+// installed reports whether en has been installed on the lane.
+func (l *lane) installed(en *end) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.cur == en || l.last == en
 }
 
-// retire gives a domain back that has neither poller nor endpoints.
-func (n *nic) retire() error {
+// closeDomain closes a domain that has neither a poller nor endpoints.
+func (n *nic) closeDomain() error {
 	n.e.unregister(n)
 	return errors.Join(n.freeBuffers(), n.dom.Close())
 }
 
-// revive replaces a dead NIC: it gives the old one back and asks for another
-// until there is one.
-func (e *Engine) revive(n *nic) {
+// replaceNIC replaces a dead NIC. It closes the old domain and calls Reopen until it succeeds.
+func (e *Engine) replaceNIC(n *nic) {
 	<-n.stopped
 	n.awaitEmpty()
-	if err := n.retire(); err != nil {
+	if err := n.closeDomain(); err != nil {
 		e.core.Log.Info(sessions.LogNIC, "closing a dead NIC", "nic", n.name, "err", err)
 	}
 	if e.opts.Reopen == nil {
@@ -418,8 +416,7 @@ func (e *Engine) revive(n *nic) {
 	}
 }
 
-// reopen opens NIC i again, registers all memory with it, and opens the lanes
-// over it.
+// reopen opens NIC i again, registers all memory with it, and opens its lanes.
 func (e *Engine) reopen(ctx context.Context, i int) error {
 	d, err := e.opts.Reopen(ctx, i)
 	if err != nil {
@@ -429,7 +426,7 @@ func (e *Engine) reopen(ctx context.Context, i int) error {
 	if err != nil {
 		return errors.Join(err, d.Close())
 	}
-	if err := e.enlist(n); err != nil {
+	if err := e.installNIC(n); err != nil {
 		return errors.Join(err, n.freeBuffers(), d.Close())
 	}
 	for _, s := range e.core.Sessions() {

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// nullNet joins NICs that move no payload and take no time: what a benchmark over
-// them measures is the engine.
+// nullNet connects NICs that move no payload and take no time, so a benchmark over them
+// measures the engine alone.
 type nullNet struct {
 	mu   sync.Mutex
 	next uint32
@@ -28,8 +28,8 @@ type nullNet struct {
 // nullNIC is a Domain of a nullNet.
 type nullNIC struct {
 	net *nullNet
-	// posted is when the first Post since it was 0 began, in ns of the monotonic clock, if
-	// timing is set.
+	// posted is the time at which the first Post began since posted was set to 0, in ns of the
+	// monotonic clock, if timing is set.
 	timing atomic.Bool
 	posted atomic.Int64
 	start  time.Time
@@ -57,7 +57,7 @@ func (d *nullNIC) Limits() Limits {
 	return Limits{MaxWrite: 1 << 30, MaxMessage: 2 << 20, QueueDepth: 256, Ordered: true, RefusalBreaks: true, CloseIsFinal: true, Windows: true}
 }
 
-// nullMemory is memory that nobody looks at.
+// nullMemory is memory that no NIC accesses.
 type nullMemory struct {
 	d   *nullNIC
 	key uint64
@@ -81,7 +81,7 @@ func (m *nullMemory) Window(off, n uint64) (Memory, error) {
 	return m.d.newMemory(m.mem[off : off+n]), nil
 }
 
-// nullEndpoint completes what is posted at once.
+// nullEndpoint completes each Work immediately.
 type nullEndpoint struct {
 	d      *nullNIC
 	id     uint32
@@ -233,9 +233,9 @@ func writer(t testing.TB, client, server *Engine, n int) (rdma.Region, rdma.Desc
 	return src, dst.Desc()
 }
 
-// TestAllocs: no operation allocates on either side once its session is warm.
-// What would break it: a closure or a string made per operation, a slice that is
-// not kept with its op, an interface around a Work.
+// TestAllocs: no operation allocates on either side once its session is warm. A closure or a
+// string per operation, a slice that is not kept with its op, or an interface around a Work
+// would break it.
 func TestAllocs(t *testing.T) {
 	if testkit.Race || invariants.Enabled {
 		t.Skip("needs a build without the race detector and without checks of invariants, which allocate")
@@ -280,9 +280,9 @@ func TestAllocs(t *testing.T) {
 	}
 }
 
-// BenchmarkSubmit is the engine's own cost of one operation in flight, and of it
-// the time from the call to the first post (fabric-lib, section 7.4, measures the
-// same on both sides of a queue).
+// BenchmarkSubmit measures the engine's own cost of one operation in flight, and the part of it
+// from the call to the first post (fabric-lib, section 7.4, measures the same on both sides of
+// a queue).
 func BenchmarkSubmit(b *testing.B) {
 	for _, c := range []struct {
 		name  string
@@ -336,7 +336,7 @@ func BenchmarkSubmit(b *testing.B) {
 	}
 }
 
-// BenchmarkPipelined is operations a second with as many in flight as the budget
+// BenchmarkPipelined measures operations per second with as many in flight as the budget
 // allows.
 func BenchmarkPipelined(b *testing.B) {
 	client, server, _ := nullPair(b, 1, nil)

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// opKind is what an operation carries.
+// opKind is the kind of an operation.
 type opKind uint8
 
 const (
@@ -17,54 +17,55 @@ const (
 	opMessage opKind = 2
 )
 
-// noRun is no index into an op's runs.
+// noRun is an index that no run has.
 const noRun = ^uint32(0)
 
-// op is one operation that this side submitted. The Dst of its runs counts from the
-// first byte of the Desc.
+// op is one operation that this side submitted. The Dst of its runs is relative to the first
+// byte of the Desc.
 type op struct {
 	sessions.Op
 
 	kind opKind
 	src  *region // nil for messages and empty writes
-	// base and keys are of the Desc: where its bytes begin at the target, and
-	// the key for each of the target's NICs.
+	// base and keys are from the Desc: the base address at the target, and the key for each of
+	// the target's NICs.
 	base uint64
 	keys []remoteKey
 
-	// seq numbers a message, slotIndex is its buffer in the outbox and size what
-	// it holds, header included. empty: it is an empty write in truth.
+	// seq is the number of a message, slotIndex its buffer in the outbox, and size its length
+	// with the header. empty: the message stands for an empty write.
 	seq       uint64
 	slotIndex int
 	size      int
 	empty     bool
 
-	// dead is set once the operation was refused: what is not posted yet is not
-	// posted any more. Read by pumps without session.Mu.
+	// dead is set when the operation has been refused. Runs not posted yet are then skipped.
+	// Pumps read it without session.Mu.
 	dead atomic.Bool
 
-	// Guarded by session.Mu, as are the fields below.
-	// left counts runs that are not done, without the one of final.
-	// Invariant: it is the number of runs in queues, parked, posted and broken.
+	// The fields below are guarded by session.Mu.
+	//
+	// left counts the runs that are not done, without the final run. Invariant: left is the
+	// number of runs that are queued, parked, posted or broken.
 	left int
-	// final is the run that is kept back until left is 0 and then carries the
-	// immediate; noRun if the immediate travels with the others, or is done.
+	// final is the run that is held back until left is 0 and then carries the immediate. It is
+	// noRun if another run carries the immediate, or if the final run has been sent.
 	final uint32
-	// landed: the immediate has been delivered, and so everything is in place;
-	// nothing of it may be written again.
+	// landed: the immediate has been delivered, so all payload is in place and must not be
+	// written again.
 	landed bool
-	// refusal is what the target is asked about, said what our NIC told of it;
-	// asked says that the target was asked.
-	refusal why
-	said    error
-	asked   bool
-	// attempts counts how often it was begun again after a refusal that the
-	// target does not know the reason of.
+	// refusal is the refused range, about which the target is queried. nicErr is the local NIC's
+	// error. queried: the query has been sent.
+	refusal reasonQuery
+	nicErr  error
+	queried bool
+	// attempts counts how often the operation was started again after a refusal for which the
+	// target found no reason.
 	attempts int
-	// tie holds operations together whose immediates can't be told apart.
-	tie *tie
-	// acked and reason: the target's answer to a message; reason alone is its
-	// answer to what was asked about before it was to be sent again.
+	// lostGroup groups operations whose immediates cannot be distinguished.
+	lostGroup *lostGroup
+	// acked and reason are the target's answer to a message. For a write, reason is the target's
+	// answer before the write is sent again.
 	acked   bool
 	reason  rdma.Reason
 	retries int
@@ -73,10 +74,10 @@ type op struct {
 // Reset makes o ready for its next use.
 func (o *op) Reset() {
 	o.Op.Reset()
-	o.src, o.tie, o.said = nil, nil, nil
+	o.src, o.lostGroup, o.nicErr = nil, nil, nil
 	o.keys = o.keys[:0]
 	o.dead.Store(false)
-	o.asked, o.acked, o.empty, o.landed = false, false, false, false
+	o.queried, o.acked, o.empty, o.landed = false, false, false, false
 	o.left, o.attempts, o.retries = 0, 0, 0
 	o.final, o.reason = noRun, rdma.ReasonNone
 }
@@ -91,9 +92,9 @@ func (o *op) key(serial uint32) (uint64, bool) {
 	return 0, false
 }
 
-// aim sets where o goes: the ways and the base of d. If d is for other engines than self,
-// each key is 0, which is never posted and which the target refuses: the target's Revoke
-// asks only the engines that d names, and no other may have a Work in flight then.
+// aim sets the destination of o from d. If d names peers and self is not one of them, each key
+// is 0, which is never posted and which the target refuses. The target's Revoke asks only the
+// engines that d names, so no other engine may have a Work in flight with these keys.
 func (o *op) aim(d *rdma.Desc, self rdma.EngineID) error {
 	o.base = d.Base
 	ours := len(d.Peers) == 0 || slices.Contains(d.Peers, self)
@@ -114,38 +115,37 @@ func (o *op) aim(d *rdma.Desc, self rdma.EngineID) error {
 	return nil
 }
 
-// add appends n bytes from src in the source to dst at the target, merging it
-// with the run before where both are neighbours, and cutting at most bytes.
-func (o *op) add(src, dst, n, most uint64) {
+// add appends n bytes from src in the source to dst at the target. It merges them with the
+// previous run if both ranges are adjacent, and starts a new run after each most bytes.
+func (o *op) add(src, dst, n, maxBytes uint64) {
 	if last := len(o.Runs) - 1; last >= 0 {
 		if r := &o.Runs[last]; r.Src+r.N == src && r.Dst+r.N == dst {
-			take := min(n, most-r.N)
+			take := min(n, maxBytes-r.N)
 			r.N += take
 			src, dst, n = src+take, dst+take, n-take
 		}
 	}
 	for n > 0 {
-		take := min(n, most)
+		take := min(n, maxBytes)
 		o.Runs = append(o.Runs, sessions.Run{Src: src, Dst: dst, N: take})
 		src, dst, n = src+take, dst+take, n-take
 	}
 }
 
-// layPages lays out the pages of w.
-func (o *op) layPages(w *rdma.PagedWrite, most uint64) error {
+// layPages adds the pages of w.
+func (o *op) layPages(w *rdma.PagedWrite, maxBytes uint64) error {
 	size := uint64(0)
 	if w.Src != nil {
 		size = w.Src.Len()
 	}
-	return sessions.Pages(w, size, func(src, dst uint64) { o.add(src, dst, w.PageLen, most) })
+	return sessions.Pages(w, size, func(src, dst uint64) { o.add(src, dst, w.PageLen, maxBytes) })
 }
 
-// tailBytes is how much of the last run is kept back for the immediate, where it
-// has to wait for the rest: little, so that the round trip that it adds carries
-// little.
+// tailBytes is the size of the tail of the last run that is held back for the immediate. It is
+// small because its transfer adds a round trip.
 const tailBytes = 4 << 10
 
-// keepBack takes the tail out of the last run, as the final one.
+// keepBack splits the tail off the last run and makes it the final run.
 func (o *op) keepBack() {
 	last := len(o.Runs) - 1
 	if r := &o.Runs[last]; r.N > tailBytes {
@@ -157,23 +157,22 @@ func (o *op) keepBack() {
 	o.final = uint32(last)
 }
 
-// job is a part of an operation that goes over one lane: runs[lo:hi], posted in
-// that order. With imm the last of them carries the immediate.
+// job is a part of an operation that is sent over one lane: runs[lo:hi], posted in that order.
+// With imm the last of these runs carries the immediate.
 type job struct {
 	op     *op
 	lo, hi uint32
 	imm    bool
-	// tail: it is the final run, and all others of op are in place.
+	// tail: the run is the final one, and all other runs of op are in place.
 	tail bool
 }
 
-// postCost is what a Work weighs beyond its bytes when lanes are compared.
+// postCost is the weight of a Work beyond its bytes, for the comparison of lanes.
 const postCost = 512
 
-// Ranks of the jobs that wait in a lane's queue. A message stands before all writes,
-// because calls and their answers wait for it. The tail of a write, with its immediate,
-// stands before all other writes: the rest of its write is in place, and its end waits for
-// the tail alone.
+// Ranks of the jobs in a lane's queue. A message precedes all writes, because requests and
+// their answers wait for it. The tail of a write precedes all other writes: the rest of that
+// write is in place, so only the tail delays its completion.
 const (
 	rankMessage = 0
 	rankTail    = 1
@@ -202,13 +201,13 @@ func (j job) load() int64 {
 	return n
 }
 
-// tie holds operations with the same immediate of which the target counted some, and it is
-// unknown which. The sender sends all their payload again, and then as many immediates as
-// were lost.
-type tie struct {
-	// left counts members whose payload is neither in place again nor refused.
+// lostGroup groups operations with the same immediate when the target counted only some of these
+// immediates. The sender cannot determine which, so it sends all their payload again, and then
+// as many immediates as were lost.
+type lostGroup struct {
+	// left counts members whose payload has been neither placed again nor refused.
 	left int
-	// lost is how many immediates did not arrive.
+	// lost is the number of immediates that did not arrive.
 	lost            int
 	placed, refused []*op
 }

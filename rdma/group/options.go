@@ -10,51 +10,50 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Options configure an Engine. A provider fills in what is its own (Provider to
-// Alloc) and passes the rest on from its caller.
+// Options configure an Engine. A provider sets the fields from Provider to Alloc and takes the
+// other fields from its caller.
 type Options struct {
-	// Provider is what Info tells: shm, verbs, fabric, sim. Both ends of a
-	// session must be of one provider.
+	// Provider is the value of Info.Provider: shm, verbs, fabric or sim. Both ends of a session
+	// must have the same provider.
 	Provider string
 	// Detail is the provider's part of Info.Detail.
 	Detail string
-	// Domains are the engine's NICs, 1 to MaxDomains. They are the engine's from
-	// the call of New on, even if it fails: it closes them.
+	// Domains are the engine's NICs, 1 to MaxDomains. New takes ownership of them and closes
+	// them even if it fails.
 	Domains []Domain
-	// Reopen, if set, is called in the background to replace domain i after it
-	// has died, every RetryInterval until it succeeds. ctx ends with the engine.
+	// Reopen, if set, is called in the background to replace domain i after it has died: every
+	// RetryInterval, until it succeeds. ctx ends with the engine.
 	Reopen func(ctx context.Context, i int) (Domain, error)
-	// Alloc returns memory that the domains can register, for the engine's own
-	// buffers of messages, and how to free it. Default: the Go heap.
+	// Alloc returns memory that the domains can register, for the engine's message buffers, and
+	// a function that frees it. Default: the Go heap.
 	Alloc func(bytes int) (mem []byte, free func(), err error)
 
-	// Control says how sessions begin: the connection on which two engines prove
-	// the token to each other, exchange the addresses of endpoints, and notice
-	// each other's death.
+	// Control listens and dials for sessions: on its connections two engines prove the token to
+	// each other, exchange the addresses of endpoints, and detect each other's death.
 	Control Control
-	// Token is what a peer must prove to open a session here. Needed with
-	// Control.Listener.
+	// Token is the secret that a peer must prove to open a session with this engine. It is
+	// required with Control.Listener.
 	Token rdma.Token
 
-	// SeparateClasses gives each traffic class endpoints of its own, in sessions
-	// where either side asks for it. Without it all traffic is ClassKV.
+	// SeparateClasses gives each traffic class its own endpoints in sessions where either side
+	// requests it. Otherwise all traffic is ClassKV.
 	SeparateClasses bool
-	// PieceBytes is the size that a large write is cut into, to be spread over the NICs.
-	// An endpoint has at most 4 pieces posted, which is what a message may have to wait
-	// for. Default 1 MiB, 64 KiB to 1 GiB.
+	// PieceBytes is the size of the pieces into which a large write is cut, to spread it over
+	// the NICs. An endpoint has at most 4 pieces posted, so a message waits for at most 4
+	// pieces. Default 1 MiB, 64 KiB to 1 GiB.
 	PieceBytes int
-	// InFlightBytes and InFlightOps bound what is submitted to one peer and has
-	// not ended. An operation larger than InFlightBytes is admitted alone.
-	// Defaults 64 MiB and 1024 (at most MaxOps).
+	// InFlightBytes and InFlightOps bound the operations that are submitted to one peer and have
+	// not ended. An operation larger than InFlightBytes is admitted alone. Defaults 64 MiB and
+	// 1024 (at most MaxOps).
 	InFlightBytes int64
 	InFlightOps   int
 	// MaxMessage is the longest Send, in bytes. Default 64 KiB, at most 1 MiB,
 	// and no more than the domains' MaxMessage less 32 bytes.
 	MaxMessage int
-	// MessageBuffers is how many buffers of MaxMessage each NIC has for what
-	// arrives, and the engine for what is sent. Default 64.
+	// MessageBuffers is the number of receive buffers of MaxMessage bytes for each NIC, and the
+	// number of send buffers for the engine. Default 64.
 	MessageBuffers int
-	// MaxPeers bounds the sessions; one more is turned away. Default 1024.
+	// MaxPeers bounds the sessions. The engine refuses one more. Default 1024.
 	MaxPeers int
 	// EarlyImmediates is how many unexpected immediates are kept for each peer.
 	// Default rdma.DefaultEarlyImmediates.
@@ -63,39 +62,39 @@ type Options struct {
 	// HeartbeatInterval is how long the control connection may be idle before a
 	// heartbeat is sent on it. Default 2 s.
 	HeartbeatInterval time.Duration
-	// IdleTimeout is the silence after which a peer is dead, and how long work
-	// may be in flight while no NIC gets any of it through. Default 10 s, at
-	// least twice the HeartbeatInterval.
+	// IdleTimeout is the silence after which a peer is declared dead, and the time for which
+	// work may be in flight while no NIC transfers any of it. Default 10 s, at least twice the
+	// HeartbeatInterval.
 	IdleTimeout time.Duration
-	// TransferTimeout is the age at which an operation that has not ended ends
-	// its session, though heartbeats arrive. Default 60 s.
+	// TransferTimeout is the age at which an operation that has not ended ends its session, even
+	// if heartbeats arrive. Default 60 s.
 	TransferTimeout time.Duration
-	// StallTimeout is the age at which a Work that has not completed condemns
-	// its endpoint: what it carried is sent again on another. Default 10 s.
+	// StallTimeout is the age at which a Work that has not completed breaks its endpoint; its
+	// payload is sent again on another endpoint. Default 10 s.
 	StallTimeout time.Duration
 	// HandshakeTimeout bounds the opening of a session. Default 10 s.
 	HandshakeTimeout time.Duration
-	// RevokeTimeout is how long a peer has to confirm that it writes to a
-	// revoked window no more, where a NIC can't promise that; its endpoints are
-	// shut after that. Default 1 s.
+	// RevokeTimeout is the time a peer has to confirm that it has stopped writing to a revoked
+	// window, for NICs that cannot stop these writes themselves. The engine then shuts the
+	// peer's endpoints. Default 1 s.
 	RevokeTimeout time.Duration
-	// RetryInterval is the pause before a NIC, or an endpoint, that died is
-	// tried again; it doubles up to 64 times that. Default 100 ms.
+	// RetryInterval is the pause before a failed NIC or endpoint is opened again. It doubles
+	// after each failure, up to 64 times the interval. Default 100 ms.
 	RetryInterval time.Duration
-	// SpinPolls is how many polls in a row find nothing before a poller sleeps
-	// in Domain.Wait: more is lower latency for more CPU. Default 32; -1 is none.
+	// SpinPolls is the number of consecutive empty polls after which a poller sleeps in
+	// Domain.Wait. A larger value lowers latency and uses more CPU. Default 32; -1 means no
+	// empty polls.
 	SpinPolls int
 
-	// OnPeerUp and OnPeerDown, if set, are called when a session begins and
-	// when it has ended, with why; after OnPeerDown nothing of that session
-	// touches memory any more. They must not block.
+	// OnPeerUp and OnPeerDown, if set, are called when a session begins and after it has ended,
+	// with the reason. After OnPeerDown no NIC touches memory for that session. They must not
+	// block.
 	OnPeerUp   func(rdma.EngineID)
 	OnPeerDown func(rdma.EngineID, error)
-	// OnPost, if set, is called when Works are about to be handed to a NIC, under
-	// locks: for measuring how long that took. It must not block.
+	// OnPost, if set, is called under locks immediately before Works are posted to a NIC, for
+	// latency measurements. It must not block.
 	OnPost func()
-	// Logger takes refused peers, dead NICs and dead sessions, rate-limited.
-	// Default: none.
+	// Logger receives refused peers, dead NICs and dead sessions, rate-limited. Default: no log.
 	Logger *slog.Logger
 }
 
@@ -108,7 +107,7 @@ const (
 	MaxOps = 4096
 )
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults sets each zero field to its default.
 func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.PieceBytes, 1<<20)
 	options.SetDefault(&o.InFlightBytes, 64<<20)

@@ -5,17 +5,16 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// Jobs of an operation that is spread have at most PieceBytes, and this many
-// runs.
+// pieceRuns is the largest number of runs in a job of an operation that is spread over lanes;
+// the job also has at most PieceBytes.
 const pieceRuns = 64
 
-// layLocked cuts o into jobs and hands them to lanes.
+// layLocked cuts o into jobs and places them on lanes.
 //
-// An operation that is small, or has one lane to go by, is one job; its
-// immediate goes with its last run if that run's arrival tells that the others
-// have arrived too, and that none of them was refused. Otherwise pieces go
-// wherever there is least to do, and the tail, with the immediate, when they
-// are all in place.
+// A small operation, or one with a single usable lane, is one job. Its last run carries the
+// immediate if the arrival of that run implies that the other runs have arrived and that none
+// was refused. Otherwise the pieces go to the least loaded lanes, and the tail carries the
+// immediate after all pieces are in place.
 func (s *session) layLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	_, withImm := o.Imm.Get()
 	lanes := s.usableLocked(o.Class)
@@ -70,17 +69,16 @@ func (s *session) lanesOf(class rdma.Class) []*lane {
 	return s.lanes[i : i+s.pairs]
 }
 
-// placeLocked queues j on the lane with the least to do; if none is up, until
-// one is.
+// placeLocked queues j on the least loaded lane. If no lane is up it parks j.
 func (s *session) placeLocked(j job, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	o := j.op
 	lanes := s.lanesOf(o.Class)
 	for {
 		best, stale := s.chooseLocked(o, lanes)
 		if stale {
-			// Every NIC that the Desc names is gone, and others are there.
+			// Every NIC that the Desc names is gone, and lanes to other NICs are up.
 			o.left -= int(j.hi - j.lo)
-			s.refuseLocked(o, why{op: o.ID(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0}, nil)
+			s.refuseLocked(o, reasonQuery{op: o.ID(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0}, nil)
 			return s.advanceLocked(o, touched, out)
 		}
 		if best == nil {
@@ -94,8 +92,8 @@ func (s *session) placeLocked(j job, touched *laneSet, out []sessions.Ended) []s
 	}
 }
 
-// chooseLocked returns the lane for an operation, or nil if none is up; stale
-// says that some are up and the Desc knows none of their NICs.
+// chooseLocked returns the lane for an operation, or nil if none is up. stale reports that
+// lanes are up but the Desc names none of their NICs.
 func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 	ups := 0
 	if o.kind == opMessage {
@@ -120,7 +118,7 @@ func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 			continue
 		}
 		known = true
-		if !l.up.Load() || o.src != nil && !o.src.on(l.nicIndex) {
+		if !l.up.Load() || o.src != nil && !o.src.registeredOn(l.nicIndex) {
 			continue
 		}
 		if load := l.load.Load(); best == nil || load < least {
@@ -130,17 +128,17 @@ func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 	return best, !known && ups > 0
 }
 
-// refuseLocked notes that the target does not take o; what it is asked about is
-// the first refused piece. said is what the NIC said of it, if anything.
-func (s *session) refuseLocked(o *op, w why, said error) {
+// refuseLocked records that the target refused o. Only the first refused range is kept. said is
+// the local NIC's error, if any.
+func (s *session) refuseLocked(o *op, w reasonQuery, nicErr error) {
 	if o.dead.Swap(true) {
 		return
 	}
-	o.refusal, o.said = w, said
+	o.refusal, o.nicErr = w, nicErr
 }
 
-// advanceLocked does what is next for o, if all its runs are done: ask why it
-// was refused, send the final run, or end it.
+// advanceLocked takes the next step for o if all its runs are done: it requests the reason of a
+// refusal, sends the final run, or ends o.
 func (s *session) advanceLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	if o.left > 0 || !o.Submitted {
 		return out
@@ -155,14 +153,14 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []sessions.Ended) [
 			err = &rdma.RefusedError{Peer: s.Peer, Reason: o.reason}
 		}
 		return append(out, s.endLocked(o, err))
-	case o.tie != nil:
-		return s.tiedLocked(o, touched, out)
+	case o.lostGroup != nil:
+		return s.groupPlacedLocked(o, touched, out)
 	case o.dead.Load():
 		if o.reason != rdma.ReasonNone {
 			return append(out, s.endLocked(o, &rdma.RefusedError{Peer: s.Peer, Reason: o.reason}))
 		}
-		if !o.asked {
-			o.asked = true
+		if !o.queried {
+			o.queried = true
 			w := o.refusal
 			s.ctl.send(func(b []byte) []byte { return w.append(b) })
 		}
@@ -175,8 +173,8 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []sessions.Ended) [
 	return append(out, s.endLocked(o, nil))
 }
 
-// unpark hands out the jobs that waited for a lane.
-func (s *session) unpark() {
+// placeParked places the jobs that waited for a lane.
+func (s *session) placeParked() {
 	var touched laneSet
 	var out []sessions.Ended
 	s.Mu.Lock()
@@ -190,10 +188,10 @@ func (s *session) unpark() {
 	sessions.CallAll(out)
 }
 
-// replace hands out jobs that a lane has given up. One that would have carried
-// the immediate behind others is kept back: what was posted before it may have
-// to be sent again.
-func (s *session) replace(jobs []job) {
+// redistribute places jobs that a lane has given up. If a job would have carried the immediate after
+// other runs, its last run is held back, because runs posted before it may have to be sent
+// again.
+func (s *session) redistribute(jobs []job) {
 	if len(jobs) == 0 {
 		return
 	}

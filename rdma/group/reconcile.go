@@ -6,10 +6,10 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// reconcile sends again what was lost with en, and nothing that was not: which
-// immediates arrived decides it.
+// reconcile sends the operations again that were lost with en, and no others. The peer's count
+// of arrived immediates determines which were lost.
 func (l *lane) reconcile(en *end) error {
-	delivered, ties, err := l.verdicts(en)
+	delivered, groups, err := l.verdicts(en)
 	if err != nil {
 		return err
 	}
@@ -22,20 +22,20 @@ func (l *lane) reconcile(en *end) error {
 		s.Mu.Unlock()
 		return nil
 	}
-	// First the immediates: where one arrived, its operation is in place as a
-	// whole, and must not be written again: its owner may be using the memory.
+	// First the immediates. If an immediate arrived, its whole operation is in place and must
+	// not be written again: the owner may already use the memory.
 	for i, r := range en.broken {
 		if !r.imm {
 			continue
 		}
-		switch t := ties[i]; {
+		switch t := groups[i]; {
 		case delivered[i]:
 			r.op.left--
 			whole[r.op] = true
 		case t != nil:
-			r.op.tie, r.op.final = t, r.run
+			r.op.lostGroup, r.op.final = t, r.run
 			if j := (job{op: r.op, lo: r.run, hi: r.run + 1}); en.nic.lim.RefusalBreaks {
-				s.doubtLocked(r.op, j)
+				s.verifyLocked(r.op, j)
 			} else {
 				out = s.placeLocked(j, &touched, out)
 			}
@@ -43,7 +43,7 @@ func (l *lane) reconcile(en *end) error {
 			r.op.left--
 			r.op.final = r.run
 			if en.nic.lim.RefusalBreaks {
-				s.doubtLocked(r.op)
+				s.verifyLocked(r.op)
 			}
 		}
 	}
@@ -53,7 +53,7 @@ func (l *lane) reconcile(en *end) error {
 		case whole[r.op] || r.op.landed || r.op.dead.Load() || r.op.kind == opMessage && r.op.acked:
 			r.op.left--
 		case en.nic.lim.RefusalBreaks && r.op.kind == opWrite:
-			s.doubtLocked(r.op, job{op: r.op, lo: r.run, hi: r.run + 1})
+			s.verifyLocked(r.op, job{op: r.op, lo: r.run, hi: r.run + 1})
 		default:
 			out = s.placeLocked(job{op: r.op, lo: r.run, hi: r.run + 1}, &touched, out)
 		}
@@ -67,20 +67,21 @@ func (l *lane) reconcile(en *end) error {
 	return nil
 }
 
-// verdicts decides for each broken record whether its immediate arrived, or is
-// one of several that can't be told apart.
-func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
-	delivered, ties = make([]bool, len(en.broken)), make([]*tie, len(en.broken))
+// verdicts decides for each broken record whether its immediate arrived, or whether it is one
+// of several that cannot be distinguished.
+func (l *lane) verdicts(en *end) (delivered []bool, groups []*lostGroup, _ error) {
+	delivered, groups = make([]bool, len(en.broken)), make([]*lostGroup, len(en.broken))
 	d := &en.down
 	if d.arrived < en.immOK || d.arrived > en.immSent {
 		return nil, nil, fmt.Errorf("lane %d: %d immediates arrived, of %d sent and %d confirmed: %w", l.index, d.arrived, en.immSent, en.immOK, errFrame)
 	}
 	if l.s.e.counted {
-		// The endpoint is ordered and stops at a refusal: the first arrived did.
+		// The endpoint is ordered and stops at a refusal, so exactly the first d.arrived
+		// immediates arrived.
 		for i, r := range en.broken {
 			delivered[i] = r.imm && r.immSeq < d.arrived
 		}
-		return delivered, ties, nil
+		return delivered, groups, nil
 	}
 	lost := make(map[uint32][]int)
 	for i, r := range en.broken {
@@ -98,21 +99,21 @@ func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
 		if n < 0 || n > len(which) {
 			return nil, nil, fmt.Errorf("lane %d: immediate %d arrived %d times; %d are confirmed and %d lost: %w", l.index, v, arrived[v], en.okTally[v], len(which), errFrame)
 		}
-		var t *tie
+		var t *lostGroup
 		if n > 0 && n < len(which) {
-			t = &tie{left: len(which), lost: len(which) - n}
+			t = &lostGroup{left: len(which), lost: len(which) - n}
 		}
 		for _, i := range which {
-			delivered[i], ties[i] = n == len(which), t
+			delivered[i], groups[i] = n == len(which), t
 		}
 	}
-	return delivered, ties, nil
+	return delivered, groups, nil
 }
 
-// tiedLocked notes that o's payload is in place again, or was refused.
-func (s *session) tiedLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
-	t := o.tie
-	o.tie = nil
+// groupPlacedLocked records that o's payload is in place again or was refused.
+func (s *session) groupPlacedLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
+	t := o.lostGroup
+	o.lostGroup = nil
 	if o.dead.Load() {
 		t.refused = append(t.refused, o)
 	} else {
@@ -121,8 +122,8 @@ func (s *session) tiedLocked(o *op, touched *laneSet, out []sessions.Ended) []se
 	if t.left--; t.left > 0 {
 		return out
 	}
-	// As many end well as immediates were counted, or will be. Of those that are
-	// refused now, the first are taken for the ones that were lost.
+	// As many operations succeed as immediates were counted or will be counted. If members were
+	// refused this time, they are assumed to be among the lost ones.
 	lost := t.lost
 	for _, m := range t.refused {
 		if lost > 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sources"
 )
 
-// nicMemory is memory as one NIC knows it.
+// nicMemory is memory as registered with one NIC.
 type nicMemory struct {
 	serial uint32
 	mem    Memory
@@ -25,16 +25,16 @@ type region struct {
 	mem  []byte
 	size uint64
 	// opts.DMABuf is the region's own descriptor of the buffer, until disown.
-	opts     rdma.RegisterOptions
-	disowned sync.Once
-	// mems by NIC; nil where it is not registered, for the NIC is dead.
+	opts           rdma.RegisterOptions
+	descriptorOnce sync.Once
+	// mems holds the registration with each NIC; nil while the NIC is dead.
 	mems []atomic.Pointer[nicMemory]
 	root *window // nil for a Local region
 
 	mu      sync.Mutex
 	closed  bool
 	windows map[*window]struct{}
-	// readers are the operations that have this region as their source.
+	// readers counts the operations whose source is this region.
 	readers sources.Readers
 }
 
@@ -48,7 +48,8 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 			return nil, fmt.Errorf("group: register a dma-buf and %d bytes of memory: %w", len(mem), rdma.ErrRange)
 		}
 		size = opts.DMABuf.Len
-		// The caller may close its descriptor, and the number may be another buffer's then.
+		// The caller may close its descriptor, and the kernel may then reuse its number for
+		// another buffer.
 		own, err := ownBuf(opts.DMABuf)
 		if err != nil {
 			return nil, fmt.Errorf("group: register a dma-buf: %w", err)
@@ -63,8 +64,8 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 		e: e, mem: mem, size: size, opts: opts,
 		mems: make([]atomic.Pointer[nicMemory], len(e.nics)), windows: make(map[*window]struct{}),
 	}
-	if err := r.enroll(); err != nil {
-		r.disown()
+	if err := r.register(); err != nil {
+		r.closeDescriptor()
 		return nil, err
 	}
 	if !opts.Local {
@@ -77,8 +78,8 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 	return r, nil
 }
 
-// enroll registers the region with every NIC and makes it known.
-func (r *region) enroll() error {
+// register registers the region with every NIC and adds it to the engine.
+func (r *region) register() error {
 	e := r.e
 	e.regMu.RLock()
 	defer e.regMu.RUnlock()
@@ -100,8 +101,9 @@ func (r *region) enroll() error {
 	return nil
 }
 
-// registerWith registers the region with one NIC. Keys are given to windows
-// only, so that each can be taken back while writes from here go on.
+// registerWith registers the region with one NIC, without remote access. Only windows give
+// remote access, so their keys can be invalidated while local writes continue to use the
+// region.
 func (r *region) registerWith(n *nic) error {
 	opts := r.opts
 	opts.Local = true
@@ -119,10 +121,10 @@ func (r *region) Bytes() []byte { return r.mem }
 // Len implements rdma.Region.
 func (r *region) Len() uint64 { return r.size }
 
-// on reports whether the region can be read by a NIC.
-func (r *region) on(nic int) bool { return r.mems[nic].Load() != nil }
+// registeredOn reports whether the region is registered with a NIC.
+func (r *region) registeredOn(nic int) bool { return r.mems[nic].Load() != nil }
 
-// memory returns the region as the NIC with that serial number knows it, or nil.
+// memory returns the region's registration with the NIC of that serial number, or nil.
 func (r *region) memory(nic int, serial uint32) Memory {
 	if m := r.mems[nic].Load(); m != nil && m.serial == serial {
 		return m.mem
@@ -130,7 +132,7 @@ func (r *region) memory(nic int, serial uint32) Memory {
 	return nil
 }
 
-// Desc implements rdma.Region. Key 0 is never given out, so it opens nothing.
+// Desc implements rdma.Region. For a Local region each key is 0, which is never valid.
 func (r *region) Desc() rdma.Desc {
 	if r.root != nil {
 		return r.root.Desc()
@@ -160,13 +162,13 @@ func (r *region) WindowSpans(spans []rdma.Span, peers ...rdma.EngineID) (rdma.Wi
 	return r.open(merged[0].Offset, reach, relative, peers)
 }
 
-// open makes a window known to the engine and its NICs; spans, unless nil, are the
-// parts of it that are open.
+// open makes a window and registers it with the engine and its NICs. If spans is not nil, only
+// these parts of it are accessible.
 func (r *region) open(off, n uint64, spans []rdma.Span, peers []rdma.EngineID) (*window, error) {
 	w := &window{region: r, off: off, n: n, spans: spans, peers: slices.Clone(peers), mems: make([]atomic.Pointer[nicMemory], len(r.mems)), done: make(chan struct{})}
 	if r.mem != nil {
-		// The capacity ends with the window: an append by its owner must not
-		// reach the neighbour's bytes.
+		// The capacity ends with the window, so that an append by the owner cannot overwrite the
+		// bytes after it.
 		w.mem = r.mem[off : off+n : off+n]
 	}
 	e := r.e
@@ -200,7 +202,7 @@ func (r *region) Close(ctx context.Context) error {
 	r.closed = true
 	r.readers.Close()
 	r.mu.Unlock()
-	windows := r.openWindows() // none is added any more
+	windows := r.openWindows() // no window is added after closed is set
 	for _, w := range windows {
 		w.begin()
 	}
@@ -217,7 +219,7 @@ func (r *region) Close(ctx context.Context) error {
 	r.e.regionsMu.Lock()
 	delete(r.e.regions, r)
 	r.e.regionsMu.Unlock()
-	defer r.disown()
+	defer r.closeDescriptor()
 	return r.release()
 }
 
@@ -228,10 +230,11 @@ func (r *region) openWindows() []*window {
 	return slices.Collect(maps.Keys(r.windows))
 }
 
-// disown closes the region's own descriptor of its dma-buf. Nothing is registered any more.
-func (r *region) disown() { r.disowned.Do(func() { closeBuf(r.opts.DMABuf) }) }
+// closeDescriptor closes the region's own descriptor of its dma-buf. The region must be registered with
+// no NIC.
+func (r *region) closeDescriptor() { r.descriptorOnce.Do(func() { closeBuf(r.opts.DMABuf) }) }
 
-// release closes what the NICs know of the region.
+// release closes the region's registrations.
 func (r *region) release() error {
 	var errs []error
 	for i := range r.mems {
@@ -240,7 +243,7 @@ func (r *region) release() error {
 	return errors.Join(errs...)
 }
 
-// closeMemory closes what p points to, if anything, once.
+// closeMemory closes the memory that p points to, if any, once.
 func closeMemory(p *atomic.Pointer[nicMemory]) error {
 	if m := p.Swap(nil); m != nil {
 		return m.mem.Close()
@@ -248,17 +251,17 @@ func closeMemory(p *atomic.Pointer[nicMemory]) error {
 	return nil
 }
 
-// window is memory that a key for each NIC opens.
+// window is a range of a region with a key for each NIC.
 type window struct {
 	region *region
 	off, n uint64
-	// spans, unless nil, are the parts of the window that are open, where a NIC can
-	// tell them apart.
+	// spans, if not nil, are the accessible parts of the window, for NICs that can restrict
+	// access to them.
 	spans []rdma.Span
 	mem   []byte
 	mems  []atomic.Pointer[nicMemory]
-	// peers may write here; empty: every peer. The engine of any other peer uses no key of
-	// a Desc that does not name it (op.aim), so Revoke need not ask that peer.
+	// peers may write to the window; empty means every peer. An engine that the Desc does not
+	// name never posts its keys (op.aim), so Revoke need not ask that engine.
 	peers []rdma.EngineID
 
 	// done is closed when the window has been revoked for good.
@@ -266,24 +269,24 @@ type window struct {
 	once sync.Once
 
 	mu sync.Mutex
-	// base and keys are what Desc says; keys stay when they open nothing more.
+	// base and keys are the fields of Desc. keys remain after the keys have become invalid.
 	base uint64
 	keys []rdma.NICKey
-	// linked are the keys that open the window, stale those of NICs that died:
-	// who asks about one is told that the fault is not with the key.
+	// linked are the valid keys of the window. stale are keys of NICs that died; for these,
+	// check answers that the key itself is not at fault.
 	linked, stale []remoteKey
-	// revoked: no key is added any more.
+	// revoked: no key is added after it is set.
 	revoked bool
 }
 
 var _ rdma.Window = (*window)(nil)
 
-// openOn gives the window a key on one NIC.
+// openOn makes the window's key on one NIC.
 func (w *window) openOn(n *nic) error {
 	r := w.region
 	whole := r.memory(n.index, n.serial)
 	if whole == nil {
-		return nil // the NIC is dead, or can't reach this memory
+		return nil // the NIC is dead or cannot reach this memory
 	}
 	var m Memory
 	var err error
@@ -318,8 +321,8 @@ func (w *window) openOn(n *nic) error {
 	return nil
 }
 
-// registerOn registers the window's part of the memory by itself, for a NIC
-// without windows, or without windows of this part.
+// registerOn registers the window's part of the memory separately, for a NIC without windows or
+// where Window returned ErrUnsupported.
 func (w *window) registerOn(n *nic) (Memory, error) {
 	opts := w.region.opts
 	opts.Local = false
@@ -339,16 +342,15 @@ func (w *window) Bytes() []byte {
 	return w.mem
 }
 
-// Desc implements rdma.Window. A NIC that died and was replaced is named with
-// the replacement's key from then on.
+// Desc implements rdma.Window. After a NIC was replaced it has the key of the replacement.
 func (w *window) Desc() rdma.Desc {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return rdma.Desc{Engine: w.region.e.id, NICs: slices.Clone(w.keys), Base: w.base, Len: w.n, Peers: slices.Clone(w.peers)}
 }
 
-// holds reports whether n bytes at addr lie in the window.
-func (w *window) holds(addr, n uint64) bool {
+// contains reports whether n bytes at addr lie in the window.
+func (w *window) contains(addr, n uint64) bool {
 	w.mu.Lock()
 	base := w.base
 	w.mu.Unlock()
@@ -375,12 +377,12 @@ func (w *window) Revoke(ctx context.Context) error {
 	}
 }
 
-// begin takes the keys out of use and begins the revocation, once.
+// begin invalidates the keys and starts the revocation, once.
 func (w *window) begin() {
 	w.once.Do(func() {
 		keys := w.close()
 		if !w.region.e.beginRevoke() {
-			// The engine is closed, and with it every memory.
+			// The engine is closed, which closes every memory.
 			<-w.region.e.core.Closed
 			close(w.done)
 			return
@@ -392,7 +394,7 @@ func (w *window) begin() {
 	})
 }
 
-// close makes the keys unknown and returns those that may still be in use.
+// close removes the keys from the engine and returns those that peers may still use.
 func (w *window) close() []remoteKey {
 	w.mu.Lock()
 	w.revoked = true
@@ -404,7 +406,7 @@ func (w *window) close() []remoteKey {
 	return keys
 }
 
-// release closes what the NICs know of the window, and forgets its keys.
+// release closes the window's registrations and removes its keys.
 func (w *window) release() error {
 	w.close()
 	var errs []error
@@ -414,16 +416,16 @@ func (w *window) release() error {
 	return errors.Join(errs...)
 }
 
-// enlist takes a NIC into use in its place: all memory is registered with it
-// before anything can go over it.
-func (e *Engine) enlist(n *nic) error {
+// installNIC replaces the NIC at n's index by n. It registers all memory with n before any transfer
+// can use it.
+func (e *Engine) installNIC(n *nic) error {
 	e.regMu.Lock()
 	defer e.regMu.Unlock()
 	if e.released {
 		return rdma.ErrClosed
 	}
 	for r := range e.regions {
-		if err := r.enlistOn(n); err != nil {
+		if err := r.registerAllOn(n); err != nil {
 			return errors.Join(err, e.unregisterLocked(n))
 		}
 	}
@@ -432,8 +434,8 @@ func (e *Engine) enlist(n *nic) error {
 	return nil
 }
 
-// enlistOn registers the region and its windows with a NIC that replaces another.
-func (r *region) enlistOn(n *nic) error {
+// registerAllOn registers the region and its windows with a NIC that replaces another.
+func (r *region) registerAllOn(n *nic) error {
 	if err := r.registerWith(n); err != nil {
 		return err
 	}
@@ -452,8 +454,7 @@ func (e *Engine) unregister(n *nic) error {
 	return e.unregisterLocked(n)
 }
 
-// unregisterLocked closes all memory of a NIC: first windows, then what they are
-// windows of.
+// unregisterLocked closes all memory of a NIC: windows before their regions.
 func (e *Engine) unregisterLocked(n *nic) error {
 	var errs []error
 	closeOn := func(p *atomic.Pointer[nicMemory]) {
@@ -471,11 +472,11 @@ func (e *Engine) unregisterLocked(n *nic) error {
 	return errors.Join(errs...)
 }
 
-// staleMax bounds the keys of dead NICs that a window remembers.
+// staleMax bounds the keys of dead NICs that a window keeps.
 const staleMax = 2 * MaxDomains
 
-// dropKeys forgets the keys of a NIC that is gone, so that a new Desc does not
-// name it; where no other is left they stay, to say at least what it was.
+// dropKeys removes the keys of a NIC that is gone, so that a new Desc does not name it. If no
+// other key is left the keys stay in Desc.
 func (w *window) dropKeys(serial uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -504,14 +505,14 @@ func (w *window) dropKeys(serial uint32) {
 	w.keys = keys
 }
 
-// link makes a key known to those who ask why they were refused.
+// link adds a key to the table that check uses.
 func (e *Engine) link(k remoteKey, w *window) {
 	e.keysMu.Lock()
 	defer e.keysMu.Unlock()
 	e.keys[k] = w
 }
 
-// unlink makes keys unknown.
+// unlink removes keys from that table.
 func (e *Engine) unlink(keys []remoteKey) {
 	e.keysMu.Lock()
 	defer e.keysMu.Unlock()
@@ -520,12 +521,13 @@ func (e *Engine) unlink(keys []remoteKey) {
 	}
 }
 
-// admits reports whether the window is open to a peer.
+// admits reports whether a peer may write to the window.
 func (w *window) admits(peer rdma.EngineID) bool {
 	return len(w.peers) == 0 || slices.Contains(w.peers, peer)
 }
 
-// check says why n bytes of a peer at addr behind a key would be refused.
+// check returns the reason for which a peer's write of n bytes at addr with key k is refused,
+// or ReasonNone.
 func (e *Engine) check(peer rdma.EngineID, k remoteKey, addr, n uint64) rdma.Reason {
 	e.keysMu.RLock()
 	w := e.keys[k]
@@ -533,7 +535,7 @@ func (e *Engine) check(peer rdma.EngineID, k remoteKey, addr, n uint64) rdma.Rea
 	switch {
 	case w == nil || !w.admits(peer):
 		return rdma.ReasonKey
-	case !w.holds(addr, n):
+	case !w.contains(addr, n):
 		return rdma.ReasonBounds
 	}
 	return rdma.ReasonNone

@@ -10,20 +10,20 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// withdrawalsMax bounds the keys that a peer can make us remember, in
-// withdrawals of up to maxKeys. An engine asks for no more at a time.
+// withdrawalsMax bounds the withdrawals of up to maxKeys keys that a peer can have open here.
+// An engine has no more open at one peer.
 const withdrawalsMax = 1 << 14
 
-// withdrawals are the keys that a peer has asked us not to use any more, until
-// its NIC refuses them by itself.
+// withdrawals are the keys that a peer has asked this engine not to use, until the peer's NIC
+// refuses them itself.
 type withdrawals struct {
-	// some is len(byID), pending len(waiting): looked at without mu.
+	// some is len(byID), pending len(waiting). Both are read without mu.
 	some, pending atomic.Int32
 
 	mu   sync.RWMutex
 	byID map[uint64][]remoteKey
 	keys map[remoteKey]int
-	// waiting are withdrawals whose keys may be in flight still.
+	// waiting are withdrawals whose keys may still be in flight.
 	waiting []withdraw
 }
 
@@ -45,7 +45,7 @@ func (w *withdrawals) add(x withdraw) error {
 		w.byID, w.keys = make(map[uint64][]remoteKey), make(map[remoteKey]int)
 	}
 	if w.byID[x.id] != nil || len(w.byID) == withdrawalsMax {
-		return fmt.Errorf("withdrawal %d came twice, or is one more than %d: %w", x.id, withdrawalsMax, errFrame)
+		return fmt.Errorf("withdrawal %d came twice or exceeds the limit of %d: %w", x.id, withdrawalsMax, errFrame)
 	}
 	w.byID[x.id] = x.keys
 	for _, k := range x.keys {
@@ -70,8 +70,8 @@ func (w *withdrawals) forget(id uint64) {
 	w.some.Store(int32(len(w.byID)))
 }
 
-// confirm tells the peer of withdrawals whose keys are in flight no more. No key
-// is posted again after it was withdrawn, so that a look is enough.
+// confirm reports to the peer the withdrawals whose keys are not in flight. A withdrawn key is
+// never posted again, so one check is enough.
 func (s *session) confirm() {
 	w := &s.withdrawn
 	w.mu.RLock()
@@ -84,7 +84,7 @@ func (s *session) confirm() {
 	}
 }
 
-// leave takes a withdrawal out of those that wait; false if it is not there.
+// leave removes a withdrawal from waiting. It returns false if it is not there.
 func (w *withdrawals) leave(id uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,8 +98,7 @@ func (w *withdrawals) leave(id uint64) bool {
 	return false
 }
 
-// writes reports whether a Work with one of keys is posted, or was lost and may
-// be on its way for all we know.
+// writes reports whether a Work with one of keys is posted, or was lost and may still land.
 func (s *session) writes(keys []remoteKey) bool {
 	for _, l := range s.lanes {
 		if l.writes(keys) {
@@ -109,7 +108,7 @@ func (s *session) writes(keys []remoteKey) bool {
 	return false
 }
 
-// writes is the same for one lane.
+// writes does the same for one lane.
 func (l *lane) writes(keys []remoteKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -139,36 +138,37 @@ func (l *lane) writes(keys []remoteKey) bool {
 	return false
 }
 
-// asked are the withdrawals of ours that a session has not confirmed.
-type asked struct {
+// withdrawalRequests holds the withdrawals that this engine requested in a session and that are not
+// confirmed.
+type withdrawalRequests struct {
 	mu sync.Mutex
 	by map[uint64]chan struct{}
 }
 
-// ask asks the peer to withdraw; the channel is closed when it confirms.
-func (s *session) ask(w *withdraw) <-chan struct{} {
+// requestWithdrawal sends a withdrawal to the peer. The channel is closed when the peer confirms it.
+func (s *session) requestWithdrawal(w *withdraw) <-chan struct{} {
 	done := make(chan struct{})
-	s.asked.mu.Lock()
-	if s.asked.by == nil {
-		s.asked.by = make(map[uint64]chan struct{})
+	s.requests.mu.Lock()
+	if s.requests.by == nil {
+		s.requests.by = make(map[uint64]chan struct{})
 	}
-	s.asked.by[w.id] = done
-	s.asked.mu.Unlock()
+	s.requests.by[w.id] = done
+	s.requests.mu.Unlock()
 	s.ctl.send(func(b []byte) []byte { return w.append(b) })
 	return done
 }
 
-// confirmed takes the peer's word that a withdrawal is complete there.
+// confirmed handles the peer's confirmation of a withdrawal.
 func (s *session) confirmed(id uint64) {
-	s.asked.mu.Lock()
-	defer s.asked.mu.Unlock()
-	if done := s.asked.by[id]; done != nil {
+	s.requests.mu.Lock()
+	defer s.requests.mu.Unlock()
+	if done := s.requests.by[id]; done != nil {
 		close(done)
-		delete(s.asked.by, id)
+		delete(s.requests.by, id)
 	}
 }
 
-// beginRevoke counts a revocation, unless the engine is closed.
+// beginRevoke counts a revocation. It returns false if the engine is closed.
 func (e *Engine) beginRevoke() bool {
 	e.core.Mu.Lock()
 	defer e.core.Mu.Unlock()
@@ -179,19 +179,20 @@ func (e *Engine) beginRevoke() bool {
 	return true
 }
 
-// revoke takes a window back for good: when it returns nothing that a peer sent
-// touches the memory or is counted.
+// revoke ends access to a window. When it returns, no Work of a peer changes the memory or is
+// counted for it.
 //
-// A NIC whose Memory.Close is final does it alone. Otherwise the peers to whom the window
-// is open are asked to write with these keys no more, and to confirm once what they have
-// posted has ended; the endpoints of one that does not confirm in time are shut. A session
-// that is ending counts until its endpoints are shut: payload lands through them until then.
+// If Memory.Close is final on every NIC, closing the memory is enough. Otherwise revoke asks
+// the peers that may write to the window to stop writing with its keys, and to confirm once
+// their posted Works have ended. It shuts the endpoints of a peer that does not confirm in
+// time. It also waits for sessions that are ending, until their endpoints are shut, because
+// payload can land through them.
 func (e *Engine) revoke(w *window, keys []remoteKey) {
 	var peers map[*session]bool
 	id := uint64(0)
 	if !e.final && len(keys) > 0 {
-		e.asking <- struct{}{}
-		defer func() { <-e.asking }()
+		e.withdrawSlots <- struct{}{}
+		defer func() { <-e.withdrawSlots }()
 		id = e.revocations.Add(1)
 		peers = make(map[*session]bool)
 		e.withdraw(w, &withdraw{id, keys}, peers)
@@ -204,7 +205,7 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 	}
 	e.regMu.RUnlock()
 	if peers != nil {
-		// Those that began in between: the peer may have had the key before.
+		// Sessions that began since: the peer may have had the key from an earlier session.
 		e.withdraw(w, &withdraw{id, keys}, peers)
 		for s, late := range peers {
 			if late {
@@ -221,14 +222,15 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 	close(w.done)
 }
 
-// withdraw asks the sessions with the window's peers that are not in the set, adds them,
-// and waits until each has confirmed, has ended, or is late.
+// withdraw sends the withdrawal to the sessions of the window's peers that are not in peers,
+// adds them to peers, and waits until each session has confirmed, has ended, or is late (its
+// value is then true).
 func (e *Engine) withdraw(w *window, x *withdraw, peers map[*session]bool) {
 	waiting := make(map[*session]<-chan struct{})
 	for _, s := range e.core.Unremoved() {
 		if _, ok := peers[s]; !ok && w.admits(s.Peer) {
 			peers[s] = false
-			waiting[s] = s.ask(x)
+			waiting[s] = s.requestWithdrawal(x)
 		}
 	}
 	if len(waiting) == 0 {
@@ -255,12 +257,12 @@ func (e *Engine) withdraw(w *window, x *withdraw, peers map[*session]bool) {
 		}
 	}
 	for s := range waiting {
-		s.confirmed(x.id) // whoever was late is not waited for
+		s.confirmed(x.id) // stop waiting for late sessions
 	}
 }
 
-// cutOff ends the endpoints of a session and returns when nothing can arrive on
-// them any more. The session goes on with new ones.
+// cutOff shuts the endpoints of a session and returns when nothing more can arrive on them. The
+// session continues with new endpoints.
 func (s *session) cutOff(why error) {
 	if !s.Dead() {
 		s.e.core.Log.Warn(sessions.LogSession, "endpoints of a peer shut", "peer", s.Peer.String(), "why", why)
@@ -274,13 +276,13 @@ func (s *session) cutOff(why error) {
 		}
 		l.breakEnd(en, why)
 		select {
-		case <-en.quiet:
+		case <-en.closed:
 		case <-s.Removed:
 		}
 	}
 }
 
-// drainAll returns when everything that has arrived by now has been polled.
+// drainAll returns when every completion that has arrived so far has been polled.
 func (e *Engine) drainAll() {
 	var wg sync.WaitGroup
 	for i := range e.nics {
@@ -290,21 +292,21 @@ func (e *Engine) drainAll() {
 	wg.Wait()
 }
 
-// answer tells a peer why a Work was refused; the refusal is counted here, as the
-// NIC tells nobody on this side.
-func (s *session) answer(w why) {
+// explain sends a peer the reason of a refusal. It also counts the refusal, because the NIC
+// reports it only to the sender.
+func (s *session) explain(w reasonQuery) {
 	reason := s.e.check(s.Peer, remoteKey{w.serial, w.key}, w.addr, w.n)
 	if reason != rdma.ReasonNone {
 		s.refused(reason, w.addr, w.n)
 	}
-	a := because{w.op, reason}
+	a := reasonReply{w.op, reason}
 	s.ctl.send(func(b []byte) []byte { return a.append(b) })
 	if reason != rdma.ReasonNone {
-		s.hurry()
+		s.retryNow()
 	}
 }
 
-// refused counts and logs an operation of the peer that was not performed.
+// refused counts and logs a refused operation of the peer.
 func (s *session) refused(reason rdma.Reason, addr, n uint64) {
 	s.e.core.RefusedIn[reason].Add(1)
 	s.e.core.Log.Warn(sessions.LogRefused, "data-plane operation refused", "peer", s.Peer.String(), "remote", s.Remote, "reason", reason.String(), "address", addr, "length", n)

@@ -56,8 +56,8 @@ func fire(t *testing.T, e *group.Engine, dst rdma.Desc, count int) (wait func() 
 }
 
 // untouched poisons the memory of a revoked window, waits until no Work is on its way, and
-// fails the test if a byte has changed. Works of a line that is stuck behind an endpoint that
-// ended stay on their way, therefore the wait ends after a minute of the bubble's time.
+// fails the test if a byte has changed. Works that are stuck behind an ended endpoint stay on
+// their way, so the wait ends after a minute of the bubble's time.
 func untouched(t *testing.T, f *simrdma.Fabric, win rdma.Window) {
 	t.Helper()
 	poison := bytes.Repeat([]byte{0xA5}, len(win.Bytes()))
@@ -70,8 +70,8 @@ func untouched(t *testing.T, f *simrdma.Fabric, win rdma.Window) {
 	}
 }
 
-// TestRevokeStranger: an engine that has the Desc of a window without being named writes
-// nothing with it. Revoke does not ask that engine, so nothing of it may be on its way.
+// TestRevokeStranger: an engine that has the Desc of a window but is not named in it cannot
+// write with it. Revoke does not ask that engine, so none of its Works may be on its way.
 func TestRevokeStranger(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestRevokeStranger(t *testing.T) {
 				}
 				before := f.Counts()
 				wait := fire(t, stranger, win.Desc(), 3)
-				// The writes are refused. If one is not, it is on its way now.
+				// The writes are refused. A write that is not refused is on its way now.
 				ended, end := context.WithCancel(t.Context())
 				var landed, refused int
 				go func() {
@@ -109,8 +109,8 @@ func TestRevokeStranger(t *testing.T) {
 	}
 }
 
-// TestRevokeSomePeers: of the peers of a window one answers, one is silent and one has
-// gone. Revoke waits for the silent one once, and nothing of the three lands later.
+// TestRevokeSomePeers: of the peers of a window one answers, one is silent and one has gone.
+// Revoke waits for the silent one once, and no write of the three lands later.
 func TestRevokeSomePeers(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -180,8 +180,8 @@ func (e lateShutEndpoint) Shut() {
 	e.Endpoint.Shut()
 }
 
-// TestRevokeWhileSessionEnds: a session has begun to end, and its endpoints, through which
-// the peer's payload still lands, are not shut yet. Revoke waits until they are.
+// TestRevokeWhileSessionEnds: a session is ending, and its endpoints, through which the peer's
+// payload still lands, are not shut yet. Revoke waits until they are.
 func TestRevokeWhileSessionEnds(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -226,7 +226,7 @@ func TestRevokeWhileSessionEnds(t *testing.T) {
 	}
 }
 
-// TestRevokeMany: more windows are revoked at once than a peer remembers withdrawals of.
+// TestRevokeMany: more windows are revoked at once than a peer can hold withdrawals.
 func TestRevokeMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 24, simrdma.FabricOptions{ControlDelay: simrdma.Span{Min: time.Second, Max: time.Second}})

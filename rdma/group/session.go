@@ -10,45 +10,44 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// session is what two engines share: a control connection, the lanes over their
-// NICs, and the operations in flight.
+// session is the shared state of two engines: a control connection, the lanes over their NICs,
+// and the operations in flight.
 type session struct {
 	sessions.Session[*op]
 	e   *Engine
 	ctl *stream
-	// lanes by class and pair of NICs: lane class*pairs+pair.
+	// lanes are indexed by class and pair of NICs: class*pairs+pair.
 	lanes   []*lane
 	pairs   int
 	classes int
-	// next rotates over lanes of equal load; ups counts how often one came up
-	// whose last endpoint had worked.
+	// next rotates over lanes of equal load. ups counts how often a lane came up whose previous
+	// endpoint had worked.
 	next, ups atomic.Uint32
 
 	// settled is closed when each lane has come up or failed once.
 	settled chan struct{}
 	// running counts the goroutines of the session.
 	running sync.WaitGroup
-	// withdrawn are keys that the peer has asked not to use.
+	// withdrawn are keys that the peer has asked this engine not to use.
 	withdrawn withdrawals
-	asked     asked
+	requests  withdrawalRequests
 	rx        inbound
 	watchState
 
-	// Guarded by Mu, as are the fields below: parked are jobs that no lane can take
-	// now.
+	// The fields below are guarded by Mu. parked are jobs for which no lane is up.
 	parked []job
-	// doubts are jobs of operations that are asked about before they are sent
-	// again, by the operation's number.
-	doubts map[uint64][]job
+	// unverified are jobs that wait for the target's answer before they are sent again, by the
+	// operation's number.
+	unverified map[uint64][]job
 	// unsettled counts lanes that have neither come up nor failed yet.
 	unsettled int
-	// messages are those in flight; seq is the last one's number, low the lowest
-	// that is in flight.
+	// messages are the messages in flight. seq is the number of the last message, low the lowest
+	// number in flight.
 	messages []*op
 	seq, low uint64
 }
 
-// Queues of waiters: for writes, and for messages, which have a window besides.
+// Queues of waiters: one for writes, and one for messages, which also have a window.
 const (
 	forWrite   = sessions.Plain
 	forMessage = sessions.Limited
@@ -89,14 +88,14 @@ func (s *session) messageRoom() bool {
 	return len(s.messages) < messageWindow && s.seq+1 < s.low+sequenceWindow
 }
 
-// beginMessage makes a message of o.
+// beginMessage makes o a message.
 func (s *session) beginMessage(o *op) {
 	s.seq++
 	o.kind, o.seq, o.slotIndex = opMessage, s.seq, -1
 	s.messages = append(s.messages, o)
 }
 
-// endMessage takes o out of the messages in flight, if it is one.
+// endMessage removes o from the messages in flight, if it is one.
 func (s *session) endMessage(o *op) {
 	if o.kind != opMessage {
 		return
@@ -114,7 +113,7 @@ func (s *session) endMessage(o *op) {
 	s.messages, s.low = kept, low
 }
 
-// submit cuts o into jobs and posts what there is room for.
+// submit cuts o into jobs and posts as many as fit.
 func (s *session) submit(o *op) error {
 	var touched laneSet
 	var out []sessions.Ended
@@ -131,7 +130,7 @@ func (s *session) submit(o *op) error {
 	return nil
 }
 
-// endLocked gives o back and returns what is left to do outside of the lock.
+// endLocked ends o and returns the work that remains to be done without the lock.
 func (s *session) endLocked(o *op, err error) sessions.Ended {
 	if o.kind == opMessage && o.slotIndex >= 0 {
 		s.e.outbox.give(o.slotIndex)
@@ -151,14 +150,14 @@ func (s *session) byIDLocked(id uint64) *op {
 	return nil
 }
 
-// hurry opens lanes at once that would wait for a while.
-func (s *session) hurry() {
+// retryNow ends the pauses of lanes that wait before they open again.
+func (s *session) retryNow() {
 	for _, l := range s.lanes {
-		l.hurry()
+		l.retryNow()
 	}
 }
 
-// settleOne notes that a lane has come up, or failed, for the first time.
+// settleOne records that a lane has come up or failed for the first time.
 func (s *session) settleOne() {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -167,8 +166,8 @@ func (s *session) settleOne() {
 	}
 }
 
-// Fail begins the end of the session; only the first reason counts. It may be
-// called from the session's own goroutines.
+// Fail begins the end of the session. Only the first reason is kept. The session's own
+// goroutines may call it.
 func (s *session) Fail(why error) {
 	s.Mu.Lock()
 	first := s.FailLocked(why)
@@ -182,22 +181,22 @@ func (s *session) Fail(why error) {
 	go s.remove()
 }
 
-// remove shuts the endpoints, and ends the operations that the session leaves
-// behind once nothing of it can touch memory any more.
+// remove shuts the endpoints. When no NIC can touch memory for the session, it ends the
+// operations still in flight.
 func (s *session) remove() {
 	for _, l := range s.lanes {
-		l.kill(s.Why)
+		l.stop(s.Why)
 	}
 	s.running.Wait()
 	for _, l := range s.lanes {
-		l.awaitQuiet()
+		l.awaitClosed()
 	}
 	var out []sessions.Ended
 	s.Mu.Lock()
 	s.parked = nil
 	for _, o := range s.Ops {
 		if o.Submitted {
-			o.tie = nil
+			o.lostGroup = nil
 			out = append(out, s.endLocked(o, s.Why))
 		}
 	}
@@ -206,7 +205,7 @@ func (s *session) remove() {
 	s.e.core.Remove(s)
 }
 
-// idle reports whether nothing is in flight from here.
+// idle reports whether this side has no operation in flight.
 func (s *session) idle() bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

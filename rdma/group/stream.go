@@ -13,26 +13,26 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// queuedMax bounds what waits to be written on a control connection: a peer that
-// does not read is cut off.
+// queuedMax bounds the bytes that wait to be written on a control connection. A peer that reads
+// too slowly is disconnected.
 const queuedMax = 8 << 20
 
-// stream is the control connection of a session: frames out of a queue that one
-// goroutine writes, frames in that another reads.
+// stream is the control connection of a session. One goroutine writes queued frames, another
+// reads frames.
 type stream struct {
 	nc net.Conn
 	in *bufio.Reader
-	// wake has an element while the writer has something to look at.
+	// wake has an element while the writer has work.
 	wake chan struct{}
-	// rx and tx count progress, for the watch.
+	// rx and tx count received and sent frames, for the watch.
 	rx, tx atomic.Uint64
 
-	mu     sync.Mutex
-	queued []byte
-	acks   []ack
-	beat   bool
-	over   bool // more than queuedMax was queued
-	closed bool
+	mu           sync.Mutex
+	queued       []byte
+	acks         []ack
+	heartbeatDue bool
+	overflowed   bool // more than queuedMax was queued
+	closed       bool
 }
 
 // newStream returns the control connection over nc.
@@ -56,7 +56,7 @@ func (c *stream) close() {
 	_ = c.nc.Close()
 }
 
-// signal wakes the writer.
+// signal wakes up the writer.
 func (c *stream) signal() {
 	select {
 	case c.wake <- struct{}{}:
@@ -64,14 +64,13 @@ func (c *stream) signal() {
 	}
 }
 
-// send queues the frame that add appends. It does not block and holds no other
-// lock.
+// send queues the frame that add appends. It does not block and takes only the stream's lock.
 func (c *stream) send(add func([]byte) []byte) {
 	c.mu.Lock()
 	if !c.closed && len(c.queued) < queuedMax {
 		c.queued = add(c.queued)
 	} else {
-		c.over = true
+		c.overflowed = true
 	}
 	c.mu.Unlock()
 	c.signal()
@@ -83,7 +82,7 @@ func (c *stream) ack(a ack) {
 	if len(c.acks) < queuedMax/ackSize {
 		c.acks = append(c.acks, a)
 	} else {
-		c.over = true
+		c.overflowed = true
 	}
 	c.mu.Unlock()
 	c.signal()
@@ -92,16 +91,16 @@ func (c *stream) ack(a ack) {
 // heartbeat queues a heartbeat.
 func (c *stream) heartbeat() {
 	c.mu.Lock()
-	c.beat = true
+	c.heartbeatDue = true
 	c.mu.Unlock()
 	c.signal()
 }
 
-// collect moves what is queued to b, as bytes.
+// collect moves the queued frames to b, encoded.
 func (c *stream) collect(b []byte) ([]byte, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over && !c.closed {
+	if c.overflowed && !c.closed {
 		return b, fmt.Errorf("more than %d bytes wait to be read by the peer: %w", queuedMax, rdma.ErrPeerDied)
 	}
 	b = append(b, c.queued...)
@@ -112,9 +111,9 @@ func (c *stream) collect(b []byte) ([]byte, error) {
 		acks = acks[n:]
 	}
 	c.acks = c.acks[:0]
-	if c.beat {
+	if c.heartbeatDue {
 		b = appendHeader(b, frameHeartbeat, 0)
-		c.beat = false
+		c.heartbeatDue = false
 	}
 	return b, nil
 }
@@ -180,7 +179,7 @@ func (s *session) read() {
 	}
 }
 
-// readFailed ends the session for what the reader met.
+// readFailed ends the session after an error of the reader.
 func (s *session) readFailed(err error) {
 	switch {
 	case errors.Is(err, errFrame):
@@ -194,7 +193,7 @@ func (s *session) readFailed(err error) {
 	}
 }
 
-// malformed ends the session for what its peer said.
+// malformed ends the session after an invalid frame.
 func (s *session) malformed(err error) {
 	s.e.core.MalformedFrames.Add(1)
 	s.e.core.Log.Warn(sessions.LogMalformed, "data-plane peer sent a malformed frame; session closed", "peer", s.Peer.String(), "remote", s.Remote, "err", err)
@@ -209,23 +208,23 @@ func (s *session) laneOf(i uint16) (*lane, error) {
 	return s.lanes[i], nil
 }
 
-// take performs one frame. It does not block but for memory and locks.
+// take handles one frame. It blocks only for memory and locks.
 func (s *session) take(kind frameKind, b []byte) error {
 	switch kind {
 	case frameHeartbeat:
 		return wantSize("heartbeat", b, 0)
 	case frameLaneAddr, frameLaneReady, frameLaneUp, frameLaneDown, frameCheckpoint, frameChecked:
 		return s.takeLane(kind, b)
-	case frameWhy:
-		w, err := decodeWhy(b)
+	case frameQuery:
+		w, err := decodeQuery(b)
 		if err == nil {
-			s.answer(w)
+			s.explain(w)
 		}
 		return err
-	case frameBecause:
-		a, err := decodeBecause(b)
+	case frameReason:
+		a, err := decodeReason(b)
 		if err == nil {
-			s.because(a)
+			s.takeReason(a)
 		}
 		return err
 	case frameAck:
@@ -254,7 +253,7 @@ func (s *session) take(kind frameKind, b []byte) error {
 	return fmt.Errorf("frame of type %d in a session: %w", kind, errFrame)
 }
 
-// takeLane performs a frame about a lane.
+// takeLane handles a frame about a lane.
 func (s *session) takeLane(kind frameKind, b []byte) error {
 	if len(b) < 2 {
 		return fmt.Errorf("frame of type %d with %d bytes: %w", kind, len(b), errFrame)

@@ -9,15 +9,15 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// watchState is what the watch remembers of a session between its rounds.
+// watchState is the watch's state for a session between its rounds.
 type watchState struct {
 	silence   sessions.Silence
 	lastUps   uint32
 	downTicks uint64
 }
 
-// watch is the goroutine that sends heartbeats, declares peers dead and gives up
-// endpoints that stall.
+// watch is the goroutine that sends heartbeats, declares peers dead, and closes endpoints that
+// stall.
 func (e *Engine) watch() {
 	rounds := func(d time.Duration) uint64 { return sessions.Rounds(d, e.opts.HeartbeatInterval) }
 	silence, transfer := rounds(e.opts.IdleTimeout), rounds(e.opts.TransferTimeout)
@@ -40,7 +40,7 @@ func (e *Engine) watch() {
 	})
 }
 
-// watch looks at a session once; it returns why it is dead, if it is.
+// watch checks a session once. It returns the reason why the peer is dead, if it is.
 func (s *session) watch(silence uint64) error {
 	silent, beat := s.silence.Look(s.ctl.rx.Load(), s.ctl.tx.Load())
 	if silent > silence {
@@ -57,8 +57,8 @@ func (s *session) watch(silence uint64) error {
 	return nil
 }
 
-// healthy reports whether a lane is up that carries something, or would: one that
-// came up again and again, and answered nothing that is in flight, does not.
+// healthy reports whether a lane is up that transfers data or would. A lane that keeps coming
+// up while the target answers none of its Works is not healthy.
 func (s *session) healthy() bool {
 	idle := s.idle()
 	for _, l := range s.lanes {
@@ -82,7 +82,7 @@ func (s *session) anyUp() bool {
 	return false
 }
 
-// downReason says why lanes are down.
+// downReason returns why a lane is down.
 func (s *session) downReason() error {
 	for _, l := range s.lanes {
 		l.mu.Lock()
@@ -95,8 +95,8 @@ func (s *session) downReason() error {
 	return errors.New("no endpoint was connected")
 }
 
-// watch gives up an endpoint on which a Work has not completed for stall rounds,
-// or that has been opening for too long.
+// watch closes an endpoint on which a Work has not completed for stall rounds, or that has been
+// opening for too long.
 func (l *lane) watch(now, stall, opening uint64) {
 	l.mu.Lock()
 	en := l.cur

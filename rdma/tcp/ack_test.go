@@ -14,8 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// idleConn returns a connection of a rail that is up, whose reader and writer do not
-// run.
+// idleConn returns a connection of a rail that is up. Its reader and writer do not run.
 func idleConn(t *testing.T) *conn {
 	t.Helper()
 	o := Options{}
@@ -27,7 +26,7 @@ func idleConn(t *testing.T) *conn {
 	if err := s.rails[0].attach(1, []*conn{c}); err != nil {
 		t.Fatal(err)
 	}
-	s.inbound = make([]inbound, patientAcks)
+	s.inbound = make([]inbound, delayedAcksMax)
 	return c
 }
 
@@ -37,7 +36,7 @@ func (c *conn) owe(h *header, reason rdma.Reason) {
 	c.s.acknowledge(c, h, reason)
 }
 
-// signalled reports whether the writer of c has been woken, and forgets it.
+// signalled reports whether the writer of c has been woken, and resets that.
 func (c *conn) signalled() bool {
 	synctest.Wait()
 	select {
@@ -48,15 +47,15 @@ func (c *conn) signalled() bool {
 	}
 }
 
-// TestPatientAcks: the ack of a patient message goes with the answer, after ackWait by
-// itself, or with patientAcks others; any other ack goes at once.
-func TestPatientAcks(t *testing.T) {
+// TestDelayedAcks: the ack of a message with flagAckMayWait is written with the answer, after ackWait, or
+// with delayedAcksMax others. Any other ack is written immediately.
+func TestDelayedAcks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := idleConn(t)
-		patient := &header{kind: frameMessage, flags: flagPatient, op: 1 << 32}
-		c.owe(patient, rdma.ReasonNone)
+		delayed := &header{kind: frameMessage, flags: flagAckMayWait, op: 1 << 32}
+		c.owe(delayed, rdma.ReasonNone)
 		if c.signalled() {
-			t.Error("the ack of a patient message was written at once")
+			t.Error("the ack of a message with flagAckMayWait was written at once")
 		}
 		o, err := c.s.Reserve(t.Context(), sessions.Plain, 8, true)
 		if err != nil {
@@ -75,18 +74,18 @@ func TestPatientAcks(t *testing.T) {
 			t.Error("the writer was woken for an ack that it has had")
 		}
 		start := time.Now()
-		c.owe(patient, rdma.ReasonNone)
+		c.owe(delayed, rdma.ReasonNone)
 		<-c.wake
 		if d := time.Since(start); d != ackWait {
 			t.Errorf("the ack went after %v, want %v", d, ackWait)
 		}
-		for len(c.acks) < patientAcks-1 {
-			c.owe(patient, rdma.ReasonNone)
+		for len(c.acks) < delayedAcksMax-1 {
+			c.owe(delayed, rdma.ReasonNone)
 		}
 		if c.signalled() {
 			t.Errorf("%d acks did not wait", len(c.acks))
 		}
-		c.owe(patient, rdma.ReasonNone)
+		c.owe(delayed, rdma.ReasonNone)
 		if !c.signalled() {
 			t.Errorf("%d acks wait", len(c.acks))
 		}
@@ -95,15 +94,15 @@ func TestPatientAcks(t *testing.T) {
 				t.Errorf("the ack of a frame of type %d waits", h.kind)
 			}
 		}
-		if c.owe(patient, rdma.ReasonNoBuffer); !c.signalled() {
+		if c.owe(delayed, rdma.ReasonNoBuffer); !c.signalled() {
 			t.Error("a refusal waits")
 		}
-		c.latest.Stop()
+		c.ackTimer.Stop()
 	})
 }
 
-// TestPatience: a sender with half of what it may in flight wants its acks at once.
-func TestPatience(t *testing.T) {
+// TestImmediateAcksPastHalfBudget: a sender past half its budget asks for immediate acks.
+func TestImmediateAcksPastHalfBudget(t *testing.T) {
 	c := idleConn(t)
 	for i := range c.s.e.opts.InFlightOps {
 		o, err := c.s.Reserve(t.Context(), sessions.Plain, 1, true)
@@ -115,16 +114,16 @@ func TestPatience(t *testing.T) {
 		if err := c.s.submit(o); err != nil {
 			t.Fatal(err)
 		}
-		if want := 2*(i+1) <= c.s.e.opts.InFlightOps; o.patient != want {
-			t.Fatalf("message %d of %d is patient: %v, want %v", i, c.s.e.opts.InFlightOps, o.patient, want)
+		if want := 2*(i+1) <= c.s.e.opts.InFlightOps; o.ackMayWait != want {
+			t.Fatalf("message %d of %d may have its ack delayed: %v, want %v", i, c.s.e.opts.InFlightOps, o.ackMayWait, want)
 		}
 	}
 }
 
-// TestPartsInOrder: a client takes an answer and closes at once. The acks that it owes
-// are written first, over whatever connections, so that the server sees its operations
-// end well and a peer that was through, not one that died.
-func TestPartsInOrder(t *testing.T) {
+// TestCloseWritesAcks: a client receives an answer and closes immediately. It first writes the
+// acks that it owes, over any of its connections. The server's operations then succeed, and the
+// server reports a peer that closed, not one that failed.
+func TestCloseWritesAcks(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
 	var logged bytes.Buffer
@@ -165,7 +164,7 @@ func TestPartsInOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-got
-		if i%2 == 1 { // as a caller does whose engine stays
+		if i%2 == 1 { // as for a caller whose engine stays open
 			c.Disconnect(e.Addr().Engine)
 		}
 		if err := c.Close(); err != nil {
@@ -178,7 +177,7 @@ func TestPartsInOrder(t *testing.T) {
 			t.Fatalf("the session ended with: %v", why)
 		}
 	}
-	if err := e.Close(); err != nil { // every goroutine that could log has ended
+	if err := e.Close(); err != nil { // after Close no goroutine logs
 		t.Fatal(err)
 	}
 	if logged.Len() > 0 {

@@ -20,15 +20,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// The benchmarks write from this process to another, which is this test binary
-// again, over loopback: one process for both ends would hide half of the
-// scheduling.
+// The benchmarks write over loopback from this process to another run of this test binary. One
+// process for both ends would hide half of the scheduling cost.
 
-// sinkEnv makes the test binary a sink.
+// sinkEnv makes the test binary run the sink.
 const sinkEnv = "PENSTOCK_TCP_TEST_SINK"
 
-// TestMain runs the sink where sinkEnv asks for it, and a process of the lab
-// where labRole does.
+// TestMain runs the sink if sinkEnv is set, and a process of the lab if labRole is set.
 func TestMain(m *testing.M) {
 	if os.Getenv(senderEnv) != "" {
 		fmt.Fprintln(os.Stderr, "sender:", runSender())
@@ -54,12 +52,12 @@ func TestMain(m *testing.M) {
 // testToken is the token of every engine in the tests.
 const testToken = "0123456789abcdef"
 
-// arenaBytes is the memory on each side of a benchmark: larger than the caches,
-// and walked through, as a store's arena would be.
+// arenaBytes is the memory on each side of a benchmark. It is larger than the caches and
+// accessed in sequence, as a store's arena is.
 const arenaBytes = 64 << 20
 
-// newArena returns memory outside of the Go heap, in huge pages where the
-// kernel gives them, and touched.
+// newArena returns touched memory outside of the Go heap, in huge pages if the kernel provides
+// them.
 func newArena(tb testing.TB, n int) []byte {
 	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
@@ -73,8 +71,8 @@ func newArena(tb testing.TB, n int) []byte {
 	return mem
 }
 
-// runSink is the other process: it listens, offers an arena, prints how to
-// reach it, and ends with its standard input.
+// runSink is the sink's process: it listens, registers an arena, prints its address and Desc,
+// and ends when its standard input closes.
 func runSink() error {
 	tb := &sinkTB{}
 	e, err := New(context.Background(), Options{Listen: "127.0.0.1:0", Token: rdma.Token(testToken)})
@@ -99,7 +97,7 @@ func runSink() error {
 	return e.Close()
 }
 
-// sinkTB is what newArena needs of a testing.TB, in the sink.
+// sinkTB is a testing.TB for newArena in the sink.
 type sinkTB struct{ testing.TB }
 
 func (*sinkTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
@@ -174,7 +172,7 @@ type flow struct {
 	done  func(error)
 	next  uint64
 	a, b  []uint32
-	gib   float64 // written by measure
+	gib   float64 // set by measure
 }
 
 // newFlow connects an engine of its own to the sink.
@@ -208,7 +206,7 @@ func flowOf(tb testing.TB, e *Engine, dst rdma.Desc, size, page uint64, depth in
 	return f
 }
 
-// one submits one block, when there is room.
+// one submits one block when a slot is free.
 func (f *flow) one(ctx context.Context) error {
 	f.slots <- struct{}{}
 	off := f.next
@@ -230,7 +228,7 @@ func (f *flow) one(ctx context.Context) error {
 	})
 }
 
-// drain waits for what is in flight.
+// drain waits for the blocks in flight.
 func (f *flow) drain(tb testing.TB) {
 	for range f.depth {
 		f.slots <- struct{}{}
@@ -243,7 +241,7 @@ func (f *flow) drain(tb testing.TB) {
 	}
 }
 
-// BenchmarkWrite is the rate of single writes.
+// BenchmarkWrite measures the rate of single writes.
 func BenchmarkWrite(b *testing.B) {
 	for _, bm := range []struct {
 		size  uint64
@@ -258,14 +256,14 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// BenchmarkWritePaged is the rate of paged writes of 1 MiB.
+// BenchmarkWritePaged measures the rate of paged writes of 1 MiB.
 func BenchmarkWritePaged(b *testing.B) {
 	for _, page := range []uint64{1 << 10, 16 << 10, 64 << 10} {
 		b.Run(fmt.Sprintf("page=%dKiB", page>>10), func(b *testing.B) { runFlow(b, 4, 1<<20, page, 4) })
 	}
 }
 
-// runFlow is one benchmark.
+// runFlow runs one benchmark.
 func runFlow(b *testing.B, conns int, size, page uint64, depth int) {
 	dst, stop, _ := startSink(b)
 	f := newFlow(b, dst, conns, size, page, depth, false)
@@ -283,7 +281,7 @@ func runFlow(b *testing.B, conns int, size, page uint64, depth int) {
 // sample is one measurement: GiB per second, and CPU in ms per GiB.
 type sample struct{ rate, cpu float64 }
 
-// cpuTime is what this process has used.
+// cpuTime returns the CPU time of this process.
 func cpuTime(tb testing.TB) time.Duration {
 	var ru syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
@@ -292,7 +290,7 @@ func cpuTime(tb testing.TB) time.Duration {
 	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
 }
 
-// measure runs the flow for about d; its CPU is that of this process alone.
+// measure runs the flow for about d. The sample's CPU is that of this process alone.
 func (f *flow) measure(tb testing.TB, d time.Duration) sample {
 	start, cpu, n := time.Now(), cpuTime(tb), uint64(0)
 	for time.Since(start) < d {
@@ -307,8 +305,8 @@ func (f *flow) measure(tb testing.TB, d time.Duration) sample {
 	return sample{gib / time.Since(start).Seconds(), (cpuTime(tb) - cpu).Seconds() * 1e3 / gib}
 }
 
-// iperf runs iperf3 with the same connections and block size for a whole number
-// of seconds; its CPU is that of both sides.
+// iperf runs iperf3 with the same connections and block size for a whole number of seconds. The
+// sample's CPU is that of both sides.
 func iperf(tb testing.TB, conns int, size uint64, d time.Duration, port int) sample {
 	tb.Helper()
 	server := exec.Command("iperf3", "-s", "-1", "-p", strconv.Itoa(port), "-B", "127.0.0.1", "--forceflush")
@@ -348,9 +346,9 @@ func iperf(tb testing.TB, conns int, size uint64, d time.Duration, port int) sam
 	return sample{gib / seconds, (r.End.CPU.Host + r.End.CPU.Remote) * 10 * seconds / gib}
 }
 
-// BenchmarkAgainstIperf3 alternates our writes and iperf3, with the same number
-// of connections, and reports medians: of the ratios of neighbours, and of the
-// CPU that both sides spend for a GiB.
+// BenchmarkAgainstIperf3 alternates writes of this engine and iperf3 with the same number of
+// connections. It reports the medians of the ratios of adjacent runs and of the CPU time of
+// both sides per GiB.
 func BenchmarkAgainstIperf3(b *testing.B) {
 	if _, err := exec.LookPath("iperf3"); err != nil {
 		b.Skip("iperf3 is not installed: apt-get install iperf3")

@@ -16,8 +16,8 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestConformanceZeroCopy runs the suite as the product opens its engines. Where nothing
-// can be spliced (canSplice) it is the same as TestConformance.
+// TestConformanceZeroCopy runs the suite with the product's options. If splicing is not
+// available (canSplice) it is the same as TestConformance.
 func TestConformanceZeroCopy(t *testing.T) {
 	testkit.Long(t, "the whole suite of rdma")
 	if !canSplice {
@@ -30,7 +30,7 @@ func TestConformanceZeroCopy(t *testing.T) {
 	})
 }
 
-// optionsOf turns the suite's wishes into options.
+// optionsOf converts the suite's configuration to options.
 func optionsOf(c rdmatest.Config) Options {
 	o := Options{
 		Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes,

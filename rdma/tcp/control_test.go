@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// jam is a NIC whose sockets stop sending after 256 KiB each, until it is lifted.
+// jam is a NIC whose sockets each stop sending after 256 KiB until lifted is closed.
 type jam struct {
 	lifted, stuck chan struct{}
 	once          sync.Once
@@ -49,9 +49,9 @@ func (c *jammedConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestMessagesPassBulk: while every connection that carries payload is stuck, in
-// either direction, messages go both ways and are acked, and so is a small write
-// that had landed before.
+// TestMessagesPassBulk: while every payload connection is stuck in one direction or the other,
+// messages are delivered and acked in both directions, and so is a small write that had landed
+// before.
 func TestMessagesPassBulk(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -92,7 +92,7 @@ func TestMessagesPassBulk(t *testing.T) {
 				acked := rdma.NewFlag()
 				must(e.Send(ctx, to, []byte("hello"), acked.Set))
 				if err := acked.Wait(ctx); err != nil {
-					t.Fatalf("%d connections: a message behind what is stuck: %v", conns, err)
+					t.Fatalf("%d connections: a message after stuck payload: %v", conns, err)
 				}
 				<-took
 			}

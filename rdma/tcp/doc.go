@@ -1,9 +1,9 @@
-// Package tcp is the transfer engine over TCP: rdma's contract with nothing but
-// sockets. Payload is written by writev from the registered source and read
-// straight into the registered destination; there is no staging buffer on either
-// side. With Options.ZeroCopy the kernel's copy of the source is left out as well. It
-// is not a secure channel unless Options.TLS is set: the token keeps strangers out, it
-// does not hide or protect the bytes on the way.
+// Package tcp is the transfer engine over TCP: it implements the contract of rdma with sockets
+// only. A writer sends payload by writev from the registered source, and a reader reads it into
+// the registered destination, so neither side has a staging buffer. With Options.ZeroCopy the
+// kernel does not copy the source either. The channel is not secure unless Options.TLS is set:
+// the token keeps other engines out but neither encrypts nor authenticates the bytes on the
+// way.
 //
 //	Write ─► pieces of PieceBytes ─► lane of its class ◄─ taken by connections as they can write: one writev of many frames
 //	                                                          │ rails: a NIC of ours, a NIC of the peer, 1..N connections for each lane
@@ -11,59 +11,54 @@
 //
 // # Session, rails, lanes
 //
-// Two engines share at most one session; both sides write and send on all of its
-// connections, whoever dialed. An engine without a listener is reached over the
-// sessions that it opened. A session has a rail for each pair of NICs: rail i
-// joins NIC i mod ours with NIC i mod theirs, for i below the larger count. A
-// rail has a number of connections for each lane; there is one lane for all
-// classes, or, where the dialer marks them (Options.QoS), one for each.
+// Two engines share at most one session. Both sides write and send on all of its connections,
+// whichever side dialed. An engine without a listener is reached over the sessions that it
+// opened. A session has a rail for each pair of NICs: rail i joins local NIC i mod n with
+// remote NIC i mod m (n and m are the numbers of NICs), for i below max(n, m). A rail has the
+// same number of connections for each lane. There is one lane for all classes, or one for each
+// class if the dialer marks classes (Options.QoS).
 //
-// One connection of a rail more is the rail's control connection: it carries messages,
-// acks and what is said of rails, and no payload of writes. What waits in the socket's
-// queue of a slow NIC is therefore never ahead of a call, its answer, or the ack that
-// lets the next step begin. Where the dialer marks classes it has the mark of the
-// highest.
+// Each rail has one more connection, its control connection. It carries messages, acks and
+// reports about rails, and no payload of writes. So payload in the socket queue of a slow NIC
+// never delays a request, its answer, or an ack. If the dialer marks classes, the control
+// connection has the mark of the highest class.
 //
-// A lane is a queue from which connections take when they can write. So a NIC
-// carries what it can, however unequal they are; large writes are cut over all
-// of them, and small ones rotate over whoever is idle.
+// A lane is a queue from which a connection takes frames when it can write. So each NIC carries
+// as much as it can, also when NICs differ in speed. Large writes are cut into pieces for all
+// NICs, and small writes rotate over the idle connections.
 //
-// A rail dies as a whole, when one of its connections breaks, is silent for
-// NICTimeout while other rails are not, or its interface loses its carrier. The
-// session goes on over the others, and its dialer tries the rail again, under a
-// new generation. The last rail's death is the session's, as is silence for
-// IdleTimeout, a malformed frame and a new session of the same engine: all
-// connections are closed, and once no goroutine touches memory any more every
-// operation in flight ends with rdma.ErrPeerDied.
+// A rail fails as a whole: when one of its connections breaks, when it is silent for NICTimeout
+// while other rails are not, or when its interface loses its carrier. The session continues
+// over the other rails, and its dialer dials the rail again under a new generation. The session
+// ends when its last rail fails, after silence for IdleTimeout, after a malformed frame, and
+// when the same engine opens a new session. Then all connections are closed. When no goroutine
+// touches memory any more, every operation in flight ends with rdma.ErrPeerDied.
 //
-// An engine that closes writes the acks that it owes first. Its peer reads all
-// connections to their ends, and if nothing is in flight then the session has ended in
-// order: that is not logged as a death.
+// An engine that closes first writes the acks that it owes. Its peer reads all connections to
+// their ends. If no operation is in flight then, the session has ended normally and is not
+// logged as a failure.
 //
 //	up ──► dying ──► down ──► connecting ──► up
 //	  │       │         └ fenced: both sides said so
 //	  │       └ its readers and writers are in the middle of something
 //	  └ a connection fails, the NIC or the peer is silent, the peer took it down
 //
-// What a dead rail had taken and was not acked is sent again over the others, but
-// only when the rail is fenced: each side says on another rail that it is down,
-// after its last reader and writer of it have ended. Nothing that was sent before
-// can land afterwards, so no byte is written behind a completed operation. Each
-// frame has the number of its piece, and the target remembers, for the latest
-// operation of each slot, which pieces it had: a piece that comes twice is
-// dropped, and an immediate is counted once. A target sends the acks again that
-// may have been lost with the rail, before it says that the rail is down.
-//
-// Opening a connection is rdma/internal/handshake, by the magics "PRD3" and "PRC3".
-// What its hello has of this protocol's, little-endian:
+// Frames that were given to a failed rail and not acked are sent again over the other rails,
+// but only when the rail is fenced: each side has reported on another rail that it is down,
+// after the last reader and writer of the rail have ended. Nothing that was sent before can
+// land after that, so no byte is written after its operation has completed. Each frame has the
+// number of its piece. For the latest operation of each slot the target records which pieces
+// arrived. It drops a piece that arrives twice and counts an immediate once. Before it reports
+// that the rail is down, the target repeats the acks that may have been lost with the rail.
+// Connections are opened by rdma/internal/handshake with the magics "PRD3" and "PRC3". The
+// fields of the hello that belong to this protocol, little-endian:
 //
 //	param     conn 2 | conns 2
 //	more      lane 1 | lanes 1 | rail 1 | rails 1 | generation 4 | zero 8        (16 bytes)
 //
-// The verdict is sent when all connections of the rail have proved the token, so
-// that a Connect that returned can be answered at once. A hello of generation g
-// says that nothing of the rail's earlier generations is left on the dialer's
-// side.
+// The verdict is sent when all connections of the rail have proved the token, so the peer can
+// answer as soon as Connect has returned. A hello of generation g states that the dialer has
+// closed all earlier generations of the rail.
 //
 // # Frames
 //
@@ -88,38 +83,36 @@
 //	table     runs x ( offset 8 | length 8 ); the lengths add up to length. Small pages of one paged write share a frame.
 //	ack       payload of up to 512 x ( op 8 | status 1 | zero 7 ); status is an rdma.Reason. It may come twice.
 //
-// The ack of a message that allows it waits up to a millisecond for something else that
-// is written on the connection: an answer, mostly, so that a call and its answer are
-// two system calls on each side. A sender that has half of what it may in flight does
-// not allow it.
+// The ack of a message that permits it waits up to a millisecond for another frame on the
+// connection, usually the answer. A request and its answer then take two system calls on each
+// side. A sender that uses half of its in-flight budget or more does not permit it.
 //
-// A frame that does not decode ends the session: the stream cannot be trusted
-// any more. A frame that decodes but may not be performed (key, bounds,
-// revoked) is refused: its payload is read and dropped, the operation's ack says
-// why, the session goes on.
+// A frame that does not decode ends the session, because the stream can no longer be trusted. A
+// frame that decodes but is not allowed (key, bounds, revoked) is refused: its payload is read
+// and dropped, the operation's ack carries the reason, and the session continues.
 //
 // # Memory and revocation
 //
-// A reader enters a window before the first byte and leaves it after the last.
-// Revoke marks the window, interrupts readers that wait inside it for bytes of a
-// slow or stalled peer (read deadline in the past), and waits until none is
-// inside; what remains of their payload is dropped. So Revoke takes as long as
-// the copy of bytes that have already arrived, not as long as the peer likes.
+// A reader enters a window before the first byte and leaves it after the last. Revoke marks the
+// window, interrupts readers inside it that wait for bytes of a slow or stalled peer (by a read
+// deadline in the past), and waits until no reader is inside. The rest of their payload is
+// dropped. So the duration of Revoke is bounded by the copy of bytes that have already arrived,
+// not by the peer.
 //
-// A window may be told what lands in it (rdma.LandingRegion): its reader then reads
-// 128 KiB at a time and calls back behind each, still inside.
+// The owner of a window may be notified of bytes that land (rdma.LandingRegion). The reader
+// then reads 128 KiB at a time and calls the owner after each read, while it is inside the
+// window.
 //
 // # Zero copy
 //
 //	source pages ──vmsplice──► pipe ──splice──► socket's queue ──► NIC, or, on one host, the peer's socket
 //	      └ referred to, not copied, until the peer has them: the ack of the operation comes after that
 //
-// What comes before a run, its header and what else is small, goes by a send of its own
-// (MSG_MORE): it must not stay where it is. The pipe belongs to the engine; a connection
-// has it while it writes one batch.
+// Headers and small runs are copied by a separate send (MSG_MORE), because their memory is
+// reused. The pipe belongs to the engine. A connection holds it while it writes one batch.
 //
-// An operation that is acked has been copied out of the target's socket. One that ends with
-// its session has not, and its source is given back all the same, in this order:
+// When an operation is acked, its payload has been copied out of the target's socket. When an
+// operation ends with its session this is not certain. Its source is returned in this order:
 //
 //	sender    reset every socket that spliced: its queue is dropped
 //	          wait until no packet of theirs is in a queue of this host (SO_MEMINFO)
@@ -127,20 +120,19 @@
 //	target    payload of 64 KiB and more has landed: was the connection reset meanwhile?
 //	          no: count the frame. yes: the connection has ended, the frame counts nothing
 //
-// The target's question is for sockets on one host, where its receive queue has the
-// sender's pages. So no immediate is counted for bytes that were not written, though a
-// window may hold such bytes of a write that did not complete. A packet that stays in
-// a queue for longer than IdleTimeout, on a NIC without carrier, is waited for no longer:
-// the peer has ended the session by then. The packets of a dead rail need no wait: its
-// operations end only when they are acked over others, and the target's side is closed.
+// The target's check matters for two sockets on one host, where the receive queue refers to the
+// sender's pages. With it no immediate is counted for bytes that were not written, although a
+// window may hold such bytes of a write that did not complete. The wait for packets in a queue
+// ends after IdleTimeout, for a NIC without carrier: the peer has ended the session by then.
+// The packets of a failed rail need no wait: its operations end only when they are acked over
+// other rails, and the target has closed its side.
 //
 // # Bounds
 //
-// For each session: operations and bytes in flight (Options), unsent acks,
-// remembered slots (MaxOps) and pieces of operations that are not complete (16
-// Mi; all three enforced against the peer), one frame's payload (16 MiB) and
-// table (256 runs). Writers never hold up readers, so two engines that write at
-// each other cannot deadlock.
+// For each session these are bounded: operations and bytes in flight (Options), unsent acks,
+// slots (MaxOps), and pieces of incomplete operations (16 Mi). The target enforces the last
+// three. One frame has at most 16 MiB of payload and a table of 256 runs. Writers never block
+// readers, so two engines that write to each other cannot deadlock.
 //
 // Lock order: Engine.core.Mu → session.Mu; window.mu, region.mu and the locks of
 // rdma/internal are leaves. No

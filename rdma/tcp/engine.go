@@ -17,18 +17,18 @@ type Engine struct {
 	opts       Options
 	id         rdma.EngineID
 	nics       []*nic // at least one
-	congestion string // what connections run with
+	congestion string // congestion control of the connections
 
 	core sessions.Engine[*session]
-	// railsLost went down in sessions that went on; framesResent were given to
-	// another rail then; framesRepeated came twice to this engine, and were
-	// dropped.
+	// railsLost counts rails that failed in sessions that continued. framesResent counts frames
+	// that were then given to another rail. framesRepeated counts frames that arrived twice and
+	// were dropped.
 	railsLost, framesResent, framesRepeated atomic.Uint64
 	// pipes is nil unless Options.ZeroCopy is set.
 	pipes *pipes
 
-	// accepted are the sessions that a peer dialed, by the name it gave them. Guarded
-	// by core.Mu.
+	// accepted holds the sessions that a peer dialed, by the peer's session id. Guarded by
+	// core.Mu.
 	accepted map[acceptedKey]*session
 
 	winMu sync.RWMutex
@@ -38,8 +38,7 @@ type Engine struct {
 
 var _ rdma.Engine = (*Engine)(nil)
 
-// New starts an engine. If it is to listen, it does so before New returns. ctx
-// bounds the start only.
+// New starts an engine. With Listen it listens before New returns. ctx bounds the start only.
 func New(ctx context.Context, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -74,7 +73,7 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// usablePipes returns nil if large writes have to be copied. It logs why if opts asks for
+// usablePipes returns nil if large writes must be copied. It logs the reason if opts requests
 // zero copy.
 func usablePipes(opts Options) *pipes {
 	if !opts.ZeroCopy || !canSplice {
@@ -125,14 +124,14 @@ func (e *Engine) Peers() []rdma.Peer { return e.core.Peers() }
 func (e *Engine) Stats() rdma.Stats { return e.core.Stats() }
 
 // Disconnect implements rdma.Engine.
-func (e *Engine) Disconnect(peer rdma.EngineID) { e.core.Disconnect(peer, e.part) }
+func (e *Engine) Disconnect(peer rdma.EngineID) { e.core.Disconnect(peer, e.drainAcks) }
 
 // Recv implements rdma.Engine.
 func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
 	return e.core.Recv(count, sizeBytes, handler)
 }
 
-// forget makes a session that begins to end unknown.
+// forget removes a session that begins to end.
 func (e *Engine) forget(s *session) {
 	e.core.Drop(s)
 	e.core.Mu.Lock()
@@ -142,7 +141,7 @@ func (e *Engine) forget(s *session) {
 	}
 }
 
-// logRail logs that a rail of a session that goes on is down.
+// logRail logs that a rail is down in a session that continues.
 func (e *Engine) logRail(r *rail, n *nic, why error, quiet bool) {
 	args := []any{"peer", r.s.Peer.String(), "nic", n.name, "rail", r.index, "why", why}
 	if quiet {
@@ -159,7 +158,7 @@ func (e *Engine) logRailUp(c *conn) {
 	}
 }
 
-// source returns the region and its memory.
+// source returns the region of a write of n bytes.
 func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
 	if r == nil || n == 0 {
 		return nil, nil
@@ -171,8 +170,8 @@ func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
 	return own, nil
 }
 
-// prepare reserves an op for a write of n bytes to dst.
-// s, if set, is the session with dst's engine.
+// prepare reserves an op for a write of n bytes to dst. s, if set, is the session with dst's
+// engine.
 func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *rdma.Desc, n uint64, noWait bool) (*session, *op, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("tcp: write: %w", err)
@@ -210,7 +209,7 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 // Write implements rdma.Engine.
 func (e *Engine) Write(ctx context.Context, w rdma.Write) error { return e.write(ctx, nil, &w) }
 
-// write is Write, in the session with the destination's engine if that is known.
+// write is Write, with the destination's session if it is known.
 func (e *Engine) write(ctx context.Context, s *session, w *rdma.Write) error {
 	if err := w.Check(); err != nil {
 		return err
@@ -282,8 +281,8 @@ func (e *Engine) Close() error {
 	if !e.core.BeginClose() {
 		return nil
 	}
-	all := e.core.Unremoved() // no session is added any more
-	e.part(all)
+	all := e.core.Unremoved() // no session is added after BeginClose
+	e.drainAcks(all)
 	e.core.Cancel()
 	for _, n := range e.nics {
 		n.close()
@@ -301,20 +300,20 @@ func (e *Engine) Close() error {
 	return nil
 }
 
-// partWait bounds the wait for acks to be written before the sessions end.
-const partWait = time.Second
+// drainWait bounds the time for writing the last acks before the sessions end.
+const drainWait = time.Second
 
-// part gives sessions that are about to end a moment for their last acks.
-func (e *Engine) part(all []*session) {
-	t := time.NewTimer(partWait)
+// drainAcks waits for sessions that are about to end to write their last acks.
+func (e *Engine) drainAcks(all []*session) {
+	t := time.NewTimer(drainWait)
 	defer t.Stop()
-	var parted []<-chan struct{}
+	var drained []<-chan struct{}
 	for _, s := range all {
-		if c := s.part(); c != nil {
-			parted = append(parted, c)
+		if c := s.drainAcks(); c != nil {
+			drained = append(drained, c)
 		}
 	}
-	for _, c := range parted {
+	for _, c := range drained {
 		select {
 		case <-c:
 		case <-t.C:

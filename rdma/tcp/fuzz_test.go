@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
-// FuzzHeader: what decodes encodes to the same bytes, and passes the limits that
-// the reader relies on.
+// FuzzHeader: a header that decodes encodes to the same bytes and is within the limits that the
+// reader relies on.
 func FuzzHeader(f *testing.F) {
 	for _, h := range []header{
 		{kind: frameWrite, frames: 1, op: 1, key: 2, offset: 3, length: 4, flags: flagImm, imm: 5},
@@ -29,7 +29,7 @@ func FuzzHeader(f *testing.F) {
 			return
 		}
 		b = b[:headerSize]
-		if seal { // get past the checksum
+		if seal { // make the checksum valid
 			binary.LittleEndian.PutUint32(b[60:], tableSum(b[:60]))
 		}
 		var h header
@@ -45,8 +45,8 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// FuzzTable: a table that decodes has the runs that a naive reader sees, and
-// they add up.
+// FuzzTable: a table that decodes has the same runs as in a naive decoder, and their lengths
+// add up.
 func FuzzTable(f *testing.F) {
 	table := make([]byte, 2*runSize)
 	putSpan(table, span{5, 16})
@@ -75,8 +75,8 @@ func FuzzTable(f *testing.F) {
 	})
 }
 
-// FuzzLayout: however a paged write is cut into runs and frames, they carry the
-// pages that a naive loop copies, within the limits of a frame.
+// FuzzLayout: the runs and frames of a paged write carry the pages that a naive loop copies,
+// within the limits of a frame.
 func FuzzLayout(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 9, 8, 7}, uint16(100), uint16(100), uint16(120), uint16(1000))
 	f.Add([]byte{0, 0, 0}, uint16(1), uint16(0), uint16(1), uint16(1))
@@ -132,7 +132,7 @@ func FuzzLayout(f *testing.F) {
 	})
 }
 
-// FuzzHandshake: no bytes from a stranger open a session or stop the engine.
+// FuzzHandshake: no bytes of an unauthenticated peer open a session or stop the engine.
 func FuzzHandshake(f *testing.F) {
 	e := newServer(f, Options{HandshakeTimeout: 5 * time.Second})
 	hello := append(protocol.Hello[:], make([]byte, handshake.HelloSize+protocol.MoreBytes-4)...)
@@ -148,8 +148,8 @@ func FuzzHandshake(f *testing.F) {
 	})
 }
 
-// pour writes b on a connection of the peer, or one of its own, ends its side,
-// and reads until the engine ends the other.
+// pour writes b on a connection, closes the write side, and reads until the engine closes the
+// other.
 func pour(t *testing.T, e *Engine, nc net.Conn, b []byte) {
 	t.Helper()
 	if nc == nil {
@@ -160,16 +160,16 @@ func pour(t *testing.T, e *Engine, nc net.Conn, b []byte) {
 		defer func() { _ = nc.Close() }()
 	}
 	_ = nc.SetDeadline(time.Now().Add(30 * time.Second))
-	_, _ = nc.Write(b) // the engine may have had enough before the end
+	_, _ = nc.Write(b) // the engine may close before the end of b
 	_ = nc.(*net.TCPConn).CloseWrite()
 	if _, err := io.Copy(io.Discard, nc); os.IsTimeout(err) {
 		t.Fatal("the engine does not let go")
 	}
 }
 
-// FuzzFrames: a peer that knows the token and sends anything at all changes no
-// byte outside of the window it was given. script is a list of frames: a byte
-// that says what is right about the frame, then its fields.
+// FuzzFrames: a peer that holds the token and sends arbitrary frames changes no byte outside of
+// its window. script is a list of frames: a byte that selects the valid parts of the frame,
+// then its fields.
 func FuzzFrames(f *testing.F) {
 	e := newServer(f, Options{})
 	const n = 1 << 16

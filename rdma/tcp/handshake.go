@@ -16,13 +16,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// acceptedKey names a session that a peer dialed.
+// acceptedKey identifies a session that a peer dialed.
 type acceptedKey struct {
 	engine  rdma.EngineID
 	session [16]byte
 }
 
-// accept is the goroutine that takes connections of one NIC.
+// accept is the goroutine that accepts the connections of one NIC.
 func (e *Engine) accept(n *nic) {
 	failed := func(err error) {
 		e.core.Log.Warn(sessions.LogAccept, "data plane cannot accept", "listen", n.addr, "err", err)
@@ -30,9 +30,9 @@ func (e *Engine) accept(n *nic) {
 	peers.Accept(e.core.Ctx, n.listener, &e.core.Running, failed, func(nc net.Conn, proved func()) { e.admit(nc, n, proved) })
 }
 
-// admit performs the accepting side of a handshake on nc, which it closes if
-// that fails. It calls proved once the peer has proved the token: what waits
-// after that is bounded by MaxPeers.
+// admit performs the accepting side of a handshake on nc. It closes nc if the handshake fails.
+// It calls proved once the peer has proved the token. From then on MaxPeers bounds the waiting
+// connections.
 func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 	if e.opts.Wrap != nil {
 		nc = e.opts.Wrap(nc)
@@ -48,17 +48,17 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 		return
 	}
 	_ = nc.Close()
-	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, sessions.ErrHungUp) && !errors.Is(err, errRailLater) {
-		e.core.Log.Warn(sessions.LogAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
+	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, sessions.ErrHungUp) && !errors.Is(err, errRailBusy) {
+		e.core.Log.Warn(sessions.LogAuth, "data-plane connection refused", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
-// admitConn proves the token both ways, and joins the connection to its rail; with
-// the last one the rail is up.
+// admitConn performs the mutual proof of the token and adds the connection to its rail. The
+// rail is up with its last connection.
 func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
-	said, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
+	raw, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
 	if err != nil {
-		// A connection that Close of this engine ended proved nothing and failed nothing.
+		// Close of this engine ended the connection: that is no failed authentication.
 		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
 			e.core.AuthFailures.Add(1)
 		}
@@ -66,7 +66,7 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	}
 	proved()
 	var h hello
-	if err := h.decode(&said); err != nil {
+	if err := h.decode(&raw); err != nil {
 		return errors.Join(err, verdict(handshake.Request))
 	}
 	s, status, err := e.sessionOf(&h)
@@ -81,11 +81,10 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	if err != nil {
 		return errors.Join(err, verdict(status))
 	}
-	return s.enroll(c, a, verdict)
+	return s.awaitRail(c, a, verdict)
 }
 
-// sessionOf returns the session that a hello belongs to, and begins it if it is
-// the first.
+// sessionOf returns the session of a hello, and creates it for the session's first hello.
 func (e *Engine) sessionOf(h *hello) (*session, handshake.Verdict, error) {
 	k := acceptedKey{h.engine, h.session}
 	e.core.Mu.Lock()
@@ -108,15 +107,15 @@ func (e *Engine) sessionOf(h *hello) (*session, handshake.Verdict, error) {
 	return s, handshake.OK, nil
 }
 
-// join adds a connection that proved the token to its rail's next generation;
-// with the last one the rail is up.
+// join adds an authenticated connection to its rail's next generation. The rail is up with its
+// last connection.
 func (s *session) join(h *hello, c *conn) (*assembly, handshake.Verdict, error) {
 	if h.rails != len(s.rails) || h.lanes != len(s.lanes) || h.conns != s.rails[0].connsEach {
 		return nil, handshake.Request, fmt.Errorf("hello for %d rails, %d lanes of %d connections; the session has %d, %d of %d: %w",
 			h.rails, h.lanes, h.conns, len(s.rails), len(s.lanes), s.rails[0].connsEach, errFrame)
 	}
 	r := s.rails[h.rail]
-	// A dialer begins a generation when nothing is left of the one before.
+	// The dialer has closed the previous generation before it starts the next.
 	if err := s.peerTookDown(uint32(h.rail), h.generation-1); err != nil {
 		return nil, handshake.Request, err
 	}
@@ -127,7 +126,7 @@ func (s *session) join(h *hello, c *conn) (*assembly, handshake.Verdict, error) 
 	if complete {
 		err := r.attach(a.generation, a.conns)
 		if err == nil {
-			// If that fails the session has ended, which each connection finds out.
+			// After a failure here the session has ended, which each connection detects.
 			_ = s.activate()
 			s.e.logRailUp(c)
 		}
@@ -137,8 +136,7 @@ func (s *session) join(h *hello, c *conn) (*assembly, handshake.Verdict, error) 
 	return a, handshake.OK, nil
 }
 
-// collect notes a connection of the rail's next generation, and reports whether
-// it was the last one that was missing.
+// collect adds a connection to the rail's next generation and reports whether it is complete.
 func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ handshake.Verdict, _ error) {
 	s := r.s
 	s.Mu.Lock()
@@ -147,7 +145,7 @@ func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ handsha
 		return nil, false, handshake.Gone, s.GoneLocked()
 	}
 	if r.state != railDown || !r.fenced || h.generation <= r.generation || r.assembly != nil && r.assembly.generation > h.generation {
-		return nil, false, handshake.Later, fmt.Errorf("generation %d of rail %d, which is %v at generation %d: %w", h.generation, h.rail, r.state, r.generation, errRailLater)
+		return nil, false, handshake.Later, fmt.Errorf("generation %d of rail %d, which is %v at generation %d: %w", h.generation, h.rail, r.state, r.generation, errRailBusy)
 	}
 	if a = r.assembly; a != nil && (a.generation < h.generation || a.conns[h.slot()] != nil) {
 		err := fmt.Errorf("connection %d of rail %d joins generation %d after %d: %w", h.slot(), h.rail, h.generation, a.generation, errFrame)
@@ -167,7 +165,7 @@ func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ handsha
 	return a, true, handshake.OK, nil
 }
 
-// abortLocked ends an assembly that is not complete.
+// abortLocked ends an incomplete assembly.
 func (r *rail) abortLocked(a *assembly, err error) {
 	if r.assembly == a {
 		r.assembly = nil
@@ -176,9 +174,8 @@ func (r *rail) abortLocked(a *assembly, err error) {
 	}
 }
 
-// enroll waits until the rail of c is up, sends the verdict, and starts the
-// connection.
-func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) error) error {
+// awaitRail waits until the rail of c is up, sends the verdict, and starts the connection.
+func (s *session) awaitRail(c *conn, a *assembly, verdict func(handshake.Verdict) error) error {
 	timeout := time.NewTimer(s.e.opts.HandshakeTimeout)
 	defer timeout.Stop()
 	why := errors.New("the session ended")
@@ -195,7 +192,7 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) e
 	s.Mu.Unlock()
 	<-a.done
 	if a.err != nil {
-		s.giveUp(a.err)
+		s.failUnassembled(a.err)
 		return errors.Join(a.err, verdict(handshake.Request))
 	}
 	err := verdict(handshake.OK)
@@ -204,7 +201,7 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) e
 	}
 	if err != nil {
 		c.abandon(fmt.Errorf("rdma: connection to %v not assembled: %w: %w", s.Peer, rdma.ErrPeerDied, err))
-		if s.hungUp() {
+		if s.endedNormally() {
 			return sessions.ErrHungUp
 		}
 		return err
@@ -213,8 +210,8 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) e
 	return nil
 }
 
-// giveUp ends a session that has not begun and has nothing to wait for.
-func (s *session) giveUp(err error) {
+// failUnassembled ends a session that has no rail up and none being assembled.
+func (s *session) failUnassembled(err error) {
 	s.Mu.Lock()
 	waiting := s.up > 0
 	for _, r := range s.rails {
@@ -240,13 +237,12 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	})
 }
 
-// railGrace is how long Connect waits for the other rails once one is up.
+// railGrace is the time for which Connect waits for the other rails once one is up.
 const railGrace = time.Second
 
-// dial opens a session: a rail for each pair of NICs. Where the counts differ,
-// the NICs of the side that has fewer are used by turns: rail i joins NIC
-// i mod ours with NIC i mod theirs. It returns when each rail has been tried, or
-// one is up and railGrace is over.
+// dial opens a session with a rail for each pair of NICs. If the counts differ, the NICs of the
+// side with fewer are used in rotation (see the package doc). It returns when each rail has
+// been tried, or railGrace after the first is up.
 func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*session, error) {
 	var id [16]byte
 	_, _ = rand.Read(id[:])
@@ -265,14 +261,14 @@ func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*s
 	}
 	e.core.All[s] = struct{}{}
 	e.core.Mu.Unlock()
-	told := make(chan error, n)
+	results := make(chan error, n)
 	s.Mu.Lock()
 	for i, r := range s.rails {
 		r.nic = e.nics[i%len(e.nics)]
-		s.mendLocked(r, 0, told)
+		s.redialLocked(r, 0, results)
 	}
 	s.Mu.Unlock()
-	if err := s.awaitRails(ctx, told); err != nil {
+	if err := s.awaitRails(ctx, results); err != nil {
 		s.Fail(fmt.Errorf("rdma: session with %v not assembled: %w", addr.Engine, err))
 		<-s.Removed
 		return nil, err
@@ -280,14 +276,14 @@ func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*s
 	return s, nil
 }
 
-// awaitRails waits for the first attempts of the rails.
-func (s *session) awaitRails(ctx context.Context, told <-chan error) error {
+// awaitRails waits for the first attempts of all rails.
+func (s *session) awaitRails(ctx context.Context, results <-chan error) error {
 	var first error
 	var grace <-chan time.Time
 	up := false
 	for range s.rails {
 		select {
-		case err := <-told:
+		case err := <-results:
 			switch {
 			case err == nil && !up:
 				up = true
@@ -295,7 +291,7 @@ func (s *session) awaitRails(ctx context.Context, told <-chan error) error {
 				defer t.Stop()
 				grace = t.C
 			case errors.Is(err, rdma.ErrAuth), errors.Is(err, rdma.ErrVersion), errors.Is(err, rdma.ErrNoPeer), errors.Is(err, rdma.ErrBusy):
-				return err // no other NIC will say otherwise
+				return err // the other NICs would give the same answer
 			case err != nil && first == nil:
 				first = err
 			}
@@ -314,9 +310,9 @@ func (s *session) awaitRails(ctx context.Context, told <-chan error) error {
 	return first
 }
 
-// adopt takes the engine that answered on a connection for the session's peer;
-// all connections have to agree.
-func (s *session) adopt(id rdma.EngineID) error {
+// setPeer sets the session's peer to the engine that answered on a connection. All connections
+// must reach the same engine.
+func (s *session) setPeer(id rdma.EngineID) error {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	if s.Peer.IsZero() {
@@ -331,12 +327,12 @@ func (s *session) adopt(id rdma.EngineID) error {
 // dialRail opens all connections of a generation of a rail.
 func (e *Engine) dialRail(ctx context.Context, s *session, r *rail, generation uint32) ([]*conn, error) {
 	if len(s.rails) > 1 {
-		// Others carry the traffic meanwhile: try again rather than wait.
+		// The other rails carry the traffic meanwhile, so time out and try again.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, e.opts.HandshakeTimeout)
 		defer cancel()
 	}
-	// The first failure ends the others: the rail needs all of them.
+	// The first failure cancels the other dials, because the rail needs all connections.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	conns := make([]*conn, len(s.lanes)*r.connsEach)
@@ -374,9 +370,9 @@ func (e *Engine) dialConn(ctx context.Context, s *session, r *rail, h hello) (ne
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
-	id, err := e.introduce(nc, s.PeerID(), s.Token, h)
+	id, err := e.authenticate(nc, s.PeerID(), s.Token, h)
 	if err == nil {
-		err = s.adopt(id)
+		err = s.setPeer(id)
 	}
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
@@ -388,12 +384,11 @@ func (e *Engine) dialConn(ctx context.Context, s *session, r *rail, h hello) (ne
 	return nc, nil
 }
 
-// dialNIC opens a socket from one of our NICs for a class, and TLS on it where
-// the address asks for that.
+// dialNIC opens a connection from a local NIC for a class, with TLS if the address requires it.
 func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma.Class) (net.Conn, error) {
 	hostPort, secure := HostPort(a)
 	if secure && e.opts.TLS == nil {
-		return nil, fmt.Errorf("%s wants TLS and this engine was given none (Options.TLS): %w", hostPort, rdma.ErrAuth)
+		return nil, fmt.Errorf("%s requires TLS and this engine has no TLS configuration (Options.TLS): %w", hostPort, rdma.ErrAuth)
 	}
 	d := net.Dialer{Control: e.control(n), LocalAddr: n.local}
 	d.SetMultipathTCP(false)
@@ -413,9 +408,9 @@ func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma
 	return handshake.DialTLS(ctx, nc, hostPort, e.opts.TLS)
 }
 
-// introduce proves the token on nc and checks that the other side knows it. want,
-// unless zero, is the engine that has to be there.
-func (e *Engine) introduce(nc net.Conn, want rdma.EngineID, token rdma.Token, h hello) (rdma.EngineID, error) {
+// authenticate performs the mutual proof of the token on nc. want, if not zero, is the engine that
+// must answer.
+func (e *Engine) authenticate(nc net.Conn, want rdma.EngineID, token rdma.Token, h hello) (rdma.EngineID, error) {
 	h.engine = e.id
 	return protocol.Dial(nc, h.encode(), want, token)
 }

@@ -7,20 +7,21 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// inbound is what a target remembers of the latest operation that its peer
-// submitted in one slot. It stays when the operation is complete, until the slot
-// is used again: only then it is certain that the peer has seen the ack, and
-// that no piece of the operation is sent once more over another rail.
+// inbound is the target's record of the latest operation in one of its peer's slots. It remains
+// after the operation is complete, until the slot is used again. Only then has the peer
+// certainly received the ack, so that it sends no piece of the operation again over another
+// rail.
 type inbound struct {
 	generation uint32
-	// frames is how many pieces there are, left how many have not arrived.
+	// frames is the number of pieces, left the number that have not arrived.
 	frames, left uint32
 	reason       rdma.Reason
-	// via is the rail that carries the ack, once left is 0.
+	// via is the rail of the ack, once left is 0.
 	via uint8
-	// had has a bit for each piece that arrived: the first 64, and the rest.
-	had  uint64
-	more []uint64
+	// arrived and more have a bit for each piece that arrived: had for the first 64 pieces, more for
+	// later ones.
+	arrived uint64
+	more    []uint64
 }
 
 // complete reports whether every piece has arrived.
@@ -30,25 +31,26 @@ func (in *inbound) complete() bool { return in.left == 0 }
 func (in *inbound) bit(i uint32) (*uint64, uint64) {
 	mask := uint64(1) << (i & 63)
 	if i < 64 {
-		return &in.had, mask
+		return &in.arrived, mask
 	}
 	return &in.more[i/64-1], mask
 }
 
-// Bounds of what a peer can make us remember, for one session: MaxOps slots; the
-// pieces of operations that are not complete; and acks that it does not read.
-// (The peer may see an ack before our writer has noted that it was written.)
+// Bounds of the state that a peer can create in one session: MaxOps slots, the pieces of
+// incomplete operations, and acks that it does not read. (The peer may receive an ack before
+// the local writer has recorded that it was written.)
 const (
 	openFramesMax = 1 << 24
 	acksOwedMax   = 4 * MaxOps
-	// An ack that may wait does so for ackWait, or until it is one of patientAcks.
-	ackWait     = time.Millisecond
-	patientAcks = 32
-	// keptWords is what a slot keeps of more for its next operation: 32 Ki pieces.
+	// A delayed ack is written after ackWait, or with the first of delayedAcksMax acks.
+	ackWait        = time.Millisecond
+	delayedAcksMax = 32
+	// keptWords is the largest length of more that a slot keeps for its next operation: 32 Ki
+	// pieces.
 	keptWords = 512
 )
 
-// begin makes in remember a new operation of the slot.
+// begin resets in for a new operation of the slot.
 func (in *inbound) begin(generation, frames uint32) {
 	words := (int(frames) - 1) / 64
 	more := in.more
@@ -60,9 +62,9 @@ func (in *inbound) begin(generation, frames uint32) {
 	*in = inbound{generation: generation, frames: frames, left: frames, via: unsentRail, more: more}
 }
 
-// arrive looks at the header of a frame before its payload is placed. fresh is
-// false for a piece that came before, over a rail that has died since, and for
-// one of an operation that has ended: its payload is dropped.
+// arrive checks the header of a frame before its payload is placed. fresh is false for a piece
+// that arrived before, over a rail that has failed since, and for a piece of an operation that
+// has ended. Its payload is dropped.
 func (s *session) arrive(h *header) (fresh bool, _ error) {
 	slot, generation := uint32(h.op), uint32(h.op>>32)
 	if slot >= MaxOps || generation == 0 {
@@ -76,9 +78,9 @@ func (s *session) arrive(h *header) (fresh bool, _ error) {
 	}
 	in := &s.inbound[slot]
 	if len(s.rails) > 1 && in.generation != 0 && int32(generation-in.generation) < 0 {
-		// It was sent once more, over another rail, before its ack was seen, and is
-		// late: the peer has used the slot again, so the operation had ended. With
-		// one rail nothing is sent twice.
+		// The frame was sent again over another rail before its ack arrived, and is late. The
+		// peer has used the slot again, so the operation had ended. With one rail no frame is
+		// sent twice.
 		return false, nil
 	}
 	if generation != in.generation {
@@ -100,9 +102,8 @@ func (s *session) arrive(h *header) (fresh bool, _ error) {
 	return *word&mask == 0, nil
 }
 
-// landed notes that a frame that arrive called fresh has been placed, or refused
-// with a reason. It reports whether the operation is complete now, and how it
-// ended; the caller then sends the ack.
+// landed records that a fresh frame has been placed, or refused with a reason. It reports
+// whether the operation is complete, and the operation's result; the caller then sends the ack.
 func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.Reason) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -112,7 +113,7 @@ func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.R
 	}
 	word, mask := in.bit(h.piece)
 	if *word&mask != 0 {
-		return false, 0 // the same piece on two connections at once: the peer's error, and counted once
+		return false, 0 // the same piece on two connections: an error of the peer, and counted once
 	}
 	*word |= mask
 	in.left--
@@ -128,8 +129,8 @@ func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.R
 	return true, in.reason
 }
 
-// acknowledge queues the ack of an operation that landed called complete. The ack of a
-// patient one that has gone well waits for what else is written, if that is not long.
+// acknowledge queues the ack of a complete operation. If the peer permits it, the ack of a
+// successful operation waits for other frames, at most ackWait.
 func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -137,29 +138,29 @@ func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 	if c.rail.state == railUp && c.rail.generation == c.generation {
 		to = c.rail.controlConn()
 	} else if to = s.controlLocked(); to == nil {
-		return // this connection's rail died while the payload landed, and with it the session
+		return // this connection's rail, and the session with it, ended while the payload landed
 	}
 	s.inbound[uint32(h.op)].via = uint8(to.rail.index)
 	to.acks = append(to.acks, ack{h.op, reason})
-	if h.flags&flagPatient == 0 || reason != rdma.ReasonNone || len(to.acks) >= patientAcks {
+	if h.flags&flagAckMayWait == 0 || reason != rdma.ReasonNone || len(to.acks) >= delayedAcksMax {
 		to.signal()
-	} else if !to.late {
-		to.late = true
-		to.latest.Reset(ackWait)
+	} else if !to.ackTimerOn {
+		to.ackTimerOn = true
+		to.ackTimer.Reset(ackWait)
 	}
 }
 
-// flushLate has the acks written that have waited long enough.
+// flushLate wakes the writer for acks that have waited for ackWait.
 func (c *conn) flushLate() {
 	c.s.Mu.Lock()
 	defer c.s.Mu.Unlock()
-	c.late = false
+	c.ackTimerOn = false
 	if len(c.acks) > 0 {
 		c.signal()
 	}
 }
 
-// reackLocked sends the acks once more that a dead rail may have taken with it.
+// reackLocked queues the acks again that may have been lost with a failed rail.
 func (s *session) reackLocked(dead *rail, to *conn) {
 	for slot := range s.inbound {
 		in := &s.inbound[slot]

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// TestKilledPeer: kill -9 of a process that is being written to ends what is in
-// flight to it with ErrPeerDied, each operation once, and its expectations.
+// TestKilledPeer: kill -9 of the target process ends the operations in flight with ErrPeerDied,
+// each once, and the expectations of its immediates.
 func TestKilledPeer(t *testing.T) {
 	testkit.VerifyNone(t)
 	testkit.Repeat(t, "no write was in flight when the peer was killed", func() bool { return killPeer(t) > 0 })
@@ -120,7 +120,7 @@ func runSender() error {
 	if err != nil {
 		return err
 	}
-	for { // one at a time: writes that overlap are a race of their own
+	for { // one at a time, because overlapping writes have no defined result
 		done := rdma.NewFlag()
 		if err := e.Write(ctx, rdma.Write{Src: src, Dst: dst, Len: dst.Len, Imm: rdma.ImmOf(1), Done: done.Set}); err != nil {
 			return err
@@ -131,8 +131,8 @@ func runSender() error {
 	}
 }
 
-// TestKilledSender: kill -9 of a process that writes to us ends what we expect
-// of it with ErrPeerDied, and once its window is revoked no byte of it changes.
+// TestKilledSender: kill -9 of the writing process ends the expectations of its immediates with
+// ErrPeerDied, and no byte of its window changes after the window is revoked.
 func TestKilledSender(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)

@@ -22,15 +22,15 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// The tests here run in two processes in two network namespaces, joined by two
-// links of limited rate: a mover writes to a target. Both are this test binary;
-// they are told what to do by lines of standard input and answer each with one.
+// The tests here run two processes in two network namespaces, joined by two rate-limited links:
+// a mover writes to a target. Both processes run this test binary. They read commands from
+// standard input and answer each with one line.
 //
 //	test ──"two"──► mover lab0 ═══ 200 Mbit/s ═══ lab0 target ◄──"sum"── test
 //	                      lab1 ═══ 200 Mbit/s ═══ lab1
 
-// Environment of the two processes: labRole is target or mover, labNICs is
-// "device,address" for each NIC, labDesc is where the target's memory is.
+// Environment of the two processes: labRole is target or mover, labNICs is "device,address" for
+// each NIC, labDesc is the Desc of the target's memory.
 const (
 	labRole = "PENSTOCK_TCP_TEST_LAB_ROLE"
 	labNICs = "PENSTOCK_TCP_TEST_LAB_NICS"
@@ -46,7 +46,7 @@ const (
 	labFireBytes = 80 << 20
 )
 
-// runLab is one of the two processes.
+// runLab runs one of the two processes.
 func runLab(role string) error {
 	var nics []NIC
 	for _, text := range strings.Fields(os.Getenv(labNICs)) {
@@ -158,8 +158,8 @@ func newMover(nics []NIC, mem []byte) (*mover, error) {
 
 func (m *mover) close() { _, _ = m.one.e.Close(), m.two.e.Close() }
 
-// move writes n bytes, some in flight at a time, and returns how many writes did
-// not land. first, if set, is called when the first has.
+// move writes n bytes with several writes in flight and returns how many writes failed. first,
+// if set, is called when the first write has landed.
 func (l *toTarget) move(n int, imm rdma.Imm, first func()) (writes, failed int, _ error) {
 	slots := make(chan struct{}, labInFlight)
 	var mu sync.Mutex
@@ -190,7 +190,7 @@ func (l *toTarget) move(n int, imm rdma.Imm, first func()) (writes, failed int, 
 	return writes, failed, nil
 }
 
-// time moves n bytes and says how many a second.
+// time moves n bytes and returns the rate in bytes per second.
 func (m *mover) time(l *toTarget, n int) (string, error) {
 	start := time.Now()
 	if _, failed, err := l.move(n, rdma.Imm{}, nil); err != nil || failed > 0 {
@@ -199,8 +199,7 @@ func (m *mover) time(l *toTarget, n int) (string, error) {
 	return fmt.Sprintf("%.0f", float64(n)/time.Since(start).Seconds()), nil
 }
 
-// fire begins to move labFireBytes over two NICs, and answers when the first
-// write has landed.
+// fire starts to move labFireBytes over two NICs and returns when the first write has landed.
 func (m *mover) fire() (string, error) {
 	first := make(chan struct{})
 	go func() {
@@ -213,10 +212,10 @@ func (m *mover) fire() (string, error) {
 	return "firing", nil
 }
 
-// fired answers when all has been moved.
+// fired returns when all bytes have been moved.
 func (m *mover) fired() (string, error) { return <-m.done, nil }
 
-// up answers when both rails are up.
+// up returns when both rails are up.
 func (m *mover) up() (string, error) {
 	for deadline := time.Now().Add(time.Minute); upRails(m.two.e) < 2; <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -226,7 +225,7 @@ func (m *mover) up() (string, error) {
 	return fmt.Sprintf("%x", sha256.Sum256(m.mem)), nil
 }
 
-// worker is one of the processes, as the test sees it.
+// worker is one of the processes, driven by the test.
 type worker struct {
 	t     *testing.T
 	in    io.WriteCloser
@@ -268,7 +267,7 @@ func startWorker(t *testing.T, ns *netlab.Namespace, role, desc string, ends ...
 	return w
 }
 
-// ask sends a line and returns the answer.
+// ask sends a command and returns the answer.
 func (w *worker) ask(line string) string {
 	w.t.Helper()
 	if _, err := fmt.Fprintln(w.in, line); err != nil {
@@ -310,12 +309,12 @@ func twoLinks(t *testing.T, rates ...uint64) (target, move *worker, links []*net
 	return target, move, links
 }
 
-// ratioRounds is how often one NIC and two have their turns, at most.
+// ratioRounds is the largest number of rounds of one NIC and two NICs.
 const ratioRounds = 8
 
-// ratio lets one NIC and two have their turns until two carry that many times
-// what one does, and returns the best: what the NICs can do is asked, and
-// whatever else this machine is busy with can only take from it.
+// ratio alternates transfers over one NIC and over two until two have at least want times the
+// rate of one, and returns the best ratio. The best is used because other load on this machine
+// can only lower the ratio.
 func ratio(t *testing.T, move *worker, want float64) (best float64) {
 	t.Helper()
 	rate := func(line string) (v float64) {
@@ -332,8 +331,7 @@ func ratio(t *testing.T, move *worker, want float64) (best float64) {
 	return best
 }
 
-// TestTwoNICs: two NICs, each limited to the same rate, carry at least 1.9 times
-// what one does.
+// TestTwoNICs: two NICs with the same rate limit carry at least 1.9 times the rate of one.
 func TestTwoNICs(t *testing.T) {
 	testkit.Long(t, "fills links of set rates in network namespaces")
 	skipRace(t)
@@ -343,8 +341,8 @@ func TestTwoNICs(t *testing.T) {
 	}
 }
 
-// TestUnequalNICs: a second NIC of a third of the rate adds most of its third,
-// and does not hold up the first.
+// TestUnequalNICs: a second NIC with a third of the rate adds most of its rate and does not
+// delay the first.
 func TestUnequalNICs(t *testing.T) {
 	testkit.Long(t, "fills links of set rates in network namespaces")
 	skipRace(t)
@@ -354,16 +352,15 @@ func TestUnequalNICs(t *testing.T) {
 	}
 }
 
-// skipRace leaves out what compares rates where the processor would be compared.
+// skipRace skips rate comparisons that would measure the race detector.
 func skipRace(t *testing.T) {
 	if raceEnabled {
 		t.Skip("needs a build without the race detector, which is slower than the links")
 	}
 }
 
-// TestLinkDown: a link that goes down in the middle of a transfer loses nothing:
-// every write lands, every immediate is counted once; the link is used again
-// when it is up.
+// TestLinkDown: a link that goes down during a transfer loses nothing: every write lands, and
+// every immediate is counted once. The link is used again when it is up.
 func TestLinkDown(t *testing.T) {
 	testkit.Long(t, "fills links of set rates in network namespaces")
 	target, move, links := twoLinks(t, labRateBits, labRateBits)
@@ -375,7 +372,7 @@ func TestLinkDown(t *testing.T) {
 	const writes = labFireBytes / labWrite
 	said := move.ask("fired")
 	if want := fmt.Sprintf("%d writes, 0 failed, <nil>;", writes); !strings.HasPrefix(said, want) || !strings.Contains(said, "NICs true false: tcp: interface lab1 has no carrier") {
-		t.Errorf("the mover says %q, want %q, and NIC 1 without carrier", said, want)
+		t.Errorf("the mover answers %q, want %q, and NIC 1 without carrier", said, want)
 	}
 	t.Log(said)
 	got := target.ask("sum")

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// readWrite performs one frame of a write of the peer.
+// readWrite handles one frame of a write of the peer.
 func (c *conn) readWrite(h *header) error {
 	c.r.spans = c.r.spans[:0]
 	if h.runs > 0 {
@@ -38,15 +38,14 @@ func (c *conn) readWrite(h *header) error {
 	}
 	left, err := c.land(w, h.length)
 	if err == nil && left == 0 && c.mayBeSpliced() && c.r.resets.seen() {
-		// The peer has given the source up, perhaps before all of it was copied.
+		// The peer has returned the source to its owner, perhaps before all of it was copied.
 		err = errResetBehind
 	}
 	if w.revoked.Load() {
 		reason = rdma.ReasonRevoked
 	}
 	if err == nil && reason == rdma.ReasonNone {
-		// Inside the window still: after Revoke has returned, no write of the
-		// window may be counted either.
+		// Before exit: after Revoke has returned, no write of the window may be counted.
 		c.conclude(h, reason)
 	}
 	if e := c.exit(w); err == nil {
@@ -58,12 +57,12 @@ func (c *conn) readWrite(h *header) error {
 	return c.refuseWrite(h, reason, left)
 }
 
-// errResetBehind is the end of a connection whose last frame came whole, and may have
-// other bytes than were written.
-var errResetBehind = fmt.Errorf("the peer gave up what it was writing: %w", syscall.ECONNRESET)
+// errResetBehind ends a connection whose last frame arrived whole but may contain other bytes
+// than were written.
+var errResetBehind = fmt.Errorf("the peer reset the connection while writing: %w", syscall.ECONNRESET)
 
-// mayBeSpliced reports whether the peer may have spliced a run of the frame that has
-// landed: its runs are as long here as they are there.
+// mayBeSpliced reports whether the peer may have spliced a run of the frame that has landed.
+// The runs have the same length on both sides.
 func (c *conn) mayBeSpliced() bool {
 	for _, s := range c.r.spans {
 		if s.length >= spliceBytes {
@@ -73,13 +72,13 @@ func (c *conn) mayBeSpliced() bool {
 	return false
 }
 
-// repeated drops the payload of a piece that has come before.
+// repeated drops the payload of a piece that arrived before.
 func (c *conn) repeated(h *header) error {
 	c.s.e.framesRepeated.Add(1)
 	return c.drain(h.length)
 }
 
-// admit enters the window that h names, or says why not.
+// admit enters the window of h's key, or returns the reason why not.
 func (c *conn) admit(h *header) (*window, rdma.Reason) {
 	w := c.s.e.lookup(h.key)
 	if w == nil || !w.admits(c.s.Peer) {
@@ -97,8 +96,8 @@ func (c *conn) admit(h *header) (*window, rdma.Reason) {
 	return w, rdma.ReasonNone
 }
 
-// land reads the payload of a frame, n bytes, into the window, and returns how
-// many are left: more than none if the window was revoked meanwhile.
+// land reads the payload of a frame, n bytes, into the window. left is not 0 if the window was
+// revoked meanwhile.
 func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 	r := &c.r
 	for _, s := range r.spans {
@@ -113,7 +112,7 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 		r.into = r.into[:0]
 	}()
 	rest := r.spans
-	var restAt uint64 // into rest[0]
+	var restAt uint64 // the offset in rest[0]
 	for left = n; left > 0; {
 		if w.revoked.Load() {
 			return left, nil
@@ -121,7 +120,7 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 		k, err := c.place(into, left, w.landed != nil)
 		left -= k
 		if w.landed != nil {
-			rest, restAt = tellLanded(w.landed, rest, restAt, k)
+			rest, restAt = notifyLanded(w.landed, rest, restAt, k)
 		}
 		into = advance(into, k)
 		if err != nil {
@@ -136,9 +135,9 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 	return 0, nil
 }
 
-// tellLanded tells landed of the first n bytes of rest, of which the first run has
-// had at bytes before, and returns what is left.
-func tellLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, uint64) {
+// notifyLanded calls landed for the first n bytes of rest, after at bytes of its first run. It
+// returns the remaining runs and the offset in the first of them.
+func notifyLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, uint64) {
 	for n > 0 {
 		k := min(n, rest[0].length-at)
 		if k > 0 {
@@ -151,18 +150,17 @@ func tellLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, 
 	return rest, at
 }
 
-// exit leaves w and undoes what its Revoke may have done to this connection's
-// reads.
+// exit leaves w and resets the read deadline that Revoke may have set.
 func (c *conn) exit(w *window) error {
 	w.leave(c)
 	if !w.revoked.Load() {
 		return nil
 	}
-	// c is inside no window now, so that nobody else interrupts it.
+	// c is inside no window now, so no Revoke interrupts it.
 	return c.nc.SetReadDeadline(time.Time{})
 }
 
-// refuseWrite drops the rest of a frame's payload and accounts for the frame.
+// refuseWrite drops the remaining payload of a frame and accounts for the frame.
 func (c *conn) refuseWrite(h *header, reason rdma.Reason, left uint64) error {
 	if err := c.refuse(h, reason, left); err != nil {
 		return err
@@ -171,8 +169,7 @@ func (c *conn) refuseWrite(h *header, reason rdma.Reason, left uint64) error {
 	return nil
 }
 
-// conclude accounts for a frame; the last one of an operation is counted and
-// acked.
+// conclude accounts for a frame. With the last frame the operation is counted and acked.
 func (c *conn) conclude(h *header, reason rdma.Reason) {
 	complete, reason := c.s.landed(h, reason)
 	if !complete {
@@ -187,7 +184,7 @@ func (c *conn) conclude(h *header, reason rdma.Reason) {
 	c.s.acknowledge(c, h, reason)
 }
 
-// refuse counts and logs a refused frame and drops what is left of its payload.
+// refuse counts and logs a refused frame and drops its remaining payload.
 func (c *conn) refuse(h *header, reason rdma.Reason, left uint64) error {
 	e := c.s.e
 	e.core.RefusedIn[reason].Add(1)

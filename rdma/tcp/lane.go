@@ -27,7 +27,7 @@ func (q *queue) pop() frame {
 	if q.head == len(q.frames) {
 		q.frames, q.head = q.frames[:0], 0
 	} else if q.head >= 1024 && q.head >= len(q.frames)/2 {
-		// A queue that is never empty must not grow for ever.
+		// Without this copy a queue that is never empty would grow without bound.
 		n := copy(q.frames, q.frames[q.head:])
 		clear(q.frames[n:])
 		q.frames, q.head = q.frames[:n], 0
@@ -35,27 +35,27 @@ func (q *queue) pop() frame {
 	return f
 }
 
-// lane is the queue of one traffic class, and the connections that take from
-// it, over all rails that are up. Connections take when they can write: a NIC
-// that is twice as fast comes twice as often, and nothing waits behind a slow
-// one but what it has taken. The session's mu guards it.
+// lane is the queue of one traffic class and the connections that take from it, over all rails
+// that are up. A connection takes frames when it can write, so a NIC that is twice as fast
+// takes twice as many, and only frames that a slow NIC has taken wait for it. Guarded by the
+// session's mu.
 type lane struct {
 	queue
 	class rdma.Class
 	conns []*conn
-	// next is where to look for a parked connection first, so that small
-	// operations rotate; woken counts those that were signalled and have not
-	// looked yet.
+	// next is the index at which the search for a parked connection starts, so that small
+	// operations rotate. woken counts connections that were signalled and have not looked at the
+	// queue yet.
 	next, woken int
 }
 
-// share is how many bytes one connection takes at a time: so few that the others
-// find something to do, so many that a system call is worth it.
+// share is the number of bytes that one connection takes at a time: few enough to leave work
+// for the others, and enough to justify a system call.
 func (l *lane) share() int64 {
 	return min(batchBytes, max(shareBytes, l.bytes/int64(max(1, len(l.conns)))))
 }
 
-// wake signals parked connections, as many as there are shares queued.
+// wake signals one parked connection for each share in the queue.
 func (l *lane) wake() {
 	if l.empty() {
 		return
@@ -78,7 +78,7 @@ func (l *lane) wake() {
 // add makes c take from the lane.
 func (l *lane) add(c *conn) { l.conns = append(l.conns, c) }
 
-// remove is the end of what add began.
+// remove undoes add.
 func (l *lane) remove(c *conn) {
 	for i, x := range l.conns {
 		if x == c {
@@ -89,7 +89,7 @@ func (l *lane) remove(c *conn) {
 	l.looked(c)
 }
 
-// looked notes that c looks at the queue, or never will again.
+// looked records that c is not parked, and not woken any more.
 func (l *lane) looked(c *conn) {
 	if c.woken {
 		c.woken = false

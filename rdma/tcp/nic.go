@@ -12,22 +12,22 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
-// nic is one network interface of an engine, or, without options, all of them
-// as the system's routes choose.
+// nic is one network interface of an engine. Without Options.NICs it stands for all interfaces,
+// as chosen by the system's routes.
 type nic struct {
 	name     string
 	device   string
 	listener net.Listener // nil in an engine that does not listen
-	addr     rdma.NetAddr // what Desc and Addr tell peers; "" without a listener
-	local    net.Addr     // what connections are dialed from; nil: the routes choose
+	addr     rdma.NetAddr // advertised address in Desc and Addr; "" without a listener
+	local    net.Addr     // source address of dialed connections; nil: chosen by the routes
 
-	// bytesOut and bytesIn are payload, with what was sent twice.
+	// bytesOut and bytesIn count payload, including repeated frames.
 	bytesOut, bytesIn atomic.Uint64
-	// broken is why the interface cannot carry anything now, if look found so.
+	// broken is the reason why the interface is unusable, as found by look.
 	broken atomic.Pointer[error]
 }
 
-// openNICs opens the listeners and decides what addresses peers are told.
+// openNICs opens the listeners and sets the advertised addresses.
 func (e *Engine) openNICs(ctx context.Context) error {
 	for _, o := range e.opts.nics() {
 		n := &nic{name: o.Name, device: o.Device}
@@ -51,7 +51,7 @@ func (e *Engine) openNICs(ctx context.Context) error {
 	return nil
 }
 
-// listen opens the listener of a NIC, if it is to have one.
+// listen opens the listener of a NIC if it has one.
 func (e *Engine) listen(ctx context.Context, n *nic, o NIC) error {
 	if o.Listen == "" {
 		return nil
@@ -76,14 +76,14 @@ func (e *Engine) listen(ctx context.Context, n *nic, o NIC) error {
 	return nil
 }
 
-// HostPort returns the host:port of an address of this provider, and whether it
-// is to be dialed with TLS.
+// HostPort returns the host:port of an address of this provider, and whether it must be dialed
+// with TLS.
 func HostPort(a rdma.NetAddr) (hostPort string, secure bool) {
 	return strings.CutPrefix(string(a), handshake.TLSScheme)
 }
 
-// dialFrom decides what address the NIC's connections are dialed from. One that
-// was named (Options.NICs) and listens on an address dials from there too.
+// dialFrom sets the source address of the NIC's dialed connections. A NIC in Options.NICs that
+// listens on one address also dials from it.
 func (n *nic) dialFrom(o NIC, named bool) error {
 	host := o.Local
 	if host == "" && n.listener != nil && named {
@@ -102,21 +102,21 @@ func (n *nic) dialFrom(o NIC, named bool) error {
 	return nil
 }
 
-// close ends the listener.
+// close closes the listener.
 func (n *nic) close() {
 	if n.listener != nil {
 		_ = n.listener.Close()
 	}
 }
 
-// errNoCarrier: the interface is down, or its cable leads nowhere.
+// errNoCarrier: the interface is down or has no link.
 var errNoCarrier = errors.New("has no carrier")
 
-// interfaceByName asks the kernel for an interface.
+// interfaceByName queries the kernel for an interface.
 var interfaceByName = net.InterfaceByName
 
-// look finds out whether the interface can carry anything: the kernel reports a link that is
-// down at once, and connections notice only by silence.
+// look checks whether the interface is usable. The kernel reports a link that is down
+// immediately, while connections detect it only by silence.
 func (n *nic) look() {
 	var why error
 	if dev, err := interfaceByName(n.device); err != nil {
@@ -131,7 +131,7 @@ func (n *nic) look() {
 	}
 }
 
-// fault returns what look found wrong with the interface.
+// fault returns the last error of look.
 func (n *nic) fault() error {
 	if p := n.broken.Load(); p != nil {
 		return *p
@@ -156,7 +156,7 @@ func (e *Engine) NICs() []rdma.NIC {
 	return out
 }
 
-// railFault returns why no rail uses n, where some should.
+// railFault returns why no rail uses n, if a session has rails for it.
 func (e *Engine) railFault(n *nic) (why error) {
 	for _, s := range e.core.Sessions() {
 		s.Mu.Lock()

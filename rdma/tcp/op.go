@@ -5,37 +5,35 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// op is one operation that this side submitted. The Dst of its runs counts from the
-// start of the window. The target need remember one operation for each slot: whoever
-// uses a slot again has seen the end of its former operation.
+// op is one operation that this side submitted. The Dst of its runs counts from the start of
+// the window. The target records one operation for each slot, because this side uses a slot
+// again only after it has received the ack of the previous operation.
 type op struct {
 	sessions.Op
 
 	kind uint8
 	key  uint64
-	mem  []byte // what the runs' Src counts in
+	mem  []byte // the memory to which the runs' Src refers
 	// The runs are cut into frames: frame i is Runs[cuts[i-1]:cuts[i]].
 	cuts []uint32
-	// via is the rail that each frame was given to, or unsentRail.
+	// via is the rail to which each frame was given, or unsentRail.
 	via []uint8
 	msg []byte // copy of the message, kept for reuse when small
 
-	// Guarded by session.Mu, as are via and the fields below. patient: the peer may
-	// keep the ack for a while.
-	patient bool
-	// unsent counts frames that a writer may still read from, or will. An op
-	// ends when it is acked and unsent is 0: an ack that comes early, by a peer's
-	// error or because our writer was slow to wake, must not free the source.
+	// The fields below and via are guarded by session.Mu. ackMayWait: the peer may delay the ack.
+	ackMayWait bool
+	// unsent counts frames that a writer still reads from or will read from. An op ends when it
+	// is acked and unsent is 0. An ack may come early, by an error of the peer or because the
+	// local writer was slow; it must not free the source.
 	unsent int
 	acked  bool
 	status rdma.Reason
 }
 
-// unsentRail stands in op.via for no rail yet.
+// unsentRail is the value in op.via of a frame without a rail.
 const unsentRail = 0xff
 
-// keptMessageBytes is how long a message buffer an idle op keeps for its next use, at
-// most.
+// keptMessageBytes is the largest message buffer that an idle op keeps for its next use.
 const keptMessageBytes = 4 << 10
 
 // Reset makes o ready for its next use.
@@ -50,12 +48,12 @@ func (o *op) Reset() {
 		o.msg = nil
 	}
 	o.msg = o.msg[:0]
-	o.patient, o.acked, o.unsent, o.status = false, false, 0, rdma.ReasonNone
+	o.ackMayWait, o.acked, o.unsent, o.status = false, false, 0, rdma.ReasonNone
 }
 
-// add appends n bytes from src in the source to dst at the target, merging
-// neighbours and cutting frames at piece bytes. frame is how many bytes the
-// last frame has; add returns its new value.
+// add appends n bytes from src in the source to dst at the target. It merges adjacent runs and
+// starts a new frame after each piece bytes. frame is the number of bytes in the last frame;
+// add returns its new value.
 func (o *op) add(src, dst, n, piece, frame uint64) uint64 {
 	for n > 0 {
 		first := uint32(0)

@@ -12,69 +12,64 @@ import (
 	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
-// Options configure an Engine. The zero value is a client: it opens sessions
-// and accepts none.
+// Options configure an Engine. The zero value is a client: it opens sessions and accepts none.
 type Options struct {
-	// Listen is the host:port to accept sessions on; port 0 picks one. Empty:
-	// none are accepted.
+	// Listen is the host:port to accept sessions on; port 0 picks a free port. Empty: no
+	// sessions are accepted.
 	Listen string
-	// Advertise is the host:port that peers are told to dial, where it is not
-	// the one listened on. Default: the listener's own address.
+	// Advertise is the host:port that peers dial, if it differs from Listen. Default: the
+	// listener's own address.
 	Advertise string
-	// NICs are the network interfaces to use, instead of Listen and Advertise,
-	// which are those of one. A session has a rail for each pair of NICs.
-	// Default: one, wherever the system's routes lead.
+	// NICs are the network interfaces to use, each with its own Listen and Advertise. A session
+	// has a rail for each pair of NICs. Default: one interface, chosen by the system's routes.
 	NICs []NIC
-	// Token is what a peer must prove to open a session here. Needed with
-	// Listen.
+	// Token is the secret that a peer must prove to open a session with this engine. Required
+	// with Listen.
 	Token rdma.Token
-	// TLS, if set, protects the connections of this engine: as the server's
-	// configuration every one that it accepts, as the client's those that it
-	// dials to an address whose listener speaks TLS. The address says so
-	// (HostPort), so that one engine reaches nodes with TLS and nodes without;
-	// what is behind the address was authenticated by whoever handed it out.
-	// Payload is then copied once more on each side.
+	// TLS, if set, protects the connections of this engine. It is the server's configuration for
+	// accepted connections, and the client's for connections dialed to an address whose listener
+	// uses TLS. The address contains that information (HostPort), so one engine can reach nodes
+	// with and without TLS; the source of the address must be authenticated. With TLS, payload
+	// is copied once more on each side.
 	TLS *tls.Config
 
-	// Wrap, if set, stands between the engine and each of its sockets, below TLS:
-	// to limit or count what goes over them. The result must do deadlines as the
-	// socket does, and return that one from NetConn. Payload then goes by plain
-	// Read and Write.
+	// Wrap, if set, wraps each of the engine's sockets, below TLS, to limit or count its
+	// traffic. The result must support deadlines as the socket does, and return the socket from
+	// NetConn. Payload then uses plain Read and Write.
 	Wrap func(net.Conn) net.Conn
 
-	// Conns is the number of connections for payload that this side opens for each
-	// session, on each pair of NICs, and for each class where QoS is set; and one more:
-	// that of the highest class carries messages and acks, which do not wait behind
+	// Conns is the number of payload connections that this side opens for each session, on each
+	// pair of NICs, and for each class if QoS is set. Each lane has one more connection; the one
+	// of the highest class carries messages and acks, which therefore do not wait behind
 	// payload. Default 4, at most MaxConns.
 	Conns int
-	// QoS, if set, gives each rdma.Class connections of its own, in the sessions
-	// that this side opens, and marks what this side sends on them; the peer marks
-	// what it sends by its own QoS. Otherwise all classes share connections,
-	// which are not marked.
+	// QoS, if set, gives each rdma.Class its own connections in the sessions that this side
+	// opens, and marks the packets that this side sends on them. The peer marks its packets by
+	// its own QoS. Otherwise all classes share unmarked connections.
 	QoS *qos.Map
-	// Congestion is the TCP congestion control of every connection. Default
-	// "cubic" (bbr, a common system default, costs 10 to 35 % on fast links);
-	// "system" leaves the system's.
+	// Congestion is the TCP congestion control of every connection. Default "cubic" (bbr, a
+	// common system default, costs 10 to 35 % on fast links); "system" keeps the system's
+	// default.
 	Congestion string
-	// PieceBytes is the size that a large write is cut into, to be spread over
+	// PieceBytes is the size of the pieces into which a large write is cut, to spread it over
 	// the connections. Default 1 MiB, 64 KiB to 16 MiB.
 	PieceBytes int
-	// ZeroCopy sends runs of 64 KiB and more without copying them: the socket's queue
-	// refers to the pages of the source (vmsplice). It takes a quarter of both sides'
-	// processor time off. A write that has failed because its session ended may leave
-	// bytes in the peer's window that were not written: what the source was changed to
-	// since. No immediate is counted for them. Linux only, not over TLS, and not where the
-	// system calls are refused (gVisor, seccomp): there it changes nothing.
+	// ZeroCopy sends runs of 64 KiB and more without copying them: the socket's queue refers to
+	// the pages of the source (vmsplice). It saves a quarter of both sides' CPU time. A write
+	// that failed because its session ended may leave other bytes in the peer's window than were
+	// written: later contents of the source. No immediate is counted for them. ZeroCopy has an
+	// effect only on Linux, without TLS, and where the system calls are permitted (not under
+	// gVisor or some seccomp filters).
 	ZeroCopy bool
-	// InFlightBytes and InFlightOps bound what is submitted to one peer and has
-	// not ended. An operation larger than InFlightBytes is admitted alone.
-	// Defaults 64 MiB and 1024 (at most MaxOps).
+	// InFlightBytes and InFlightOps bound the operations that are submitted to one peer and have
+	// not ended. An operation larger than InFlightBytes is admitted alone. Defaults 64 MiB and
+	// 1024 (at most MaxOps).
 	InFlightBytes int64
 	InFlightOps   int
 	// MaxMessage is the longest Send, in bytes. Default 64 KiB, at most 1 MiB.
 	MaxMessage int
-	// MaxPeers bounds the sessions; one more is turned away. An idle one costs
-	// about 40 KiB for each connection. Default 1024.
+	// MaxPeers bounds the sessions. The engine refuses one more. An idle session costs about 40
+	// KiB for each connection. Default 1024.
 	MaxPeers int
 	// EarlyImmediates is how many unexpected immediates are kept for each peer.
 	// Default rdma.DefaultEarlyImmediates.
@@ -83,45 +78,43 @@ type Options struct {
 	// HeartbeatInterval is how long a connection may be idle before a heartbeat
 	// is sent on it. Default 2 s.
 	HeartbeatInterval time.Duration
-	// IdleTimeout is the silence after which a peer is dead. Default 10 s, at
-	// least twice the HeartbeatInterval.
+	// IdleTimeout is the silence after which a peer is declared dead. Default 10 s, at least
+	// twice the HeartbeatInterval.
 	IdleTimeout time.Duration
-	// NICTimeout is the silence after which a pair of NICs is dead, while others
-	// of the session are not silent. Default twice the HeartbeatInterval, and at
-	// least that.
+	// NICTimeout is the silence after which a rail is declared dead while other rails of the
+	// session are not silent. Default twice the HeartbeatInterval, which is also the minimum.
 	NICTimeout time.Duration
-	// TransferTimeout is the age at which an operation without an answer ends
-	// its session, though heartbeats arrive: a peer must not hold our buffers
-	// for ever. Default 60 s.
+	// TransferTimeout is the age at which an unacked operation ends its session, even if
+	// heartbeats arrive: a peer must not hold source buffers for ever. Default 60 s.
 	TransferTimeout time.Duration
 	// HandshakeTimeout bounds the opening of a session on the accepting side.
 	// Default 10 s.
 	HandshakeTimeout time.Duration
 
-	// OnPeerUp and OnPeerDown, if set, are called when a session begins and
-	// when it has ended, with why; after OnPeerDown nothing of that session
-	// touches memory any more. They must not block.
+	// OnPeerUp and OnPeerDown, if set, are called when a session begins and after it has ended,
+	// with the reason. After OnPeerDown no goroutine touches memory for that session. They must
+	// not block.
 	OnPeerUp   func(rdma.EngineID)
 	OnPeerDown func(rdma.EngineID, error)
-	// OnPost, if set, is called before each system call that carries frames, by
-	// the goroutine that makes it: for measurements.
+	// OnPost, if set, is called before each system call that sends frames, by the goroutine that
+	// makes the call, for measurements.
 	OnPost func()
-	// Logger takes refused peers and dead sessions, rate-limited. Default: none.
+	// Logger receives refused peers and dead sessions, rate-limited. Default: no log.
 	Logger *slog.Logger
 }
 
-// NIC is a network interface of an engine, one of several.
+// NIC is one network interface of an engine.
 type NIC struct {
-	// Name is for people. Default: Device, or the address.
+	// Name is the name for people. Default: Device, or the address.
 	Name string
 	// Listen and Advertise are as in Options. All NICs listen, or none does.
 	Listen, Advertise string
-	// Device binds the sockets of this NIC to an interface (SO_BINDTODEVICE): what
-	// they send leaves there, whatever the routes say, and the NIC is taken out of
-	// service as soon as the interface has no carrier.
+	// Device binds the sockets of this NIC to an interface (SO_BINDTODEVICE): their packets
+	// leave there whatever the routes are, and the NIC is taken out of service as soon as the
+	// interface has no carrier.
 	Device string
-	// Local is the IP address that connections are dialed from. Default: what the
-	// routes choose; with Listen, its host, unless that is a wildcard.
+	// Local is the source IP address of dialed connections. Default: with Listen, its host,
+	// unless that is a wildcard; otherwise chosen by the routes.
 	Local string
 }
 
@@ -133,14 +126,14 @@ const (
 	// MaxNICs is the largest number of NICs of one engine, and of rails of one
 	// session.
 	MaxNICs = 16
-	// MaxOps is the largest number of operations of one session in flight in
-	// one direction; a peer that exceeds it is cut off.
+	// MaxOps is the largest number of operations of one session in flight in one direction. A
+	// peer that exceeds it is disconnected.
 	MaxOps = 4096
 	// maxPiece bounds the payload of one frame.
 	maxPiece = 16 << 20
 )
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults sets each zero field to its default.
 func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.Conns, 4)
 	options.SetDefault(&o.Congestion, "cubic")
@@ -181,7 +174,7 @@ func (o *Options) Validate() error {
 	})
 }
 
-// validateNICs is Validate for the NICs and how classes are marked.
+// validateNICs checks the NICs and the QoS map.
 func (o *Options) validateNICs() error {
 	if len(o.NICs) > 0 && o.Listen+o.Advertise != "" {
 		return fmt.Errorf("tcp: options NICs and Listen or Advertise (%q, %q): give each NIC its own", o.Listen, o.Advertise)
@@ -210,7 +203,7 @@ func (o *Options) validateNICs() error {
 	return nil
 }
 
-// nics returns the NICs, of which there is always one.
+// nics returns the NICs, at least one.
 func (o *Options) nics() []NIC {
 	if len(o.NICs) > 0 {
 		return o.NICs

@@ -25,8 +25,8 @@ func withFD(t testing.TB, c *conn, f func(fd int)) {
 	}
 }
 
-// TestClasses: each class has connections of its own, marked on both sides as
-// that side's options say, and an operation goes over those of its class.
+// TestClasses: each class has its own connections. Each side marks its packets as its own
+// options specify, and an operation uses the connections of its class.
 func TestClasses(t *testing.T) {
 	ours := qos.Map{rdma.ClassKV: {DSCP: 8, Priority: 1}, rdma.ClassCollective: {DSCP: 46, Priority: 6}}
 	theirs := qos.Map{rdma.ClassKV: {DSCP: 10}, rdma.ClassCollective: {DSCP: 34, Priority: 5}}
@@ -114,7 +114,7 @@ func TestClasses(t *testing.T) {
 					t.Errorf("a write of class %v: %d bytes over its connections, %d over the others", class, own, others)
 				}
 			}
-			// A class that the dialer of a session does not know shares the one lane.
+			// Classes without connections of their own share the one lane.
 			plain := closing(t, newEngine(t, Options{}))
 			if _, err := plain.Connect(ctx, server.Addr(), rdma.Token(testToken)); err != nil {
 				t.Fatal(err)

@@ -2,7 +2,6 @@
 
 package tcp
 
-// raceEnabled: this is a build with the race detector. It knows that what came
-// before a write to a socket comes before what follows the read of it, but only
-// for write, not for writev.
+// raceEnabled is true in builds with the race detector. The detector orders a write to a socket
+// before the read of its data for write, but not for writev.
 const raceEnabled = true

@@ -10,78 +10,77 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// railState is where a rail is in its life.
+// railState is the state of a rail.
 type railState uint8
 
 const (
-	// railDown: it has no connections.
+	// railDown: the rail has no connections.
 	railDown railState = iota
-	// railDialing: its dialer is opening connections.
+	// railDialing: the dialer is opening connections.
 	railDialing
-	// railUp: its connections carry frames.
+	// railUp: the connections carry frames.
 	railUp
-	// railDying: its connections are closed, and a reader or writer may still be
-	// in the middle of something.
+	// railDying: the connections are closed, but readers or writers are still running.
 	railDying
 )
 
-// String returns a word for people.
+// String returns the name of the state for people.
 func (x railState) String() string {
 	return [...]string{"down", "connecting", "up", "being taken down"}[x]
 }
 
-// rail is a NIC of ours and a NIC of the peer, and the connections between
-// them. It goes down as a whole and comes up again under a new generation. All
-// fields are guarded by session.Mu, but for those that never change.
+// rail is a local NIC, a NIC of the peer, and the connections between them. It goes down as a
+// whole and comes up again under a new generation. Fields that change are guarded by
+// session.Mu.
 type rail struct {
 	s         *session
 	index     int
-	connsEach int // in each lane, the control connection included
+	connsEach int // in each lane, including the control connection
 
-	// nic is ours: of the side that dialed for good, otherwise the one that the
-	// latest generation came in by.
+	// nic is the local NIC. On the dialing side it is fixed. On the accepting side it is the NIC
+	// that accepted the latest generation.
 	nic *nic
 
 	state      railState
 	generation uint32
-	// conns of this generation, lane after lane; empty unless up or dying.
+	// conns are the connections of this generation, lane after lane; empty unless up or dying.
 	conns []*conn
-	// resetting are connections of an earlier generation whose packets may not all have
-	// left this host, until the peer cannot place them any more.
+	// resetting are connections of an earlier generation whose packets may not all have left
+	// this host. They are kept until the peer cannot place these packets.
 	resetting []*conn
-	// running counts their readers and writers, ends those whose stream has ended.
+	// running counts the readers and writers of conns, ends the connections whose stream has
+	// ended.
 	running, ends int
-	// why the rail is not up.
+	// why is the reason that the rail is not up.
 	why error
-	// peerDown is the last generation of which the peer said that nothing of it
-	// is left on its side. fenced is set once that is so of our generation and on
-	// our side too: what was sent on the rail and not acked may then be sent over
-	// others, as no piece of it can land any more.
+	// peerDown is the last generation that the peer has reported as down. fenced is set when
+	// that includes the rail's generation and the rail is down on this side too. Then no piece
+	// that was sent on the rail can land any more, and unacked pieces may be sent over other
+	// rails.
 	peerDown uint32
 	fenced   bool
 	// assembly collects accepted connections of the next generation.
 	assembly *assembly
 }
 
-// assembly is a generation of a rail of which connections have been accepted.
+// assembly is the set of accepted connections of a rail's next generation.
 type assembly struct {
 	generation uint32
 	conns      []*conn
 	joined     int
-	// done is closed when the rail is up, or when err says why it will not be.
+	// done is closed when the rail is up, or when it cannot come up because of err.
 	done chan struct{}
 	err  error
 }
 
-// errPeerDropped is why a rail goes down that the peer took down.
+// errPeerDropped is the reason of a rail that the peer took down.
 var errPeerDropped = errors.New("the peer took it down")
 
-// errRailLater: the acceptor has not seen the end of the rail's last
-// generation.
-var errRailLater = errors.New("not yet free on this side")
+// errRailBusy: the acceptor's last generation of the rail has not ended yet.
+var errRailBusy = errors.New("not yet free on this side")
 
-// attach puts the connections of a new generation into service. It counts two
-// goroutines for each, which start begins or abandon takes back.
+// attach puts the connections of a new generation into service. It counts two goroutines for
+// each connection, which start starts or abandon releases.
 func (r *rail) attach(generation uint32, conns []*conn) error {
 	s := r.s
 	s.Mu.Lock()
@@ -94,7 +93,7 @@ func (r *rail) attach(generation uint32, conns []*conn) error {
 	}
 	r.state, r.generation, r.fenced, r.why = railUp, generation, false, nil
 	r.conns = conns
-	r.forgetLocked() // the peer has nothing left of an earlier generation
+	r.forgetLocked() // the peer has closed all earlier generations
 	r.running, r.ends = 2*len(conns), 0
 	s.running.Add(r.running)
 	s.up++
@@ -114,32 +113,32 @@ func (r *rail) attach(generation uint32, conns []*conn) error {
 	return nil
 }
 
-// start begins the reader and the writer of a connection that attach counted.
+// start starts the reader and the writer of a connection that attach counted.
 func (c *conn) start() {
 	go func() {
-		defer c.left(1)
+		defer c.goroutinesEnded(1)
 		c.read()
 	}()
 	go func() {
-		defer c.left(1)
+		defer c.goroutinesEnded(1)
 		c.write()
 	}()
 }
 
-// abandon takes back what attach counted for a connection that is not started.
+// abandon releases the goroutines that attach counted for a connection that is not started.
 func (c *conn) abandon(why error) {
 	c.s.drop(c.rail, c.generation, why)
-	c.left(2)
+	c.goroutinesEnded(2)
 }
 
-// left notes that n goroutines of a connection have ended. With the last one
-// the rail is down on our side.
-func (c *conn) left(n int) {
+// goroutinesEnded records that n goroutines of a connection have ended. With the last one the rail is down
+// on this side.
+func (c *conn) goroutinesEnded(n int) {
 	s, r := c.s, c.rail
 	s.Mu.Lock()
 	r.running -= n
 	if r.running == 0 && r.state == railDying && s.Why == nil {
-		s.layDownLocked(r)
+		s.railDownLocked(r)
 	}
 	s.Mu.Unlock()
 	for range n {
@@ -147,29 +146,28 @@ func (c *conn) left(n int) {
 	}
 }
 
-// drop takes a generation of a rail out of service; with the last rail the
-// session ends.
+// drop takes a generation of a rail out of service. With the last rail the session ends.
 func (s *session) drop(r *rail, generation uint32, why error) {
 	s.Mu.Lock()
 	if s.Why != nil || r.state != railUp || r.generation != generation {
 		s.Mu.Unlock()
 		return
 	}
-	hungUp := errors.Is(why, sessions.ErrHungUp)
-	s.quiet = s.quiet || hungUp
+	closed := errors.Is(why, sessions.ErrHungUp)
+	s.peerClosed = s.peerClosed || closed
 	if s.up == 1 {
-		if s.quiet && !hungUp && s.idleLocked() {
+		if s.peerClosed && !closed && s.idleLocked() {
 			why = fmt.Errorf("rdma: %v %w: %w", s.Peer, sessions.ErrHungUp, rdma.ErrPeerDied)
 		}
-		conns, first := s.condemnLocked(why)
+		conns, first := s.beginEndLocked(why)
 		s.Mu.Unlock()
 		if first {
-			s.failed(conns)
+			s.finishEnd(conns)
 		}
 		return
 	}
 	unacked := s.Active > 0
-	if !hungUp {
+	if !closed {
 		s.e.railsLost.Add(1)
 	}
 	s.up--
@@ -181,18 +179,18 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 	conns := r.conns
 	s.electLocked()
 	for _, l := range s.lanes {
-		l.wake() // what the dead connections had been woken for
+		l.wake() // for the wake-ups that the dead connections did not use
 	}
 	s.Mu.Unlock()
 	for _, c := range conns {
-		c.hangUp(unacked)
+		c.close(unacked)
 	}
-	s.e.logRail(r, conns[0].nic, why, hungUp)
+	s.e.logRail(r, conns[0].nic, why, closed)
 }
 
-// controlConn is the connection of messages and acks, and of nothing else where the
-// rail has several: they would wait behind all that a slow NIC has in its socket's
-// queue. It belongs to the highest class. The rail is up or dying.
+// controlConn is the connection for messages and acks. If the rail has several connections it
+// carries nothing else, because messages would wait behind the payload in a slow NIC's socket
+// queue. It belongs to the highest class. The rail must be up or dying.
 func (r *rail) controlConn() *conn { return r.conns[(len(r.s.lanes)-1)*r.connsEach] }
 
 // electLocked chooses the connection for messages.
@@ -213,9 +211,9 @@ func (s *session) controlLocked() *conn {
 	return nil
 }
 
-// layDownLocked is the end of a rail on our side: no reader or writer of it is
-// left. The peer is told, after the acks that may have been lost with it.
-func (s *session) layDownLocked(r *rail) {
+// railDownLocked ends a rail on this side, after its last reader and writer. It repeats the acks
+// that may have been lost with the rail, and then reports to the peer that the rail is down.
+func (s *session) railDownLocked(r *rail) {
 	r.state = railDown
 	for _, c := range r.conns {
 		s.acksOwed -= len(c.acks)
@@ -223,14 +221,14 @@ func (s *session) layDownLocked(r *rail) {
 	r.resetting, r.conns = r.conns, nil
 	if to := s.controlLocked(); to != nil {
 		s.reackLocked(r, to)
-		s.tellDownLocked(to)
+		s.reportDownLocked(to)
 		s.fenceLocked(r)
 	}
 }
 
-// tellDownLocked tells the peer which rails are down here: all of them each
-// time, as what was told before may have been lost with another rail.
-func (s *session) tellDownLocked(to *conn) {
+// reportDownLocked reports the rails that are down on this side to the peer. It reports all of
+// them each time, because an earlier report may have been lost with another rail.
+func (s *session) reportDownLocked(to *conn) {
 	if to == nil {
 		return
 	}
@@ -242,8 +240,7 @@ func (s *session) tellDownLocked(to *conn) {
 	to.signal()
 }
 
-// peerTookDown takes the peer's word that nothing is left of a generation of a
-// rail on its side.
+// peerTookDown handles the peer's report that it has closed a generation of a rail.
 func (s *session) peerTookDown(index, generation uint32) error {
 	if int(index) >= len(s.rails) {
 		return fmt.Errorf("rail %d of %d is down: %w", index, len(s.rails), errFrame)
@@ -262,7 +259,7 @@ func (s *session) peerTookDown(index, generation uint32) error {
 	return nil
 }
 
-// forgetLocked forgets the connections whose packets the peer cannot place any more.
+// forgetLocked releases connections whose packets the peer cannot place any more.
 func (r *rail) forgetLocked() {
 	for _, c := range r.resetting {
 		if c.w.splicer != nil {
@@ -272,8 +269,8 @@ func (r *rail) forgetLocked() {
 	r.resetting = nil
 }
 
-// fenceLocked, once a rail is down on both sides, sends what was given to it
-// over the others, and lets the side that dialed try it again.
+// fenceLocked, once a rail is down on both sides, sends its unacked frames over the other rails
+// and makes the dialing side dial the rail again.
 func (s *session) fenceLocked(r *rail) {
 	if s.Why != nil || r.state != railDown || r.fenced || r.peerDown < r.generation {
 		return
@@ -303,28 +300,28 @@ func (s *session) fenceLocked(r *rail) {
 		l.wake()
 	}
 	if s.Dialed {
-		s.mendLocked(r, mendFirst, nil)
+		s.redialLocked(r, redialPauseMin, nil)
 	}
 }
 
-// Pauses between attempts to bring a rail up again.
+// Pauses between attempts to dial a rail again.
 const (
-	mendFirst = 100 * time.Millisecond
-	mendMax   = 5 * time.Second
+	redialPauseMin = 100 * time.Millisecond
+	redialPauseMax = 5 * time.Second
 )
 
-// mendLocked starts the goroutine that brings a rail of a dialed session up,
-// first after pause. told, if set, is given the outcome of the first attempt.
-func (s *session) mendLocked(r *rail, pause time.Duration, told chan<- error) {
+// redialLocked starts the goroutine that dials a rail of a dialed session, first after pause.
+// result, if set, receives the result of the first attempt.
+func (s *session) redialLocked(r *rail, pause time.Duration, result chan<- error) {
 	s.running.Add(1)
 	go func() {
 		defer s.running.Done()
-		s.mend(r, pause, told)
+		s.redial(r, pause, result)
 	}()
 }
 
-// mend dials until the rail is up or the session ends.
-func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
+// redial dials until the rail is up or the session ends.
+func (s *session) redial(r *rail, pause time.Duration, result chan<- error) {
 	for {
 		if pause > 0 {
 			t := time.NewTimer(pause)
@@ -335,10 +332,10 @@ func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
 				return
 			}
 		}
-		err := s.raise(r)
-		if told != nil {
-			told <- err
-			told = nil
+		err := s.bringUp(r)
+		if result != nil {
+			result <- err
+			result = nil
 		}
 		if err == nil || s.Dead() {
 			return
@@ -347,12 +344,12 @@ func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
 			s.Fail(fmt.Errorf("rdma: %v has ended the session: %w", s.Peer, rdma.ErrPeerDied))
 			return
 		}
-		pause = min(max(2*pause, mendFirst), mendMax)
+		pause = min(max(2*pause, redialPauseMin), redialPauseMax)
 	}
 }
 
-// raise is one attempt to bring a rail up from the dialing side.
-func (s *session) raise(r *rail) error {
+// bringUp makes one attempt to bring a rail up from the dialing side.
+func (s *session) bringUp(r *rail) error {
 	s.Mu.Lock()
 	if s.Why != nil {
 		s.Mu.Unlock()
@@ -367,7 +364,7 @@ func (s *session) raise(r *rail) error {
 		if err = r.attach(generation, conns); err == nil {
 			err = s.activate()
 			for _, c := range conns {
-				c.start() // also where the session has ended: it waits for them
+				c.start() // also if the session has ended: the session waits for these goroutines
 			}
 			if err == nil {
 				s.e.logRailUp(conns[0])
@@ -381,13 +378,13 @@ func (s *session) raise(r *rail) error {
 	s.Mu.Lock()
 	r.state, r.why, r.fenced = railDown, err, true
 	if s.Why == nil {
-		s.tellDownLocked(s.controlLocked())
+		s.reportDownLocked(s.controlLocked())
 	}
 	s.Mu.Unlock()
 	return err
 }
 
-// activate makes the session known to the engine, with its first rail.
+// activate adds the session to the engine when its first rail is up.
 func (s *session) activate() (err error) {
 	s.activating.Do(func() {
 		if err = s.e.core.Activate(s); err != nil {

@@ -17,8 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// twoNICs is an engine's interfaces in a test: loopback answers on all of
-// 127.0.0.0/8.
+// twoNICs returns an engine's interfaces for a test. Loopback answers on all of 127.0.0.0/8.
 func twoNICs(listen bool) []NIC {
 	out := []NIC{{Name: "nic0", Local: "127.0.0.1"}, {Name: "nic1", Local: "127.0.0.2"}}
 	if listen {
@@ -41,7 +40,7 @@ func railPair(t testing.TB, o Options, client []NIC) (server, dialer *Engine) {
 	return server, dialer
 }
 
-// until polls what no callback tells.
+// until polls for a condition that has no callback.
 func until(t testing.TB, ctx context.Context, what string, f func() bool) {
 	t.Helper()
 	for !f() {
@@ -53,8 +52,8 @@ func until(t testing.TB, ctx context.Context, what string, f func() bool) {
 	}
 }
 
-// TestRails: with several NICs on one or both sides every pair carries a share
-// of a large write and of many small ones, and NICs says how much.
+// TestRails: with several NICs on one or both sides every pair carries a share of a large write
+// and of many small ones, and NICs reports the bytes.
 func TestRails(t *testing.T) {
 	for name, client := range map[string][]NIC{"two to two": twoNICs(false), "one to two": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -136,8 +135,8 @@ func upRails(e *Engine) (n int) {
 	return n
 }
 
-// cut breaks connection i of a rail as its NIC's death would: with reset, bytes
-// that have left are lost too.
+// cut breaks connection i of a rail as a failure of its NIC would. With reset, bytes that have
+// left are lost too.
 func (e *Engine) cut(rail, i int, reset bool) {
 	for _, s := range e.core.Sessions() {
 		s.Mu.Lock()
@@ -154,10 +153,9 @@ func (e *Engine) cut(rail, i int, reset bool) {
 	}
 }
 
-// TestRailsDieUnderFire: while rails are cut at either end and come back, every
-// write lands whole, ends once and without an error, its immediate is counted
-// once, each message is delivered once, and nothing touches the destination
-// after the immediate has been counted.
+// TestRailsDieUnderFire: while rails are cut at either end and come back, every write lands
+// whole and succeeds once, its immediate is counted once, and each message is delivered once.
+// Nothing changes the destination after the immediate has been counted.
 func TestRailsDieUnderFire(t *testing.T) {
 	testkit.Long(t, "cuts connections again and again under load")
 	testkit.VerifyNone(t)
@@ -265,7 +263,7 @@ func TestRailsDieUnderFire(t *testing.T) {
 	}
 	finish()
 	n := uint64(rounds.Load())
-	// Taken into receive buffers; the handler runs when it runs.
+	// The messages are in receive buffers; the handler may run later.
 	until(t, ctx, "the last messages", func() bool {
 		handled := uint64(0)
 		seen.Range(func(any, any) bool { handled++; return true })
@@ -284,14 +282,13 @@ func TestRailsDieUnderFire(t *testing.T) {
 		server.railsLost.Load()+dialer.railsLost.Load(), dialer.framesResent.Load(), server.framesRepeated.Load())
 }
 
-// TestLastRail: a session whose last rail dies ends, as one with a single rail
-// does, and what was in flight ends with it.
+// TestLastRail: a session ends with its last rail, and its operations in flight end with it.
 func TestLastRail(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
 	server, dialer := railPair(t, Options{HeartbeatInterval: 50 * time.Millisecond, NICTimeout: time.Minute}, twoNICs(false))
 	until(t, ctx, "both rails", func() bool { return upRails(server) == 2 && upRails(dialer) == 2 })
-	for _, n := range server.nics { // nobody comes back
+	for _, n := range server.nics { // no rail can be dialed again
 		n.close()
 	}
 	r, err := server.Register(make([]byte, 64<<20), rdma.RegisterOptions{})
@@ -338,14 +335,14 @@ func TestLastRail(t *testing.T) {
 	}
 }
 
-// TestSilentRail: a rail whose packets are lost in both directions, while its
-// connections stay open, goes down on both sides after NICTimeout; what was on
-// it goes over the other, and the session goes on.
+// TestSilentRail: a rail whose packets are lost in both directions while its connections stay
+// open goes down on both sides after NICTimeout. Its frames are sent over the other rail, and
+// the session continues.
 func TestSilentRail(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
 	o := Options{Conns: 2, PieceBytes: 64 << 10, HeartbeatInterval: 20 * time.Millisecond, NICTimeout: 300 * time.Millisecond, IdleTimeout: time.Minute}
-	hole := newHole(t)
+	hole := newBlackhole(t)
 	so, co := o, o
 	so.NICs, so.Token = twoNICs(true), rdma.Token(testToken)
 	so.NICs[1].Advertise = hole.l.Addr().String()
@@ -387,24 +384,23 @@ func TestSilentRail(t *testing.T) {
 	}
 }
 
-// hole is a TCP relay that, once stalled is closed, passes nothing on and closes
-// nothing.
-type hole struct {
+// blackhole is a TCP relay. After stalled is closed it forwards nothing and closes nothing.
+type blackhole struct {
 	l       net.Listener
 	stalled chan struct{}
 }
 
-func newHole(t testing.TB) *hole {
+func newBlackhole(t testing.TB) *blackhole {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &hole{l: l, stalled: make(chan struct{})}
+	return &blackhole{l: l, stalled: make(chan struct{})}
 }
 
 // open relays to an address until the end of the test.
-func (h *hole) open(t testing.TB, to string) {
+func (h *blackhole) open(t testing.TB, to string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); _ = h.l.Close(); wg.Wait() })
@@ -427,8 +423,8 @@ func (h *hole) open(t testing.TB, to string) {
 	})
 }
 
-// relay copies until the hole is stalled, and then waits for the end of the test.
-func (h *hole) relay(ctx context.Context, to, from net.Conn) {
+// relay copies until the hole is stalled and then waits for the end of the test.
+func (h *blackhole) relay(ctx context.Context, to, from net.Conn) {
 	defer func() { _, _ = to.Close(), from.Close() }()
 	b := make([]byte, 64<<10)
 	for {

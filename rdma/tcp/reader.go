@@ -16,7 +16,7 @@ func (c *conn) read() {
 	for {
 		if err := c.readFrame(); err != nil {
 			if why := c.readError(err); errors.Is(err, errFrame) {
-				c.s.Fail(why) // nothing that this peer says can be trusted
+				c.s.Fail(why) // the peer's stream cannot be trusted
 			} else {
 				c.s.drop(c.rail, c.generation, why)
 			}
@@ -25,7 +25,7 @@ func (c *conn) read() {
 	}
 }
 
-// readError says what the end of the stream means.
+// readError returns the reason for the end of the stream.
 func (c *conn) readError(err error) error {
 	if errors.Is(err, errFrame) {
 		c.s.e.core.MalformedFrames.Add(1)
@@ -40,12 +40,12 @@ func (c *conn) readError(err error) error {
 	return fmt.Errorf("rdma: read from %v: %w: %w", c.s.Peer, rdma.ErrPeerDied, err)
 }
 
-// readFrame reads and performs one frame.
+// readFrame reads and handles one frame.
 func (c *conn) readFrame() error {
 	b, err := c.ahead(headerSize, c.r.exact)
 	if c.r.start == c.r.end && (err == io.EOF || errors.Is(err, syscall.ECONNRESET)) {
 		c.end()
-		if e := c.hungUp(); e != nil {
+		if e := c.awaitNormalEnd(); e != nil {
 			err = e
 		}
 	}
@@ -67,10 +67,10 @@ func (c *conn) readFrame() error {
 	case frameDown:
 		return c.s.peerTookDown(h.frames, h.piece)
 	}
-	return nil // a heartbeat: that it came is all it says
+	return nil // a heartbeat has no content
 }
 
-// end notes that the stream has ended between two frames.
+// end records that the stream has ended between two frames.
 func (c *conn) end() {
 	s := c.s
 	s.Mu.Lock()
@@ -88,22 +88,23 @@ func (c *conn) end() {
 	}
 }
 
-// How long the ends of the other streams of a peer whose first has ended are waited
-// for: on the last rail, and where another goes on, over which what this one had is sent
-// again.
+// How long endedNormally waits for the ends of the peer's other streams after the first has ended:
+// normalEndWait on the last rail, and normalEndRailWait if another rail continues, over which the
+// frames of this rail are sent again.
 const (
-	hungUpWait     = time.Second
-	hungUpRailWait = 100 * time.Millisecond
+	normalEndWait     = time.Second
+	normalEndRailWait = 100 * time.Millisecond
 )
 
-// hungUp returns sessions.ErrHungUp if the peer that is gone was through, or nil. Its last acks
-// may lie in other connections still, so their ends are waited for.
-func (c *conn) hungUp() error {
+// endedNormally returns sessions.ErrHungUp if the peer closed the session with no operation in flight,
+// otherwise nil. The peer's last acks may still be in other connections, so endedNormally waits for
+// their ends.
+func (c *conn) awaitNormalEnd() error {
 	s := c.s
 	s.Mu.Lock()
-	idle, wait := s.idleLocked(), hungUpWait
+	idle, wait := s.idleLocked(), normalEndWait
 	if s.up > 1 {
-		wait = hungUpRailWait
+		wait = normalEndRailWait
 	}
 	s.Mu.Unlock()
 	if !idle {
@@ -122,7 +123,7 @@ func (c *conn) hungUp() error {
 	return nil
 }
 
-// fill reads more into buf, which must have room; limit bounds how far.
+// fill reads more into buf, up to limit. buf must have room.
 func (c *conn) fill(limit int) error {
 	n, err := c.nc.Read(c.r.buf[c.r.end:limit])
 	if n > 0 {
@@ -136,8 +137,8 @@ func (c *conn) fill(limit int) error {
 	return err
 }
 
-// ahead returns the next n bytes of the stream, at most readAhead; they are
-// valid until the next read. With exact nothing beyond them is read.
+// ahead returns the next n bytes of the stream, at most readAhead. They are valid until the
+// next read. With exact it reads nothing beyond them.
 func (c *conn) ahead(n int, exact bool) ([]byte, error) {
 	r := &c.r
 	if r.start == r.end {
@@ -160,9 +161,8 @@ func (c *conn) ahead(n int, exact bool) ([]byte, error) {
 	return b, nil
 }
 
-// place reads some of the left bytes of payload that go to into, whose parts are
-// not empty, and returns how many are in place now: with few at most
-// landingBytes.
+// place reads some of the left bytes of payload into into, whose parts are not empty, and
+// returns how many bytes are in place: with few at most landingBytes.
 func (c *conn) place(into [][]byte, left uint64, few bool) (n uint64, err error) {
 	r := &c.r
 	if r.start < r.end {
@@ -192,9 +192,9 @@ func (c *conn) place(into [][]byte, left uint64, few bool) (n uint64, err error)
 	return n, nil
 }
 
-// withNext returns what one system call may read into: as much of into as it
-// takes, and, if that is all, a place for the next header and its table, which are
-// likely to be as long as this one's.
+// withNext returns the destinations of one system call: as much of into as it takes and, if
+// that is all of into, a buffer for the next header and its table, which is assumed to be as
+// long as the current one.
 func (c *conn) withNext(into [][]byte) [][]byte {
 	r := &c.r
 	if len(into) > scatterRuns {
@@ -204,12 +204,12 @@ func (c *conn) withNext(into [][]byte) [][]byte {
 	if len(r.spans) > 1 {
 		next += len(r.spans) * runSize
 	}
-	// land left room for one more behind into.
+	// land left room for one more element after into.
 	return append(into, r.buf[:next])
 }
 
-// first returns the first landingBytes of into, which has more, or of as many parts
-// as one system call takes.
+// first returns the first landingBytes of into, which is longer, or as many parts as one system
+// call takes.
 func (c *conn) first(into [][]byte) [][]byte {
 	r := &c.r
 	r.few = r.few[:0]
@@ -221,7 +221,7 @@ func (c *conn) first(into [][]byte) [][]byte {
 	return r.few
 }
 
-// advance returns what is left of into behind the first n bytes.
+// advance returns the part of into after its first n bytes.
 func advance(into [][]byte, n uint64) [][]byte {
 	for len(into) > 0 && n >= uint64(len(into[0])) {
 		n -= uint64(len(into[0]))
@@ -251,7 +251,7 @@ func (c *conn) drain(n uint64) error {
 	return nil
 }
 
-// readAcks ends the operations that the peer says have landed or were refused.
+// readAcks ends the operations that the peer acks, as landed or refused.
 func (c *conn) readAcks(h *header) error {
 	b, err := c.ahead(int(h.length), false)
 	if err != nil {
@@ -262,7 +262,7 @@ func (c *conn) readAcks(h *header) error {
 	return err
 }
 
-// readMessage takes a message into a receive buffer, or refuses it.
+// readMessage reads a message into a receive buffer, or refuses it.
 func (c *conn) readMessage(h *header) error {
 	fresh, err := c.s.arrive(h)
 	if err != nil {
@@ -275,7 +275,7 @@ func (c *conn) readMessage(h *header) error {
 	if err != nil {
 		return err
 	}
-	// The ack is owed before anybody sees the message: who has it may close the engine.
+	// Count the ack before delivery, because the receiver of the message may close the engine.
 	complete, reason := c.s.landed(h, reason)
 	if !complete {
 		if msg != nil {
@@ -291,7 +291,7 @@ func (c *conn) readMessage(h *header) error {
 	return nil
 }
 
-// receive reads a message into a receive buffer; it is nil if the message was refused.
+// receive reads a message into a receive buffer. It returns nil if the message was refused.
 func (c *conn) receive(h *header) ([]byte, rdma.Reason, error) {
 	pool := c.s.e.core.Inbox.Load()
 	if pool == nil {

@@ -23,7 +23,7 @@ type region struct {
 	mu      sync.Mutex
 	closed  bool
 	windows map[*window]struct{}
-	// readers are the operations that have this region as their source.
+	// readers counts the operations whose source is this region.
 	readers sources.Readers
 }
 
@@ -54,7 +54,7 @@ func (r *region) Bytes() []byte { return r.mem }
 // Len implements rdma.Region.
 func (r *region) Len() uint64 { return uint64(len(r.mem)) }
 
-// Desc implements rdma.Region. Key 0 is never given out, so it opens nothing.
+// Desc implements rdma.Region. For a Local region the key is 0, which is never valid.
 func (r *region) Desc() rdma.Desc {
 	if r.root != nil {
 		return r.root.Desc()
@@ -72,8 +72,8 @@ func (r *region) WindowLanding(off, n uint64, landed func(off, n uint64), peers 
 	if err := rdma.Range("window", off, n, uint64(len(r.mem))); err != nil {
 		return nil, err
 	}
-	// The capacity ends with the window: an append by its owner must not reach
-	// the neighbour's bytes.
+	// The capacity ends with the window, so that an append by the owner cannot overwrite the
+	// bytes after it.
 	return r.open(&window{mem: r.mem[off : off+n : off+n], landed: landed, peers: slices.Clone(peers)})
 }
 
@@ -88,7 +88,7 @@ func (r *region) WindowSpans(spans []rdma.Span, peers ...rdma.EngineID) (rdma.Wi
 	return r.open(&window{mem: r.mem[off : off+reach : off+reach], spans: relative, peers: slices.Clone(peers)})
 }
 
-// open makes a window of the region known to the engine.
+// open makes a window of the region and adds it to the engine.
 func (r *region) open(w *window) (*window, error) {
 	w.region = r
 	r.mu.Lock()
@@ -111,7 +111,7 @@ func (r *region) Close(ctx context.Context) error {
 	windows := slices.Collect(maps.Keys(r.windows))
 	r.mu.Unlock()
 	for _, w := range windows {
-		w.begin() // all of them, also if ctx ends while payload lands in one
+		w.begin() // begin all revocations, even if ctx ends while one waits
 	}
 	for _, w := range windows {
 		if err := w.Revoke(ctx); err != nil {
@@ -121,25 +121,24 @@ func (r *region) Close(ctx context.Context) error {
 	return r.readers.Wait(ctx)
 }
 
-// window is memory that a key opens.
+// window is a range of a region with a key.
 type window struct {
 	region *region
 	key    uint64
 	mem    []byte
-	// spans, unless nil, are the parts of mem that are open.
+	// spans, if not nil, are the accessible parts of mem.
 	spans []rdma.Span
-	// landed, if set, is told of all that is placed here, by whoever is inside.
+	// landed, if set, is called for each placed range by the reader that is inside.
 	landed func(off, n uint64)
-	// peers may write here; empty: every peer.
+	// peers may write to the window; empty means every peer.
 	peers []rdma.EngineID
 
-	// revoked is set under mu, and read without it between the reads of a
-	// payload.
+	// revoked is set under mu and read without it between the reads of a payload.
 	revoked atomic.Bool
 
 	mu sync.Mutex
-	// inside are the connections whose payload is landing here; a connection
-	// is inside one window at most. After revoked is set none is added.
+	// inside are the connections whose payload is landing in the window. A connection is inside
+	// at most one window. After revoked is set none is added.
 	inside []*conn
 	// idle, if set, is closed when inside becomes empty.
 	idle chan struct{}
@@ -158,8 +157,8 @@ func (w *window) Bytes() []byte {
 // Desc implements rdma.Window.
 func (w *window) Desc() rdma.Desc { return w.region.e.desc(w.key, len(w.mem)) }
 
-// begin refuses payload from here on, and returns a channel that is closed when none lands
-// any more; nil if none does.
+// begin makes the window refuse payload. It returns a channel that is closed when no payload is
+// landing any more; nil if none is landing.
 func (w *window) begin() <-chan struct{} {
 	w.region.e.unlink(w)
 	w.mu.Lock()
@@ -184,14 +183,14 @@ func (w *window) Revoke(ctx context.Context) error {
 			return fmt.Errorf("tcp: revoke: payload is landing: %w", ctx.Err())
 		}
 	}
-	// Only now: until nothing lands here, the region's Close has to wait too.
+	// Remove it last: until no payload lands, the region's Close must wait too.
 	w.region.mu.Lock()
 	delete(w.region.windows, w)
 	w.region.mu.Unlock()
 	return nil
 }
 
-// admits reports whether the window is open to a peer.
+// admits reports whether a peer may write to the window.
 func (w *window) admits(peer rdma.EngineID) bool {
 	return len(w.peers) == 0 || slices.Contains(w.peers, peer)
 }
@@ -207,8 +206,8 @@ func (w *window) enter(c *conn) bool {
 	return true
 }
 
-// leave is the end of what enter admitted: from here the connection touches no
-// byte of the window, and Revoke interrupts it no more.
+// leave undoes enter: the connection touches no byte of the window any more, and Revoke does
+// not interrupt it.
 func (w *window) leave(c *conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -217,13 +216,13 @@ func (w *window) leave(c *conn) {
 	w.inside[i] = w.inside[last]
 	w.inside[last] = nil
 	w.inside = w.inside[:last]
-	// idle stays set: whoever revokes again sees a closed channel.
+	// idle stays set: a further Revoke finds a closed channel.
 	if last == 0 && w.idle != nil {
 		close(w.idle)
 	}
 }
 
-// desc describes n bytes behind key: every NIC opens them with the same one.
+// desc describes n bytes with key, which is the same on every NIC.
 func (e *Engine) desc(key uint64, n int) rdma.Desc {
 	d := rdma.Desc{Engine: e.id, Len: uint64(n), NICs: make([]rdma.NICKey, len(e.nics))}
 	for i, nic := range e.nics {
@@ -232,7 +231,7 @@ func (e *Engine) desc(key uint64, n int) rdma.Desc {
 	return d
 }
 
-// link gives w a key and makes it known; false if the engine is closed.
+// link gives w a key and adds it to the engine. It returns false if the engine is closed.
 func (e *Engine) link(w *window) bool {
 	e.winMu.Lock()
 	defer e.winMu.Unlock()
@@ -246,14 +245,14 @@ func (e *Engine) link(w *window) bool {
 	return true
 }
 
-// unlink makes the key of w open nothing.
+// unlink invalidates the key of w.
 func (e *Engine) unlink(w *window) {
 	e.winMu.Lock()
 	defer e.winMu.Unlock()
 	delete(e.windows, w.key)
 }
 
-// lookup returns the window that key opens, or nil.
+// lookup returns the window with that key, or nil.
 func (e *Engine) lookup(key uint64) *window {
 	e.winMu.RLock()
 	defer e.winMu.RUnlock()
@@ -263,6 +262,6 @@ func (e *Engine) lookup(key uint64) *window {
 // randomKey returns 64 bits that a peer cannot guess.
 func randomKey() uint64 {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails: it ends the process instead
+	_, _ = rand.Read(b[:]) // rand.Read never fails; it ends the process instead
 	return binary.LittleEndian.Uint64(b[:])
 }

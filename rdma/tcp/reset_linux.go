@@ -18,12 +18,11 @@ type resetProbe struct {
 	raw   syscall.RawConn
 	fd    [1]unix.PollFd
 	reset bool
-	// step is the method look, made once.
+	// step is look as a value, made once to avoid an allocation per call.
 	step func(fd uintptr)
 }
 
-// newResetProbe returns nil where nothing is spliced: the stream is not the socket's
-// (TLS).
+// newResetProbe returns nil if the stream is not the socket's (TLS), so nothing is spliced.
 func newResetProbe(nc net.Conn) *resetProbe {
 	t, ok := nc.(*net.TCPConn)
 	if !ok {
@@ -38,7 +37,7 @@ func newResetProbe(nc net.Conn) *resetProbe {
 	return p
 }
 
-// seen reports whether the connection was reset, or closed here.
+// seen reports whether the connection was reset by the peer or closed locally.
 func (p *resetProbe) seen() bool {
 	if p == nil {
 		return false
@@ -46,8 +45,8 @@ func (p *resetProbe) seen() bool {
 	return p.raw.Control(p.step) != nil || p.reset
 }
 
-// look polls without waiting. The end of a stream that was closed in order is neither
-// POLLERR nor POLLHUP while our own direction is open.
+// look polls without waiting. A stream that was closed normally sets neither POLLERR nor
+// POLLHUP while the local direction is open.
 func (p *resetProbe) look(fd uintptr) {
 	for {
 		p.fd[0] = unix.PollFd{Fd: int32(fd)}

@@ -11,11 +11,10 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// TestScattered: frames of many runs of any size, which come in parts of any size,
-// are placed as a copy in the peer's order would place them; what comes behind a
-// frame, in the same read or not, is the next one. A window that wants to know what
-// lands is told of each byte as often as it is placed, also of those of a frame that
-// breaks off.
+// TestScattered: frames of many runs of any size, received in parts of any size, are placed as
+// a copy in the sender's order would place them. Bytes after a frame are read as the next
+// frame. The owner of a landing window is notified of each byte as often as it is placed,
+// including the bytes of a frame that breaks off.
 func TestScattered(t *testing.T) {
 	testkit.Long(t, "12 seeds over 8 MiB, compared byte by byte")
 	testkit.VerifyNone(t)
@@ -91,7 +90,7 @@ func TestScattered(t *testing.T) {
 			}
 		}
 		<-sent
-		// The beginning of a frame of which no more comes.
+		// The first part of a frame that does not continue.
 		const part = 300 << 10
 		h := header{kind: frameWrite, frames: 1, op: 2 << 32, key: key, offset: 5, length: 2 * part}
 		broken := append(h.raw(), bytes.Repeat([]byte{7}, part)...)
@@ -100,7 +99,7 @@ func TestScattered(t *testing.T) {
 		if _, err := p.conns[0].Write(broken); err != nil {
 			t.Fatalf("seed %d: write: %v", seed, err)
 		}
-		// Only this direction: a reset would take what is still to be read.
+		// Close only this direction: a reset would drop data that is still to be read.
 		if err := p.conns[0].(*net.TCPConn).CloseWrite(); err != nil {
 			t.Fatalf("seed %d: close: %v", seed, err)
 		}
@@ -109,13 +108,13 @@ func TestScattered(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(mem, want) {
-			t.Fatalf("seed %d: the memory is not what was written", seed)
+			t.Fatalf("seed %d: the memory differs from the written bytes", seed)
 		}
 		if tell == nil {
 			clear(wantLanded)
 		}
 		if !bytes.Equal(landed, wantLanded) {
-			t.Fatalf("seed %d: the window was not told what was placed", seed)
+			t.Fatalf("seed %d: the window's owner was not notified of placed bytes", seed)
 		}
 		if err := r.Close(t.Context()); err != nil {
 			t.Fatal(err)

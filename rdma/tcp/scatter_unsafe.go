@@ -12,21 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scatter reads from one socket into many places with one system call: the pages
-// of a frame, and behind them the header of the next. It belongs to the reader.
+// scatter reads from one socket into many destinations with one system call: the pages of a
+// frame and then the header of the next. It belongs to the reader.
 type scatter struct {
 	raw   syscall.RawConn
 	iov   []unix.Iovec
 	n     int
 	errno syscall.Errno
-	// step is the method of that name, made once: a closure for each read would be
-	// an allocation for each.
+	// step is readv as a value, made once to avoid an allocation per read.
 	step func(fd uintptr) bool
 }
 
-// newScatter returns nil where the stream is not the socket's (TLS), and in builds
-// with the race detector, which does not see what the kernel writes through
-// vectors.
+// newScatter returns nil if the stream is not the socket's (TLS), and in builds with the race
+// detector, which does not see writes by the kernel through vectors.
 func newScatter(nc net.Conn) *scatter {
 	t, ok := nc.(*net.TCPConn)
 	if !ok || raceEnabled {
@@ -34,15 +32,15 @@ func newScatter(nc net.Conn) *scatter {
 	}
 	raw, err := t.SyscallConn()
 	if err != nil {
-		return nil // closed already: the first plain read says so
+		return nil // closed already: the first plain read returns the error
 	}
 	s := &scatter{raw: raw}
 	s.step = s.readv
 	return s
 }
 
-// read is net.Conn's Read with many destinations, none of them empty, and returns
-// what came. It obeys the connection's read deadline.
+// read is net.Conn's Read with many destinations, none of them empty. It returns the number of
+// bytes read and obeys the connection's read deadline.
 func (s *scatter) read(into [][]byte) (int, error) {
 	s.iov = s.iov[:0]
 	for _, b := range into {
@@ -63,8 +61,8 @@ func (s *scatter) read(into [][]byte) (int, error) {
 	return s.n, nil
 }
 
-// readv reports whether there was something to read, or an error; otherwise the
-// runtime calls it again when there is.
+// readv reports whether it read bytes or got an error. Otherwise the runtime calls it again
+// when the socket is readable.
 func (s *scatter) readv(fd uintptr) bool {
 	for {
 		// Safety: iov is not empty, holds its bases as pointers, and each length is

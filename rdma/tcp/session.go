@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// session is what two engines share: rails between their NICs, and the
-// operations in flight in both directions.
+// session is the shared state of two engines: rails between their NICs, and the operations in
+// flight in both directions.
 type session struct {
 	sessions.Session[*op]
 	e     *Engine
@@ -20,40 +20,39 @@ type session struct {
 	// ctx ends when the session begins to end.
 	ctx    context.Context
 	cancel context.CancelFunc
-	// activating makes the first rail introduce the session to the engine.
+	// activating makes the first rail that is up add the session to the engine.
 	activating sync.Once
-	// running counts readers, writers and menders. It grows under Mu, and only
-	// while Why is nil.
+	// running counts readers, writers and redialing goroutines. It is incremented under Mu while Why is nil.
 	running sync.WaitGroup
 
-	// Guarded by Mu, as are the fields below: unacked is set if operations of ours
-	// are in flight when the session begins to end.
+	// The fields below are guarded by Mu. unacked is set if local operations are in flight when
+	// the session begins to end.
 	unacked bool
-	// up counts the rails in state railUp. quiet is set when a rail ended because
-	// the peer was through with it.
-	up    int
-	quiet bool
+	// up counts the rails in state railUp. peerClosed is set when a rail ended because the peer
+	// closed the session with no operation in flight.
+	up         int
+	peerClosed bool
 	// lanes has one queue for each class, or one for all.
 	lanes []*lane
-	// messages wait for messenger, the one connection that carries them, so that
-	// they mostly keep their order.
+	// messages wait for messenger, the one connection that carries them, so that they usually
+	// keep their order.
 	messages  queue
 	messenger *conn
 
-	// inbound is by the slot of the peer's operation; openOps and openFrames
-	// count those that are not complete, and their pieces.
+	// inbound is indexed by the slot of the peer's operation. openOps counts incomplete
+	// operations and openFrames their pieces.
 	inbound             []inbound
 	openOps, openFrames int
-	// acksOwed are acks of operations that are complete, not written yet. parted,
-	// unless nil, is closed when there are none, or the session ends.
-	acksOwed int
-	parted   chan struct{}
+	// acksOwed counts acks of complete operations that are not written yet. acksDrained, if not nil,
+	// is closed when acksOwed is 0 or the session ends.
+	acksOwed    int
+	acksDrained chan struct{}
 	// ended is closed when the streams of all connections have ended.
 	ended chan struct{}
 }
 
-// newSession returns a session whose rails are all down. n is their number,
-// conns how many connections a lane of a rail has.
+// newSession returns a session whose n rails are all down. conns is the number of connections
+// of each lane of a rail.
 func newSession(e *Engine, peer rdma.EngineID, id [16]byte, n, lanes, conns int, dialed bool) *session {
 	s := &session{e: e, id: id, ended: make(chan struct{})}
 	s.Init(peer, dialed, &e.core.Counters, sessions.Rules[*op]{
@@ -75,7 +74,7 @@ func (s *session) gone(why error) error {
 	return fmt.Errorf("rdma: session with %v ended (%w): %w", s.Peer, why, rdma.ErrNoPeer)
 }
 
-// submit queues the frames of o. After an error o has been given back.
+// submit queues the frames of o. After an error it has released o.
 func (s *session) submit(o *op) error {
 	s.Mu.Lock()
 	if err := s.BeginLocked(o, s.e.core.Ticks.Load()); err != nil {
@@ -85,8 +84,8 @@ func (s *session) submit(o *op) error {
 	}
 	o.unsent = len(o.cuts)
 	if o.kind == frameMessage {
-		// Whoever has much in flight needs the room back.
-		o.patient = 2*s.Active <= s.e.opts.InFlightOps && 2*s.FreeBytes >= s.e.opts.InFlightBytes
+		// Past half its budget a sender asks for immediate acks.
+		o.ackMayWait = 2*s.Active <= s.e.opts.InFlightOps && 2*s.FreeBytes >= s.e.opts.InFlightBytes
 		s.messages.push(o.frame(0))
 		s.messenger.signal()
 	} else {
@@ -100,8 +99,8 @@ func (s *session) submit(o *op) error {
 	return nil
 }
 
-// lane returns the lane of a class. Where the session has one for all, because
-// its dialer marks no classes, that is it.
+// lane returns the lane of a class. If the session's dialer marks no classes there is one lane
+// for all.
 func (s *session) lane(class rdma.Class) *lane {
 	if int(class) < len(s.lanes) {
 		return s.lanes[class]
@@ -109,7 +108,7 @@ func (s *session) lane(class rdma.Class) *lane {
 	return s.lanes[0]
 }
 
-// endLocked gives o back and returns what is left to do outside of the lock.
+// endLocked ends o and returns the work that remains to be done without the lock.
 func (s *session) endLocked(o *op, err error) sessions.Ended {
 	return s.EndLocked(o, o.kind == frameMessage, err)
 }
@@ -122,7 +121,7 @@ func (s *session) settleOpLocked(o *op, out []sessions.Ended) []sessions.Ended {
 	return append(out, s.endLocked(o, s.verdict(o)))
 }
 
-// verdict is what the ack of o said.
+// verdict returns the error in the ack of o.
 func (s *session) verdict(o *op) error {
 	if o.status != rdma.ReasonNone {
 		return &rdma.RefusedError{Peer: s.Peer, Reason: o.status}
@@ -130,8 +129,8 @@ func (s *session) verdict(o *op) error {
 	return nil
 }
 
-// acked takes a batch of acks of the peer and appends what ended to out. An ack
-// may come twice, once more after a rail has died: the second says nothing.
+// acked handles a batch of acks of the peer and appends the operations that ended to out. A
+// rail failure may repeat an ack; the second is ignored.
 func (s *session) acked(acks []byte, out []sessions.Ended) ([]sessions.Ended, error) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -157,53 +156,52 @@ func (s *session) acked(acks []byte, out []sessions.Ended) ([]sessions.Ended, er
 	return out, nil
 }
 
-// Fail begins the end of the session; only the first reason counts. It may be
-// called from the session's own goroutines.
+// Fail begins the end of the session. Only the first reason is kept. The session's own
+// goroutines may call it.
 func (s *session) Fail(why error) {
 	s.Mu.Lock()
-	conns, first := s.condemnLocked(why)
+	conns, first := s.beginEndLocked(why)
 	s.Mu.Unlock()
 	if first {
-		s.failed(conns)
+		s.finishEnd(conns)
 	}
 }
 
-// condemnLocked makes the session refuse everything from here on, and returns the
-// connections to close; first is whether it was this call that did.
-func (s *session) condemnLocked(why error) (conns []*conn, first bool) {
+// beginEndLocked makes the session refuse new operations and returns the connections to close.
+// first reports whether this call ended the session.
+func (s *session) beginEndLocked(why error) (conns []*conn, first bool) {
 	if !s.FailLocked(why) {
 		return nil, false
 	}
 	s.unacked = s.Active > 0
-	if s.parted != nil {
-		close(s.parted)
-		s.parted = nil
+	if s.acksDrained != nil {
+		close(s.acksDrained)
+		s.acksDrained = nil
 	}
 	for _, r := range s.rails {
 		conns = append(conns, r.conns...)
-		// Their packets are waited for with those of the others.
+		// remove waits for their packets too.
 		conns = append(conns, r.resetting...)
 		r.resetting = nil
 	}
 	return conns, true
 }
 
-// failed is what condemnLocked leaves to be done outside of the lock.
-func (s *session) failed(conns []*conn) {
+// finishEnd does the work that beginEndLocked leaves to be done without the lock.
+func (s *session) finishEnd(conns []*conn) {
 	close(s.Dying)
 	s.cancel()
 	s.e.forget(s)
 	for _, c := range conns {
-		c.hangUp(s.unacked) // does not change any more
+		c.close(s.unacked) // unacked does not change after beginEndLocked
 	}
 	go s.remove(conns)
 }
 
-// remove ends the operations that the session leaves behind, once no reader or
-// writer of it can touch memory any more, and no packet of conns that has not left this
-// host refers to a source. A queue that does not empty, of a NIC without carrier, is
-// waited for as long as the peer keeps a session that is silent: what leaves later finds
-// the peer's end closed.
+// remove ends the remaining operations of the session, once no reader or writer can touch
+// memory and no packet of conns in this host refers to a source. It waits at most IdleTimeout
+// for a queue that does not empty (a NIC without carrier). The peer has ended a silent session
+// by then, so a packet that leaves later finds the connection closed.
 func (s *session) remove(conns []*conn) {
 	s.running.Wait()
 	for _, c := range conns {
@@ -225,26 +223,26 @@ func (s *session) remove(conns []*conn) {
 	s.e.core.Remove(s)
 }
 
-// part has the acks written that are queued: a peer that does not get them takes the
-// end of this engine for a death. The result is closed when that is done; nil if there
-// is nothing to do.
-func (s *session) part() <-chan struct{} {
+// drainAcks waits for the queued acks to be written. A peer that does not receive them reports the
+// end of this engine as a failure. The returned channel is closed when they are written; it is
+// nil if none are queued.
+func (s *session) drainAcks() <-chan struct{} {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	if s.Why != nil || s.acksOwed == 0 {
 		return nil
 	}
-	s.parted = make(chan struct{})
+	s.acksDrained = make(chan struct{})
 	for _, r := range s.rails {
 		for _, c := range r.conns {
 			c.signal()
 		}
 	}
-	return s.parted
+	return s.acksDrained
 }
 
-// idleLocked reports whether no operation is in flight in either direction.
-// What is acked, and not settled by its writer yet, is over.
+// idleLocked reports whether no operation is in flight in either direction. An acked operation
+// that its writer has not settled yet counts as ended.
 func (s *session) idleLocked() bool {
 	if s.openOps > 0 {
 		return false
@@ -258,15 +256,16 @@ func (s *session) idleLocked() bool {
 	return s.Active == over
 }
 
-// idle is idleLocked for readers.
+// idle is idleLocked for callers without the lock.
 func (s *session) idle() bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return s.idleLocked()
 }
 
-// hungUp reports whether the session ended because the peer was through.
-func (s *session) hungUp() bool {
+// endedNormally reports whether the session ended because the peer closed it with no operation in
+// flight.
+func (s *session) endedNormally() bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return errors.Is(s.Why, sessions.ErrHungUp)

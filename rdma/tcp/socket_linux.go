@@ -15,11 +15,11 @@ import (
 	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
-// systemCongestion leaves the system's congestion control alone.
+// systemCongestion keeps the system's congestion control.
 const systemCongestion = "system"
 
-// usableCongestion returns want if the kernel knows it, otherwise "system", and
-// says so.
+// usableCongestion returns want if the kernel supports it. Otherwise it logs that and returns
+// "system".
 func usableCongestion(want string, log *slog.Logger) string {
 	if want == systemCongestion {
 		return want
@@ -36,7 +36,7 @@ func usableCongestion(want string, log *slog.Logger) string {
 	return want
 }
 
-// availableCongestion names what the kernel offers to this user.
+// availableCongestion lists the kernel's congestion controls that this user may use.
 func availableCongestion() string {
 	b, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
 	if err != nil {
@@ -58,13 +58,12 @@ func setDevice(fd int, device string) error {
 	return nil
 }
 
-// unsentBytesMax is how much a socket takes that it cannot send yet, where a
-// session may have other rails: what one connection has taken no other can
-// send, so a slow NIC must not take much.
+// unsentBytesMax bounds the unsent data in a socket if a session may have other rails. Data in
+// one socket cannot move to another, so a slow NIC must not take much.
 const unsentBytesMax = 256 << 10
 
-// control returns what prepares a socket of n before it connects or listens;
-// connections that are accepted inherit from the listener.
+// control returns a function that prepares a socket of n before it connects or listens.
+// Accepted connections inherit the listener's settings.
 func (e *Engine) control(n *nic) func(_, _ string, rc syscall.RawConn) error {
 	return func(_, _ string, rc syscall.RawConn) error {
 		var err error
@@ -83,7 +82,7 @@ func (e *Engine) control(n *nic) func(_, _ string, rc syscall.RawConn) error {
 	}
 }
 
-// mark marks what this side sends on a connection of a class.
+// mark sets the QoS marks of this side's packets on a connection of a class.
 func (e *Engine) mark(nc net.Conn, class rdma.Class) error {
 	if e.opts.QoS == nil {
 		return nil
@@ -109,8 +108,8 @@ func (e *Engine) mark(nc net.Conn, class rdma.Class) error {
 	return errors.Join(cerr, merr)
 }
 
-// setMarking sets the traffic class of both IP versions, as a socket for IPv6
-// may carry IPv4, and then the priority, which the first also changes.
+// setMarking sets the traffic class of both IP versions, because an IPv6 socket may carry IPv4.
+// It sets the priority last, because setting the traffic class changes it.
 func setMarking(fd int, l qos.Lane) error {
 	tos := l.TOS()
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)

@@ -11,10 +11,10 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// usableCongestion: only Linux lets a socket choose.
+// usableCongestion returns "system": only on Linux a socket can choose.
 func usableCongestion(string, *slog.Logger) string { return "system" }
 
-// control has nothing to prepare, and cannot bind to an interface.
+// control prepares nothing and cannot bind to an interface.
 func (e *Engine) control(n *nic) func(_, _ string, _ syscall.RawConn) error {
 	return func(_, _ string, _ syscall.RawConn) error {
 		if n.device != "" {
@@ -24,7 +24,7 @@ func (e *Engine) control(n *nic) func(_, _ string, _ syscall.RawConn) error {
 	}
 }
 
-// mark is for Linux.
+// mark works on Linux only.
 func (e *Engine) mark(net.Conn, rdma.Class) error {
 	if e.opts.QoS != nil {
 		return fmt.Errorf("tcp: mark packets by class: %w", rdma.ErrUnsupported)

@@ -11,24 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// canSplice: not in builds with the race detector, which does not see what the
-// kernel reads through pipes.
+// canSplice is false in builds with the race detector, which does not see reads by the kernel
+// through pipes.
 const canSplice = !raceEnabled
 
 const (
-	// pipeBytes is the capacity that a pipe is given: what one pair of system calls
-	// moves.
+	// pipeBytes is the capacity of a pipe, which one pair of system calls moves.
 	pipeBytes = 1 << 20
-	// maxPipes bounds the pipes of an engine, two descriptors each. A connection
-	// that finds none free copies.
+	// maxPipes bounds the pipes of an engine, which have two descriptors each. A connection that
+	// gets no pipe copies.
 	maxPipes = 64
-	// smallVecs is how many vectors that are copied go in one system call (the
-	// kernel's UIO_MAXIOV).
+	// smallVecs is the largest number of copied vectors in one system call (the kernel's
+	// UIO_MAXIOV).
 	smallVecs = 1024
 )
 
-// probeSplice finds out whether this kernel, and what filters system calls here,
-// lets memory go through a pipe into a socket.
+// probeSplice checks whether the kernel and the system call filters permit splicing memory
+// through a pipe into a socket.
 func probeSplice() (err error) {
 	x, err := newPipe()
 	if err != nil {
@@ -50,8 +49,7 @@ func probeSplice() (err error) {
 	return os.NewSyscallError("splice", err)
 }
 
-// pipes are the pipes through which an engine's connections splice, empty when
-// nobody has them.
+// pipes are the pipes through which an engine's connections splice. A free pipe is empty.
 type pipes struct {
 	mu     sync.Mutex
 	free   []*pipe
@@ -59,7 +57,7 @@ type pipes struct {
 	closed bool
 }
 
-// take returns an empty pipe, or nil if there can be none.
+// take returns an empty pipe, or nil if none is available.
 func (p *pipes) take() *pipe {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,8 +77,8 @@ func (p *pipes) take() *pipe {
 	return x
 }
 
-// give takes a pipe back. One that is not empty holds the bytes of a connection
-// that has failed, and is closed.
+// give returns a pipe. A pipe that is not empty holds bytes of a failed connection and is
+// closed.
 func (p *pipes) give(x *pipe) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,8 +90,7 @@ func (p *pipes) give(x *pipe) {
 	p.free = append(p.free, x)
 }
 
-// close closes the free pipes; those that are in use are closed when they are given
-// back.
+// close closes the free pipes. Pipes in use are closed when they are returned.
 func (p *pipes) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,14 +102,14 @@ func (p *pipes) close() {
 	p.free = nil
 }
 
-// pipe is a pipe that pages of registered memory pass through, held by reference.
+// pipe is a kernel pipe that refers to pages of registered memory.
 type pipe struct {
 	r, w int
 	held int // bytes in it
 }
 
-// newPipe opens a pipe. Where the kernel gives a user no more large ones, it is as
-// large as it comes.
+// newPipe opens a pipe. If the kernel's limit for the user is reached, the pipe has the default
+// capacity.
 func newPipe() (*pipe, error) {
 	var fd [2]int
 	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -124,30 +121,27 @@ func newPipe() (*pipe, error) {
 
 func (x *pipe) close() { _, _ = unix.Close(x.r), unix.Close(x.w) }
 
-// splicer sends a batch without copying what is large of it: the socket's queue
-// refers to the pages of the source until the peer has them. It belongs to the
-// writer.
+// splicer sends a batch without copying its large vectors: the socket's queue refers to the
+// pages of the source until the peer has them. It belongs to the writer.
 type splicer struct {
 	conn  *net.TCPConn
 	raw   syscall.RawConn
 	pipes *pipes
 	pipe  *pipe
-	// vec is what is left to send of a batch, and large says which of it is
-	// spliced.
+	// vec is the unsent part of a batch, and large marks its vectors that are spliced.
 	vec   [][]byte
 	large []bool
 	iov   [1]unix.Iovec
 	err   error
-	// used is set before anything is spliced, dead by discard.
+	// used is set before the first splice, dead by discard.
 	used, dead atomic.Bool
-	// rest is a descriptor of the socket that discard made, until forget or awaitSent.
-	rest atomic.Int64
-	// step is the method of that name, made once.
+	// resetFD is a duplicate of the socket's descriptor, from discard until forget or awaitSent.
+	resetFD atomic.Int64
+	// step is send as a value, made once to avoid an allocation per call.
 	step func(fd uintptr) bool
 }
 
-// newSplicer returns nil where nothing is spliced (p is nil), or the stream is not
-// the socket's (TLS).
+// newSplicer returns nil if p is nil, or if the stream is not the socket's (TLS).
 func newSplicer(nc net.Conn, p *pipes) *splicer {
 	t, ok := nc.(*net.TCPConn)
 	if !ok || p == nil {
@@ -155,17 +149,17 @@ func newSplicer(nc net.Conn, p *pipes) *splicer {
 	}
 	raw, err := t.SyscallConn()
 	if err != nil {
-		return nil // closed already: the first plain write says so
+		return nil // closed already: the first plain write returns the error
 	}
 	s := &splicer{conn: t, raw: raw, pipes: p}
-	s.rest.Store(noRest)
+	s.resetFD.Store(noResetFD)
 	s.step = s.send
 	return s
 }
 
-// write sends vec and consumes it. Where large is set a vector must stay as it is
-// until the peer has it. false: there is no pipe, or the connection is about to be
-// closed, and nothing was sent.
+// write sends vec and consumes it. A vector with large set must not change until the peer has
+// it. It returns false, with nothing sent, if no pipe is available or the connection is about
+// to be closed.
 func (s *splicer) write(vec [][]byte, large []bool) (bool, error) {
 	s.used.Store(true)
 	if s.dead.Load() {
@@ -184,8 +178,8 @@ func (s *splicer) write(vec [][]byte, large []bool) (bool, error) {
 	return true, err
 }
 
-// send reports whether everything has been sent, or what keeps it from being;
-// otherwise the runtime calls it again when the socket takes more.
+// send reports whether everything has been sent or an error occurred. Otherwise the runtime
+// calls it again when the socket is writable.
 func (s *splicer) send(fd uintptr) bool {
 	for len(s.vec) > 0 {
 		var n int
@@ -210,8 +204,8 @@ func (s *splicer) send(fd uintptr) bool {
 	return true
 }
 
-// splice refers the pipe to the pages of b, unless it holds some still, and the
-// socket to those of the pipe.
+// splice makes the pipe refer to the pages of b, unless it still holds some, and then makes the
+// socket refer to the pages in the pipe.
 func (s *splicer) splice(fd int, b []byte) (int, error) {
 	p := s.pipe
 	if p.held == 0 {
@@ -236,8 +230,8 @@ func (s *splicer) splice(fd int, b []byte) (int, error) {
 	return int(n), err
 }
 
-// small returns how many vectors come before the next that is spliced, as many of them
-// as one system call takes.
+// small returns the number of vectors before the next spliced one, at most as many as one
+// system call takes.
 func (s *splicer) small() int {
 	n := 1
 	for n < len(s.vec) && n < smallVecs && !s.large[n] {
@@ -246,7 +240,7 @@ func (s *splicer) small() int {
 	return n
 }
 
-// more adds a flag unless the next n vectors are the last: what follows may share
+// more adds a flag unless the next n vectors are the last, so that later vectors may share
 // their packet.
 func (s *splicer) more(n, flags, more int) int {
 	if len(s.vec) > n {
@@ -255,7 +249,7 @@ func (s *splicer) more(n, flags, more int) int {
 	return flags
 }
 
-// sent takes n bytes off what is left.
+// sent removes the first n bytes of vec.
 func (s *splicer) sent(n int) {
 	for len(s.vec) > 0 && n >= len(s.vec[0]) {
 		n -= len(s.vec[0])
@@ -267,53 +261,53 @@ func (s *splicer) sent(n int) {
 	}
 }
 
-// discard resets the connection, if any of what was written to it was spliced: what has
-// not been sent is dropped. From here on nothing is spliced.
+// discard resets the connection if any of its data was spliced, and so drops unsent data.
+// Nothing is spliced afterwards.
 func (s *splicer) discard() {
-	// write looks the other way round: one of the two sees the other.
+	// write sets used and then loads dead, so at least one of the two sees the other's flag.
 	s.dead.Store(true)
 	if !s.used.Load() {
 		return
 	}
-	rest := -1
+	kept := -1
 	var err error
 	cerr := s.raw.Control(func(fd uintptr) {
 		if err = disconnect(int(fd)); err == nil {
-			rest, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+			kept, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
 		}
 	})
 	if cerr != nil || err != nil {
 		_ = s.conn.SetLinger(0)
-	} else if !s.rest.CompareAndSwap(noRest, int64(rest)) {
-		_ = unix.Close(rest)
+	} else if !s.resetFD.CompareAndSwap(noResetFD, int64(kept)) {
+		_ = unix.Close(kept)
 	}
 }
 
-// Values of splicer.rest that are no descriptor.
+// Values of splicer.resetFD that are not a descriptor.
 const (
-	noRest  = -1 // discard has not reset the connection
-	restEnd = -2 // nobody waits for what discard leaves
+	noResetFD       = -1 // discard has not reset the connection
+	resetFDReleased = -2 // no awaitSent follows
 )
 
-// forget ends what discard left: no packet of the connection matters any more.
+// forget closes the descriptor of discard: no packet of the connection matters any more.
 func (s *splicer) forget() {
-	if fd := s.rest.Swap(restEnd); fd >= 0 {
+	if fd := s.resetFD.Swap(resetFDReleased); fd >= 0 {
 		_ = unix.Close(int(fd))
 	}
 }
 
-// awaitSent returns once no packet of a connection that discard reset waits in a queue of
-// this host, or when limit has passed: packets refer to the source too.
+// awaitSent returns when no packet of a reset connection waits in a queue of this host, or
+// after limit. Packets refer to the source too.
 func (s *splicer) awaitSent(limit time.Duration) {
 	defer s.forget()
-	fd := int(s.rest.Load())
+	fd := int(s.resetFD.Load())
 	if fd < 0 {
 		return
 	}
 	for pause := time.Millisecond; limit > 0; limit -= pause {
 		n, err := sendQueued(fd)
 		if n == 0 || err != nil {
-			return // a kernel that cannot tell leaves nothing to wait for
+			return // without SO_MEMINFO there is no way to wait
 		}
 		time.Sleep(pause)
 		pause = min(2*pause, 16*time.Millisecond)

@@ -20,8 +20,8 @@ import (
 
 // Builds with the race detector copy (canSplice), so these tests are not in them.
 
-// mustSplice fails where the kernel, or a filter of system calls, lets nothing be
-// spliced: the tests here are of nothing then.
+// mustSplice fails the test if splicing is not available, because the test would then cover
+// nothing.
 func mustSplice(t *testing.T, e *Engine) {
 	t.Helper()
 	if detail := e.Info().Detail; e.pipes == nil || !strings.Contains(detail, "zero copy") {
@@ -29,9 +29,8 @@ func mustSplice(t *testing.T, e *Engine) {
 	}
 }
 
-// TestSpliced: writes whose runs begin anywhere in a page and are of any length
-// land as a copy would have placed them, and what has landed stays although the
-// source is changed as soon as its write is done.
+// TestSpliced: writes with runs of any length and page offset land as copies would. Landed
+// bytes do not change although the source is changed as soon as its write is done.
 func TestSpliced(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
@@ -55,8 +54,7 @@ func TestSpliced(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := bytes.Clone(mem)
-		// Each write has a stretch of its own on both sides, so that nothing but the
-		// writes' own order is left to chance.
+		// Each write has its own range on both sides, so that the ranges do not overlap.
 		const writes = 8
 		const stretch = size / writes
 		done := make(chan error, writes)
@@ -81,7 +79,7 @@ func TestSpliced(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(mem, want) {
-			t.Fatalf("seed %d: the memory is not what was written", seed)
+			t.Fatalf("seed %d: the memory differs from the written bytes", seed)
 		}
 		if c.pipes.made == 0 {
 			t.Errorf("seed %d: nothing was spliced", seed)
@@ -95,7 +93,7 @@ func TestSpliced(t *testing.T) {
 	}
 }
 
-// TestNoPipe: a connection that finds no pipe copies.
+// TestNoPipe: a connection that gets no pipe copies.
 func TestNoPipe(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
@@ -129,15 +127,15 @@ func TestNoPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(mem, source) {
-		t.Error("the memory is not what was written")
+		t.Error("the memory differs from the written bytes")
 	}
 	for _, x := range taken {
 		c.pipes.give(x)
 	}
 }
 
-// TestSplicedAmongCopied: what is copied comes between what is spliced, in any number
-// of vectors, with a socket that takes less than all of it.
+// TestSplicedAmongCopied: copied vectors, in any number, come between spliced ones, on a socket
+// that accepts only a part at a time.
 func TestSplicedAmongCopied(t *testing.T) {
 	testkit.VerifyNone(t)
 	ours, theirs := tcpPair(t)
@@ -150,7 +148,8 @@ func TestSplicedAmongCopied(t *testing.T) {
 		b, _ := io.ReadAll(theirs)
 		read <- b
 	}()
-	// The socket refers to the sources until the peer has read them: they stay until then.
+	// The socket refers to the sources until the peer has read them, so they must not change
+	// before.
 	var want []byte
 	var sources [][]byte
 	for range 8 {
@@ -205,16 +204,16 @@ func tcpPair(t *testing.T) (ours, theirs net.Conn) {
 	return ours, theirs
 }
 
-// TestPipeOfDeadConnection: a write breaks off in the middle of a run. Its pipe,
-// which holds some of it, is not used again, and the socket's close is a reset: what
-// it has not sent refers to memory that is about to be its owner's again.
+// TestPipeOfDeadConnection: a write breaks off within a run. Its pipe still holds bytes and is
+// not used again. The socket is reset, because its unsent data refers to memory that is
+// returned to its owner.
 func TestPipeOfDeadConnection(t *testing.T) {
 	testkit.VerifyNone(t)
 	ours, theirs := tcpPair(t)
 	defer theirs.Close()
 	p := new(pipes)
 	s := newSplicer(ours, p)
-	large := make([]byte, 64<<20) // more than both sockets take
+	large := make([]byte, 64<<20) // more than both sockets hold
 	failed := make(chan error, 1)
 	go func() {
 		_, err := s.write([][]byte{[]byte("head"), large}, []bool{false, true})

@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// canSplice: see splice_linux.go. Elsewhere everything is copied.
+// canSplice is false: splicing is for Linux (splice_linux.go). On other systems everything is
+// copied.
 const canSplice = false
 
 func probeSplice() error { return rdma.ErrUnsupported }

@@ -31,7 +31,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
-// testContext ends long before the test binary is killed.
+// testContext returns a context that ends well before the test binary's timeout.
 func testContext(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -56,7 +56,7 @@ func newServer(t testing.TB, o Options) *Engine {
 	return closing(t, newEngine(t, o))
 }
 
-// rawPeer is a peer made by hand, that may misbehave.
+// rawPeer is a hand-made peer that may violate the protocol.
 type rawPeer struct {
 	t     testing.TB
 	id    rdma.EngineID
@@ -82,7 +82,7 @@ func newRawPeer(t testing.TB, e *Engine, n int) *rawPeer {
 		h := hello{index: i, conns: n, lanes: 1, rails: 1, generation: 1, engine: p.id, session: session}
 		wg.Go(func() {
 			dialer := &Engine{id: p.id}
-			if _, err := dialer.introduce(nc, e.id, rdma.Token(testToken), h); err != nil {
+			if _, err := dialer.authenticate(nc, e.id, rdma.Token(testToken), h); err != nil {
 				t.Errorf("handshake: %v", err)
 			}
 		})
@@ -108,8 +108,8 @@ func (h header) raw() []byte {
 	return b
 }
 
-// next reads frames of connection i until one is no heartbeat, and returns it
-// with its payload.
+// next reads frames of connection i up to the first that is not a heartbeat, and returns that
+// one with its payload.
 func (p *rawPeer) next(i int) (header, []byte) {
 	p.t.Helper()
 	b := make([]byte, headerSize)
@@ -214,9 +214,8 @@ func testTLS(t testing.TB) *tls.Config {
 	return &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
 }
 
-// TestStalledPayload: a peer that stops in the middle of a payload does not hold
-// up Revoke, and what it sends later is dropped, acked as revoked, and the
-// session goes on.
+// TestStalledPayload: a peer that stops within a payload does not delay Revoke. Its later bytes
+// are dropped and acked as revoked, and the session continues.
 func TestStalledPayload(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
@@ -257,7 +256,7 @@ func TestStalledPayload(t *testing.T) {
 		if !bytes.Equal(mem, poison) {
 			t.Fatal("bytes changed after Revoke had returned")
 		}
-		// The session goes on.
+		// The session continues.
 		h.op = 1<<32 | 78
 		h.runs, h.length = 0, 10
 		p.send(0, h.raw(), make([]byte, 10))
@@ -292,8 +291,8 @@ func awaitInside(t testing.TB, w *window) {
 	}
 }
 
-// TestRevokeEndsWithContext: a Revoke whose context has ended returns, and the
-// revocation stands.
+// TestRevokeEndsWithContext: a Revoke whose context has ended returns, and the window stays
+// revoked.
 func TestRevokeEndsWithContext(t *testing.T) {
 	e := newServer(t, Options{})
 	r, err := e.Register(make([]byte, 100), rdma.RegisterOptions{})
@@ -306,7 +305,7 @@ func TestRevokeEndsWithContext(t *testing.T) {
 	}
 	w := rw.(*window)
 	c := &conn{nc: deadlineless{}}
-	w.enter(c) // a reader that does not react
+	w.enter(c) // a reader that is not interrupted
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := w.Revoke(ctx); !errors.Is(err, context.Canceled) {
@@ -332,14 +331,14 @@ type deadlineless struct{ net.Conn }
 
 func (deadlineless) SetReadDeadline(time.Time) error { return nil }
 
-// TestSilentPeer: a peer that stays connected and says nothing is dead after
-// IdleTimeout, and what was in flight to it ends.
+// TestSilentPeer: a connected peer that sends nothing is declared dead after IdleTimeout, and
+// the operations in flight to it end.
 func TestSilentPeer(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
 	down := make(chan error, 1)
 	e := newServer(t, Options{
-		// Long enough to submit two things before it is over.
+		// Long enough to submit two operations before it has passed.
 		HeartbeatInterval: 100 * time.Millisecond, IdleTimeout: time.Second,
 		OnPeerDown: func(_ rdma.EngineID, err error) { down <- err },
 	})
@@ -366,7 +365,7 @@ func TestSilentPeer(t *testing.T) {
 	}
 }
 
-// TestHeartbeatsWithoutAcks: heartbeats alone do not keep an operation for ever.
+// TestHeartbeatsWithoutAcks: heartbeats alone do not keep an operation alive.
 func TestHeartbeatsWithoutAcks(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
@@ -394,8 +393,8 @@ func TestHeartbeatsWithoutAcks(t *testing.T) {
 	}
 }
 
-// TestHeartbeatsKeepIdleSessions: two engines with nothing to say stay together:
-// heartbeats go on arriving on every connection.
+// TestHeartbeatsKeepIdleSessions: an idle session stays open, and heartbeats arrive on every
+// connection.
 func TestHeartbeatsKeepIdleSessions(t *testing.T) {
 	ctx := testContext(t)
 	o := Options{HeartbeatInterval: 10 * time.Millisecond, IdleTimeout: 30 * time.Second}
@@ -421,8 +420,8 @@ func heartbeats(t *testing.T, s *session) {
 	}
 }
 
-// TestHeartbeatsWhileTheKernelIsLate: the kernel does not answer for the interface of a NIC, as
-// while others are being removed. The engine's heartbeats go on.
+// TestHeartbeatsWhileTheKernelIsLate: the kernel delays its answer about a NIC's interface, as
+// it does while interfaces are removed. The engine's heartbeats continue.
 func TestHeartbeatsWhileTheKernelIsLate(t *testing.T) {
 	asked, answer := make(chan string, 1), make(chan struct{})
 	interfaceByName = func(name string) (*net.Interface, error) {
@@ -452,8 +451,8 @@ func TestHeartbeatsWhileTheKernelIsLate(t *testing.T) {
 	}
 }
 
-// TestMalformed: what cannot be a frame of an honest peer ends the session, is
-// counted, and harms nobody else.
+// TestMalformed: an invalid frame ends the session, is counted, and does not affect other
+// sessions.
 func TestMalformed(t *testing.T) {
 	testkit.VerifyNone(t)
 	var logged bytes.Buffer
@@ -511,7 +510,7 @@ func TestMalformed(t *testing.T) {
 		p := newRawPeer(t, e, 2)
 		p.send(0, b)
 		p.closed(0)
-		p.closed(1) // the session ends as a whole
+		p.closed(1) // all connections of the session end
 		if st := e.Stats(); st.MalformedFrames == 0 {
 			t.Errorf("%s: not counted", name)
 		}
@@ -533,9 +532,9 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestEarlyAck: an ack that comes before the frames were written does not free
-// the source while a writer reads from it; a second one says nothing, and one of
-// an operation that has not begun ends the session.
+// TestEarlyAck: an ack that arrives before the frames were written does not free the source
+// while a writer reads from it. A second ack is ignored, and an ack of an operation that has
+// not begun ends the session.
 func TestEarlyAck(t *testing.T) {
 	ctx := testContext(t)
 	e := newServer(t, Options{PieceBytes: maxPiece})
@@ -549,7 +548,7 @@ func TestEarlyAck(t *testing.T) {
 	}
 	d := rdma.Desc{Engine: p.id, NICs: []rdma.NICKey{{Key: 1}}, Len: maxPiece}
 	f := rdma.NewFlag()
-	// One frame of more than the sockets take, so that the writer is stuck in it.
+	// The frame is larger than the sockets hold, so the writer blocks in it.
 	if err := e.Write(ctx, rdma.Write{Src: src, Dst: d, Len: maxPiece, Done: f.Set}); err != nil {
 		t.Fatal(err)
 	}
@@ -590,22 +589,22 @@ func TestEarlyAck(t *testing.T) {
 	if err := f.Wait(ctx); err != nil {
 		t.Fatal(err)
 	}
-	p.send(0, header{kind: frameAck, length: ackSize}.raw(), a[:]) // once more: nothing happens
+	p.send(0, header{kind: frameAck, length: ackSize}.raw(), a[:]) // a repeated ack is ignored
 	ack{op: h.op + 2<<32}.put(a[:])
 	p.send(0, header{kind: frameAck, length: ackSize}.raw(), a[:])
-	<-drained // the engine has hung up
+	<-drained // the engine has closed the connection
 	if n := e.Stats().MalformedFrames; n != 1 {
 		t.Errorf("%d malformed frames", n)
 	}
 }
 
-// TestHandshake: connections that are no session are turned away, and leave
-// nothing behind.
+// TestHandshake: connections that do not complete a valid handshake are refused and leave no
+// state.
 func TestHandshake(t *testing.T) {
 	testkit.VerifyNone(t)
-	// Whoever does not come to an end meets an engine without patience; the others
-	// one that lets them take their time.
-	e, hasty := newServer(t, Options{MaxPeers: 2}), newServer(t, Options{HandshakeTimeout: 300 * time.Millisecond})
+	// Handshakes that do not end use an engine with a short timeout, the others an engine with
+	// the default.
+	e, shortTimeout := newServer(t, Options{MaxPeers: 2}), newServer(t, Options{HandshakeTimeout: 300 * time.Millisecond})
 	good := hello{conns: 2, lanes: 1, rails: 1, generation: 1, engine: rdma.EngineID{1}, session: [16]byte{1}}
 	dial := func(e *Engine) net.Conn {
 		nc, err := net.Dial("tcp", string(e.nics[0].addr))
@@ -616,11 +615,11 @@ func TestHandshake(t *testing.T) {
 		return nc
 	}
 	introduce := func(e *Engine, h hello, token string) error {
-		_, err := (&Engine{id: h.engine}).introduce(dial(e), e.id, rdma.Token(token), h)
+		_, err := (&Engine{id: h.engine}).authenticate(dial(e), e.id, rdma.Token(token), h)
 		return err
 	}
 	// One of two connections: times out.
-	if err := introduce(hasty, good, testToken); !errors.Is(err, rdma.ErrPeerDied) && !errors.Is(err, io.EOF) {
+	if err := introduce(shortTimeout, good, testToken); !errors.Is(err, rdma.ErrPeerDied) && !errors.Is(err, io.EOF) {
 		t.Errorf("half a session: %v", err)
 	}
 	// The same connection twice.
@@ -628,7 +627,7 @@ func TestHandshake(t *testing.T) {
 	var failed atomic.Int64
 	for range 2 {
 		wg.Go(func() {
-			if introduce(hasty, good, testToken) != nil {
+			if introduce(shortTimeout, good, testToken) != nil {
 				failed.Add(1)
 			}
 		})
@@ -659,15 +658,15 @@ func TestHandshake(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
-	// Something else altogether, something cut short, and nothing at all.
+	// Another protocol, a truncated hello, and no bytes.
 	for _, b := range []string{strings.Repeat("GET / HTTP/1.1\r\n", 10), "PRD1", ""} {
-		nc := dial(hasty)
+		nc := dial(shortTimeout)
 		_, _ = nc.Write([]byte(b))
 		if _, err := io.Copy(io.Discard, nc); err != nil && !strings.Contains(err.Error(), "reset") {
 			t.Errorf("%q: %v", b, err)
 		}
 	}
-	if len(e.Peers())+len(hasty.Peers()) != 0 {
+	if len(e.Peers())+len(shortTimeout.Peers()) != 0 {
 		t.Error("there is a session")
 	}
 	// MaxPeers.
@@ -684,7 +683,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// TestImpostor: an acceptor that does not know the token is not believed.
+// TestImpostor: an acceptor that does not hold the token is rejected.
 func TestImpostor(t *testing.T) {
 	testkit.VerifyNone(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -701,7 +700,7 @@ func TestImpostor(t *testing.T) {
 			b := make([]byte, handshake.HelloSize+protocol.MoreBytes)
 			_, _ = io.ReadFull(nc, b)
 			challenge := append(protocol.Challenge[:], make([]byte, handshake.ChallengeSize-4)...)
-			challenge[8] = 7 // its engine
+			challenge[8] = 7 // its engine id
 			_, _ = nc.Write(challenge)
 			_, _ = io.ReadFull(nc, b[:handshake.ProofSize])
 			_, _ = nc.Write(make([]byte, handshake.VerdictSize)) // "accepted", without proof
@@ -716,8 +715,8 @@ func TestImpostor(t *testing.T) {
 	}
 }
 
-// TestNewSessionReplaces: a new session of an engine ends the old one, whose
-// operations fail, before it begins.
+// TestNewSessionReplaces: a new session of an engine ends its old session, whose operations
+// fail, before the new one begins.
 func TestNewSessionReplaces(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
@@ -739,7 +738,7 @@ func TestNewSessionReplaces(t *testing.T) {
 	}
 	defer func() { _ = nc.Close() }()
 	h := hello{conns: 1, lanes: 1, rails: 1, generation: 1, engine: p.id, session: [16]byte{9}}
-	if _, err := (&Engine{id: p.id}).introduce(nc, e.id, rdma.Token(testToken), h); err != nil {
+	if _, err := (&Engine{id: p.id}).authenticate(nc, e.id, rdma.Token(testToken), h); err != nil {
 		t.Fatal(err)
 	}
 	if set, err := f.Poll(); !set || !errors.Is(err, rdma.ErrPeerDied) {
@@ -752,8 +751,8 @@ func TestNewSessionReplaces(t *testing.T) {
 	}
 }
 
-// TestConnectWhileSessionEnds: a session has begun to end, and is in the table of peers still.
-// Connect opens another one.
+// TestConnectWhileSessionEnds: a session is ending but still in the table of peers. Connect
+// opens another session.
 func TestConnectWhileSessionEnds(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
@@ -768,7 +767,7 @@ func TestConnectWhileSessionEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Mu.Lock()
-	conns, _ := s.condemnLocked(fmt.Errorf("test: %w", rdma.ErrPeerDied))
+	conns, _ := s.beginEndLocked(fmt.Errorf("test: %w", rdma.ErrPeerDied))
 	s.Mu.Unlock()
 	if err := client.Send(ctx, peer, nil, nil); !errors.Is(err, rdma.ErrNoPeer) {
 		t.Errorf("a message over a session that ends: %v", err)
@@ -778,11 +777,11 @@ func TestConnectWhileSessionEnds(t *testing.T) {
 		_, err := client.Connect(ctx, server.Addr(), rdma.Token(testToken))
 		connected <- err
 	}()
-	// Connect returns the session that ends, or has dialed another one, which waits for the end.
+	// Connect returns the ending session, or dials another, which waits for the end.
 	for len(connected) == 0 && len(client.core.Unremoved()) < 2 && ctx.Err() == nil {
 		runtime.Gosched()
 	}
-	s.failed(conns)
+	s.finishEnd(conns)
 	if err := <-connected; err != nil {
 		t.Fatal(err)
 	}
@@ -791,7 +790,7 @@ func TestConnectWhileSessionEnds(t *testing.T) {
 	}
 }
 
-// TestOptions: what is out of range is named.
+// TestOptions: Validate names the option that is out of range.
 func TestOptions(t *testing.T) {
 	for want, o := range map[string]Options{
 		"needs a token":     {Listen: "127.0.0.1:0"},
@@ -823,9 +822,9 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestNoAllocations: submitting, carrying out and ending a write allocates
-// nothing, on either side. What would break it: a closure per operation, an op
-// that is not recycled, vectors that are not reused.
+// TestNoAllocations: submitting, performing and ending a write allocates nothing on either
+// side. A closure per operation, an op that is not recycled, or vectors that are not reused
+// would break it.
 func TestNoAllocations(t *testing.T) {
 	if raceEnabled || invariants.Enabled {
 		t.Skip("the race detector and the invariants' checks allocate")
@@ -858,10 +857,9 @@ func noAllocations(t *testing.T, zeroCopy bool) {
 	}
 }
 
-// TestQuietEnds: a peer that is through, a health check, and a connection that
-// said nothing when the engine closed are nothing to warn of, and no failure of
-// authentication.
-func TestQuietEnds(t *testing.T) {
+// TestNormalEnds: a peer that closed normally, a health check, and a silent connection at Close
+// cause no warning and no authentication failure.
+func TestNormalEnds(t *testing.T) {
 	testkit.VerifyNone(t)
 	var logged bytes.Buffer
 	down := make(chan error, 1)
@@ -891,7 +889,7 @@ func TestQuietEnds(t *testing.T) {
 	if why := <-down; !errors.Is(why, rdma.ErrPeerDied) {
 		t.Errorf("the session ended with %v", why)
 	}
-	if err := e.Close(); err != nil { // every goroutine that could log has ended
+	if err := e.Close(); err != nil { // after Close no goroutine logs
 		t.Fatal(err)
 	}
 	if n := e.Stats().AuthFailures; n != 0 || logged.Len() > 0 {

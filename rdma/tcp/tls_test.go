@@ -47,7 +47,7 @@ func newAuthority(t *testing.T) *authority {
 	return &authority{cert: cert, key: key}
 }
 
-// issue returns a certificate that was valid from a day ago for that long.
+// issue returns a certificate that was valid from a day ago for validFor.
 func (a *authority) issue(t *testing.T, validFor time.Duration) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -74,8 +74,8 @@ func (a *authority) pool() *x509.CertPool {
 	return p
 }
 
-// TestTLSMistakesAreNamed: whoever may not come in learns which part of the TLS
-// configuration is at fault; nobody falls back to plain text.
+// TestTLSMistakesAreNamed: the error of a failed connection names the wrong part of the TLS
+// configuration, and no connection falls back to plain text.
 func TestTLSMistakesAreNamed(t *testing.T) {
 	testkit.VerifyNone(t)
 	ca, stranger := newAuthority(t), newAuthority(t)
@@ -123,7 +123,7 @@ func TestTLSMistakesAreNamed(t *testing.T) {
 			if tc.name == "client without TLS" && !errors.Is(err, rdma.ErrAuth) {
 				t.Errorf("%v is not ErrAuth", err)
 			}
-			// One that leaves the scheme out talks plain text to a TLS listener.
+			// An address without the scheme sends plain text to a TLS listener.
 			plain, _ := HostPort(s.Addr().NICs[0])
 			if _, err := c.Connect(ctx, rdma.Addr{NICs: []rdma.NetAddr{rdma.NetAddr(plain)}}, s.opts.Token); err == nil {
 				t.Error("plain text was taken")
@@ -132,9 +132,8 @@ func TestTLSMistakesAreNamed(t *testing.T) {
 	}
 }
 
-// BenchmarkTLS compares writes of 4 MiB over TLS with plain ones, in turns: rate
-// and CPU (of both sides, which are in this process) of TLS as a multiple of
-// plain text's.
+// BenchmarkTLS alternates writes of 4 MiB over TLS and plain text. It reports rate and CPU time
+// of TLS (both sides are in this process) as multiples of plain text's.
 func BenchmarkTLS(b *testing.B) {
 	secure := func(cfg *tls.Config) *flow {
 		e, err := New(context.Background(), Options{Listen: "127.0.0.1:0", Token: rdma.Token(testToken), TLS: cfg})

@@ -23,9 +23,9 @@ func (e *Engine) watch() {
 	})
 }
 
-// watchLink looks at the interface of a NIC once a round. It has a goroutine of its own: the kernel
-// answers late while interfaces are made or removed elsewhere on the host (its rtnl lock), and
-// the peers must have their heartbeats meanwhile.
+// watchLink checks the interface of a NIC once a round. It has its own goroutine because the
+// kernel answers late while interfaces are created or removed on the host (its rtnl lock), and
+// heartbeats must continue meanwhile.
 func (e *Engine) watchLink(n *nic) {
 	ticker := time.NewTicker(sessions.WatchInterval(e.opts.HeartbeatInterval))
 	defer ticker.Stop()
@@ -39,9 +39,9 @@ func (e *Engine) watchLink(n *nic) {
 	}
 }
 
-// watch looks at each rail once, and takes down those that have been silent for
-// too long or whose NIC has no link. While another rail is heard of, that is
-// railSilence; the last one is given silence, which is then the session's end.
+// watch checks each rail once and takes down rails that have been silent for too long or whose
+// NIC has no link. While another rail is not silent the limit is railSilence. The limit of the
+// last rail is silence, after which the session ends.
 func (s *session) watch(railSilence, silence uint64) {
 	type heard struct {
 		r          *rail
@@ -79,16 +79,15 @@ func (s *session) watch(railSilence, silence uint64) {
 		s.Mu.Lock()
 		last := s.up == 1
 		s.Mu.Unlock()
-		if last { // counted first, as OnPeerDown may look
+		if last { // counted first, because OnPeerDown may read the counter
 			s.e.core.PeersTimedOut.Add(1)
 		}
 		s.drop(h.r, h.generation, fmt.Errorf("rdma: %v silent for %v: %w", s.Peer, timeout, rdma.ErrPeerDied))
 	}
 }
 
-// watch returns for how many rounds nothing has come on the connection, and
-// sends a heartbeat on it where nothing has gone; the caller holds the session's
-// mu.
+// watch returns the number of rounds for which nothing has arrived on the connection. It sends
+// a heartbeat if nothing was sent. The caller holds the session's mu.
 func (c *conn) watch() (silentTicks uint64) {
 	silent, beat := c.silence.Look(c.rx.Load(), c.tx.Load())
 	if beat {

@@ -21,8 +21,8 @@ const (
 	maxAcks = 512
 	// maxMessage bounds a message; the receiver's buffers bound it further.
 	maxMessage = 1 << 20
-	// maxFrames bounds the frames of one operation: MaxPages pages of which
-	// each is a frame of its own, and large single writes (1<<20 x 64 KiB).
+	// maxFrames bounds the frames of one operation: MaxPages pages that each have their own
+	// frame, or a large single write (1<<20 x 64 KiB).
 	maxFrames = 1 << 20
 )
 
@@ -38,14 +38,14 @@ const (
 	frameDown      = 5
 )
 
-// Flags. flagImm: the imm field counts. flagPatient: the ack may wait for something
-// else to go with.
+// Flags. flagImm: the imm field is valid. flagAckMayWait: the ack may be delayed to share a write
+// with another frame.
 const (
-	flagImm     = 1
-	flagPatient = 2
+	flagImm        = 1
+	flagAckMayWait = 2
 )
 
-// errFrame is wrapped by every reason to distrust the stream.
+// errFrame is wrapped by every error after which the stream cannot be trusted.
 var errFrame = errors.New("malformed frame")
 
 // castagnoli is the table of CRC-32C, which has its own instruction on amd64
@@ -79,8 +79,8 @@ func (h *header) encode(b []byte) {
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
 
-// decode reads a header from b, which holds headerSize bytes, and checks
-// everything that can be checked without knowing the session.
+// decode reads a header from b, which holds headerSize bytes, and performs all checks that do
+// not need the session.
 func (h *header) decode(b []byte) error {
 	_ = b[headerSize-1]
 	le := binary.LittleEndian
@@ -102,7 +102,7 @@ func (h *header) decode(b []byte) error {
 	return h.check()
 }
 
-// check returns an error if the fields make no sense together.
+// check returns an error if the fields are inconsistent.
 func (h *header) check() error {
 	ok := false
 	switch h.kind {
@@ -112,7 +112,7 @@ func (h *header) check() error {
 	case frameAck:
 		ok = h.length > 0 && h.length%ackSize == 0 && h.length <= maxAcks*ackSize && *h == header{kind: h.kind, length: h.length}
 	case frameMessage:
-		ok = h.flags&^flagPatient == 0 && h.length <= maxMessage && *h == header{kind: h.kind, flags: h.flags, length: h.length, op: h.op}
+		ok = h.flags&^flagAckMayWait == 0 && h.length <= maxMessage && *h == header{kind: h.kind, flags: h.flags, length: h.length, op: h.op}
 	case frameHeartbeat:
 		ok = *h == header{kind: h.kind}
 	case frameDown:
@@ -158,7 +158,7 @@ func (h *header) decodeTable(table []byte, spans []span) ([]span, error) {
 	return spans, nil
 }
 
-// ack is the outcome of one operation of the peer.
+// ack is the result of one operation of the peer.
 type ack struct {
 	op     uint64
 	status rdma.Reason
@@ -179,8 +179,7 @@ func decodeAck(b []byte) (ack, error) {
 	return ack{binary.LittleEndian.Uint64(b), rdma.Reason(status)}, nil
 }
 
-// protocol is what every connection begins with: "PRD", "PRC" and the version of
-// the frames.
+// protocol is the start of every connection: "PRD" or "PRC" and the version of the frames.
 var protocol = handshake.Protocol{Hello: [4]byte{'P', 'R', 'D', '3'}, Challenge: [4]byte{'P', 'R', 'C', '3'}, MoreBytes: 16}
 
 // hello opens a connection: number index of conns in a lane of a rail.
@@ -193,7 +192,7 @@ type hello struct {
 	generation   uint32
 }
 
-// encode returns h as the handshake carries it.
+// encode returns h in the handshake's format.
 func (h *hello) encode() handshake.Hello {
 	more := append(make([]byte, 0, protocol.MoreBytes), byte(h.lane), byte(h.lanes), byte(h.rail), byte(h.rails))
 	more = binary.LittleEndian.AppendUint32(more, h.generation)
@@ -203,7 +202,7 @@ func (h *hello) encode() handshake.Hello {
 	}
 }
 
-// decode reads h from what the handshake brought.
+// decode reads h from the handshake's hello.
 func (h *hello) decode(from *handshake.Hello) error {
 	*h = hello{
 		index: int(uint16(from.Param)), conns: int(from.Param >> 16), engine: from.Engine, session: from.Session,
@@ -219,5 +218,5 @@ func (h *hello) decode(from *handshake.Hello) error {
 	return nil
 }
 
-// slot is the connection's place among all those of its rail.
+// slot is the connection's index among all those of its rail.
 func (h *hello) slot() int { return h.lane*h.conns + h.index }

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// TestWire prints the bytes of frames and hellos field by field, as doc.go
-// draws them: another implementation can be written from the transcript.
+// TestWire prints the bytes of frames and hellos field by field, as doc.go draws them, so that
+// another implementation can be written from the transcript.
 func TestWire(t *testing.T) {
 	datadriven.RunTest(t, "testdata/wire.td", func(t *testing.T, d *datadriven.TestData) string {
 		switch d.Cmd {
@@ -85,7 +85,7 @@ func printTable(t *testing.T, d *datadriven.TestData) string {
 	return fmt.Sprintf("tableSum %#x\n%+v", h.tableSum, spans)
 }
 
-// printHello prints what a hello has of this protocol's.
+// printHello prints the fields of a hello that belong to this protocol.
 func printHello() string {
 	h := hello{index: 1, conns: 4, lane: 1, lanes: 2, rail: 2, rails: 3, generation: 7, engine: rdma.EngineID{0xaa, 15: 0xaa}, session: [16]byte{0xbb, 15: 0xbb}}
 	said := h.encode()
@@ -94,7 +94,7 @@ func printHello() string {
 		"more\n" + fields(said.More, "lane 1", "lanes 1", "rail 1", "rails 1", "generation 4", "zero 8")
 }
 
-// fields prints b, cut as the names and sizes say.
+// fields prints b, split by the given names and sizes.
 func fields(b []byte, names ...string) string {
 	var out strings.Builder
 	for _, f := range names {

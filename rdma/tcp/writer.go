@@ -11,8 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// write is the writer goroutine: it turns what is queued into one writev after
-// the other.
+// write is the writer goroutine. It writes the queued frames in batches, one writev each.
 func (c *conn) write() {
 	for {
 		if !c.next() {
@@ -38,10 +37,10 @@ func (c *conn) write() {
 	}
 }
 
-// writeError says what it means that the peer takes nothing more.
+// writeError returns the reason for a failed write.
 func (c *conn) writeError(err error) error {
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
-		if err := c.hungUp(); err != nil {
+		if err := c.awaitNormalEnd(); err != nil {
 			return c.readError(err)
 		}
 	}
@@ -69,8 +68,8 @@ func (c *conn) flush() error {
 	return err
 }
 
-// next settles the batch that was written and takes the next; false if there is
-// none, and the connection is parked then.
+// next settles the batch that was written and takes the next. If there is none it parks the
+// connection and returns false.
 func (c *conn) next() bool {
 	s, w := c.s, &c.w
 	s.Mu.Lock()
@@ -82,7 +81,7 @@ func (c *conn) next() bool {
 	return some
 }
 
-// settle gives up the batch of a connection that has failed.
+// settle releases the batch of a connection that has failed.
 func (c *conn) settle() {
 	c.s.Mu.Lock()
 	c.w.ended = c.settleLocked(c.w.ended[:0])
@@ -90,7 +89,7 @@ func (c *conn) settle() {
 	sessions.CallAll(c.w.ended)
 }
 
-// settleLocked gives up the batch: the writer does not read from it any more.
+// settleLocked releases the batch: the writer does not read from it any more.
 func (c *conn) settleLocked(out []sessions.Ended) []sessions.Ended {
 	s, w := c.s, &c.w
 	s.acksOwed -= len(w.acks)
@@ -98,9 +97,9 @@ func (c *conn) settleLocked(out []sessions.Ended) []sessions.Ended {
 		invariants.Assert(s.acksOwed >= 0, "%d acks owed", s.acksOwed)
 	}
 	w.acks = w.acks[:0]
-	if s.acksOwed == 0 && s.parted != nil {
-		close(s.parted)
-		s.parted = nil
+	if s.acksOwed == 0 && s.acksDrained != nil {
+		close(s.acksDrained)
+		s.acksDrained = nil
 	}
 	bytes := int64(0)
 	for i, f := range w.batch {
@@ -115,7 +114,7 @@ func (c *conn) settleLocked(out []sessions.Ended) []sessions.Ended {
 	return out
 }
 
-// takeLocked moves what is to be written next to the writer's state.
+// takeLocked moves the next frames to be written to the writer's state.
 func (c *conn) takeLocked(out []sessions.Ended) (some bool, _ []sessions.Ended) {
 	s, w, l := c.s, &c.w, c.lane
 	l.looked(c)
@@ -125,8 +124,8 @@ func (c *conn) takeLocked(out []sessions.Ended) (some bool, _ []sessions.Ended) 
 	n := min(len(c.acks), maxAcks)
 	w.acks = append(w.acks[:0], c.acks[:n]...)
 	c.acks = c.acks[:copy(c.acks, c.acks[n:])]
-	// What is said of rails comes after the acks that may have been lost with
-	// them, or the peer would send more than it has to.
+	// Reports about rails come after the acks that may have been lost with them, so that the
+	// peer does not repeat operations that are acked.
 	if w.downs = w.downs[:0]; len(c.acks) == 0 {
 		w.downs = append(w.downs, c.downs...)
 		c.downs = c.downs[:0]
@@ -145,8 +144,8 @@ func (c *conn) takeLocked(out []sessions.Ended) (some bool, _ []sessions.Ended) 
 	return some, out
 }
 
-// takeFrameLocked adds a frame to the batch. One whose operation has been acked
-// already, over another rail, is dropped.
+// takeFrameLocked adds a frame to the batch. It drops a frame whose operation has already been
+// acked, over another rail.
 func (c *conn) takeFrameLocked(f frame, bytes int64, out []sessions.Ended) (int64, []sessions.Ended) {
 	if f.op.acked {
 		f.op.unsent--
@@ -157,15 +156,15 @@ func (c *conn) takeFrameLocked(f frame, bytes int64, out []sessions.Ended) (int6
 	return bytes + f.bytes, out
 }
 
-// encode lays the batch out as vectors: headers and tables in meta, payload
-// where it is registered.
+// encode lays out the batch as vectors: headers and tables in meta, payload in its registered
+// memory.
 func (c *conn) encode() {
 	w := &c.w
 	size := headerSize + len(w.acks)*ackSize + len(w.downs)*headerSize + headerSize
 	for _, f := range w.batch {
 		size += headerSize + len(f.op.piece(f.piece))*runSize
 	}
-	// All of meta at once: the vectors point into it.
+	// Allocate all of meta first, because the vectors point into it.
 	if cap(w.meta) < size {
 		w.meta = make([]byte, size)
 	}
@@ -189,13 +188,13 @@ func (c *conn) encode() {
 	}
 }
 
-// vector makes the first n bytes of meta the next vector and returns the rest.
+// vector makes the first n bytes of meta the next vector and returns the remaining bytes.
 func (c *conn) vector(meta []byte, n int) []byte {
 	c.add(meta[:n:n], false)
 	return meta[n:]
 }
 
-// add makes b the next vector; stays says that it is registered memory.
+// add makes b the next vector. stays marks registered memory.
 func (c *conn) add(b []byte, stays bool) {
 	large := stays && len(b) >= spliceBytes
 	if large {
@@ -220,8 +219,8 @@ func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 	o := f.op
 	h := header{kind: o.kind, op: o.ID(), length: uint64(f.bytes)}
 	if o.kind == frameMessage {
-		if o.patient {
-			h.flags = flagPatient
+		if o.ackMayWait {
+			h.flags = flagAckMayWait
 		}
 		h.encode(meta)
 		meta = c.vector(meta, headerSize)

@@ -1,7 +1,7 @@
-// Package domaintest is the conformance suite of group.Domain: a NIC of a
-// provider is done when Run passes. Each promise of group/domain.go has a case
-// here. It is not a benchmark, does not know any provider, and does not look at
-// sessions: those are rdmatest's.
+// Package domaintest is the conformance suite of group.Domain: a provider's NIC is complete
+// when Run passes. Each promise of group/domain.go has a case here. The package measures
+// nothing, contains no code for a particular provider, and does not test sessions; rdmatest
+// does.
 //
 //	func TestDomain(t *testing.T) {
 //		domaintest.Run(t, func(t testing.TB) domaintest.Pair { … })

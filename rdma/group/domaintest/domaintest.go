@@ -14,13 +14,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Pair is two NICs that reach each other, fresh for each case, which closes them.
+// Pair is two NICs that reach each other. Each case opens a new pair and closes it.
 type Pair struct {
 	A, B group.Domain
-	// Alloc, if set, returns memory that both NICs can register; it lives until
-	// t has ended. Default: the Go heap.
+	// Alloc, if set, returns memory that both NICs can register and that stays valid until t has
+	// ended. Default: the Go heap.
 	Alloc func(t testing.TB, bytes int) []byte
-	// KillB, if set, makes B die as a NIC does that falls off its bus.
+	// KillB, if set, makes B fail as a NIC does that is removed from its bus.
 	KillB func()
 }
 
@@ -33,10 +33,10 @@ type Case struct {
 	run  func(*env)
 }
 
-// caseTimeout bounds each case: what takes longer hangs.
+// caseTimeout bounds each case. A case that takes longer is assumed to hang.
 const caseTimeout = 60 * time.Second
 
-// Cases returns all cases, for those who run them in a way of their own.
+// Cases returns all cases, for callers that do not use Run.
 func Cases() []Case {
 	return []Case{
 		{"limits", testLimits},
@@ -57,7 +57,7 @@ func Cases() []Case {
 		{"shut under fire", testShutUnderFire},
 		{"shut by the sender", testShutBySender},
 		{"shut early and twice", testShutEarly},
-		{"what arrived before is polled", testShutDrains},
+		{"completions that arrived before are polled", testShutDrains},
 		{"peer's endpoint is gone", testPeerGone},
 		{"endpoint closed", testEndpointClosed},
 		{"addresses from outside", testForeignAddresses},
@@ -93,7 +93,7 @@ func write(src group.Memory, n uint64, dst group.Memory, off uint64) group.Work 
 	return group.Work{Op: group.OpWrite, Src: src, Len: n, RemoteAddr: dst.Base() + off, RemoteKey: dst.Key()}
 }
 
-// withImm makes w tell imm.
+// withImm adds an immediate to w.
 func withImm(w group.Work, imm uint32) group.Work {
 	w.Op, w.Imm = group.OpWriteImm, imm
 	return w
@@ -111,8 +111,8 @@ func (t *env) same(what string, got, want []byte) {
 	}
 }
 
-// roundTrip proves that a new connection works both ways, and takes long enough
-// that what was on the wire before has had its time.
+// roundTrip writes over a new connection in both directions. It takes long enough that packets
+// sent before it have arrived.
 func (t *env) roundTrip() {
 	t.Helper()
 	la, lb := t.connect(rdma.ClassKV)
@@ -148,8 +148,7 @@ func testLimits(t *env) {
 	t.roundTrip()
 }
 
-// Keys are never 0, fit in their width, and differ; memory that is none is an
-// error.
+// Keys are never 0, fit in KeyBits, and differ. Registering no memory is an error.
 func testKeys(t *env) {
 	keys := make(map[uint64]bool)
 	for range 50 {
@@ -190,14 +189,14 @@ func testWrite(t *env) {
 		copy(want[at:at+n], src[off:])
 		t.same("destination", dst, want)
 	}
-	la.ok(group.Work{Op: group.OpWrite, RemoteAddr: dm.Base(), RemoteKey: dm.Key()}) // of nothing
+	la.ok(group.Work{Op: group.OpWrite, RemoteAddr: dm.Base(), RemoteKey: dm.Key()}) // an empty write
 	t.b.drained()
 	if imms := t.b.immediates(lb.cookie); len(imms) != 0 {
-		t.Errorf("the target was told of writes: %+v", imms)
+		t.Errorf("the target has completions of writes: %+v", imms)
 	}
 }
 
-// When an immediate is polled its payload is in place; it comes once, with its
+// The payload is in place when Poll returns its immediate. The immediate comes once, with its
 // endpoint's cookie.
 func testImmediate(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
@@ -222,7 +221,7 @@ func testImmediate(t *env) {
 	}
 }
 
-// An immediate needs no payload. Whether its key is looked at is a limit.
+// An immediate needs no payload. Limits.EmptyUnchecked states whether its key is checked.
 func testEmpty(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	_, dm := t.b.memory(4096)
@@ -248,11 +247,11 @@ func testEmpty(t *env) {
 
 // Messages arrive whole, each in one of the buffers lent, from any endpoint.
 func testMessages(t *env) {
-	most := t.a.d.Limits().MaxMessage
-	most = min(most, 16<<10)
+	maxMessage := t.a.d.Limits().MaxMessage
+	maxMessage = min(maxMessage, 16<<10)
 	const slots, count = 4, 60
-	space, rm := t.b.memory(slots * most)
-	buf := func(slot uint32) []byte { return space[int(slot)*most : (int(slot)+1)*most] }
+	space, rm := t.b.memory(slots * maxMessage)
+	buf := func(slot uint32) []byte { return space[int(slot)*maxMessage : (int(slot)+1)*maxMessage] }
 	for s := range uint32(slots) {
 		t.b.lend(s, rm, buf(s))
 	}
@@ -261,13 +260,13 @@ func testMessages(t *env) {
 		la, lb := t.connect(rdma.ClassKV)
 		las, lbs = append(las, la), append(lbs, lb)
 	}
-	src, sm := t.a.random(most)
+	src, sm := t.a.random(maxMessage)
 	for i := range count {
-		n, l := t.rng.IntN(most+1), i%len(las)
+		n, l := t.rng.IntN(maxMessage+1), i%len(las)
 		if i == 0 {
-			n = most
+			n = maxMessage
 		}
-		w := group.Work{Op: group.OpSend, SrcOff: uint64(most - n), Len: uint64(n)}
+		w := group.Work{Op: group.OpSend, SrcOff: uint64(maxMessage - n), Len: uint64(n)}
 		if n > 0 {
 			w.Src = sm
 		}
@@ -279,7 +278,7 @@ func testMessages(t *env) {
 		if c.Cookie != lbs[l].cookie || c.Len != uint64(n) || c.Slot >= slots {
 			t.Fatalf("message %d of %d bytes arrived as %+v", i, n, c)
 		}
-		t.same("message", buf(c.Slot)[:n], src[most-n:])
+		t.same("message", buf(c.Slot)[:n], src[maxMessage-n:])
 		t.b.lend(c.Slot, rm, buf(c.Slot))
 	}
 }
@@ -312,8 +311,9 @@ func testNoBuffer(t *env) {
 	}
 }
 
-// An endpoint takes QueueDepth Works before the first is polled; what it does not
-// take it can be given again; the slice of Works is the caller's at once.
+// An endpoint accepts QueueDepth Works before the first completion is polled. Works that it
+// does not accept can be posted again. The caller may reuse the slice of Works when Post
+// returns.
 func testQueueDepth(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	depth := t.a.d.Limits().QueueDepth
@@ -330,7 +330,7 @@ func testQueueDepth(t *env) {
 	fill()
 	release := make(chan struct{})
 	entered := make(chan struct{})
-	go t.a.onPoller(func() { close(entered); <-release }) // nothing is polled meanwhile
+	go t.a.onPoller(func() { close(entered); <-release }) // stops the poller
 	<-entered
 	n, _, err := la.postOnce(works)
 	clear(works)
@@ -362,16 +362,16 @@ func testQueueDepth(t *env) {
 	}
 }
 
-// On an Ordered endpoint immediates come in the order posted and nothing posted
-// before is missing. Elsewhere each comes once.
+// On an Ordered endpoint immediates come in the order posted, after all earlier writes are in
+// place. On other endpoints each immediate comes once.
 func testOrder(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	const rounds, n = 300, 2000
 	_, sm := t.a.random(n)
 	_, dm := t.b.memory(n)
 	ordered := t.a.d.Limits().Ordered
-	// marks holds one byte for each plain write, all different from what was
-	// there: the immediate after it must find it.
+	// marks holds one byte for each plain write, different from the initial value. It must be in
+	// place when the following immediate arrives.
 	marks, mm := t.b.memory(rounds)
 	ones, om := t.a.memory(1)
 	ones[0] = 1
@@ -388,7 +388,7 @@ func testOrder(t *env) {
 					t.Fatalf("immediate %d came as number %d", got[k].Imm, k)
 				}
 				if marks[k] != 1 {
-					t.Fatalf("immediate %d came before what was posted before it", k)
+					t.Fatalf("immediate %d came before an earlier write was in place", k)
 				}
 			}
 		}
@@ -404,7 +404,7 @@ func testOrder(t *env) {
 	}
 }
 
-// Endpoints do not mix, whatever their class and direction.
+// Completions of one endpoint never appear at another, for any class and direction.
 func testMany(t *env) {
 	const links, rounds = 8, 40
 	n := int(min(t.a.d.Limits().MaxWrite, 5000))
@@ -454,7 +454,7 @@ func testMany(t *env) {
 	}
 }
 
-// refusals are destinations that a NIC must refuse: memory is what is open.
+// refusals returns writes that a NIC must refuse; only dm is accessible.
 func (t *env) refusals(dm group.Memory, size uint64) map[string]group.Work {
 	key := dm.Key() ^ 1<<3
 	return map[string]group.Work{
@@ -466,8 +466,8 @@ func (t *env) refusals(dm group.Memory, size uint64) map[string]group.Work {
 	}
 }
 
-// A write that a NIC refuses changes no byte outside the open memory, counts no immediate
-// and ends as refused. If it breaks the endpoint, each side's user is told once.
+// A write that a NIC refuses changes no byte outside the accessible memory, counts no immediate
+// and ends with StatusRefused. If it breaks the endpoint, each side gets one KindBroken.
 func testRefused(t *env) {
 	const size = 8192
 	dst, dm := t.b.memory(size)
@@ -493,7 +493,7 @@ func testRefused(t *env) {
 			lb.close()
 			la, lb = t.connect(rdma.ClassKV)
 		}
-		la.ok(write(sm, 0, dm, 0)) // it goes on
+		la.ok(write(sm, 0, dm, 0)) // the endpoint still works
 	}
 	if !bytes.Equal(dst[:size-9], make([]byte, size-9)) {
 		t.Error("bytes were written")
@@ -501,8 +501,8 @@ func testRefused(t *env) {
 	t.roundTrip()
 }
 
-// What was posted behind a refused Work is not performed where a refusal breaks
-// the endpoint, and is where it does not.
+// If a refusal breaks the endpoint, the Works posted after the refused Work are not performed.
+// Otherwise they are.
 func testRefusedInARow(t *env) {
 	const size, each = 4096, 16
 	dst, dm := t.b.memory(size)
@@ -579,7 +579,7 @@ func testClosedMemory(t *env) {
 	t.same("closed memory", dst, make([]byte, len(dst)))
 }
 
-// fireMax ends a fire that should have been ended by the other side.
+// fireMax ends a fire that the other side should have ended.
 const fireMax = 5000
 
 // fire posts writes with immediates of one endpoint to dst until one fails or stop is
@@ -591,7 +591,7 @@ func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop 
 		defer func() { ended <- count }()
 		for round := 0; !stop.Load(); round++ {
 			if round == fireMax {
-				l.n.t.Errorf("%s: %d rounds of Works ended well, though what they write to was cut off", l.n.name, round)
+				l.n.t.Errorf("%s: %d rounds of Works succeeded after their target was cut off", l.n.name, round)
 				return
 			}
 			first := len(l.posted)
@@ -620,11 +620,11 @@ func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop 
 	return func() int { return <-ended }
 }
 
-// Where Close is final, no byte changes and nothing is counted after it, however
-// much is on its way.
+// If CloseIsFinal, no byte changes and no immediate is counted after Close, while writes are in
+// flight.
 func testCloseUnderFire(t *env) {
 	if !t.b.d.Limits().CloseIsFinal {
-		t.Skip("needs a NIC whose CloseIsFinal: on this one the engine shuts endpoints instead (shut under fire)")
+		t.Skip("CloseIsFinal is false for this NIC: the engine shuts endpoints instead (shut under fire)")
 	}
 	const size, each = 1 << 20, 48 << 10
 	_, sm := t.a.random(each)
@@ -669,7 +669,7 @@ func testCloseUnderFire(t *env) {
 	}
 }
 
-// A window opens its part and nothing else, and dies alone.
+// A window gives access to its part only, and closing it leaves other windows open.
 func testWindows(t *env) {
 	const size = 64 << 10
 	dst, dm := t.b.memory(size)
@@ -696,15 +696,15 @@ func testWindows(t *env) {
 	for name, w := range t.refusals(one, 1000) {
 		w.Op, w.Src = group.OpWrite, sm
 		if name == "key that opens nothing" {
-			continue // it may open another window
+			continue // the key may belong to another window
 		}
 		if c := la.do(w); c.Status != group.StatusRefused {
 			t.Errorf("%s: status %d (%v)", name, c.Status, c.Err)
 		}
 		again()
 	}
-	copy(want[5991:6000], dst[5991:6000]) // a part of a refused one may be in place
-	t.same("what is beside the window", dst, want)
+	copy(want[5991:6000], dst[5991:6000]) // a part of a refused write may be in place
+	t.same("bytes beside the window", dst, want)
 	t.b.closeMemory(one)
 	if c := la.do(write(sm, 1000, one, 0)); c.Status != group.StatusRefused {
 		t.Errorf("closed window: status %d (%v)", c.Status, c.Err)
@@ -720,8 +720,8 @@ func testWindows(t *env) {
 	}
 }
 
-// After Shut nothing of the peer's touches memory or is counted, however much is
-// on its way, and the peer's Works all end.
+// After Shut no write of the peer changes memory or is counted, while writes are in flight, and
+// each Work of the peer completes.
 func testShutUnderFire(t *env) {
 	const size, each = 1 << 20, 48 << 10
 	_, sm := t.a.random(each)
@@ -752,8 +752,8 @@ func testShutUnderFire(t *env) {
 	}
 }
 
-// After the sender's Shut each of its Works has one completion, and what it was
-// told is true.
+// After the sender's Shut each of its Works has one completion, and the completion's status is
+// correct.
 func testShutBySender(t *env) {
 	const each, count = 64, 50
 	src, sm := t.a.random(each)
@@ -837,14 +837,14 @@ func testShutDrains(t *env) {
 		t.b.onPoller(func() {
 			close(entered)
 			select {
-			case <-release: // nothing is polled meanwhile
+			case <-release: // stops the poller
 			case <-t.ctx.Done():
 			}
 		})
 	}()
 	<-entered
-	// A NIC that is software may need its poller to take anything: then nothing
-	// has arrived, which is as well.
+	// A NIC implemented in software may need its poller to receive. Then nothing has arrived,
+	// which is correct too.
 	la.post(withImm(write(sm, 64, dm, 0), 5))
 	la.post(group.Work{Op: group.OpSend, Src: sm, Len: 64})
 	arrived := make(chan int, 1)
@@ -875,8 +875,7 @@ func testShutDrains(t *env) {
 	}
 }
 
-// Works to an endpoint that is gone end with StatusBroken, and so does the
-// endpoint.
+// Works to an endpoint that is gone end with StatusBroken, and the local endpoint breaks.
 func testPeerGone(t *env) {
 	_, sm := t.a.random(64)
 	_, dm := t.b.memory(64)
@@ -896,7 +895,7 @@ func testPeerGone(t *env) {
 	t.roundTrip()
 }
 
-// Nothing names an endpoint after its Close; others go on.
+// No completion names an endpoint after its Close. Other endpoints still work.
 func testEndpointClosed(t *env) {
 	_, sm := t.a.random(64)
 	_, dm := t.b.memory(64)
@@ -914,7 +913,7 @@ func testEndpointClosed(t *env) {
 	t.b.drained()
 }
 
-// An address is constant and short; one that makes no sense is an error.
+// An address is constant and short. An invalid address is an error.
 func testForeignAddresses(t *env) {
 	l := t.a.endpoint(rdma.ClassKV)
 	local := l.ep.Local()
@@ -934,11 +933,11 @@ func testForeignAddresses(t *env) {
 // Wake ends the current Wait, or the next.
 func testWake(t *env) {
 	for range 200 {
-		t.a.onPoller(func() {}) // which wakes it
+		t.a.onPoller(func() {}) // wakes the poller
 	}
 	t.a.onPoller(func() {
 		t.a.d.Wake()
-		t.a.d.Wait() // returns, as it was woken before
+		t.a.d.Wait() // returns because it was woken before
 	})
 	if t.ctx.Err() != nil {
 		t.Fatal("Wait did not return")
@@ -946,8 +945,8 @@ func testWake(t *env) {
 	t.roundTrip()
 }
 
-// A NIC that dies hands out what had arrived, then errors; the Works of others to
-// it end; nothing touches memory any more.
+// A NIC that dies returns the completions that had arrived, then an error. Works of other NICs
+// to it end, and no memory changes afterwards.
 func testDeath(t *env) {
 	if t.pair.KillB == nil {
 		t.Skip("needs a provider that can kill a NIC (Pair.KillB)")

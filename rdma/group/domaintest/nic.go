@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// env is what a case works with.
+// env is the environment of a case.
 type env struct {
 	*testing.T
 	ctx  context.Context
@@ -21,7 +21,7 @@ type env struct {
 	rng  *rand.Rand
 }
 
-// nic is a Domain, its poller, and all that was polled.
+// nic is a Domain with its poller and all completions polled.
 type nic struct {
 	t *env
 	d group.Domain
@@ -30,8 +30,8 @@ type nic struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	// done holds the completions of our Works by cookie: one each, or the case
-	// fails. gone are cookies of endpoints that were closed.
+	// done holds the completions of local Works by cookie; a second completion fails the case.
+	// gone are cookies of closed endpoints.
 	done     map[uint64]group.Completion
 	imms     map[uint64][]group.Completion // by endpoint
 	messages []group.Completion
@@ -41,9 +41,9 @@ type nic struct {
 	dead     error            // of Poll
 	stop     bool
 	cookies  uint64
-	emptied  int // Polls that left nothing
+	emptied  int // polls after which no completion was left
 
-	// calls are what a case wants done by the poller, over is closed at its end.
+	// calls are functions for the poller to run. over is closed when the poller ends.
 	calls chan func()
 	over  chan struct{}
 
@@ -63,7 +63,7 @@ func newNIC(t *env, name string, d group.Domain) *nic {
 	return n
 }
 
-// poll is the poller: it stops once told to.
+// poll is the poller. It runs until it is stopped.
 func (n *nic) poll() {
 	defer close(n.over)
 	dst := make([]group.Completion, 7)
@@ -99,7 +99,7 @@ func (n *nic) poll() {
 	}
 }
 
-// takeLocked records a completion and checks what holds of each.
+// takeLocked records a completion and checks it.
 func (n *nic) takeLocked(c group.Completion) {
 	switch c.Kind {
 	case group.KindDone:
@@ -130,8 +130,8 @@ func (n *nic) takeLocked(c group.Completion) {
 	}
 }
 
-// await blocks until ok, which is called with mu held, and fails the case if
-// that does not come in time.
+// await blocks until ok returns true and fails the case after a timeout. It calls ok with mu
+// held.
 func (n *nic) await(what string, ok func() bool) {
 	n.t.Helper()
 	stop := context.AfterFunc(n.t.ctx, func() {
@@ -150,8 +150,8 @@ func (n *nic) await(what string, ok func() bool) {
 	}
 }
 
-// onPoller runs f on the poller's goroutine, between two Polls. It does not if
-// the NIC is dead.
+// onPoller runs f on the poller's goroutine between two Polls. It does not run f if the NIC is
+// dead.
 func (n *nic) onPoller(f func()) {
 	done := make(chan struct{})
 	call := func() { defer close(done); f() }
@@ -169,7 +169,7 @@ func (n *nic) onPoller(f func()) {
 	}
 }
 
-// drained returns once a Poll that began after the call has left nothing.
+// drained returns when a Poll that began after the call has left no completion.
 func (n *nic) drained() {
 	n.t.Helper()
 	before := 0
@@ -181,7 +181,7 @@ func (n *nic) drained() {
 	n.await("a Poll that leaves nothing", func() bool { return n.emptied > before || n.dead != nil })
 }
 
-// cookie is a number that nothing on this NIC has.
+// cookie returns a number that is not in use on this NIC.
 func (n *nic) cookie() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -209,7 +209,7 @@ func (n *nic) random(size int) ([]byte, group.Memory) {
 	return mem, m
 }
 
-// window opens a part of m.
+// window makes a window of m.
 func (n *nic) window(m group.Memory, off, size uint64) group.Memory {
 	n.t.Helper()
 	w, err := m.Window(off, size)
@@ -218,7 +218,7 @@ func (n *nic) window(m group.Memory, off, size uint64) group.Memory {
 	return w
 }
 
-// closeMemory closes m, which the end of the case then leaves alone.
+// closeMemory closes m and removes it from the memories that close closes.
 func (n *nic) closeMemory(m group.Memory) {
 	n.t.Helper()
 	n.t.must(m.Close())
@@ -233,23 +233,23 @@ func (n *nic) lend(slot uint32, m group.Memory, buf []byte) {
 	n.t.must(err)
 }
 
-// immediates are those polled for an endpoint until now.
+// immediates returns the immediates polled for an endpoint so far.
 func (n *nic) immediates(cookie uint64) []group.Completion {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.imms[cookie])
 }
 
-// close ends everything on the NIC.
+// close closes everything on the NIC.
 func (n *nic) close() {
-	if n.t.Failed() { // what failed is the better message
+	if n.t.Failed() { // the earlier failure is the better message
 		n.abandon()
 		return
 	}
 	for _, l := range n.links {
 		l.close()
 	}
-	for _, m := range slices.Backward(n.memories) { // windows before what they are of
+	for _, m := range slices.Backward(n.memories) { // windows before their memory
 		n.t.must(m.Close())
 	}
 	n.mu.Lock()
@@ -284,8 +284,8 @@ type link struct {
 	ep     group.Endpoint
 	cookie uint64
 	closed bool
-	posted []uint64 // cookies of Works taken, in order
-	// inFlight counts those without a completion; guarded by nic.mu.
+	posted []uint64 // cookies of accepted Works, in order
+	// inFlight counts the Works without a completion. Guarded by nic.mu.
 	inFlight int
 }
 
@@ -300,7 +300,7 @@ func (n *nic) endpoint(class rdma.Class) *link {
 	return l
 }
 
-// connect joins a new endpoint on each NIC.
+// connect connects a new endpoint on each NIC.
 func (t *env) connect(class rdma.Class) (a, b *link) {
 	t.Helper()
 	a, b = t.a.endpoint(class), t.b.endpoint(class)
@@ -308,7 +308,7 @@ func (t *env) connect(class rdma.Class) (a, b *link) {
 	return a, b
 }
 
-// join connects two endpoints, both sides at once, as two engines do.
+// join connects two endpoints, both sides concurrently, as two engines do.
 func (t *env) join(a, b *link) {
 	t.Helper()
 	errs := make(chan error, 1)
@@ -317,8 +317,8 @@ func (t *env) join(a, b *link) {
 	t.must(errors.Join(err, <-errs))
 }
 
-// post submits works, filling in their cookies, and waits for room as needed. It
-// returns how many were taken before the endpoint broke.
+// post submits works with new cookies and waits for room if needed. It returns how many were
+// accepted before the endpoint broke.
 func (l *link) post(works ...group.Work) int {
 	l.n.t.Helper()
 	for i := range works {
@@ -381,7 +381,7 @@ func (l *link) do(w group.Work) group.Completion {
 	return l.outcome(l.posted[len(l.posted)-1])
 }
 
-// ok posts one Work that must end well.
+// ok posts one Work that must succeed.
 func (l *link) ok(w group.Work) {
 	l.n.t.Helper()
 	if c := l.do(w); c.Status != group.StatusOK {
@@ -389,14 +389,14 @@ func (l *link) ok(w group.Work) {
 	}
 }
 
-// outcome is the completion of a Work that has ended.
+// outcome returns the completion of a Work that has ended.
 func (l *link) outcome(cookie uint64) group.Completion {
 	l.n.mu.Lock()
 	defer l.n.mu.Unlock()
 	return l.n.done[cookie]
 }
 
-// immediatesAfter waits until count immediates of the endpoint were polled.
+// immediatesAfter waits until count immediates of the endpoint have been polled.
 func (l *link) immediatesAfter(count int) []group.Completion {
 	l.n.t.Helper()
 	l.n.await("the immediates", func() bool { return len(l.n.imms[l.cookie]) >= count })
@@ -413,7 +413,7 @@ func (l *link) close() {
 	l.ep.Shut()
 	l.finish()
 	l.n.t.must(l.ep.Close())
-	l.n.onPoller(func() { // what was polled before is recorded
+	l.n.onPoller(func() { // waits until earlier completions are recorded
 		l.n.mu.Lock()
 		defer l.n.mu.Unlock()
 		l.n.gone[l.cookie] = true
