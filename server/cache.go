@@ -193,12 +193,12 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		Alone:      req.GetAlone(),
 		Suffix:     req.GetSuffix(),
 	}
-	if by.road == roadSocket {
+	if by.transport == transportSocket {
 		// Whoever has the connection has the session.
 		return s.readLocal(ctx, by.session[:], req, load)
 	}
 	if len(req.GetLocalSession()) > 0 {
-		if by.road == roadMessage {
+		if by.transport == transportMessage {
 			return nil, invalid(errors.New("a loan is asked for over the local socket, or gRPC"))
 		}
 		return s.readLocal(ctx, req.GetLocalSession(), req, load)
@@ -207,7 +207,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 	if err != nil {
 		return nil, err
 	}
-	load.Early = by.road == roadMessage
+	load.Early = by.transport == transportMessage
 	result, err := s.node.Load(ctx, load, d.deliver)
 	if errors.Is(err, storage.ErrBusy) {
 		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
@@ -377,10 +377,10 @@ func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
 		return nil, fmt.Errorf("data_engine of %d bytes; want %d", len(named), len(id))
 	case len(named) > 0:
 		id = rdma.EngineID(named)
-		if by.road == roadMessage && id != by.peer {
+		if by.transport == transportMessage && id != by.peer {
 			return nil, fmt.Errorf("data_engine %v; a reservation by message is its sender's, %v", id, by.peer)
 		}
-	case by.road == roadMessage:
+	case by.transport == transportMessage:
 		id = by.peer
 	default:
 		return nil, nil

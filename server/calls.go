@@ -38,13 +38,13 @@ const (
 // The roads by which calls come that are not gRPC's, as metrics and spans name
 // them.
 const (
-	roadMessage = "message"
-	roadSocket  = "socket"
+	transportMessage = "message"
+	transportSocket  = "socket"
 )
 
 // caller is who made a call that did not come over gRPC.
 type caller struct {
-	road string
+	transport string
 	// peer is the data-plane session's other end.
 	peer rdma.EngineID
 	// session is the one on the unix socket.
@@ -53,10 +53,10 @@ type caller struct {
 
 // owner names the caller in the list of pins.
 func (by caller) owner(ctx context.Context) string {
-	switch by.road {
-	case roadMessage:
+	switch by.transport {
+	case transportMessage:
 		return "engine " + by.peer.String()
-	case roadSocket:
+	case transportSocket:
 		return "local socket"
 	}
 	return who(ctx)
@@ -233,7 +233,7 @@ func (c *calls) expel(from rdma.EngineID, why error) {
 
 // perform performs a call and answers it.
 func (c *calls) perform(a *answer, req proto.Message) {
-	resp, err := c.service.perform(c.ctx, caller{road: roadMessage, peer: a.to}, a.call, req)
+	resp, err := c.service.perform(c.ctx, caller{transport: transportMessage, peer: a.to}, a.call, req)
 	if err != nil {
 		a.fail(err)
 		return
@@ -310,9 +310,9 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 		ctx, cancel = context.WithTimeout(ctx, call.Timeout)
 		defer cancel()
 	}
-	ctx, span := startSpan(ctx, by.road, call)
+	ctx, span := startSpan(ctx, by.transport, call)
 	defer func() {
-		s.opts.Metrics.Calls.WithLabelValues(by.road, call.Method.String()).Inc()
+		s.opts.Metrics.Calls.WithLabelValues(by.transport, call.Method.String()).Inc()
 		endSpan(span, err)
 	}()
 	switch req := req.(type) {
@@ -327,22 +327,22 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 	case *pb.ExistsRequest:
 		return s.Exists(ctx, req)
 	case *pb.WriteRequest:
-		if by.road == roadSocket {
+		if by.transport == transportSocket {
 			return s.write(ctx, by, req)
 		}
 	}
-	return nil, status.Errorf(codes.Unimplemented, "%v does not come by this road", call.Method)
+	return nil, status.Errorf(codes.Unimplemented, "%v is not served over this transport", call.Method)
 }
 
 // startSpan begins the span of a call, under the caller's if he has one.
-func startSpan(ctx context.Context, road string, call api.Call) (context.Context, trace.Span) {
+func startSpan(ctx context.Context, transport string, call api.Call) (context.Context, trace.Span) {
 	remote := trace.NewSpanContext(trace.SpanContextConfig{TraceID: call.Trace.TraceID, SpanID: call.Trace.SpanID, Remote: true}).
 		WithTraceFlags(trace.TraceFlags(0).WithSampled(call.Trace.Sampled))
 	if remote.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, remote)
 	}
 	return otel.Tracer("github.com/penstock-kv/penstock/server").Start(ctx, "penstock.v1.Cache/"+call.Method.String(),
-		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("penstock.road", road)))
+		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("penstock.transport", transport)))
 }
 
 func endSpan(span trace.Span, err error) {
@@ -371,7 +371,7 @@ func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, msg
 	if match, ok := req.(*pb.MatchRequest); ok && match.GetPin() {
 		return appendFailure(dst, call, status.Error(codes.PermissionDenied, "a pin is asked for over gRPC or the data plane"))
 	}
-	resp, err := s.perform(ctx, caller{road: roadSocket, session: session}, call, req)
+	resp, err := s.perform(ctx, caller{transport: transportSocket, session: session}, call, req)
 	if err != nil {
 		return appendFailure(dst, call, err)
 	}

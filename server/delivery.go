@@ -46,7 +46,7 @@ func (s *cacheService) newDelivery(by caller, req *pb.ReadRequest) (*delivery, e
 		if err := d.dsts[i].UnmarshalBinary(desc); err != nil {
 			return nil, invalid(fmt.Errorf("destination %d: %w", i, err))
 		}
-		if by.road == roadMessage && d.dsts[i].Engine != by.peer {
+		if by.transport == transportMessage && d.dsts[i].Engine != by.peer {
 			return nil, invalid(fmt.Errorf("destination %d: memory of %v; a read by message goes to its sender, %v", i, d.dsts[i].Engine, by.peer))
 		}
 	}
