@@ -101,7 +101,7 @@ func (a audit) line(ctx context.Context, method string, req, resp any, err error
 	case adminReads[name]:
 		level = slog.LevelDebug
 	}
-	a.record(ctx, level, name, who(ctx), req, resp, err)
+	a.record(ctx, level, name, callerName(ctx), req, resp, err)
 }
 
 // pin logs a call that makes or ends a pin.
@@ -134,7 +134,7 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 
 // who names the caller: its address, and the subject of its certificate if it
 // has one. All callers with a bearer token share that token.
-func who(ctx context.Context) string {
+func callerName(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {
 		return "unknown"

@@ -145,7 +145,7 @@ func (s *cacheService) ReleaseLease(ctx context.Context, req *pb.ReleaseLeaseReq
 	pin := s.node.IsPin(id)
 	err := statusOf(s.node.Release(id))
 	if pin {
-		audit{log: s.opts.Logger}.pin(ctx, "Unpin", who(ctx), req, nil, err)
+		audit{log: s.opts.Logger}.pin(ctx, "Unpin", callerName(ctx), req, nil, err)
 	}
 	return &pb.ReleaseLeaseResponse{}, err
 }

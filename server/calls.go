@@ -59,7 +59,7 @@ func (by caller) owner(ctx context.Context) string {
 	case transportSocket:
 		return "local socket"
 	}
-	return who(ctx)
+	return callerName(ctx)
 }
 
 // calls takes calls that come as messages over the data plane. Who has a session

@@ -23,8 +23,8 @@ import (
 	"github.com/penstock-kv/penstock/server/handoff"
 )
 
-// neighbour is an engine that is connected to the local socket of a host.
-type neighbour struct {
+// localEngine is an engine that is connected to the local socket of a host.
+type localEngine struct {
 	t     testing.TB
 	conn  *net.UnixConn
 	in    *bufio.Reader
@@ -35,10 +35,10 @@ type neighbour struct {
 	staging *arena.Staging
 }
 
-func newNeighbour(t testing.TB) (*neighbour, *host) {
+func newNeighbour(t testing.TB) (*localEngine, *host) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "local.sock")
-	e := &neighbour{t: t}
+	e := &localEngine{t: t}
 	h := newHost(t, func(o *server.Options) {
 		var err error
 		if o.Local, err = handoff.Listen(handoff.Options{Path: path, Arena: o.Arena}); err != nil {
@@ -60,7 +60,7 @@ func newNeighbour(t testing.TB) (*neighbour, *host) {
 }
 
 // stage asks for staging memory.
-func (e *neighbour) stage() []byte {
+func (e *localEngine) stage() []byte {
 	e.t.Helper()
 	if _, err := e.conn.Write(api.AppendStage(nil)); err != nil {
 		e.t.Fatal(err)
@@ -81,7 +81,7 @@ func (e *neighbour) stage() []byte {
 }
 
 // raw makes a call with a request that may be garbage.
-func (e *neighbour) raw(m api.Method, request []byte) (codes.Code, []byte) {
+func (e *localEngine) raw(m api.Method, request []byte) (codes.Code, []byte) {
 	e.t.Helper()
 	frame, err := api.Call{Method: m, ID: 7, ReplyMax: 1 << 20}.Append(make([]byte, api.LocalFrameHeaderBytes), m.Request())
 	if err != nil {
@@ -104,7 +104,7 @@ func (e *neighbour) raw(m api.Method, request []byte) (codes.Code, []byte) {
 }
 
 // call makes a call. resp is that of an answer without an error.
-func (e *neighbour) call(m api.Method, req, resp proto.Message) (codes.Code, string) {
+func (e *localEngine) call(m api.Method, req, resp proto.Message) (codes.Code, string) {
 	e.t.Helper()
 	request, err := proto.Marshal(req)
 	if err != nil {
@@ -238,7 +238,7 @@ func TestLocalWrite(t *testing.T) {
 }
 
 // readsAs fails unless the blocks of a chain have the content.
-func (h *host) readsAs(e *neighbour, ns kv.Namespace, content []byte) {
+func (h *host) readsAs(e *localEngine, ns kv.Namespace, content []byte) {
 	h.t.Helper()
 	size := int(ns.Geometry.BlockBytes())
 	blocks := len(content) / size
