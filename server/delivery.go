@@ -31,8 +31,8 @@ type place struct {
 	bytes  int64  // unused if the piece has one place
 }
 
-// fragmentsMax bounds the fragments of one Read, because the transfer engine writes each
-// fragment in an operation of its own.
+// fragmentsMax bounds the fragments of one Read, because the transfer engine writes each fragment
+// in a separate operation.
 const fragmentsMax = 1 << 16
 
 // newDelivery validates the destinations of a request and returns its delivery.

@@ -29,9 +29,9 @@ type localEngine struct {
 	conn  *net.UnixConn
 	in    *bufio.Reader
 	arena *arena.View
-	// local is the node's end.
+	// local is the node's listener.
 	local *handoff.Listener
-	// staging is nil before stage.
+	// staging is nil before stage is called.
 	staging *arena.Staging
 }
 
@@ -59,7 +59,7 @@ func newNeighbour(t testing.TB) (*localEngine, *host) {
 	return e, h
 }
 
-// stage asks for staging memory.
+// stage requests staging memory.
 func (e *localEngine) stage() []byte {
 	e.t.Helper()
 	if _, err := e.conn.Write(api.AppendStage(nil)); err != nil {
@@ -80,7 +80,7 @@ func (e *localEngine) stage() []byte {
 	return e.staging.Bytes()
 }
 
-// raw makes a call with a request that may be garbage.
+// raw makes a call with arbitrary request bytes.
 func (e *localEngine) raw(m api.Method, request []byte) (codes.Code, []byte) {
 	e.t.Helper()
 	frame, err := api.Call{Method: m, ID: 7, ReplyMax: 1 << 20}.Append(make([]byte, api.LocalFrameHeaderBytes), m.Request())
@@ -103,7 +103,7 @@ func (e *localEngine) raw(m api.Method, request []byte) (codes.Code, []byte) {
 	return codes.Code(reply.Code), body
 }
 
-// call makes a call. resp is that of an answer without an error.
+// call makes a call. resp receives the response if there is no error.
 func (e *localEngine) call(m api.Method, req, resp proto.Message) (codes.Code, string) {
 	e.t.Helper()
 	request, err := proto.Marshal(req)
@@ -120,7 +120,8 @@ func (e *localEngine) call(m api.Method, req, resp proto.Message) (codes.Code, s
 	return code, ""
 }
 
-// writeOf is the request to write the blocks [first, blocks) of a chain, with the sums of bytes.
+// writeOf returns the request that writes the blocks [first, blocks) of a chain, with the sums of
+// bytes.
 func writeOf(ns kv.Namespace, first, blocks int, bytes []byte) *pb.WriteRequest {
 	ids := chain(ns, blocks)
 	req := &pb.WriteRequest{Reserve: &pb.ReserveRequest{Namespace: "m", BlockIds: ids[16*first:], GeometryDigest: digestOf(ns)}}
@@ -135,8 +136,8 @@ func writeOf(ns kv.Namespace, first, blocks int, bytes []byte) *pb.WriteRequest 
 	return req
 }
 
-// TestLocalSocket: a caller of the local socket has proved no token. It may ask for reads,
-// matches, existence and writes. Every other call, and a pin, is refused and changes nothing.
+// TestLocalSocket: a caller on the local socket has no token. It may make reads, matches, existence
+// checks and writes. Every other call, and a pin, is refused and changes nothing.
 func TestLocalSocket(t *testing.T) {
 	e, h := newNeighbour(t)
 	ns := h.namespace()
@@ -169,8 +170,9 @@ func TestLocalSocket(t *testing.T) {
 	}
 }
 
-// TestLocalWrite: a write stores the granted pieces from their places in the staging memory. It is
-// refused, and leaves nothing behind, if it does not fit the memory, the namespace or its sums.
+// TestLocalWrite: a write stores the granted pieces from their places in the staging memory. A
+// write that does not fit the memory, the namespace or its sums is refused and leaves nothing
+// behind.
 func TestLocalWrite(t *testing.T) {
 	e, h := newNeighbour(t)
 	ns := h.namespace()
@@ -261,7 +263,7 @@ func (h *host) readsAs(e *localEngine, ns kv.Namespace, content []byte) {
 }
 
 // TestStagingChangesDuringWrite: an engine changes its staging memory while the node copies from
-// it. A block is stored with the bytes of its sums, or refused as corrupt.
+// it. The node stores a block whose bytes match its sums, or refuses the block as corrupt.
 func TestStagingChangesDuringWrite(t *testing.T) {
 	e, h := newNeighbour(t)
 	ns := h.namespace()
@@ -315,8 +317,8 @@ func TestStagingChangesDuringWrite(t *testing.T) {
 	}
 }
 
-// FuzzLocalCalls: the node answers every request on the local socket, goes on serving, and keeps no
-// reservation.
+// FuzzLocalCalls: the node replies to every request on the local socket, continues to serve, and
+// keeps no reservation.
 func FuzzLocalCalls(f *testing.F) {
 	e, h := newNeighbour(f)
 	ns := h.namespace()
@@ -345,7 +347,7 @@ func FuzzLocalCalls(f *testing.F) {
 		if s := h.node.Stats(); s.Reservations != 0 {
 			t.Errorf("%v %x: %d reservations are left", method, request, s.Reservations)
 		}
-		// A read may have lent something. The numbers of later loans differ.
+		// The read may have opened a loan. Later loans have other numbers.
 		var read pb.ReadRequest
 		if proto.Unmarshal(request, &read) == nil && method == api.MethodRead {
 			if _, err := e.conn.Write(api.AppendReturn(nil, []uint64{read.GetLoan()})); err != nil {
