@@ -31,7 +31,7 @@ func (a authenticator) check(md metadata.MD) error {
 	if len(md.Get("authorization")) > 0 {
 		return status.Error(codes.Unauthenticated, "the bearer token is not this node's; compare the client's token file (--token-file) with auth.token_file of the node")
 	}
-	return status.Error(codes.Unauthenticated, "this node wants a bearer token; give the client the node's token file (--token-file)")
+	return status.Error(codes.Unauthenticated, "this node requires a bearer token; give the client the node's token file (--token-file)")
 }
 
 // tap refuses a call by its headers, before its message is read, so that the messages of

@@ -175,7 +175,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		return nil, err
 	}
 	if len(req.GetPieces()) == 0 {
-		return nil, invalid(errors.New("a read names the pieces it wants and where each goes"))
+		return nil, invalid(errors.New("a Read needs the pieces and a destination for each"))
 	}
 	var geometry kv.GeometryDigest
 	if n := len(req.GetGeometryDigest()); n != 0 && n != len(geometry) {
@@ -199,7 +199,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 	}
 	if len(req.GetLocalSession()) > 0 {
 		if by.transport == transportMessage {
-			return nil, invalid(errors.New("a loan is asked for over the local socket, or gRPC"))
+			return nil, invalid(errors.New("a loan can be requested only over the local socket or gRPC"))
 		}
 		return s.readLocal(ctx, req.GetLocalSession(), req, load)
 	}
@@ -378,7 +378,7 @@ func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
 	case len(named) > 0:
 		id = rdma.EngineID(named)
 		if by.transport == transportMessage && id != by.peer {
-			return nil, fmt.Errorf("data_engine %v; a reservation by message is its sender's, %v", id, by.peer)
+			return nil, fmt.Errorf("data_engine is %v, but a reservation by message is for its sender, %v", id, by.peer)
 		}
 	case by.transport == transportMessage:
 		id = by.peer

@@ -140,7 +140,7 @@ func (c *calls) enter(from rdma.EngineID) (ok, draining bool) {
 	}
 	c.mu.Unlock()
 	if many {
-		c.expel(from, fmt.Errorf("%d calls under way at once", callsPerPeer))
+		c.expel(from, fmt.Errorf("the peer has %d concurrent calls, the maximum", callsPerPeer))
 	}
 	return ok, draining
 }
@@ -226,7 +226,7 @@ func (c *calls) work(j job) {
 // expel ends the session of a peer that violates the protocol.
 func (c *calls) expel(from rdma.EngineID, why error) {
 	c.service.opts.Metrics.CallsMalformed.Inc()
-	c.service.opts.Logger.Warn("data-plane session ended: its messages are not to be understood", "peer", from.String(), "err", why)
+	c.service.opts.Logger.Warn("data-plane session ended: the peer violates the protocol", "peer", from.String(), "err", why)
 	c.service.data.Disconnect(from)
 }
 
@@ -251,7 +251,7 @@ type answer struct {
 func (a *answer) send(resp proto.Message) {
 	msg, err := appendReply(make([]byte, 0, 256), a.call, resp)
 	if err == nil && len(msg) > int(a.call.ReplyMax) {
-		err = status.Errorf(codes.OutOfRange, "a reply of %d bytes; the caller has room for %d: call over gRPC", len(msg), a.call.ReplyMax)
+		err = status.Errorf(codes.OutOfRange, "the reply has %d bytes and the caller has room for %d; repeat the call over gRPC", len(msg), a.call.ReplyMax)
 		if r, ok := resp.(*pb.ReserveResponse); ok && r.GetReservation() != 0 {
 			// The client never learns of this reservation. If the reservation has expired, Abort
 			// returns an error, which is ignored.
@@ -274,7 +274,7 @@ func (a *answer) post(msg []byte) {
 	c := a.calls
 	err := c.service.data.Send(c.ctx, a.to, msg, func(err error) {
 		if errors.Is(err, rdma.ErrRefused) {
-			c.expel(a.to, fmt.Errorf("it has no room for a reply that it asked for: %w", err))
+			c.expel(a.to, fmt.Errorf("the peer has no receive buffer for the reply: %w", err))
 		}
 	})
 	if err != nil && !errors.Is(err, rdma.ErrNoPeer) && c.ctx.Err() == nil {
@@ -362,14 +362,14 @@ func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, msg
 		return appendFailure(dst, api.Call{ReplyMax: api.LocalFrameMax}, invalid(err))
 	}
 	if call.Method == api.MethodReserve || call.Method == api.MethodCommit {
-		return appendFailure(dst, call, status.Errorf(codes.PermissionDenied, "the local socket takes calls of %v, %v, %v and %v; %v comes over gRPC or the data plane", api.MethodRead, api.MethodMatch, api.MethodExists, api.MethodWrite, call.Method))
+		return appendFailure(dst, call, status.Errorf(codes.PermissionDenied, "the local socket serves only %v, %v, %v and %v; make %v over gRPC or the data plane", api.MethodRead, api.MethodMatch, api.MethodExists, api.MethodWrite, call.Method))
 	}
 	req := call.Method.Request()
 	if err := proto.Unmarshal(request, req); err != nil {
 		return appendFailure(dst, call, invalid(err))
 	}
 	if match, ok := req.(*pb.MatchRequest); ok && match.GetPin() {
-		return appendFailure(dst, call, status.Error(codes.PermissionDenied, "a pin is asked for over gRPC or the data plane"))
+		return appendFailure(dst, call, status.Error(codes.PermissionDenied, "a pin can be requested only over gRPC or the data plane"))
 	}
 	resp, err := s.perform(ctx, caller{transport: transportSocket, session: session}, call, req)
 	if err != nil {
@@ -377,7 +377,7 @@ func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, msg
 	}
 	out, err := appendReply(dst, call, resp)
 	if err == nil && len(out)-len(dst) > int(call.ReplyMax) {
-		err = status.Errorf(codes.OutOfRange, "a reply of %d bytes; the caller has room for %d: call over gRPC", len(out)-len(dst), call.ReplyMax)
+		err = status.Errorf(codes.OutOfRange, "the reply has %d bytes and the caller has room for %d; repeat the call over gRPC", len(out)-len(dst), call.ReplyMax)
 	}
 	if err != nil {
 		return appendFailure(dst, call, err)

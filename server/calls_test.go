@@ -165,7 +165,7 @@ func TestBadMessages(t *testing.T) {
 		"unknown namespace":  {api.MethodMatch, &pb.MatchRequest{Namespace: "x", BlockIds: chain(ns, 1)}, codes.NotFound, "x"},
 		"no pieces":          {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1)}, codes.InvalidArgument, "pieces"},
 		"garbage to go to":   {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Destination: []byte("garbage")}, codes.InvalidArgument, "destination"},
-		"another's memory":   {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Destination: foreign}, codes.InvalidArgument, "goes to its sender"},
+		"another's memory":   {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Destination: foreign}, codes.InvalidArgument, "is written to its sender"},
 		"a loan":             {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, LocalSession: make([]byte, 16)}, codes.InvalidArgument, "local socket"},
 		"another geometry":   {api.MethodReserve, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 1), GeometryDigest: make([]byte, 16)}, codes.FailedPrecondition, "geometry"},
 		"another's window":   {api.MethodReserve, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 1), GeometryDigest: digestOf(ns), DataEngine: make([]byte, 16)}, codes.InvalidArgument, "by message"},

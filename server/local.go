@@ -102,11 +102,11 @@ func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteReques
 	}
 	offered := req.GetReserve().GetPieces()
 	if len(offered) == 0 || len(req.GetSums()) != len(offered) {
-		return nil, invalid(fmt.Errorf("a write of %d pieces with sums for %d", len(offered), len(req.GetSums())))
+		return nil, invalid(fmt.Errorf("the write has %d pieces and sums for %d", len(offered), len(req.GetSums())))
 	}
 	for i, p := range req.GetSums() {
 		if o := offered[i]; p.GetBlock() != o.GetBlock() || p.GetGroup() != o.GetGroup() {
-			return nil, invalid(fmt.Errorf("sums of block %d, group %d for piece %d, which is block %d, group %d", p.GetBlock(), p.GetGroup(), i, o.GetBlock(), o.GetGroup()))
+			return nil, invalid(fmt.Errorf("the sums are for block %d, group %d, but piece %d is block %d, group %d", p.GetBlock(), p.GetGroup(), i, o.GetBlock(), o.GetGroup()))
 		}
 	}
 	r, err := s.reserveRequest(req.GetReserve())
@@ -148,7 +148,7 @@ type staged struct {
 func (w *staged) attach(res *storage.Reservation) error {
 	w.reservation = res
 	if need := w.bytes(); need > int64(len(w.from)) {
-		return fmt.Errorf("%w: pieces of %d bytes in staging memory of %d", storage.ErrRequest, need, len(w.from))
+		return fmt.Errorf("%w: the pieces have %d bytes and the staging memory has %d", storage.ErrRequest, need, len(w.from))
 	}
 	return nil
 }

@@ -182,7 +182,7 @@ func TestLocalWrite(t *testing.T) {
 	for i := range content {
 		content[i] = byte(i/size + 1)
 	}
-	if code, text := e.call(api.MethodWrite, writeOf(ns, 0, 4, content), nil); code != codes.InvalidArgument || !strings.Contains(text, "32768 bytes in staging memory of 0") {
+	if code, text := e.call(api.MethodWrite, writeOf(ns, 0, 4, content), nil); code != codes.InvalidArgument || !strings.Contains(text, "32768 bytes and the staging memory has 0") {
 		t.Errorf("without staging memory: %v %q", code, text)
 	}
 	mem := e.stage()
@@ -198,8 +198,8 @@ func TestLocalWrite(t *testing.T) {
 		text string
 	}{
 		"no request":       {new(pb.WriteRequest), codes.InvalidArgument, "0 pieces"},
-		"no sums":          {edit(func(r *pb.WriteRequest) { r.Sums = nil }), codes.InvalidArgument, "4 pieces with sums for 0"},
-		"others' sums":     {edit(func(r *pb.WriteRequest) { r.Sums[1].Block = 3 }), codes.InvalidArgument, "sums of block 3, group 0 for piece 1"},
+		"no sums":          {edit(func(r *pb.WriteRequest) { r.Sums = nil }), codes.InvalidArgument, "4 pieces and sums for 0"},
+		"others' sums":     {edit(func(r *pb.WriteRequest) { r.Sums[1].Block = 3 }), codes.InvalidArgument, "sums are for block 3, group 0, but piece 1"},
 		"another geometry": {edit(func(r *pb.WriteRequest) { r.Reserve.GeometryDigest[0] ^= 1 }), codes.FailedPrecondition, "geometry"},
 		"no geometry":      {edit(func(r *pb.WriteRequest) { r.Reserve.GeometryDigest = nil }), codes.InvalidArgument, "digest of 0 bytes"},
 		"another epoch":    {edit(func(r *pb.WriteRequest) { r.Reserve.Epoch = 9 }), codes.FailedPrecondition, "epoch 9"},

@@ -28,7 +28,7 @@ import (
 )
 
 var (
-	errCursor = errors.New("cursor is not one that ListBlocks returned")
+	errCursor = errors.New("the cursor was not returned by ListBlocks")
 	errRate   = errors.New("a rate cannot be negative")
 )
 
