@@ -14,8 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// PieceSums are the XXH3-64 of a piece's layers, as its writer computed them
-// from its own memory.
+// PieceSums are the XXH3-64 of a piece's layers, computed by the writer from its own memory.
 type PieceSums struct {
 	PieceRef
 	LayerSums []uint64
@@ -32,7 +31,7 @@ type StoredPiece struct {
 	Err    error
 }
 
-// committing is one piece of a Commit.
+// committing is the state of one piece of a Commit.
 type committing struct {
 	StoredPiece
 	// slot is the content of the slot. It lies in mem, which is the reservation's
@@ -156,11 +155,11 @@ func firstDifference(a, b []uint64) int {
 	return -1
 }
 
-// placementTries is how many times a piece is written, each time to another volume.
+// placementTries bounds the tries to write a piece, each on another volume.
 const placementTries = 3
 
-// errHung: a volume did not complete a write within WriteWait. The device may still
-// read the memory of the write.
+// errHung: a volume did not complete a write within WriteWait. The device may still read the memory
+// of the write.
 var errHung = errors.New("the volume hangs")
 
 // writeSlots reserves slots for the pieces, writes them, with durability sync syncs
@@ -215,8 +214,8 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 	}
 }
 
-// copySlot copies the piece to new memory. The next try must not write the header into
-// the old memory, because the device that hangs may still read it.
+// copySlot copies the piece to new memory. The next try must not write its header into the old
+// memory, because the hanging device may still read that memory.
 func (n *Node) copySlot(ctx context.Context, r *Reservation, c *committing) error {
 	buf, err := n.allocShare(ctx, int64(len(c.slot)))
 	if err != nil {
