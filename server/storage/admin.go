@@ -79,7 +79,7 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 // the namespace, or the node, occupies.
 func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error) {
 	if bytes <= 0 {
-		return Removed{}, fmt.Errorf("%w: evict %d bytes", ErrRequest, bytes)
+		return Removed{}, fmt.Errorf("%w: cannot evict %d bytes; give a positive number", ErrRequest, bytes)
 	}
 	var only kv.NamespaceID
 	stats := n.index.Stats()

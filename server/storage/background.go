@@ -206,8 +206,8 @@ func (n *Node) noteWriteState() {
 		return
 	}
 	if refused {
-		n.opts.Logger.Error("writes are refused; reads go on", "err", err)
+		n.opts.Logger.Error("writes are refused and reads are served", "err", err)
 	} else {
-		n.opts.Logger.Info("writes are taken again")
+		n.opts.Logger.Info("writes are accepted again")
 	}
 }

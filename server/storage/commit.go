@@ -71,7 +71,7 @@ func (n *Node) commit(ctx context.Context, r *Reservation, pieces []PieceSums, c
 	}
 	if closed != nil {
 		if err := closed(ctx); err != nil {
-			return nil, fmt.Errorf("storage: commit: the writes did not land: %w", err)
+			return nil, fmt.Errorf("storage: commit: the bytes of the writer did not arrive: %w", err)
 		}
 	}
 	n.verify(r, all)
@@ -105,7 +105,7 @@ func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
 	for _, p := range pieces {
 		g, ok := grants[p.PieceRef]
 		if !ok {
-			return nil, fmt.Errorf("%w: piece of block %d, group %d was not granted, or is named twice", ErrRequest, p.Block, p.Group)
+			return nil, fmt.Errorf("%w: block %d, group %d was not granted or is in the call twice", ErrRequest, p.Block, p.Group)
 		}
 		delete(grants, p.PieceRef)
 		if want := r.ns.Geometry.Groups[p.Group].Layers; len(p.LayerSums) != want {
@@ -160,7 +160,7 @@ const placementTries = 3
 
 // errHung: a volume did not complete a write within WriteWait. The device may still read the memory
 // of the write.
-var errHung = errors.New("the volume hangs")
+var errHung = errors.New("the volume does not respond")
 
 // writeSlots reserves slots for the pieces, writes them, with durability sync syncs
 // them, and commits the slots. It writes a piece to another volume, if there is one, when
@@ -202,7 +202,7 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 			}
 			if errors.Is(c.Err, errHung) {
 				if err := n.copySlot(ctx, r, c); err != nil {
-					c.refuse("device", fmt.Errorf("%w; and no memory for another try: %w", c.Err, err))
+					c.refuse("device", fmt.Errorf("%w; there is no memory to try another volume: %w", c.Err, err))
 					continue
 				}
 			}

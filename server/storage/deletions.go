@@ -59,7 +59,7 @@ const stoneBytes = kv.BlockIDSize + 1 + 8
 
 func (d *deletedPieces) stones() (out []trie.Deletion, err error) {
 	if len(d.Pieces)%stoneBytes != 0 {
-		return nil, fmt.Errorf("storage: catalogue: %d bytes of deleted pieces of namespace %d; want a multiple of %d", len(d.Pieces), d.Namespace, stoneBytes)
+		return nil, fmt.Errorf("storage: catalogue: the deleted pieces of namespace %[2]d have %[1]d bytes; want a multiple of %[3]d", len(d.Pieces), d.Namespace, stoneBytes)
 	}
 	for b := range slices.Chunk(d.Pieces, stoneBytes) {
 		out = append(out, trie.Deletion{
@@ -269,7 +269,7 @@ func (n *Node) redoDeletions(c catalogue) error {
 			return err
 		}
 		if pieces > 0 {
-			n.opts.Logger.Info("blocks that were deleted before the last stop are dropped from the index", "namespace", ns.Name, "pieces", pieces)
+			n.opts.Logger.Info("dropped blocks from the index that were deleted before the restart", "namespace", ns.Name, "pieces", pieces)
 		}
 	}
 	return nil

@@ -76,7 +76,7 @@ func (n *Node) allocFrom(ctx context.Context, sizeBytes int64, try func(int) (ar
 	case ctx.Err() != nil:
 		return buf, ctx.Err()
 	case errors.Is(err, arena.ErrBusy) || wait.Err() != nil:
-		return buf, fmt.Errorf("%w: %d bytes of memory for transfers did not come free within %v (arena of %d)", ErrBusy, sizeBytes, n.opts.QueueWait, len(n.opts.Arena.Bytes()))
+		return buf, fmt.Errorf("%w: %d bytes of the arena (%[4]d bytes) were not free within %[3]v", ErrBusy, sizeBytes, n.opts.QueueWait, len(n.opts.Arena.Bytes()))
 	}
 	return buf, err
 }

@@ -40,7 +40,7 @@ func (l *lane) enter() error {
 	case l.places <- struct{}{}:
 		return nil
 	default:
-		return fmt.Errorf("%w: %d loads are reading from volume %d", ErrBusy, cap(l.places), l.volume)
+		return fmt.Errorf("%w: %d loads are already reading from volume %d", ErrBusy, cap(l.places), l.volume)
 	}
 }
 
@@ -59,7 +59,7 @@ func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (i
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
-		return 0, fmt.Errorf("%w: reads of volume %d hold their share of %d bytes of memory, and none came free within %v", ErrBusy, l.volume, l.budgetBytes, limit)
+		return 0, fmt.Errorf("%w: the reads of volume %d did not release any of their %d bytes of memory within %v", ErrBusy, l.volume, l.budgetBytes, limit)
 	}
 	return bytes, nil
 }

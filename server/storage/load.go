@@ -330,25 +330,25 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 		return err
 	}
 	if want := ns.Geometry.Digest(); req.Geometry != want && req.Geometry != (kv.GeometryDigest{}) {
-		return fmt.Errorf("%w: geometry %v; namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
+		return fmt.Errorf("%w: the geometry is %v, but namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
 	}
 	if groups := ns.Geometry.Groups; req.Suffix && (ns.Index == kv.IndexFlat || len(groups) > 1 || groups[0].Kind != kv.Full || req.Alone) {
-		return fmt.Errorf("%w: the end of a chain in namespace %q, which is not a tree of one full group, or of a mixed match", ErrRequest, ns.Name)
+		return fmt.Errorf("%w: a chain without its beginning (suffix) in namespace %q; this needs a tree of one full group, and no mixed match", ErrRequest, ns.Name)
 	}
 	var bytes, largest int64
 	for _, p := range req.Pieces {
 		if p.Block < 0 || p.Block >= len(req.IDs) || p.Group < 0 || p.Group >= len(ns.Geometry.Groups) {
-			return fmt.Errorf("%w: piece of block %d, group %d; the chain has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
+			return fmt.Errorf("%w: block %d, group %d does not exist: the chain has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
 		}
 		layers := ns.Geometry.Groups[p.Group].Layers
 		if req.FirstLayer < 0 || req.Layers < 0 || req.FirstLayer >= layers || req.Layers > layers-req.FirstLayer {
-			return fmt.Errorf("%w: layers %d to %d of group %d, which has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, layers)
+			return fmt.Errorf("%w: layers %d to %d of group %d do not exist: it has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, layers)
 		}
 		bytes += ns.Geometry.PieceBytes(p.Group)
 		largest = max(largest, ns.Geometry.PieceBytes(p.Group))
 	}
 	if bytes > n.opts.LoadBytesMax {
-		return fmt.Errorf("%w: %d bytes in one read; at most %d", ErrRequest, bytes, n.opts.LoadBytesMax)
+		return fmt.Errorf("%w: one read of %d bytes; the limit is %d (limits.read_bytes)", ErrRequest, bytes, n.opts.LoadBytesMax)
 	}
 	if req.Keep {
 		// There must be room for the first unit. Pieces after that without room are Busy one by
@@ -361,9 +361,9 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 func (n *Node) checkChain(ids []kv.BlockID) error {
 	switch {
 	case len(ids) == 0:
-		return fmt.Errorf("%w: a chain of no blocks", ErrRequest)
+		return fmt.Errorf("%w: the chain is empty", ErrRequest)
 	case len(ids) > n.opts.ChainBlocksMax:
-		return fmt.Errorf("%w: a chain of %d blocks; at most %d", ErrRequest, len(ids), n.opts.ChainBlocksMax)
+		return fmt.Errorf("%w: a chain of %d blocks; the limit is %d (limits.chain_blocks)", ErrRequest, len(ids), n.opts.ChainBlocksMax)
 	}
 	return nil
 }
@@ -477,7 +477,7 @@ func (l *load) run(ctx context.Context, units []unit) {
 		l.lanes.left[u.volume]++
 	}
 	if len(units) == 1 {
-		l.bring(ctx, units[0])
+		l.loadAndDeliver(ctx, units[0])
 		return
 	}
 	depth := loadDepth
@@ -490,14 +490,14 @@ func (l *load) run(ctx context.Context, units []unit) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			l.bring(ctx, u)
+			l.loadAndDeliver(ctx, u)
 		})
 	}
 	wg.Wait()
 }
 
-// bring loads a unit and hands its parts over.
-func (l *load) bring(ctx context.Context, u unit) {
+// loadAndDeliver loads a unit and delivers its parts.
+func (l *load) loadAndDeliver(ctx context.Context, u unit) {
 	parts := l.loadUnit(ctx, u)
 	if len(parts) > 0 {
 		l.deliver(ctx, parts)

@@ -37,10 +37,10 @@ func (n *Node) Match(req MatchRequest) (kv.Namespace, MatchResult, error) {
 		return ns, MatchResult{}, err
 	}
 	if req.TTL < 0 {
-		return ns, MatchResult{}, fmt.Errorf("%w: lease of %v", ErrRequest, req.TTL)
+		return ns, MatchResult{}, fmt.Errorf("%w: a lease of %v; give a positive time", ErrRequest, req.TTL)
 	}
 	if req.Epoch != 0 && req.Oldest > req.Epoch {
-		return ns, MatchResult{}, fmt.Errorf("%w: epochs from %d to %d; the oldest is later than the newest", ErrRequest, req.Oldest, req.Epoch)
+		return ns, MatchResult{}, fmt.Errorf("%w: the oldest epoch %d is later than the newest, %d", ErrRequest, req.Oldest, req.Epoch)
 	}
 	opts := trie.MatchOptions{
 		Epoch: req.Epoch, Oldest: req.Oldest, Mix: req.Mix, Lease: req.TTL > 0 || req.Pin, TTL: n.LeaseTTL(req.TTL),
@@ -89,7 +89,7 @@ func (n *Node) LeaseTTL(ttl time.Duration) time.Duration { return min(ttl, n.opt
 // Renew makes a lease end ttl from now, at most LeaseTTLMax.
 func (n *Node) Renew(id trie.LeaseID, ttl time.Duration) error {
 	if ttl <= 0 {
-		return fmt.Errorf("%w: lease of %v", ErrRequest, ttl)
+		return fmt.Errorf("%w: a lease of %v; give a positive time", ErrRequest, ttl)
 	}
 	return n.index.Renew(id, n.LeaseTTL(ttl), n.opts.Now())
 }

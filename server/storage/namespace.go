@@ -41,7 +41,7 @@ func decodeCatalogue(blob []byte) (catalogue, error) {
 		return catalogue{}, fmt.Errorf("storage: catalogue: %w", err)
 	}
 	if c.Version < 1 || c.Version > catalogueVersion {
-		return catalogue{}, fmt.Errorf("storage: catalogue of version %d; this binary knows versions up to %d", c.Version, catalogueVersion)
+		return catalogue{}, fmt.Errorf("storage: the catalogue has version %d; this binary supports versions up to %d", c.Version, catalogueVersion)
 	}
 	if c.Version < 3 {
 		for i := range c.Deleted {
@@ -121,7 +121,7 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	}
 	namespaces := n.index.Namespaces()
 	if len(namespaces) == 0 && len(c.Namespaces) > 0 {
-		n.opts.Logger.Warn("the volumes know namespaces and the index does not: it was lost or is new; run `penstock store rebuild-index` before serving if the cache should survive", "namespaces", len(c.Namespaces))
+		n.opts.Logger.Warn("the volumes have namespaces that the index lacks, because the index was lost or is new; to keep the cache, run `penstock store rebuild-index` before serving", "namespaces", len(c.Namespaces))
 	}
 	return n.writeCatalogue(ctx, namespaces)
 }
@@ -152,7 +152,7 @@ func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	def.Epoch, def.Older, def.Keep = max(1, def.Epoch), nil, 0
 	if def.Epoch > kv.MaxEpoch {
-		return kv.Namespace{}, fmt.Errorf("%w: namespace %q: epoch %d; at most %d, so that bumps can follow", ErrRequest, def.Name, def.Epoch, kv.MaxEpoch)
+		return kv.Namespace{}, fmt.Errorf("%w: namespace %q: epoch %d; the maximum is %d, so that bumps can follow", ErrRequest, def.Name, def.Epoch, kv.MaxEpoch)
 	}
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("%w: %w", ErrRequest, err)
@@ -162,7 +162,7 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 			return kv.Namespace{}, fmt.Errorf("%w: namespace %q, group %d: %w", ErrRequest, def.Name, i, err)
 		}
 		if piece := def.Geometry.PieceBytes(i); piece > min(n.opts.LoadBytesMax, n.opts.WriteBytesMax) {
-			return kv.Namespace{}, fmt.Errorf("%w: namespace %q: a block of %d bytes is more than one call may move (%d); raise limits.read_bytes and limits.write_bytes", ErrRequest, def.Name, piece, min(n.opts.LoadBytesMax, n.opts.WriteBytesMax))
+			return kv.Namespace{}, fmt.Errorf("%w: namespace %q: a block has %d bytes, and one call may move %d; raise limits.read_bytes and limits.write_bytes", ErrRequest, def.Name, piece, min(n.opts.LoadBytesMax, n.opts.WriteBytesMax))
 		}
 	}
 	if err := n.checkQuota(def, def.QuotaBytes); err != nil {
@@ -196,7 +196,7 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 // checkQuota refuses a quota that has no room for one block of the namespace.
 func (n *Node) checkQuota(ns kv.Namespace, quotaBytes int64) error {
 	if quotaBytes < 0 {
-		return fmt.Errorf("%w: namespace %q: a quota of %d bytes; want 0 for none, or more", ErrRequest, ns.Name, quotaBytes)
+		return fmt.Errorf("%w: namespace %q: a quota of %d bytes; give 0 for no quota, or a positive number", ErrRequest, ns.Name, quotaBytes)
 	}
 	var block int64
 	for i, g := range ns.Geometry.Groups {
@@ -207,7 +207,7 @@ func (n *Node) checkQuota(ns kv.Namespace, quotaBytes int64) error {
 		block += layout.SlotBytes()
 	}
 	if quotaBytes != 0 && quotaBytes < block {
-		return fmt.Errorf("%w: namespace %q: a quota of %d bytes has room for no block, which takes %d on storage", ErrRequest, ns.Name, quotaBytes, block)
+		return fmt.Errorf("%w: namespace %q: a quota of %d bytes is too small for one block, which takes %d on storage", ErrRequest, ns.Name, quotaBytes, block)
 	}
 	return nil
 }
@@ -276,11 +276,11 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int
 	switch {
 	case err == nil:
 	case keep < 0 || keep > kv.MaxLive:
-		return Bumped{}, fmt.Errorf("%w: keep %d epochs of namespace %q live; want 1 to %d", ErrRequest, keep, name, kv.MaxLive)
+		return Bumped{}, fmt.Errorf("%w: cannot keep %d epochs of namespace %q live; give 1 to %d", ErrRequest, keep, name, kv.MaxLive)
 	case to > kv.MaxEpoch:
-		return Bumped{}, fmt.Errorf("%w: epoch %d of namespace %q is above %d, the highest that may be named, so that bumps can follow: %w", ErrRequest, to, name, kv.MaxEpoch, trie.ErrEpoch)
+		return Bumped{}, fmt.Errorf("%w: epoch %d of namespace %q is above the maximum %d, which leaves room for bumps: %w", ErrRequest, to, name, kv.MaxEpoch, trie.ErrEpoch)
 	case errors.Is(err, trie.ErrEpoch):
-		return Bumped{}, fmt.Errorf("%w: namespace %q is at epoch %d; it cannot go to %d: %w", ErrRequest, name, ns.Epoch, to, trie.ErrEpoch)
+		return Bumped{}, fmt.Errorf("%w: namespace %q is at epoch %d and cannot be bumped to %d: %w", ErrRequest, name, ns.Epoch, to, trie.ErrEpoch)
 	default:
 		return Bumped{}, err
 	}
@@ -306,7 +306,7 @@ func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, for
 	switch {
 	case err == nil:
 	case epoch == ns.Epoch:
-		return Removed{}, fmt.Errorf("%w: epoch %d is the newest of namespace %q; a bump retires it: penstock ns bump-epoch %s", ErrRequest, epoch, name, name)
+		return Removed{}, fmt.Errorf("%w: epoch %d is the newest of namespace %q; to retire it, bump the namespace: penstock ns bump-epoch %s", ErrRequest, epoch, name, name)
 	case errors.Is(err, trie.ErrEpoch):
 		return Removed{}, fmt.Errorf("%w: epoch %d of namespace %q is not live; live are %d: %w", ErrRequest, epoch, name, ns.Live(), trie.ErrEpoch)
 	case errors.Is(err, trie.ErrPinned):
@@ -356,7 +356,7 @@ func (n *Node) settleEpochs(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("storage: retire epochs of namespace %q: %w", want.Name, err)
 		}
-		n.opts.Logger.Info("epochs are retired, since their pins have ended", "namespace", want.Name, "epochs", retired)
+		n.opts.Logger.Info("epochs were retired because their pins ended", "namespace", want.Name, "epochs", retired)
 	}
 	return nil
 }
@@ -367,7 +367,7 @@ func (n *Node) settleEpochs(ctx context.Context) error {
 // returned epoch is live. Errors: ErrRequest, ErrBusy, trie.ErrNamespaceUnknown.
 func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (trie.LeaseID, kv.Epoch, error) {
 	if ttl <= 0 {
-		return 0, 0, fmt.Errorf("%w: a pin of epoch %d for %v; want a positive time", ErrRequest, epoch, ttl)
+		return 0, 0, fmt.Errorf("%w: a pin of epoch %d for %v; give a positive time", ErrRequest, epoch, ttl)
 	}
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()

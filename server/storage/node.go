@@ -138,7 +138,7 @@ func (n *Node) recover(ctx context.Context) error {
 		}
 		err := n.store.Adopt(ref, g.PieceBytes(place.Group), g.Groups[place.Group].Layers)
 		if err != nil {
-			n.opts.Logger.Debug("index entry without its slot", "ref", ref, "err", err)
+			n.opts.Logger.Debug("the slot of an index entry does not hold its piece", "ref", ref, "err", err)
 			rejected = append(rejected, ref)
 		}
 	}
@@ -146,14 +146,14 @@ func (n *Node) recover(ctx context.Context) error {
 		return err
 	}
 	if len(rejected) > 0 {
-		n.opts.Logger.Warn("index entries without their slots are dropped", "entries", len(rejected))
+		n.opts.Logger.Warn("dropped index entries whose slots do not hold their pieces", "entries", len(rejected))
 		if err := n.dropAll(ctx, rejected, trie.Dropped); err != nil {
 			return err
 		}
 	}
 	// If the configured capacity was reduced, the node enforces it from the start (bounded).
 	if surplus := n.store.Surplus(); len(surplus) > 0 {
-		n.opts.Logger.Warn("the capacity is smaller than what is stored: blocks are dropped", "slots", len(surplus), "capacity_bytes", n.store.Stats().CapacityBytes)
+		n.opts.Logger.Warn("dropped blocks because the capacity is smaller than the stored bytes", "slots", len(surplus), "capacity_bytes", n.store.Stats().CapacityBytes)
 		if err := n.dropAll(ctx, surplus, trie.Chosen); err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func (n *Node) recover(ctx context.Context) error {
 		Took:     n.opts.Now().Sub(start) + stats.Load.Took,
 	}
 	if missing := n.store.MissingVolumes(); len(missing) > 0 {
-		n.opts.Logger.Error("volumes are missing: what they hold is a miss until they are back and the node is restarted", "volumes", missing, "hidden_blocks", n.recovered.Hidden)
+		n.opts.Logger.Error("volumes are missing: their blocks are misses until the node is restarted with these volumes", "volumes", missing, "hidden_blocks", n.recovered.Hidden)
 	}
 	m := n.opts.Metrics
 	m.RecoveredBlocks.Set(float64(n.recovered.Blocks))
@@ -249,7 +249,7 @@ func (n *Node) Close(ctx context.Context) error {
 		n.loops.Wait()
 		n.abortAll()
 		if err := n.reads.close(ctx); err != nil {
-			n.closeErr = fmt.Errorf("storage: close: loads still running: %w", err)
+			n.closeErr = fmt.Errorf("storage: close: loads are still running: %w", err)
 			return
 		}
 		n.hot.drop(-1, func(arena.Buffer) bool { return true })

@@ -141,9 +141,9 @@ func (o *Options) Validate() error {
 	case o.SyncEvery <= 0 || o.LeaseTTLMax <= 0 || o.ReservationTTL <= 0 || o.QueueWait <= 0 || o.ReadWait <= 0 || o.WriteWait <= 0:
 		return errors.New("storage: SyncEvery, LeaseTTLMax, ReservationTTL, QueueWait, ReadWait and WriteWait must be positive")
 	case o.LoanBytesMax < 0 || o.LoanBytesMax > int64(len(o.Arena.Bytes())):
-		return fmt.Errorf("storage: loans of %d bytes at most, in an arena of %d", o.LoanBytesMax, len(o.Arena.Bytes()))
+		return fmt.Errorf("storage: LoanBytesMax is %d bytes; give 0 to the arena's size, %d", o.LoanBytesMax, len(o.Arena.Bytes()))
 	case o.ScrubBytesPerSecond < 0:
-		return fmt.Errorf("storage: scrub rate of %d bytes per second", o.ScrubBytesPerSecond)
+		return fmt.Errorf("storage: ScrubBytesPerSecond is %d; give 0 or more", o.ScrubBytesPerSecond)
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func IndexLost(store *blockstore.Store, index *trie.Trie) (bool, error) {
 }
 
 // errUncertain: the index is lost, and too few volumes can be read to determine the newest epochs.
-var errUncertain = errors.New("storage: the index is lost, and so many volumes cannot be read that a later epoch may be known to those alone; bring them back, or begin with empty directories")
+var errUncertain = errors.New("storage: the index is lost, and too few volumes can be read to determine the newest epochs; make the missing volumes available, or start with empty directories")
 
 // RebuildOptions are the options of Rebuild.
 type RebuildOptions struct {
@@ -166,7 +166,7 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 		return RebuildReport{}, err
 	}
 	if !opts.Store.CatalogueCertain() {
-		opts.Logger.Warn("too few volumes are there to know the newest catalogue: the namespaces are restored without their blocks, some of which may have been deleted")
+		opts.Logger.Warn("too few volumes can be read to determine the newest catalogue: the namespaces are restored without their blocks, because some of the blocks may have been deleted")
 		for _, def := range c.Namespaces {
 			deleted.raiseFloor(def.ID, opts.Store.NewestGeneration())
 		}

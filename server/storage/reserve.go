@@ -131,13 +131,13 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	var payload int64
 	for i, p := range req.Pieces {
 		if p.Block < 0 || p.Block >= len(req.IDs) || p.Group < 0 || p.Group >= len(ns.Geometry.Groups) {
-			return nil, fmt.Errorf("%w: piece of block %d, group %d; the call has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
+			return nil, fmt.Errorf("%w: block %d, group %d does not exist: the call has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
 		}
 		entries[i] = r.entry(p)
 		payload += ns.Geometry.PieceBytes(p.Group)
 	}
 	if payload > n.opts.WriteBytesMax {
-		return nil, fmt.Errorf("%w: %d bytes in one write; at most %d", ErrRequest, payload, n.opts.WriteBytesMax)
+		return nil, fmt.Errorf("%w: one write of %d bytes; the limit is %d (limits.write_bytes)", ErrRequest, payload, n.opts.WriteBytesMax)
 	}
 	statuses, err := n.wanted(ctx, r, entries)
 	if err != nil {
@@ -192,13 +192,13 @@ func (n *Node) admitWrite(ns kv.Namespace, req ReserveRequest) error {
 		return err
 	}
 	if want := ns.Geometry.Digest(); req.Geometry != want {
-		return fmt.Errorf("%w: geometry %v; namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
+		return fmt.Errorf("%w: the geometry is %v, but namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
 	}
 	if req.Epoch > ns.Epoch {
-		return fmt.Errorf("%w: epoch %d; namespace %q is at %d: bump its epoch first", ErrMismatch, req.Epoch, ns.Name, ns.Epoch)
+		return fmt.Errorf("%w: the epoch is %d, but namespace %q is at %d; bump its epoch first", ErrMismatch, req.Epoch, ns.Name, ns.Epoch)
 	}
 	if ns.Index == kv.IndexFlat && !req.Parent.IsZero() {
-		return fmt.Errorf("%w: a parent in the flat namespace %q", ErrRequest, ns.Name)
+		return fmt.Errorf("%w: a parent is given, but namespace %q is flat", ErrRequest, ns.Name)
 	}
 	return nil
 }
@@ -218,7 +218,7 @@ func (r *Reservation) entry(p PieceRef) trie.Entry {
 // open allocates the memory and adds the reservation to the table.
 func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach func(*Reservation) error) error {
 	if !n.writeBytes.TryAcquire(sizeBytes) {
-		return fmt.Errorf("%w: writers hold half of the arena", ErrBusy)
+		return fmt.Errorf("%w: writers already use their half of the arena", ErrBusy)
 	}
 	buf, err := n.allocShare(ctx, sizeBytes)
 	if err != nil {
@@ -255,7 +255,7 @@ func (n *Node) enter(r *Reservation) error {
 		return ErrDraining
 	}
 	if len(n.reservations) >= n.opts.ReservationsMax {
-		return fmt.Errorf("%w: %d reservations are open", ErrBusy, len(n.reservations))
+		return fmt.Errorf("%w: %d reservations are already open", ErrBusy, len(n.reservations))
 	}
 	n.reservations[r.ID] = r
 	return nil

@@ -70,7 +70,7 @@ func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int6
 	}
 	if r.waiting.Add(1) > roomWaiters {
 		r.waiting.Add(-1)
-		return fmt.Errorf("%w: %d writers wait for room", ErrBusy, roomWaiters)
+		return fmt.Errorf("%w: %d writers already wait for room", ErrBusy, roomWaiters)
 	}
 	defer r.waiting.Add(-1)
 	limit, cancel := context.WithTimeout(ctx, r.node.opts.QueueWait)
@@ -79,7 +79,7 @@ func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int6
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return fmt.Errorf("%w: other writers have been making room for %v", ErrBusy, r.node.opts.QueueWait)
+		return fmt.Errorf("%w: waited %v for the evictions of other writers", ErrBusy, r.node.opts.QueueWait)
 	}
 	return nil
 }
@@ -309,7 +309,7 @@ func (n *Node) reclaimAll(ctx context.Context) error {
 // dropCorrupt makes a broken piece and its descendants unmatchable.
 func (n *Node) dropCorrupt(ref kv.Ref, where string, cause error) {
 	n.opts.Metrics.CorruptBlocks.WithLabelValues(where).Inc()
-	n.opts.Logger.Error("corrupt block dropped", "ref", ref, "noticed", where, "err", cause)
+	n.opts.Logger.Error("corrupt block dropped", "ref", ref, "operation", where, "err", cause)
 	n.dropPiece(ref)
 }
 
@@ -330,7 +330,7 @@ func (n *Node) dropPiece(ref kv.Ref) {
 // the next write stores it in another slot.
 func (n *Node) dropUnreadable(ref kv.Ref, where string, cause error) {
 	n.opts.Metrics.UnreadableBlocks.WithLabelValues(where).Inc()
-	n.opts.Logger.Error("unreadable block dropped", "ref", ref, "noticed", where, "err", cause)
+	n.opts.Logger.Error("unreadable block dropped", "ref", ref, "operation", where, "err", cause)
 	n.dropStale(ref)
 }
 
