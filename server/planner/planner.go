@@ -235,17 +235,17 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	}
 	switch a.Kind {
 	case dualpath.Prefilled:
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_PREFILLED})
+		s.updateLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_PREFILLED})
 		return
 	case dualpath.Done:
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_FINISHED})
+		s.updateLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_FINISHED})
 		s.forgetLocked(j)
 		return
 	}
 	s.decidedLocked(j, a)
 	switch a.Kind {
 	case dualpath.Reject:
-		s.tellLocked(j, &pb.RequestUpdate{
+		s.updateLocked(j, &pb.RequestUpdate{
 			Kind: pb.RequestUpdate_KIND_REJECTED, Reason: reasonOf(a), Refusal: refusalOf(a.Why), RetryAfterMilliseconds: retryAfterOf(a),
 		})
 		s.forgetLocked(j)
@@ -254,7 +254,7 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 		s.startLocked(j, a)
 		return
 	case dualpath.Replan:
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REPLANNED, Reason: a.Why.String()})
+		s.updateLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REPLANNED, Reason: a.Why.String()})
 		return
 	}
 	m := &pb.LeaderAction{
@@ -328,7 +328,7 @@ func (s *Service) startLocked(j *job, a *dualpath.Action) {
 			PeerEngine: side.peer, PeerAddress: s.at[side.peerEngine].address,
 		})
 	}
-	s.tellLocked(j, &pb.RequestUpdate{
+	s.updateLocked(j, &pb.RequestUpdate{
 		Kind: pb.RequestUpdate_KIND_STARTED, PrefillEngine: pe, DecodeEngine: de, Parts: parts, Attempt: a.Seq, Epoch: a.Epoch,
 	})
 }
@@ -348,8 +348,8 @@ func (s *Service) sendLocked(g dualpath.GroupID, m *pb.LeaderAction) {
 	}
 }
 
-// tellLocked queues an update for the gateway, if there is one.
-func (s *Service) tellLocked(j *job, u *pb.RequestUpdate) {
+// updateLocked queues an update for the gateway, if there is one.
+func (s *Service) updateLocked(j *job, u *pb.RequestUpdate) {
 	if j.updates == nil {
 		return
 	}

@@ -491,8 +491,8 @@ func TestSlow(t *testing.T) {
 	j := s.jobLocked(&pb.SubmitRequest{Id: "x"})
 	lost := make(chan struct{})
 	j.updates, j.lost = make(chan *pb.RequestUpdate, 1), lost
-	s.tellLocked(j, &pb.RequestUpdate{})
-	s.tellLocked(j, &pb.RequestUpdate{})
+	s.updateLocked(j, &pb.RequestUpdate{})
+	s.updateLocked(j, &pb.RequestUpdate{})
 	select {
 	case <-lost:
 	default:
