@@ -44,7 +44,7 @@ type calls struct {
 
 // call is one call under way. The goroutine that removes it from calls.pending finishes it.
 type call struct {
-	road *road
+	transport *transport
 	// imm is the immediate of the node's writes for this call. It is used only if the reply
 	// announces immediates.
 	imm uint32
@@ -67,8 +67,8 @@ func (c *call) finish(err error) {
 	c.done <- struct{}{}
 }
 
-// road is the message transport to one node. It lasts as long as the data-plane session.
-type road struct {
+// transport is the message transport to one node. It lasts as long as the data-plane session.
+type transport struct {
 	calls *calls
 	peer  rdma.EngineID
 	// callBytes is the longest call that the node takes; 0 means that it takes none.
@@ -79,9 +79,9 @@ type road struct {
 	watch *rdma.Expectation
 }
 
-// errNoRoad reports that a call was not made as a message and had no effect, so it can go over
+// errNoTransport: the call was not made as a message and had no effect. It can go over
 // gRPC. The error never leaves the package.
-var errNoRoad = errors.New("not by message")
+var errNoTransport = errors.New("not by message")
 
 func (c *calls) init(s *Store) {
 	c.store, c.slots, c.pending = s, make(chan struct{}, callsMax), make(map[uint64]*call)
@@ -98,10 +98,10 @@ func (c *calls) listen() {
 	}
 }
 
-// openRoad returns the message transport to a node and watches the data-plane session. version and
+// openTransport returns the message transport to a node and watches the data-plane session. version and
 // bytes are the call version and the longest call that the node returned from Describe.
-func (c *calls) openRoad(peer rdma.EngineID, version, bytes uint32) (*road, error) {
-	r := &road{calls: c, peer: peer}
+func (c *calls) openTransport(peer rdma.EngineID, version, bytes uint32) (*transport, error) {
+	r := &transport{calls: c, peer: peer}
 	if version == api.CallVersion {
 		r.callBytes = int(bytes)
 	}
@@ -115,19 +115,19 @@ func (c *calls) openRoad(peer rdma.EngineID, version, bytes uint32) (*road, erro
 }
 
 // close ends the transport. The data-plane session may continue.
-func (r *road) close() {
+func (r *transport) close() {
 	r.watch.Cancel()
 	r.end()
 }
 
 // end fails the calls under way, because their replies will not come or are not wanted any more.
-func (r *road) end() {
+func (r *transport) end() {
 	r.gone.Store(true)
 	c := r.calls
 	var ended []*call
 	c.mu.Lock()
 	for id, x := range c.pending {
-		if x.road == r {
+		if x.transport == r {
 			delete(c.pending, id)
 			ended = append(ended, x)
 		}
@@ -144,7 +144,7 @@ func (c *calls) take(id uint64, from rdma.EngineID) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	x := c.pending[id]
-	if x == nil || x.road.peer != from {
+	if x == nil || x.transport.peer != from {
 		return nil
 	}
 	delete(c.pending, id)
@@ -181,7 +181,7 @@ func (c *calls) receive(from rdma.EngineID, msg []byte) {
 // awaitImmediates finishes x when the reply's immediates have arrived, and so the bytes are in
 // place. The caller wakes once, for reply and bytes together.
 func (c *calls) awaitImmediates(x *call) {
-	expect, err := c.store.opts.Engine.ExpectImm(rdma.Expect{Imm: x.imm, Count: x.reply.Immediates, From: []rdma.EngineID{x.road.peer}, Done: func(err error) { c.landed(x, err) }})
+	expect, err := c.store.opts.Engine.ExpectImm(rdma.Expect{Imm: x.imm, Count: x.reply.Immediates, From: []rdma.EngineID{x.transport.peer}, Done: func(err error) { c.landed(x, err) }})
 	if err != nil {
 		x.finish(err)
 		return
@@ -236,20 +236,20 @@ func replyMax(pieces, sums int) int {
 }
 
 // do makes a call as a message. It returns the body of the reply when the reply and its immediates
-// imm have arrived. replyMax is the largest size that the reply may have. Errors: errNoRoad, a gRPC
+// imm have arrived. replyMax is the largest size that the reply may have. Errors: errNoTransport, a gRPC
 // status, the error of ctx, errors of package rdma.
-func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint32, replyMax int) (_ []byte, err error) {
+func (r *transport) do(ctx context.Context, m api.Method, req proto.Message, imm uint32, replyMax int) (_ []byte, err error) {
 	c := r.calls
 	size := api.CallHeaderBytes + proto.Size(req)
 	if !c.on || size > r.callBytes || replyMax > replyBytes || r.gone.Load() {
-		return nil, errNoRoad
+		return nil, errNoTransport
 	}
 	select {
 	case c.slots <- struct{}{}:
 	default:
-		return nil, errNoRoad
+		return nil, errNoTransport
 	}
-	ctx, span := startSpan(ctx, roadMessage, m)
+	ctx, span := startSpan(ctx, transportMessage, m)
 	defer func() { endSpan(span, err) }()
 	head := newCall(ctx, m, c.ids.Add(1), replyBytes, span)
 	msg, err := head.Append(make([]byte, 0, size), req)
@@ -257,14 +257,14 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 		<-c.slots
 		return nil, err
 	}
-	x := &call{road: r, imm: imm, done: make(chan struct{}, 1)}
+	x := &call{transport: r, imm: imm, done: make(chan struct{}, 1)}
 	c.mu.Lock()
 	if r.gone.Load() {
 		// end removes the calls from pending under this lock. A call entered after end has run
 		// would never be finished.
 		c.mu.Unlock()
 		<-c.slots
-		return nil, errNoRoad
+		return nil, errNoTransport
 	}
 	c.pending[head.ID] = x
 	c.mu.Unlock()
@@ -277,7 +277,7 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 		}
 		switch {
 		case errors.Is(err, rdma.ErrRange): // the message is longer than the engine can send
-			err = errNoRoad
+			err = errNoTransport
 		case errors.Is(err, rdma.ErrNoPeer):
 			err = status.Error(codes.Unavailable, err.Error())
 		}
@@ -293,7 +293,7 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 	case x.err != nil:
 		return nil, x.err
 	case codes.Code(x.reply.Code) == codes.OutOfRange && (m == api.MethodRead || m == api.MethodMatch || m == api.MethodExists):
-		return nil, errNoRoad
+		return nil, errNoTransport
 	}
 	c.store.stats.messages.Add(1)
 	if x.reply.Code != 0 {
@@ -303,7 +303,7 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 }
 
 // sent ends a call whose message was not delivered.
-func (c *calls) sent(id uint64, r *road, err error) {
+func (c *calls) sent(id uint64, r *transport, err error) {
 	if err == nil {
 		return
 	}
@@ -313,7 +313,7 @@ func (c *calls) sent(id uint64, r *road, err error) {
 	}
 	<-c.slots
 	if errors.Is(err, rdma.ErrRefused) {
-		x.finish(errNoRoad)
+		x.finish(errNoTransport)
 		return
 	}
 	x.finish(status.Error(codes.Unavailable, err.Error()))
@@ -333,18 +333,18 @@ func newCall(ctx context.Context, m api.Method, id uint64, replyMax uint32, span
 
 // The values of a span's transport attribute for calls that do not go over gRPC.
 const (
-	roadMessage = "message"
-	roadSocket  = "socket"
+	transportMessage = "message"
+	transportSocket  = "socket"
 )
 
 // startSpan begins the span of a call that does not go over gRPC.
-func startSpan(ctx context.Context, road string, m api.Method) (context.Context, trace.Span) {
+func startSpan(ctx context.Context, transport string, m api.Method) (context.Context, trace.Span) {
 	return otel.Tracer("github.com/penstock-kv/penstock/client").Start(ctx, "penstock.v1.Cache/"+m.String(),
-		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attribute.String("penstock.road", road)))
+		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attribute.String("penstock.transport", transport)))
 }
 
 func endSpan(span trace.Span, err error) {
-	if err != nil && !errors.Is(err, errNoRoad) {
+	if err != nil && !errors.Is(err, errNoTransport) {
 		span.RecordError(err)
 	}
 	span.End()
@@ -359,8 +359,8 @@ type message[T any] interface {
 // ask makes a call by message, or over gRPC if the message transport is not open or is full.
 // byMessage reports which: if true, the immediates of a read have been counted.
 func ask[T any, R message[T]](ctx context.Context, sess *session, m api.Method, req proto.Message, imm uint32, replyMax int, overGRPC func() (R, error)) (_ R, byMessage bool, _ error) {
-	body, err := sess.road.do(ctx, m, req, imm, replyMax)
-	if errors.Is(err, errNoRoad) {
+	body, err := sess.transport.do(ctx, m, req, imm, replyMax)
+	if errors.Is(err, errNoTransport) {
 		resp, err := overGRPC()
 		return resp, false, err
 	}

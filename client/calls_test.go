@@ -207,10 +207,10 @@ func TestClientSpans(t *testing.T) {
 			spans[fmt.Sprintf("%s %v by %s", s.Name(), s.SpanKind(), s.Attributes()[0].Value.AsString())] = s
 		}
 	}
-	for _, road := range []string{"message", "socket"} {
-		asked, answered := spans["penstock.v1.Cache/Read client by "+road], spans["penstock.v1.Cache/Read server by "+road]
+	for _, transport := range []string{"message", "socket"} {
+		asked, answered := spans["penstock.v1.Cache/Read client by "+transport], spans["penstock.v1.Cache/Read server by "+transport]
 		if asked == nil || answered == nil || asked.Parent().SpanID() != root.SpanContext().SpanID() || answered.Parent().SpanID() != asked.SpanContext().SpanID() {
-			t.Errorf("by %s: %v, of the node %v", road, asked, answered)
+			t.Errorf("by %s: %v, of the node %v", transport, asked, answered)
 		}
 	}
 }

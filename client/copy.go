@@ -367,7 +367,7 @@ func (c *localConn) Read(p []byte) (int, error) {
 // call makes a call, and returns the owed loan with it. If ctx ends, the connection ends too.
 // Errors: errLinkLost, a gRPC status, the error of ctx.
 func (c *localConn) call(ctx context.Context, m api.Method, req, resp proto.Message, up func() bool) (err error) {
-	ctx, span := startSpan(ctx, roadSocket, m)
+	ctx, span := startSpan(ctx, transportSocket, m)
 	defer func() { endSpan(span, err) }()
 	var frames []byte
 	if c.owed != 0 {

@@ -55,12 +55,12 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 	if opts.BearerToken != "" && opts.TLS == nil && !opts.Insecure && !isLocal(target) {
 		return nil, fmt.Errorf("client: dial %s: a bearer token would go over the network in plaintext; configure TLS, or set Insecure (--insecure) if the network is trusted", target)
 	}
-	transport := insecure.NewCredentials()
+	creds := insecure.NewCredentials()
 	if opts.TLS != nil {
-		transport = credentials.NewTLS(opts.TLS)
+		creds = credentials.NewTLS(opts.TLS)
 	}
 	dialOptions := []grpc.DialOption{
-		grpc.WithTransportCredentials(transport),
+		grpc.WithTransportCredentials(creds),
 		grpc.WithNoProxy(),
 		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
 		// The windows are fixed, because gRPC would otherwise estimate the path's bandwidth with a

@@ -166,7 +166,7 @@ type stubEngine struct{ rdma.Engine }
 func (s *Store) live(limits session) {
 	for _, n := range s.nodes {
 		sess := limits
-		sess.road = &road{}
+		sess.transport = &transport{}
 		n.session = &sess
 	}
 }

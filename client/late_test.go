@@ -55,7 +55,7 @@ func TestPromisedBytesDoNotCome(t *testing.T) {
 			s.opts.Engine = e
 			s.calls.init(s)
 			s.calls.on = true
-			r, err := s.calls.openRoad(e.peer, api.CallVersion, 1<<16)
+			r, err := s.calls.openTransport(e.peer, api.CallVersion, 1<<16)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -70,7 +70,7 @@ var errSocketTaken = errors.New("a call is under way")
 // read makes the Read RPC over the socket. Errors: errSocketTaken, errLinkLost, a gRPC status, the
 // error of ctx.
 func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (_ *pb.ReadResponse, err error) {
-	ctx, span := startSpan(ctx, roadSocket, api.MethodRead)
+	ctx, span := startSpan(ctx, transportSocket, api.MethodRead)
 	defer func() { endSpan(span, err) }()
 	head, frame, err := localFrame(ctx, api.MethodRead, l.calls.Add(1), req, span)
 	if err != nil {

@@ -59,7 +59,7 @@ func matchEpochs(req *MatchRequest) error {
 		return err
 	}
 	if req.Oldest > req.Epoch {
-		return fmt.Errorf("%w: epochs from %d to %d; the oldest is later than the newest", ErrRequest, req.Oldest, req.Epoch)
+		return fmt.Errorf("%w: the oldest epoch %d is later than the newest, %d", ErrRequest, req.Oldest, req.Epoch)
 	}
 	return nil
 }

@@ -32,9 +32,9 @@ type session struct {
 
 	name, version string
 	engine        rdma.EngineID
-	road          *road // messages over the data plane
-	readBytes     int64 // largest payload of one Read
-	writeBytes    int64 // largest payload of one Reserve
+	transport     *transport // messages over the data plane
+	readBytes     int64      // largest payload of one Read
+	writeBytes    int64      // largest payload of one Reserve
 	chainBlocks   int
 	fragments     bool // the node can read into fragments
 	suffixes      bool // the node finds the end of a chain by itself
@@ -180,7 +180,7 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 		sess.engine, err = n.connectData(ctx, addr, d.GetDataToken(), d.GetDataPort())
 	}
 	if err == nil {
-		sess.road, err = n.store.calls.openRoad(sess.engine, d.GetCallVersion(), d.GetCallBytes())
+		sess.transport, err = n.store.calls.openTransport(sess.engine, d.GetCallVersion(), d.GetCallBytes())
 	}
 	switch {
 	case errors.Is(err, rdma.ErrVersion):
@@ -272,11 +272,11 @@ func (n *node) drop(sess *session) {
 	n.mu.Unlock()
 	n.store.stats.sessionsLost.Add(1)
 	_ = sess.conn.Close() // the session is unusable in any case
-	sess.road.close()
+	sess.transport.close()
 }
 
 // dataAlive reports whether the data-plane session is up.
-func (n *node) dataAlive(sess *session) bool { return !sess.road.gone.Load() }
+func (n *node) dataAlive(sess *session) bool { return !sess.transport.gone.Load() }
 
 // dataConnected also asks the engine whether the session is up. The transport's gone flag is set
 // only some time after a session has ended.
@@ -339,7 +339,7 @@ func (n *node) close() {
 	n.mu.Unlock()
 	if sess != nil {
 		_ = sess.conn.Close() // the connection ends in any case
-		sess.road.close()
+		sess.transport.close()
 		n.store.opts.Engine.Disconnect(sess.engine)
 	}
 }

@@ -279,7 +279,7 @@ func checkApart(pieces []Piece, pieceBytes func(group int) int64) error {
 
 func checkPiece(g kv.Geometry, blocks int, p Piece) error {
 	if p.Block < 0 || p.Block >= blocks || p.Group < 0 || p.Group >= len(g.Groups) {
-		return fmt.Errorf("%w: piece of block %d, group %d; the chain has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, blocks, len(g.Groups))
+		return fmt.Errorf("%w: block %d, group %d does not exist: the chain has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, blocks, len(g.Groups))
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// adminService is penstock.v1.Admin.
+// adminService implements penstock.v1.Admin.
 type adminService struct {
 	pb.UnimplementedAdminServer
 	*Server
@@ -22,12 +22,12 @@ type adminService struct {
 
 var _ pb.AdminServer = (*adminService)(nil)
 
-// describe adds the counters to a namespace.
+// describe returns a namespace with its current counters.
 func (s *adminService) describe(ns kv.Namespace) *pb.Namespace {
 	return s.describeAll([]kv.Namespace{ns})[0]
 }
 
-// describeAll is describe with the counters of one moment.
+// describeAll returns several namespaces with their counters, all read at the same moment.
 func (s *adminService) describeAll(all []kv.Namespace) []*pb.Namespace {
 	counters := make(map[kv.NamespaceID]trie.NamespaceStats)
 	for _, st := range s.node.Stats().Index.Namespaces {
@@ -176,7 +176,7 @@ func blockProto(info trie.Info) *pb.Block {
 	return b
 }
 
-// pinsMax is the most pins in one answer: some 100 bytes each.
+// pinsMax bounds the pins in one response. A pin takes about 100 bytes.
 const pinsMax = 4096
 
 func (s *adminService) ListPins(_ context.Context, req *pb.ListPinsRequest) (*pb.ListPinsResponse, error) {

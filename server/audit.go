@@ -40,7 +40,7 @@ var adminReads = map[string]bool{
 	"ListVolumes":    true,
 }
 
-// plannerChanges are the methods of the Planner service that an operator changes things with.
+// plannerChanges are the methods of the Planner service with which an operator changes its state.
 var plannerChanges = map[string]bool{
 	pb.Planner_BumpWeights_FullMethodName: true,
 	pb.Planner_SwitchRole_FullMethodName:  true,
@@ -53,7 +53,7 @@ func (a audit) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, n
 	return resp, err
 }
 
-// stream is a grpc.StreamServerInterceptor. The line comes when the stream ends.
+// stream is a grpc.StreamServerInterceptor. It logs the call when the stream ends.
 func (a audit) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	if !strings.HasPrefix(info.FullMethod, adminPrefix) {
 		return next(srv, s)
@@ -64,7 +64,7 @@ func (a audit) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
 	return err
 }
 
-// auditedStream keeps the request and the last response.
+// auditedStream keeps the first request and the last response of a stream for the log line.
 type auditedStream struct {
 	grpc.ServerStream
 	request, last any
@@ -85,7 +85,7 @@ func (s *auditedStream) SendMsg(m any) error {
 	return s.ServerStream.SendMsg(m)
 }
 
-// line logs one call. req is nil if none was received, resp if the call failed.
+// line logs one call. req is nil if no request was received. resp is nil if the call failed.
 func (a audit) line(ctx context.Context, method string, req, resp any, err error) {
 	name, ok := strings.CutPrefix(method, adminPrefix)
 	switch {
@@ -101,7 +101,7 @@ func (a audit) line(ctx context.Context, method string, req, resp any, err error
 	case adminReads[name]:
 		level = slog.LevelDebug
 	}
-	a.record(ctx, level, name, who(ctx), req, resp, err)
+	a.record(ctx, level, name, callerName(ctx), req, resp, err)
 }
 
 // pin logs a call that makes or ends a pin.
@@ -132,9 +132,9 @@ func (a audit) record(ctx context.Context, level slog.Level, name, peer string, 
 	a.log.LogAttrs(ctx, level, "admin call", attrs...)
 }
 
-// who names the caller: its address, and the subject of its certificate if it
-// has one. All callers with a bearer token share that token.
-func who(ctx context.Context) string {
+// callerName returns the caller's address, and the subject of its certificate if it has one. It
+// does not identify callers with a bearer token, because all of them share one token.
+func callerName(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {
 		return "unknown"
@@ -145,8 +145,8 @@ func who(ctx context.Context) string {
 	return p.Addr.String()
 }
 
-// auditFields are the fields of a message that are set. Salts are secret, and
-// lists are long: of both only the length is shown.
+// auditFields returns the fields of a message that are set. It shows only the length of salts,
+// which are secret, and of lists, which are long.
 func auditFields(m any) []slog.Attr {
 	msg, ok := m.(proto.Message)
 	if !ok || !msg.ProtoReflect().IsValid() {
@@ -186,7 +186,7 @@ func auditField(f protoreflect.FieldDescriptor, v protoreflect.Value) slog.Attr 
 	return slog.Any(name, v.Interface())
 }
 
-// shorten keeps what a caller sends from filling the log.
+// shorten cuts a text of the caller, so that a caller cannot fill the log.
 func shorten(text string) string {
 	const most = 256
 	if len(text) <= most {

@@ -22,7 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// audited returns the log lines of admin calls since its last call.
+// audited returns the log lines of admin calls since the previous call of audited.
 func audited(log *testkit.Log) (lines []string) {
 	for line := range strings.Lines(log.Take()) {
 		if strings.Contains(line, `msg="admin call"`) {
@@ -32,8 +32,8 @@ func audited(log *testkit.Log) (lines []string) {
 	return lines
 }
 
-// TestEachAdminCallIsAudited calls every method of the service, with the token
-// and without it.
+// TestEachAdminCallIsAudited calls every method of the service with the token and without the
+// token.
 func TestEachAdminCallIsAudited(t *testing.T) {
 	var log testkit.Log
 	h := newHost(t, func(o *server.Options) {
@@ -82,7 +82,7 @@ func TestEachAdminCallIsAudited(t *testing.T) {
 			!strings.Contains(lines[0], "result=Unauthenticated") || !strings.Contains(lines[0], "peer=127.0.0.1:") {
 			t.Errorf("%s refused: lines %q; want one, with method, peer and result", name, lines)
 		}
-		_ = call(with("right"), name) // what an empty request is answered with is not the matter here
+		_ = call(with("right"), name) // the code of the response to an empty request does not matter
 		if lines := audited(&log); len(lines) != 1 || !strings.Contains(lines[0], "call="+name+" ") || !strings.Contains(lines[0], "peer=127.0.0.1:") {
 			t.Errorf("%s: lines %q; want one, with method and peer", name, lines)
 		}
@@ -144,8 +144,8 @@ func TestEachAdminCallIsAudited(t *testing.T) {
 	}
 }
 
-// TestPlannerChangesAreAudited: a planner logs the calls that change weights and roles, and no
-// others.
+// TestPlannerChangesAreAudited: a planner logs the calls that change weights or roles, and no other
+// calls.
 func TestPlannerChangesAreAudited(t *testing.T) {
 	var log testkit.Log
 	service, err := planner.New(planner.Options{})

@@ -11,9 +11,8 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// authenticator checks the bearer token of every call. Without a token it lets
-// everyone in: the listener is on loopback, or asks for client certificates, or
-// the operator said --insecure (config.Validate).
+// authenticator checks the bearer token of every call. Without a configured token it accepts every
+// call. config.Validate then requires a loopback listener, client certificates or --insecure.
 type authenticator struct {
 	token string
 	audit audit
@@ -32,11 +31,11 @@ func (a authenticator) check(md metadata.MD) error {
 	if len(md.Get("authorization")) > 0 {
 		return status.Error(codes.Unauthenticated, "the bearer token is not this node's; compare the client's token file (--token-file) with auth.token_file of the node")
 	}
-	return status.Error(codes.Unauthenticated, "this node wants a bearer token; give the client the node's token file (--token-file)")
+	return status.Error(codes.Unauthenticated, "this node requires a bearer token; give the client the node's token file (--token-file)")
 }
 
-// tap refuses a call by its headers, before any of its message is read: what an
-// unauthorised peer sends takes no memory.
+// tap refuses a call by its headers, before its message is read, so that the messages of
+// unauthorised peers take no memory.
 func (a authenticator) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	err := a.check(info.Header)
 	if err != nil {

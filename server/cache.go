@@ -18,11 +18,11 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// cacheService is penstock.v1.Cache.
+// cacheService implements penstock.v1.Cache.
 type cacheService struct {
 	pb.UnimplementedCacheServer
 	*Server
-	imms atomic.Uint32 // the next reservation's immediate
+	imms atomic.Uint32 // the immediate of the next reservation
 }
 
 var _ pb.CacheServer = (*cacheService)(nil)
@@ -69,7 +69,7 @@ func (s *cacheService) Match(ctx context.Context, req *pb.MatchRequest) (*pb.Mat
 	return s.match(ctx, caller{}, req)
 }
 
-// match is Match by any road; by is the zero caller for gRPC.
+// match implements Match for every transport. by is the zero caller for gRPC.
 func (s *cacheService) match(ctx context.Context, by caller, req *pb.MatchRequest) (*pb.MatchResponse, error) {
 	resp, err := s.find(ctx, by, req)
 	if req.GetPin() {
@@ -119,7 +119,7 @@ func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest
 	return resp, nil
 }
 
-// maxMillis keeps a duration in milliseconds from overflowing.
+// maxMillis bounds a duration in milliseconds, so that its time.Duration does not overflow.
 const maxMillis = uint64(1<<63-1) / uint64(time.Millisecond)
 
 func (s *cacheService) PinEpoch(ctx context.Context, req *pb.PinEpochRequest) (*pb.PinEpochResponse, error) {
@@ -145,12 +145,12 @@ func (s *cacheService) ReleaseLease(ctx context.Context, req *pb.ReleaseLeaseReq
 	pin := s.node.IsPin(id)
 	err := statusOf(s.node.Release(id))
 	if pin {
-		audit{log: s.opts.Logger}.pin(ctx, "Unpin", who(ctx), req, nil, err)
+		audit{log: s.opts.Logger}.pin(ctx, "Unpin", callerName(ctx), req, nil, err)
 	}
 	return &pb.ReleaseLeaseResponse{}, err
 }
 
-// pieceRefs checks nothing but the conversion; storage checks the range.
+// pieceRefs converts pieces. Package storage checks their range.
 func pieceRefs(pieces []*pb.PieceRef) []storage.PieceRef {
 	if len(pieces) == 0 {
 		return nil
@@ -166,16 +166,16 @@ func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadR
 	return s.read(ctx, caller{}, req)
 }
 
-// read is Read by any road; by is the zero caller for gRPC. Of a message the
-// answer comes when all that was asked for is under way: it says what will have
-// landed when the immediates are counted.
+// read implements Read for every transport. by is the zero caller for gRPC. The response to a
+// message is sent when all transfers are under way. It describes the pieces that will have arrived
+// when the client has counted the immediates.
 func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest) (*pb.ReadResponse, error) {
 	ids, err := s.chain(req.GetBlockIds())
 	if err != nil {
 		return nil, err
 	}
 	if len(req.GetPieces()) == 0 {
-		return nil, invalid(errors.New("a read names the pieces it wants and where each goes"))
+		return nil, invalid(errors.New("a Read needs the pieces and a destination for each"))
 	}
 	var geometry kv.GeometryDigest
 	if n := len(req.GetGeometryDigest()); n != 0 && n != len(geometry) {
@@ -193,13 +193,13 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		Alone:      req.GetAlone(),
 		Suffix:     req.GetSuffix(),
 	}
-	if by.road == roadSocket {
-		// Whoever has the connection has the session.
+	if by.transport == transportSocket {
+		// The connection identifies the session.
 		return s.readLocal(ctx, by.session[:], req, load)
 	}
 	if len(req.GetLocalSession()) > 0 {
-		if by.road == roadMessage {
-			return nil, invalid(errors.New("a loan is asked for over the local socket, or gRPC"))
+		if by.transport == transportMessage {
+			return nil, invalid(errors.New("a loan can be requested only over the local socket or gRPC"))
 		}
 		return s.readLocal(ctx, req.GetLocalSession(), req, load)
 	}
@@ -207,7 +207,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 	if err != nil {
 		return nil, err
 	}
-	load.Early = by.road == roadMessage
+	load.Early = by.transport == transportMessage
 	result, err := s.node.Load(ctx, load, d.deliver)
 	if errors.Is(err, storage.ErrBusy) {
 		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
@@ -259,7 +259,7 @@ func readResponse(result storage.LoadResult, immediates uint32) *pb.ReadResponse
 	return resp
 }
 
-// openWindow is one reservation on the data plane.
+// openWindow is the data-plane window of one reservation.
 type openWindow struct {
 	window rdma.Window
 	expect *rdma.Expectation
@@ -267,9 +267,9 @@ type openWindow struct {
 	once   sync.Once
 }
 
-// close revokes the window. It must succeed before the memory is used for
-// anything else, so it does not take the caller's deadline: what it waits for
-// is bytes that are arriving now, which the data plane's idle timeout bounds.
+// close revokes the window. The memory may be reused only after the revocation, so close ignores
+// the caller's deadline. close waits for writes that are in progress. The data plane's idle timeout
+// bounds that wait.
 func (w *openWindow) close() error {
 	var err error
 	w.once.Do(func() {
@@ -283,8 +283,8 @@ func (s *cacheService) Reserve(ctx context.Context, req *pb.ReserveRequest) (*pb
 	return s.reserve(ctx, caller{}, req)
 }
 
-// reserve is Reserve by either road. The window of a call by message is open to its sender
-// alone; over gRPC nobody says which engine will write.
+// reserve implements Reserve for gRPC and messages. The window of a reservation made by message is
+// open to the sender only. A call over gRPC names the writing engine in data_engine.
 func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
 	r, err := s.reserveRequest(req)
 	if err != nil {
@@ -329,8 +329,8 @@ func (s *cacheService) reserveRequest(req *pb.ReserveRequest) (storage.ReserveRe
 	return r, nil
 }
 
-// reserveFor makes a reservation and completes the response to its writer. Without a granted
-// piece, and where none is made, the number of the reservation is 0. Error: a gRPC status.
+// reserveFor makes a reservation and completes the response. The returned number is 0 if no piece
+// is granted or no reservation is made. An error is a gRPC status.
 func (s *cacheService) reserveFor(ctx context.Context, r storage.ReserveRequest, resp *pb.ReserveResponse) (storage.ReservationID, error) {
 	resp.Outcome = pb.Outcome_OUTCOME_HIT
 	res, err := s.node.Reserve(ctx, r)
@@ -349,8 +349,8 @@ func (s *cacheService) reserveFor(ctx context.Context, r storage.ReserveRequest,
 	return res.ID, nil
 }
 
-// refuseAll is the answer to a writer while no writes are taken: what it has is
-// refused, and the node is well, so that nobody takes it for one that is down.
+// refuseAll returns a refusal for each piece while the node takes no writes. The call itself
+// succeeds, so that the client does not treat the node as down.
 func refuseAll(r storage.ReserveRequest, why error) (refused []*pb.PieceResult) {
 	pieces := r.Pieces
 	if pieces == nil {
@@ -368,8 +368,8 @@ func refuseAll(r storage.ReserveRequest, why error) (refused []*pb.PieceResult) 
 	return refused
 }
 
-// writersOf returns the engines to which a reservation's window is open; none: all. named
-// is the data_engine of the request.
+// writersOf returns the engines that may write to the reservation's window. An empty result means
+// every engine. named is the data_engine of the request.
 func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
 	var id rdma.EngineID
 	switch {
@@ -377,10 +377,10 @@ func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
 		return nil, fmt.Errorf("data_engine of %d bytes; want %d", len(named), len(id))
 	case len(named) > 0:
 		id = rdma.EngineID(named)
-		if by.road == roadMessage && id != by.peer {
-			return nil, fmt.Errorf("data_engine %v; a reservation by message is its sender's, %v", id, by.peer)
+		if by.transport == transportMessage && id != by.peer {
+			return nil, fmt.Errorf("data_engine is %v, but a reservation by message is for its sender, %v", id, by.peer)
 		}
-	case by.road == roadMessage:
+	case by.transport == transportMessage:
 		id = by.peer
 	default:
 		return nil, nil
@@ -388,15 +388,15 @@ func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
 	return []rdma.EngineID{id}, nil
 }
 
-// attach gives the client a window over the reservation's memory and counts
-// what arrives there.
+// attach opens a window over the reservation's memory to the client, and counts the writes that
+// arrive in the window.
 func (s *cacheService) attach(res *storage.Reservation, writers []rdma.EngineID, resp *pb.ReserveResponse) error {
 	window, err := s.region.Window(uint64(res.ArenaOffset()), uint64(len(res.Bytes())), writers...)
 	if err != nil {
 		return err
 	}
 	w := &openWindow{window: window, landed: rdma.NewFlag()}
-	// Numbers go round; one that is still expected is skipped.
+	// The numbers wrap around. A number that is still expected is skipped.
 	for {
 		resp.Imm = s.imms.Add(1)
 		w.expect, err = s.data.ExpectImm(rdma.Expect{Imm: resp.Imm, Count: uint32(res.Granted), Done: w.landed.Set})
@@ -454,7 +454,8 @@ func (s *cacheService) Commit(ctx context.Context, req *pb.CommitRequest) (*pb.C
 	})
 }
 
-// commit stores the pieces of a reservation with their sums. closed is that of storage.Node.Commit.
+// commit stores the pieces of a reservation with their sums. closed is the argument closed of
+// storage.Node.Commit.
 func (s *cacheService) commit(ctx context.Context, id storage.ReservationID, sums []*pb.PieceSums, closed func(context.Context) error) (*pb.CommitResponse, error) {
 	pieces := make([]storage.PieceSums, len(sums))
 	for i, p := range sums {
@@ -521,7 +522,7 @@ func (s *cacheService) Delete(_ context.Context, req *pb.DeleteRequest) (*pb.Del
 	return &pb.DeleteResponse{Deleted: flags(deleted)}, nil
 }
 
-// flags returns one byte for each element of set: 1 for true, 0 for false.
+// flags returns one byte for each element of set, 1 for true and 0 for false.
 func flags(set []bool) []byte {
 	out := make([]byte, len(set))
 	for i, ok := range set {
@@ -532,7 +533,7 @@ func flags(set []bool) []byte {
 	return out
 }
 
-// eventBatch is how many events are looked up at once for one consumer.
+// eventBatch bounds the events that are read from the log at a time for one consumer.
 const eventBatch = 256
 
 func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServer) error {
@@ -561,7 +562,7 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 		for _, e := range batch {
 			after = e.Sequence
 			if e.Kind == storage.Gap {
-				e.Time = time.Now() // nothing happened then but that it was noticed
+				e.Time = time.Now() // a Gap has no time of its own; this is when it was noticed
 				s.opts.Metrics.EventsDropped.Inc()
 			} else if req.GetNamespace() != "" && e.Namespace != req.GetNamespace() {
 				continue
@@ -573,8 +574,8 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 	}
 }
 
-// sourceOfEvents fails if nothing can come after event number seq: all events are
-// read, and the namespace that they are wanted of is not there, or no longer.
+// sourceOfEvents returns an error if the consumer would wait forever: it has read all events up to
+// seq, and its namespace does not exist.
 func (s *cacheService) sourceOfEvents(namespace string, seq uint64) error {
 	if namespace == "" || seq < s.node.Events().Last() {
 		return nil

@@ -19,68 +19,67 @@ import (
 )
 
 const (
-	// callBytes is the longest call that is taken as a message: a chain of some
-	// 3,500 blocks. Longer ones come over gRPC.
+	// callBytes bounds a call that is sent as a message: a chain of about 3,500 blocks. Longer
+	// calls go over gRPC.
 	callBytes = 64 << 10
-	// callBuffers are the receive buffers, 8 MiB altogether. A message that finds
-	// none free is refused by the transfer engine, and the call comes over gRPC.
+	// callBuffers is the number of receive buffers, 8 MiB altogether. If none is free, the transfer
+	// engine refuses the message, and the client makes the call over gRPC.
 	callBuffers = 128
-	// callsMax bounds the calls under way that came as messages. While so many
-	// are, arriving ones stay in the receive buffers.
+	// callsMax bounds the concurrent calls that arrived as messages. Above the bound, further
+	// messages stay in the receive buffers.
 	callsMax = 1024
-	// callsPerPeer bounds those of one peer, twice what this version's clients
-	// have. One that sends more does not wait for its replies.
+	// callsPerPeer bounds the concurrent calls of one peer. This version's client makes half as
+	// many. A peer that exceeds the bound does not wait for its replies, and loses its session.
 	callsPerPeer = 128
-	// idleWorkers are kept between calls.
+	// idleWorkers bounds the workers that are kept between calls.
 	idleWorkers = 64
 )
 
-// The roads by which calls come that are not gRPC's, as metrics and spans name
-// them.
+// The transports other than gRPC, as in the labels of metrics and the attributes of spans.
 const (
-	roadMessage = "message"
-	roadSocket  = "socket"
+	transportMessage = "message"
+	transportSocket  = "socket"
 )
 
-// caller is who made a call that did not come over gRPC.
+// caller identifies the sender of a call that did not come over gRPC.
 type caller struct {
-	road string
-	// peer is the data-plane session's other end.
+	transport string
+	// peer is the other end of the data-plane session.
 	peer rdma.EngineID
-	// session is the one on the unix socket.
+	// session is the session on the unix socket.
 	session api.LocalID
 }
 
-// owner names the caller in the list of pins.
+// owner returns the caller's name for the list of pins.
 func (by caller) owner(ctx context.Context) string {
-	switch by.road {
-	case roadMessage:
+	switch by.transport {
+	case transportMessage:
 		return "engine " + by.peer.String()
-	case roadSocket:
+	case transportSocket:
 		return "local socket"
 	}
-	return who(ctx)
+	return callerName(ctx)
 }
 
-// calls takes calls that come as messages over the data plane. Who has a session
-// there has proved the token that Describe hands out, and may ask for what he
-// could over gRPC; what is read goes to his own memory only.
+// calls serves calls that arrive as messages over the data plane. A peer with a data-plane session
+// has presented the token that Describe returns, so it may make the same calls as over gRPC. The
+// blocks that it reads are written to its own memory only.
 type calls struct {
 	service *cacheService
-	// slots bounds the calls under way.
+	// slots bounds the concurrent calls.
 	slots chan struct{}
-	// jobs hands calls to idle workers; idlers has an element for each of them.
+	// jobs passes calls to idle workers. idlers has an element for each idle worker.
 	jobs   chan job
 	idlers chan struct{}
-	// ctx ends when those that are left at shutdown have to.
+	// ctx ends when the calls that are left at shutdown must end.
 	ctx    context.Context
 	cancel context.CancelFunc
 
 	mu sync.Mutex
-	// draining: calls are refused. closed: messages are dropped.
+	// draining: new calls are refused. closed: messages are dropped.
 	draining, closed bool
 	running          int
-	// idle, if set, is closed when running becomes 0.
+	// idle, if not nil, is closed when running becomes 0.
 	idle chan struct{}
 	by   map[rdma.EngineID]int
 }
@@ -91,8 +90,8 @@ func newCalls(s *cacheService) *calls {
 	return c
 }
 
-// listen posts the receive buffers. It reports false where the engine has no
-// messages, or somebody else has them: then calls come over gRPC.
+// listen posts the receive buffers. It returns false if the transfer engine has no messages, or has
+// another receiver. Then all calls come over gRPC.
 func (c *calls) listen() bool {
 	err := c.service.data.Recv(callBuffers, callBytes, c.take)
 	if err != nil {
@@ -101,8 +100,8 @@ func (c *calls) listen() bool {
 	return err == nil
 }
 
-// drain refuses new calls, waits for those under way until ctx ends, and then ends
-// them.
+// drain refuses new calls, waits until the running calls end or ctx ends, and then cancels the
+// remaining calls.
 func (c *calls) drain(ctx context.Context) {
 	select {
 	case <-c.refuse(false):
@@ -112,8 +111,8 @@ func (c *calls) drain(ctx context.Context) {
 	<-c.refuse(true)
 }
 
-// refuse refuses calls from now on, or drops them, and returns what is closed when
-// none is under way.
+// refuse makes enter refuse new calls or, if drop is set, drop them. The returned channel is closed
+// when no call is running.
 func (c *calls) refuse(drop bool) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,8 +128,8 @@ func (c *calls) refuse(drop bool) <-chan struct{} {
 	return c.idle
 }
 
-// enter counts a call of a peer. It reports false for one that is not to be
-// answered: the node is closed, or the peer has too many, and loses its session.
+// enter counts a call of a peer. ok is false if the call must not be answered, because the node is
+// closed or the peer has too many calls. In the second case the peer loses its session.
 func (c *calls) enter(from rdma.EngineID) (ok, draining bool) {
 	c.mu.Lock()
 	many := c.by[from] >= callsPerPeer
@@ -141,12 +140,12 @@ func (c *calls) enter(from rdma.EngineID) (ok, draining bool) {
 	}
 	c.mu.Unlock()
 	if many {
-		c.expel(from, fmt.Errorf("%d calls under way at once", callsPerPeer))
+		c.expel(from, fmt.Errorf("the peer has %d concurrent calls, the maximum", callsPerPeer))
 	}
 	return ok, draining
 }
 
-// leave is the end of a call that has entered.
+// leave ends the count of a call.
 func (c *calls) leave(from rdma.EngineID) {
 	c.mu.Lock()
 	if c.by[from]--; c.by[from] == 0 {
@@ -161,8 +160,8 @@ func (c *calls) leave(from rdma.EngineID) {
 	<-c.slots
 }
 
-// take is called with one message after the other. It blocks while as many calls
-// are under way as may be.
+// take handles one message. The transfer engine calls take for one message after another. take
+// blocks while callsMax calls are running.
 func (c *calls) take(from rdma.EngineID, msg []byte) {
 	call, request, err := api.ParseCall(msg)
 	if err != nil {
@@ -192,15 +191,15 @@ func (c *calls) take(from rdma.EngineID, msg []byte) {
 	}
 }
 
-// job is a call that has entered.
+// job is one counted call.
 type job struct {
 	a        *answer
 	req      proto.Message
 	draining bool
 }
 
-// work performs calls, one after the other: a goroutine's stack grows to what a
-// call needs, which takes longer than the call does.
+// work performs calls, one after another. A worker is kept between calls because the growth of a
+// new goroutine's stack takes longer than a call.
 func (c *calls) work(j job) {
 	for {
 		if j.draining {
@@ -224,16 +223,16 @@ func (c *calls) work(j job) {
 	}
 }
 
-// expel ends the session of a peer that does not keep to the protocol.
+// expel ends the session of a peer that violates the protocol.
 func (c *calls) expel(from rdma.EngineID, why error) {
 	c.service.opts.Metrics.CallsMalformed.Inc()
-	c.service.opts.Logger.Warn("data-plane session ended: its messages are not to be understood", "peer", from.String(), "err", why)
+	c.service.opts.Logger.Warn("data-plane session ended: the peer violates the protocol", "peer", from.String(), "err", why)
 	c.service.data.Disconnect(from)
 }
 
-// perform performs a call and answers it.
+// perform performs a call and sends its reply.
 func (c *calls) perform(a *answer, req proto.Message) {
-	resp, err := c.service.perform(c.ctx, caller{road: roadMessage, peer: a.to}, a.call, req)
+	resp, err := c.service.perform(c.ctx, caller{transport: transportMessage, peer: a.to}, a.call, req)
 	if err != nil {
 		a.fail(err)
 		return
@@ -252,9 +251,10 @@ type answer struct {
 func (a *answer) send(resp proto.Message) {
 	msg, err := appendReply(make([]byte, 0, 256), a.call, resp)
 	if err == nil && len(msg) > int(a.call.ReplyMax) {
-		err = status.Errorf(codes.OutOfRange, "a reply of %d bytes; the caller has room for %d: call over gRPC", len(msg), a.call.ReplyMax)
+		err = status.Errorf(codes.OutOfRange, "the reply has %d bytes and the caller has room for %d; repeat the call over gRPC", len(msg), a.call.ReplyMax)
 		if r, ok := resp.(*pb.ReserveResponse); ok && r.GetReservation() != 0 {
-			// Nobody will hear of it. That it has ended by itself is no error.
+			// The client never learns of this reservation. If the reservation has expired, Abort
+			// returns an error, which is ignored.
 			_, _ = a.calls.service.Abort(a.calls.ctx, &pb.AbortRequest{Reservation: r.GetReservation()})
 		}
 	}
@@ -268,13 +268,13 @@ func (a *answer) send(resp proto.Message) {
 // fail replies with an error.
 func (a *answer) fail(err error) { a.post(appendFailure(nil, a.call, err)) }
 
-// post sends a reply, waiting for room on the session as long as that lives: the
-// caller waits for it, or keeps a receive buffer for it.
+// post sends a reply. It waits for room on the session until the session ends, because the caller
+// waits for the reply or keeps a receive buffer for it.
 func (a *answer) post(msg []byte) {
 	c := a.calls
 	err := c.service.data.Send(c.ctx, a.to, msg, func(err error) {
 		if errors.Is(err, rdma.ErrRefused) {
-			c.expel(a.to, fmt.Errorf("it has no room for a reply that it asked for: %w", err))
+			c.expel(a.to, fmt.Errorf("the peer has no receive buffer for the reply: %w", err))
 		}
 	})
 	if err != nil && !errors.Is(err, rdma.ErrNoPeer) && c.ctx.Err() == nil {
@@ -282,7 +282,7 @@ func (a *answer) post(msg []byte) {
 	}
 }
 
-// appendReply appends the reply with a message.
+// appendReply appends a reply with a message.
 func appendReply(dst []byte, call api.Call, resp proto.Message) ([]byte, error) {
 	r := api.Reply{ID: call.ID}
 	if read, ok := resp.(*pb.ReadResponse); ok {
@@ -291,10 +291,10 @@ func appendReply(dst []byte, call api.Call, resp proto.Message) ([]byte, error) 
 	return proto.MarshalOptions{}.MarshalAppend(r.Append(dst), resp)
 }
 
-// failureTextMax bounds the text of a failure, which names what the caller sent.
+// failureTextMax bounds the text of a failure, which may contain text of the caller.
 const failureTextMax = 1 << 10
 
-// appendFailure appends the reply with an error, as far as there is room.
+// appendFailure appends a reply with an error. It cuts the text to the available room.
 func appendFailure(dst []byte, call api.Call, err error) []byte {
 	st := status.Convert(err)
 	text := st.Message()
@@ -302,17 +302,17 @@ func appendFailure(dst []byte, call api.Call, err error) []byte {
 	return append(api.Reply{ID: call.ID, Code: uint32(st.Code())}.Append(dst), text...)
 }
 
-// perform performs a call that came by another road than gRPC: with its deadline,
-// in a span, and counted.
+// perform performs a call that did not come over gRPC, with its deadline, a span and a count in the
+// metrics.
 func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, req proto.Message) (resp proto.Message, err error) {
 	if call.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, call.Timeout)
 		defer cancel()
 	}
-	ctx, span := startSpan(ctx, by.road, call)
+	ctx, span := startSpan(ctx, by.transport, call)
 	defer func() {
-		s.opts.Metrics.Calls.WithLabelValues(by.road, call.Method.String()).Inc()
+		s.opts.Metrics.Calls.WithLabelValues(by.transport, call.Method.String()).Inc()
 		endSpan(span, err)
 	}()
 	switch req := req.(type) {
@@ -327,22 +327,22 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 	case *pb.ExistsRequest:
 		return s.Exists(ctx, req)
 	case *pb.WriteRequest:
-		if by.road == roadSocket {
+		if by.transport == transportSocket {
 			return s.write(ctx, by, req)
 		}
 	}
-	return nil, status.Errorf(codes.Unimplemented, "%v does not come by this road", call.Method)
+	return nil, status.Errorf(codes.Unimplemented, "%v is not served over this transport", call.Method)
 }
 
-// startSpan begins the span of a call, under the caller's if he has one.
-func startSpan(ctx context.Context, road string, call api.Call) (context.Context, trace.Span) {
+// startSpan begins the span of a call. Its parent is the caller's span if the call names one.
+func startSpan(ctx context.Context, transport string, call api.Call) (context.Context, trace.Span) {
 	remote := trace.NewSpanContext(trace.SpanContextConfig{TraceID: call.Trace.TraceID, SpanID: call.Trace.SpanID, Remote: true}).
 		WithTraceFlags(trace.TraceFlags(0).WithSampled(call.Trace.Sampled))
 	if remote.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, remote)
 	}
 	return otel.Tracer("github.com/penstock-kv/penstock/server").Start(ctx, "penstock.v1.Cache/"+call.Method.String(),
-		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("penstock.road", road)))
+		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("penstock.transport", transport)))
 }
 
 func endSpan(span trace.Span, err error) {
@@ -352,32 +352,32 @@ func endSpan(span trace.Span, err error) {
 	span.End()
 }
 
-// answerLocal answers a call over the unix socket: msg is an api.Call, the reply
-// is appended to dst. A caller there has shown no token and no certificate, and may
-// ask for reads, matches, existence and writes alone (package handoff), and not for pins, which do not end by
-// themselves.
+// answerLocal performs the call in msg, which came over the unix socket, and appends the reply to
+// dst. A caller on the socket has presented neither token nor certificate. It may make reads,
+// matches, existence checks and writes (package handoff). It may not make pins, because a pin does
+// not end by itself.
 func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, msg, dst []byte) []byte {
 	call, request, err := api.ParseCall(msg)
 	if err != nil {
 		return appendFailure(dst, api.Call{ReplyMax: api.LocalFrameMax}, invalid(err))
 	}
 	if call.Method == api.MethodReserve || call.Method == api.MethodCommit {
-		return appendFailure(dst, call, status.Errorf(codes.PermissionDenied, "the local socket takes calls of %v, %v, %v and %v; %v comes over gRPC or the data plane", api.MethodRead, api.MethodMatch, api.MethodExists, api.MethodWrite, call.Method))
+		return appendFailure(dst, call, status.Errorf(codes.PermissionDenied, "the local socket serves only %v, %v, %v and %v; make %v over gRPC or the data plane", api.MethodRead, api.MethodMatch, api.MethodExists, api.MethodWrite, call.Method))
 	}
 	req := call.Method.Request()
 	if err := proto.Unmarshal(request, req); err != nil {
 		return appendFailure(dst, call, invalid(err))
 	}
 	if match, ok := req.(*pb.MatchRequest); ok && match.GetPin() {
-		return appendFailure(dst, call, status.Error(codes.PermissionDenied, "a pin is asked for over gRPC or the data plane"))
+		return appendFailure(dst, call, status.Error(codes.PermissionDenied, "a pin can be requested only over gRPC or the data plane"))
 	}
-	resp, err := s.perform(ctx, caller{road: roadSocket, session: session}, call, req)
+	resp, err := s.perform(ctx, caller{transport: transportSocket, session: session}, call, req)
 	if err != nil {
 		return appendFailure(dst, call, err)
 	}
 	out, err := appendReply(dst, call, resp)
 	if err == nil && len(out)-len(dst) > int(call.ReplyMax) {
-		err = status.Errorf(codes.OutOfRange, "a reply of %d bytes; the caller has room for %d: call over gRPC", len(out)-len(dst), call.ReplyMax)
+		err = status.Errorf(codes.OutOfRange, "the reply has %d bytes and the caller has room for %d; repeat the call over gRPC", len(out)-len(dst), call.ReplyMax)
 	}
 	if err != nil {
 		return appendFailure(dst, call, err)

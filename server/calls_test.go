@@ -23,7 +23,7 @@ import (
 	"github.com/penstock-kv/penstock/server"
 )
 
-// replies are what the node answers to h.engine.
+// replies collects the node's replies to h.engine.
 type replies struct {
 	h    *host
 	node rdma.EngineID
@@ -62,7 +62,8 @@ func (r *replies) send(c api.Call, req proto.Message) {
 	}
 }
 
-// ask makes one call and returns its code, text, and the response.
+// ask makes one call and returns the code and text of its error, and decodes the response into
+// resp.
 func (r *replies) ask(m api.Method, req, resp proto.Message) (codes.Code, string) {
 	r.h.t.Helper()
 	r.send(api.Call{Method: m, ID: 42, ReplyMax: 64 << 10}, req)
@@ -79,7 +80,7 @@ func (r *replies) ask(m api.Method, req, resp proto.Message) (codes.Code, string
 	return codes.OK, ""
 }
 
-// connected waits until the data session is there, or gone.
+// connected waits until the data-plane session exists or, if want is false, has ended.
 func (r *replies) connected(want bool) {
 	r.h.t.Helper()
 	for (len(r.h.engine.Peers()) == 1) != want {
@@ -90,7 +91,7 @@ func (r *replies) connected(want bool) {
 	}
 }
 
-// TestReadByMessage: the reply may overtake the bytes, and what it promises comes.
+// TestReadByMessage: the reply may arrive before the bytes, and the bytes that it announces arrive.
 func TestReadByMessage(t *testing.T) {
 	h := newHost(t, nil, nil)
 	ns := h.namespace()
@@ -133,8 +134,8 @@ func TestReadByMessage(t *testing.T) {
 	}
 }
 
-// TestBadMessages: what a call asks for wrongly is answered with the code that
-// gRPC would give; what is no call ends the session, and no other's.
+// TestBadMessages: an invalid request gets the same code as over gRPC. A message that is not a call
+// ends the session of its sender and no other session.
 func TestBadMessages(t *testing.T) {
 	var options server.Options
 	h := newHost(t, func(o *server.Options) { options = *o }, nil)
@@ -164,7 +165,7 @@ func TestBadMessages(t *testing.T) {
 		"unknown namespace":  {api.MethodMatch, &pb.MatchRequest{Namespace: "x", BlockIds: chain(ns, 1)}, codes.NotFound, "x"},
 		"no pieces":          {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1)}, codes.InvalidArgument, "pieces"},
 		"garbage to go to":   {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Destination: []byte("garbage")}, codes.InvalidArgument, "destination"},
-		"another's memory":   {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Destination: foreign}, codes.InvalidArgument, "goes to its sender"},
+		"another's memory":   {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Destination: foreign}, codes.InvalidArgument, "is written to its sender"},
 		"a loan":             {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, LocalSession: make([]byte, 16)}, codes.InvalidArgument, "local socket"},
 		"another geometry":   {api.MethodReserve, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 1), GeometryDigest: make([]byte, 16)}, codes.FailedPrecondition, "geometry"},
 		"another's window":   {api.MethodReserve, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 1), GeometryDigest: digestOf(ns), DataEngine: make([]byte, 16)}, codes.InvalidArgument, "by message"},
@@ -176,12 +177,12 @@ func TestBadMessages(t *testing.T) {
 			t.Errorf("%s: %v %.100q; want %v with %q", name, code, text, c.code, c.text)
 		}
 	}
-	// A deadline that is over.
+	// A deadline in the past.
 	r.send(api.Call{Method: api.MethodRead, ID: 43, ReplyMax: 1 << 10, Timeout: 1}, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Destination: h.destination()})
 	if reply, _, err := api.ParseReply(<-r.ch); err != nil || codes.Code(reply.Code) != codes.DeadlineExceeded || reply.ID != 43 {
 		t.Errorf("a call whose time is over: %+v, %v", reply, err)
 	}
-	// A reply that the caller has no room for.
+	// A reply that is larger than the caller's room.
 	r.send(api.Call{Method: api.MethodMatch, ID: 44, ReplyMax: api.ReplyHeaderBytes + 2}, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 1)})
 	if reply, text, err := api.ParseReply(<-r.ch); err != nil || codes.Code(reply.Code) != codes.OutOfRange || len(text) != 2 {
 		t.Errorf("no room for the reply: %+v, %q, %v", reply, text, err)
@@ -216,7 +217,7 @@ func TestBadMessages(t *testing.T) {
 	}
 }
 
-// destination is the whole memory of the client.
+// destination is the whole registered memory of the client.
 func (h *host) destination() []byte {
 	h.t.Helper()
 	dst, err := h.memory.Desc().MarshalBinary()
@@ -226,8 +227,7 @@ func (h *host) destination() []byte {
 	return dst
 }
 
-// TestShutdownRefusesMessages: while calls under way end, others are told to go
-// elsewhere.
+// TestShutdownRefusesMessages: while running calls end, new calls are refused with Unavailable.
 func TestShutdownRefusesMessages(t *testing.T) {
 	h := newHost(t, nil, nil)
 	ns := h.namespace()
@@ -235,7 +235,7 @@ func TestShutdownRefusesMessages(t *testing.T) {
 	r := h.replies()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	stream, err := h.cache.Events(ctx, &pb.EventsRequest{}) // a stream that the shutdown ends
+	stream, err := h.cache.Events(ctx, &pb.EventsRequest{}) // a stream that ends at shutdown
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +251,7 @@ func TestShutdownRefusesMessages(t *testing.T) {
 	})
 	<-done
 	cancel()
-	// Until its engine has closed every call is answered: done, or to go elsewhere.
+	// Until the node's engine has closed, every call is performed or refused with Unavailable.
 	for id := uint64(1); ; id++ {
 		msg, err := api.Call{Method: api.MethodMatch, ID: id, ReplyMax: 64 << 10}.Append(nil, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 1)})
 		if err != nil {
@@ -274,8 +274,8 @@ func TestShutdownRefusesMessages(t *testing.T) {
 	}
 }
 
-// TestSpans: a call by message is a span of the server under the caller's, with
-// the road and the error.
+// TestSpans: a call by message has a server span under the caller's span, with the transport and
+// the error.
 func TestSpans(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	before := otel.GetTracerProvider()
@@ -299,16 +299,16 @@ func TestSpans(t *testing.T) {
 	t.Errorf("no span of the call among %d", len(recorder.Ended()))
 }
 
-// FuzzMessages: whatever a peer sends, the node answers it or ends the session,
-// and goes on serving.
+// FuzzMessages: for every input of a peer, the node replies or ends the session, and continues to
+// serve.
 func FuzzMessages(f *testing.F) {
 	h := newHost(f, nil, nil)
 	ns := h.namespace()
 	h.write(ns, 2)
 	r := h.replies()
 	block := uint64(ns.Geometry.BlockBytes())
-	// add adds a call as it is, one that is too short, and one whose request lacks its first bytes. Each reads into a
-	// window of its own: a read may go on while the next input runs.
+	// add adds a call unchanged, a shortened one, and one whose request lacks its first bytes. Each
+	// call reads into a window of its own, because a read may continue while the next input runs.
 	var at uint64
 	add := func(method api.Method, request func(destination []byte) proto.Message) {
 		for _, damage := range []func([]byte) []byte{
@@ -358,8 +358,9 @@ func FuzzMessages(f *testing.F) {
 		if err := h.engine.Send(t.Context(), r.node, msg, nil); err != nil {
 			t.Fatal(err)
 		}
-		// The node answers the input or ends the session, and then serves. Its answer to the input may come late. Each
-		// probe has a number of its own: the answer to a probe whose session ended may come over the next session.
+		// The node replies to the input or ends the session, and then serves. The reply to the
+		// input may come late. Each probe has its own number, because the reply to a probe whose
+		// session ended may arrive over the next session.
 		alive := func() bool {
 			probes++
 			probe, err := api.Call{Method: api.MethodMatch, ID: probes, ReplyMax: 4096}.Append(nil, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 2)})

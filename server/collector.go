@@ -14,10 +14,10 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// collector exports at scrape time what other parts count by themselves.
+// collector exports at scrape time the counters that other components keep.
 type collector struct{ server *Server }
 
-// A figure is one metric without a label that the collector reads.
+// A figure is one metric without labels.
 type figure struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
@@ -36,7 +36,7 @@ func volumeState() *prometheus.Desc {
 	return prometheus.NewDesc("penstock_volume_state", "1 for the state that the volume is in (ok, suspect, failed, draining, removed), 0 for the others.", []string{"volume", "state"}, nil)
 }
 
-// moveFigure is a metric of the draining of volumes, with the label volume.
+// moveFigure is one metric of volume draining, with the label volume.
 type moveFigure struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
@@ -56,7 +56,7 @@ func moveFigures() []moveFigure {
 	}
 }
 
-// epochFigure is one metric with the labels namespace and epoch, of the live epochs.
+// epochFigure is one metric of live epochs, with the labels namespace and epoch.
 type epochFigure struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
@@ -101,7 +101,7 @@ func perNIC(kind prometheus.ValueType, name, help string, value func(rdma.NIC) f
 	return nicFigure{prometheus.NewDesc("penstock_"+name, help, []string{"nic"}, nil), kind, value}
 }
 
-// figures is the list; docs/metrics.md documents each.
+// figures returns all figures. docs/metrics.md documents each.
 func figures() []figure {
 	return []figure{
 		gauge("store_capacity_bytes", "Hard cap on what the volumes and the index may occupy.", func(s *scrape) float64 { return float64(s.server.opts.CapacityBytes) }),
@@ -229,7 +229,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// scrape is what one scrape looks at.
+// scrape holds the values that one scrape reads.
 type scrape struct {
 	server   *Server
 	node     storage.Stats

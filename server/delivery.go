@@ -31,8 +31,8 @@ type place struct {
 	bytes  int64  // unused if the piece has one place
 }
 
-// fragmentsMax bounds the fragments of one Read, because the transfer engine writes each
-// fragment in an operation of its own.
+// fragmentsMax bounds the fragments of one Read, because the transfer engine writes each fragment
+// in a separate operation.
 const fragmentsMax = 1 << 16
 
 // newDelivery validates the destinations of a request and returns its delivery.
@@ -46,8 +46,8 @@ func (s *cacheService) newDelivery(by caller, req *pb.ReadRequest) (*delivery, e
 		if err := d.dsts[i].UnmarshalBinary(desc); err != nil {
 			return nil, invalid(fmt.Errorf("destination %d: %w", i, err))
 		}
-		if by.road == roadMessage && d.dsts[i].Engine != by.peer {
-			return nil, invalid(fmt.Errorf("destination %d: memory of %v; a read by message goes to its sender, %v", i, d.dsts[i].Engine, by.peer))
+		if by.transport == transportMessage && d.dsts[i].Engine != by.peer {
+			return nil, invalid(fmt.Errorf("destination %d is memory of %v, but a read by message is written to its sender, %v", i, d.dsts[i].Engine, by.peer))
 		}
 	}
 	whole := make([]place, len(d.places)) // one allocation for all pieces without fragments
@@ -90,13 +90,13 @@ func fragmentPlaces(g kv.Geometry, req *pb.ReadRequest, p *pb.PieceRef, dsts int
 	places := make([]place, len(p.GetFragments()))
 	for k, f := range p.GetFragments() {
 		if f.GetLayers() == 0 || int64(f.GetLayers()) > left || int64(f.GetDestination()) >= int64(dsts) {
-			return nil, fmt.Errorf("fragment %d is %d layers to destination %d; %d layers are left and there are %d destinations", k, f.GetLayers(), f.GetDestination(), left, dsts)
+			return nil, fmt.Errorf("fragment %d has %d layers for destination %d, but %d layers are left and there are %d destinations", k, f.GetLayers(), f.GetDestination(), left, dsts)
 		}
 		left -= int64(f.GetLayers())
 		places[k] = place{dst: int(f.GetDestination()), offset: f.GetOffset(), bytes: int64(f.GetLayers()) * g.LayerBytes(int(p.GetGroup()))}
 	}
 	if left != 0 {
-		return nil, fmt.Errorf("its fragments lack %d of the layers", left)
+		return nil, fmt.Errorf("the fragments lack %d of the layers", left)
 	}
 	return places, nil
 }

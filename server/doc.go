@@ -11,36 +11,40 @@
 //	            └────────────────────────────────────────────────────────────────┘
 //
 // A read: the client registers memory and sends its descriptor. The node writes
-// each part as soon as it is verified, with the request's immediate on every
-// operation, and answers when all are confirmed; the answer says how many
-// immediates there were. Of a call that came as a message the answer goes out when
-// everything has been submitted, and nothing is lost so far: who counts the
-// immediates knows when it is there. A write: the node opens a window over the reservation's
-// arena memory; Commit revokes it, so that nothing can change the bytes between
-// their check and the device.
+// each part as soon as the part is verified, with the request's immediate on every
+// operation. The node replies over gRPC when all operations are confirmed, with the
+// number of immediates. The node replies to a message when all operations are
+// submitted and none has failed; the client then counts the immediates to learn
+// when the bytes have arrived. A write: the node opens a window over the
+// reservation's arena memory. Commit revokes the window, so that the bytes cannot
+// change between their verification and the device write.
 //
 // The calls of the data path, Match, Read, Reserve and Commit, come over gRPC, as
-// messages over the data plane, or over the unix socket: one handler performs them
-// (cacheService), and the two last have one codec (api.Call). A message finds a
-// receive buffer or is refused, and then comes over gRPC; 1,024 are performed at a
-// time, 128 of one peer. What a call may take beyond that, memory, loads under way,
-// chain length, is bounded in server/storage, and Busy is its answer there.
+// messages over the data plane, or over the unix socket. One handler performs them
+// (cacheService). The last two transports have one codec (api.Call). A message that
+// finds no receive buffer is refused, and the client makes the call over gRPC. At
+// most 1,024 messages are performed at a time, at most 128 of one peer. Memory,
+// concurrent loads and chain lengths are bounded in server/storage, which replies
+// Busy.
 //
-// An engine on the same host may map the arena (handoff): its Read answers with
-// places in the arena, which stay as they are until it returns the loan. Its Write, which is
-// Reserve and Commit in one call, has its bytes in memory that the node lends the session: the
-// node copies them into the reservation and verifies the copy.
+// An engine on the same host may map the arena (handoff). The reply to its Read has
+// places in the arena, which stay unchanged until the engine returns the loan. The
+// engine's Write does Reserve and Commit in one call. Its bytes are in memory that
+// the node lends to the session: the node copies them into the reservation and
+// verifies the copy.
 //
 // Trust: a gRPC call carries the bearer token, or comes over mutual TLS, or the
-// node listens on loopback only. The data plane's token is random for each run
-// and is handed out by Describe, so who may call gRPC may open a data session,
-// and nobody else. Whoever has one may call over it as over gRPC, and has blocks
-// written to himself only. Where the data plane is not encrypted, names and block
-// ids in these calls are as readable on the way as the blocks are. Processes of the node's own user may read and write over the unix socket
-// without either: they could read and write the node's files as well.
+// node listens on loopback only. The data plane's token is random for each run of
+// the node. Describe returns it, so exactly the callers that may use gRPC may open a
+// data-plane session. Such a session may make the same calls as gRPC, and the node
+// writes blocks only to the session's own memory. If the data plane is not
+// encrypted, names and block ids in these calls are as readable in transit as the
+// blocks. Processes of the node's own user may read and write over the unix socket
+// without a token, because they can read and write the node's files too.
 //
-// Shutdown: Shutdown refuses new writes and calls by message at once, lets calls in flight finish for
-// the drain timeout, then ends local sessions, and closes data plane, store and index in this order.
+// Shutdown: Shutdown refuses new writes and calls by message at once, lets calls in
+// flight finish for the drain timeout, ends local sessions, and then closes data
+// plane, store and index in this order.
 //
 // Lock: calls.mu, which counts calls by message, is a leaf.
 package server

@@ -18,7 +18,7 @@ import (
 // errStopping ends streams at shutdown.
 var errStopping = errors.New("node is shutting down")
 
-// errorCodes says which gRPC code an error is, first match first.
+// errorCodes maps errors to gRPC codes. The first match counts.
 var errorCodes = []struct {
 	err  error
 	code codes.Code
@@ -44,11 +44,11 @@ var errorCodes = []struct {
 	{storage.ErrReadOnly, codes.Unavailable},
 	{storage.ErrDraining, codes.Unavailable},
 	{errStopping, codes.Unavailable},
-	{handoff.ErrSession, codes.Aborted}, // begin again: connect to the socket
+	{handoff.ErrSession, codes.Aborted}, // the client connects to the socket again
 	{handoff.ErrLoan, codes.InvalidArgument},
 }
 
-// statusOf turns an error into what travels to the client.
+// statusOf converts an error to the status that the client receives.
 func statusOf(err error) error {
 	if err == nil {
 		return nil
@@ -64,11 +64,11 @@ func statusOf(err error) error {
 	return status.Error(codes.Internal, sentence(err))
 }
 
-// sentenceBytes bounds the text of one error that crosses a wire: errors of many
-// segments or volumes may be joined in it.
+// sentenceBytes bounds the text of one error in a response. An error may join the errors of many
+// segments or volumes.
 const sentenceBytes = 1 << 10
 
-// sentence is an error's text, cut where it is too long.
+// sentence returns an error's text, cut to sentenceBytes.
 func sentence(err error) string { return clip(err.Error()) }
 
 func clip(s string) string {
@@ -78,14 +78,14 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:sentenceBytes], "") + "…"
 }
 
-// reasons give the pieces of one reply their texts, of bounded size together: when
-// that is used up, a piece gets the word alone.
+// reasons makes the texts for the pieces of one reply, and bounds their total size. When the bound
+// is reached, a piece gets the word without the error's text.
 type reasons struct{ used int }
 
-// reasonsBytes bounds the sentences of all pieces of one reply.
+// reasonsBytes bounds the error texts of all pieces of one reply.
 const reasonsBytes = 8 << 10
 
-// of joins a word, which may be empty, and the error's sentence.
+// of joins a word, which may be empty, and the error's text.
 func (r *reasons) of(word string, err error) string {
 	if err == nil {
 		return word

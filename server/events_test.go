@@ -10,7 +10,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// TestEventsOfNoNamespace: a stream of events that can never come ends.
+// TestEventsOfNoNamespace: a stream of events of a namespace that does not exist ends.
 func TestEventsOfNoNamespace(t *testing.T) {
 	h := newHost(t, nil, nil)
 	next := func(req *pb.EventsRequest) (*pb.Event, error) {

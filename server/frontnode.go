@@ -11,29 +11,30 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Front is the handler of the API. *front.Front implements it. It is an interface because
-// package front is a client of the cluster, and a storage node must not carry one.
+// Front is the handler of the API. *front.Front implements it. It is an interface because package
+// front imports the client of the cluster, and a storage node must not link that client.
 type Front interface {
 	http.Handler
-	// Ready reports whether any engine is healthy. EngineHealth has the engines by name.
+	// Ready reports whether any engine is healthy. EngineHealth returns the health of each engine
+	// by name.
 	Ready() bool
 	EngineHealth() map[string]bool
-	// Drain returns when what outlives the answers of requests has ended, or with ctx's error.
+	// Drain returns when the work that outlives the responses has ended, or with ctx's error.
 	Drain(ctx context.Context) error
-	// Close ends the front. It is called when no request is served any more.
+	// Close ends the front. It is called when no request is being served.
 	Close()
 }
 
-// FrontOptions are what a FrontNode is made of. It takes over Front.
+// FrontOptions are the options of a FrontNode. The FrontNode owns and closes Front.
 type FrontOptions struct {
 	Front Front
-	// TLS is that of the API's listener; nil serves plain HTTP.
+	// TLS is the configuration of the API's listener. Nil serves plain HTTP.
 	TLS      *tls.Config
 	Registry *prometheus.Registry
 }
 
-// FrontNode is a gateway of inference engines on the network: the OpenAI-compatible API
-// for clients, HTTP for scrapers and probes.
+// FrontNode serves a gateway of inference engines: the OpenAI-compatible API for clients, and HTTP
+// for scrapers and probes.
 type FrontNode struct {
 	front Front
 	tls   *tls.Config
@@ -41,7 +42,7 @@ type FrontNode struct {
 	http  *http.Server
 }
 
-// NewFrontNode makes the servers; nothing is served yet.
+// NewFrontNode makes the servers. Serve starts them.
 func NewFrontNode(opts FrontOptions) *FrontNode {
 	n := &FrontNode{front: opts.Front, tls: opts.TLS, api: httpServer(opts.Front)}
 	mux := commonRoutes(opts.Registry)
@@ -50,27 +51,27 @@ func NewFrontNode(opts FrontOptions) *FrontNode {
 	return n
 }
 
-// readyz answers 200 if any engine is healthy, and else 503.
+// readyz responds 200 if any engine is healthy, and 503 otherwise.
 func (n *FrontNode) readyz(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if !n.front.Ready() {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"engines": n.front.EngineHealth()}) // an error: the caller has gone
+	_ = json.NewEncoder(w).Encode(map[string]any{"engines": n.front.EngineHealth()}) // an error means that the caller has disconnected
 }
 
-// Serve answers the API on api and, if it is not nil, scrapers on web, until Shutdown or
-// until one of them fails.
+// Serve serves the API on api and, if web is not nil, scrapers on web, until Shutdown is called or
+// one of the servers fails.
 func (n *FrontNode) Serve(api, web net.Listener) error {
 	if n.tls != nil {
 		api = tls.NewListener(api, n.tls)
 	}
-	stop := func() { _ = errors.Join(n.api.Close(), n.http.Close()) } // they only close listeners and connections
+	stop := func() { _ = errors.Join(n.api.Close(), n.http.Close()) } // Close closes only listeners and connections
 	return serveAll(stop, append(serveWeb(n.http, web), func() error { return n.api.Serve(api) })...)
 }
 
-// Shutdown stops accepting, and returns when all requests have ended, streams included,
-// or with ctx's error after it has cut them off.
+// Shutdown stops accepting requests. It returns when all requests, including streams, have ended.
+// If ctx ends first, it cuts the remaining requests off and returns ctx's error.
 func (n *FrontNode) Shutdown(ctx context.Context) error {
 	err := n.api.Shutdown(ctx)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// commonRoutes are /metrics, /healthz (alias /health) and, for callers on this
-// machine, /debug/pprof.
+// commonRoutes are /metrics, /healthz (alias /health) and, for callers on this machine only,
+// /debug/pprof.
 func commonRoutes(registry *prometheus.Registry) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
@@ -28,8 +28,8 @@ func commonRoutes(registry *prometheus.Registry) *http.ServeMux {
 	return mux
 }
 
-// serveAll calls serves, which listen, at once, and returns when all have returned. When one
-// fails, stop ends the others. The error is nil if all have ended because they were shut down.
+// serveAll runs serves concurrently and returns when all have returned. When one fails, serveAll
+// calls stop, which ends the others. The error is nil if all ended by a shutdown.
 func serveAll(stop func(), serves ...func() error) error {
 	failed := make(chan error, len(serves))
 	for _, serve := range serves {
@@ -45,7 +45,7 @@ func serveAll(stop func(), serves ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// serveWeb returns the call that serves HTTP on web, or none if web is nil.
+// serveWeb returns the function that serves HTTP on web, or an empty slice if web is nil.
 func serveWeb(s *http.Server, web net.Listener) []func() error {
 	if web == nil {
 		return nil
@@ -53,7 +53,7 @@ func serveWeb(s *http.Server, web net.Listener) []func() error {
 	return []func() error{func() error { return s.Serve(web) }}
 }
 
-// routes are the common ones, /metrics/summary and /readyz.
+// routes are commonRoutes, /metrics/summary and /readyz.
 func (s *Server) routes() http.Handler {
 	mux := commonRoutes(s.opts.Registry)
 	mux.HandleFunc("GET /metrics/summary", s.summary)
@@ -61,12 +61,12 @@ func (s *Server) routes() http.Handler {
 	return mux
 }
 
-// healthz answers 200 while the process runs.
+// healthz responds 200 while the process runs.
 func healthz(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// readyz answers 200 if clients should send traffic to the node, and else 503
+// readyz responds 200 if clients should send traffic to the node, and 503 otherwise
 // (storage.Node.Ready). The body has the reason and the state of each volume.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	state, reason := s.node.WriteState()
@@ -92,17 +92,17 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 		}
 		answer.Volumes = append(answer.Volumes, vs)
 	}
-	_ = json.NewEncoder(w).Encode(answer) // an error: the caller has gone
+	_ = json.NewEncoder(w).Encode(answer) // an error means that the caller has disconnected
 }
 
-// summary is one line for a person with curl.
+// summary responds with a short text, for use with curl.
 func (s *Server) summary(w http.ResponseWriter, _ *http.Request) {
 	st := s.status()
 	fmt.Fprintf(w, "node=%s state=%s io=%s blocks=%d used_bytes=%d capacity_bytes=%d namespaces=%d leases=%d arena_used_bytes=%d rss_bytes=%d corrupt_blocks=%d\n",
 		st.GetNode(), st.GetState(), st.GetIo(), st.GetBlocks(), st.GetUsedBytes(), st.GetCapacityBytes(), st.GetNamespaces(), st.GetLeases(), st.GetArenaUsedBytes(), st.GetRssBytes(), st.GetCorruptBlocks())
 }
 
-// loopbackOnly keeps profiles, which show memory, to callers on this machine.
+// loopbackOnly restricts profiles, which contain memory contents, to callers on this machine.
 func loopbackOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.RemoteAddr)

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// session is the caller's session on the unix socket.
+// session returns the caller's session on the unix socket.
 func (s *Server) session(id []byte) (*handoff.Session, error) {
 	if s.opts.Local == nil {
 		return nil, fmt.Errorf("this node has no local socket (local_socket): %w", handoff.ErrSession)
@@ -22,8 +22,8 @@ func (s *Server) session(id []byte) (*handoff.Session, error) {
 	return s.opts.Local.Session(id)
 }
 
-// readLocal answers a Read of an engine that maps the arena: the pieces stay
-// where they are, under the loan that the request numbers.
+// readLocal performs a Read for an engine that maps the arena. The pieces stay in place in the
+// arena, under the loan whose number is in the request.
 func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.ReadRequest, load storage.LoadRequest) (*pb.ReadResponse, error) {
 	if len(req.GetDestination()) > 0 {
 		return nil, invalid(errors.New("a local read has no destination: the pieces stay in the arena"))
@@ -42,9 +42,9 @@ func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.
 	l := &lending{loan: loan, offsets: make([]uint64, len(req.GetPieces()))}
 	load.Keep = true
 	result, err := s.node.Load(ctx, load, l.deliver)
-	// The reply to a caller that has given up is lost. One that gives up later
-	// returns the loan himself, which may come before this line: then what is
-	// added to the loan is released at once.
+	// A caller that gave up does not get this reply. A caller that gives up later returns the loan
+	// itself. If it returns the loan before the next line runs, the pieces added here are released
+	// at once.
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -74,8 +74,8 @@ type lending struct {
 	loan *handoff.Loan
 
 	mu sync.Mutex
-	// offsets is where each piece lies; storage delivers a piece that is to be
-	// kept as one part.
+	// offsets is the arena offset of each piece. With LoadRequest.Keep, storage delivers each piece
+	// as one part.
 	offsets []uint64
 }
 
@@ -93,8 +93,8 @@ func (l *lending) deliver(_ context.Context, parts []storage.Part) {
 	}
 }
 
-// write is Reserve and Commit in one call, of an engine that has put the bytes of its pieces into
-// the staging memory of its session.
+// write is Reserve and Commit in one call. The engine has put the bytes of the pieces into the
+// staging memory of its session.
 func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteRequest) (*pb.WriteResponse, error) {
 	session, err := s.session(by.session[:])
 	if err != nil {
@@ -102,11 +102,11 @@ func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteReques
 	}
 	offered := req.GetReserve().GetPieces()
 	if len(offered) == 0 || len(req.GetSums()) != len(offered) {
-		return nil, invalid(fmt.Errorf("a write of %d pieces with sums for %d", len(offered), len(req.GetSums())))
+		return nil, invalid(fmt.Errorf("the write has %d pieces and sums for %d", len(offered), len(req.GetSums())))
 	}
 	for i, p := range req.GetSums() {
 		if o := offered[i]; p.GetBlock() != o.GetBlock() || p.GetGroup() != o.GetGroup() {
-			return nil, invalid(fmt.Errorf("sums of block %d, group %d for piece %d, which is block %d, group %d", p.GetBlock(), p.GetGroup(), i, o.GetBlock(), o.GetGroup()))
+			return nil, invalid(fmt.Errorf("the sums are for block %d, group %d, but piece %d is block %d, group %d", p.GetBlock(), p.GetGroup(), i, o.GetBlock(), o.GetGroup()))
 		}
 	}
 	r, err := s.reserveRequest(req.GetReserve())
@@ -129,7 +129,7 @@ func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteReques
 			granted = append(granted, req.GetSums()[i])
 		}
 	}
-	// The bytes are here. As over the data plane, the end of the engine does not end the commit.
+	// The bytes have arrived. As over the data plane, the commit continues if the engine ends.
 	resp.Commit, err = s.commit(context.WithoutCancel(ctx), id, granted, w.copy)
 	if err != nil {
 		st := status.Convert(statusOf(err))
@@ -138,22 +138,22 @@ func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteReques
 	return resp, nil
 }
 
-// staged is the bytes of one write in staging memory.
+// staged describes the bytes of one write in staging memory.
 type staged struct {
 	from        []byte
 	reservation *storage.Reservation
 }
 
-// attach refuses pieces for which the staging memory has no room.
+// attach refuses the write if its pieces do not fit the staging memory.
 func (w *staged) attach(res *storage.Reservation) error {
 	w.reservation = res
 	if need := w.bytes(); need > int64(len(w.from)) {
-		return fmt.Errorf("%w: pieces of %d bytes in staging memory of %d", storage.ErrRequest, need, len(w.from))
+		return fmt.Errorf("%w: the pieces have %d bytes and the staging memory has %d", storage.ErrRequest, need, len(w.from))
 	}
 	return nil
 }
 
-// bytes returns the size of all pieces.
+// bytes returns the total size of the pieces.
 func (w *staged) bytes() (total int64) {
 	g := w.reservation.Namespace().Geometry
 	for _, p := range w.reservation.Grants {
@@ -176,8 +176,8 @@ func (w *staged) copy(context.Context) error {
 	return nil
 }
 
-// ReturnLoans implements penstock.v1.Cache. Loans of a session that has ended
-// were returned with it.
+// ReturnLoans implements penstock.v1.Cache. The end of a session returns its loans, so loans of an
+// ended session are not an error.
 func (s *cacheService) ReturnLoans(_ context.Context, req *pb.ReturnLoansRequest) (*pb.ReturnLoansResponse, error) {
 	session, err := s.session(req.GetLocalSession())
 	if errors.Is(err, handoff.ErrSession) {

@@ -23,22 +23,22 @@ import (
 	"github.com/penstock-kv/penstock/server/handoff"
 )
 
-// neighbour is an engine that is connected to the local socket of a host.
-type neighbour struct {
+// localEngine is an engine that is connected to the local socket of a host.
+type localEngine struct {
 	t     testing.TB
 	conn  *net.UnixConn
 	in    *bufio.Reader
 	arena *arena.View
-	// local is the node's end.
+	// local is the node's listener.
 	local *handoff.Listener
-	// staging is nil before stage.
+	// staging is nil before stage is called.
 	staging *arena.Staging
 }
 
-func newNeighbour(t testing.TB) (*neighbour, *host) {
+func newNeighbour(t testing.TB) (*localEngine, *host) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "local.sock")
-	e := &neighbour{t: t}
+	e := &localEngine{t: t}
 	h := newHost(t, func(o *server.Options) {
 		var err error
 		if o.Local, err = handoff.Listen(handoff.Options{Path: path, Arena: o.Arena}); err != nil {
@@ -59,8 +59,8 @@ func newNeighbour(t testing.TB) (*neighbour, *host) {
 	return e, h
 }
 
-// stage asks for staging memory.
-func (e *neighbour) stage() []byte {
+// stage requests staging memory.
+func (e *localEngine) stage() []byte {
 	e.t.Helper()
 	if _, err := e.conn.Write(api.AppendStage(nil)); err != nil {
 		e.t.Fatal(err)
@@ -80,8 +80,8 @@ func (e *neighbour) stage() []byte {
 	return e.staging.Bytes()
 }
 
-// raw makes a call with a request that may be garbage.
-func (e *neighbour) raw(m api.Method, request []byte) (codes.Code, []byte) {
+// raw makes a call with arbitrary request bytes.
+func (e *localEngine) raw(m api.Method, request []byte) (codes.Code, []byte) {
 	e.t.Helper()
 	frame, err := api.Call{Method: m, ID: 7, ReplyMax: 1 << 20}.Append(make([]byte, api.LocalFrameHeaderBytes), m.Request())
 	if err != nil {
@@ -103,8 +103,8 @@ func (e *neighbour) raw(m api.Method, request []byte) (codes.Code, []byte) {
 	return codes.Code(reply.Code), body
 }
 
-// call makes a call. resp is that of an answer without an error.
-func (e *neighbour) call(m api.Method, req, resp proto.Message) (codes.Code, string) {
+// call makes a call. resp receives the response if there is no error.
+func (e *localEngine) call(m api.Method, req, resp proto.Message) (codes.Code, string) {
 	e.t.Helper()
 	request, err := proto.Marshal(req)
 	if err != nil {
@@ -120,7 +120,8 @@ func (e *neighbour) call(m api.Method, req, resp proto.Message) (codes.Code, str
 	return code, ""
 }
 
-// writeOf is the request to write the blocks [first, blocks) of a chain, with the sums of bytes.
+// writeOf returns the request that writes the blocks [first, blocks) of a chain, with the sums of
+// bytes.
 func writeOf(ns kv.Namespace, first, blocks int, bytes []byte) *pb.WriteRequest {
 	ids := chain(ns, blocks)
 	req := &pb.WriteRequest{Reserve: &pb.ReserveRequest{Namespace: "m", BlockIds: ids[16*first:], GeometryDigest: digestOf(ns)}}
@@ -135,8 +136,8 @@ func writeOf(ns kv.Namespace, first, blocks int, bytes []byte) *pb.WriteRequest 
 	return req
 }
 
-// TestLocalSocket: a caller of the local socket has proved no token. It may ask for reads,
-// matches, existence and writes. Every other call, and a pin, is refused and changes nothing.
+// TestLocalSocket: a caller on the local socket has no token. It may make reads, matches, existence
+// checks and writes. Every other call, and a pin, is refused and changes nothing.
 func TestLocalSocket(t *testing.T) {
 	e, h := newNeighbour(t)
 	ns := h.namespace()
@@ -169,8 +170,9 @@ func TestLocalSocket(t *testing.T) {
 	}
 }
 
-// TestLocalWrite: a write stores the granted pieces from their places in the staging memory. It is
-// refused, and leaves nothing behind, if it does not fit the memory, the namespace or its sums.
+// TestLocalWrite: a write stores the granted pieces from their places in the staging memory. A
+// write that does not fit the memory, the namespace or its sums is refused and leaves nothing
+// behind.
 func TestLocalWrite(t *testing.T) {
 	e, h := newNeighbour(t)
 	ns := h.namespace()
@@ -180,7 +182,7 @@ func TestLocalWrite(t *testing.T) {
 	for i := range content {
 		content[i] = byte(i/size + 1)
 	}
-	if code, text := e.call(api.MethodWrite, writeOf(ns, 0, 4, content), nil); code != codes.InvalidArgument || !strings.Contains(text, "32768 bytes in staging memory of 0") {
+	if code, text := e.call(api.MethodWrite, writeOf(ns, 0, 4, content), nil); code != codes.InvalidArgument || !strings.Contains(text, "32768 bytes and the staging memory has 0") {
 		t.Errorf("without staging memory: %v %q", code, text)
 	}
 	mem := e.stage()
@@ -196,8 +198,8 @@ func TestLocalWrite(t *testing.T) {
 		text string
 	}{
 		"no request":       {new(pb.WriteRequest), codes.InvalidArgument, "0 pieces"},
-		"no sums":          {edit(func(r *pb.WriteRequest) { r.Sums = nil }), codes.InvalidArgument, "4 pieces with sums for 0"},
-		"others' sums":     {edit(func(r *pb.WriteRequest) { r.Sums[1].Block = 3 }), codes.InvalidArgument, "sums of block 3, group 0 for piece 1"},
+		"no sums":          {edit(func(r *pb.WriteRequest) { r.Sums = nil }), codes.InvalidArgument, "4 pieces and sums for 0"},
+		"others' sums":     {edit(func(r *pb.WriteRequest) { r.Sums[1].Block = 3 }), codes.InvalidArgument, "sums are for block 3, group 0, but piece 1"},
 		"another geometry": {edit(func(r *pb.WriteRequest) { r.Reserve.GeometryDigest[0] ^= 1 }), codes.FailedPrecondition, "geometry"},
 		"no geometry":      {edit(func(r *pb.WriteRequest) { r.Reserve.GeometryDigest = nil }), codes.InvalidArgument, "digest of 0 bytes"},
 		"another epoch":    {edit(func(r *pb.WriteRequest) { r.Reserve.Epoch = 9 }), codes.FailedPrecondition, "epoch 9"},
@@ -238,7 +240,7 @@ func TestLocalWrite(t *testing.T) {
 }
 
 // readsAs fails unless the blocks of a chain have the content.
-func (h *host) readsAs(e *neighbour, ns kv.Namespace, content []byte) {
+func (h *host) readsAs(e *localEngine, ns kv.Namespace, content []byte) {
 	h.t.Helper()
 	size := int(ns.Geometry.BlockBytes())
 	blocks := len(content) / size
@@ -261,7 +263,7 @@ func (h *host) readsAs(e *neighbour, ns kv.Namespace, content []byte) {
 }
 
 // TestStagingChangesDuringWrite: an engine changes its staging memory while the node copies from
-// it. A block is stored with the bytes of its sums, or refused as corrupt.
+// it. The node stores a block whose bytes match its sums, or refuses the block as corrupt.
 func TestStagingChangesDuringWrite(t *testing.T) {
 	e, h := newNeighbour(t)
 	ns := h.namespace()
@@ -315,8 +317,8 @@ func TestStagingChangesDuringWrite(t *testing.T) {
 	}
 }
 
-// FuzzLocalCalls: the node answers every request on the local socket, goes on serving, and keeps no
-// reservation.
+// FuzzLocalCalls: the node replies to every request on the local socket, continues to serve, and
+// keeps no reservation.
 func FuzzLocalCalls(f *testing.F) {
 	e, h := newNeighbour(f)
 	ns := h.namespace()
@@ -345,7 +347,7 @@ func FuzzLocalCalls(f *testing.F) {
 		if s := h.node.Stats(); s.Reservations != 0 {
 			t.Errorf("%v %x: %d reservations are left", method, request, s.Reservations)
 		}
-		// A read may have lent something. The numbers of later loans differ.
+		// The read may have opened a loan. Later loans have other numbers.
 		var read pb.ReadRequest
 		if proto.Unmarshal(request, &read) == nil && method == api.MethodRead {
 			if _, err := e.conn.Write(api.AppendReturn(nil, []uint64{read.GetLoan()})); err != nil {

@@ -12,13 +12,13 @@ import (
 	"github.com/penstock-kv/penstock/api"
 )
 
-// TestWriterDiesAtEachByte: an engine ends after each byte of a write's messages, from the request
-// for staging memory to the end of the call. The node ends the session, keeps no reservation and no
-// staging memory, and has the block exactly or not at all.
+// TestWriterDiesAtEachByte: an engine disconnects after each byte of a write's messages, from the
+// request for staging memory to the end of the call. The node ends the session, keeps no
+// reservation and no staging memory, and has stored the whole block or none of it.
 func TestWriterDiesAtEachByte(t *testing.T) {
 	e, h := newNeighbour(t)
 	ns := h.namespace()
-	content := bytes.Repeat([]byte{0}, int(ns.Geometry.BlockBytes())) // what fresh staging memory holds
+	content := bytes.Repeat([]byte{0}, int(ns.Geometry.BlockBytes())) // the content of fresh staging memory
 	request, err := proto.Marshal(writeOf(ns, 0, 1, content))
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestWriterDiesAtEachByte(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The session exists when the hello is there.
+		// The session exists once the hello has arrived.
 		if _, err := io.ReadFull(conn, make([]byte, api.LocalHelloBytes)); err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/server"
 )
 
-// TestListPins: a pin is found by whoever asks, and ends with its namespace.
+// TestListPins: every caller can list a pin, and the pin ends with its namespace.
 func TestListPins(t *testing.T) {
 	h := newHost(t, nil, nil)
 	ns := h.namespace()

@@ -15,31 +15,30 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// PlannerOptions are what a PlannerNode is made of. It takes over Service.
+// PlannerOptions are the options of a PlannerNode. The PlannerNode owns and closes Service.
 type PlannerOptions struct {
 	Service *planner.Service
-	// BearerToken and TLS are as in Options.
+	// BearerToken and TLS have the same meaning as in Options.
 	BearerToken string
 	TLS         *tls.Config
 	Registry    *prometheus.Registry
-	// Logger takes the operator's calls (audit); nil: none.
+	// Logger receives a line for each operator call (audit). Nil disables the audit.
 	Logger *slog.Logger
 }
 
-// PlannerNode is a planner on the network: gRPC for gateways and leaders, HTTP
-// for scrapers and probes.
+// PlannerNode serves a planner: gRPC for gateways and leaders, HTTP for scrapers and probes.
 type PlannerNode struct {
 	service *planner.Service
 	grpc    *grpc.Server
 	http    *http.Server
 }
 
-// plannerMessageBytes bounds one message to a planner. A group that registers again
-// brings the payloads of all requests that it holds; planner.Options.PayloadBytes
-// bounds those of the whole cluster.
+// plannerMessageBytes bounds one message to a planner. A group that registers again sends the
+// payloads of all requests that it holds. planner.Options.PayloadBytes bounds the payloads of the
+// whole cluster.
 const plannerMessageBytes = 288 << 20
 
-// NewPlannerNode makes the servers; nothing is served yet.
+// NewPlannerNode makes the servers. Serve starts them.
 func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.BearerToken, opts.TLS, opts.Logger), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
@@ -49,8 +48,8 @@ func NewPlannerNode(opts PlannerOptions) *PlannerNode {
 	return n
 }
 
-// readyz answers once groups of both roles are up: before, every request only
-// waits. The planner takes submissions all the same.
+// readyz responds 200 once groups of both roles are registered. Before that the planner accepts
+// requests, and they wait.
 func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 	top, err := n.service.Top(r.Context(), &pb.TopRequest{})
 	groups := map[string]int{"prefill": 0, "decode": 0}
@@ -65,21 +64,21 @@ func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 	if err != nil || groups["prefill"] == 0 || groups["decode"] == 0 {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"groups": groups}) // the caller has gone
+	_ = json.NewEncoder(w).Encode(map[string]any{"groups": groups}) // an error means that the caller has disconnected
 }
 
-// Serve answers gRPC on control and, if it is not nil, HTTP on web, until
-// Shutdown or until one of them fails.
+// Serve serves gRPC on control and, if web is not nil, HTTP on web, until Shutdown is called or one
+// of the servers fails.
 func (n *PlannerNode) Serve(control, web net.Listener) error {
 	stop := func() {
 		n.grpc.Stop()
-		_ = n.http.Close() // it only closes listeners and connections
+		_ = n.http.Close() // Close closes only listeners and connections
 	}
 	return serveAll(stop, append(serveWeb(n.http, web), func() error { return n.grpc.Serve(control) })...)
 }
 
-// Shutdown ends every stream with a word to come back, and returns when all
-// calls have ended, or with ctx's error after it has cut them off.
+// Shutdown ends every stream with a status that makes the client reconnect. It returns when all
+// calls have ended. If ctx ends first, it cuts the remaining calls off and returns ctx's error.
 func (n *PlannerNode) Shutdown(ctx context.Context) error {
 	n.service.Close()
 	stopped := make(chan struct{})

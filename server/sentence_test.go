@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestErrorTextsAreBounded: however long the errors of volumes and segments are, and
-// however many pieces have one, a reply fits the smallest room that callers give.
+// TestErrorTextsAreBounded: a reply fits the smallest room that callers provide, for any length of
+// the errors of volumes and segments and any number of failed pieces.
 func TestErrorTextsAreBounded(t *testing.T) {
 	var many []error
 	for i := range 5000 {

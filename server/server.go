@@ -28,57 +28,56 @@ import (
 )
 
 var (
-	errCursor = errors.New("cursor is not one that ListBlocks returned")
+	errCursor = errors.New("the cursor was not returned by ListBlocks")
 	errRate   = errors.New("a rate cannot be negative")
 )
 
-// Limits are what the server tells clients and holds them to.
+// Limits are the limits that the server reports to clients and enforces.
 type Limits struct {
 	// ReadBytes and WriteBytes bound the payload of one Read and one Reserve.
 	ReadBytes, WriteBytes int64
 	// ChainBlocks bounds the chain of one call.
 	ChainBlocks int
-	// LandWithin is how long Commit waits for bytes that were not confirmed yet.
+	// LandWithin bounds the time that Commit waits for bytes that have not arrived.
 	LandWithin time.Duration
 }
 
-// Volume is one volume's device and why this kind of device was chosen.
+// Volume describes the device of one volume and the reason for the choice of its backend.
 type Volume struct {
 	Device blockio.Device
 	Reason string
 }
 
-// MemoryPart is one part of the memory budget, by a name that people read.
+// MemoryPart is one part of the memory budget, with a name for display.
 type MemoryPart struct {
 	Name  string
 	Bytes int64
 }
 
-// Options are what a Server is made of. The server takes over Data and Local and
-// closes them; Node, Arena and the listeners stay the caller's to close, after Shutdown.
+// Options are the options of a Server. The server owns and closes Data and Local. The caller closes
+// Node, Arena and the listeners, after Shutdown.
 type Options struct {
-	// Node, Version: who this is.
+	// Node and Version are the node's name and the program's version.
 	Node, Version string
 	Storage       *storage.Node
 	Arena         *arena.Arena
 	Data          rdma.Engine
-	// DataToken is what a peer proves to Data; Describe hands it out. DataPort is
-	// the TCP port where Data listens; 0: it does not listen on one.
+	// DataToken is the token that peers present to Data. Describe returns it. DataPort is the TCP
+	// port of Data, 0 if Data does not listen on TCP.
 	DataToken rdma.Token
 	DataPort  int
-	// Local lends the arena to engines on this host; nil: nobody does.
+	// Local lends the arena to engines on this host. Nil disables that.
 	Local   *handoff.Listener
 	Limits  Limits
 	Volumes []Volume
-	// Durability, CapacityBytes and MemoryBudget are shown in Status. MemoryBudget
-	// returns the parts of what resident memory should stay below; nil: there is no
-	// such budget.
+	// Durability, CapacityBytes and MemoryBudget are shown in Status. MemoryBudget returns the
+	// parts of the budget for resident memory. Nil means that there is no budget.
 	Durability    string
 	CapacityBytes int64
 	MemoryBudget  func() []MemoryPart
 
-	// BearerToken, if not empty, is required of every gRPC call. TLS, if set, is
-	// used by the gRPC listener; with ClientCAs in it, clients need certificates.
+	// BearerToken, if not empty, is required of every gRPC call. TLS, if not nil, is the
+	// configuration of the gRPC listener. If it has ClientCAs, clients need certificates.
 	BearerToken string
 	TLS         *tls.Config
 
@@ -98,7 +97,7 @@ type Server struct {
 	cache  *cacheService
 	calls  *calls
 	http   *http.Server
-	// messages is whether the data plane takes calls.
+	// messages reports whether the data plane accepts calls.
 	messages atomic.Bool
 	windows  sync.Map // storage.ReservationID → *openWindow
 	started  time.Time
@@ -107,27 +106,26 @@ type Server struct {
 	stopOnce sync.Once
 }
 
-// maxMessageBytes bounds one gRPC message. A chain of 131,072 ids takes 2 MiB, the
-// checksums of a large read take a few MiB.
+// maxMessageBytes bounds one gRPC message. A chain of 131,072 ids takes 2 MiB. The checksums of a
+// large read take a few MiB.
 const maxMessageBytes = 16 << 20
 
 // streamsMax bounds the concurrent calls on one connection.
 const streamsMax = 1024
 
-// Flow-control windows of gRPC for one call and for one connection. A usual request fits
-// into one window.
+// Flow-control windows of gRPC for one call and for one connection. A typical request fits into one
+// window.
 const (
 	streamWindowBytes = 1 << 20
 	connWindowBytes   = 4 << 20
 )
 
-// New registers the arena with the transfer engine and makes the services. It
-// serves nothing yet.
+// New registers the arena with the transfer engine and makes the services. Serve starts them.
 func New(opts Options) (*Server, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	// Local: only windows open arena memory to peers, one reservation at a time.
+	// Local: peers can access arena memory only through windows, one for each reservation.
 	region, err := opts.Data.Register(opts.Arena.Bytes(), rdma.RegisterOptions{Local: true})
 	if err != nil {
 		return nil, fmt.Errorf("server: register arena: %w", err)
@@ -150,8 +148,8 @@ func New(opts Options) (*Server, error) {
 	return s, nil
 }
 
-// grpcOptions are those of every gRPC server of ours: bounds, spans, the audit of
-// admin calls, the bearer token and TLS where they are set.
+// grpcOptions are the options of every gRPC server: bounds, spans, the audit of admin calls, the
+// bearer token and TLS if they are configured.
 func grpcOptions(token string, secure *tls.Config, log *slog.Logger) []grpc.ServerOption {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -161,9 +159,9 @@ func grpcOptions(token string, secure *tls.Config, log *slog.Logger) []grpc.Serv
 	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
-		// Fixed windows: without them gRPC estimates the path's bandwidth with a
-		// ping for nearly every call, which costs a call between two processes
-		// of one host a fifth of its time. The bytes of blocks do not come here.
+		// The windows are fixed. Otherwise gRPC sends a ping in nearly every call to estimate the
+		// bandwidth of the path, which takes a fifth of the time of a call between two processes of
+		// one host. Blocks do not travel over gRPC.
 		grpc.InitialWindowSize(streamWindowBytes),
 		grpc.InitialConnWindowSize(connWindowBytes),
 		grpc.StatsHandler(otelgrpc.NewServerHandler()),
@@ -180,13 +178,13 @@ func grpcOptions(token string, secure *tls.Config, log *slog.Logger) []grpc.Serv
 	return o
 }
 
-// httpServer serves routes with limits on slow callers.
+// httpServer returns a server with timeouts for slow callers.
 func httpServer(routes http.Handler) *http.Server {
 	return &http.Server{Handler: routes, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 }
 
-// Serve answers gRPC on control and, if it is not nil, HTTP on web, until
-// Shutdown or until one of them fails.
+// Serve serves gRPC on control and, if web is not nil, HTTP on web, until Shutdown is called or one
+// of the servers fails.
 func (s *Server) Serve(control, web net.Listener) error {
 	s.messages.Store(s.calls.listen())
 	serves := append(serveWeb(s.http, web), func() error { return s.grpc.Serve(control) })
@@ -196,21 +194,21 @@ func (s *Server) Serve(control, web net.Listener) error {
 	return serveAll(s.stop, serves...)
 }
 
-// stop ends both servers at once.
+// stop ends both servers immediately.
 func (s *Server) stop() {
 	s.stopStreams()
 	s.calls.cancel()
 	s.grpc.Stop()
-	_ = s.http.Close() // it only closes listeners and connections
+	_ = s.http.Close() // Close closes only listeners and connections
 	if s.opts.Local != nil {
-		_ = s.opts.Local.Close() // likewise
+		_ = s.opts.Local.Close() // Close closes only listeners and connections
 	}
 }
 
 func (s *Server) stopStreams() { s.stopOnce.Do(func() { close(s.stopping) }) }
 
-// Shutdown drains: new writes are refused at once and /readyz fails, calls in
-// flight finish until ctx ends, then the servers and the data plane are closed.
+// Shutdown drains the node: it refuses new writes at once and makes /readyz fail. Running calls
+// finish until ctx ends. Then it closes the servers and the data plane.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.node.Drain()
 	s.stopStreams()
@@ -228,7 +226,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	errs := []error{s.http.Close()}
 	if s.opts.Local != nil {
-		// After the calls: no Read is under way that could use what comes back.
+		// After the calls have ended, no Read uses the memory that this releases.
 		errs = append(errs, s.opts.Local.Close())
 	}
 	return errors.Join(append(errs, s.data.Close())...)

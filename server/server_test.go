@@ -57,7 +57,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// host is a whole node on loopback, and a client of it.
+// host is a complete node on loopback with a client.
 type host struct {
 	t       testing.TB
 	server  *server.Server
@@ -68,9 +68,9 @@ type host struct {
 	conn    *grpc.ClientConn
 	cache   pb.CacheClient
 	admin   pb.AdminClient
-	engine  rdma.Engine // the client's
+	engine  rdma.Engine // the client's engine
 	memory  rdma.Region
-	// faults has the faults of the volume. indexFault makes every write of the index fail.
+	// faults injects faults into the volume. indexFault makes every write of the index fail.
 	faults     *faultio.Device
 	indexFault *errorfs.Toggle
 }
@@ -150,7 +150,7 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 	return h
 }
 
-// namespace creates m and connects the client's engine.
+// namespace creates namespace m and connects the client's engine.
 func (h *host) namespace() kv.Namespace {
 	h.t.Helper()
 	m, err := h.admin.CreateNamespace(h.t.Context(), &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: "m", Geometry: api.GeometryProto(geometry)}})
@@ -165,7 +165,7 @@ func (h *host) namespace() kv.Namespace {
 	return ns
 }
 
-// connect opens the client's data session.
+// connect opens the client's data-plane session.
 func (h *host) connect() {
 	h.t.Helper()
 	d, err := h.cache.Describe(h.t.Context(), &pb.DescribeRequest{})
@@ -190,7 +190,7 @@ func chain(ns kv.Namespace, blocks int) []byte {
 	return api.AppendIDs(nil, ids)
 }
 
-// write puts the chain, block i filled with i+1.
+// write stores the chain. Block i is filled with the byte i+1.
 func (h *host) write(ns kv.Namespace, blocks int) *pb.CommitResponse {
 	h.t.Helper()
 	ctx := h.t.Context()
@@ -226,8 +226,8 @@ func (h *host) write(ns kv.Namespace, blocks int) *pb.CommitResponse {
 	return resp
 }
 
-// TestReserveNamesWriter: over gRPC a reservation's window is open to the engine that the
-// request names, and to no other; a name that is none is refused.
+// TestReserveNamesWriter: the window of a reservation over gRPC is open only to the engine that the
+// request names. A malformed engine name is refused.
 func TestReserveNamesWriter(t *testing.T) {
 	h := newHost(t, nil, nil)
 	ns := h.namespace()
@@ -441,7 +441,7 @@ func TestBadCallsGetClearCodes(t *testing.T) {
 			return err
 		}},
 		"read into a foreign engine": {codes.OK, func() error {
-			return nil // judged below: a state of the piece, not an error of the call
+			return nil // a failed piece is not an error of the call; its state is checked below
 		}},
 	}
 	for name, tc := range calls {
@@ -486,7 +486,7 @@ func TestBearerToken(t *testing.T) {
 		}
 		stream, err := h.cache.Events(ctx, &pb.EventsRequest{After: 99})
 		if err == nil {
-			_, err = stream.Recv() // a gap at once: 99 is of another run
+			_, err = stream.Recv() // the first event is a Gap, because sequence 99 is from another run
 		}
 		if status.Code(err) != want {
 			t.Errorf("stream with token %q: %v; want %v", given, err, want)
@@ -593,8 +593,8 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// TestReadyWhileFaulty: while its volumes or its index cannot be written, a node is not
-// ready and /readyz has the reason. The node is ready again when the fault has ended.
+// TestReadyWhileFaulty: while its volumes or its index cannot be written, a node is not ready and
+// /readyz has the reason. The node is ready again after the fault.
 func TestReadyWhileFaulty(t *testing.T) {
 	h := newHost(t, nil, nil)
 	ns := h.namespace()
@@ -621,7 +621,7 @@ func TestReadyWhileFaulty(t *testing.T) {
 			t.Errorf("penstock_index_writable is not %s", want)
 		}
 	}
-	// state checks that status and metrics have this state of the volume, and no other.
+	// state checks that status and metrics show this state of the volume, and no other.
 	state := func(want string) {
 		t.Helper()
 		st, err := h.admin.Status(t.Context(), &pb.StatusRequest{})
@@ -679,14 +679,14 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestMetricsPage: docs/metrics.md has a row for every metric of the registry,
-// with its help text, and no other.
+// TestMetricsPage: docs/metrics.md has a row with the help text for every metric of the registry,
+// and no other row.
 func TestMetricsPage(t *testing.T) {
 	h := newHost(t, nil, nil)
 	h.write(h.namespace(), 1)
 	registry := prometheus.NewRegistry()
 	counters := metrics.NewNode(registry)
-	// Vectors show only once a label is used; every one is described all the same.
+	// A vector is collected only once a label value is used, but it is always described.
 	ch := make(chan *prometheus.Desc, 1024)
 	registry.Describe(ch)
 	close(ch)
@@ -716,7 +716,7 @@ func TestMetricsPage(t *testing.T) {
 			t.Errorf("docs/metrics.md: %s says %q; the registry says %q", name, got[name], help)
 		}
 	}
-	elsewhere := regexp.MustCompile("^penstock_(planner|network|gateway|offload)_") // their packages have tests of their own
+	elsewhere := regexp.MustCompile("^penstock_(planner|network|gateway|offload)_") // these packages have tests of their own
 	for name := range got {
 		if _, ok := want[name]; !ok && !elsewhere.MatchString(name) {
 			t.Errorf("docs/metrics.md documents %s, which does not exist", name)

@@ -11,7 +11,7 @@ func (s *adminService) Status(context.Context, *pb.StatusRequest) (*pb.StatusRes
 	return s.status(), nil
 }
 
-// status describes the node at this moment.
+// status returns the current state of the node.
 func (s *Server) status() *pb.StatusResponse {
 	st := s.node.Stats()
 	recovered := s.node.Recovered()
@@ -54,7 +54,7 @@ func (s *Server) status() *pb.StatusResponse {
 	return m
 }
 
-// memoryParts are those of the memory budget at this moment.
+// memoryParts returns the current parts of the memory budget.
 func (s *Server) memoryParts() []MemoryPart {
 	if s.opts.MemoryBudget == nil {
 		return nil
@@ -62,7 +62,7 @@ func (s *Server) memoryParts() []MemoryPart {
 	return s.opts.MemoryBudget()
 }
 
-// describe fills in what the device knows.
+// describe adds the properties of the device.
 func (v Volume) describe(m *pb.VolumeStatus) {
 	info, stats := v.Device.Info(), v.Device.Stats()
 	m.Io, m.IoReason, m.IoDetail = info.Backend, v.Reason, info.Detail
@@ -71,7 +71,7 @@ func (v Volume) describe(m *pb.VolumeStatus) {
 	m.InFlightBytes, m.InFlightLimitBytes = stats.InFlightBytes, stats.InFlightLimitBytes
 }
 
-// common is the backend of all volumes that are there, or "mixed".
+// common returns the backend of all present volumes, or "mixed".
 func common(volumes []*pb.VolumeStatus) (io, reason string) {
 	for _, v := range volumes {
 		if v.GetIo() == "" {

@@ -88,7 +88,7 @@ func (s *adminService) RemoveVolume(ctx context.Context, req *pb.RemoveVolumeReq
 
 func (s *Server) volumeNamed(name string) (storage.VolumeInfo, error) {
 	if name == "" {
-		return storage.VolumeInfo{}, invalid(fmt.Errorf("no volume named: %w", storage.ErrRequest))
+		return storage.VolumeInfo{}, invalid(fmt.Errorf("the request names no volume: %w", storage.ErrRequest))
 	}
 	i, err := s.node.VolumeNamed(name)
 	if err != nil {

@@ -49,8 +49,8 @@ func (s *Service) Submit(r *pb.SubmitRequest, stream grpc.ServerStreamingServer[
 	}
 }
 
-// checkSubmit refuses what no planner could take. Lengths that contradict each
-// other are the planner's to reject.
+// checkSubmit refuses requests that are invalid for every planner. The planner rejects lengths that
+// contradict each other.
 func checkSubmit(r *pb.SubmitRequest) error {
 	switch {
 	case r.Id == "" || len(r.Id) > maxNameBytes:
@@ -67,10 +67,10 @@ func checkSubmit(r *pb.SubmitRequest) error {
 	return nil
 }
 
-// maxTokens bounds the lengths of a request, far beyond any model.
+// maxTokens bounds the lengths of a request. It is far above the limits of all models.
 const maxTokens = 1 << 28
 
-// admit makes a job of a request, or takes over one that lost its gateway.
+// admit makes a job of a request, or takes over a job that has lost its gateway.
 func (s *Service) admit(ctx context.Context, r *pb.SubmitRequest) (updates chan *pb.RequestUpdate, lost chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,14 +95,14 @@ func (s *Service) admit(ctx context.Context, r *pb.SubmitRequest) (updates chan 
 	s.traceLocked(ctx, j)
 	updates, lost = make(chan *pb.RequestUpdate, gatewayUpdates), make(chan struct{})
 	j.updates, j.lost = updates, lost
-	s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_ACCEPTED})
+	s.updateLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_ACCEPTED})
 	if !held {
 		s.stepLocked(dualpath.Submit{At: s.now(), Request: s.request(j, ns)})
 	}
 	return updates, lost, nil
 }
 
-// request translates a job for the planner.
+// request converts a job to the planner's request.
 func (s *Service) request(j *job, ns uint32) dualpath.Request {
 	r := j.submit
 	q := dualpath.Request{
@@ -118,7 +118,7 @@ func (s *Service) request(j *job, ns uint32) dualpath.Request {
 	}
 	q.Deadline, q.FirstToken = within(r.DeadlineMilliseconds), within(r.FirstTokenMilliseconds)
 	for _, h := range r.Resident {
-		// An engine that is not known is none that could be chosen.
+		// The planner cannot choose an unknown engine, so its hit is left out.
 		if id, ok := s.engines.ids[h.Engine]; ok {
 			q.Resident = append(q.Resident, dualpath.Resident{Engine: dualpath.EngineID(id), Tokens: int(h.Tokens)})
 		}
@@ -126,8 +126,7 @@ func (s *Service) request(j *job, ns uint32) dualpath.Request {
 	return q
 }
 
-// giveUp cancels a request whose gateway has gone, unless another stream has
-// taken it over.
+// giveUp cancels a request whose gateway has disconnected, unless another stream has taken it over.
 func (s *Service) giveUp(name string, updates chan *pb.RequestUpdate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,9 +26,9 @@ var (
 type leader struct {
 	group dualpath.GroupID
 	out   chan *pb.LeaderAction
-	// confirm: the leader waits for CONFIRMED.
+	// confirm: the leader expects CONFIRMED.
 	confirm bool
-	// gone is cancelled, with the reason, when the session must end.
+	// gone is cancelled, with the reason as its cause, when the session must end.
 	gone context.Context
 	end  context.CancelCauseFunc
 }
@@ -67,8 +67,8 @@ func (s *Service) Lead(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.Lead
 	}
 }
 
-// receive takes a leader's messages until it closes its side (nil) or fails.
-// The stream's end ends it, so it does not outlive the call for long.
+// receive handles a leader's messages until the leader closes its side (nil) or the stream fails.
+// The end of the call ends the stream, so receive returns soon after that.
 func (s *Service) receive(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.LeaderAction], l *leader) error {
 	for {
 		m, err := stream.Recv()
@@ -84,7 +84,7 @@ func (s *Service) receive(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.L
 	}
 }
 
-// register makes a group known and its session the group's own.
+// register registers a group, and makes this session the only session of the group.
 func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, error) {
 	if err := checkGroup(r); err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		s.at[id] = p
 	}
 	l.out <- &pb.LeaderAction{Kind: pb.LeaderAction_KIND_REGISTERED, Planner: s.number}
-	s.reportNetworkLocked() // the group's machines may be new, and have places
+	s.reportNetworkLocked() // the group's machines may be new, and the network may have their places
 	s.stepLocked(up)
 	for _, id := range over {
 		delete(s.jobs, id) // the Abort is queued
@@ -146,9 +146,9 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 	return l, nil
 }
 
-// heldLocked translates the requests that a registration lists, and makes a job for each new
-// one. over are the jobs of requests that this planner has ended: only their Abort needs them.
-// A refused registration makes no job, because nothing would end it.
+// heldLocked converts the requests in a registration and makes a job for each new one. over are the
+// requests that this planner has ended: their jobs exist only for the Abort. A refused registration
+// makes no job, because nothing would end that job.
 func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]place) (held []dualpath.Held, over []dualpath.RequestID, err error) {
 	held = make([]dualpath.Held, 0, len(r.Holding))
 	namespaces, peers := make([]uint32, len(r.Holding)), make([]uint32, len(r.Holding))
@@ -173,7 +173,7 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 		switch {
 		case j != nil:
 		case h.Ended:
-			continue // the request has ended too, or its gateway submits it again
+			continue // the request has ended too, or its gateway will submit it again
 		case r.Planner == s.number:
 			s.lastID++
 			j = &job{id: s.lastID, submit: h.Request}
@@ -196,12 +196,12 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 	return held, over, nil
 }
 
-// partOf translates a part.
+// partOf converts a part.
 func partOf(p *pb.Part) dualpath.Part {
 	return dualpath.Part{Side: dualpath.Role(p.GetSide()), From: int(p.GetFrom()), To: int(p.GetTo())}
 }
 
-// checkGroup refuses a registration that no planner could take.
+// checkGroup refuses registrations that are invalid for every planner.
 func checkGroup(r *pb.RegisterGroup) error {
 	if r.Role != pb.Side_SIDE_PREFILL && r.Role != pb.Side_SIDE_DECODE {
 		return status.Errorf(codes.InvalidArgument, "group %q: role %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
@@ -244,16 +244,16 @@ func checkGroup(r *pb.RegisterGroup) error {
 	return nil
 }
 
-// maxSeq bounds the numbers of actions of earlier planners, above which this one numbers its
-// own. At a million actions a second it takes 146,000 years to get there.
+// maxSeq bounds the action numbers of earlier planners. This planner's numbers begin above these.
+// At a million actions per second the bound is reached after 146,000 years.
 const maxSeq = 1 << 62
 
-// maxBlockBytes bounds what one block takes of a buffer, far beyond any model: 2^28
-// tokens of such blocks can be added up.
+// maxBlockBytes bounds the buffer bytes of one block. It is far above the needs of all models, and
+// 2^28 tokens of such blocks can be added without overflow.
 const maxBlockBytes = 1 << 32
 
-// leave ends a session. A leader that said good-bye takes its group with it;
-// one that was lost has dualpath.Options.GroupTimeout to come back.
+// leave ends a session. If the leader closed the stream, its group is removed. If the connection
+// was lost, the leader may reconnect within dualpath.Options.GroupTimeout.
 func (s *Service) leave(l *leader, goodBye bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -268,12 +268,12 @@ func (s *Service) leave(l *leader, goodBye bool) {
 	}
 }
 
-// message takes one message of a registered leader.
+// message handles one message of a registered leader.
 func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leaders[l.group] != l {
-		return context.Cause(l.gone) // replaced, or too slow: Lead is about to say it
+		return context.Cause(l.gone) // the session was replaced or is too slow; Lead returns the reason
 	}
 	switch m := m.Message.(type) {
 	case *pb.LeaderMessage_Fetch:
@@ -315,7 +315,7 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 	return nil
 }
 
-// confirmLocked confirms to a leader that the planner has taken the end of an attempt, so that
+// confirmLocked confirms to a leader that the planner has recorded the end of an attempt, so that
 // the leader does not report it again.
 func (s *Service) confirmLocked(l *leader, request string, attempt uint64) {
 	if l.confirm {
@@ -323,8 +323,7 @@ func (s *Service) confirmLocked(l *leader, request string, attempt uint64) {
 	}
 }
 
-// fetchLocked translates a fetch. Engines and nodes that are not known are left
-// out.
+// fetchLocked converts a fetch. It leaves out unknown engines and nodes.
 func (s *Service) fetchLocked(l *leader, f *pb.FetchWork) dualpath.Fetch {
 	out := dualpath.Fetch{At: s.now(), Group: l.group, Seen: f.Seen}
 	for _, e := range f.Engines {
@@ -347,12 +346,12 @@ func (s *Service) fetchLocked(l *leader, f *pb.FetchWork) dualpath.Fetch {
 	return out
 }
 
-// bufferOf translates an engine's buffer.
+// bufferOf converts an engine's buffer.
 func bufferOf(b *pb.EngineBuffer) dualpath.Buffer {
 	return dualpath.Buffer{
 		Bytes: tokens(b.GetBytes()), Block: tokens(b.GetBlockBytes()), Sums: tokens(b.GetSumsBytes()), Request: tokens(b.GetRequestBytes()),
 	}
 }
 
-// tokens keeps a count, of tokens or of bytes, within what the planner can add up.
+// tokens limits a count of tokens or bytes, so that the planner's sums do not overflow.
 func tokens(n uint64) int { return int(min(n, 1<<40)) }

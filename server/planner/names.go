@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// names gives numbers to names, from 1 on. They are never taken back: a number
-// that an old action names must not come to mean something else.
+// names assigns numbers to names, starting at 1. Numbers are never reused, because an old action
+// may still contain a number.
 type names struct {
 	what string
 	ids  map[string]uint32
@@ -19,7 +19,7 @@ func newNames(what string) names {
 	return names{what: what, ids: make(map[string]uint32), list: []string{""}}
 }
 
-// id returns the number of a name, giving one to a name that is new.
+// id returns the number of a name. A new name gets the next number.
 func (n *names) id(name string) (uint32, error) {
 	if id, ok := n.ids[name]; ok {
 		return id, nil
@@ -36,7 +36,7 @@ func (n *names) id(name string) (uint32, error) {
 	return id, nil
 }
 
-// of returns the name of a number, "" for one that was not given out.
+// of returns the name of a number, or "" if the number was not assigned.
 func (n *names) of(id uint32) string {
 	if int(id) >= len(n.list) {
 		return ""
@@ -44,7 +44,7 @@ func (n *names) of(id uint32) string {
 	return n.list[id]
 }
 
-// recent remembers the last requests by name, for Explain.
+// recent holds the last requests by name, for Explain.
 type recent struct {
 	ring   []named
 	at     int
@@ -61,7 +61,7 @@ func newRecent(n int) recent {
 	return recent{ring: make([]named, max(n, 1)), byName: make(map[string]dualpath.RequestID, n)}
 }
 
-// add remembers a request; the oldest is forgotten.
+// add adds a request. It removes the oldest request if there is no room.
 func (q *recent) add(name string, id dualpath.RequestID) {
 	if old := q.ring[q.at]; q.byName[old.name] == old.id {
 		delete(q.byName, old.name)

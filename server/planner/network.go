@@ -8,20 +8,21 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// Network is what the operator says of the network, with machines by name.
+// Network is the operator's description of the network, with machines by name.
 type Network struct {
 	Bandwidth  [dualpath.Tiers]float64
 	Latency    [dualpath.Tiers]time.Duration
 	Congestion [dualpath.Tiers]float64
-	// Measured is when the congestion was; zero: it is not measured.
+	// Measured is the time at which the congestion was measured. Zero means that it is not
+	// measured.
 	Measured time.Time
-	// Places are where the machines stand, by the names that leaders register; Node
-	// is filled in.
+	// Places are the places of the machines, by the names that leaders register. The field Node is
+	// filled in by the service.
 	Places map[string]dualpath.NodePlace
 }
 
-// SetNetwork tells the planner what the operator says now. Without
-// Options.Planner.Network it changes nothing. n must not be changed afterwards.
+// SetNetwork replaces the description of the network. Without Options.Planner.Network it has no
+// effect. The caller must not change n afterwards.
 func (s *Service) SetNetwork(n Network) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -29,8 +30,8 @@ func (s *Service) SetNetwork(n Network) {
 	s.reportNetworkLocked()
 }
 
-// reportNetworkLocked tells the planner what was said last, of the machines that it
-// knows.
+// reportNetworkLocked passes the last description to the planner, restricted to the machines that
+// have registered.
 func (s *Service) reportNetworkLocked() {
 	n := s.network
 	if n == nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// pods is a network of two pods: another pod is ten times as far.
+// pods is a network of two pods. Transfers between pods are ten times as slow.
 type pods struct {
 	mu    sync.Mutex
 	pod   map[dualpath.NodeID]string
@@ -61,8 +61,8 @@ func (p *pods) End(dualpath.NodeID, uint8) {
 	p.under--
 }
 
-// TestNetwork: what the operator says reaches the planner with its numbers for
-// machines, of those that come later too, and the request goes to the near group.
+// TestNetwork: the description of the network reaches the planner with the numbers of the machines,
+// also of machines that register later. The request goes to the near group.
 func TestNetwork(t *testing.T) {
 	net := &pods{}
 	h := newHost(t, Options{Planner: dualpath.Options{Network: net}})

@@ -13,7 +13,7 @@ import (
 
 // roles is the service's record of a group's roles, in addition to the planner's.
 type roles struct {
-	// switches: the leader takes SWITCH.
+	// switches: the leader supports SWITCH.
 	switches bool
 	// refusal is the reason of the leader's last RoleRefused. kept is why the group kept its role at
 	// the last switch; empty: the group changed its role, or there was no switch.
@@ -23,7 +23,7 @@ type roles struct {
 // maxRefusalBytes is the length to which the reason of a leader's refusal is cut.
 const maxRefusalBytes = 1 << 10
 
-// drainOf translates a policy; unspecified is what the call takes by default.
+// drainOf converts a policy. unspecified is the call's default.
 func drainOf(d, unspecified pb.Drain) (dualpath.Drain, error) {
 	if d == pb.Drain_DRAIN_UNSPECIFIED {
 		d = unspecified
@@ -68,7 +68,7 @@ func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.
 	return bumped(older, policy), nil
 }
 
-// bumped is what a change of weights does to the requests that it meets.
+// bumped counts the requests that a change of weights affects.
 func bumped(older dualpath.Older, policy dualpath.Drain) *pb.BumpWeightsResponse {
 	out := &pb.BumpWeightsResponse{Older: &pb.OlderRequests{
 		Queued: uint32(older.Queued), Prefilling: uint32(older.Prefilling), Decoding: uint32(older.Decoding), Exact: uint32(older.Exact),
@@ -117,13 +117,13 @@ func (s *Service) SwitchRole(_ context.Context, r *pb.SwitchRoleRequest) (*pb.Sw
 	return out, nil
 }
 
-// refusedLocked takes a leader's refusal to change its role.
+// refusedLocked handles a leader's refusal to change its role.
 func (s *Service) refusedLocked(l *leader, r *pb.RoleRefused) {
 	s.roles[l.group].refusal = r.Reason[:min(len(r.Reason), maxRefusalBytes)]
 	s.stepLocked(dualpath.SwitchRefused{At: s.now(), Group: l.group})
 }
 
-// switchedLocked notes the end of a switch.
+// switchedLocked records the end of a switch.
 func (s *Service) switchedLocked(a *dualpath.Action) {
 	g := s.roles[a.Group]
 	name := s.groups.of(uint32(a.Group))

@@ -28,8 +28,9 @@ func wantBumped(t *testing.T, r *pb.BumpWeightsResponse, want string) {
 	}
 }
 
-// TestBumpPolicies: a dry run changes nothing, finish lets a started request go on, the same
-// epoch with abort rejects it with a class of its own, and its gateway gets that.
+// TestBumpPolicies: a dry run changes nothing. Policy finish lets a started request continue. A
+// repeated bump with policy abort rejects the request, and its gateway gets the refusal class for
+// that.
 func TestBumpPolicies(t *testing.T) {
 	h := newHost(t, Options{})
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
@@ -73,7 +74,7 @@ func TestBumpPolicies(t *testing.T) {
 	}
 }
 
-// leadSwitching registers a group whose leader takes SWITCH.
+// leadSwitching registers a group whose leader supports SWITCH.
 func (h *host) leadSwitching(group string, role, switching pb.Side) *leading {
 	h.Helper()
 	stream, err := h.client.Lead(h.ctx)
@@ -89,7 +90,7 @@ func (h *host) leadSwitching(group string, role, switching pb.Side) *leading {
 	return l
 }
 
-// group returns what the planner shows of a group.
+// group returns the planner's status of a group.
 func (h *host) group(name string) *pb.RolesResponse_Group {
 	h.Helper()
 	r, err := h.client.Roles(h.ctx, &pb.RolesRequest{})
@@ -103,8 +104,8 @@ func (h *host) group(name string) *pb.RolesResponse_Group {
 	return nil
 }
 
-// TestSwitchRole: a group with a request is drained, gets the order, and refuses; then it
-// switches.
+// TestSwitchRole: a group with a request is drained, gets the order to switch and refuses it. After
+// a second order the group switches.
 func TestSwitchRole(t *testing.T) {
 	h := newHost(t, Options{})
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.leadSwitching("D", pb.Side_SIDE_DECODE, 0)
@@ -128,7 +129,7 @@ func TestSwitchRole(t *testing.T) {
 		{"D", 0, 0, codes.InvalidArgument},
 		{"D", pb.Side_SIDE_PREFILL, pb.Drain_DRAIN_ABORT, codes.InvalidArgument},
 		{"D", pb.Side_SIDE_DECODE, 0, codes.FailedPrecondition},
-		{"Q", pb.Side_SIDE_DECODE, 0, codes.FailedPrecondition}, // its leader takes no SWITCH
+		{"Q", pb.Side_SIDE_DECODE, 0, codes.FailedPrecondition}, // its leader does not support SWITCH
 	} {
 		if _, err := ask(c.group, c.role, c.policy, false); status.Code(err) != c.code {
 			t.Errorf("group %s to %v with %v: %v; want %v", c.group, c.role, c.policy, err, c.code)
@@ -152,14 +153,14 @@ func TestSwitchRole(t *testing.T) {
 	}
 	de.send(&pb.LeaderMessage{Message: &pb.LeaderMessage_RoleRefused{RoleRefused: &pb.RoleRefused{Reason: "no room for weights"}}})
 	de.fetch(0)
-	for h.group("D").Switching != 0 { // until the refusal has come
+	for h.group("D").Switching != 0 { // until the refusal has arrived
 	}
 	if g := h.group("D"); g.Kept != "its leader refused: no room for weights" || g.Role != pb.Side_SIDE_DECODE {
 		t.Errorf("after a refusal: %v", g)
 	}
 
-	// Without a request the order comes at once. The planner that takes a group over in the
-	// middle of a switch gives it no request.
+	// Without a request the order is sent at once. A planner that takes the group over during a
+	// switch gives it no request.
 	_, err = ask("D", pb.Side_SIDE_PREFILL, 0, false)
 	h.must(err)
 	if a := de.next(); a.Kind != pb.LeaderAction_KIND_SWITCH {

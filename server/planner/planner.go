@@ -14,75 +14,74 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// Limits that keep a caller from taking more than its share.
+// Limits that keep a caller from using more than its share.
 const (
 	maxNameBytes = 256
 	maxNames     = 1 << 20
-	// maxPayloadBytes bounds a payload so that a Start with it fits into 4 MiB, the
-	// largest message that a gRPC client accepts by default. The ids of a prompt of 2 M
-	// tokens in blocks of 16 take 2 MiB, or 2.7 MiB in base64.
+	// maxPayloadBytes bounds a payload, so that a Start with the payload fits into 4 MiB, the
+	// default maximum of a gRPC client's messages. The ids of a prompt of 2 M tokens in blocks of
+	// 16 take 2 MiB, or 2.7 MiB in base64.
 	maxPayloadBytes = 3 << 20
 	maxAddressBytes = 4 << 10
 	maxGroupEngines = 4096
 	maxResident     = 64
-	// leaderActions bounds the actions that wait for a leader. It is several times what
-	// one fetch needs.
+	// leaderActions bounds the unsent actions of a leader. One fetch needs a fraction of that.
 	leaderActions = 1 << 14
-	// gatewayUpdates bounds the updates that wait for a gateway. A request has fewer.
+	// gatewayUpdates bounds the unsent updates of a gateway. A request has fewer updates than that.
 	gatewayUpdates = 64
 )
 
 // Options of a Service.
 type Options struct {
 	Planner dualpath.Options
-	// TickEvery is how often time alone is looked at: deadlines, slow sides.
+	// TickEvery is the interval of the events that depend only on time: deadlines and slow sides.
 	// Default 10 ms.
 	TickEvery time.Duration
-	// PayloadBytes bounds the payloads of all requests that are being served;
-	// more are refused. Default 256 MiB.
+	// PayloadBytes bounds the payloads of all requests in progress. Further requests are refused.
+	// Default 256 MiB.
 	PayloadBytes int
-	// Record, if set, has every event written with its actions.
+	// Record, if not nil, receives every event with its actions.
 	Record *Record
 	Logger *slog.Logger
-	// Registry takes the metrics; nil: none.
+	// Registry receives the metrics. Nil means no metrics.
 	Registry prometheus.Registerer
 }
 
-// Service answers the gRPC service penstock.v1.Planner.
+// Service implements the gRPC service penstock.v1.Planner.
 type Service struct {
 	pb.UnimplementedPlannerServer
 
 	log        *slog.Logger
 	payloadMax int
 	start      time.Time
-	// number is that of this run (LeaderAction.planner).
+	// number is the number of this run (LeaderAction.planner).
 	number uint64
 	steps  prometheus.Histogram
 	// prefillRate is dualpath.Options.PrefillRate.
 	prefillRate float64
-	// stride is the most by which one look at the clock advances the planner's time.
+	// stride bounds the advance of the planner's time in one reading of the clock.
 	stride time.Duration
 
 	mu      sync.Mutex
 	planner *dualpath.Planner
-	// clock is the planner's time, as of the time looked since start (now).
+	// clock is the planner's time. looked is the time since start at which now was called last.
 	clock, looked time.Duration
 	record        *recorder // nil: none
 	closed        bool
 
 	groups, nodes, namespaces names
 	engines                   names
-	// leaders are the sessions, by group; at is where each engine is.
+	// leaders has the session of each group. at has the place of each engine.
 	leaders map[dualpath.GroupID]*leader
-	// roles are those of each group that has registered.
+	// roles has an entry for each group that has registered.
 	roles  map[dualpath.GroupID]*roles
 	at     map[dualpath.EngineID]place
 	jobs   map[dualpath.RequestID]*job
 	byName map[string]*job
 	lastID dualpath.RequestID
-	// network is what the operator said last; nil: nothing.
+	// network is the last description from SetNetwork, or nil.
 	network *Network
-	// payload is the sum of all jobs', in bytes.
+	// payload is the total payload of all jobs, in bytes.
 	payload int
 	recent  recent
 
@@ -90,28 +89,28 @@ type Service struct {
 	done chan struct{}
 }
 
-// place is where an engine is and how its peers reach it.
+// place is the location of an engine and the address for its peers.
 type place struct {
 	group   dualpath.GroupID
 	address []byte
 }
 
-// job is a request that is being served.
+// job is a request in progress.
 type job struct {
 	id     dualpath.RequestID
 	submit *pb.SubmitRequest
 	since  time.Duration
-	// span is the request's; nil: it is not traced.
+	// span is the request's span, or nil if the request is not traced.
 	span trace.Span
-	// read is how far each side was when the span was last told.
+	// read is the progress of each side as of the last event of the span.
 	read map[pb.Side]uint32
-	// updates go to the gateway; nil while none is there. lost is closed when
-	// it was too slow.
+	// updates is the channel to the gateway, or nil if no gateway is connected. lost is closed when
+	// the gateway reads too slowly.
 	updates chan *pb.RequestUpdate
 	lost    chan struct{}
 }
 
-// New returns a service that knows no group. Close ends it.
+// New returns a service without groups. Close ends it.
 func New(opts Options) (*Service, error) {
 	p, err := dualpath.New(opts.Planner)
 	if err != nil {
@@ -157,8 +156,8 @@ func New(opts Options) (*Service, error) {
 	return s, nil
 }
 
-// Close ends every stream and returns when the service's goroutines have ended, the
-// record written. It may be called twice.
+// Close ends every stream. It returns when the service's goroutines have ended and the record is
+// written. It may be called twice.
 func (s *Service) Close() {
 	s.mu.Lock()
 	if !s.closed {
@@ -178,7 +177,7 @@ func (s *Service) Close() {
 	}
 }
 
-// tick tells the planner the time.
+// tick passes the time to the planner at intervals.
 func (s *Service) tick(every time.Duration) {
 	defer close(s.done)
 	t := time.NewTicker(every)
@@ -195,9 +194,9 @@ func (s *Service) tick(every time.Duration) {
 	}
 }
 
-// now returns the planner's time, since the service began; mu must be held. It is called at each
-// tick, and one call adds s.stride at most. So nothing ages while this process stands still
-// (suspended, or without a CPU): the messages of gateways and leaders wait meanwhile.
+// now returns the planner's time since the service began. The caller holds mu. now is called at
+// each tick, and one call adds at most s.stride. So nothing times out while this process stands
+// still (suspended, or without a CPU); the messages of gateways and leaders wait meanwhile.
 func (s *Service) now() time.Duration {
 	real := time.Since(s.start)
 	s.clock += min(real-s.looked, s.stride)
@@ -205,7 +204,7 @@ func (s *Service) now() time.Duration {
 	return s.clock
 }
 
-// stepLocked takes one event and hands its actions out.
+// stepLocked applies one event and delivers its actions.
 func (s *Service) stepLocked(ev dualpath.Event) {
 	begin := time.Now()
 	actions := s.planner.Step(ev)
@@ -218,8 +217,8 @@ func (s *Service) stepLocked(ev dualpath.Event) {
 	s.steps.Observe(time.Since(begin).Seconds())
 }
 
-// deliverLocked puts one action into the channels of the leaders and the gateway that it is
-// for, or records it for the operator.
+// deliverLocked puts one action into the channels of its leaders and its gateway, or records it for
+// the operator.
 func (s *Service) deliverLocked(a *dualpath.Action) {
 	switch a.Kind {
 	case dualpath.Switch:
@@ -231,21 +230,21 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	}
 	j := s.jobs[a.Request]
 	if j == nil {
-		return // an Abort of what has just ended
+		return // an Abort of a request that has just ended
 	}
 	switch a.Kind {
 	case dualpath.Prefilled:
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_PREFILLED})
+		s.updateLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_PREFILLED})
 		return
 	case dualpath.Done:
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_FINISHED})
+		s.updateLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_FINISHED})
 		s.forgetLocked(j)
 		return
 	}
 	s.decidedLocked(j, a)
 	switch a.Kind {
 	case dualpath.Reject:
-		s.tellLocked(j, &pb.RequestUpdate{
+		s.updateLocked(j, &pb.RequestUpdate{
 			Kind: pb.RequestUpdate_KIND_REJECTED, Reason: reasonOf(a), Refusal: refusalOf(a.Why), RetryAfterMilliseconds: retryAfterOf(a),
 		})
 		s.forgetLocked(j)
@@ -254,7 +253,7 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 		s.startLocked(j, a)
 		return
 	case dualpath.Replan:
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REPLANNED, Reason: a.Why.String()})
+		s.updateLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REPLANNED, Reason: a.Why.String()})
 		return
 	}
 	m := &pb.LeaderAction{
@@ -267,7 +266,7 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	s.sendLocked(a.Group, m)
 }
 
-// reasonOf is why a request was rejected, with the numbers where its size was.
+// reasonOf returns the reason for a rejection, with the sizes if the request was too large.
 func reasonOf(a *dualpath.Action) string {
 	switch a.Why {
 	case dualpath.TooLong, dualpath.TooLongToPrefill, dualpath.PromptTooLong:
@@ -281,13 +280,13 @@ func reasonOf(a *dualpath.Action) string {
 	return a.Why.String()
 }
 
-// microseconds returns a time, in whole milliseconds.
+// microseconds returns n microseconds, in whole milliseconds.
 func microseconds(n int) time.Duration {
 	return (time.Duration(n) * time.Microsecond).Round(time.Millisecond)
 }
 
-// retryAfterOf returns how much later than its deadline the first token of a rejected request
-// would have come, in milliseconds; 0: not known.
+// retryAfterOf returns by how many milliseconds the first token of a rejected request would have
+// missed its deadline, or 0 if that is unknown.
 func retryAfterOf(a *dualpath.Action) uint64 {
 	if a.Why != dualpath.FirstTokenLate {
 		return 0
@@ -295,7 +294,7 @@ func retryAfterOf(a *dualpath.Action) uint64 {
 	return uint64(max(a.Need-a.Most, 0)+999) / 1000
 }
 
-// refusalOf classifies the reason for a rejection.
+// refusalOf returns the refusal class of a rejection.
 func refusalOf(r dualpath.Reason) pb.Refusal {
 	switch r {
 	case dualpath.QueueFull, dualpath.PastDeadline:
@@ -328,13 +327,13 @@ func (s *Service) startLocked(j *job, a *dualpath.Action) {
 			PeerEngine: side.peer, PeerAddress: s.at[side.peerEngine].address,
 		})
 	}
-	s.tellLocked(j, &pb.RequestUpdate{
+	s.updateLocked(j, &pb.RequestUpdate{
 		Kind: pb.RequestUpdate_KIND_STARTED, PrefillEngine: pe, DecodeEngine: de, Parts: parts, Attempt: a.Seq, Epoch: a.Epoch,
 	})
 }
 
-// sendLocked queues an action for the leader of a group. Without a session the action is
-// lost: when the group registers again, the planner sends the actions again that it lacks.
+// sendLocked queues an action for the leader of a group. Without a session the action is dropped:
+// when the group registers again, the planner sends the missing actions again.
 func (s *Service) sendLocked(g dualpath.GroupID, m *pb.LeaderAction) {
 	l := s.leaders[g]
 	if l == nil {
@@ -348,8 +347,8 @@ func (s *Service) sendLocked(g dualpath.GroupID, m *pb.LeaderAction) {
 	}
 }
 
-// tellLocked queues an update for the gateway, if there is one.
-func (s *Service) tellLocked(j *job, u *pb.RequestUpdate) {
+// updateLocked queues an update for the gateway, if one is connected.
+func (s *Service) updateLocked(j *job, u *pb.RequestUpdate) {
 	if j.updates == nil {
 		return
 	}
@@ -361,7 +360,7 @@ func (s *Service) tellLocked(j *job, u *pb.RequestUpdate) {
 	}
 }
 
-// forgetLocked ends a job; its gateway reads what is still queued.
+// forgetLocked ends a job. Its gateway can still read the queued updates.
 func (s *Service) forgetLocked(j *job) {
 	if j.updates != nil {
 		close(j.updates)
@@ -383,7 +382,7 @@ func (s *Service) jobLocked(r *pb.SubmitRequest) *job {
 	return j
 }
 
-// kindOf translates an action that goes to a leader.
+// kindOf converts the kind of a leader's action.
 func kindOf(k dualpath.ActionKind) pb.LeaderAction_Kind {
 	switch k {
 	case dualpath.Assign:
@@ -402,7 +401,7 @@ func kindOf(k dualpath.ActionKind) pb.LeaderAction_Kind {
 	return pb.LeaderAction_KIND_UNSPECIFIED
 }
 
-// partsOf translates an action's parts.
+// partsOf converts an action's parts.
 func partsOf(a *dualpath.Action) []*pb.Part {
 	var out []*pb.Part
 	for _, p := range a.Parts[:a.NParts] {

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// host is a planner node in this process, and a client of it.
+// host is a planner node in this process and a client of it.
 type host struct {
 	*testing.T
 	ctx     context.Context
@@ -34,8 +34,8 @@ type host struct {
 	close   func()
 }
 
-// newHost starts one. Groups time out after an hour unless opts say otherwise:
-// no test waits for a clock.
+// newHost starts a host. Groups time out after an hour by default, so that no test depends on the
+// clock.
 func newHost(t *testing.T, opts Options, server ...grpc.ServerOption) *host {
 	t.Helper()
 	if opts.Planner.GroupTimeout == 0 {
@@ -64,7 +64,7 @@ func newHost(t *testing.T, opts Options, server ...grpc.ServerOption) *host {
 		}
 		closed = true
 		s.Close()
-		s.Close() // twice is no error
+		s.Close() // a second call is no error
 		g.Stop()
 		if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			t.Errorf("serve: %v", err)
@@ -83,8 +83,7 @@ type leading struct {
 	end    context.CancelFunc
 }
 
-// lead registers a group of two engines, NAME/0 and NAME/1, on a node of their
-// own.
+// lead registers a group of two engines, NAME/0 and NAME/1, on a node of their own.
 func (h *host) lead(group string, role pb.Side, holding ...*pb.HeldRequest) *leading {
 	h.Helper()
 	ctx, cancel := context.WithCancel(h.ctx)
@@ -132,7 +131,7 @@ func (l *leading) next() *pb.LeaderAction {
 	return a
 }
 
-// want takes the next action and checks what it is.
+// want receives the next action and checks it.
 func (l *leading) want(kind pb.LeaderAction_Kind, request, engine string) *pb.LeaderAction {
 	l.Helper()
 	a := l.next()
@@ -142,8 +141,8 @@ func (l *leading) want(kind pb.LeaderAction_Kind, request, engine string) *pb.Le
 	return a
 }
 
-// startOn has a request started on the first engines of two groups and returns the number of
-// the attempt.
+// startOn starts a request on the first engines of two groups and returns the number of the
+// attempt.
 func (h *host) startOn(pe, de *leading, gw *asking, id string) uint64 {
 	h.Helper()
 	de.fetch(0)
@@ -163,8 +162,7 @@ type asking struct {
 	end    context.CancelFunc
 }
 
-// submit submits a request of 4096 cached tokens and waits until it is
-// accepted.
+// submit submits a request of 4096 cached tokens and waits until it is accepted.
 func (h *host) submit(id string) *asking {
 	h.Helper()
 	a := h.ask(&pb.SubmitRequest{Id: id, Namespace: "m", PromptTokens: 4200, HitTokens: 4096, OutputTokens: 100, Payload: []byte("prompt of " + id)})
@@ -191,7 +189,7 @@ func (a *asking) want(kind pb.RequestUpdate_Kind) *pb.RequestUpdate {
 	return u
 }
 
-// wantCode reads a stream to its end and checks why it ended.
+// wantCode reads a stream to its end and checks the error.
 func wantCode(t *testing.T, recv func() error, code codes.Code, text string) {
 	t.Helper()
 	var err error
@@ -207,7 +205,7 @@ func finished(request string, role pb.Side) *pb.LeaderMessage {
 	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Finished{Finished: &pb.RequestFinished{Request: request, Role: role}}}
 }
 
-// TestRequest is the life of one request.
+// TestRequest follows one request from submission to its end.
 func TestRequest(t *testing.T) {
 	h := newHost(t, Options{})
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
@@ -256,8 +254,8 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// TestRestart: a planner that knows nothing gets its state from the leaders,
-// and a gateway its request back, by the id.
+// TestRestart: a new planner gets its state from the leaders, and a gateway gets its request back
+// by the id.
 func TestRestart(t *testing.T) {
 	h := newHost(t, Options{})
 	held := &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 100}, Engine: "P/1", Attempt: 7}
@@ -270,8 +268,8 @@ func TestRestart(t *testing.T) {
 	gw.want(pb.RequestUpdate_KIND_FINISHED)
 }
 
-// TestGroupLost: a leader that ends its stream takes its group with it; one
-// whose connection breaks may come back with what it holds, and nobody is told.
+// TestGroupLost: a leader that closes its stream removes its group. A leader whose connection
+// breaks may return with its requests, and no gateway gets an update.
 func TestGroupLost(t *testing.T) {
 	h := newHost(t, Options{})
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
@@ -281,14 +279,14 @@ func TestGroupLost(t *testing.T) {
 	de.end() // the connection breaks
 	de = h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 4200}, Engine: "D/0", Attempt: attempt})
 
-	de.must(de.stream.CloseSend()) // good-bye
+	de.must(de.stream.CloseSend()) // an orderly end
 	pe.want(pb.LeaderAction_KIND_ABORT, "r1", "P/0")
 	gw.want(pb.RequestUpdate_KIND_REPLANNED)
 
 	other := h.lead("E", pb.Side_SIDE_DECODE)
 	other.fetch(0)
 	pe.fetch(0)
-	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/1") // P/0 has what it was given before, by its old report
+	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/1") // P/0 is still loaded according to its old report
 	other.want(pb.LeaderAction_KIND_ASSIGN, "r1", "E/0")
 	gw.want(pb.RequestUpdate_KIND_STARTED)
 }
@@ -309,7 +307,7 @@ func TestReplannedOnce(t *testing.T) {
 	pe.fetch(0)
 	gw.want(pb.RequestUpdate_KIND_STARTED)
 
-	// The end of the attempt before is reported late. The request goes on.
+	// The end of the previous attempt is reported late. The request continues.
 	for _, l := range []*leading{pe, de} {
 		end := finished("r1", pb.Side_SIDE_PREFILL)
 		if l == de {
@@ -324,8 +322,8 @@ func TestReplannedOnce(t *testing.T) {
 	gw.want(pb.RequestUpdate_KIND_FINISHED)
 }
 
-// TestSilent: a leader whose group has timed out behind its back is told to
-// register again; it would otherwise report to nobody for ever.
+// TestSilent: a leader whose group has timed out gets the error to register again. Otherwise its
+// reports would be ignored forever.
 func TestSilent(t *testing.T) {
 	h := newHost(t, Options{Planner: dualpath.Options{GroupTimeout: time.Millisecond}, TickEvery: time.Millisecond})
 	pe := h.lead("P", pb.Side_SIDE_PREFILL)
@@ -338,8 +336,8 @@ func TestSilent(t *testing.T) {
 	wantCode(t, func() error { _, err := pe.stream.Recv(); return err }, codes.Aborted, "register again")
 }
 
-// TestStandstill: a planner that stood still (suspended, or without a CPU) does not count its
-// groups as lost, whose messages wait for it.
+// TestStandstill: a planner that stood still (suspended, or without a CPU) does not time out its
+// groups, whose messages wait meanwhile.
 func TestStandstill(t *testing.T) {
 	h := newHost(t, Options{Planner: dualpath.Options{GroupTimeout: 5 * time.Second}})
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
@@ -355,7 +353,7 @@ func TestStandstill(t *testing.T) {
 	de.want(pb.LeaderAction_KIND_ASSIGN, "r", "D/0")
 }
 
-// TestGatewayGone: both engines are told.
+// TestGatewayGone: both engines abort the request.
 func TestGatewayGone(t *testing.T) {
 	h := newHost(t, Options{})
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
@@ -371,7 +369,7 @@ func TestGatewayGone(t *testing.T) {
 	de.want(pb.LeaderAction_KIND_ABORT, "r1", "D/0")
 }
 
-// TestReplaced: one session a group.
+// TestReplaced: a group has one session.
 func TestReplaced(t *testing.T) {
 	h := newHost(t, Options{})
 	old := h.lead("P", pb.Side_SIDE_PREFILL)
@@ -379,7 +377,7 @@ func TestReplaced(t *testing.T) {
 	wantCode(t, func() error { _, err := old.stream.Recv(); return err }, codes.Aborted, "another session")
 }
 
-// TestClosing: streams end with a code that says to come back.
+// TestClosing: streams end with a code that makes the peer reconnect.
 func TestClosing(t *testing.T) {
 	h := newHost(t, Options{})
 	pe := h.lead("P", pb.Side_SIDE_PREFILL)
@@ -391,7 +389,7 @@ func TestClosing(t *testing.T) {
 	wantCode(t, func() error { _, err := late.stream.Recv(); return err }, codes.Unavailable, "shutting down")
 }
 
-// TestBadInput: each is refused with what was wrong.
+// TestBadInput: each invalid message is refused with the reason.
 func TestBadInput(t *testing.T) {
 	h := newHost(t, Options{PayloadBytes: 100})
 	for _, tc := range []struct {
@@ -448,8 +446,8 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestRefusedGroup: of a registration that is refused halfway nothing is left; the
-// request that it named can be submitted.
+// TestRefusedGroup: a refused registration leaves no state. The request that it contained can be
+// submitted.
 func TestRefusedGroup(t *testing.T) {
 	h := newHost(t, Options{PayloadBytes: 100})
 	stream, err := h.client.Lead(h.ctx)
@@ -469,8 +467,7 @@ func TestRefusedGroup(t *testing.T) {
 	}
 }
 
-// TestSlow: whoever does not take what it is sent loses its stream, and the
-// planner waits for nobody.
+// TestSlow: a peer that reads too slowly loses its stream, and the planner does not wait for it.
 func TestSlow(t *testing.T) {
 	h := newHost(t, Options{})
 	s := h.service
@@ -491,8 +488,8 @@ func TestSlow(t *testing.T) {
 	j := s.jobLocked(&pb.SubmitRequest{Id: "x"})
 	lost := make(chan struct{})
 	j.updates, j.lost = make(chan *pb.RequestUpdate, 1), lost
-	s.tellLocked(j, &pb.RequestUpdate{})
-	s.tellLocked(j, &pb.RequestUpdate{})
+	s.updateLocked(j, &pb.RequestUpdate{})
+	s.updateLocked(j, &pb.RequestUpdate{})
 	select {
 	case <-lost:
 	default:
@@ -502,7 +499,7 @@ func TestSlow(t *testing.T) {
 	s.mu.Unlock()
 }
 
-// TestMetricsPage: docs/metrics.md and the registry agree about the planner.
+// TestMetricsPage compares docs/metrics.md with the planner's registry.
 func TestMetricsPage(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newHost(t, Options{Registry: registry})
@@ -512,7 +509,7 @@ func TestMetricsPage(t *testing.T) {
 	}
 }
 
-// TestTenants: Top has the requests that wait, by tenant and priority; the length of names is bounded.
+// TestTenants: Top has the waiting requests by tenant and priority. The length of names is bounded.
 func TestTenants(t *testing.T) {
 	h := newHost(t, Options{Planner: dualpath.Options{Weights: map[string]float64{"b": 4}}})
 	asked := 0
@@ -574,8 +571,8 @@ func TestTenantMetrics(t *testing.T) {
 	}
 }
 
-// TestFirstTokenLate: the refusal of a request has the planner's estimate, if there is one, and
-// the time after which the request would be in time.
+// TestFirstTokenLate: the refusal of a request has the planner's estimate, if there is one, and the
+// time after which the request would meet its deadline.
 func TestFirstTokenLate(t *testing.T) {
 	h := newHost(t, Options{Planner: dualpath.Options{PrefillRate: 1, Beta: 1 << 20}})
 	none := h.ask(&pb.SubmitRequest{Id: "none", Namespace: "m", PromptTokens: 1, FirstTokenMilliseconds: 1})

@@ -12,22 +12,20 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/record"
 )
 
-// Record says where the planner's events and actions are written to (package
-// dualpath/record).
+// Record is the destination of the planner's events and actions (package dualpath/record).
 type Record struct {
-	// To takes the lines, from one goroutine of the service's. The caller closes it
-	// after Service.Close.
+	// To receives the lines, from one goroutine. The caller closes it after Service.Close.
 	To io.Writer
-	// Network is what Options.Planner.Network was made of, if there is one.
+	// Network has the options of Options.Planner.Network, if that is set.
 	Network *netcost.PlannerOptions
-	// Bytes ends the record when it has grown to so much; the planner goes on.
+	// Bytes bounds the size of the record. At the bound the record ends and the planner continues.
 	// Default 1 GiB.
 	Bytes int64
 }
 
-// recordLines and recordBacklog are how many lines, and bytes of them, wait to be
-// written: some seconds of a busy planner. A record that falls behind by more ends:
-// with a hole in it, it could not be replayed.
+// recordLines and recordBacklog bound the lines and bytes that wait to be written: some seconds of
+// a busy planner. A record that falls behind further ends, because it could not be replayed with a
+// gap.
 const (
 	recordLines   = 1 << 14
 	recordBacklog = 64 << 20
@@ -38,7 +36,7 @@ var (
 	errRecordFull   = errors.New("it has reached its limit of bytes")
 )
 
-// recorder writes lines while it can.
+// recorder writes the lines of a record.
 type recorder struct {
 	log   *slog.Logger
 	lines chan []byte
@@ -47,7 +45,7 @@ type recorder struct {
 
 	backlog atomic.Int64
 
-	// left are the bytes that may still be recorded; nothing is after over.
+	// left is the number of bytes that may still be recorded. Nothing is recorded once over is set.
 	left int64
 	over bool
 }
@@ -68,11 +66,11 @@ func newRecorder(r *Record, opts dualpath.Options, log *slog.Logger) (*recorder,
 	return rec, nil
 }
 
-// step records an event. It is called in the order of events, under Service.mu, and
-// waits for nothing.
+// step records an event. It is called in the order of the events, under Service.mu, and does not
+// block.
 func (r *recorder) step(ev dualpath.Event, actions []dualpath.Action) {
 	if r.over {
-		return // spare the encoding
+		return // avoids the encoding
 	}
 	line, err := record.AppendStep(nil, ev, actions)
 	if err != nil {
@@ -82,7 +80,7 @@ func (r *recorder) step(ev dualpath.Event, actions []dualpath.Action) {
 	r.put(line)
 }
 
-// put queues a line, or ends the record.
+// put queues a line, or ends the record if there is no room.
 func (r *recorder) put(line []byte) {
 	if r.over {
 		return
@@ -105,7 +103,7 @@ func (r *recorder) put(line []byte) {
 	}
 }
 
-// end ends the record; why is nil if the service closes.
+// end ends the record. why is nil when the service closes.
 func (r *recorder) end(why error) {
 	if r.over {
 		return
@@ -117,8 +115,8 @@ func (r *recorder) end(why error) {
 	}
 }
 
-// write writes the lines until there are no more. After an error they are dropped:
-// step learns nothing of it, the log does.
+// write writes the lines until the channel is closed. After an error it logs the error and drops
+// the remaining lines.
 func (r *recorder) write(to io.Writer) {
 	defer close(r.done)
 	w := bufio.NewWriterSize(to, 256<<10)
@@ -137,7 +135,7 @@ func (r *recorder) write(to io.Writer) {
 		_, err := w.Write(line)
 		check(err)
 		if len(r.lines) == 0 {
-			check(w.Flush()) // what has happened can be read while the planner runs
+			check(w.Flush()) // the record is readable while the planner runs
 		}
 	}
 	if !failed {

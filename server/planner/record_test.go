@@ -15,7 +15,7 @@ import (
 
 func logTo(l *testkit.Log) *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
-// serveSome lets a service have two groups and serve requests through them.
+// serveSome registers two groups and serves requests on them.
 func (h *host) serveSome(ids ...string) {
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
 	for _, id := range ids {
@@ -34,7 +34,7 @@ func (h *host) serveSome(ids ...string) {
 	}
 }
 
-// TestRecord: what the service did, another planner does.
+// TestRecord: a replay of the record on another planner gives the same actions.
 func TestRecord(t *testing.T) {
 	var file bytes.Buffer
 	h := newHost(t, Options{Record: &Record{To: &file}})
@@ -53,8 +53,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestRecordIsFull: a record ends at its limit, the planner does not; what was
-// written can be replayed.
+// TestRecordIsFull: a record ends at its limit and the planner continues. The written part can be
+// replayed.
 func TestRecordIsFull(t *testing.T) {
 	var whole, file bytes.Buffer
 	var log testkit.Log
@@ -94,7 +94,7 @@ func (f failing) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestRecordFails: a disk that fails ends the record and not the planner.
+// TestRecordFails: a failing disk ends the record and not the planner.
 func TestRecordFails(t *testing.T) {
 	open := make(chan struct{})
 	close(open)
@@ -107,7 +107,7 @@ func TestRecordFails(t *testing.T) {
 	}
 }
 
-// TestRecordFallsBehind: while writes block, the recorder keeps no more than its backlog.
+// TestRecordFallsBehind: while writes block, the recorder holds at most its backlog.
 func TestRecordFallsBehind(t *testing.T) {
 	wait := make(chan struct{})
 	var log testkit.Log
@@ -122,7 +122,7 @@ func TestRecordFallsBehind(t *testing.T) {
 	if !rec.over || rec.backlog.Load() > recordBacklog || !strings.Contains(log.String(), errRecordBehind.Error()) {
 		t.Errorf("over %v with a backlog of %d: %s", rec.over, rec.backlog.Load(), log.String())
 	}
-	rec.put(line) // after its end nothing is taken
+	rec.put(line) // nothing is recorded after the end
 	close(wait)
 	<-rec.done
 }

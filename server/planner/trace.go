@@ -10,12 +10,11 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// scope names who made the spans.
+// scope is the instrumentation scope of the spans.
 const scope = "github.com/penstock-kv/penstock/server/planner"
 
-// traceLocked begins the span of a job, below that of the gateway's call. It lives
-// as long as the job; nil, and nothing else is done for it, where the call is not
-// recorded.
+// traceLocked begins the span of a job, as a child of the gateway's call. It ends with the job. If
+// the call is not recorded, the span is nil and nothing else is done for it.
 func (s *Service) traceLocked(ctx context.Context, j *job) {
 	caller := trace.SpanFromContext(ctx)
 	if j.span != nil || !caller.IsRecording() {
@@ -29,7 +28,7 @@ func (s *Service) traceLocked(ctx context.Context, j *job) {
 	))
 }
 
-// decidedLocked notes an action of the planner: what it does, for whom, why.
+// decidedLocked adds an action of the planner to the span, with the reason.
 func (s *Service) decidedLocked(j *job, a *dualpath.Action) {
 	if j.span == nil {
 		return
@@ -60,8 +59,8 @@ func (s *Service) decidedLocked(j *job, a *dualpath.Action) {
 	j.span.AddEvent(a.Kind.String(), trace.WithAttributes(attrs...))
 }
 
-// reported notes what a leader told of a job's side. A read under way is told of many
-// times; it is noted when more of it can be used.
+// reported adds a leader's report about one side of a job to the span. Reports of read progress are
+// frequent; they are added only when more tokens are usable.
 func (j *job) reported(what string, side pb.Side, upto uint32) {
 	if j.span == nil || what == "read" && (upto == 0 || j.read[side] == upto) {
 		return
@@ -75,7 +74,7 @@ func (j *job) reported(what string, side pb.Side, upto uint32) {
 	j.span.AddEvent(what, trace.WithAttributes(attribute.String("side", dualpath.Role(side).String()), attribute.Int("upto", int(upto))))
 }
 
-// tracedLocked ends the span of a job, with the planner's story of it.
+// tracedLocked ends the span of a job, with the planner's explanation of the request.
 func (s *Service) tracedLocked(j *job) {
 	if j.span == nil {
 		return

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// tracedStream is a call with a span.
+// tracedStream is a stream whose context has a span.
 type tracedStream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -25,7 +25,7 @@ type tracedStream struct {
 
 func (s tracedStream) Context() context.Context { return s.ctx }
 
-// traced gives every call a span of the provider's, as otelgrpc does.
+// traced gives every call a span of the provider, as otelgrpc does.
 func traced(p trace.TracerProvider) grpc.ServerOption {
 	return grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx, span := p.Tracer("test").Start(ss.Context(), info.FullMethod)
@@ -34,8 +34,8 @@ func traced(p trace.TracerProvider) grpc.ServerOption {
 	})
 }
 
-// TestSpan: the span of a request tells every decision about it, and what the engines
-// told, in order; it is below the gateway's call.
+// TestSpan: the span of a request has every decision about the request and the engines' reports, in
+// order. It is a child of the gateway's call.
 func TestSpan(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(recorder))
@@ -105,7 +105,7 @@ func TestSpan(t *testing.T) {
 	}
 }
 
-// attr is one of some attributes; empty: it is not there.
+// attr returns the value of one of the attributes, or an empty value.
 func attr(all []attribute.KeyValue, key attribute.Key) attribute.Value {
 	for _, a := range all {
 		if a.Key == key {
@@ -115,12 +115,12 @@ func attr(all []attribute.KeyValue, key attribute.Key) attribute.Value {
 	return attribute.Value{}
 }
 
-// life takes a request from its submission to its end, without streams.
+// life runs a request from its submission to its end, without streams.
 func life(tb testing.TB, s *Service, ctx context.Context, leaders []*leader) {
 	if _, _, err := s.admit(ctx, &pb.SubmitRequest{Id: "r", Namespace: "m", PromptTokens: 4200, HitTokens: 4096, OutputTokens: 100}); err != nil {
 		tb.Fatal(err)
 	}
-	for _, l := range []*leader{leaders[1], leaders[0]} { // decode first: a prefill group's fetch grants
+	for _, l := range []*leader{leaders[1], leaders[0]} { // decode first, because the fetch of the prefill group grants the request
 		if err := s.message(l, &pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: &pb.FetchWork{Seen: 1 << 60}}}); err != nil {
 			tb.Fatal(err)
 		}
@@ -165,8 +165,8 @@ func newLife(tb testing.TB) (*Service, []*leader) {
 	return s, leaders
 }
 
-// TestSpanOff: a call that is not recorded has no span, and noting what happens to its
-// request allocates nothing.
+// TestSpanOff: a call that is not recorded has no span, and the events of its request allocate
+// nothing.
 func TestSpanOff(t *testing.T) {
 	s, leaders := newLife(t)
 	life(t, s, context.Background(), leaders)
@@ -183,10 +183,10 @@ func TestSpanOff(t *testing.T) {
 	}
 }
 
-// BenchmarkSpan is a request from its submission to its end, with spans off and on:
-// the time that they cost is a ratio of one run.
+// BenchmarkSpan runs a request from its submission to its end with spans off and on, and reports
+// the ratio of the times.
 func BenchmarkSpan(b *testing.B) {
-	provider := sdk.NewTracerProvider() // records, and exports nowhere
+	provider := sdk.NewTracerProvider() // records spans without exporting them
 	for _, on := range []bool{false, true} {
 		b.Run(map[bool]string{false: "off", true: "on"}[on], func(b *testing.B) {
 			s, leaders := newLife(b)

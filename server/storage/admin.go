@@ -12,11 +12,11 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// listPage is how many pieces one look at the index brings, which bounds the
-// time that it is locked.
+// listPage bounds the pieces of one call of the index's List, and with it the time that the index
+// is locked.
 const listPage = 4096
 
-// held is what a namespace occupies.
+// held returns how much a namespace occupies.
 func (n *Node) held(id kv.NamespaceID) Removed {
 	for _, s := range n.index.Stats().Namespaces {
 		if s.ID == id {
@@ -26,7 +26,7 @@ func (n *Node) held(id kv.NamespaceID) Removed {
 	return Removed{}
 }
 
-// heldBy is what one live epoch of a namespace occupies.
+// heldBy returns how much one live epoch of a namespace occupies.
 func (n *Node) heldBy(id kv.NamespaceID, epoch kv.Epoch) Removed {
 	for _, s := range n.index.Stats().Namespaces {
 		for _, e := range s.Live {
@@ -38,11 +38,11 @@ func (n *Node) heldBy(id kv.NamespaceID, epoch kv.Epoch) Removed {
 	return Removed{}
 }
 
-// DeleteBlocks makes a block and everything below it unmatchable in every live epoch,
-// durably: no rebuild of the index brings them back. The slots come back in the
-// background. It returns how much that is. With dryRun nothing changes. trie.ErrAbsent
-// means that the index has no such block; copies in slots that are free are deleted all
-// the same.
+// DeleteBlocks makes a block and its descendants unmatchable in every live epoch. The deletion is
+// durable, so a rebuild of the index does not restore the blocks. Their slots are freed in the
+// background. DeleteBlocks returns how much that is. With dryRun it changes nothing. It returns
+// trie.ErrAbsent if the index does not have the block; copies of the block in free slots are
+// deleted nevertheless.
 func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Removed, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -53,19 +53,18 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	if err != nil && !errors.Is(err, trie.ErrAbsent) || dryRun {
 		return below, err
 	}
-	// The index first, so that the tombstone covers all that was put below the
-	// block until then. If the catalogue cannot be written, the call can be
-	// repeated.
+	// The index changes first, so that the tombstone covers every descendant added until then. If
+	// the catalogue cannot be written, the caller can repeat the call.
 	err = n.index.Delete(ns.ID, id)
 	n.publishChanges()
 	// These are the live epochs after the deletion: an epoch that began meanwhile needs a
-	// tombstone, one that was retired needs none.
+	// tombstone, an epoch that was retired needs none.
 	if now, err := n.index.NamespaceByID(ns.ID); err == nil {
 		ns = now
 	}
 	count := n.noteDeleted(ns.ID, ns.Live(), id, rootGroups(ns)...)
 	n.wakeReclaim()
-	// Not the caller's context: a caller that gives up does not undo the deletion.
+	// The caller's context is not used, because the end of the caller does not undo the deletion.
 	if err := n.writeDeleted(n.stopped, count); err != nil {
 		return Removed{}, fmt.Errorf("storage: block %v is deleted, but the deletion could not be written to the volumes; repeat the call, or a rebuild of the index may restore the block: %w", id, err)
 	}
@@ -75,12 +74,12 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	return below, nil
 }
 
-// Evict removes blocks in the policy's order until at least bytes of slots came
-// free, or nothing more may go. With dryRun nothing changes, and the answer is
-// the upper bound: what the namespace, or the node, holds.
+// Evict removes blocks in the policy's order until at least bytes of slots are free, or until no
+// further block may be removed. With dryRun it changes nothing and returns the upper bound: what
+// the namespace, or the node, occupies.
 func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error) {
 	if bytes <= 0 {
-		return Removed{}, fmt.Errorf("%w: evict %d bytes", ErrRequest, bytes)
+		return Removed{}, fmt.Errorf("%w: cannot evict %d bytes; give a positive number", ErrRequest, bytes)
 	}
 	var only kv.NamespaceID
 	stats := n.index.Stats()
@@ -103,8 +102,7 @@ func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error
 	return Removed{Blocks: blocks, Bytes: blocks * slot}, nil
 }
 
-// Delivered drops transfer blocks of an epoch, 0 for the newest, that have reached
-// their reader.
+// Delivered drops transfer blocks of an epoch, 0 for the newest, that have reached their reader.
 func (n *Node) Delivered(namespace string, epoch kv.Epoch, ids []kv.BlockID) (Removed, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -141,26 +139,26 @@ func (n *Node) ListBlocks(namespace string, cursor uint32, limit int) (kv.Namesp
 	return ns, infos, next, err
 }
 
-// VerifiedPiece is the outcome of one piece of a Verify.
+// VerifiedPiece is the outcome of Verify for one piece.
 type VerifiedPiece struct {
 	ID    kv.BlockID
 	Group int
-	State PieceState // Delivered: intact
+	State PieceState // Delivered means intact
 	Err   error
-	// LayerSums as in the slot's header, if intact.
+	// LayerSums are the sums in the slot's header if the piece is intact.
 	LayerSums []uint64
 }
 
-// Verify reads every piece of the blocks from the device, whatever is in memory, and checks
-// every checksum: the pieces of an epoch, or of every live one if epoch is 0. Broken pieces are dropped from the index.
-// Blocks that are not stored are Absent.
+// Verify reads every piece of the blocks from the device, even if the piece is in memory, and
+// checks every checksum. It reads the pieces of one epoch, or of every live epoch if epoch is 0.
+// Broken pieces are dropped from the index. Blocks that are not stored are Absent.
 func (n *Node) Verify(ctx context.Context, namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]VerifiedPiece, error) {
 	if err := n.checkChain(ids); err != nil {
 		return nil, err
 	}
 	var out []VerifiedPiece
 	for _, id := range ids {
-		// Asked for again with each block: its live epochs may have changed.
+		// StatBlock runs for each block, because the live epochs may have changed.
 		ns, infos, err := n.StatBlock(namespace, id)
 		infos = slices.DeleteFunc(infos, func(i trie.Info) bool { return epoch != 0 && i.Epoch != epoch })
 		if errors.Is(err, trie.ErrAbsent) || err == nil && len(infos) == 0 {
@@ -200,7 +198,7 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 	case err == nil:
 		v.State, v.LayerSums = Delivered, slices.Clone(batch[0].LayerSums)
 	case errors.Is(err, blockstore.ErrCorrupt) && !n.current(ns):
-		// The slot may be another block's by now.
+		// The slot may hold another block by then.
 		v.State, v.Err = Absent, fmt.Errorf("block %v: epoch %d of namespace %q was retired meanwhile", info.ID, ns.Epoch, ns.Name)
 	case errors.Is(err, blockstore.ErrCorrupt):
 		n.dropCorrupt(info.Ref, "verify", err)
@@ -227,22 +225,22 @@ func (n *Node) current(ns kv.Namespace) bool {
 	return err == nil && now.IsLive(ns.Epoch)
 }
 
-// Stats are the figures of a node.
+// Stats are the counters of a node.
 type Stats struct {
 	Index trie.Stats
 	Store blockstore.Stats
 	Arena arena.Stats
-	// HotBytes are kept in the arena for the next reader; HotHits of HotQueries
-	// pieces were found there.
+	// HotBytes is the size of the hot set. HotHits counts the lookups of pieces, of HotQueries in
+	// all, that found the piece there.
 	HotBytes            int64
 	HotHits, HotQueries uint64
 	Reservations        int
-	// LoanBytes of the arena are lent to readers on this host, in Loans pieces.
+	// LoanBytes is the arena memory lent to readers on this host, Loans the number of lent pieces.
 	LoanBytes int64
 	Loans     int
 }
 
-// Stats returns the current figures.
+// Stats returns the current counters.
 func (n *Node) Stats() Stats {
 	s := Stats{Index: n.index.Stats(), Store: n.store.Stats(), Arena: n.opts.Arena.Stats()}
 	s.HotBytes, s.HotHits, s.HotQueries = n.hot.stats()

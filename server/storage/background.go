@@ -11,10 +11,9 @@ import (
 )
 
 const (
-	// tick is how often leases and reservations are looked at for expiry.
+	// tick is the interval at which expired leases and reservations are removed.
 	tick = 250 * time.Millisecond
-	// scrubStepBytes is how much the scrubber reads before it looks whether it
-	// should stop.
+	// scrubStepBytes is how much the scrubber reads between two checks whether it must stop.
 	scrubStepBytes = 16 << 20
 	// scrubPause is the time between two passes.
 	scrubPause = 10 * time.Minute
@@ -53,7 +52,7 @@ func (n *Node) expireLoop() {
 		now := n.opts.Now()
 		if ended := n.index.ExpireLeases(now); ended > 0 {
 			n.opts.Metrics.LeasesExpired.Add(float64(ended))
-			n.wakeReclaim() // the pieces of the leases may be unmatchable
+			n.wakeReclaim() // the leased pieces may be unmatchable, so their slots may be free
 		}
 		n.expireReservations(now)
 		if len(n.index.Unsettled()) > 0 {
@@ -63,8 +62,8 @@ func (n *Node) expireLoop() {
 	})
 }
 
-// syncLoop keeps durability batch's promise: data first, then the index that
-// refers to it.
+// syncLoop implements durability batch. It syncs the data first and then the index that refers to
+// it.
 func (n *Node) syncLoop() {
 	n.every(n.opts.SyncEvery, func() {
 		if n.unsynced.Swap(false) {
@@ -73,10 +72,9 @@ func (n *Node) syncLoop() {
 	})
 }
 
-// Sync makes everything that was acknowledged durable. An error names the volumes
-// whose newest blocks may not be: see blockstore.Store.Sync. syncLoop tries again
-// after an error, so that a device or an index that works again is synced without
-// another commit.
+// Sync makes every acknowledged block durable. The error names the volumes whose newest blocks may
+// not be durable: see blockstore.Store.Sync. After an error syncLoop tries again, so that a
+// recovered device or index is synced without another commit.
 func (n *Node) Sync(ctx context.Context) error {
 	start := time.Now()
 	m := n.opts.Metrics
@@ -104,16 +102,16 @@ func (n *Node) wakeReclaim() {
 	}
 }
 
-// reclaimLoop retires epochs whose pins have ended, and gives back the slots of retired
-// epochs and deleted blocks, in steps, so that neither the index nor the store is held
-// for long.
+// reclaimLoop retires epochs whose pins have ended, and frees the slots of retired epochs and
+// deleted blocks. It works in steps, so that it does not lock the index or the store for long.
 func (n *Node) reclaimLoop() {
 	for {
 		select {
 		case <-n.stopped.Done():
 			return
 		case <-n.reclaim:
-			// Before the slots are free: their headers are what a rebuild would find.
+			// The deletions are durable before the slots are free, because a rebuild would find the
+			// headers of the slots.
 			n.logIf("write deletions", ignoreCancel(n.writePending(n.stopped)))
 			n.logIf("settle epochs", ignoreCancel(n.settleEpochs(n.stopped)))
 			n.logIf("reclaim", ignoreCancel(n.reclaimAll(n.stopped)))
@@ -148,7 +146,7 @@ func (n *Node) scrubLoop() {
 	}
 }
 
-// scrubStep verifies some live slots and drops what is broken.
+// scrubStep verifies some live slots and drops the broken pieces.
 func (n *Node) scrubStep(ctx context.Context, from kv.Extent, bytesPerSecond int64) (blockstore.ScrubResult, error) {
 	result, err := n.store.Scrub(ctx, blockstore.ScrubOptions{
 		BytesPerSecond: bytesPerSecond,
@@ -168,8 +166,8 @@ func (n *Node) scrubStep(ctx context.Context, from kv.Extent, bytesPerSecond int
 	return result, err
 }
 
-// Scrub verifies every live slot once, at most bytesPerSecond (0: as fast as it
-// goes), and reports progress after each step.
+// Scrub verifies every live slot once, at bytesPerSecond at most (0: without a limit), and reports
+// progress after each step.
 func (n *Node) Scrub(ctx context.Context, bytesPerSecond int64, progress func(slots, bytes, corrupt int64) error) error {
 	var from kv.Extent
 	var slots, bytes, corrupt int64
@@ -186,7 +184,7 @@ func (n *Node) Scrub(ctx context.Context, bytesPerSecond int64, progress func(sl
 	}
 }
 
-// writable returns ErrDraining, or ErrReadOnly and why, or nil.
+// writable returns nil, ErrDraining, or ErrReadOnly with the reason.
 func (n *Node) writable() error {
 	if n.draining.Load() {
 		return ErrDraining
@@ -200,7 +198,7 @@ func (n *Node) writable() error {
 	return nil
 }
 
-// noteWriteState logs when writes begin or cease to be refused.
+// noteWriteState logs when the node starts or stops refusing writes.
 func (n *Node) noteWriteState() {
 	err := n.writable()
 	refused := errors.Is(err, ErrReadOnly)
@@ -208,8 +206,8 @@ func (n *Node) noteWriteState() {
 		return
 	}
 	if refused {
-		n.opts.Logger.Error("writes are refused; reads go on", "err", err)
+		n.opts.Logger.Error("writes are refused and reads are served", "err", err)
 	} else {
-		n.opts.Logger.Info("writes are taken again")
+		n.opts.Logger.Info("writes are accepted again")
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// logSyncs stands between the index and its log: the first sync after arm waits
-// for release; with fails, the third fails, as all after it.
+// logSyncs wraps the file of the index's log. The first sync after arm waits for release. With
+// fails, the third sync and all later syncs fail.
 type logSyncs struct {
 	armed            atomic.Bool
 	fails            bool
@@ -41,10 +41,9 @@ func (l *logSyncs) fail(op errorfs.Op) error {
 	return nil
 }
 
-// TestIndexBreaksAfterAdding: two writers of one prompt meet. The longer one's own
-// block is in the index, durable, when the sync for what the shorter one put
-// fails. That is an error to the writer, and the block stays: its slot is not
-// given up while the index refers to it.
+// TestIndexBreaksAfterAdding: two writers store the same prompt. The longer writer's own block is
+// durable in the index when the sync of the pieces from the shorter writer fails. Commit returns an
+// error, and the block keeps its slot, because the index refers to it.
 func TestIndexBreaksAfterAdding(t *testing.T) {
 	syncs := &logSyncs{fails: true, waiting: make(chan struct{}), release: make(chan struct{})}
 	r := newRig(t, rigOptions{durability: blockstore.DurabilitySync, index: errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(syncs.fail))})

@@ -11,42 +11,43 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Names of the invariants that Check reports; ARCHITECTURE.md has them all. one-owner is
-// blockstore's.
+// Names of the invariants that Check reports. ARCHITECTURE.md lists all. blockstore reports
+// one-owner.
 const (
 	ExactOrMiss     = "exact-or-miss"
 	DataBeforeIndex = "data-before-index"
 	IndexInvariants = "prefix-closed"
 )
 
-// checkBatchBytes is how much one device batch of a verifying check reads.
+// checkBatchBytes is the size of one device batch of a check with Verify.
 const checkBatchBytes = 16 << 20
 
-// CheckOptions are what a check needs.
+// CheckOptions are the options of Check.
 type CheckOptions struct {
-	// Store is open and not Ready: nothing serves from it. Check makes it ready.
+	// Store is open and not Ready, so no node serves from it. Check makes it ready.
 	Store *blockstore.Store
 	Index *trie.Trie
-	// Verify, if set, lends memory to read every piece and compare header and
-	// layers with what the index says it is.
+	// Verify, if not nil, is memory for reading every piece. Check then compares the header and the
+	// layers with the index.
 	Verify *arena.Arena
-	// Progress, if not nil, is called with the pieces verified and all of them.
+	// Progress, if not nil, is called with the number of verified pieces and the number of all
+	// pieces.
 	Progress func(done, total int64)
 }
 
 // CheckReport is the outcome of a check.
 type CheckReport struct {
-	// Pieces are in the index; Verified were read and are intact.
+	// Pieces counts the pieces in the index. Verified counts the pieces that were read and are
+	// intact.
 	Pieces, Verified, VerifiedBytes int64
-	// Stale entries lost their slot in a crash: the next start drops them. They
-	// break no promise.
+	// Stale counts the entries whose slot was lost in a crash. The next start drops them. They
+	// break no invariant.
 	Stale int64
-	// Findings are broken invariants.
+	// Findings are the broken invariants.
 	Findings []blockstore.Finding
 }
 
-// Check compares index and volumes and proves the invariants by name. It changes
-// neither.
+// Check compares index and volumes and checks the invariants. It changes neither.
 func Check(ctx context.Context, opts CheckOptions) (CheckReport, error) {
 	var r CheckReport
 	geometries := make(map[kv.NamespaceID]kv.Namespace)
@@ -60,7 +61,7 @@ func Check(ctx context.Context, opts CheckOptions) (CheckReport, error) {
 		}
 		ns, ok := geometries[place.Namespace]
 		if !ok {
-			stale[ref] = true // a deleted namespace's, waiting to be reclaimed
+			stale[ref] = true // of a deleted namespace that is not reclaimed yet
 			continue
 		}
 		err := opts.Store.Adopt(ref, ns.Geometry.PieceBytes(place.Group), ns.Geometry.Groups[place.Group].Layers)

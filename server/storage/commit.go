@@ -14,8 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// PieceSums are the XXH3-64 of a piece's layers, as its writer computed them
-// from its own memory.
+// PieceSums are the XXH3-64 of a piece's layers, computed by the writer from its own memory.
 type PieceSums struct {
 	PieceRef
 	LayerSums []uint64
@@ -32,7 +31,7 @@ type StoredPiece struct {
 	Err    error
 }
 
-// committing is one piece of a Commit.
+// committing is the state of one piece of a Commit.
 type committing struct {
 	StoredPiece
 	// slot is the content of the slot. It lies in mem, which is the reservation's
@@ -72,7 +71,7 @@ func (n *Node) commit(ctx context.Context, r *Reservation, pieces []PieceSums, c
 	}
 	if closed != nil {
 		if err := closed(ctx); err != nil {
-			return nil, fmt.Errorf("storage: commit: the writes did not land: %w", err)
+			return nil, fmt.Errorf("storage: commit: the bytes of the writer did not arrive: %w", err)
 		}
 	}
 	n.verify(r, all)
@@ -106,7 +105,7 @@ func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
 	for _, p := range pieces {
 		g, ok := grants[p.PieceRef]
 		if !ok {
-			return nil, fmt.Errorf("%w: piece of block %d, group %d was not granted, or is named twice", ErrRequest, p.Block, p.Group)
+			return nil, fmt.Errorf("%w: block %d, group %d was not granted or is in the call twice", ErrRequest, p.Block, p.Group)
 		}
 		delete(grants, p.PieceRef)
 		if want := r.ns.Geometry.Groups[p.Group].Layers; len(p.LayerSums) != want {
@@ -156,12 +155,12 @@ func firstDifference(a, b []uint64) int {
 	return -1
 }
 
-// placementTries is how many times a piece is written, each time to another volume.
+// placementTries bounds the tries to write a piece, each on another volume.
 const placementTries = 3
 
-// errHung: a volume did not complete a write within WriteWait. The device may still
-// read the memory of the write.
-var errHung = errors.New("the volume hangs")
+// errHung: a volume did not complete a write within WriteWait. The device may still read the memory
+// of the write.
+var errHung = errors.New("the volume does not respond")
 
 // writeSlots reserves slots for the pieces, writes them, with durability sync syncs
 // them, and commits the slots. It writes a piece to another volume, if there is one, when
@@ -203,7 +202,7 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 			}
 			if errors.Is(c.Err, errHung) {
 				if err := n.copySlot(ctx, r, c); err != nil {
-					c.refuse("device", fmt.Errorf("%w; and no memory for another try: %w", c.Err, err))
+					c.refuse("device", fmt.Errorf("%w; there is no memory to try another volume: %w", c.Err, err))
 					continue
 				}
 			}
@@ -215,8 +214,8 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 	}
 }
 
-// copySlot copies the piece to new memory. The next try must not write the header into
-// the old memory, because the device that hangs may still read it.
+// copySlot copies the piece to new memory. The next try must not write its header into the old
+// memory, because the hanging device may still read that memory.
 func (n *Node) copySlot(ctx context.Context, r *Reservation, c *committing) error {
 	buf, err := n.allocShare(ctx, int64(len(c.slot)))
 	if err != nil {

@@ -20,15 +20,15 @@ import (
 var crashSeeds = flag.Int("crash.seeds", testkit.Rounds(400, 60), "number of seeded crash points of TestCrashPoints")
 var crashFirst = flag.Uint64("crash.first", 1, "first seed of TestCrashPoints")
 
-// crash makes the power fail, and opens the node on the devices and the index that are left.
+// crash cuts the power and opens the node on the remaining devices and index.
 func (r *rig) crash(seed uint64) {
 	r.t.Helper()
 	r.powerCut(seed)
 	r.open()
 }
 
-// powerCut makes the power of the volumes and of the index's disk fail at the same
-// moment. Each keeps a state that it could have had then, chosen by seed.
+// powerCut cuts the power of the volumes and of the index's disk at the same moment. Each keeps a
+// state that is possible after a power failure, chosen by seed.
 func (r *rig) powerCut(seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0xC7A5))
 	index := r.index.(*vfs.MemFS).CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
@@ -39,9 +39,9 @@ func (r *rig) powerCut(seed uint64) {
 	r.index = index
 }
 
-// TestCrashPoints: at whatever mutation the power fails, what is read afterwards
-// is right or a miss, nothing acknowledged under durability sync is lost, the
-// index and the store agree, and the node goes on working.
+// TestCrashPoints: the power fails at an arbitrary write. Afterwards every read returns the right
+// bytes or a miss, no block acknowledged under durability sync is lost, index and store agree, and
+// the node continues to work.
 func TestCrashPoints(t *testing.T) {
 	testkit.Long(t, "a whole node crashes 400 times")
 	for seed := *crashFirst; seed < *crashFirst+uint64(*crashSeeds); seed++ {
@@ -69,7 +69,7 @@ func crashOnce(t *testing.T, seed uint64) bool {
 			switch rng.IntN(10) {
 			case 0:
 				if removed, err := r.node.Evict("m", 30<<10, false); err != nil || removed.Blocks > 0 {
-					acked, order = map[kv.BlockID]bool{}, nil // what went is no loss; start counting anew
+					acked, order = map[kv.BlockID]bool{}, nil // the removed blocks are no loss; counting starts again
 				}
 			case 1:
 				if err := r.node.Sync(context.Background()); err != nil {
@@ -77,7 +77,7 @@ func crashOnce(t *testing.T, seed uint64) bool {
 				}
 			case 2:
 				if _, err := r.node.BumpEpoch(context.Background(), "m", 0, 1); err != nil {
-					// Whether it counts is open: both epochs are possible.
+					// Either outcome is possible: the new epoch may or may not be live.
 					acked, order = map[kv.BlockID]bool{}, nil
 					return
 				}
@@ -99,7 +99,7 @@ func crashOnce(t *testing.T, seed uint64) bool {
 	}
 	evictedBefore := r.node.Events().Last()
 	work()
-	// Eviction by pressure also removes acknowledged blocks: those are no loss.
+	// Eviction also removes acknowledged blocks, which is no loss.
 	if events, err := eventsSince(r, evictedBefore); err == nil {
 		for _, e := range events {
 			if e.Kind == storage.BlockRemoved {
@@ -118,7 +118,7 @@ func crashOnce(t *testing.T, seed uint64) bool {
 	if again.Epoch < ns.Epoch {
 		t.Errorf("seed %d: epoch %d came back after %d was acknowledged", seed, again.Epoch, ns.Epoch)
 	}
-	// tryLoad judges every byte of everything that could be there.
+	// tryLoad checks every byte of every block that may exist.
 	for a := range 3 {
 		for b := range 4 {
 			for c := range 4 {

@@ -24,8 +24,8 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// restartWithout closes the node and opens it without the devices of the given
-// numbers, which it returns, ready to be given back.
+// restartWithout closes the node and opens it without the numbered devices. It returns these
+// devices for restartWith.
 func (r *rig) restartWithout(gone ...int) map[int]blockio.Device {
 	r.t.Helper()
 	r.close()
@@ -51,10 +51,10 @@ func (r *rig) restartWith(back map[int]blockio.Device) {
 	r.open()
 }
 
-// TestDegraded: with some of eight volumes missing, whichever they are, the node
-// serves what is there, and what lay on them is a miss that can be stored again.
-// When they are back, what they hold is a hit again, except what was deleted or
-// stored anew meanwhile; no byte is ever wrong.
+// TestDegraded: with any subset of eight volumes missing, the node serves the blocks of the other
+// volumes. Blocks on missing volumes are misses and can be stored again. When the volumes are back,
+// their blocks are hits again, except blocks that were deleted or stored again meanwhile. No read
+// returns wrong bytes.
 func TestDegraded(t *testing.T) {
 	for seed := range uint64(16) {
 		rng := rand.New(rand.NewPCG(seed, 21))
@@ -66,7 +66,7 @@ func TestDegraded(t *testing.T) {
 			chains = append(chains, ids)
 			r.mustPut(ns, ids[:2])
 		}
-		// The children are put later, so that many lie on another volume.
+		// The children are stored later, so that many of them are on another volume.
 		for _, ids := range chains {
 			r.mustPut(ns, ids)
 		}
@@ -91,7 +91,7 @@ func TestDegraded(t *testing.T) {
 		if all := 3 * len(chains); hits == 0 || hits >= all || int64(all-hits) != r.node.Recovered().Hidden {
 			t.Errorf("seed %d: %d of %d blocks are hits, %d hidden", seed, hits, all, r.node.Recovered().Hidden)
 		}
-		// Deleted although the index does not have it, stored anew, and bumped.
+		// The first was deleted while the index did not have it. The second was stored again.
 		deleted, anew := chains[3][1], chains[4]
 		if _, err := r.node.DeleteBlocks("m", deleted, false); err != nil && !errors.Is(err, trie.ErrAbsent) {
 			t.Fatal(err)
@@ -101,7 +101,7 @@ func TestDegraded(t *testing.T) {
 			t.Errorf("seed %d: %d of 3 blocks that were stored again are hits", seed, n)
 		}
 		for i := range 10 {
-			r.mustPut(ns, chain(ns, 1, 1000+i)) // into slots that hidden entries refer to
+			r.mustPut(ns, chain(ns, 1, 1000+i)) // these may take slots that hidden entries refer to
 		}
 		if seed%4 == 3 {
 			if _, err := r.node.BumpEpoch(context.Background(), "m", 0, 1); err != nil {
@@ -135,8 +135,8 @@ func TestDegraded(t *testing.T) {
 	}
 }
 
-// TestDegradedNeverReusesAGeneration: of two volumes one is missing, then the
-// other: neither start gives out a generation that another start gave out.
+// TestDegradedNeverReusesAGeneration: of two volumes first one is missing, then the other. Neither
+// start assigns a generation that the other start has assigned.
 func TestDegradedNeverReusesAGeneration(t *testing.T) {
 	r := newRig(t, rigOptions{durability: blockstore.DurabilitySync}, memories(2, 1)...)
 	ns := r.namespace("m", kv.SingleGroup(1, 4, 100))
@@ -159,8 +159,8 @@ func TestDegradedNeverReusesAGeneration(t *testing.T) {
 	}
 }
 
-// TestDegradedRefuses: a node that is not told to serve without a volume does not
-// start, and one that is does not start with none.
+// TestDegradedRefuses: without the option to serve with missing volumes, a node does not start.
+// With the option, it does not start if all volumes are missing.
 func TestDegradedRefuses(t *testing.T) {
 	r := newRig(t, rigOptions{}, memories(2, 1)...)
 	r.close()
@@ -184,7 +184,7 @@ func TestDegradedRefuses(t *testing.T) {
 	r.open()
 }
 
-// openSubset opens the store with the present devices only; the others are absent.
+// openSubset opens the store with the present devices only.
 func openSubset(t *testing.T, all []blockio.Device, present ...int) *blockstore.Store {
 	t.Helper()
 	devices := make([]blockio.Device, len(all))
@@ -235,7 +235,7 @@ func TestUncertainCatalogue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		uncertain := func(err error) bool { return err != nil && strings.Contains(err.Error(), "a later epoch may be known") }
+		uncertain := func(err error) bool { return err != nil && strings.Contains(err.Error(), "too few volumes can be read") }
 		if lost, err := storage.IndexLost(store, index); !lost || uncertain(err) != c.uncertain {
 			t.Errorf("with volumes %v the index is lost: %v, %v", c.present, lost, err)
 		}

@@ -14,47 +14,44 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// deletions are the tombstones of the node. A rebuild of the index reads the
-// slots' headers, and the header of a deleted block stays on its volume until the
-// slot is written again; older copies of the block may lie in other slots that
-// are free, and on volumes that are missing or take no writes. So the catalogue
-// says what was deleted:
+// deletions are the tombstones of the node. A rebuild of the index reads the slot headers. The
+// header of a deleted block stays on its volume until the slot is written again, and older copies
+// of the block may be in other free slots and on volumes that are missing or read-only. So the
+// catalogue records the deletions:
 //
 //	tombstone  namespace, epoch, block, group, generation G
-//	           of that piece and of everything below it, slots whose content
-//	           was written up to generation G are deleted
+//	           slots of that piece and of its descendants are deleted if their
+//	           content was written up to generation G
 //	floor      namespace, generation G
-//	           no slot of the namespace up to G is taken into a rebuilt index
+//	           a rebuild ignores the slots of the namespace up to G
 //
-// One tombstone covers a block with all that hangs on it, however much that is.
-// Calls that delete at the same time share one write of the catalogue. The end of an
-// epoch, and the deletion of a namespace, end their tombstones, since the catalogue
-// then says that all of it is gone. When the catalogue is full the older
-// half of the tombstones becomes a floor: a later rebuild finds fewer blocks, and
-// none that was deleted.
+// One tombstone covers a block and all its descendants. Concurrent deletions share one write of the
+// catalogue. The end of an epoch and the deletion of a namespace remove their tombstones, because
+// the catalogue then does not list that epoch or namespace. When the catalogue is full, the older
+// half of the tombstones becomes a floor. A later rebuild then finds fewer blocks, and no deleted
+// block.
 type deletions struct {
 	mu     sync.Mutex
 	stones map[stoneKey]kv.Generation
 	floors map[kv.NamespaceID]kv.Generation
-	// added counts changes, written those that the catalogue has.
+	// added counts the changes, written the changes that the catalogue has.
 	added, written uint64
 }
 
-// stoneKey names a deleted piece.
+// stoneKey is the key of a deleted piece.
 type stoneKey struct {
 	namespace kv.NamespaceID
 	epoch     kv.Epoch
 	trie.PieceKey
 }
 
-// deletedPieces are the deletions in one epoch of a namespace in the catalogue.
+// deletedPieces are the deletions in one epoch of a namespace, as in the catalogue.
 type deletedPieces struct {
 	Namespace kv.NamespaceID `json:"namespace"`
 	Epoch     kv.Epoch       `json:"epoch"`
-	// Floor is that of the namespace, given with its newest epoch.
+	// Floor is the floor of the namespace. It is stored with the newest epoch.
 	Floor kv.Generation `json:"floor,omitempty"`
-	// Pieces holds stoneBytes for each tombstone: id, group, generation (little
-	// endian).
+	// Pieces has stoneBytes for each tombstone: id, group, generation (little endian).
 	Pieces []byte `json:"pieces,omitempty"`
 }
 
@@ -62,7 +59,7 @@ const stoneBytes = kv.BlockIDSize + 1 + 8
 
 func (d *deletedPieces) stones() (out []trie.Deletion, err error) {
 	if len(d.Pieces)%stoneBytes != 0 {
-		return nil, fmt.Errorf("storage: catalogue: %d bytes of deleted pieces of namespace %d; want a multiple of %d", len(d.Pieces), d.Namespace, stoneBytes)
+		return nil, fmt.Errorf("storage: catalogue: the deleted pieces of namespace %[2]d have %[1]d bytes; want a multiple of %[3]d", len(d.Pieces), d.Namespace, stoneBytes)
 	}
 	for b := range slices.Chunk(d.Pieces, stoneBytes) {
 		out = append(out, trie.Deletion{
@@ -73,7 +70,7 @@ func (d *deletedPieces) stones() (out []trie.Deletion, err error) {
 	return out, nil
 }
 
-// load replaces the deletions by those of the catalogue.
+// load replaces the deletions by the deletions in the catalogue.
 func (d *deletions) load(c catalogue) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -94,8 +91,7 @@ func (d *deletions) load(c catalogue) error {
 	return nil
 }
 
-// add adds a deletion, which the next catalogue will hold. It returns the number of this
-// change, for has.
+// add adds a deletion for the next catalogue. It returns the number of the change, for has.
 func (d *deletions) add(key stoneKey, upTo kv.Generation) uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -118,8 +114,8 @@ func (d *deletions) has(n uint64) bool {
 	return d.written >= n
 }
 
-// encode returns the deletions for a catalogue with these namespaces, and the number of
-// the last change in them.
+// encode returns the deletions for a catalogue with these namespaces, and the number of the last
+// change included.
 func (d *deletions) encode(namespaces []kv.Namespace) (out []deletedPieces, count uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -151,7 +147,7 @@ func (d *deletions) encode(namespaces []kv.Namespace) (out []deletedPieces, coun
 	return out, d.added
 }
 
-// namespaceEpoch names one epoch of a namespace.
+// namespaceEpoch is one epoch of a namespace.
 type namespaceEpoch struct {
 	namespace kv.NamespaceID
 	epoch     kv.Epoch
@@ -170,14 +166,14 @@ func (d *deletions) wrote(namespaces []kv.Namespace, count uint64) {
 	}
 	maps.DeleteFunc(d.stones, func(k stoneKey, _ kv.Generation) bool {
 		ns, ok := listed[k.namespace]
-		// A tombstone of a later epoch came after the namespaces were listed.
+		// A tombstone of a later epoch was added after the namespaces were listed.
 		return !ok || k.epoch < ns.Epoch && !ns.IsLive(k.epoch)
 	})
 	maps.DeleteFunc(d.floors, func(id kv.NamespaceID, _ kv.Generation) bool { _, ok := listed[id]; return !ok })
 }
 
-// collapse turns the older half of the tombstones into floors. It reports false
-// if there are none.
+// collapse turns the older half of the tombstones into floors. It returns false if there are no
+// tombstones.
 func (d *deletions) collapse() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -194,7 +190,7 @@ func (d *deletions) collapse() bool {
 	return true
 }
 
-// raiseFloor makes a later rebuild leave out a namespace's slots up to upTo.
+// raiseFloor makes a later rebuild ignore the slots of a namespace up to upTo.
 func (d *deletions) raiseFloor(id kv.NamespaceID, upTo kv.Generation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -202,11 +198,11 @@ func (d *deletions) raiseFloor(id kv.NamespaceID, upTo kv.Generation) {
 	d.added++
 }
 
-// noteDeleted notes that the pieces of a block in these groups are deleted in the
-// epochs, and what hangs on them.
+// noteDeleted records that the pieces of a block in these groups and their descendants are deleted
+// in the epochs.
 func (n *Node) noteDeleted(ns kv.NamespaceID, epochs []kv.Epoch, id kv.BlockID, groups ...int) (count uint64) {
-	// Every slot that holds the block, or anything below it, got its generation
-	// before the index gave the block up.
+	// Every slot of the block and of its descendants got its generation before the index removed
+	// the block.
 	upTo := n.store.NewestGeneration()
 	for _, e := range epochs {
 		for _, g := range groups {
@@ -216,8 +212,8 @@ func (n *Node) noteDeleted(ns kv.NamespaceID, epochs []kv.Epoch, id kv.BlockID, 
 	return count
 }
 
-// rootGroups are the groups of a block on which nothing but the block's own
-// pieces hangs above: to delete them is to delete the block.
+// rootGroups returns the groups of a block whose deletion deletes the whole block. The pieces of
+// its other groups are descendants of these.
 func rootGroups(ns kv.Namespace) []int {
 	if ns.Index != kv.IndexFlat && ns.Geometry.Groups[0].Kind == kv.Full {
 		return []int{0}
@@ -229,8 +225,8 @@ func rootGroups(ns kv.Namespace) []int {
 	return groups
 }
 
-// writeDeleted returns once the catalogue has the first count deletions. Calls
-// that wait for each other share a write.
+// writeDeleted returns when the catalogue has the first count deletions. Concurrent calls share a
+// write.
 func (n *Node) writeDeleted(ctx context.Context, count uint64) error {
 	if n.deleted.has(count) {
 		return nil
@@ -243,7 +239,7 @@ func (n *Node) writeDeleted(ctx context.Context, count uint64) error {
 	return n.writeCatalogue(ctx, n.index.Namespaces())
 }
 
-// writePending writes the deletions that no caller waits for: dropped blocks.
+// writePending writes the deletions for which no caller waits, such as dropped blocks.
 func (n *Node) writePending(ctx context.Context) error {
 	if !n.deleted.pending() {
 		return nil
@@ -253,8 +249,8 @@ func (n *Node) writePending(ctx context.Context) error {
 	return n.writeCatalogue(ctx, n.index.Namespaces())
 }
 
-// redoDeletions deletes again what the catalogue says is deleted and the index
-// still has: a crash may have left it.
+// redoDeletions deletes the pieces that the catalogue lists as deleted and that the index still
+// has, as after a crash.
 func (n *Node) redoDeletions(c catalogue) error {
 	for _, of := range c.Deleted {
 		ns, err := n.index.NamespaceByID(of.Namespace)
@@ -273,7 +269,7 @@ func (n *Node) redoDeletions(c catalogue) error {
 			return err
 		}
 		if pieces > 0 {
-			n.opts.Logger.Info("blocks that were deleted before the last stop are dropped from the index", "namespace", ns.Name, "pieces", pieces)
+			n.opts.Logger.Info("dropped blocks from the index that were deleted before the restart", "namespace", ns.Name, "pieces", pieces)
 		}
 	}
 	return nil

@@ -21,7 +21,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// memories returns n volumes in memory.
+// memories returns n in-memory volumes.
 func memories(n int, seed uint64) (devices []blockio.Device) {
 	for i := range n {
 		devices = append(devices, memio.New(memio.Options{Path: fmt.Sprint("mem", i), Seed: seed}))
@@ -29,8 +29,8 @@ func memories(n int, seed uint64) (devices []blockio.Device) {
 	return devices
 }
 
-// loseIndex stops the node, by a power failure or in order, loses the index, and
-// serves from one that was rebuilt from the volumes.
+// loseIndex stops the node, by a power failure or by Close, deletes the index, and opens the node
+// with an index rebuilt from the volumes.
 func (r *rig) loseIndex(seed uint64, power bool) storage.RebuildReport {
 	r.t.Helper()
 	if power {
@@ -52,9 +52,9 @@ func (r *rig) loseIndex(seed uint64, power bool) storage.RebuildReport {
 	return report
 }
 
-// deletionModel knows which blocks were deleted and not stored again.
+// deletionModel holds the blocks that were deleted and not stored again.
 type deletionModel struct {
-	chains  map[kv.BlockID][]kv.BlockID // the block's chain, itself last
+	chains  map[kv.BlockID][]kv.BlockID // the block's chain, including the block
 	deleted map[kv.BlockID]bool
 }
 
@@ -76,10 +76,9 @@ func (m *deletionModel) delete(id kv.BlockID) {
 	}
 }
 
-// TestRebuildResurrectsNothing: whatever was deleted, by whichever call, before
-// the index was lost is not in the rebuilt one, although older copies of the
-// blocks lie in free slots of several volumes, the power may fail, and the
-// catalogue has room for few tombstones.
+// TestRebuildResurrectsNothing: a block that was deleted, by any call, before the index was lost is
+// not in the rebuilt index. This holds although older copies of the blocks are in free slots of
+// several volumes, the power may fail, and the catalogue has room for few tombstones.
 func TestRebuildResurrectsNothing(t *testing.T) {
 	seeds := uint64(30)
 	for seed := range seeds {
@@ -93,7 +92,7 @@ func TestRebuildResurrectsNothing(t *testing.T) {
 		other := r.namespace("other", kv.SingleGroup(2, 4, 500))
 		r.mustPut(other, chain(other, 1, 1, 2, 3))
 		m := deletionModel{chains: map[kv.BlockID][]kv.BlockID{}, deleted: map[kv.BlockID]bool{}}
-		// After the power failed nothing is acknowledged any more.
+		// After the power failure no call is acknowledged.
 		off := seed%4 == 3
 		if off {
 			r.devices[rng.IntN(3)].(*memio.Device).PowerOffAfter(50 + rng.Int64N(300))
@@ -138,7 +137,7 @@ func TestRebuildResurrectsNothing(t *testing.T) {
 					continue
 				}
 				if off {
-					continue // what fails would be the damage itself
+					continue // a failure of these calls would be the injected damage
 				}
 				damage(t, dev)
 				var all []kv.BlockID
@@ -157,7 +156,7 @@ func TestRebuildResurrectsNothing(t *testing.T) {
 			default:
 				stored, err := r.put(ns, ids, 0)
 				if failed(err) {
-					// Some of it may have reached the index.
+					// Some of the pieces may have reached the index.
 					for _, id := range ids {
 						delete(m.deleted, id)
 					}
@@ -191,9 +190,9 @@ func TestRebuildResurrectsNothing(t *testing.T) {
 	}
 }
 
-// TestDeletedChildrenOfAReputBlock: blocks below a deleted one stay deleted when
-// the node stops before their slots came back and the deleted block was stored
-// again. A lease keeps the slots from coming back.
+// TestDeletedChildrenOfAReputBlock: a deleted block is stored again, and the node stops before the
+// slots of the deleted descendants are free. The descendants stay deleted. A lease keeps the slots
+// from being freed.
 func TestDeletedChildrenOfAReputBlock(t *testing.T) {
 	r := newRig(t, rigOptions{durability: blockstore.DurabilitySync}, memories(2, 1)...)
 	ns := r.namespace("m", kv.SingleGroup(2, 4, 500))
@@ -215,9 +214,8 @@ func TestDeletedChildrenOfAReputBlock(t *testing.T) {
 	}
 }
 
-// TestTombstonesBecomeAFloor: when the catalogue has no room for more
-// tombstones, deletions still succeed, nothing deleted comes back, and what was
-// stored last is still found.
+// TestTombstonesBecomeAFloor: when the catalogue has no room for more tombstones, deletions
+// succeed, no deleted block returns, and the newest blocks are still found.
 func TestTombstonesBecomeAFloor(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 1 << 20, segmentBytes: 64 << 10}, memories(2, 1)...)
 	ns := r.namespace("m", kv.SingleGroup(1, 4, 100))
@@ -248,8 +246,8 @@ func TestTombstonesBecomeAFloor(t *testing.T) {
 	}
 }
 
-// TestConcurrentDeletions: of deletions that run at the same time, and may share
-// a write of the catalogue, each is durable when it returns.
+// TestConcurrentDeletions: concurrent deletions may share a write of the catalogue. Each is durable
+// when its call returns.
 func TestConcurrentDeletions(t *testing.T) {
 	devices := memories(1, 1)
 	r := newRig(t, rigOptions{}, devices...)
@@ -275,9 +273,8 @@ func TestConcurrentDeletions(t *testing.T) {
 	}
 }
 
-// TestNamespaceIDsOutliveTheIndex: after every namespace was deleted and the
-// index was lost, no id is given out again: slots of the deleted ones may be on
-// the volumes still.
+// TestNamespaceIDsOutliveTheIndex: all namespaces were deleted and the index was lost. No id is
+// assigned again, because slots of the deleted namespaces may still be on the volumes.
 func TestNamespaceIDsOutliveTheIndex(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	old := r.namespace("m", kv.SingleGroup(1, 4, 100))

@@ -142,7 +142,7 @@ func (n *Node) moveIndexFrom(removed uint32) error {
 	if !strings.HasPrefix(filepath.Clean(dir), filepath.Clean(volumes[removed].Path)+string(filepath.Separator)) {
 		return nil
 	}
-	failed := errors.New("no other volume works")
+	failed := errors.New("no other volume is usable")
 	for i, v := range volumes {
 		if uint32(i) == removed || v.Health.State != health.OK || v.BelowFloor {
 			continue
@@ -153,7 +153,7 @@ func (n *Node) moveIndexFrom(removed uint32) error {
 			return nil
 		}
 		failed = err
-		n.opts.Logger.Warn("the index could not be moved", "err", err)
+		n.opts.Logger.Warn("could not move the index to another volume", "err", err)
 	}
 	return fmt.Errorf("storage: volume %d is removed, but the index is still in %s, so the disk cannot be unmounted: %w; remove the volume again to retry, or restart the node without its directory, which rebuilds the index", removed, dir, failed)
 }
@@ -298,7 +298,7 @@ func (p *pass) batch(ctx context.Context, refs []kv.Ref, slotBytes int64) (done 
 	to, err := p.reserve(ctx, blocks)
 	if err != nil {
 		if errors.Is(err, blockstore.ErrFull) {
-			p.full[slotBytes] = fmt.Errorf("no room on the other volumes: %w", err)
+			p.full[slotBytes] = fmt.Errorf("the other volumes have no room: %w", err)
 			return 0, nil
 		}
 		return 0, err

@@ -22,7 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// at returns the namespace as an engine with the weights of epoch e has it.
+// at returns the namespace as an engine with the weights of epoch e uses it.
 func at(ns kv.Namespace, e kv.Epoch) kv.Namespace {
 	ns.Epoch = e
 	return ns
@@ -44,7 +44,7 @@ func TestLiveEpochs(t *testing.T) {
 	}
 	bump(0, 2, 2, 1)
 	r.mustPut(at(ns, 2), short)
-	r.mustPut(at(ns, 1), chain(ns, 1, 3)) // an engine that has not loaded the new weights
+	r.mustPut(at(ns, 1), chain(ns, 1, 3)) // by an engine that has not loaded the new weights
 	for _, c := range []struct {
 		newest, oldest, want kv.Epoch
 		blocks               int
@@ -80,7 +80,7 @@ func TestLiveEpochs(t *testing.T) {
 			t.Errorf("counted %+v", info)
 		}
 	}
-	// A reservation belongs to the epoch that it was made for, which is over or not.
+	// A reservation belongs to the epoch for which it was made, live or retired.
 	kept, err := r.reserve(at(ns, 2), chain(ns, 1, 4), 0)
 	if err != nil {
 		t.Fatal(err)
@@ -135,8 +135,8 @@ func TestLiveEpochs(t *testing.T) {
 	}
 }
 
-// TestLastEpoch: after the highest epoch that may be named bumps still follow, and no
-// namespace is created above it.
+// TestLastEpoch: after a bump to the highest epoch that a caller may name, further bumps succeed.
+// No namespace can be created above that epoch.
 func TestLastEpoch(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
@@ -158,8 +158,8 @@ func TestLastEpoch(t *testing.T) {
 	}
 }
 
-// TestKeysOfAnEpoch: Exists and Delete are for one epoch, DeleteBlocks for all that are
-// live; neither comes back with a rebuilt index.
+// TestKeysOfAnEpoch: Exists and Delete apply to one epoch, DeleteBlocks to all live epochs. A
+// rebuild of the index does not restore the deleted blocks.
 func TestKeysOfAnEpoch(t *testing.T) {
 	r := newRig(t, rigOptions{}, memories(2, 4)...)
 	ns := r.namespace("m", small)
@@ -199,8 +199,8 @@ func TestKeysOfAnEpoch(t *testing.T) {
 	exist(2, false, false, false)
 }
 
-// TestCatalogueOfOneEpoch: the deletions in a catalogue that has one epoch for each
-// namespace are those of that epoch.
+// TestCatalogueOfOneEpoch: a catalogue of version 2 has one epoch for each namespace. Its deletions
+// belong to that epoch.
 func TestCatalogueOfOneEpoch(t *testing.T) {
 	r := newRig(t, rigOptions{}, memories(2, 6)...)
 	ns := r.namespace("m", small)
@@ -258,8 +258,8 @@ func (r *rig) awaitCleared(seq uint64) {
 	}
 }
 
-// TestPinnedEpoch: a pin keeps an epoch live until it ends; then the node retires the
-// epoch by itself. A restart ends pins.
+// TestPinnedEpoch: a pin keeps an epoch live. When the pin ends, the node retires the epoch. A
+// restart ends pins.
 func TestPinnedEpoch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{now: time.Now}, memories(2, 2)...)
@@ -314,7 +314,7 @@ func TestPinnedEpoch(t *testing.T) {
 		if err := r.node.Renew(lease, time.Minute); !errors.Is(err, trie.ErrLeaseUnknown) {
 			t.Errorf("renewal of a pin that has ended: %v", err)
 		}
-		// Released, forced, and ended by a restart.
+		// The pin ends by Release, by force, and by a restart.
 		if lease, _, err = r.node.PinEpoch("a", "m", 2, time.Minute); err != nil {
 			t.Fatal(err)
 		}
@@ -350,12 +350,12 @@ func TestPinnedEpoch(t *testing.T) {
 	})
 }
 
-// TestOldestEpochIsEvictedFirst: a store that is full gives up retired epochs, then
-// the oldest live ones of any tenant, and a namespace at its quota the oldest of its own.
+// TestOldestEpochIsEvictedFirst: a full store evicts retired epochs first, then the oldest live
+// epochs of any tenant. A namespace at its quota evicts its own oldest epoch first.
 func TestOldestEpochIsEvictedFirst(t *testing.T) {
 	r := newRig(t, rigOptions{}, memories(2, 3)...)
 	a, b := r.namespace("a", small), r.namespace("b", small)
-	r.mustPut(b, chain(b, 4, 1)) // never bumped, and the oldest of all
+	r.mustPut(b, chain(b, 4, 1)) // never bumped, so its epoch is the oldest
 	for e := range kv.Epoch(3) {
 		if e > 0 {
 			if _, err := r.node.BumpEpoch(t.Context(), "a", 0, 3); err != nil {
@@ -396,11 +396,11 @@ func TestOldestEpochIsEvictedFirst(t *testing.T) {
 	holds("a3:7 a2:0 a1:0 b1:4 ")
 }
 
-// epochModel is what the live epochs of one tenant should be.
+// epochModel has the expected live epochs of one tenant.
 type epochModel struct {
 	ns   kv.Namespace
 	pins map[trie.LeaseID]kv.Epoch
-	// chains are those of which blocks were offered, in any epoch.
+	// chains are the chains of which blocks were written, in any epoch.
 	chains [][]kv.BlockID
 }
 
@@ -415,10 +415,10 @@ func (m *epochModel) pinned(e kv.Epoch) bool {
 
 func noPin(kv.Epoch) bool { return false }
 
-// TestEpochsUnderPowerLoss: whatever order bumps, retirements, pins, writes, evictions
-// and deletions of several tenants come in, wherever the power fails, and whether the
-// index survives, every byte read is of the epoch that was asked for, no retired epoch
-// is live again, and no acknowledged live epoch that needs no pin is lost.
+// TestEpochsUnderPowerLoss: bumps, retirements, pins, writes, evictions and deletions of several
+// tenants run in random order, the power fails at a random point, and the index survives or is
+// lost. Every byte read is of the requested epoch, no retired epoch is live again, and no
+// acknowledged live epoch that needs no pin is lost.
 func TestEpochsUnderPowerLoss(t *testing.T) {
 	for seed := range testkit.Rounds[uint64](24, 6) {
 		epochLife(t, seed)
@@ -444,8 +444,8 @@ func epochLife(t *testing.T, seed uint64) {
 		if off {
 			r.devices[rng.IntN(3)].(*memio.Device).PowerOffAfter(20 + rng.Int64N(200))
 		}
-		// undecided is the tenant whose change the power cut interrupted; maybe is the
-		// state after the change.
+		// undecided is the tenant whose change the power cut interrupted. maybe is its state after
+		// the change.
 		var undecided *epochModel
 		var maybe kv.Namespace
 		for range 40 {
@@ -500,8 +500,8 @@ func epochsText(ns kv.Namespace) string {
 	return fmt.Sprintf("%s: live %d, %d kept", ns.Name, ns.Live(), max(1, ns.Keep))
 }
 
-// epochStep does one thing to a tenant and returns the tenant's namespace as it should
-// be then, also if the power failed meanwhile.
+// epochStep makes one change to a tenant. It returns the namespace that is expected after the
+// change, even if the power failed during the change.
 func epochStep(r *rig, rng *rand.Rand, m *epochModel) (kv.Namespace, error) {
 	ctx := context.Background()
 	live := m.ns.Live()
@@ -526,7 +526,7 @@ func epochStep(r *rig, rng *rand.Rand, m *epochModel) (kv.Namespace, error) {
 			return m.ns, nil
 		}
 		if errors.Is(err, trie.ErrEpoch) && !m.ns.Settle(m.pinned).IsLive(e) {
-			err = nil // the node has retired it by itself
+			err = nil // the node has already retired it
 		}
 		for id, p := range m.pins {
 			if p == e && err == nil {
@@ -562,8 +562,8 @@ func epochStep(r *rig, rng *rand.Rand, m *epochModel) (kv.Namespace, error) {
 	return m.ns, err
 }
 
-// readAll reads a few chains in every epoch there has been, which judges every byte,
-// and matches ranges of epochs.
+// readAll reads a few chains in every epoch so far, which checks every byte, and matches ranges of
+// epochs.
 func readAll(r *rig, rng *rand.Rand, m *epochModel) {
 	r.t.Helper()
 	for range 2 {
@@ -584,7 +584,7 @@ func readAll(r *rig, rng *rand.Rand, m *epochModel) {
 			case n > 0 && (res.Match.Epoch != e || !ns.IsLive(e)):
 				r.t.Errorf("%d blocks of epoch %d for a reader of epoch %d; live %d", n, res.Match.Epoch, e, ns.Live())
 			}
-			// The read may have dropped what the power failure tore.
+			// The read may have dropped a block that the power failure damaged.
 			_, match, err := r.node.Match(storage.MatchRequest{Namespace: ns.Name, Epoch: e, IDs: ids})
 			if err != nil {
 				return

@@ -18,17 +18,17 @@ const (
 	BlockStored EventKind = iota + 1
 	// BlockRemoved: blocks are no longer matchable.
 	BlockRemoved
-	// AllBlocksCleared: no block of the namespace's epoch is matchable: it was retired,
-	// by a bump too, or the namespace was deleted.
+	// AllBlocksCleared: no block of the namespace's epoch is matchable, because the epoch was
+	// retired (by RetireEpoch or a bump) or the namespace was deleted.
 	AllBlocksCleared
-	// Gap: events that the consumer has not read are no longer kept.
+	// Gap: the log has dropped events that the consumer has not read.
 	Gap
 	// VolumeState: a volume changed its state.
 	VolumeState
 )
 
-// Event is a change of the blocks that the node holds, for routers with their own
-// index, or a change of the state of a volume, for operators.
+// Event is a change of the blocks of the node, for routers that keep an index, or a change of a
+// volume's state, for operators.
 type Event struct {
 	// Sequence grows by one with each event of this run of the node.
 	Sequence  uint64
@@ -37,27 +37,25 @@ type Event struct {
 	Epoch     kv.Epoch
 	IDs       []kv.BlockID
 	Parent    kv.BlockID
-	// Reason is why blocks were removed: evicted, deleted, epoch, corrupt, delivered,
-	// or volume, for blocks on a volume that was removed.
+	// Reason is the reason for a removal: evicted, deleted, epoch, corrupt, delivered, or volume
+	// for blocks on a removed volume.
 	Reason string
 	Time   time.Time
-	// Volume is set for VolumeState only.
+	// Volume is set only for VolumeState.
 	Volume *blockstore.VolumeChange
 }
 
-// eventIDs is how many block ids the log keeps for each event that it keeps, on
-// average: 16 MiB for the default of 65,536 events.
+// eventIDs is the average number of block ids that the log keeps for each event: 16 MiB for the
+// default of 65,536 events.
 const eventIDs = 16
 
-// An EventLog keeps the newest events in a ring and wakes those who wait for
-// more. It is bounded in events and in the blocks that they name. Publishing
-// never waits for a consumer.
+// An EventLog keeps the newest events in a ring and wakes the consumers that wait. It bounds the
+// number of events and of their block ids. Publish never waits for a consumer.
 type EventLog struct {
 	mu   sync.Mutex
 	ring []Event
-	// The ring holds the events [oldest, next), which name ids blocks.
-	// Invariant: next-oldest ≤ len(ring); ids ≤ eventIDs·len(ring), unless the
-	// newest event alone has more.
+	// The ring holds the events [oldest, next), which have ids block ids in total. Invariant:
+	// next-oldest ≤ len(ring), and ids ≤ eventIDs·len(ring) unless the newest event alone has more.
 	oldest, next uint64
 	ids          int
 	more         chan struct{}
@@ -87,17 +85,16 @@ func (l *EventLog) Publish(e Event) {
 	l.more = make(chan struct{})
 }
 
-// Last returns the sequence number of the newest event, 0 if there is none.
+// Last returns the sequence number of the newest event, or 0 if there is none.
 func (l *EventLog) Last() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.next - 1
 }
 
-// After returns up to limit events that follow sequence number seq, waiting for
-// one if there is none yet. If some of them are no longer kept, or seq is from
-// another run of the node, the first one returned is a Gap whose Sequence is the
-// number of the last event lost.
+// After returns up to limit events after sequence number seq. It waits if there is none yet. If
+// some of the events were dropped, or seq is from another run of the node, the first returned event
+// is a Gap, whose Sequence is the number of the last lost event.
 func (l *EventLog) After(ctx context.Context, seq uint64, limit int) ([]Event, error) {
 	for {
 		events, more := l.after(seq, limit)
@@ -126,21 +123,20 @@ func (l *EventLog) after(seq uint64, limit int) ([]Event, <-chan struct{}) {
 	return events, l.more
 }
 
-// changes are the changes of the index that have not been published. The index notes
-// them under its own lock, so they stand in the order in which the index changed; every
-// call that changes the index publishes what there is, its own changes at least, before
-// it returns. So the events of one block come in the order of its changes, whichever
-// call publishes them.
+// changes are the changes of the index that have not been published. The index notes each change
+// under its own lock, so the list has the order of the changes. Every call that changes the index
+// publishes all noted changes before it returns. So the events of one block have the order of its
+// changes, even if another call publishes them.
 type changes struct {
-	// publishing is held from taking the changes until the last one is published. It
-	// comes before mu.
+	// publishing is locked while a call takes the changes and publishes them. It is locked before
+	// mu.
 	publishing sync.Mutex
 
 	mu    sync.Mutex
 	noted []trie.Change
 }
 
-// note is trie.OnChange's.
+// note is the index's callback trie.Options.OnChange.
 func (c *changes) note(x trie.Change) {
 	c.mu.Lock()
 	c.noted = append(c.noted, x)
@@ -156,7 +152,7 @@ func (c *changes) take() []trie.Change {
 	return noted
 }
 
-// publishChanges publishes the changes of the index up to now.
+// publishChanges publishes the noted changes of the index.
 func (n *Node) publishChanges() {
 	n.changes.publishing.Lock()
 	defer n.changes.publishing.Unlock()
@@ -167,7 +163,7 @@ func (n *Node) publishChanges() {
 	}
 }
 
-// sameEvent returns how many of the changes, from the first on, one event reports.
+// sameEvent returns how many of the first changes fit into one event.
 func sameEvent(all []trie.Change) int {
 	first := &all[0]
 	if first.Kind == trie.SpaceCleared {
@@ -185,7 +181,7 @@ func sameEvent(all []trie.Change) int {
 	return n
 }
 
-// eventOf returns the event for changes that sameEvent has put together.
+// eventOf returns the event for the changes that sameEvent has grouped.
 func (n *Node) eventOf(changes []trie.Change) Event {
 	first := &changes[0]
 	e := Event{Namespace: first.Namespace, Epoch: first.Epoch, Time: n.opts.Now()}

@@ -50,8 +50,8 @@ func TestEventLogReplaysAndReportsGaps(t *testing.T) {
 	}
 }
 
-// A removal may name thousands of blocks: a bound on the number of events alone
-// would not bound the memory (bounded).
+// A removal may name thousands of blocks, so the log must bound the ids and not only the events
+// (bounded).
 func TestEventLogIsBoundedInBlocks(t *testing.T) {
 	const events, each = 64, 500
 	l := NewEventLog(events)
@@ -77,7 +77,7 @@ func TestEventLogIsBoundedInBlocks(t *testing.T) {
 			t.Errorf("%d follows %d", got[i].Sequence, got[i-1].Sequence)
 		}
 	}
-	// The newest is kept, however large it is.
+	// The newest event is kept, even if it exceeds the bound.
 	l.Publish(Event{Kind: BlockStored, IDs: make([]kv.BlockID, 2*events*eventIDs)})
 	if got, err := l.After(t.Context(), events, 10); err != nil || len(got) != 1 || got[0].Kind != BlockStored {
 		t.Errorf("after a large event: %d events, %v", len(got), err)

@@ -15,22 +15,21 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// faulty returns a rig whose device follows rules that can be changed. Nothing
-// stays hot, so every load asks the device.
+// faulty returns a rig whose device follows changeable rules. The hot set is off, so every load
+// reads from the device.
 func faulty(t *testing.T, opts rigOptions) (*rig, *faultio.Device) {
 	dev := faultio.Wrap(memio.New(memio.Options{}), nil)
 	opts.edit = func(o *storage.Options) { o.HotBytes = -1 }
 	return newRig(t, opts, dev), dev
 }
 
-// TestReadFaultsAreMisses: whatever a device does to a read, the piece is lost,
-// with a reason that is counted, and everything that was delivered is right
-// (tryLoad judges it).
+// TestReadFaultsAreMisses: for every fault of a device read, the piece is lost with a counted
+// reason, and every delivered piece has the right bytes (tryLoad checks them).
 func TestReadFaultsAreMisses(t *testing.T) {
 	for _, tc := range []struct {
 		rules string
 		state storage.PieceState
-		// mayMiss: the fault can fall where no block's bytes are.
+		// mayMiss: the fault may hit an area without bytes of a block.
 		mayMiss bool
 	}{
 		{`(Err EIO (And Reads (Prob 0.3 1)))`, storage.Failed, false},
@@ -74,7 +73,7 @@ func TestReadFaultsAreMisses(t *testing.T) {
 			if got := testutil.ToFloat64(r.stats.CorruptBlocks.WithLabelValues("read")); (tc.state == storage.Corrupt) != (got > 0) {
 				t.Errorf("%v corrupt blocks were counted", got)
 			}
-			// The next writer mends what was dropped.
+			// The next writer stores the dropped blocks again.
 			dev.SetRules(nil)
 			for i := range prompts {
 				r.mustPut(ns, chain(ns, 3, i))
@@ -86,8 +85,8 @@ func TestReadFaultsAreMisses(t *testing.T) {
 	}
 }
 
-// TestReaderThatGoesIsNotTheDisk: a piece that was read and did not arrive is lost to
-// the transfer.
+// TestReaderThatGoesIsNotTheDisk: a piece that was read and did not reach the reader has the reason
+// transfer.
 func TestReaderThatGoesIsNotTheDisk(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
@@ -109,8 +108,8 @@ func TestReaderThatGoesIsNotTheDisk(t *testing.T) {
 	}
 }
 
-// repaired settles the faults on requests that carried several slots: the block
-// store asks for each slot again by itself, and what then came was judged.
+// repaired accounts for faults on requests with several slots. The block store repeats such a
+// request slot by slot, and the test has checked the results.
 func repaired(dev *faultio.Device) {
 	const slotBytes = 12 << 10
 	for _, i := range dev.Counter().Pending() {
@@ -129,8 +128,8 @@ func countLost(r storage.LoadResult) (n int) {
 	return n
 }
 
-// TestWriteFaultsAreNotIndexed: a write that the device failed is refused; one
-// that it silently spoilt is found when it is read.
+// TestWriteFaultsAreNotIndexed: a failed write is refused. A write that the device silently
+// corrupted is detected when it is read.
 func TestWriteFaultsAreNotIndexed(t *testing.T) {
 	for _, tc := range []struct {
 		rules  string
@@ -144,7 +143,7 @@ func TestWriteFaultsAreNotIndexed(t *testing.T) {
 		t.Run(tc.rules, func(t *testing.T) {
 			r, dev := faulty(t, rigOptions{})
 			ns := r.namespace("m", small)
-			r.mustPut(ns, chain(ns, 1, 999)) // the segment is cut
+			r.mustPut(ns, chain(ns, 1, 999)) // this write creates the segment
 			dev.SetRules(faultio.MustParse(tc.rules))
 			refused, corrupt := 0, 0
 			for i := range 40 {
@@ -186,8 +185,8 @@ func TestWriteFaultsAreNotIndexed(t *testing.T) {
 	}
 }
 
-// TestSyncFaultIsNotAcknowledged: with durability sync, a failed sync fails the
-// commit, writes stop, and reads go on.
+// TestSyncFaultIsNotAcknowledged: with durability sync, a failed sync fails the commit. Writes are
+// then refused, and reads continue.
 func TestSyncFaultIsNotAcknowledged(t *testing.T) {
 	r, dev := faulty(t, rigOptions{durability: blockstore.DurabilitySync})
 	ns := r.namespace("m", small)
@@ -217,8 +216,8 @@ func TestSyncFaultIsNotAcknowledged(t *testing.T) {
 	dev.SetRules(nil)
 }
 
-// TestFullVolumeKeepsServing: when the file system is full, writes are refused or
-// make room, and reads go on.
+// TestFullVolumeKeepsServing: when the file system is full, writes are refused or evict blocks, and
+// reads continue.
 func TestFullVolumeKeepsServing(t *testing.T) {
 	dev := memio.New(memio.Options{CapacityBytes: 3 << 20})
 	r := newRig(t, rigOptions{capacityBytes: 64 << 20, segmentBytes: 512 << 10}, dev)
@@ -247,7 +246,7 @@ func TestFullVolumeKeepsServing(t *testing.T) {
 	}
 }
 
-// onceDevice calls during when the first read arrives.
+// onceDevice calls during at the first read.
 type onceDevice struct {
 	blockio.Device
 	during atomic.Pointer[func()]
@@ -262,8 +261,8 @@ func (d *onceDevice) Do(ctx context.Context, batch []blockio.Request) error {
 	return d.Device.Do(ctx, batch)
 }
 
-// Weights change while the blocks are verified: the new blocks of the same ids
-// are not the old ones broken.
+// The epoch is bumped while blocks are verified. The new blocks with the same ids do not make the
+// old ones count as broken.
 func TestVerifyDuringEpochBump(t *testing.T) {
 	d := &onceDevice{Device: memio.New(memio.Options{})}
 	r := newRig(t, rigOptions{}, d)

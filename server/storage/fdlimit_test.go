@@ -16,11 +16,10 @@ import (
 	"github.com/penstock-kv/penstock/io/posixio"
 )
 
-// TestFDLimit: a node without a free file descriptor has the outcomes that both tables
-// of ARCHITECTURE.md promise. Then it needs new segment files and new files of the
-// index: it refuses new blocks and still reads the stored ones exactly. When there are
-// descriptors again, it stores new blocks. The test runs in a child process, because it
-// lowers the limit of the process.
+// TestFDLimit: a node without a free file descriptor has the outcomes that both tables of
+// ARCHITECTURE.md promise. When it then needs new segment files and new index files, it refuses new
+// blocks and reads the stored ones exactly. When descriptors are free again, it stores new blocks.
+// The test runs in a child process, because it lowers the limit of the process.
 func TestFDLimit(t *testing.T) {
 	const child = "PENSTOCK_TEST_FD_LIMIT"
 	if os.Getenv(child) == "" {

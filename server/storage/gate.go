@@ -2,19 +2,19 @@ package storage
 
 import "context"
 
-// A gate lets a bounded number of calls in; as many more may wait in line, and
-// the next one is refused at once.
+// A gate bounds the concurrent calls. As many calls again may wait, and further calls are refused
+// at once.
 type gate struct {
-	running chan struct{} // a token for each call inside
-	waiting chan struct{} // a token for each call inside or in line
+	running chan struct{} // a token for each running call
+	waiting chan struct{} // a token for each running or waiting call
 }
 
 func newGate(n int) *gate {
 	return &gate{running: make(chan struct{}, n), waiting: make(chan struct{}, 2*n)}
 }
 
-// enter returns nil once the call is inside; it is followed by leave. ErrBusy
-// means that the line is full.
+// enter returns nil when the call may run; the call must then end with leave. ErrBusy means that
+// too many calls wait.
 func (g *gate) enter(ctx context.Context) error {
 	select {
 	case g.waiting <- struct{}{}:
@@ -40,9 +40,9 @@ func (g *gate) leave() {
 	<-g.waiting
 }
 
-// close takes every token, so that nobody is inside and nobody enters again. It
-// fails only if someone is still inside when ctx ends; a ctx that has ended
-// already does not keep it from closing an empty gate.
+// close acquires every token: it waits for the running calls and admits no further call. It fails
+// only if a call is still running when ctx ends. It closes an empty gate even if ctx has ended
+// before.
 func (g *gate) close(ctx context.Context) error {
 	for range cap(g.running) {
 		select {

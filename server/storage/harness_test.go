@@ -27,7 +27,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// rig is a node over memory that can be crashed, closed and opened again.
+// rig is a node on memory devices that can be crashed, closed and reopened.
 type rig struct {
 	t       testing.TB
 	devices []blockio.Device
@@ -41,7 +41,7 @@ type rig struct {
 	stats *metrics.Node
 
 	registry *prometheus.Registry
-	reasons  map[string]bool // the label values of the registry before any event
+	reasons  map[string]bool // the label values in the registry before the first event
 	drains   chan struct{}   // see drainLog
 	indexLog testkit.Log
 }
@@ -52,7 +52,7 @@ type rigOptions struct {
 	degraded                                bool
 	edit                                    func(*storage.Options)
 	now                                     func() time.Time
-	index                                   vfs.FS // nil: one that can crash
+	index                                   vfs.FS // nil: a file system that can crash
 	indexDir                                string // empty: index
 }
 
@@ -138,14 +138,15 @@ func (r *rig) tryOpen() error {
 	return err
 }
 
-// close shuts the node down and checks that nothing was left behind.
+// close closes the node and checks that no memory, goroutine or reference is left.
 func (r *rig) close() {
 	if r.node == nil {
 		return
 	}
 	if r.t.Failed() {
-		// The findings of an orderly close would follow from the failure. The goroutines
-		// of the node must end, because a synctest bubble ends with its goroutines.
+		// After a test failure, the findings of an orderly close would follow from that failure.
+		// The goroutines of the node must end in any case, because a synctest bubble waits for
+		// them.
 		r.abandon()
 		return
 	}
@@ -164,7 +165,7 @@ func (r *rig) close() {
 	r.arena = nil
 }
 
-// abandon ends the goroutines of a node that cannot close in order, and frees its memory.
+// abandon ends the goroutines of a node that cannot be closed in order, and frees its memory.
 func (r *rig) abandon() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -176,7 +177,7 @@ func (r *rig) abandon() {
 	}
 }
 
-// countedReasons are the metrics by reason, with each reason that they have.
+// countedReasons returns each metric by reason with its label values.
 func (r *rig) countedReasons() map[string]bool {
 	families, err := r.registry.Gather()
 	if err != nil {
@@ -209,8 +210,8 @@ func (r *rig) namespace(name string, g kv.Geometry, edit ...func(*kv.Namespace))
 	return ns
 }
 
-// content fills buf with what the block must hold: it follows from the id and
-// the group alone, so any bytes read can be judged without a record of writes.
+// content fills buf with the content of a block. The content depends only on the id, the epoch and
+// the group, so a test can check any bytes without a record of the writes.
 func content(id kv.BlockID, epoch kv.Epoch, group int, buf []byte) {
 	seed := binary.LittleEndian.Uint64(id[:8]) ^ uint64(epoch)<<32 ^ uint64(group)<<56
 	rng := rand.New(rand.NewPCG(seed, binary.LittleEndian.Uint64(id[8:])))
@@ -223,9 +224,8 @@ func content(id kv.BlockID, epoch kv.Epoch, group int, buf []byte) {
 	}
 }
 
-// chain returns the ids of a prompt of n blocks that is named by its seeds: two
-// prompts share the blocks before the first seed in which they differ, each seed
-// standing for `per` blocks.
+// chain returns the ids of a prompt of n blocks. Each seed determines `per` blocks. Two prompts
+// share the blocks before the first seed in which they differ.
 func chain(ns kv.Namespace, per int, seeds ...int) []kv.BlockID {
 	c, err := ns.Chain()
 	if err != nil {
@@ -250,8 +250,7 @@ func (r *rig) put(ns kv.Namespace, ids []kv.BlockID, first int, pieces ...storag
 	return commit()
 }
 
-// reserve is the first half of put; commit is the second, nil if the node is
-// busy.
+// reserve is the first half of put, and commit the second. commit is nil if the node is busy.
 func (r *rig) reserve(ns kv.Namespace, ids []kv.BlockID, first int, pieces ...storage.PieceRef) (commit func() ([]storage.StoredPiece, error), err error) {
 	ctx := context.Background()
 	req := storage.ReserveRequest{Namespace: ns.Name, Epoch: ns.Epoch, Geometry: ns.Geometry.Digest(), IDs: ids[first:], Pieces: pieces}
@@ -288,8 +287,8 @@ func (r *rig) mustPut(ns kv.Namespace, ids []kv.BlockID) {
 	}
 }
 
-// load reads the chain and fails the test if any byte is wrong. It returns how
-// many pieces were delivered.
+// load reads the chain and fails the test if any byte is wrong. It returns the number of delivered
+// pieces.
 func (r *rig) load(ns kv.Namespace, ids []kv.BlockID, edit ...func(*storage.LoadRequest)) (storage.LoadResult, int) {
 	r.t.Helper()
 	result, delivered, err := r.tryLoad(context.Background(), ns, ids, edit...)

@@ -9,15 +9,15 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// A hold is an arena buffer with a reference count. Its users are the parts that are
-// being sent to a reader, the hot set, loans, and writes that the device has not
-// completed. The last release frees the buffer.
+// A hold is an arena buffer with a reference count. Its users are the parts that are being sent to
+// a reader, the hot set, loans, and writes that the device has not completed. The last release
+// frees the buffer.
 type hold struct {
 	buf  arena.Buffer
 	refs atomic.Int32
 	// released, if not nil, is called after the buffer was freed.
 	released func()
-	// lent counts the loans that hold a reference; guarded by the loanBook's lock.
+	// lent counts the loans of this buffer. It is guarded by the loanBook's lock.
 	lent int
 }
 
@@ -39,16 +39,15 @@ func (h *hold) release() {
 	}
 }
 
-// alloc allocates arena memory for a read. If none is free, it drops hot pieces, and
-// then waits up to QueueWait for other reads to release theirs. After that it fails with
-// ErrBusy.
+// alloc allocates arena memory for a read. If none is free, it drops hot pieces and then waits up
+// to QueueWait for other reads to release theirs. After QueueWait it fails with ErrBusy.
 func (n *Node) alloc(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
 	return n.allocFrom(ctx, sizeBytes, m.TryAlloc, m.Alloc, func(arena.Buffer) bool { return true })
 }
 
-// allocShare is alloc for a write. It allocates from the writers' share of the arena, so
-// that reads and writes do not wait for each other, and drops only hot pieces there.
+// allocShare is alloc for a write. It allocates from the writers' share of the arena, so that reads
+// and writes do not wait for each other. It drops only hot pieces in that share.
 func (n *Node) allocShare(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
 	return n.allocFrom(ctx, sizeBytes, m.TryAllocShare, m.AllocShare, m.InShare)
@@ -77,7 +76,7 @@ func (n *Node) allocFrom(ctx context.Context, sizeBytes int64, try func(int) (ar
 	case ctx.Err() != nil:
 		return buf, ctx.Err()
 	case errors.Is(err, arena.ErrBusy) || wait.Err() != nil:
-		return buf, fmt.Errorf("%w: %d bytes of memory for transfers did not come free within %v (arena of %d)", ErrBusy, sizeBytes, n.opts.QueueWait, len(n.opts.Arena.Bytes()))
+		return buf, fmt.Errorf("%w: %d bytes of the arena (%[4]d bytes) were not free within %[3]v", ErrBusy, sizeBytes, n.opts.QueueWait, len(n.opts.Arena.Bytes()))
 	}
 	return buf, err
 }

@@ -9,23 +9,21 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// hotDropBytes is how much the hot set gives back at a time when memory is
-// short: enough that a run of requests is served by one drop.
+// hotDropBytes is the size of one drop from the hot set. It is large enough that one drop serves a
+// series of requests.
 const hotDropBytes = 8 << 20
 
-// A hotSet keeps the pieces that were read last in arena memory that nobody else
-// needs, least recently read first to go. It is coherent without invalidation:
-// its key is the Ref, and a generation is never given out twice, so an entry
-// whose piece was replaced is simply never asked for again.
+// A hotSet keeps the pieces that were read last in unused arena memory. It drops the least recently
+// read pieces first. It needs no invalidation: the key is the Ref, and a generation is never
+// reused, so no lookup finds the entry of a replaced piece.
 type hotSet struct {
 	max int64
-	// suspended counts those who wait for memory; while there are any, nothing is
-	// put into the set.
+	// suspended counts the callers that wait for memory. While it is positive, put does nothing.
 	suspended atomic.Int32
 
 	mu      sync.Mutex
 	byRef   map[kv.Ref]*list.Element
-	order   list.List // of *hotPiece; front: read last
+	order   list.List // of *hotPiece; the piece read last is at the front
 	bytes   int64
 	hits    uint64
 	queries uint64
@@ -34,7 +32,7 @@ type hotSet struct {
 // hotPiece is one verified slot.
 type hotPiece struct {
 	ref kv.Ref
-	// payload is where the piece lies in hold's buffer.
+	// payload is the offset of the piece in hold's buffer.
 	hold      *hold
 	payload   int64
 	bytes     int64
@@ -46,7 +44,7 @@ func newHotSet(maxBytes int64) *hotSet {
 	return &hotSet{max: maxBytes, byRef: make(map[kv.Ref]*list.Element)}
 }
 
-// get returns the piece with its hold retained.
+// get returns the piece and retains its hold.
 func (h *hotSet) get(ref kv.Ref) (hotPiece, bool) {
 	if h.max <= 0 {
 		return hotPiece{}, false
@@ -65,7 +63,7 @@ func (h *hotSet) get(ref kv.Ref) (hotPiece, bool) {
 	return p, true
 }
 
-// put keeps the piece, retaining its hold, if it is not there already.
+// put adds the piece and retains its hold, unless the set has the piece.
 func (h *hotSet) put(p hotPiece) {
 	if h.max <= 0 || p.slotBytes > h.max || h.suspended.Load() > 0 {
 		return
@@ -91,7 +89,7 @@ func (h *hotSet) rename(from, to kv.Ref) {
 	if !ok {
 		return
 	}
-	if _, ok := h.byRef[to]; ok { // a reader of the new slot has put the piece already
+	if _, ok := h.byRef[to]; ok { // a reader of the new slot has already added the piece
 		h.removeLocked(e)
 		return
 	}
@@ -100,16 +98,14 @@ func (h *hotSet) rename(from, to kv.Ref) {
 	h.byRef[to] = e
 }
 
-// suspend makes put do nothing until resume. A caller that waits for memory suspends
-// the set.
+// suspend makes put do nothing until resume. A caller that waits for memory suspends the set.
 func (h *hotSet) suspend() { h.suspended.Add(1) }
 
 func (h *hotSet) resume() { h.suspended.Add(-1) }
 
-// drop removes the least recently read pieces whose buffer helps, until it has removed
-// wantBytes or, if wantBytes is negative, all of them. It returns how many bytes it
-// removed. The memory of a piece that a reader still uses is freed when that reader
-// releases it.
+// drop removes the least recently read pieces for whose buffer helps returns true, until it has
+// removed wantBytes or, if wantBytes is negative, all of them. It returns the number of bytes
+// removed. The memory of a piece that a reader still uses is freed when that reader releases it.
 func (h *hotSet) drop(wantBytes int64, helps func(arena.Buffer) bool) int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -134,7 +130,7 @@ func (h *hotSet) removeLocked(e *list.Element) {
 	p.hold.release()
 }
 
-// stats returns the bytes kept and the lookups so far.
+// stats returns the bytes in the set and the number of lookups and hits.
 func (h *hotSet) stats() (bytes int64, hits, queries uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -21,10 +21,10 @@ func (n *Node) Exists(namespace string, epoch kv.Epoch, ids []kv.BlockID, touch 
 	return n.index.Present(make([]bool, 0, len(ids)), ns.ID, epoch, ids, touch)
 }
 
-// Delete is DeleteBlocks for many blocks of one epoch, 0 for the newest; one write makes
-// all deletions durable. It returns for each block whether it was stored. If the epoch is
-// not live, Delete deletes nothing. Unlike DeleteBlocks it does not count the removed
-// descendants, because the count scans the whole index.
+// Delete is DeleteBlocks for many blocks of one epoch, 0 for the newest. One write makes all
+// deletions durable. It returns for each block whether the block was stored. If the epoch is not
+// live, Delete deletes nothing. Unlike DeleteBlocks it does not count the removed descendants,
+// because counting scans the whole index.
 func (n *Node) Delete(namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]bool, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -42,7 +42,7 @@ func (n *Node) Delete(namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]boo
 	}
 	var count uint64
 	for i, id := range ids {
-		// The order of DeleteBlocks: first the index, then the catalogue.
+		// As in DeleteBlocks, the index changes before the catalogue.
 		switch err := n.index.Delete(ns.ID, id, epoch); {
 		case err == nil:
 			deleted[i] = true

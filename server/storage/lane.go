@@ -12,21 +12,18 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// A lane admits the reads of one volume. A volume that does not answer fills its
-// own lane and no other: the places of Loads are bounded by volume, and so are
-// the bytes of arena memory that its device holds until it completes.
+// A lane bounds the reads of one volume: the number of Loads, and the bytes of arena memory that
+// the device holds until it completes. So a volume that hangs fills only its own lane.
 type lane struct {
 	volume int
-	// places bounds the Loads that are reading from the volume, or waiting for
-	// budget.
+	// places bounds the Loads that read from the volume or wait for budget.
 	places chan struct{}
-	// budget is the arena memory that reads of the volume may have out at once.
+	// budget bounds the arena memory of the reads of the volume that are in flight.
 	budget      *semaphore.Weighted
 	budgetBytes int64
 }
 
-// newLanes makes a lane for each volume. Together their budgets leave a quarter
-// of the arena to others.
+// newLanes makes a lane for each volume. Their budgets together are three quarters of the arena.
 func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 	lanes := make([]*lane, volumes)
 	for i := range lanes {
@@ -36,22 +33,21 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 	return lanes
 }
 
-// enter takes a place for a Load, without waiting, until leave. ErrBusy means
-// that there is none.
+// enter takes a place for a Load without waiting. leave returns the place. ErrBusy means that there
+// is no free place.
 func (l *lane) enter() error {
 	select {
 	case l.places <- struct{}{}:
 		return nil
 	default:
-		return fmt.Errorf("%w: %d loads are reading from volume %d", ErrBusy, cap(l.places), l.volume)
+		return fmt.Errorf("%w: %d loads are already reading from volume %d", ErrBusy, cap(l.places), l.volume)
 	}
 }
 
 func (l *lane) leave() { <-l.places }
 
-// acquire waits for bytes of the budget, at most limit, after which the answer
-// is ErrBusy. What is larger than the whole budget takes all of it. The result is
-// what has to be released.
+// acquire waits up to limit for bytes of the budget, and then fails with ErrBusy. A request above
+// the whole budget takes the whole budget. The result is the amount to release.
 func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (int64, error) {
 	bytes = min(bytes, l.budgetBytes)
 	if l.budget.TryAcquire(bytes) {
@@ -63,17 +59,16 @@ func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (i
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
-		return 0, fmt.Errorf("%w: reads of volume %d hold their share of %d bytes of memory, and none came free within %v", ErrBusy, l.volume, l.budgetBytes, limit)
+		return 0, fmt.Errorf("%w: the reads of volume %d did not release any of their %d bytes of memory within %v", ErrBusy, l.volume, l.budgetBytes, limit)
 	}
 	return bytes, nil
 }
 
-// readSlots reads slots of one volume into arena memory of total bytes; place
-// gives each read its part of it. Without an error the hold is the caller's to
-// release. If there is no budget or memory, or the device has not completed
-// within ReadWait, or ctx ends, the result is an error and the batch must not be
-// touched any more: the device may still write to the memory, which keeps the
-// volume's budget until the device has completed.
+// readSlots reads slots of one volume into arena memory of total bytes. place assigns each read its
+// part of the memory. Without an error the caller releases the hold. readSlots fails if there is no
+// budget or memory, if the device has not completed within ReadWait, or if ctx ends. After an error
+// the caller must not touch the batch, because the device may still write to its memory. The memory
+// then counts against the volume's budget until the device completes.
 func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
 	budget, err := l.acquire(ctx, total, n.opts.QueueWait)
 	if err != nil {
@@ -110,8 +105,8 @@ func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []bloc
 	return h, nil
 }
 
-// detach runs f, a device request, on its own goroutine: the caller may stop waiting for
-// it. Close waits for all requests that were detached before Close.
+// detach runs f, a device request, in a goroutine, because the caller may stop waiting for it.
+// Close waits for all requests that were detached before Close.
 func (n *Node) detach(f func()) {
 	counted := n.detached.TryAcquire(1)
 	go func() {
@@ -122,16 +117,15 @@ func (n *Node) detach(f func()) {
 	}()
 }
 
-// laneUse is the places that one Load has in the lanes. Each is held from the
-// Load's first read of the volume until the last of its units on the volume has
-// ended.
+// laneUse holds the places of one Load in the lanes. A Load holds a place from its first read of a
+// volume until its last unit on that volume has ended.
 type laneUse struct {
 	mu    sync.Mutex
 	lanes []*lane
-	// left counts the units of each volume that have not ended. Invariant: a
-	// volume whose left is 0 has no place.
+	// left counts the units of each volume that have not ended. Invariant: a volume whose left is 0
+	// has no place.
 	left map[int]int
-	// entered says for each volume that was tried whether there was a place.
+	// entered has the result of enter for each volume on which it was called.
 	entered map[int]error
 }
 
@@ -139,8 +133,8 @@ func newLaneUse(lanes []*lane) laneUse {
 	return laneUse{lanes: lanes, left: make(map[int]int), entered: make(map[int]error)}
 }
 
-// begin returns the lane of a volume, in which the Load has a place until end was
-// called for each of its units on the volume. It fails with ErrBusy.
+// begin returns the lane of a volume, in which the Load has a place until end was called for each
+// of its units on the volume. It fails with ErrBusy.
 func (u *laneUse) begin(volume int) (*lane, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -152,7 +146,7 @@ func (u *laneUse) begin(volume int) (*lane, error) {
 	return u.lanes[volume], err
 }
 
-// end says that a unit on the volume has ended.
+// end records that a unit on the volume has ended.
 func (u *laneUse) end(volume int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

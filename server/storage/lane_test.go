@@ -17,16 +17,16 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// hangingDevice does not complete reads while it hangs: it holds their buffers,
-// as a kernel does, whatever becomes of the caller's context.
+// hangingDevice does not complete reads while it hangs. It holds their buffers like a kernel, even
+// if the caller's context ends.
 type hangingDevice struct {
 	blockio.Device
 
 	mu   sync.Mutex
-	hung chan struct{} // nil: does not hang
-	// held is how many bytes of buffers hang now, heldMax the most there were.
+	hung chan struct{} // nil: the device does not hang
+	// held counts the bytes of the buffers that hang. heldMax is its maximum so far.
 	held, heldMax int64
-	// reads counts the batches that began to hang.
+	// reads counts the batches that hung.
 	reads atomic.Int64
 }
 
@@ -69,8 +69,8 @@ func (d *hangingDevice) Do(ctx context.Context, batch []blockio.Request) error {
 	return d.Device.Do(ctx, batch)
 }
 
-// laneRig is a node on two volumes, the second of which can hang, with prompts
-// that lie wholly on one of them.
+// laneRig is a node on two volumes, the second of which can hang. Each prompt is entirely on one of
+// the volumes.
 type laneRig struct {
 	*rig
 	ns   kv.Namespace
@@ -108,9 +108,9 @@ func newLaneRig(t *testing.T, edit func(*storage.Options)) *laneRig {
 	return w
 }
 
-// TestHungVolumeHoldsUpItselfOnly fills a volume that does not answer with more
-// Loads than a node takes at once. Loads from the other volume all succeed, and
-// what hangs holds no more memory than the volume's budget.
+// TestHungVolumeHoldsUpItselfOnly fills a hanging volume with more Loads than a node admits
+// concurrently. All Loads from the other volume succeed, and the hanging reads hold at most the
+// memory of the volume's budget.
 func TestHungVolumeHoldsUpItselfOnly(t *testing.T) {
 	const readsMax = 4
 	w := newLaneRig(t, func(o *storage.Options) { o.ReadsMax, o.ReadWait, o.QueueWait = readsMax, time.Hour, time.Hour })
@@ -127,7 +127,7 @@ func TestHungVolumeHoldsUpItselfOnly(t *testing.T) {
 	for w.hung.reads.Load() < readsMax {
 		runtime.Gosched()
 	}
-	// The volume's places are taken: what else wants to read from it is told so.
+	// The volume's places are taken, so further Loads from it are Busy.
 	for i := range 5 * readsMax {
 		result, n, err := w.tryLoad(ctx, w.ns, w.on[1][i%len(w.on[1])])
 		if err != nil || n != 0 {
@@ -159,9 +159,8 @@ func TestHungVolumeHoldsUpItselfOnly(t *testing.T) {
 	}
 }
 
-// TestHungReadIsAMiss: a Load does not wait for a device for longer than
-// ReadWait. It gives its place back, and the volume is read again when it
-// answers.
+// TestHungReadIsAMiss: a Load waits for a device for ReadWait at most. Then it returns its place.
+// The volume is read again when the device completes.
 func TestHungReadIsAMiss(t *testing.T) {
 	w := newLaneRig(t, func(o *storage.Options) {
 		o.ReadsMax, o.ReadWait, o.QueueWait = 2, 20*time.Millisecond, 20*time.Millisecond
@@ -180,7 +179,7 @@ func TestHungReadIsAMiss(t *testing.T) {
 	}
 	w.hung.mend()
 	for _, ids := range append(w.on[0], w.on[1]...) {
-		// On a busy machine a device that answers may take longer than ReadWait.
+		// On a busy machine, a device that does not hang may take longer than ReadWait.
 		for n := 0; n != len(ids); {
 			_, n = w.load(w.ns, ids)
 		}

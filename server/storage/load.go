@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// unitBytes is how much one device batch of a Load brings: large enough for
-	// full bandwidth, small enough that the network starts early.
+	// unitBytes is the size of one device batch of a Load. It is large enough for full bandwidth,
+	// and small enough that the network transfer starts early.
 	unitBytes = 4 << 20
-	// partBytes is the length of the parts of a piece that is cut through.
+	// partBytes is the size of the parts of a piece that is cut through.
 	partBytes = 2 << 20
-	// loadDepth is how many units of one Load are on their way at once: one on
-	// the disk, one on the wire, and one to hide each one's end.
+	// loadDepth bounds the concurrent units of one Load: one on the disk, one on the wire, and two
+	// that hide the completions of these.
 	loadDepth = 4
-	// cutDepth is the same for the parts of a piece that is cut through, which lie
-	// on one volume. A device that is given more at once may finish all of it at
-	// once, and then no part is on the wire while the next is on the disk.
+	// cutDepth bounds the concurrent parts of a piece that is cut through, which are on one volume.
+	// With more requests, a device may complete all of them at the same time, and then disk and
+	// network do not overlap.
 	cutDepth = 2
 )
 
@@ -36,46 +36,45 @@ type PieceRef struct {
 	Block, Group int
 }
 
-// LoadRequest says what to load.
+// LoadRequest is the request of a Load.
 type LoadRequest struct {
 	Namespace string
-	// Epoch is the epoch wanted; 0 means the newest.
+	// Epoch is the requested epoch. 0 means the newest.
 	Epoch kv.Epoch
 	// IDs is the chain from the first block of the prompt.
 	IDs []kv.BlockID
-	// Pieces are what to load, in any order. Nil means all pieces that the
-	// matched prefix needs.
+	// Pieces are the pieces to load, in any order. Nil means all pieces that the matched prefix
+	// needs.
 	Pieces []PieceRef
-	// Suffix lets IDs begin in the middle of a prompt, whose blocks before them are not
-	// looked at. It is for trees of one full group.
+	// Suffix allows IDs to begin in the middle of a prompt. The blocks before IDs are not looked
+	// up. It is for trees of one full group.
 	Suffix bool
-	// Alone finds each of Pieces by itself: the pieces are of one epoch of a mixed match,
-	// of which the epoch need not have the rest.
+	// Alone looks up each of Pieces separately. It is for the pieces of one epoch of a mixed match,
+	// because that epoch need not have the other pieces.
 	Alone bool
-	// FirstLayer and Layers choose layers of every piece; Layers 0 means all.
+	// FirstLayer and Layers select layers of every piece. Layers 0 means all layers.
 	FirstLayer, Layers int
-	// Geometry is the reader's: it made room for pieces of that length. Zero is
-	// not compared.
+	// Geometry is the reader's geometry, for which it has sized its memory. Zero is not compared.
 	Geometry kv.GeometryDigest
-	// Keep says that deliver will Keep every part: a piece comes as one part,
-	// however large it is, and what could not be lent is not loaded.
+	// Keep: deliver calls Keep on every part. Then each piece, of any size, is delivered as one
+	// part, and a piece that cannot be lent is not loaded.
 	Keep bool
-	// Early says that the Load may return when every piece has been found and
-	// taken by deliver, before the transfers have been confirmed.
+	// Early allows the Load to return when all pieces were found and passed to deliver, before the
+	// transfers are confirmed.
 	Early bool
 }
 
-// PieceState says what became of a piece.
+// PieceState is the outcome of a piece.
 type PieceState uint8
 
 const (
-	// Delivered: handed over, and the transfer was confirmed.
+	// Delivered: passed to deliver, and the transfer was confirmed.
 	Delivered PieceState = iota + 1
-	// Absent: not stored, or not matchable, or reused meanwhile: a miss.
+	// Absent: a miss. The piece is not stored, not matchable, or its slot was reused meanwhile.
 	Absent
-	// Corrupt: failed a checksum and was dropped: a miss.
+	// Corrupt: a miss. The piece failed a checksum and was dropped.
 	Corrupt
-	// Failed: a device or transfer error; Err says which.
+	// Failed: a device or transfer error, which is in Err.
 	Failed
 )
 
@@ -99,7 +98,7 @@ type LoadedPiece struct {
 	PieceRef
 	State PieceState
 	Err   error
-	// LayerSums are the writer's XXH3-64 of the layers asked for, in order.
+	// LayerSums are the writer's XXH3-64 of the requested layers, in order.
 	LayerSums []uint64
 }
 
@@ -107,21 +106,21 @@ type LoadedPiece struct {
 type LoadResult struct {
 	Match  MatchResult
 	Pieces []LoadedPiece
-	// UnderWay: every piece is, and what is said of it holds unless its transfer
+	// UnderWay: transfers are in progress. The outcome of each piece holds unless its transfer
 	// fails.
 	UnderWay bool
 }
 
 // Part is a run of verified layers of one piece, in the arena.
 type Part struct {
-	// Piece is the index in the request's Pieces (or in the result's, if the
-	// request had none).
+	// Piece is the index in the request's Pieces, or in the result's Pieces if the request had
+	// none.
 	Piece int
 	PieceRef
-	// At is where the part starts in the layers asked for, in bytes.
+	// At is the offset of the part in the requested layers, in bytes.
 	At int64
-	// Bytes are the layers; they stay as they are until Done. ArenaOffset is
-	// where they lie in the arena.
+	// Bytes are the layers. They stay unchanged until Done. ArenaOffset is their offset in the
+	// arena.
 	Bytes       []byte
 	ArenaOffset int64
 
@@ -129,45 +128,45 @@ type Part struct {
 	hold *hold
 }
 
-// Done ends the part: nil says that the bytes have reached their reader. It is
-// called once for each part, from any goroutine, and does not block.
+// Done ends the part. A nil error means that the bytes have reached the reader. Done is called once
+// for each part, from any goroutine, and does not block.
 func (p *Part) Done(err error) {
 	p.hold.release()
 	p.load.partDone(p.Piece, err)
 }
 
-// A Deliver takes verified parts on their way to the reader. It calls, or has
-// called, Done on each part once, also when it fails or ctx has ended. It may
-// block while the reader is slow.
+// A Deliver sends verified parts to the reader. It calls Done on each part exactly once, before or
+// after it returns, also if the transfer fails or ctx has ended. It may block while the reader is
+// slow.
 type Deliver func(ctx context.Context, parts []Part)
 
-// load is one Load under way.
+// load is one Load in progress.
 type load struct {
 	node    *Node
-	ns      kv.Namespace // with the epoch that was matched
+	ns      kv.Namespace // with the matched epoch
 	digest  kv.GeometryDigest
 	req     LoadRequest
 	deliver Deliver
 
 	mu     sync.Mutex
 	pieces []LoadedPiece
-	// refs holds the slot of each piece; the zero Ref where there is none.
+	// refs holds the slot of each piece, or the zero Ref if the piece has none.
 	refs []kv.Ref
-	// open counts the parts that were handed to deliver and are not Done, and 1
-	// until there will be no more. At 0 the load ends.
+	// open counts the parts that were passed to deliver and are not Done, plus 1 until the last
+	// part was passed. The load ends at 0.
 	open int
-	// ended is closed then.
+	// ended is closed when open becomes 0.
 	ended chan struct{}
-	// givenUp: nobody has seen, or will see, what becomes of the pieces.
+	// givenUp: Load has returned an error, so the outcomes of the pieces are not counted.
 	givenUp bool
 
 	lanes laneUse
 }
 
-// Load finds the chain and delivers the pieces, verified. It returns when every
-// part is Done (see Early), or when ctx ends; the parts that are under way then end by
-// themselves. A piece that cannot be delivered is an outcome, not an error of the
-// call. Errors: trie.ErrNamespaceUnknown, ErrRequest, ErrBusy, ctx's.
+// Load looks up the chain and delivers the pieces, verified. It returns when every part is Done
+// (see Early) or when ctx ends. Parts in progress at the end of ctx then finish without the call. A
+// piece that cannot be delivered is an outcome and not an error of the call. Errors:
+// trie.ErrNamespaceUnknown, ErrRequest, ErrBusy, ctx's.
 func (n *Node) Load(ctx context.Context, req LoadRequest, deliver Deliver) (LoadResult, error) {
 	start := time.Now()
 	m := n.opts.Metrics
@@ -184,7 +183,7 @@ func (n *Node) Load(ctx context.Context, req LoadRequest, deliver Deliver) (Load
 	return result, err
 }
 
-// failureReason is the metrics label of a call's error.
+// failureReason returns the metrics label for a call's error.
 func failureReason(err error) string {
 	switch {
 	case errors.Is(err, ErrBusy):
@@ -231,13 +230,13 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 	return l.result(match), nil
 }
 
-// perform runs the load and waits as long as the caller wants to. Errors: ctx's.
+// perform runs the load. It returns when the load has ended or, with ctx's error, when ctx ends.
 func (l *load) perform(ctx context.Context) error {
 	units := l.deliverHot(ctx, l.units())
 	if len(units) == 0 {
 		l.release()
 	} else {
-		// A device may hang for longer than ctx lasts.
+		// A device may hang for longer than ctx lives, so the units run in a goroutine.
 		ran := make(chan struct{})
 		go func() {
 			defer l.release()
@@ -266,8 +265,8 @@ func (l *load) perform(ctx context.Context) error {
 	}
 }
 
-// deliverHot hands over what is in memory at once, from the caller's goroutine,
-// if the units are few and of whole pieces. It returns the units that are left.
+// deliverHot delivers the pieces that are in memory, in the caller's goroutine, if the units are
+// few and have whole pieces. It returns the remaining units.
 func (l *load) deliverHot(ctx context.Context, units []unit) []unit {
 	if len(units) > loadDepth || slices.ContainsFunc(units, func(u unit) bool { return u.layers > 0 }) {
 		return units
@@ -285,7 +284,7 @@ func (l *load) deliverHot(ctx context.Context, units []unit) []unit {
 	return left
 }
 
-// release gives up one of what open counts, and ends the load with the last.
+// release decrements open, and ends the load at 0.
 func (l *load) release() {
 	l.mu.Lock()
 	l.open--
@@ -300,7 +299,7 @@ func (l *load) release() {
 	}
 }
 
-// intact reports whether no piece is lost so far.
+// intact reports whether no piece has been lost so far.
 func (l *load) intact() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -312,7 +311,7 @@ func (l *load) intact() bool {
 	return true
 }
 
-// result is the outcome as it is now.
+// result returns the current outcome.
 func (l *load) result(match MatchResult) LoadResult {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -331,29 +330,29 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 		return err
 	}
 	if want := ns.Geometry.Digest(); req.Geometry != want && req.Geometry != (kv.GeometryDigest{}) {
-		return fmt.Errorf("%w: geometry %v; namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
+		return fmt.Errorf("%w: the geometry is %v, but namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
 	}
 	if groups := ns.Geometry.Groups; req.Suffix && (ns.Index == kv.IndexFlat || len(groups) > 1 || groups[0].Kind != kv.Full || req.Alone) {
-		return fmt.Errorf("%w: the end of a chain in namespace %q, which is not a tree of one full group, or of a mixed match", ErrRequest, ns.Name)
+		return fmt.Errorf("%w: a chain without its beginning (suffix) in namespace %q; this needs a tree of one full group, and no mixed match", ErrRequest, ns.Name)
 	}
 	var bytes, largest int64
 	for _, p := range req.Pieces {
 		if p.Block < 0 || p.Block >= len(req.IDs) || p.Group < 0 || p.Group >= len(ns.Geometry.Groups) {
-			return fmt.Errorf("%w: piece of block %d, group %d; the chain has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
+			return fmt.Errorf("%w: block %d, group %d does not exist: the chain has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
 		}
 		layers := ns.Geometry.Groups[p.Group].Layers
 		if req.FirstLayer < 0 || req.Layers < 0 || req.FirstLayer >= layers || req.Layers > layers-req.FirstLayer {
-			return fmt.Errorf("%w: layers %d to %d of group %d, which has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, layers)
+			return fmt.Errorf("%w: layers %d to %d of group %d do not exist: it has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, layers)
 		}
 		bytes += ns.Geometry.PieceBytes(p.Group)
 		largest = max(largest, ns.Geometry.PieceBytes(p.Group))
 	}
 	if bytes > n.opts.LoadBytesMax {
-		return fmt.Errorf("%w: %d bytes in one read; at most %d", ErrRequest, bytes, n.opts.LoadBytesMax)
+		return fmt.Errorf("%w: one read of %d bytes; the limit is %d (limits.read_bytes)", ErrRequest, bytes, n.opts.LoadBytesMax)
 	}
 	if req.Keep {
-		// Room for the first unit: what does not fit behind it is Busy piece by
-		// piece.
+		// There must be room for the first unit. Pieces after that without room are Busy one by
+		// one.
 		return n.loans.room(min(bytes, max(unitBytes, largest)))
 	}
 	return nil
@@ -362,14 +361,14 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 func (n *Node) checkChain(ids []kv.BlockID) error {
 	switch {
 	case len(ids) == 0:
-		return fmt.Errorf("%w: a chain of no blocks", ErrRequest)
+		return fmt.Errorf("%w: the chain is empty", ErrRequest)
 	case len(ids) > n.opts.ChainBlocksMax:
-		return fmt.Errorf("%w: a chain of %d blocks; at most %d", ErrRequest, len(ids), n.opts.ChainBlocksMax)
+		return fmt.Errorf("%w: a chain of %d blocks; the limit is %d (limits.chain_blocks)", ErrRequest, len(ids), n.opts.ChainBlocksMax)
 	}
 	return nil
 }
 
-// match finds the pieces.
+// match looks up the pieces.
 func (l *load) match() (MatchResult, error) {
 	if l.req.Alone {
 		pieces := make([]trie.Piece, len(l.req.Pieces))
@@ -379,8 +378,8 @@ func (l *load) match() (MatchResult, error) {
 		return l.node.index.Locate(l.ns.ID, l.req.Epoch, l.req.IDs, pieces)
 	}
 	last := len(l.req.IDs)
-	// Which pieces a window or a state makes up depends on the length of the
-	// match, so only full attention can be cut short behind the last one wanted.
+	// The pieces of a window or a state depend on the length of the match. So only a match of full
+	// attention can end at the last requested block.
 	if groups := l.ns.Geometry.Groups; l.req.Pieces != nil && len(groups) == 1 && groups[0].Kind == kv.Full {
 		last = 0
 		for _, p := range l.req.Pieces {
@@ -390,7 +389,7 @@ func (l *load) match() (MatchResult, error) {
 	return l.node.match(l.ns, l.req.IDs, trie.MatchOptions{Epoch: l.req.Epoch, MaxBlocks: max(1, last), Suffix: l.req.Suffix})
 }
 
-// plan matches the chain and gives each piece its slot.
+// plan matches the chain and assigns each piece its slot.
 func (l *load) plan() (MatchResult, error) {
 	match, err := l.match()
 	if err != nil {
@@ -423,8 +422,8 @@ func (l *load) plan() (MatchResult, error) {
 	return match, nil
 }
 
-// unit is what one device batch reads from one volume: several whole pieces, or
-// some layers of one.
+// unit is the content of one device batch from one volume: several whole pieces, or some layers of
+// one piece.
 type unit struct {
 	volume             int
 	pieces             []int
@@ -432,11 +431,9 @@ type unit struct {
 	bytes              int64
 }
 
-// units cuts the pieces that have a slot into units, in order of their first
-// pieces.
+// units divides the pieces that have a slot into units, ordered by their first pieces.
 func (l *load) units() (units []unit) {
-	// growing holds the unit of each volume that takes further pieces, as its
-	// index in units.
+	// growing maps a volume to the index of its unit that takes further pieces.
 	growing := make(map[int]int)
 	for i, ref := range l.refs {
 		if ref.Generation == 0 {
@@ -474,13 +471,13 @@ func (l *load) units() (units []unit) {
 	return units
 }
 
-// run loads the units, a few at a time, and hands their parts over.
+// run loads and delivers the units, a few concurrently.
 func (l *load) run(ctx context.Context, units []unit) {
 	for _, u := range units {
 		l.lanes.left[u.volume]++
 	}
 	if len(units) == 1 {
-		l.bring(ctx, units[0])
+		l.loadAndDeliver(ctx, units[0])
 		return
 	}
 	depth := loadDepth
@@ -493,22 +490,22 @@ func (l *load) run(ctx context.Context, units []unit) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			l.bring(ctx, u)
+			l.loadAndDeliver(ctx, u)
 		})
 	}
 	wg.Wait()
 }
 
-// bring loads a unit and hands its parts over.
-func (l *load) bring(ctx context.Context, u unit) {
+// loadAndDeliver loads a unit and delivers its parts.
+func (l *load) loadAndDeliver(ctx context.Context, u unit) {
 	parts := l.loadUnit(ctx, u)
 	if len(parts) > 0 {
 		l.deliver(ctx, parts)
 	}
 }
 
-// loadUnit loads a unit. A place in the volume's lane is not kept while the
-// reader takes the parts.
+// loadUnit loads a unit. It returns the place in the volume's lane before the reader receives the
+// parts.
 func (l *load) loadUnit(ctx context.Context, u unit) []Part {
 	defer l.lanes.end(u.volume)
 	if u.layers == 0 {
@@ -517,9 +514,9 @@ func (l *load) loadUnit(ctx context.Context, u unit) []Part {
 	return l.loadLayers(ctx, u)
 }
 
-// read reads slots of one volume into arena memory of total bytes. place gives
-// each read its part of the memory. Without an error the hold is the caller's to
-// release; with one, the batch must not be touched any more.
+// read reads slots of one volume into arena memory of total bytes. place assigns each read its part
+// of the memory. Without an error the caller releases the hold. After an error the caller must not
+// touch the batch.
 func (l *load) read(ctx context.Context, volume int, total int64, batch []blockstore.Read, place func(buf arena.Buffer)) (*hold, error) {
 	n := l.node
 	lane, err := l.lanes.begin(volume)
@@ -529,7 +526,7 @@ func (l *load) read(ctx context.Context, volume int, total int64, batch []blocks
 	return n.readSlots(ctx, lane, total, batch, place)
 }
 
-// hotParts takes what is in memory, and returns the pieces that are not.
+// hotParts returns parts of the pieces that are in memory, and the indexes of the other pieces.
 func (l *load) hotParts(pieces []int) (parts []Part, cold []int) {
 	for _, i := range pieces {
 		if p, ok := l.node.hot.get(l.refs[i]); ok {
@@ -542,7 +539,7 @@ func (l *load) hotParts(pieces []int) (parts []Part, cold []int) {
 	return parts, cold
 }
 
-// loadPieces brings whole pieces, those that are hot without the device.
+// loadPieces loads whole pieces. Hot pieces need no device read.
 func (l *load) loadPieces(ctx context.Context, u unit) []Part {
 	n := l.node
 	parts, cold := l.hotParts(u.pieces)
@@ -589,7 +586,7 @@ func (l *load) loadPieces(ctx context.Context, u unit) []Part {
 	return parts
 }
 
-// loadLayers brings some layers of one piece.
+// loadLayers loads some layers of one piece.
 func (l *load) loadLayers(ctx context.Context, u unit) []Part {
 	i := u.pieces[0]
 	read := blockstore.Read{Ref: l.refs[i], Want: l.want(i), FirstLayer: u.firstLayer, Layers: u.layers}
@@ -632,9 +629,9 @@ func (l *load) readMoved(ctx context.Context, i int, r blockstore.Read, layout o
 	return []Part{l.part(i, 0, h, layout.HeaderBytes(), layout.PayloadBytes, r.LayerSums)}
 }
 
-// follow repeats a read that failed because the piece was moved. It reads the new slot
-// into new memory, which the caller releases if there is no error. The result names the
-// slot that was read last.
+// follow repeats a read that failed because the piece was moved. It reads the new slot into new
+// memory, which the caller releases if there is no error. The returned Read has the slot that was
+// read last.
 func (l *load) follow(ctx context.Context, r blockstore.Read, bytes int64) (*hold, blockstore.Read, error) {
 	n := l.node
 	for errors.Is(r.Err, blockstore.ErrStale) {
@@ -661,7 +658,7 @@ func (l *load) follow(ctx context.Context, r blockstore.Read, bytes int64) (*hol
 	return nil, r, r.Err
 }
 
-// want is what the slot of piece i must hold.
+// want returns the key that the slot of piece i must have.
 func (l *load) want(i int) ondisk.SlotKey {
 	return slotKey(l.ns, l.digest, l.req.IDs[l.pieces[i].Block], l.pieces[i].Group)
 }
@@ -678,8 +675,8 @@ func slotKey(ns kv.Namespace, digest kv.GeometryDigest, id kv.BlockID, group int
 	}
 }
 
-// part makes a part of bytes at payload in h and records the sums of its layers,
-// which belong at the layer that at names.
+// part makes a part of bytes at payload in h. It records the sums of its layers, beginning with the
+// layer at offset at.
 func (l *load) part(i int, at int64, h *hold, payload, bytes int64, sums []uint64) Part {
 	h.retain()
 	l.mu.Lock()
@@ -705,7 +702,7 @@ func (l *load) part(i int, at int64, h *hold, payload, bytes int64, sums []uint6
 	}
 }
 
-// errTransfer: the piece was read, and did not reach its reader.
+// errTransfer: the piece was read and did not reach the reader.
 var errTransfer = errors.New("transfer")
 
 // partDone records the end of a part's transfer.
@@ -746,7 +743,7 @@ func (l *load) fail(pieces []int, err error) {
 	}
 }
 
-// outcome records what became of a piece; the first failure stands.
+// outcome records the outcome of a piece. The first failure is kept.
 func (l *load) outcome(i int, s PieceState, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -755,7 +752,7 @@ func (l *load) outcome(i int, s PieceState, err error) {
 	}
 }
 
-// countLocked settles the outcomes: what nothing happened to was delivered.
+// countLocked completes the outcomes and counts them. A piece without a failure was delivered.
 func (l *load) countLocked() {
 	m := l.node.opts.Metrics
 	for i := range l.pieces {

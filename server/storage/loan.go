@@ -5,20 +5,19 @@ import (
 	"sync"
 )
 
-// A loanBook counts the arena memory that readers on this host keep beyond their
-// Load, and bounds it: what they hold, no transfer can use.
+// A loanBook counts and bounds the arena memory that readers on this host keep after their Load.
+// Transfers cannot use that memory.
 type loanBook struct {
 	max int64
 
 	mu sync.Mutex
-	// bytes of buffers with a loan on them. A buffer counts whole, and once,
-	// however many of its pieces are lent: none of it comes back before the last.
-	// Invariant: bytes <= max.
+	// bytes is the size of the buffers with a loan. A buffer counts once and in full, because it is
+	// freed only when its last piece is returned. Invariant: bytes <= max.
 	bytes int64
 	loans int
 }
 
-// room reports whether sizeBytes more could be lent now.
+// room returns ErrBusy if sizeBytes more cannot be lent.
 func (b *loanBook) room(sizeBytes int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -32,7 +31,7 @@ func (b *loanBook) roomLocked(sizeBytes int64) error {
 	return nil
 }
 
-// take enters a loan of h.
+// take records a loan of h.
 func (b *loanBook) take(h *hold) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -65,11 +64,10 @@ func (b *loanBook) stats() (bytes int64, loans int) {
 	return b.bytes, b.loans
 }
 
-// Keep lends the part to a reader on this host: its bytes stay as they are until
-// release, also after Done, also when the block is evicted or its epoch ends. It
-// is called before Done; release is called once, from any goroutine, before the
-// Node is closed. The error is ErrBusy if as much is lent as Options.LoanBytesMax
-// allows.
+// Keep lends the part to a reader on this host. Its bytes stay unchanged until release, also after
+// Done, after the eviction of the block and after the end of its epoch. Keep is called before Done.
+// release is called once, from any goroutine, before the Node is closed. Keep returns ErrBusy if
+// Options.LoanBytesMax would be exceeded.
 func (p *Part) Keep() (release func(), err error) {
 	h, book := p.hold, &p.load.node.loans
 	if err := book.take(h); err != nil {

@@ -52,9 +52,8 @@ func (r *rig) checkBorrowed(ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, a
 	}
 }
 
-// TestLoanOutlivesItsBlock: what is lent stays as it is while the block is
-// evicted, its epoch ends, its slot is written anew, and every byte of the arena
-// that may be used is.
+// TestLoanOutlivesItsBlock: a lent piece stays unchanged while its block is evicted, its epoch
+// ends, its slot is written again, and all free memory of the arena is overwritten.
 func TestLoanOutlivesItsBlock(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 4 << 20})
 	ns := r.namespace("m", kv.SingleGroup(4, 16, 1024))
@@ -101,8 +100,8 @@ func TestLoansAreBounded(t *testing.T) {
 	ids := chain(ns, 10, 1)
 	r.mustPut(ns, ids)
 	var mine []borrowed
-	// The same blocks twice: hot, and so lent from the same buffer, which counts
-	// once.
+	// The same blocks twice. The second loan comes from the hot set, so both share a buffer, which
+	// counts once.
 	for range 2 {
 		more, _, err := r.borrow(ns, ids)
 		if err != nil {
@@ -153,8 +152,8 @@ func TestLoansAreBounded(t *testing.T) {
 	}
 }
 
-// TestLoansFillTheirBound: a call that asks for more than may still be lent gets
-// what fits, and is told piece by piece what does not.
+// TestLoansFillTheirBound: a call that needs more than the rest of the bound gets the pieces that
+// fit. The other pieces are Busy.
 func TestLoansFillTheirBound(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 64 << 20, segmentBytes: 32 << 20, arenaBytes: 64 << 20, edit: func(o *storage.Options) {
 		o.LoadBytesMax, o.WriteBytesMax, o.LoanBytesMax = 16<<20, 16<<20, 10<<20
@@ -190,8 +189,8 @@ func TestLoansFillTheirBound(t *testing.T) {
 	}
 }
 
-// TestLoanIsWhole: a piece above the cut-through threshold is lent in one part,
-// and so is a range of its layers.
+// TestLoanIsWhole: a piece above the cut-through threshold, or a range of its layers, is lent as
+// one part.
 func TestLoanIsWhole(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 64 << 20, segmentBytes: 32 << 20, arenaBytes: 64 << 20, edit: func(o *storage.Options) {
 		o.LoadBytesMax, o.WriteBytesMax = 16<<20, 16<<20

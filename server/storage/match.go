@@ -8,20 +8,20 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// MatchResult is what a chain was found to be, with where its pieces lie.
+// MatchResult is the result of a match, with the slots of its pieces.
 type MatchResult = trie.Match
 
 // MatchRequest is the request of a match.
 type MatchRequest struct {
 	Namespace string
-	// Epoch and Oldest are as in trie.MatchOptions: with Oldest 0 exactly that epoch,
-	// 0 for the newest.
+	// Epoch and Oldest are as in trie.MatchOptions. With Oldest 0 only Epoch matches; Epoch 0 means
+	// the newest.
 	Epoch, Oldest kv.Epoch
 	// Mix is trie.MatchOptions.Mix.
 	Mix bool
 	IDs []kv.BlockID
-	// TTL > 0 leases what matched, for at most LeaseTTLMax; Pin leases it until
-	// Release. Owner is whom Pins names.
+	// TTL > 0 leases the match for TTL, at most LeaseTTLMax. Pin leases it until Release. Owner is
+	// the name that Pins shows.
 	TTL   time.Duration
 	Pin   bool
 	Owner string
@@ -37,10 +37,10 @@ func (n *Node) Match(req MatchRequest) (kv.Namespace, MatchResult, error) {
 		return ns, MatchResult{}, err
 	}
 	if req.TTL < 0 {
-		return ns, MatchResult{}, fmt.Errorf("%w: lease of %v", ErrRequest, req.TTL)
+		return ns, MatchResult{}, fmt.Errorf("%w: a lease of %v; give a positive time", ErrRequest, req.TTL)
 	}
 	if req.Epoch != 0 && req.Oldest > req.Epoch {
-		return ns, MatchResult{}, fmt.Errorf("%w: epochs from %d to %d; the oldest is later than the newest", ErrRequest, req.Oldest, req.Epoch)
+		return ns, MatchResult{}, fmt.Errorf("%w: the oldest epoch %d is later than the newest, %d", ErrRequest, req.Oldest, req.Epoch)
 	}
 	opts := trie.MatchOptions{
 		Epoch: req.Epoch, Oldest: req.Oldest, Mix: req.Mix, Lease: req.TTL > 0 || req.Pin, TTL: n.LeaseTTL(req.TTL),
@@ -63,7 +63,7 @@ func (n *Node) Match(req MatchRequest) (kv.Namespace, MatchResult, error) {
 	return ns, match, nil
 }
 
-// match asks the index.
+// match calls the index's Match and measures its time.
 func (n *Node) match(ns kv.Namespace, ids []kv.BlockID, opts trie.MatchOptions) (trie.Match, error) {
 	start := time.Now()
 	match, err := n.index.Match(ns.ID, ids, opts)
@@ -71,8 +71,8 @@ func (n *Node) match(ns kv.Namespace, ids []kv.BlockID, opts trie.MatchOptions) 
 	return match, err
 }
 
-// countMatch counts what was asked for and found. Only Match does: a client cuts
-// one prompt into many Loads, and each would count its prefix again.
+// countMatch counts the requested and found tokens and blocks of a Match. Load does not count them,
+// because a client divides one prompt into several Loads, each with the same prefix.
 func (n *Node) countMatch(ns kv.Namespace, asked int, match trie.Match) {
 	m := n.opts.Metrics
 	m.MatchRequests.Of(ns.Name).Inc()
@@ -83,20 +83,20 @@ func (n *Node) countMatch(ns kv.Namespace, asked int, match trie.Match) {
 	m.HitTokens.Of(ns.Name).Add(float64(match.Tokens))
 }
 
-// LeaseTTL returns the TTL that is granted to a lease requested with ttl.
+// LeaseTTL returns the TTL that a lease requested with ttl gets.
 func (n *Node) LeaseTTL(ttl time.Duration) time.Duration { return min(ttl, n.opts.LeaseTTLMax) }
 
 // Renew makes a lease end ttl from now, at most LeaseTTLMax.
 func (n *Node) Renew(id trie.LeaseID, ttl time.Duration) error {
 	if ttl <= 0 {
-		return fmt.Errorf("%w: lease of %v", ErrRequest, ttl)
+		return fmt.Errorf("%w: a lease of %v; give a positive time", ErrRequest, ttl)
 	}
 	return n.index.Renew(id, n.LeaseTTL(ttl), n.opts.Now())
 }
 
-// Pins appends to dst the pins of epochs and the open leases of matches, of one
-// namespace if that is not empty. Leases of matches that expire are left out unless
-// leases is set. It is trie.Trie.Pins.
+// Pins appends to dst the pins of epochs and the open leases of matches, of one namespace if
+// namespace is not empty. It includes leases of matches that expire only if leases is set. It is
+// trie.Trie.Pins.
 func (n *Node) Pins(dst []trie.Pin, namespace string, leases bool, cursor uint32, limit int) (pins []trie.Pin, next uint32, err error) {
 	n.index.ExpireLeases(n.opts.Now())
 	f := trie.PinFilter{Endless: !leases}
@@ -111,7 +111,7 @@ func (n *Node) Pins(dst []trie.Pin, namespace string, leases bool, cursor uint32
 	return pins, next, nil
 }
 
-// IsPin reports whether a lease is open and ends with Release only, or pins an epoch.
+// IsPin reports whether a lease is open and either has no TTL or pins an epoch.
 func (n *Node) IsPin(id trie.LeaseID) bool { return n.index.IsPin(id) }
 
 // Release ends a lease.

@@ -13,26 +13,25 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// The catalogue is what the volumes know of the namespaces and of what was
-// deleted, so that data alone is enough to rebuild the index. It is written
-// before the live epochs change in the index, and before a namespace is deleted
-// there: after a crash in between, no block of a retired epoch can come back.
+// The catalogue is the volumes' record of the namespaces and deletions, from which the index can be
+// rebuilt. It is written before the live epochs change in the index and before a namespace is
+// deleted from the index. So a crash between the two writes does not restore blocks of a retired
+// epoch.
 type catalogue struct {
 	Version    int            `json:"version"`
 	Namespaces []kv.Namespace `json:"namespaces"`
-	// Highest is the highest namespace id that was given out. The slots of a
-	// deleted namespace may lie on a volume that a rebuild does not see.
+	// Highest is the highest namespace id that was ever assigned. Slots of a deleted namespace may
+	// be on a volume that a rebuild cannot read.
 	Highest kv.NamespaceID `json:"highest,omitempty"`
 	// Deleted are the deletions in the namespaces' live epochs.
 	Deleted []deletedPieces `json:"deleted,omitempty"`
 }
 
-// catalogueVersion is written. Version 1 has no deletions, and version 2 has one epoch
-// for each namespace, which is that of its deletions.
+// catalogueVersion is the version that is written. Version 1 has no deletions. Version 2 has one
+// epoch for each namespace, to which its deletions belong.
 const catalogueVersion = 3
 
-// decodeCatalogue reads a blob of writeCatalogue; an empty one has no
-// namespaces.
+// decodeCatalogue decodes a blob of writeCatalogue. An empty blob has no namespaces.
 func decodeCatalogue(blob []byte) (catalogue, error) {
 	if len(blob) == 0 {
 		return catalogue{Version: catalogueVersion}, nil
@@ -42,7 +41,7 @@ func decodeCatalogue(blob []byte) (catalogue, error) {
 		return catalogue{}, fmt.Errorf("storage: catalogue: %w", err)
 	}
 	if c.Version < 1 || c.Version > catalogueVersion {
-		return catalogue{}, fmt.Errorf("storage: catalogue of version %d; this binary knows versions up to %d", c.Version, catalogueVersion)
+		return catalogue{}, fmt.Errorf("storage: the catalogue has version %d; this binary supports versions up to %d", c.Version, catalogueVersion)
 	}
 	if c.Version < 3 {
 		for i := range c.Deleted {
@@ -56,8 +55,7 @@ func decodeCatalogue(blob []byte) (catalogue, error) {
 	return c, nil
 }
 
-// writeCatalogue makes the namespaces, and the deletions in them, durable. nsMu
-// is held.
+// writeCatalogue makes the namespaces and their deletions durable. The caller holds nsMu.
 func (n *Node) writeCatalogue(ctx context.Context, namespaces []kv.Namespace) error {
 	for {
 		deleted, count := n.deleted.encode(namespaces)
@@ -76,8 +74,8 @@ func (n *Node) writeCatalogue(ctx context.Context, namespaces []kv.Namespace) er
 	}
 }
 
-// reconcileNamespaces brings epochs and deletions in the index up to those of the
-// catalogue, and then the catalogue up to the index.
+// reconcileNamespaces applies the epochs and deletions of the catalogue to the index, and then
+// writes the index's namespaces to the catalogue.
 func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	c, err := decodeCatalogue(n.store.Catalogue())
 	if err != nil {
@@ -107,12 +105,12 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	for _, ns := range n.index.Namespaces() {
 		switch {
 		case !certain:
-			// A volume that is missing may know deletions and epochs that this catalogue
-			// does not: a later rebuild must not rely on what is older than this start.
+			// A missing volume may have deletions and epochs that this catalogue lacks. So a later
+			// rebuild must not use slots that are older than this start.
 			n.deleted.raiseFloor(ns.ID, n.store.NewestGeneration())
 		case ns.ID <= c.Highest && !slices.ContainsFunc(c.Namespaces, func(old kv.Namespace) bool { return old.ID == ns.ID }):
-			// It left the catalogue, and its deletion from the index was cut short, or
-			// the index was missing at the time.
+			// The namespace is not in the catalogue. Its deletion from the index was interrupted,
+			// or the index was missing at that time.
 			if err := n.index.DeleteNamespace(ns.Name); err != nil {
 				return err
 			}
@@ -123,7 +121,7 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	}
 	namespaces := n.index.Namespaces()
 	if len(namespaces) == 0 && len(c.Namespaces) > 0 {
-		n.opts.Logger.Warn("the volumes know namespaces and the index does not: it was lost or is new; run `penstock store rebuild-index` before serving if the cache should survive", "namespaces", len(c.Namespaces))
+		n.opts.Logger.Warn("the volumes have namespaces that the index lacks, because the index was lost or is new; to keep the cache, run `penstock store rebuild-index` before serving", "namespaces", len(c.Namespaces))
 	}
 	return n.writeCatalogue(ctx, namespaces)
 }
@@ -146,16 +144,15 @@ func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 	return want.Settle(func(kv.Epoch) bool { return false })
 }
 
-// CreateNamespace adds a namespace. If one of that name and the same definition
-// is there, it is returned; if the definition differs, the error is
-// trie.ErrNamespaceExists. Epochs begin at 1: in a request, 0 means the current
-// one, so a namespace at 0 could not be asked for by name, and a reader that had
-// matched there would be given what was stored after a bump. An epoch above kv.MaxEpoch
-// is refused.
+// CreateNamespace adds a namespace. If a namespace with that name and the same definition exists,
+// it is returned. If the definitions differ, the error is trie.ErrNamespaceExists. Epochs begin at
+// 1, because epoch 0 in a request means the current epoch: a reader could not request epoch 0, and
+// a reader that had matched there would get blocks of a later epoch after a bump. An epoch above
+// kv.MaxEpoch is refused.
 func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	def.Epoch, def.Older, def.Keep = max(1, def.Epoch), nil, 0
 	if def.Epoch > kv.MaxEpoch {
-		return kv.Namespace{}, fmt.Errorf("%w: namespace %q: epoch %d; at most %d, so that bumps can follow", ErrRequest, def.Name, def.Epoch, kv.MaxEpoch)
+		return kv.Namespace{}, fmt.Errorf("%w: namespace %q: epoch %d; the maximum is %d, so that bumps can follow", ErrRequest, def.Name, def.Epoch, kv.MaxEpoch)
 	}
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("%w: %w", ErrRequest, err)
@@ -165,7 +162,7 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 			return kv.Namespace{}, fmt.Errorf("%w: namespace %q, group %d: %w", ErrRequest, def.Name, i, err)
 		}
 		if piece := def.Geometry.PieceBytes(i); piece > min(n.opts.LoadBytesMax, n.opts.WriteBytesMax) {
-			return kv.Namespace{}, fmt.Errorf("%w: namespace %q: a block of %d bytes is more than one call may move (%d); raise limits.read_bytes and limits.write_bytes", ErrRequest, def.Name, piece, min(n.opts.LoadBytesMax, n.opts.WriteBytesMax))
+			return kv.Namespace{}, fmt.Errorf("%w: namespace %q: a block has %d bytes, and one call may move %d; raise limits.read_bytes and limits.write_bytes", ErrRequest, def.Name, piece, min(n.opts.LoadBytesMax, n.opts.WriteBytesMax))
 		}
 	}
 	if err := n.checkQuota(def, def.QuotaBytes); err != nil {
@@ -188,17 +185,18 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 		return kv.Namespace{}, err
 	}
 	if err := n.writeCatalogue(ctx, n.index.Namespaces()); err != nil {
-		// A namespace that the volumes do not know would not survive the index.
+		// Without the catalogue on the volumes, the namespace would not survive a loss of the
+		// index.
 		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
 	}
 	n.opts.Metrics.AddNamespace(ns.Name)
 	return ns, nil
 }
 
-// checkQuota refuses a quota in which not one block of the namespace has room.
+// checkQuota refuses a quota that has no room for one block of the namespace.
 func (n *Node) checkQuota(ns kv.Namespace, quotaBytes int64) error {
 	if quotaBytes < 0 {
-		return fmt.Errorf("%w: namespace %q: a quota of %d bytes; want 0 for none, or more", ErrRequest, ns.Name, quotaBytes)
+		return fmt.Errorf("%w: namespace %q: a quota of %d bytes; give 0 for no quota, or a positive number", ErrRequest, ns.Name, quotaBytes)
 	}
 	var block int64
 	for i, g := range ns.Geometry.Groups {
@@ -209,7 +207,7 @@ func (n *Node) checkQuota(ns kv.Namespace, quotaBytes int64) error {
 		block += layout.SlotBytes()
 	}
 	if quotaBytes != 0 && quotaBytes < block {
-		return fmt.Errorf("%w: namespace %q: a quota of %d bytes has room for no block, which takes %d on storage", ErrRequest, ns.Name, quotaBytes, block)
+		return fmt.Errorf("%w: namespace %q: a quota of %d bytes is too small for one block, which takes %d on storage", ErrRequest, ns.Name, quotaBytes, block)
 	}
 	return nil
 }
@@ -227,8 +225,8 @@ func (n *Node) Namespace(name string) (kv.Namespace, error) {
 // Namespaces returns every namespace, sorted by name.
 func (n *Node) Namespaces() []kv.Namespace { return n.index.Namespaces() }
 
-// DeleteNamespace makes a namespace and all its blocks unknown; their slots come
-// back in the background. It returns what it held. With dryRun nothing changes.
+// DeleteNamespace deletes a namespace and makes all its blocks unmatchable. Their slots are freed
+// in the background. It returns what the namespace occupied. With dryRun it changes nothing.
 func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (Removed, error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
@@ -255,18 +253,18 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 	return held, nil
 }
 
-// Bumped is what a bump did.
+// Bumped is the result of a bump.
 type Bumped struct {
-	// Old was the newest epoch before.
+	// Old is the newest epoch before the bump.
 	Old kv.Epoch
-	// Live epochs, the newest first, and those that were retired.
+	// Live are the live epochs, the newest first. Retired are the epochs that the bump retired.
 	Live, Retired []kv.Epoch
 }
 
-// BumpEpoch gives a namespace a later epoch: to, at most kv.MaxEpoch, or the next one if to
-// is 0. The cost does not depend on the number of blocks. The keep newest epochs, to
-// included, and the pinned epochs stay live. Every block of the other epochs becomes
-// unmatchable. keep 0 means 1. A reservation made before belongs to the epoch that it was made for.
+// BumpEpoch sets a later newest epoch: to, at most kv.MaxEpoch, or the next one if to is 0. The
+// cost does not depend on the number of blocks. The keep newest epochs, including the new one, and
+// the pinned epochs stay live; keep 0 means 1. Every block of the other epochs becomes unmatchable.
+// An open reservation keeps the epoch for which it was made.
 func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (Bumped, error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
@@ -278,11 +276,11 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int
 	switch {
 	case err == nil:
 	case keep < 0 || keep > kv.MaxLive:
-		return Bumped{}, fmt.Errorf("%w: keep %d epochs of namespace %q live; want 1 to %d", ErrRequest, keep, name, kv.MaxLive)
+		return Bumped{}, fmt.Errorf("%w: cannot keep %d epochs of namespace %q live; give 1 to %d", ErrRequest, keep, name, kv.MaxLive)
 	case to > kv.MaxEpoch:
-		return Bumped{}, fmt.Errorf("%w: epoch %d of namespace %q is above %d, the highest that may be named, so that bumps can follow: %w", ErrRequest, to, name, kv.MaxEpoch, trie.ErrEpoch)
+		return Bumped{}, fmt.Errorf("%w: epoch %d of namespace %q is above the maximum %d, which leaves room for bumps: %w", ErrRequest, to, name, kv.MaxEpoch, trie.ErrEpoch)
 	case errors.Is(err, trie.ErrEpoch):
-		return Bumped{}, fmt.Errorf("%w: namespace %q is at epoch %d; it cannot go to %d: %w", ErrRequest, name, ns.Epoch, to, trie.ErrEpoch)
+		return Bumped{}, fmt.Errorf("%w: namespace %q is at epoch %d and cannot be bumped to %d: %w", ErrRequest, name, ns.Epoch, to, trie.ErrEpoch)
 	default:
 		return Bumped{}, err
 	}
@@ -293,11 +291,10 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int
 	return Bumped{Old: ns.Epoch, Live: want.Live(), Retired: retired}, nil
 }
 
-// RetireEpoch makes every block of an older live epoch unmatchable, at a cost that does
-// not depend on how many there are, and returns what the epoch held. Its space comes
-// back in the background. A pinned epoch is refused with trie.ErrPinned, unless force
-// is set: then its pins end. The newest epoch cannot be retired. With dryRun nothing
-// changes.
+// RetireEpoch makes every block of an older live epoch unmatchable and returns what the epoch
+// occupied. The cost does not depend on the number of blocks. The slots are freed in the
+// background. A pinned epoch is refused with trie.ErrPinned, unless force is set, which ends its
+// pins. The newest epoch cannot be retired. With dryRun nothing changes.
 func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force, dryRun bool) (Removed, error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
@@ -309,7 +306,7 @@ func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, for
 	switch {
 	case err == nil:
 	case epoch == ns.Epoch:
-		return Removed{}, fmt.Errorf("%w: epoch %d is the newest of namespace %q; a bump retires it: penstock ns bump-epoch %s", ErrRequest, epoch, name, name)
+		return Removed{}, fmt.Errorf("%w: epoch %d is the newest of namespace %q; to retire it, bump the namespace: penstock ns bump-epoch %s", ErrRequest, epoch, name, name)
 	case errors.Is(err, trie.ErrEpoch):
 		return Removed{}, fmt.Errorf("%w: epoch %d of namespace %q is not live; live are %d: %w", ErrRequest, epoch, name, ns.Live(), trie.ErrEpoch)
 	case errors.Is(err, trie.ErrPinned):
@@ -325,7 +322,7 @@ func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, for
 	return held, err
 }
 
-// setEpochs changes the live epochs of a namespace, on the volumes first. nsMu is held.
+// setEpochs changes the live epochs of a namespace, on the volumes first. The caller holds nsMu.
 func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.Epoch, err error) {
 	if err := n.index.Writable(); err != nil {
 		return nil, err
@@ -359,19 +356,18 @@ func (n *Node) settleEpochs(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("storage: retire epochs of namespace %q: %w", want.Name, err)
 		}
-		n.opts.Logger.Info("epochs are retired, since their pins have ended", "namespace", want.Name, "epochs", retired)
+		n.opts.Logger.Info("epochs were retired because their pins ended", "namespace", want.Name, "epochs", retired)
 	}
 	return nil
 }
 
-// PinEpoch leases a live epoch of a namespace, 0 for the newest, for ttl, at most
-// LeaseTTLMax: no bump retires it meanwhile, but more than kv.MaxLive epochs are never
-// live. Renew and Release are for it too. It returns the epoch. A pin waits for a bump
-// under way, so that the epoch that it returns is live. Errors: ErrRequest, ErrBusy,
-// trie.ErrNamespaceUnknown.
+// PinEpoch leases a live epoch of a namespace, 0 for the newest, for ttl, at most LeaseTTLMax.
+// Bumps do not retire a pinned epoch, but at most kv.MaxLive epochs are live. Renew and Release
+// work for the lease too. PinEpoch returns the epoch. It waits for a running bump, so that the
+// returned epoch is live. Errors: ErrRequest, ErrBusy, trie.ErrNamespaceUnknown.
 func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (trie.LeaseID, kv.Epoch, error) {
 	if ttl <= 0 {
-		return 0, 0, fmt.Errorf("%w: a pin of epoch %d for %v; want a positive time", ErrRequest, epoch, ttl)
+		return 0, 0, fmt.Errorf("%w: a pin of epoch %d for %v; give a positive time", ErrRequest, epoch, ttl)
 	}
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
@@ -393,23 +389,21 @@ func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (
 	return lease, epoch, nil
 }
 
-// undoCatalogue writes the namespaces of the index to the catalogue again, after the
-// index refused a change that the catalogue already had. Otherwise the next start would
-// apply the change and drop the blocks stored since. It returns refused, joined with the
-// error of the write.
+// undoCatalogue writes the namespaces of the index to the catalogue again, after the index refused
+// a change that the catalogue has. Otherwise the next start would apply the change and drop the
+// blocks stored since. It returns refused, joined with the error of the write.
 func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
 	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
 }
 
-// cleared publishes that no block of some epochs is matchable, and wakes reclaimLoop to
-// free their slots.
+// cleared publishes that some epochs have no matchable block, and wakes reclaimLoop to free their
+// slots.
 func (n *Node) cleared() {
 	n.publishChanges()
 	n.wakeReclaim()
 }
 
-// SetQuota changes how many bytes of slots the namespace may occupy; 0 means no
-// cap of its own.
+// SetQuota sets the bytes of slots that the namespace may occupy. 0 means no quota.
 func (n *Node) SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.Namespace, error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()

@@ -26,14 +26,13 @@ type Node struct {
 	index  *trie.Trie
 	store  *blockstore.Store
 	events *EventLog
-	// changes are those of the index that are not events yet.
+	// changes are the changes of the index that have not been published as events.
 	changes changes
 	hot     *hotSet
 
-	// reads admits Loads, and lanes the reads of each volume. detached counts the
-	// device requests of detach; only Close, which acquires all of it, waits for it.
-	// writeBytes keeps reservations to half of the arena, so that writers cannot starve
-	// readers of memory.
+	// reads admits Loads, and lanes the reads of each volume. detached counts the device requests
+	// of detach; only Close waits for it, by acquiring all of it. writeBytes bounds reservations to
+	// half of the arena, so that writers cannot starve readers of memory.
 	reads      *gate
 	lanes      []*lane
 	detached   *semaphore.Weighted
@@ -43,9 +42,8 @@ type Node struct {
 	loans      loanBook
 
 	draining atomic.Bool
-	refusing atomic.Bool // noteWriteState last found that writes are refused
-	// unsynced is set by every commit and by a failed sync, and cleared by the sync
-	// that covers it.
+	refusing atomic.Bool // the last result of noteWriteState: writes are refused
+	// unsynced is set by every commit and by a failed sync, and cleared by the next sync.
 	unsynced atomic.Bool
 
 	recovered Recovery
@@ -57,9 +55,8 @@ type Node struct {
 	closeErr error
 	reclaim  chan struct{}
 
-	// nsMu orders changes of namespaces with the catalogue's writes. It is held
-	// across the catalogue's I/O: such changes are rare, and no data path takes
-	// it.
+	// nsMu orders changes of namespaces with the writes of the catalogue. It is held across the
+	// catalogue's I/O, because such changes are rare and no data path takes it.
 	nsMu    sync.Mutex
 	deleted deletions
 
@@ -81,10 +78,9 @@ type Recovery struct {
 	Took time.Duration
 }
 
-// Open reconciles index and store. It drops the entries of the index that have no slot,
-// frees the slots that have no entry, and makes both agree on the namespaces. Then it
-// starts the background work. If Open fails, the caller still owns index and store, and
-// both are open.
+// Open reconciles index and store. It drops the entries of the index that have no slot, frees the
+// slots that have no entry, and makes both agree on the namespaces. Then it starts the background
+// work. If Open fails, index and store stay open and belong to the caller.
 func Open(ctx context.Context, opts Options) (*Node, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -104,8 +100,8 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 	// Half of the arena is reserved for writers, and writers use only that half.
 	opts.Arena.SetShare(int64(len(opts.Arena.Bytes())) / 2)
 	n.lanes = newLanes(opts.Store.Volumes(), opts.ReadsMax, int64(len(opts.Arena.Bytes())))
-	// Each lane takes ReadsMax Loads, so with all volumes but one hung there is a
-	// place for a Load from that one.
+	// Each lane takes ReadsMax Loads. So if all volumes but one hang, there is room for a Load from
+	// the other volume.
 	n.reads = newGate(opts.ReadsMax * len(n.lanes))
 	n.room = newRoomMaker(n)
 	n.movers = newMovers(n)
@@ -142,7 +138,7 @@ func (n *Node) recover(ctx context.Context) error {
 		}
 		err := n.store.Adopt(ref, g.PieceBytes(place.Group), g.Groups[place.Group].Layers)
 		if err != nil {
-			n.opts.Logger.Debug("index entry without its slot", "ref", ref, "err", err)
+			n.opts.Logger.Debug("the slot of an index entry does not hold its piece", "ref", ref, "err", err)
 			rejected = append(rejected, ref)
 		}
 	}
@@ -150,15 +146,14 @@ func (n *Node) recover(ctx context.Context) error {
 		return err
 	}
 	if len(rejected) > 0 {
-		n.opts.Logger.Warn("index entries without their slots are dropped", "entries", len(rejected))
+		n.opts.Logger.Warn("dropped index entries whose slots do not hold their pieces", "entries", len(rejected))
 		if err := n.dropAll(ctx, rejected, trie.Dropped); err != nil {
 			return err
 		}
 	}
-	// If the configured capacity is smaller than before, it holds from the start
-	// (bounded).
+	// If the configured capacity was reduced, the node enforces it from the start (bounded).
 	if surplus := n.store.Surplus(); len(surplus) > 0 {
-		n.opts.Logger.Warn("the capacity is smaller than what is stored: blocks are dropped", "slots", len(surplus), "capacity_bytes", n.store.Stats().CapacityBytes)
+		n.opts.Logger.Warn("dropped blocks because the capacity is smaller than the stored bytes", "slots", len(surplus), "capacity_bytes", n.store.Stats().CapacityBytes)
 		if err := n.dropAll(ctx, surplus, trie.Chosen); err != nil {
 			return err
 		}
@@ -171,7 +166,7 @@ func (n *Node) recover(ctx context.Context) error {
 		Took:     n.opts.Now().Sub(start) + stats.Load.Took,
 	}
 	if missing := n.store.MissingVolumes(); len(missing) > 0 {
-		n.opts.Logger.Error("volumes are missing: what they hold is a miss until they are back and the node is restarted", "volumes", missing, "hidden_blocks", n.recovered.Hidden)
+		n.opts.Logger.Error("volumes are missing: their blocks are misses until the node is restarted with these volumes", "volumes", missing, "hidden_blocks", n.recovered.Hidden)
 	}
 	m := n.opts.Metrics
 	m.RecoveredBlocks.Set(float64(n.recovered.Blocks))
@@ -211,8 +206,8 @@ func (n *Node) Events() *EventLog { return n.events }
 // are served until Close.
 func (n *Node) Drain() { n.draining.Store(true) }
 
-// WriteState reports whether writes are taken, and if not, why: "serving",
-// "draining", "read_only", or "failed" if no volume can be read either.
+// WriteState reports whether the node takes writes, with the reason if not: "serving", "draining",
+// "read_only", or "failed" if no volume can be read either.
 func (n *Node) WriteState() (state, reason string) {
 	err := n.writable()
 	switch {
@@ -245,8 +240,8 @@ func (n *Node) Ready() error {
 	return errors.Join(n.store.Quorate(), n.index.Writable())
 }
 
-// Close ends the background work, aborts open reservations, waits for Loads,
-// syncs, and closes index and store. It may be called twice.
+// Close ends the background work, aborts open reservations, waits for Loads, syncs, and closes
+// index and store. It may be called twice.
 func (n *Node) Close(ctx context.Context) error {
 	n.closing.Do(func() {
 		n.Drain()
@@ -254,18 +249,18 @@ func (n *Node) Close(ctx context.Context) error {
 		n.loops.Wait()
 		n.abortAll()
 		if err := n.reads.close(ctx); err != nil {
-			n.closeErr = fmt.Errorf("storage: close: loads still running: %w", err)
+			n.closeErr = fmt.Errorf("storage: close: loads are still running: %w", err)
 			return
 		}
 		n.hot.drop(-1, func(arena.Buffer) bool { return true })
 		if invariants.Enabled || n.opts.CheckOnClose {
 			n.closeErr = n.check()
 		}
-		// Data first, index second: data-before-index holds at every instant.
+		// The store is closed before the index, so that data-before-index always holds.
 		closed := n.store.Close(ctx)
 		n.closeErr = errors.Join(n.closeErr, closed, n.index.Sync(), n.index.Close())
 		if closed == nil {
-			// The devices have completed all requests, so this does not wait for one.
+			// The devices have completed all requests, so this does not block.
 			n.closeErr = errors.Join(n.closeErr, n.detached.Acquire(context.WithoutCancel(ctx), math.MaxInt64))
 		}
 	})

@@ -13,60 +13,57 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Sentinels, by what the caller should do.
+// Sentinel errors, one for each reaction of a caller.
 var (
-	// ErrBusy: a bound was reached and nothing was done; drop the request or try
-	// again later.
+	// ErrBusy: a limit was reached and the call had no effect. Drop the request or try again later.
 	ErrBusy = errors.New("busy")
-	// ErrReadOnly: the node takes no writes now (volume full, below its
-	// free-space floor, or failed); reads go on.
+	// ErrReadOnly: the node takes no writes, because its volumes are full, below the free-space
+	// floor, or failed. It serves reads.
 	ErrReadOnly = errors.New("node takes no writes")
-	// ErrDraining: the node is shutting down; use another.
+	// ErrDraining: the node is shutting down. Use another node.
 	ErrDraining = errors.New("node is draining")
-	// ErrReservation: there is no such reservation. It expired, was committed or
-	// aborted, or never existed.
+	// ErrReservation: the reservation does not exist. It expired, was committed or aborted, or was
+	// never made.
 	ErrReservation = errors.New("reservation unknown")
-	// ErrRequest: the request is invalid, whatever the node holds; fix the caller.
+	// ErrRequest: the request is invalid independently of the node's content. Fix the caller.
 	ErrRequest = errors.New("bad request")
 	// ErrVolumeUnknown: the node has no such volume.
 	ErrVolumeUnknown = blockstore.ErrVolumeUnknown
-	// ErrVolumeState: the volume is not in a state that allows the operation. The error
-	// names what to do first.
+	// ErrVolumeState: the volume is not in a state that allows the operation. The error text names
+	// the operation to do first.
 	ErrVolumeState = blockstore.ErrVolumeState
-	// ErrMismatch: the caller's geometry or epoch is not the namespace's.
+	// ErrMismatch: the caller's geometry or epoch differs from the namespace's.
 	ErrMismatch = errors.New("namespace differs")
 )
 
-// Options are what a Node is made of. Index, Store, Arena and Metrics are
-// required; Open takes them over and Close closes them, but for the arena and
-// the metrics. The zero value of every other field is its default.
+// Options are the options of a Node. Index, Store, Arena and Metrics are required. The Node owns
+// Index and Store, and Close closes them. Every other field has a default for its zero value.
 type Options struct {
 	Index   *trie.Trie
 	Store   *blockstore.Store
 	Arena   *arena.Arena
 	Metrics *metrics.Node
 
-	// Durability says when Commit answers. SyncEvery is the longest time that
-	// batch leaves data and index unsynced; default 1 s.
+	// Durability is the condition under which Commit returns. SyncEvery is the longest time that
+	// data and index stay unsynced with durability batch. Default 1 s.
 	Durability blockstore.Durability
 	SyncEvery  time.Duration
-	// ReadsMax bounds the Loads that read from one volume at once. The pieces that a
-	// further Load wants from that volume are Busy. ReadsMax times the number of
-	// volumes bounds the Loads that run, and as many again may wait; a further Load is
-	// Busy. Default 256.
+	// ReadsMax bounds the concurrent Loads from one volume. Pieces that a further Load requests
+	// from that volume are Busy. ReadsMax times the number of volumes bounds the running Loads. As
+	// many again may wait, and a further Load is Busy. Default 256.
 	ReadsMax int
-	// ReservationsMax is how many reservations are open at once. Default 256.
+	// ReservationsMax bounds the open reservations. Default 256.
 	ReservationsMax int
-	// LoadBytesMax and WriteBytesMax bound the payload of one Load and of one
-	// Reserve. Default 64 MiB.
+	// LoadBytesMax and WriteBytesMax bound the payload of one Load and of one Reserve. Default 64
+	// MiB.
 	LoadBytesMax, WriteBytesMax int64
 	// ChainBlocksMax bounds the chain of one request. Default 131,072.
 	ChainBlocksMax int
 	// LeaseTTLMax bounds a lease that is not a pin. Default 10 min.
 	LeaseTTLMax time.Duration
-	// ReservationTTL is how long a reservation may stay uncommitted. Default 30 s.
+	// ReservationTTL bounds the time between Reserve and Commit. Default 30 s.
 	ReservationTTL time.Duration
-	// QueueWait is the longest wait for memory before Busy. Default 2 s.
+	// QueueWait bounds the wait for memory, after which a call is Busy. Default 2 s.
 	QueueWait time.Duration
 	// ReadWait bounds the time that a Load waits for a device to complete a read. After
 	// ReadWait the pieces are misses. Default 5 s.
@@ -74,36 +71,35 @@ type Options struct {
 	// WriteWait bounds the time that a Commit waits for a device to complete a write.
 	// After WriteWait the pieces are written to another volume. Default 10 s.
 	WriteWait time.Duration
-	// EventHistory is how many events are kept. Default 65,536.
+	// EventHistory is the number of events that the log keeps. Default 65,536.
 	EventHistory int
 	// ScrubBytesPerSecond limits the background scrubber; 0 turns it off.
 	ScrubBytesPerSecond int64
-	// CutThroughBytes is the piece size from which a piece is loaded in parts of
-	// whole layers, so that the first part is on the wire while the last is on
-	// the disk (docs/benchmarks.md, "cut through"). Default 8 MiB; negative:
-	// every piece is loaded whole.
+	// CutThroughBytes is the piece size from which a piece is loaded in parts of whole layers, so
+	// that the first part is sent while later parts are read (docs/benchmarks.md, "cut through").
+	// Default 8 MiB. If negative, every piece is loaded as a whole.
 	CutThroughBytes int64
-	// HotBytes bounds the part of the arena that keeps the pieces read last, so that
-	// the next read of them needs no device. Other uses of the arena come first.
-	// Default: three quarters of the arena; negative: none.
+	// HotBytes bounds the part of the arena that keeps the pieces read last, so that the next read
+	// of them needs no device. Other uses of the arena have priority. Default: three quarters of
+	// the arena. Negative: none.
 	HotBytes int64
-	// LoanBytesMax bounds the part of the arena that readers on this host may keep at a
-	// time (Part.Keep); a further reader is Busy. Default: a quarter of the arena.
+	// LoanBytesMax bounds the part of the arena that readers on this host may keep (Part.Keep).
+	// Above the bound a reader is Busy. Default: a quarter of the arena.
 	LoanBytesMax int64
-	// IndexMoved is called when the index has a complete and durable copy in another
-	// directory, which replaces it if IndexMoved returns nil. The next start must then open
-	// the index in dir. Default: nothing is called.
+	// IndexMoved is called when a complete and durable copy of the index exists in another
+	// directory. The copy replaces the index if IndexMoved returns nil, and the next start must
+	// open the index in dir. Nil is not called.
 	IndexMoved func(dir string) error
-	// CheckOnClose makes Close verify that index and store agree, for every piece. The
-	// build tag invariants sets it always.
+	// CheckOnClose makes Close verify for every piece that index and store agree. The build tag
+	// invariants always enables it.
 	CheckOnClose bool
-	// Logger gets the messages that a person should act on. Default: discard.
+	// Logger receives messages that need an operator's action. Default: discard.
 	Logger *slog.Logger
 	// Now is the clock. Default: time.Now.
 	Now func() time.Time
 }
 
-// EnsureDefaults fills the fields that are zero.
+// EnsureDefaults sets the fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.SyncEvery, time.Second)
 	options.SetDefault(&o.ReadsMax, 256)
@@ -135,7 +131,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate reports the first thing that is wrong with o, or nil.
+// Validate returns an error for the first invalid field of o, or nil.
 func (o *Options) Validate() error {
 	switch {
 	case o.Index == nil || o.Store == nil || o.Arena == nil || o.Metrics == nil:
@@ -145,9 +141,9 @@ func (o *Options) Validate() error {
 	case o.SyncEvery <= 0 || o.LeaseTTLMax <= 0 || o.ReservationTTL <= 0 || o.QueueWait <= 0 || o.ReadWait <= 0 || o.WriteWait <= 0:
 		return errors.New("storage: SyncEvery, LeaseTTLMax, ReservationTTL, QueueWait, ReadWait and WriteWait must be positive")
 	case o.LoanBytesMax < 0 || o.LoanBytesMax > int64(len(o.Arena.Bytes())):
-		return fmt.Errorf("storage: loans of %d bytes at most, in an arena of %d", o.LoanBytesMax, len(o.Arena.Bytes()))
+		return fmt.Errorf("storage: LoanBytesMax is %d bytes; give 0 to the arena's size, %d", o.LoanBytesMax, len(o.Arena.Bytes()))
 	case o.ScrubBytesPerSecond < 0:
-		return fmt.Errorf("storage: scrub rate of %d bytes per second", o.ScrubBytesPerSecond)
+		return fmt.Errorf("storage: ScrubBytesPerSecond is %d; give 0 or more", o.ScrubBytesPerSecond)
 	}
 	return nil
 }

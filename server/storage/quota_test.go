@@ -10,11 +10,10 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// TestQuotas: a quota that would be ignored, or that lets nothing be stored, is
-// refused when it is given.
+// TestQuotas: a quota that would have no effect, or has no room for one block, is refused.
 func TestQuotas(t *testing.T) {
 	r := newRig(t, rigOptions{})
-	const slot = 12 << 10 // of a block of small
+	const slot = 12 << 10 // of a block of geometry small
 	create := func(quota int64) (kv.Namespace, error) {
 		return r.node.CreateNamespace(t.Context(), kv.Namespace{Name: "m", Geometry: small, Index: kv.IndexTrie, QuotaBytes: quota})
 	}

@@ -16,12 +16,12 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// rebuildBatch is how many entries one Put of a rebuild has.
+// rebuildBatch is the number of entries in one Put of a rebuild.
 const rebuildBatch = 1024
 
-// IndexLost reports whether the index is new although the volumes know
-// namespaces: it was lost. Such a store must be rebuilt before Open, which
-// frees every slot that the index does not refer to.
+// IndexLost reports whether the index was lost: it is new although the volumes have namespaces. The
+// index must then be rebuilt before Open, because Open frees every slot to which the index does not
+// refer.
 func IndexLost(store *blockstore.Store, index *trie.Trie) (bool, error) {
 	c, err := decodeCatalogue(store.Catalogue())
 	if err != nil {
@@ -34,40 +34,39 @@ func IndexLost(store *blockstore.Store, index *trie.Trie) (bool, error) {
 	return lost, nil
 }
 
-// errUncertain: too few volumes can be read to know the newest epochs, and the index,
-// which knows them too, is lost.
-var errUncertain = errors.New("storage: the index is lost, and so many volumes cannot be read that a later epoch may be known to those alone; bring them back, or begin with empty directories")
+// errUncertain: the index is lost, and too few volumes can be read to determine the newest epochs.
+var errUncertain = errors.New("storage: the index is lost, and too few volumes can be read to determine the newest epochs; make the missing volumes available, or start with empty directories")
 
-// RebuildOptions are what a rebuild needs.
+// RebuildOptions are the options of Rebuild.
 type RebuildOptions struct {
 	// Store is open and not Ready.
 	Store *blockstore.Store
-	// Index is fresh (trie.Trie.Fresh). Nil only counts what would be indexed.
+	// Index is fresh (trie.Trie.Fresh). If nil, Rebuild only counts the pieces.
 	Index *trie.Trie
-	// Verify reads all payloads and leaves out blocks with a broken layer. Without
-	// Verify, such a block is found when it is first read. Rebuild reads the payload of a
-	// piece that several slots hold in any case.
+	// Verify reads all payloads and leaves out blocks with a broken layer. Without Verify, such a
+	// block is detected at its first read. If several slots hold one piece, Rebuild reads its
+	// payload in any case.
 	Verify bool
-	// Progress, if not nil, is called now and then with the bytes that Rebuild has
-	// read or skipped, the bytes of all segments and of the payloads that it reads, and
-	// the number of slots with pieces found so far. The bytes of payloads are added when
-	// the headers have been read.
+	// Progress, if not nil, is called periodically with the bytes that Rebuild has read or skipped,
+	// the total bytes of all segments and of the payloads to read, and the number of slots with
+	// pieces found so far. The bytes of payloads are added to the total when the headers have been
+	// read.
 	Progress func(doneBytes, totalBytes, found int64)
 	Logger   *slog.Logger
 }
 
-// RebuildReport says what a rebuild found.
+// RebuildReport is the result of a rebuild.
 type RebuildReport struct {
-	// Namespaces are those of the catalogue.
+	// Namespaces is the number of namespaces in the catalogue.
 	Namespaces int
-	// Scan is what reading the slot headers saw.
+	// Scan is the result of reading the slot headers.
 	Scan blockstore.ScanStats
-	// Indexed pieces are matchable now, or would be.
+	// Indexed counts the pieces that are matchable, or would be without Index.
 	Indexed int64
-	// The others were left out: of a namespace that the catalogue does not have;
-	// of an epoch that is not live; of another geometry than the namespace's; of class
-	// transfer, which may have been delivered; older copies of a piece; deleted,
-	// or below what was; without an ancestor; refused by the index (quota).
+	// The other pieces were left out, because: the catalogue does not have the namespace; the epoch
+	// is not live; the geometry differs from the namespace's; the class is transfer, which may have
+	// been delivered; the slot is an older copy of a piece; the piece or an ancestor was deleted;
+	// an ancestor is missing; the index refused the piece (quota).
 	DeletedNamespace, OldEpoch, Geometry, Transfer, Copies, Deleted, Orphans, Refused int64
 	Took                                                                              time.Duration
 }
@@ -79,34 +78,34 @@ type found struct {
 	// born is the generation of the slot to which the content was first written. A move
 	// to another slot keeps born.
 	born kv.Generation
-	// deleted is the generation up to which a tombstone covers what hangs on the
-	// piece. It is known once the piece is placed.
+	// deleted is the generation up to which a tombstone covers the descendants of the piece. It is
+	// set when the piece is placed.
 	deleted kv.Generation
 	group   uint8
 	state   foundState
-	// intact and damaged are the outcome of reading the payload, if Rebuild has read it.
+	// intact and damaged are the result of reading the payload, if Rebuild has read it.
 	intact, damaged bool
 }
 
 type foundState uint8
 
 const (
-	// waiting: not looked at yet.
+	// waiting: not examined yet.
 	waiting foundState = iota
-	// climbing: its ancestors are being looked at; met again, it is its own
+	// climbing: its ancestors are being examined. A piece met again in this state is its own
 	// ancestor, and an orphan.
 	climbing
 	placed
 	orphan
 )
 
-// pieceName is what is unique in one namespace and epoch.
+// pieceName is unique in one namespace and epoch.
 type pieceName struct {
 	id    kv.BlockID
 	group uint8
 }
 
-// rebuild is one rebuild under way.
+// rebuild is a rebuild in progress.
 type rebuild struct {
 	opts    RebuildOptions
 	report  RebuildReport
@@ -115,14 +114,14 @@ type rebuild struct {
 	found   map[namespaceEpoch][]found
 	stones  map[stoneKey]kv.Generation
 	floors  map[kv.NamespaceID]kv.Generation
-	// highest is the highest namespace id seen anywhere.
+	// highest is the highest namespace id found in the catalogue and in the slots.
 	highest kv.NamespaceID
-	// pieces counts the slots that found got. scanned is the total of all scans that
-	// have ended, for Progress.
+	// pieces counts the slots that were added to found. scanned is the total of the finished scans,
+	// for Progress.
 	pieces, scanned int64
 }
 
-// progress returns the Progress of the next scan, or nil if the caller wants none.
+// progress returns the progress function of the next scan, or nil if Progress is nil.
 func (r *rebuild) progress() func(done, total int64) {
 	if r.opts.Progress == nil {
 		return nil
@@ -134,11 +133,10 @@ func (r *rebuild) progress() func(done, total int64) {
 	}
 }
 
-// Rebuild makes the index from the slots' headers and the catalogue alone. Of the slots
-// that hold one piece, the newest intact one counts. A block that had been evicted may be
-// matchable again, with the bytes that its writer stored in a live epoch of its
-// namespace. A deleted block is not matchable again. Rebuild ends all pins, and retires
-// the epochs that only a pin kept live.
+// Rebuild makes the index from the slot headers and the catalogue. Of the slots that hold one piece
+// it uses the newest intact slot. A block that had been evicted may be matchable again, with the
+// bytes that its writer stored in a live epoch of its namespace. A deleted block does not return.
+// Rebuild ends all pins, and retires the epochs that only a pin kept live.
 func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 	start := time.Now()
 	if opts.Logger == nil {
@@ -168,7 +166,7 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 		return RebuildReport{}, err
 	}
 	if !opts.Store.CatalogueCertain() {
-		opts.Logger.Warn("too few volumes are there to know the newest catalogue: the namespaces are restored without their blocks, some of which may have been deleted")
+		opts.Logger.Warn("too few volumes can be read to determine the newest catalogue: the namespaces are restored without their blocks, because some of the blocks may have been deleted")
 		for _, def := range c.Namespaces {
 			deleted.raiseFloor(def.ID, opts.Store.NewestGeneration())
 		}
@@ -217,8 +215,7 @@ func (r *rebuild) scan(ctx context.Context) (err error) {
 	return err
 }
 
-// wanted reports whether the slot holds a piece of a namespace as it is now, and
-// counts it if not.
+// wanted reports whether the slot holds a piece for the rebuilt index. It counts the other slots.
 func (r *rebuild) wanted(h *ondisk.SlotHeader) bool {
 	def, ok := r.defs[h.Namespace]
 	switch {
@@ -239,9 +236,8 @@ func (r *rebuild) wanted(h *ondisk.SlotHeader) bool {
 	return false
 }
 
-// index puts the pieces of epoch def.Epoch into the index, ancestors first, and
-// apart from that in the order of their slots, so that sequences lie together in
-// the index as they do on the volume.
+// index adds the pieces of epoch def.Epoch to the index, ancestors first and otherwise in the order
+// of their slots, so that the index has sequences in the same order as the volume.
 func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 	of := namespaceEpoch{def.ID, def.Epoch}
 	pieces := r.found[of]
@@ -261,7 +257,7 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 		for k, j := range slices.Backward(climb) {
 			p := &pieces[j]
 			if r.isDeleted(def, pieces, byName, p) {
-				// So is what is below it.
+				// The pieces below it are deleted too.
 				for _, j := range climb[:k+1] {
 					pieces[j].state = orphan
 				}
@@ -281,12 +277,11 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 	return flush()
 }
 
-// choose keeps one slot of each piece in found, and sorts them by extent: the slot with
-// the newest content, and among slots with the same content the one written last. A
-// damaged slot counts only if the piece has no other. After a power failure a slot may
-// have its header without all of its payload, if it was being written. A move was then
-// writing the copy of a piece that is intact in its old slot, or a writer wrote a piece
-// that another writer had stored.
+// choose keeps one slot of each piece in found: the slot with the newest content, and among slots
+// with the same content the one written last. It sorts found by extent. A damaged slot is used only
+// if the piece has no other. After a power failure, a slot that was being written may have a header
+// without its whole payload: the copy of a piece that a move was making, whose old slot is intact,
+// or a piece that a second writer was storing.
 func (r *rebuild) choose(ctx context.Context) error {
 	for _, all := range r.found {
 		slices.SortFunc(all, func(a, b found) int {
@@ -311,8 +306,8 @@ func (r *rebuild) choose(ctx context.Context) error {
 
 func samePiece(a, b found) bool { return a.id == b.id && a.group == b.group }
 
-// dropDamaged reads the first slot of each piece that has several, unless it was read
-// before, and drops it from found if it is damaged. It reports whether any was dropped.
+// dropDamaged reads the first slot of each piece that has several slots, unless it was read before,
+// and removes the slot from found if it is damaged. It reports whether it removed any.
 func (r *rebuild) dropDamaged(ctx context.Context) (dropped bool, err error) {
 	first := make(map[kv.Extent]*found)
 	for _, all := range r.found {
@@ -353,8 +348,8 @@ func (r *rebuild) dropDamaged(ctx context.Context) (dropped bool, err error) {
 	return dropped, nil
 }
 
-// climb returns piece i and those ancestors that are not placed yet, the deepest
-// first, or nothing if an ancestor is missing; then all of them are orphans.
+// climb returns piece i and its ancestors that are not placed yet, the topmost ancestor last. It
+// returns nothing if an ancestor is missing; then all of these pieces are orphans.
 func (r *rebuild) climb(def kv.Namespace, pieces []found, byName map[pieceName]int32, i int32, path []int32) []int32 {
 	lost := false
 	for pieces[i].state == waiting {
@@ -381,9 +376,9 @@ func (r *rebuild) climb(def kv.Namespace, pieces []found, byName map[pieceName]i
 	return path[:0]
 }
 
-// isDeleted reports whether a tombstone covers a piece whose ancestor is placed. It sets
-// p.deleted. The generation of the ancestor does not matter: if several writers stored the
-// ancestor, the slot that is in the index may be newer than its descendants.
+// isDeleted reports whether a tombstone covers a piece whose ancestor is placed. It sets p.deleted.
+// It does not compare the generation of the ancestor: if several writers stored the ancestor, the
+// slot in the index may be newer than its descendants.
 func (r *rebuild) isDeleted(def kv.Namespace, pieces []found, byName map[pieceName]int32, p *found) bool {
 	p.deleted = r.stones[stoneKey{def.ID, def.Epoch, trie.PieceKey{ID: p.id, Group: p.group}}]
 	if name, has := ancestor(def, p); has {
@@ -392,8 +387,8 @@ func (r *rebuild) isDeleted(def kv.Namespace, pieces []found, byName map[pieceNa
 	return p.born <= p.deleted
 }
 
-// ancestor names the piece that must be indexed before p, if there is one: see
-// trie.ParentAbsent.
+// ancestor returns the name of the piece that must be indexed before p, if there is one (see
+// trie.ParentAbsent).
 func ancestor(def kv.Namespace, p *found) (pieceName, bool) {
 	switch {
 	case def.Index == kv.IndexFlat, def.Geometry.Groups[0].Kind != kv.Full:
@@ -412,7 +407,7 @@ func (p *found) entry(def kv.Namespace) trie.Entry {
 	return e
 }
 
-// put indexes a batch, or counts it where there is no index.
+// put adds a batch to the index, or only counts it if there is no index.
 func (r *rebuild) put(ctx context.Context, def kv.Namespace, batch []trie.Entry) error {
 	if err := ctx.Err(); err != nil {
 		return err

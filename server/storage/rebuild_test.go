@@ -20,8 +20,8 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// offline opens store and index of a rig that was closed, as the offline
-// commands do; index is fresh where fs is.
+// offline opens store and index of a closed rig, as the offline commands do. The index is fresh if
+// fs is fresh.
 func (r *rig) offline(fs vfs.FS) (*blockstore.Store, *trie.Trie) {
 	r.t.Helper()
 	store, err := blockstore.Open(context.Background(), blockstore.Options{
@@ -37,7 +37,7 @@ func (r *rig) offline(fs vfs.FS) (*blockstore.Store, *trie.Trie) {
 	return store, index
 }
 
-// online closes what offline opened, and serves from the index in fs.
+// online closes the store and index of offline, and opens the node with the index in fs.
 func (r *rig) online(store *blockstore.Store, index *trie.Trie, fs vfs.FS) {
 	r.t.Helper()
 	if err := index.Close(); err != nil {
@@ -59,9 +59,9 @@ func (r *rig) reopenDevices() {
 	}
 }
 
-// TestRebuildFromDataAlone: of every prompt that could be matched, the rebuilt
-// index matches at least as much, with the same bytes; of old epochs and deleted
-// namespaces it matches nothing, and no namespace id is given out twice.
+// TestRebuildFromDataAlone: of every prompt that was matchable, the rebuilt index matches at least
+// as many blocks, with the same bytes. It matches no block of old epochs and deleted namespaces,
+// and no namespace id is assigned twice.
 func TestRebuildFromDataAlone(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -145,8 +145,8 @@ func (r *rig) putAll(ns kv.Namespace, ids []kv.BlockID) {
 	}
 }
 
-// matches loads every prompt, which judges every byte, and returns how many
-// blocks of each can be reused.
+// matches loads every prompt, which checks every byte, and returns how many blocks of each prompt
+// are reusable.
 func (r *rig) matches(prompts map[string][][]kv.BlockID) map[string][]int {
 	r.t.Helper()
 	out := make(map[string][]int)
@@ -182,8 +182,8 @@ func (r *rig) matchAs(prompts map[string][][]kv.BlockID, before map[string][]int
 	}
 }
 
-// TestRebuildKeepsTheNewestCopy: a block that was stored, dropped and stored
-// again is indexed once, where it was stored last.
+// TestRebuildKeepsTheNewestCopy: a block was stored, dropped and stored again. The rebuilt index
+// has it once, in its newest slot.
 func TestRebuildKeepsTheNewestCopy(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", kv.SingleGroup(2, 4, 500))
@@ -207,8 +207,8 @@ func TestRebuildKeepsTheNewestCopy(t *testing.T) {
 	}
 }
 
-// TestCheck: a store in order has no findings; one whose index refers to a slot
-// with damaged bytes has one, by name, and only if the bytes are looked at.
+// TestCheck: an intact store has no findings. A store whose index refers to a slot with damaged
+// bytes has one finding, with the name of the invariant, and only with Verify.
 func TestCheck(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", kv.SingleGroup(2, 4, 500))
@@ -258,10 +258,10 @@ func TestCheck(t *testing.T) {
 // damage changes one byte of the payload of the first slot of the first segment.
 func damage(t *testing.T, dev blockio.Device) {
 	t.Helper()
-	flip(t, dev, kv.MakeExtent(0, 0, 0), ondisk.Page) // slot 0 is at one place whatever its size
+	flip(t, dev, kv.MakeExtent(0, 0, 0), ondisk.Page) // slot 0 has the same offset for every slot size
 }
 
-// flip changes one byte in the second page of a slot, the payload of a piece with few layers.
+// flip changes one byte in the second page of a slot, which is payload if the piece has few layers.
 func flip(t *testing.T, dev blockio.Device, slot kv.Extent, slotBytes int64) {
 	t.Helper()
 	f, err := dev.Open(ondisk.SegmentName(slot.Segment()))
@@ -284,8 +284,8 @@ func flip(t *testing.T, dev blockio.Device, slot kv.Extent, slotBytes int64) {
 	}
 }
 
-// damageWhere changes the payload of each slot whose header is picked, of a node that is
-// closed, and returns their number.
+// damageWhere changes the payload of each slot of a closed node for whose header pick returns true.
+// It returns the number of changed slots.
 func (r *rig) damageWhere(pick func(ref kv.Ref, h *ondisk.SlotHeader) bool) int {
 	r.t.Helper()
 	store, index := r.offline(r.index)
@@ -311,9 +311,8 @@ func (r *rig) damageWhere(pick func(ref kv.Ref, h *ondisk.SlotHeader) bool) int 
 	return len(slots)
 }
 
-// TestRebuildFromIntactCopies: a slot that has a header and a damaged payload, as a
-// write has that a power failure interrupted, is not indexed if another slot holds the
-// piece.
+// TestRebuildFromIntactCopies: a slot with a header and a damaged payload, as after a power failure
+// during a write, is not indexed if another slot holds the piece.
 func TestRebuildFromIntactCopies(t *testing.T) {
 	t.Run("a move", func(t *testing.T) {
 		r := newRig(t, rigOptions{capacityBytes: 48 << 20, segmentBytes: 512 << 10}, three()...)
@@ -361,9 +360,9 @@ func TestRebuildFromIntactCopies(t *testing.T) {
 	})
 }
 
-// TestRebuildBesideSecondWriter: two writers stored the beginning of a prompt, and one of
-// them also its end. The rebuilt index has the whole prompt, although the slots of the
-// beginning that are not in the index were written after the end.
+// TestRebuildBesideSecondWriter: two writers stored the beginning of a prompt, and one of them also
+// its end. The rebuilt index has the whole prompt, although the unused slots of the beginning were
+// written after the end.
 func TestRebuildBesideSecondWriter(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// failingDirs makes writes of the index below the directories that fail returns true for
-// return an error, or hang.
+// failingDirs makes writes of the index fail with err, or hang, in the directories for which fail
+// returns true.
 type failingDirs struct {
 	fail   atomic.Pointer[func(dir string) bool]
 	err    error         // nil: the writes hang until lift
@@ -90,8 +90,8 @@ func TestRemoveVolumeWithFailedIndex(t *testing.T) {
 	}
 }
 
-// TestRemoveVolumeIndexStays: no other volume can take the index. The removal reports that
-// and is repeated when one can. Meanwhile the node takes writes.
+// TestRemoveVolumeIndexStays: no other volume can take the index. RemoveVolume returns an error and
+// succeeds when it is repeated later. Meanwhile the node takes writes.
 func TestRemoveVolumeIndexStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fault := &failingDirs{err: syscall.ENOSPC}

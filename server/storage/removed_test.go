@@ -16,9 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// TestRemovalsSayWhy: consumers and metrics are told why a block is gone, and so
-// are those that hung on it: deleted, corrupt, evicted, or a part of an epoch or a
-// namespace that ended.
+// TestRemovalsSayWhy: events and metrics have the reason for the removal of a block and of its
+// descendants: deleted, corrupt, evicted, or the end of an epoch or a namespace.
 func TestRemovalsSayWhy(t *testing.T) {
 	r, dev := faulty(t, rigOptions{})
 	ns := r.namespace("m", small)
@@ -67,7 +66,7 @@ func TestRemovalsSayWhy(t *testing.T) {
 		if err := want.remove(); err != nil {
 			t.Fatalf("%s: %v", want.why, err)
 		}
-		// The slots come back in the background; it tells consumers, then it counts.
+		// The slots are freed in the background. The node publishes the event before it counts.
 		for testutil.ToFloat64(counter)-before < float64(want.blocks) {
 			runtime.Gosched()
 		}
@@ -87,7 +86,7 @@ func TestRemovalsSayWhy(t *testing.T) {
 			if e.Kind == storage.BlockRemoved {
 				named += len(e.IDs)
 			} else {
-				named += want.blocks // all of them, without names
+				named += want.blocks // the event covers all blocks without naming them
 			}
 		}
 		if got := int(testutil.ToFloat64(counter) - before); got != want.blocks || named != want.blocks {
@@ -96,7 +95,7 @@ func TestRemovalsSayWhy(t *testing.T) {
 	}
 }
 
-// mirror is what a consumer of events believes that the node holds.
+// mirror is the node's content as a consumer of events derives it.
 type mirror struct {
 	t     *testing.T
 	node  *storage.Node
@@ -104,7 +103,7 @@ type mirror struct {
 	holds map[string]map[kv.BlockID]bool
 }
 
-// follow applies the events published by now.
+// follow applies the events published so far.
 func (m *mirror) follow() {
 	m.t.Helper()
 	for last := m.node.Events().Last(); m.after < last; {
@@ -137,7 +136,7 @@ func (m *mirror) follow() {
 	}
 }
 
-// compare reports each block of a namespace of which mirror and node differ.
+// compare reports each block of a namespace in which mirror and node differ.
 func (m *mirror) compare(namespace string, ids []kv.BlockID) {
 	m.t.Helper()
 	m.follow()
@@ -152,8 +151,8 @@ func (m *mirror) compare(namespace string, ids []kv.BlockID) {
 	}
 }
 
-// reclaimed waits until the index has nothing left that is not matchable. It deletes a
-// block that is not there, because a deletion starts the reclaiming.
+// reclaimed waits until the index has no unmatchable piece left. It deletes a block that does not
+// exist, because a deletion starts the reclaiming.
 func (r *rig) reclaimed() {
 	r.t.Helper()
 	for r.trie.Stats().Unmatchable > 0 {
@@ -213,8 +212,8 @@ func TestStoredAgainBeforeReclaim(t *testing.T) {
 	}
 }
 
-// TestEventsFollowTheIndex has writers, deletions, evictions and epoch bumps in several
-// namespaces run at once. A mirror built from the events equals the node's index in the end.
+// TestEventsFollowTheIndex runs writers, deletions, evictions and epoch bumps in several namespaces
+// concurrently. At the end, a mirror built from the events equals the node's index.
 func TestEventsFollowTheIndex(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 4 << 20})
 	m := &mirror{t: t, node: r.node, holds: make(map[string]map[kv.BlockID]bool)}

@@ -11,83 +11,81 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// ReservationID names a reservation; it is not reused while the node runs.
+// ReservationID identifies a reservation. Ids are not reused while the node runs.
 type ReservationID uint64
 
-// ReserveRequest says which blocks a writer has.
+// ReserveRequest is the request of a Reserve.
 type ReserveRequest struct {
 	Namespace string
-	// Epoch of the weights that made the blocks; 0 means the newest. It must be live
-	// when the blocks are committed.
+	// Epoch is the epoch of the weights that made the blocks. 0 means the newest. The epoch must be
+	// live at Commit.
 	Epoch kv.Epoch
-	// Geometry is the writer's; it must be the namespace's.
+	// Geometry is the writer's geometry. It must equal the namespace's.
 	Geometry kv.GeometryDigest
-	// Parent is the block before the first of IDs; zero at the start of a prompt
-	// and in flat namespaces.
+	// Parent is the block before the first of IDs. It is zero at the start of a prompt and in flat
+	// namespaces.
 	Parent kv.BlockID
-	// IDs are consecutive blocks of one chain; in a flat namespace, any keys.
+	// IDs are consecutive blocks of one chain or, in a flat namespace, any keys.
 	IDs []kv.BlockID
-	// Pieces are what is offered; nil means group 0 of every block. Within a
-	// group they are in order of blocks.
+	// Pieces are the offered pieces. Nil means group 0 of every block. Within a group they are in
+	// the order of the blocks.
 	Pieces []PieceRef
 	Class  trie.Class
-	// Attach, if set, is called with a reservation that has granted pieces
-	// before anyone else can see it: to open a transfer window over its memory
-	// and to call OnEnd. If it fails, the reservation is undone.
+	// Attach, if not nil, is called with a reservation that has granted pieces, before any other
+	// call can use it. It may open a transfer window over the memory and call OnEnd. If it fails,
+	// the reservation is undone.
 	Attach func(*Reservation) error
 }
 
-// Grant is the answer for one piece.
+// Grant is the result of Reserve for one piece.
 type Grant struct {
 	PieceRef
-	// Status is trie.Added if the piece is to be written, at Offset of the
-	// window; anything else says why it need not or cannot be stored.
+	// Status is trie.Added if the writer must write the piece at Offset of the window. Any other
+	// value is the reason why the piece is not needed or cannot be stored.
 	Status trie.PutStatus
 	// Offset is relative to the reservation's Bytes.
 	Offset int64
 }
 
-// A Reservation is memory in the arena into which a writer puts pieces. Until
-// Commit or Abort it is the writer's.
+// A Reservation is arena memory into which a writer writes pieces. It belongs to the writer until
+// Commit or Abort.
 type Reservation struct {
 	ID      ReservationID
 	Grants  []Grant
 	Expires time.Time
-	// Granted is how many pieces are to be written.
+	// Granted is the number of pieces to write.
 	Granted int
 
-	ns      kv.Namespace // with the epoch reserved for
+	ns      kv.Namespace // with the epoch of the reservation
 	class   trie.Class
 	parent  kv.BlockID
 	ids     []kv.BlockID
 	mem     *hold
 	layouts []ondisk.Layout // by group
-	// above keeps the parent from being evicted, so that the blocks still hang on
-	// something when they are committed; 0: none.
+	// above is a lease that keeps the parent from being evicted until the blocks are committed. 0:
+	// none.
 	above trie.LeaseID
-	// onEnd is called when the reservation ends in whatever way, before its
-	// memory is given back.
+	// onEnd is called at the end of the reservation, before its memory is released.
 	onEnd func()
 }
 
-// Bytes is the window's memory; ArenaOffset is where it lies in the arena.
+// Bytes is the memory of the window.
 func (r *Reservation) Bytes() []byte { return r.mem.buf.Bytes() }
 
-// ArenaOffset is where Bytes starts in the arena.
+// ArenaOffset is the offset of Bytes in the arena.
 func (r *Reservation) ArenaOffset() int64 { return r.mem.buf.Offset() }
 
-// Namespace returns the namespace as it was when the reservation was made.
+// Namespace returns the namespace as of Reserve.
 func (r *Reservation) Namespace() kv.Namespace { return r.ns }
 
-// OnEnd sets what is done before the memory is given back, however the
-// reservation ends: closing a transfer window, for example. It is called by the
-// goroutine that ends the reservation, once.
+// OnEnd sets a function that is called once when the reservation ends for any reason, before its
+// memory is released; it may close a transfer window. The goroutine that ends the reservation calls
+// it.
 func (r *Reservation) OnEnd(f func()) { r.onEnd = f }
 
-// Reserve says which of the pieces are wanted and lends memory for them. A
-// reservation without any granted piece needs no Commit: its ID is 0. Errors:
-// ErrBusy, ErrReadOnly, ErrDraining, ErrRequest, ErrMismatch,
-// trie.ErrNamespaceUnknown.
+// Reserve returns which pieces the node needs, and lends memory for them. A reservation without a
+// granted piece needs no Commit and has the ID 0. Errors: ErrBusy, ErrReadOnly, ErrDraining,
+// ErrRequest, ErrMismatch, trie.ErrNamespaceUnknown.
 func (n *Node) Reserve(ctx context.Context, req ReserveRequest) (*Reservation, error) {
 	ns, err := n.Namespace(req.Namespace)
 	if err != nil {
@@ -133,13 +131,13 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	var payload int64
 	for i, p := range req.Pieces {
 		if p.Block < 0 || p.Block >= len(req.IDs) || p.Group < 0 || p.Group >= len(ns.Geometry.Groups) {
-			return nil, fmt.Errorf("%w: piece of block %d, group %d; the call has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
+			return nil, fmt.Errorf("%w: block %d, group %d does not exist: the call has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
 		}
 		entries[i] = r.entry(p)
 		payload += ns.Geometry.PieceBytes(p.Group)
 	}
 	if payload > n.opts.WriteBytesMax {
-		return nil, fmt.Errorf("%w: %d bytes in one write; at most %d", ErrRequest, payload, n.opts.WriteBytesMax)
+		return nil, fmt.Errorf("%w: one write of %d bytes; the limit is %d (limits.write_bytes)", ErrRequest, payload, n.opts.WriteBytesMax)
 	}
 	statuses, err := n.wanted(ctx, r, entries)
 	if err != nil {
@@ -162,8 +160,8 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	return r, n.open(ctx, r, total, req.Attach)
 }
 
-// wanted asks the index which of the entries it would take. A namespace at its
-// quota first gives up blocks of its own, as many as the new ones need.
+// wanted returns for each entry whether the index would accept it. If the namespace is at its
+// quota, wanted first evicts as many of its blocks as the new blocks need.
 func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry) ([]trie.PutStatus, error) {
 	statuses, err := n.index.Known(nil, r.ns.ID, r.ns.Epoch, entries)
 	if err != nil {
@@ -174,7 +172,7 @@ func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry)
 	}
 	var bytes int64
 	for i, s := range statuses {
-		// What hangs on a block that is over quota says that its parent is absent.
+		// A descendant of a block over quota has the status that its parent is absent.
 		if s != trie.Exists {
 			bytes += r.layouts[entries[i].Group].SlotBytes()
 		}
@@ -185,7 +183,7 @@ func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry)
 	return n.index.Known(statuses[:0], r.ns.ID, r.ns.Epoch, entries)
 }
 
-// admitWrite refuses what need not be looked at further.
+// admitWrite refuses invalid requests before any memory is used.
 func (n *Node) admitWrite(ns kv.Namespace, req ReserveRequest) error {
 	if err := n.writable(); err != nil {
 		return err
@@ -194,13 +192,13 @@ func (n *Node) admitWrite(ns kv.Namespace, req ReserveRequest) error {
 		return err
 	}
 	if want := ns.Geometry.Digest(); req.Geometry != want {
-		return fmt.Errorf("%w: geometry %v; namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
+		return fmt.Errorf("%w: the geometry is %v, but namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
 	}
 	if req.Epoch > ns.Epoch {
-		return fmt.Errorf("%w: epoch %d; namespace %q is at %d: bump its epoch first", ErrMismatch, req.Epoch, ns.Name, ns.Epoch)
+		return fmt.Errorf("%w: the epoch is %d, but namespace %q is at %d; bump its epoch first", ErrMismatch, req.Epoch, ns.Name, ns.Epoch)
 	}
 	if ns.Index == kv.IndexFlat && !req.Parent.IsZero() {
-		return fmt.Errorf("%w: a parent in the flat namespace %q", ErrRequest, ns.Name)
+		return fmt.Errorf("%w: a parent is given, but namespace %q is flat", ErrRequest, ns.Name)
 	}
 	return nil
 }
@@ -217,10 +215,10 @@ func (r *Reservation) entry(p PieceRef) trie.Entry {
 	return e
 }
 
-// open lends the memory and enters the reservation in the table.
+// open allocates the memory and adds the reservation to the table.
 func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach func(*Reservation) error) error {
 	if !n.writeBytes.TryAcquire(sizeBytes) {
-		return fmt.Errorf("%w: writers hold half of the arena", ErrBusy)
+		return fmt.Errorf("%w: writers already use their half of the arena", ErrBusy)
 	}
 	buf, err := n.allocShare(ctx, sizeBytes)
 	if err != nil {
@@ -232,7 +230,8 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach
 	r.ID = ReservationID(n.nextReserve.Add(1))
 	r.Expires = n.opts.Now().Add(n.opts.ReservationTTL)
 	if !r.parent.IsZero() {
-		// Without it the commit may find the parent gone, and say so.
+		// If there is no lease, the parent may be absent at the commit, which then refuses the
+		// blocks.
 		r.above, _ = n.index.Hold(r.ns.ID, r.ns.Epoch, r.parent)
 	}
 	if attach != nil {
@@ -248,7 +247,7 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach
 	return nil
 }
 
-// enter puts the reservation into the table, if there is room.
+// enter adds the reservation to the table if there is room.
 func (n *Node) enter(r *Reservation) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -256,13 +255,13 @@ func (n *Node) enter(r *Reservation) error {
 		return ErrDraining
 	}
 	if len(n.reservations) >= n.opts.ReservationsMax {
-		return fmt.Errorf("%w: %d reservations are open", ErrBusy, len(n.reservations))
+		return fmt.Errorf("%w: %d reservations are already open", ErrBusy, len(n.reservations))
 	}
 	n.reservations[r.ID] = r
 	return nil
 }
 
-// take removes a reservation from the table: whoever gets it ends it.
+// take removes a reservation from the table. The caller must end it.
 func (n *Node) take(id ReservationID) (*Reservation, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -274,7 +273,7 @@ func (n *Node) take(id ReservationID) (*Reservation, error) {
 	return r, nil
 }
 
-// end gives the reservation's memory back. r is not in the table.
+// end releases the reservation's memory. r is not in the table.
 func (n *Node) end(r *Reservation) {
 	if r.onEnd != nil {
 		r.onEnd()
@@ -297,7 +296,7 @@ func (n *Node) Abort(id ReservationID) error {
 
 func (n *Node) abortAll() { n.abortWhere(func(*Reservation) bool { return true }) }
 
-// expireReservations ends what was not committed in time.
+// expireReservations ends the reservations that were not committed in time.
 func (n *Node) expireReservations(now time.Time) {
 	ended := n.abortWhere(func(r *Reservation) bool { return now.After(r.Expires) })
 	if ended > 0 {

@@ -15,43 +15,40 @@ import (
 )
 
 const (
-	// roomRounds is how often a writer evicts before it is told that the store is
-	// full: slots that are being read come free later, and those of another size
-	// may be of no use to it.
+	// roomRounds bounds the evictions of a writer before the store counts as full. Several rounds
+	// may be needed, because slots that are being read are freed later and slots of another size
+	// may not help.
 	roomRounds = 4
-	// roomBatchBytes is the least that one round of eviction frees, so that a
-	// steady stream of writers pays for a round once in a while only; it is less
-	// in a small store, where it would be a noticeable share of the cache.
+	// roomBatchBytes is the least that one round of eviction frees, so that a steady stream of
+	// writers rarely evicts. It is less in a small store, where it would be a considerable share of
+	// the cache.
 	roomBatchBytes = 16 << 20
 	roomBatchShare = 256
-	// roomAlone is the weight that excludes all others from the turn.
+	// roomAlone is the weight of turn that excludes all other holders.
 	roomAlone = 1 << 20
-	// roomWaiters bounds the writers that wait for a turn: an eviction takes
-	// milliseconds, and the last in line should get room within QueueWait.
+	// roomWaiters bounds the writers that wait for a turn. An eviction takes milliseconds, and the
+	// last waiter should get room within QueueWait.
 	roomWaiters = 128
-	// reclaimBatch is how many pieces one step of reclaiming takes out of the
-	// index; it bounds the time that the index is locked.
+	// reclaimBatch is the number of pieces that one reclaiming step removes from the index. It
+	// bounds the time that the index is locked.
 	reclaimBatch = 512
-	// eventBlocks bounds the blocks that one event names, and by that the message in
-	// which it travels.
+	// eventBlocks bounds the blocks of one event, and so the size of its message.
 	eventBlocks = 4096
 )
 
-// A roomMaker gives slots to writers, and frees some where there are none.
+// A roomMaker reserves slots for writers, and evicts if there are none.
 //
-// Locks: turn and quota are not held together. Both are held across eviction,
-// which is the index's I/O; no read waits for either. A writer waits for one of
-// them until its context ends, at most QueueWait, and only as one of
-// roomWaiters: the next one is Busy at once.
+// Locks: turn and quota are not held together. Both are held across eviction, which does I/O of the
+// index. No read waits for either. A writer waits for one of them until its context ends, at most
+// QueueWait. At most roomWaiters writers wait; a further writer is Busy at once.
 type roomMaker struct {
 	node       *Node
 	batchBytes int64
-	// turn is shared by writers that look for free slots (weight 1), and held
-	// alone (weight roomAlone) by the one that evicts, until it has its slots:
-	// what it freed is for nobody else. Writers get their turns in the order in
-	// which they found the store full.
+	// turn is shared by writers that look for free slots (weight 1). The writer that evicts holds
+	// it alone (weight roomAlone) until it has its slots, so that no other writer takes the slots
+	// that it freed. Writers get their turns in the order in which they found the store full.
 	turn *semaphore.Weighted
-	// quota lets one writer at a time evict for its namespace's quota.
+	// quota admits one writer at a time that evicts for its namespace's quota.
 	quota *semaphore.Weighted
 	// waiting counts the writers that wait for turn or quota.
 	waiting atomic.Int32
@@ -73,7 +70,7 @@ func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int6
 	}
 	if r.waiting.Add(1) > roomWaiters {
 		r.waiting.Add(-1)
-		return fmt.Errorf("%w: %d writers wait for room", ErrBusy, roomWaiters)
+		return fmt.Errorf("%w: %d writers already wait for room", ErrBusy, roomWaiters)
 	}
 	defer r.waiting.Add(-1)
 	limit, cancel := context.WithTimeout(ctx, r.node.opts.QueueWait)
@@ -82,13 +79,13 @@ func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int6
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return fmt.Errorf("%w: other writers have been making room for %v", ErrBusy, r.node.opts.QueueWait)
+		return fmt.Errorf("%w: waited %v for the evictions of other writers", ErrBusy, r.node.opts.QueueWait)
 	}
 	return nil
 }
 
-// slots reserves count slots of the layout, right after an extent where that is
-// possible, and evicts if there are none.
+// slots reserves count slots of the layout, right after an extent if possible. It evicts if there
+// are none.
 func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	refs, err := r.free(ctx, layout, count, after, hasAfter)
 	if !errors.Is(err, blockstore.ErrFull) {
@@ -112,8 +109,8 @@ func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, 
 	}
 }
 
-// free reserves slots as slots does, and evicts nothing: it fails with
-// blockstore.ErrFull where there are none.
+// free reserves slots like slots without evicting. It fails with blockstore.ErrFull if there are
+// none.
 func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
 	if err := r.wait(ctx, r.turn, 1); err != nil {
 		return nil, err
@@ -122,9 +119,9 @@ func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, a
 	return r.node.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
 }
 
-// evictFor evicts until count slots of the layout should be free. The policy's
-// victims may be of another slot size; if there are still none of ours, the
-// segment of another size that costs least is emptied, to be cut anew.
+// evictFor evicts until count slots of the layout should be free. The policy's victims may be of
+// another slot size. If there are still no slots of this size, evictFor empties the cheapest
+// segment of another size, so that the segment can be cut again.
 func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count int) error {
 	n := r.node
 	// Reclaiming the slots of deleted blocks and retired epochs costs no hit.
@@ -147,9 +144,8 @@ func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count in
 	return nil
 }
 
-// inQuota evicts from a namespace what keeps it from taking so many more bytes
-// of slots. What its quota cannot hold even then is refused piece by piece, by
-// the index.
+// inQuota evicts blocks of a namespace until bytes more of slots fit its quota. The index refuses
+// the pieces that do not fit even then.
 func (r *roomMaker) inQuota(ctx context.Context, ns kv.Namespace, bytes int64) error {
 	if ns.QuotaBytes == 0 {
 		return nil
@@ -166,7 +162,7 @@ func (r *roomMaker) inQuota(ctx context.Context, ns kv.Namespace, bytes int64) e
 	return err
 }
 
-// probe reports whether count slots could be had now.
+// probe reports whether count slots are available.
 func (n *Node) probe(ctx context.Context, layout ondisk.Layout, count int) (bool, error) {
 	refs, err := n.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, 0, false)
 	if errors.Is(err, blockstore.ErrFull) {
@@ -178,9 +174,9 @@ func (n *Node) probe(ctx context.Context, layout ondisk.Layout, count int) (bool
 	return err == nil, err
 }
 
-// emptySegment empties the segment that can be cut to this layout at the least
-// loss, and reports whether it is empty now. A segment is left alone if emptying
-// it would remove a block that is leased or being read, or an ancestor of one.
+// emptySegment empties the segment whose loss is the least among the segments that can be cut to
+// this layout, and reports whether it is empty. It does not choose a segment if that would remove a
+// block that is leased or being read, or an ancestor of one.
 func (n *Node) emptySegment(layout ondisk.Layout) (bool, error) {
 	segments := n.store.Emptiable(layout.PayloadBytes, layout.Layers)
 	ranges := make([]trie.ExtentRange, len(segments))
@@ -200,17 +196,17 @@ func (n *Node) emptySegment(layout ondisk.Layout) (bool, error) {
 	return done, nil
 }
 
-// Removed is how much an operation took out of the cache.
+// Removed is the amount that an operation removed from the cache.
 type Removed struct {
 	Blocks, Bytes int64
 }
 
-// evictRoundBytes is how many bytes of slots evict takes out of the index before it
-// frees them. It bounds the list of evicted pieces to some MiB of heap.
+// evictRoundBytes is how many bytes of slots evict removes from the index before it frees them. It
+// bounds the list of evicted pieces to some MiB of heap.
 const evictRoundBytes = 256 << 20
 
-// evict removes at least wantBytes of slots by the policy, from one namespace if
-// only is set, and frees them.
+// evict removes at least wantBytes of slots by the policy and frees them. If only is set, it evicts
+// from that namespace.
 func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (removed Removed, err error) {
 	var gone []trie.Evicted
 	for now, left := n.opts.Now(), wantBytes; left > 0; {
@@ -229,14 +225,14 @@ func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (removed Removed, err
 			}
 		}
 		if freed < round {
-			break // nothing else may go
+			break // no further block may be removed
 		}
 		left -= freed
 	}
 	return removed, nil
 }
 
-// Why blocks were removed: the label of the metrics and the reason of events.
+// Reasons for removals: the label of the metrics and the reason of events.
 const (
 	whyEvicted   = "evicted"
 	whyDeleted   = "deleted"
@@ -246,7 +242,7 @@ const (
 	whyVolume    = "volume"
 )
 
-// removedWhy maps the index's reason of a removal to the reason in events and metrics.
+// removedWhy maps the index's reason for a removal to the reason in events and metrics.
 var removedWhy = map[trie.Why]string{
 	trie.Chosen:    whyEvicted,
 	trie.Deleted:   whyDeleted,
@@ -280,7 +276,7 @@ func (n *Node) free(gone []trie.Evicted) (r Removed) {
 	return r
 }
 
-// clearedBy is why a whole space of a namespace ended.
+// clearedBy returns the reason why a whole epoch of a namespace ended.
 func (n *Node) clearedBy(id kv.NamespaceID) string {
 	if _, err := n.index.NamespaceByID(id); err != nil {
 		return whyDeleted
@@ -288,8 +284,7 @@ func (n *Node) clearedBy(id kv.NamespaceID) string {
 	return whyEpoch
 }
 
-// reclaimStep frees some of what is unmatchable and reports whether there is
-// more to do.
+// reclaimStep frees some of the unmatchable pieces and reports whether there are more.
 func (n *Node) reclaimStep() (more bool, err error) {
 	gone, more, err := n.index.ReclaimStep(nil, reclaimBatch)
 	n.free(gone)
@@ -311,15 +306,15 @@ func (n *Node) reclaimAll(ctx context.Context) error {
 	}
 }
 
-// dropCorrupt makes a broken piece unmatchable, and what is below it.
+// dropCorrupt makes a broken piece and its descendants unmatchable.
 func (n *Node) dropCorrupt(ref kv.Ref, where string, cause error) {
 	n.opts.Metrics.CorruptBlocks.WithLabelValues(where).Inc()
-	n.opts.Logger.Error("corrupt block dropped", "ref", ref, "noticed", where, "err", cause)
+	n.opts.Logger.Error("corrupt block dropped", "ref", ref, "operation", where, "err", cause)
 	n.dropPiece(ref)
 }
 
-// dropPiece makes a piece unmatchable, and what is below it, for good: its
-// header may be intact, so a rebuild of the index would find it.
+// dropPiece makes a piece and its descendants unmatchable permanently. Its header may be intact, so
+// without a tombstone a rebuild of the index would restore it.
 func (n *Node) dropPiece(ref kv.Ref) {
 	owner, ok := n.index.Owner(ref)
 	n.forget(ref, trie.Dropped)
@@ -331,22 +326,21 @@ func (n *Node) dropPiece(ref kv.Ref) {
 	n.wakeReclaim()
 }
 
-// dropUnreadable makes a piece unmatchable that its device cannot read, and what is
-// below it, so that the next write puts it elsewhere.
+// dropUnreadable makes a piece that its device cannot read and its descendants unmatchable, so that
+// the next write stores it in another slot.
 func (n *Node) dropUnreadable(ref kv.Ref, where string, cause error) {
 	n.opts.Metrics.UnreadableBlocks.WithLabelValues(where).Inc()
-	n.opts.Logger.Error("unreadable block dropped", "ref", ref, "noticed", where, "err", cause)
+	n.opts.Logger.Error("unreadable block dropped", "ref", ref, "operation", where, "err", cause)
 	n.dropStale(ref)
 }
 
-// dropStale forgets an index entry whose slot holds something else.
+// dropStale removes an index entry whose slot holds another piece.
 func (n *Node) dropStale(ref kv.Ref) {
 	n.forget(ref, trie.Dropped)
 	n.wakeReclaim()
 }
 
-// forget removes the index entry of a slot. If it was replaced meanwhile, there
-// is nothing to forget.
+// forget removes the index entry of a slot, unless the entry was replaced meanwhile.
 func (n *Node) forget(ref kv.Ref, why trie.Why) {
 	if err := n.index.Remove(ref, why); err != nil && !errors.Is(err, trie.ErrAbsent) {
 		n.logIf("drop block", err)

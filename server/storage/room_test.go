@@ -9,12 +9,14 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestEveryWriterGetsRoom: on a store that is full all the time, none of many
-// writers is told so: what one of them evicts, no other takes from it.
+// TestEveryWriterGetsRoom: on a store that is always full, every writer gets room. No writer takes
+// the slots that another writer evicted.
 func TestEveryWriterGetsRoom(t *testing.T) {
 	const writers, rounds, blocks = 10, 80, 24
 	r := newRig(t, rigOptions{capacityBytes: 12 << 20, segmentBytes: 256 << 10, arenaBytes: 32 << 20}, memio.New(memio.Options{}))
-	// All writers at once hold a quarter of the store: where they hold most of it, one that finds nothing to evict is told so. Two slot sizes: room for one is not room for the other.
+	// All writers together hold a quarter of the store. If they held most of it, a writer might
+	// find nothing to evict and fail. There are two slot sizes, because room for one is not room
+	// for the other.
 	names := []kv.Namespace{r.namespace("a", small), r.namespace("b", kv.SingleGroup(2, 4, 1500))}
 	var wg sync.WaitGroup
 	for w := range writers {
@@ -37,10 +39,9 @@ func TestEveryWriterGetsRoom(t *testing.T) {
 	wg.Wait()
 }
 
-// TestAnotherSlotSizeSparesWhatIsHeld fills two volumes with blocks of one slot
-// size, leases some of the prompts, and then writes blocks of another size. The
-// writes get their room from prompts that nobody leased; of the others, no block
-// goes, nor an ancestor of one.
+// TestAnotherSlotSizeSparesWhatIsHeld fills two volumes with blocks of one slot size, leases some
+// of the prompts, and writes blocks of another size. The writes evict only prompts without a lease.
+// No leased block and no ancestor of one is removed.
 func TestAnotherSlotSizeSparesWhatIsHeld(t *testing.T) {
 	const blocks = 8
 	r := newRig(t, rigOptions{
@@ -50,8 +51,8 @@ func TestAnotherSlotSizeSparesWhatIsHeld(t *testing.T) {
 	old := r.namespace("old", small)
 	var prompts [][]kv.BlockID
 	for seed := 1; r.store.Stats().FileBytes < 8<<20-256<<10; seed++ {
-		// All continue the same first blocks, which lie in one segment: to empty
-		// it would cost every prompt.
+		// All prompts share the first blocks, which are in one segment. To empty that segment would
+		// remove every prompt.
 		ids := chain(old, blocks, 1_000_000, seed)
 		r.mustPut(old, ids)
 		prompts = append(prompts, ids)
@@ -66,7 +67,7 @@ func TestAnotherSlotSizeSparesWhatIsHeld(t *testing.T) {
 			t.Fatal(err)
 		}
 		if m.Blocks != len(ids) {
-			continue // evicted while the store was being filled
+			continue // evicted while the store was filled
 		}
 		defer func() {
 			if err := r.node.Release(m.Lease); err != nil {
@@ -97,8 +98,8 @@ func TestAnotherSlotSizeSparesWhatIsHeld(t *testing.T) {
 	}
 }
 
-// TestAnotherSlotSizeWithEverythingHeld leases every prompt: a write of another
-// slot size gets no room, and costs nothing.
+// TestAnotherSlotSizeWithEverythingHeld leases every prompt. A write of another slot size is
+// refused and evicts nothing.
 func TestAnotherSlotSizeWithEverythingHeld(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 4 << 20, segmentBytes: 128 << 10}, memio.New(memio.Options{}))
 	old := r.namespace("old", small)

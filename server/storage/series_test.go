@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestDeletedNamespaceLeavesNoSeries: neither calls before the deletion nor such
-// as end after it leave a metric with the namespace's name.
+// TestDeletedNamespaceLeavesNoSeries: no metric has the name of a deleted namespace, even if calls
+// end after the deletion.
 func TestDeletedNamespaceLeavesNoSeries(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	count := func() (n int) {

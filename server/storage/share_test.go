@@ -10,9 +10,9 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestReadersPassAWaitingWriter: a writer that waits for memory holds up no
-// reader that fits, and takes from the hot set only what lies in the writers'
-// share. It gets its memory when what others have of the share comes free.
+// TestReadersPassAWaitingWriter: a writer that waits for memory does not delay readers that fit. It
+// drops only hot pieces in the writers' share. It gets its memory when the other users of the share
+// release theirs.
 func TestReadersPassAWaitingWriter(t *testing.T) {
 	const blocks, bytes = 64, 64 * 12 << 10 // of one prompt, in slots
 	r := newRig(t, rigOptions{capacityBytes: 64 << 20, edit: func(o *storage.Options) { o.QueueWait = time.Hour }})
@@ -22,7 +22,7 @@ func TestReadersPassAWaitingWriter(t *testing.T) {
 		prompts = append(prompts, chain(ns, blocks, 1+seed))
 		r.mustPut(ns, prompts[seed])
 	}
-	// Ten Loads whose readers are slow fill the arena of 8 MiB.
+	// Ten Loads with slow readers fill the arena of 8 MiB.
 	var slow [10][]storage.Part
 	for i := range slow {
 		_, err := r.node.Load(t.Context(), storage.LoadRequest{Namespace: "m", IDs: prompts[i], Early: true}, func(_ context.Context, parts []storage.Part) {
@@ -39,8 +39,8 @@ func TestReadersPassAWaitingWriter(t *testing.T) {
 			}
 		}
 	}
-	// The hot set is three quarters of the arena, so the first two are not in it.
-	// Of the others, the next three lie wholly outside of the writers' half.
+	// The hot set is three quarters of the arena, so the first two are not in it. Of the others,
+	// the next three are entirely outside the writers' half.
 	done(slow[:4])
 
 	written := make(chan error, 1)

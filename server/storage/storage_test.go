@@ -66,7 +66,7 @@ func TestLoadOfLayersAndPieces(t *testing.T) {
 	}
 }
 
-// TestCutThrough: a piece above the threshold travels in parts of whole layers.
+// TestCutThrough: a piece above the threshold is delivered in parts of whole layers.
 func TestCutThrough(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 128 << 20, segmentBytes: 32 << 20, arenaBytes: 64 << 20, edit: func(o *storage.Options) {
 		o.LoadBytesMax, o.WriteBytesMax = 32<<20, 32<<20
@@ -82,7 +82,7 @@ func TestCutThrough(t *testing.T) {
 	}
 }
 
-// TestStoreAndForward: cutting through can be turned off.
+// TestStoreAndForward: cut-through can be disabled.
 func TestStoreAndForward(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 128 << 20, segmentBytes: 32 << 20, arenaBytes: 64 << 20, edit: func(o *storage.Options) {
 		o.LoadBytesMax, o.WriteBytesMax, o.CutThroughBytes = 32<<20, 32<<20, -1
@@ -95,7 +95,7 @@ func TestStoreAndForward(t *testing.T) {
 	}
 }
 
-// parts loads a chain of namespace m and counts the parts it comes in.
+// parts loads a chain of namespace m and counts its parts.
 func (r *rig) parts(ids []kv.BlockID) (parts int, err error) {
 	_, err = r.node.Load(r.t.Context(), storage.LoadRequest{Namespace: "m", IDs: ids}, func(_ context.Context, ps []storage.Part) {
 		for i := range ps {
@@ -167,8 +167,8 @@ func TestEpochBumpMissesAtOnce(t *testing.T) {
 	}
 }
 
-// TestFullStoreEvictsLeafFirst: writing three times the capacity succeeds, what
-// is leased stays, and every prefix that is left is closed.
+// TestFullStoreEvictsLeafFirst: writing three times the capacity succeeds, leased blocks stay, and
+// every remaining prefix is closed.
 func TestFullStoreEvictsLeafFirst(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 4 << 20, segmentBytes: 512 << 10})
 	ns := r.namespace("m", small)
@@ -188,8 +188,8 @@ func TestFullStoreEvictsLeafFirst(t *testing.T) {
 	}
 }
 
-// TestGeometriesShareTheStore: when one slot size fills the store, another still
-// finds room, again and again.
+// TestGeometriesShareTheStore: when blocks of one slot size fill the store, writes of another slot
+// size repeatedly get room.
 func TestGeometriesShareTheStore(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 4 << 20, segmentBytes: 512 << 10})
 	a := r.namespace("a", small)
@@ -207,8 +207,8 @@ func TestGeometriesShareTheStore(t *testing.T) {
 	}
 }
 
-// TestReservationHoldsItsParent: eviction between Reserve and Commit takes
-// anything but what the new blocks hang on.
+// TestReservationHoldsItsParent: eviction between Reserve and Commit does not remove the parent of
+// the new blocks.
 func TestReservationHoldsItsParent(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
@@ -239,8 +239,8 @@ func TestReservationHoldsItsParent(t *testing.T) {
 	}
 }
 
-// TestQuota: a namespace over its quota gives up its own blocks, never another's,
-// and one call that the whole quota could not hold is cut.
+// TestQuota: a namespace over its quota loses only its own blocks. A call that exceeds the whole
+// quota is stored in part.
 func TestQuota(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	other := r.namespace("other", small)
@@ -355,7 +355,7 @@ func TestDeleteAndVerify(t *testing.T) {
 	if _, err := r.node.Namespace("m"); !errors.Is(err, trie.ErrNamespaceUnknown) {
 		t.Errorf("after the deletion: %v", err)
 	}
-	// The same name again is another namespace: nothing of the old one shows.
+	// A new namespace of the same name shows no data of the deleted one.
 	again := r.namespace("m", small)
 	if _, n := r.load(again, trunk); n != 0 || again.ID == ns.ID {
 		t.Errorf("%d blocks of a namespace that was deleted", n)
@@ -449,8 +449,8 @@ func TestBadRequestsAreNamed(t *testing.T) {
 	}
 }
 
-// TestCommitChecksWhatLanded: bytes that differ from the writer's checksums are
-// refused, with everything below them.
+// TestCommitChecksWhatLanded: bytes that differ from the writer's checksums are refused, with all
+// descendants.
 func TestCommitChecksWhatLanded(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
@@ -518,8 +518,8 @@ func TestReservationsAreBounded(t *testing.T) {
 	}
 }
 
-// TestEverythingAtOnce: writers, readers, eviction, epochs and deletions at the
-// same time. tryLoad judges every byte.
+// TestEverythingAtOnce: writers, readers, eviction, epochs and deletions run concurrently. tryLoad
+// checks every byte.
 func TestEverythingAtOnce(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 3 << 20, segmentBytes: 256 << 10}, memio.New(memio.Options{}), memio.New(memio.Options{}))
 	names := []kv.Namespace{r.namespace("a", small), r.namespace("b", kv.SingleGroup(3, 4, 1000))}
@@ -581,8 +581,8 @@ func TestDurabilitySyncSurvivesPowerLoss(t *testing.T) {
 	}
 }
 
-// A capacity that was made smaller holds from the next start on: what is too
-// much is dropped then, and writers find room.
+// A reduced capacity applies from the next start on: the start drops the surplus, and writers get
+// room.
 func TestSmallerCapacity(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 16 << 20})
 	ns := r.namespace("m", small)
@@ -606,7 +606,7 @@ func TestSmallerCapacity(t *testing.T) {
 		t.Errorf("%d live slots in surplus segments", len(refs))
 	}
 	for _, ids := range chains {
-		r.load(ns, ids) // which judges every byte
+		r.load(ns, ids) // load checks every byte
 	}
 	for i := range 20 {
 		r.mustPut(ns, chain(ns, 64, 100+i))

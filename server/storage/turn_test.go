@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// TestTurnCanBeGivenUp: a writer that waits for another one to make room ends
-// with its context, or as Busy after QueueWait; with roomWaiters before it, it is
-// Busy at once.
+// TestTurnCanBeGivenUp: a writer that waits for another writer's eviction returns when its context
+// ends, or as Busy after QueueWait. If roomWaiters writers wait already, it is Busy at once.
 func TestTurnCanBeGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{opts: Options{QueueWait: 2 * time.Second}}

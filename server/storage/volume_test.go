@@ -26,8 +26,7 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// newPair returns a rig on two volumes of which the first, bad, fails by rules.
-// Nothing stays hot.
+// newPair returns a rig on two volumes. The first, bad, fails by rules. The hot set is off.
 func newPair(t *testing.T, opts rigOptions) (*rig, *faultio.Device) {
 	bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), nil)
 	opts.edit = func(o *storage.Options) { o.HotBytes = -1 }
