@@ -131,21 +131,19 @@ class Engine:
             self.version = version
 
     def close(self) -> None:
-        self.pipe.close()
+        if self.process.is_alive():
+            self.send("")
         self.process.join(60)
         self.process.kill()
 
 
 def _serve(pipe: Any, model: str, connector: dict[str, Any] | None, action: int, positions: int) -> None:
-    """Run an engine, and answer calls until the pipe is closed."""
+    """Run an engine, and answer calls until one without a name."""
     try:
         calls = _Calls(model, connector, action, positions)
         pipe.send((None, None))
-        while True:
-            call, arguments = pipe.recv()
+        for call, arguments in iter(pipe.recv, ("", ())):
             pipe.send((None, getattr(calls, call)(*arguments)))
-    except EOFError:
-        pass
     except Exception as e:
         pipe.send((f"{type(e).__name__}: {e}", None))
 
@@ -320,7 +318,9 @@ def _rounds(
         result.rounds.append(done)
         agents = [a for a in agents if a.turns < options.turns]
         if options.format == "table":
-            print(f"{result.policy}: round {number + 1}, version {newest}, {len(agents)} agents, {len(waiting)} groups wait", file=sys.stderr)
+            print(
+                f"{result.policy}: round {number + 1}, version {newest}, {len(agents)} agents, {len(waiting)} groups wait", file=sys.stderr
+            )
 
 
 def _spare(engine: Engine, engines: list[Engine]) -> bool:
@@ -357,7 +357,9 @@ class Usage:
 
     def namespaces(self) -> list[tuple[str, str]]:
         """Return each namespace of the model, with its node."""
-        return [(server, n["name"]) for server in self.servers for n in self._penstock(server, "list")["namespaces"] if self.model in n["name"]]
+        return [
+            (server, n["name"]) for server in self.servers for n in self._penstock(server, "list")["namespaces"] if self.model in n["name"]
+        ]
 
     def by_version(self) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -448,6 +450,7 @@ def main() -> None:
         if options.plot:
             import matplotlib  # noqa: F401
         import vllm  # noqa: F401
+
         with tempfile.TemporaryDirectory(prefix="rl-rollout-") as directory:
             trainer = Trainer(Path(directory), options.seed, options.positions)
             rollouts = [rollout(policy, trainer, options) for policy in policies]

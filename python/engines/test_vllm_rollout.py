@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_policies(kept: testing.Node, tmp_path: Path) -> None:
 
     assert strict["older_hits"] == pinned["older_hits"] == 0 < bounded["older_hits"]
     # What an agent had before an update is computed again, and no more than a part of a block otherwise.
-    for before, after in _pairs(strict["each_round"]):
+    for before, after in itertools.pairwise(strict["each_round"]):
         again = after["recomputed_tokens"]
         assert again > 256 if before["version"] != after["version"] else again < BLOCK * after["turns"]
     assert pinned["recomputed_tokens"] < BLOCK * pinned["turns"]
@@ -45,10 +45,6 @@ def test_policies(kept: testing.Node, tmp_path: Path) -> None:
     # Under pinned two versions are in use at once.
     assert max(len(o["bytes_by_version"]) for o in pinned["each_round"]) == 2
     assert picture.read_text().startswith("<?xml")
-
-
-def _pairs(rounds: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return list(zip(rounds, rounds[1:], strict=False))
 
 
 @pytest.mark.parametrize(
