@@ -199,7 +199,7 @@ func (c *connection) awaitListening(ctx context.Context) error {
 				refused, err := refuses(within, target)
 				if refused {
 					refusals[i] = err
-				} else if within.Err() == nil {
+				} else if over(within) == nil {
 					refusals[i] = nil
 				}
 				if !refused || !pause(within, connectPause) {
@@ -209,11 +209,11 @@ func (c *connection) awaitListening(ctx context.Context) error {
 		})
 	}
 	wg.Wait()
-	switch refused := errors.Join(refusals...); {
-	case ctx.Err() == nil:
+	switch refused, ended := errors.Join(refusals...), over(ctx); {
+	case ended == nil:
 		return nil
-	case !errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return ctx.Err()
+	case !errors.Is(ended, context.DeadlineExceeded):
+		return ended
 	case refused != nil:
 		return c.hinted(status.Errorf(codes.Unavailable, "no connection within --timeout %v: %v", c.timeout, refused))
 	}
@@ -246,10 +246,19 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// over returns ctx.Err, and context.DeadlineExceeded from the deadline on. A call under ctx may fail
+// at the deadline, before the timer of ctx has run.
+func over(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
+}
+
 // outOfTime reports whether a call failed because ctx ended. The server has the same deadline and
 // may answer with it before ctx ends here.
 func outOfTime(ctx context.Context, err error) bool {
-	return ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded
+	return over(ctx) != nil || status.Code(err) == codes.DeadlineExceeded
 }
 
 // onNamespace makes cmd one that takes a namespace's name and asks its node about
@@ -269,7 +278,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 	defer cancel()
 	defer func() {
 		// A call that the deadline ended may have returned a miss: report the deadline instead.
-		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		if err != nil && errors.Is(over(ctx), context.DeadlineExceeded) {
 			err = fmt.Errorf("not complete within --timeout %v: %s", c.timeout, explain(err))
 		}
 	}()

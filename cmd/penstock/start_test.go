@@ -111,6 +111,21 @@ func TestClientStopsWaiting(t *testing.T) {
 	}
 }
 
+// beforeItsTimer is a context after its deadline whose timer has not run.
+type beforeItsTimer struct{ context.Context }
+
+func (beforeItsTimer) Deadline() (time.Time, bool) { return time.Now(), true }
+
+// TestDialerOutOfTime: a connection attempt that ends with the deadline before the context does is
+// not taken for a node that answers.
+func TestDialerOutOfTime(t *testing.T) {
+	silent := "192.0.2.1:7420" // RFC 5737: no host has this address
+	c := &connection{servers: silent, timeout: time.Second, startWithin: time.Hour}
+	if err := c.awaitListening(beforeItsTimer{t.Context()}); err == nil || !strings.Contains(err.Error(), "no connection within --timeout 1s") {
+		t.Errorf("after the deadline: %v", err)
+	}
+}
+
 // TestTimeoutOfMoves: the node accepts connections and does not answer. --timeout ends a
 // command that moves blocks with an error, not with a miss.
 func TestTimeoutOfMoves(t *testing.T) {
