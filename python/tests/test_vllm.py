@@ -676,7 +676,7 @@ def of_epochs(request: Request, oldest: int, newest: int, salt: str | None = "bo
 
 
 def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) -> None:
-    """KV that depends on an older epoch is neither stored nor found in the engine's prefix cache."""
+    """KV that depends on an older epoch is stored under it, and not found in the engine's prefix cache."""
     with Engine(node, name, ranks=2, live_epochs=2) as e:
         first = of_epochs(prompt("of 5", 3), 5, 5)
         assert e.lookup(first) == 0
@@ -686,18 +686,22 @@ def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) ->
         older = of_epochs(prompt("older", 4), 5, 6)
         assert e.lookup(older) == 12
         e.side.allocated(older, [[1, 2, 3, 4, 5]], 12)
+        older.num_computed_tokens = 12
         # The engine's scheduler has given blocks of it to another request in the same step, and none to a third one.
         sharer, apart = of_epochs(prompt("sharer", 4), 5, 6), of_epochs(prompt("apart", 4), 5, 6)
         assert e.lookup(sharer, 8) == e.lookup(apart, 4) == 0  # the engine's own blocks may be of newer weights
         blocks = {"older": [[1, 2, 3, 4, 5]], "sharer": [[1, 2, 8, 9, 10]], "apart": [[21, 22, 23, 24, 25]]}
         e.side.allocated(sharer, blocks["sharer"], 0)
         e.side.allocated(apart, blocks["apart"], 0)
-        plan = e.side.plan({"older": 5, "sharer": 9, "apart": 17}, blocks.__getitem__)
+        plan = e.side.plan({"older": 5, "sharer": 17, "apart": 17}, blocks.__getitem__)
         assert [load.epoch for load in plan.loads] == [5]
-        assert [(save.epoch, save.first, save.blocks) for save in plan.saves] == [(6, 0, [[21, 22, 23, 24]])]
+        assert [(save.epoch, save.first, save.blocks) for save in plan.saves] == [
+            (5, 3, [[4]]), (5, 0, [[1, 2, 8, 9]]), (6, 0, [[21, 22, 23, 24]]),
+        ]  # fmt: skip
         assert e.pool.evicted == {1, 2, 3, 4, 5, 8, 9, 10}
         assert e.counters["older_hits"] == 1
         e.saved(plan)
+        assert e.counters["dropped_blocks"] == 0
         # Blocks of a decode step, while no node answers; the second group has left its window.
         e.pool.evicted.clear()
         e.side._down_until = e.now + 1
@@ -710,7 +714,7 @@ def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) ->
         e.idle()
         assert not e.pool.evicted
 
-        # Epoch 6 has as much: it is found, and what follows is saved.
+        # Epoch 6 has as much as 5: it is found, and what follows is saved there.
         newer = of_epochs(prompt("newer", 5), 5, 6)
         assert e.lookup(newer) == 16
         e.side.allocated(newer, [[1, 2, 3, 4, 5, 6]], 16)
@@ -718,6 +722,31 @@ def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) ->
         plan = e.plan(newer, 5)
         assert ([load.epoch for load in plan.loads], [save.epoch for save in plan.saves]) == ([6], [6])
         assert not e.pool.evicted
+
+
+def test_a_preempted_request_that_took_kv_of_an_older_epoch(node: testing.Node, name: str) -> None:
+    """It takes the newer epoch if that has more by now, and its KV then depends on the newer one alone."""
+    with Engine(node, name, live_epochs=2) as e:
+        first = of_epochs(prompt("of 5", 3), 5, 5)
+        assert e.lookup(first) == 0
+        e.save_all(first)
+        request = of_epochs(prompt("a", 5), 5, 6)
+        assert e.lookup(request) == 12
+        e.side.allocated(request, [[1, 2, 3, 4, 5, 6]], 12)
+        e.side.plan({}, lambda name: [])
+        e.side.update(None, ["a"], ())
+        other = of_epochs(prompt("of 6", 4), 6, 6)
+        assert e.lookup(other) == 0
+        e.save_all(other)
+        e.pool.evicted.clear()
+        request.num_preemptions = 1
+        assert e.lookup(request) == 16
+        e.side.allocated(request, [[11, 12, 13, 14, 15, 16]], 16)
+        request.num_computed_tokens = 16
+        plan = e.plan(request, 5, [[11, 12, 13, 14, 15, 16]])
+        assert ([load.epoch for load in plan.loads], [save.epoch for save in plan.saves]) == ([6], [6])
+        assert not e.pool.evicted
+        assert e.counters["older_hits"] == 1
 
 
 def test_ranks_that_have_different_epochs(node: testing.Node, name: str) -> None:

@@ -23,7 +23,7 @@ EVENTS = {
     "lookup_failures": "Lookups that no node answered in time.",
     "unavailable": "Requests that were served without the cache, because no node is reachable or the nodes refuse.",
     "unnamed": "Requests that were served without the cache, because their LoRA adapter, image or epoch cannot be identified.",
-    "older_hits": "Requests that took KV of an older epoch than they name. Their blocks are not saved.",
+    "older_hits": "Requests that took KV of an older epoch than they name.",
     "hit_tokens": "Tokens that lookups found beyond what the engine had.",
     "loads": "Loads that were started.",
     "load_failures": "Loads of which a block was not delivered in time and verified.",

@@ -43,7 +43,7 @@ class _Request:
         self.epoch = 0  # that it names; 0: the engine's
         self.oldest = 0  # the oldest epoch of which it takes KV; 0: epoch alone
         self.at = 0  # the epoch that lookups begin with, then that of the found blocks
-        self.older = False  # its KV depends on that of an older epoch
+        self.base = 0  # the epoch under which its blocks are saved: the oldest that its KV depends on
         self.since: float | None = None  # when it began to wait for its epoch
         self.found: int | None = None  # blocks that the nodes have
         self.computed = 0  # tokens that the engine had then
@@ -76,9 +76,10 @@ class Scheduler:
     also leaves such blocks in its prefix cache, where a request could find them before they are computed again, and for ever
     if the request that computes them is aborted: the connector takes them out.
 
-    A request that takes KV of an older epoch computes KV that belongs to no epoch. The connector saves none of its blocks, and
-    takes them out of the engine's prefix cache in each step. Within one step of the engine's scheduler another request can
-    still find them, if it has the same cache salt: the connector does not save blocks of that request either.
+    What a request computes on KV of an older epoch depends on weights of both. It is saved under the older epoch: in the chains of
+    requests that take KV of several epochs, which have a cache salt of their own, the epoch of a block is the oldest that its
+    KV depends on. The engine's prefix cache has no epochs, so the connector takes such blocks out of it in each step. Within
+    one step of the engine's scheduler another request can find them. Its blocks are then saved under the older epoch, too.
     """
 
     def __init__(
@@ -203,10 +204,9 @@ class Scheduler:
             state.found = self._found(state, opened, blocks)
             if state.found is None:
                 return None
-            if state.at == state.epoch:
-                state.stored = max(state.stored, state.found)
-        if state.at != state.epoch and computed:
+        if state.at != state.base and computed:
             return 0  # the engine's blocks are of newer weights than the stored ones
+        state.stored = max(state.stored, state.found)
         state.computed = computed
         return max(0, state.found * self._block - computed)
 
@@ -219,7 +219,7 @@ class Scheduler:
             self._requests[request.request_id] = state
             try:
                 state.epoch, state.oldest = _epochs_of(request)
-                state.at = state.epoch
+                state.at = state.base = state.epoch
                 state.extra = self._extras.of(request)
             except errors.InvalidError as e:
                 self._without_name(state, e)
@@ -328,9 +328,9 @@ class Scheduler:
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        if tokens and state.at != state.epoch:
-            state.older = True
-            self._counters.add("older_hits")
+        if tokens:
+            state.base = state.at
+            self._counters.add("older_hits", int(state.at != state.epoch))
         if state.oldest:
             self._mark_older(state, blocks)
         if not tokens or state.found is None:
@@ -344,10 +344,12 @@ class Scheduler:
         self._loads.append(state.loading)
 
     def _mark_older(self, state: _Request, blocks: Sequence[Sequence[int]]) -> None:
-        """Note the request's blocks if their KV depends on that of an older epoch, its own or another request's."""
+        """Note the request's blocks if their KV depends on that of an older epoch, by its own load or another request's."""
         own = {block for pool in blocks for block in pool if block != NULL}
-        if state.older or any(own & others for others in self._older.values()):
-            state.older, state.may_save = True, False
+        state.base = min([state.base, *(self._requests[name].base for name, others in self._older.items() if own & others)])
+        if state.base == state.epoch:
+            self._older.pop(state.request.request_id, None)
+        else:
             self._older[state.request.request_id] = own
 
     # -- a step
@@ -410,7 +412,7 @@ class Scheduler:
         self._jobs += 1
         blocks, state.waiting = state.waiting, []
         end = state.waiting_first + len(blocks[0])
-        state.saving = Save(self._jobs, bytes(state.chain.ids[: end * _adapter.Chain.SIZE]), state.waiting_first, blocks, state.epoch)
+        state.saving = Save(self._jobs, bytes(state.chain.ids[: end * _adapter.Chain.SIZE]), state.waiting_first, blocks, state.base)
         self._saves[self._jobs] = (state, state.saving, self._ranks, len(blocks[0]))
         plan.saves.append(state.saving)
 
