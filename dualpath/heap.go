@@ -1,11 +1,12 @@
 package dualpath
 
-// ordered is a heap. Each item keeps its place in the heap, so that an item is found when
-// its order changes.
+// ordered is a heap. Each item stores its index in the heap, so that it can be moved when its
+// order changes.
 type ordered[T any] struct {
 	items []*T
 	less  func(a, b *T) bool
-	// at returns where an item keeps its place, counted from 1. 0: it is not in the heap.
+	// at returns the field in which an item stores its index, counted from 1. 0: it is not in
+	// the heap.
 	at func(*T) *int
 }
 
@@ -26,7 +27,7 @@ func (q *ordered[T]) put(x *T) {
 	q.fix(*q.at(x) - 1)
 }
 
-// remove takes an item out, if it is in.
+// remove removes an item, if it is in the heap.
 func (q *ordered[T]) remove(x *T) {
 	i := *q.at(x) - 1
 	if i < 0 {

@@ -2,8 +2,8 @@ package dualpath
 
 import "container/list"
 
-// enqueue puts a request into the queue: at the end of its tenant's, or before all others of
-// its priority if it was there before.
+// enqueue puts a request into the queue: at the end of its tenant's queue, or before all others
+// of its priority if it was in the queue before.
 func (p *Planner) enqueue(r *request, again bool) {
 	p.queued++
 	if again {
@@ -65,14 +65,14 @@ func (p *Planner) requeue(r *request, why Reason) {
 	p.enqueue(r, true)
 }
 
-// refuse ends a request that no engine could ever serve.
+// refuse rejects a request that no engine could ever serve.
 func (p *Planner) refuse(r *request, s shortfall) {
 	p.end(r, s.why)
 	reject := &p.out[len(p.out)-1]
 	reject.Need, reject.Most = s.need, s.most
 }
 
-// end removes a request that is not served any more, and aborts it on its engines.
+// end rejects a request that will not be served, and aborts it on its engines.
 func (p *Planner) end(r *request, why Reason) {
 	p.stats.Rejected++
 	for _, en := range [...]*engine{r.pe, r.de} {
