@@ -4,18 +4,18 @@ import "time"
 
 // trouble is a workshop's state of tenants, priorities, deadlines and slow NICs.
 type trouble struct {
-	// backlog: three tenants always have requests of one priority in the queue. granted is
-	// the work of the starts of each.
+	// backlog: three tenants always have requests of one priority in the queue. granted is the
+	// granted work of each.
 	backlog bool
 	granted map[string]float64
-	// slow is until when the reads of a group take long.
+	// slow is the time until which the reads of a group are slow.
 	slow map[GroupID]time.Duration
-	// asked are the requests as they were submitted last; answered have had their first
-	// token since.
+	// asked are the latest submissions of the requests. answered have had their first token
+	// since.
 	asked    map[RequestID]Request
 	answered map[RequestID]bool
 	ended    map[Reason]int
-	// looked counts the looks at idle engines while requests waited.
+	// looked counts the checks of idle engines while requests waited.
 	looked int
 }
 
@@ -25,13 +25,13 @@ func newTrouble(backlog bool) trouble {
 	}
 }
 
-// troubleWeights are the tenants' in every workshop.
+// troubleWeights are the tenants' weights in every workshop.
 var troubleWeights = map[string]float64{"a": 1, "b": 2, "c": 4}
 
-// backlogOf is how many requests of each tenant wait at least in a backlog.
+// backlogOf is the least number of waiting requests of each tenant in a backlog.
 const backlogOf = 15
 
-// fill submits requests until each tenant of a backlog has enough that wait.
+// fill submits requests until each tenant of a backlog has enough waiting.
 func (w *workshop) fill(next func() Request) {
 	for _, tenant := range []string{"a", "b", "c"} {
 		n := 0
@@ -49,7 +49,7 @@ func (w *workshop) fill(next func() Request) {
 	}
 }
 
-// dress gives a request a tenant, a priority and deadlines, at random.
+// dress gives a request a random tenant, priority and deadlines.
 func (w *workshop) dress(r Request) Request {
 	r.Tenant = []string{"", "a", "b", "c"}[w.rng.IntN(4)]
 	if w.rng.IntN(8) == 0 {
@@ -79,7 +79,7 @@ func (w *workshop) rateOf(g GroupID) float64 {
 	return 10_000
 }
 
-// delayOf is how much longer than otherwise a read of a group takes.
+// delayOf returns the additional time of a read of a group.
 func (w *workshop) delayOf(g GroupID) time.Duration {
 	if w.now < w.trouble.slow[g] {
 		return time.Second
@@ -87,7 +87,7 @@ func (w *workshop) delayOf(g GroupID) time.Duration {
 	return 0
 }
 
-// note takes an event before it is fed.
+// note records an event before it is fed.
 func (w *workshop) note(ev Event) {
 	if s, ok := ev.(Submit); ok {
 		w.trouble.asked[s.Request.ID] = s.Request
@@ -118,12 +118,11 @@ func (w *workshop) judge(a *Action) {
 	}
 }
 
-// conserving fails if a prefill group that has fetched leaves an engine idle although a
-// request waits that it takes, and so does an idle decode engine of the group that the
-// request is routed to. An engine with a long reading queue comes after those with a short
-// one, and a request that failed avoids the engines where it did. If a group keeps its room
-// for a request that cannot use the idle engine, the engine waits with the group. An engine
-// that was avoided is used again when its group has reported.
+// conserving fails if a prefill group that has fetched leaves an engine idle although a waiting
+// request could use it and an idle decode engine of the request's decode group. An engine with
+// a long reading queue comes after those with a short one, and a request that failed avoids its
+// failed engines. If a group keeps its room for a request that cannot use the idle engine, the
+// engine stays idle. An engine that was avoided is used again when its group has reported.
 func (w *workshop) conserving(s *shop) {
 	g := w.p.groups[s.id]
 	if g == nil || g.role != Prefill || g.switching() || w.p.queued == 0 {

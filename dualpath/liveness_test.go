@@ -11,17 +11,18 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// The seeds of TestEveryRequestEnds. .ci/run takes 10,000, and .ci/weekly others each week.
+// The number of seeds of TestEveryRequestEnds. .ci/run uses 10,000, and .ci/weekly other seeds
+// each week.
 var (
 	requestSeeds = flag.Uint64("requests.seeds", testkit.Rounds[uint64](1000, 100), "number of seeds of TestEveryRequestEnds")
 	requestFirst = flag.Uint64("requests.first", 0, "first seed of TestEveryRequestEnds")
 )
 
-// workshop is a cluster in virtual time whose engines have memories of a fixed size and
-// report correctly what is left of them. Groups are lost and come back, fall silent, or lose
-// their sessions with all that is sent meanwhile. Engines fail, and reads stop. An engine finishes
-// each request that it has started some time later, unless the engine is lost or the request is aborted.
-// The workshop checks that no memory is given twice.
+// workshop is a cluster in virtual time whose engines have memories of a fixed size and report
+// their free memory correctly. Groups are lost and return, fall silent, or lose their sessions
+// with all messages in transit. Engines fail, and reads stop. An engine finishes each request
+// that it has started after some time, unless the engine is lost or the request is aborted. The
+// workshop checks that no memory is allocated twice.
 type workshop struct {
 	t    *testing.T
 	p    *Planner
@@ -36,7 +37,7 @@ type workshop struct {
 	over    map[RequestID]bool
 	// lost counts the actions of each kind, and reports (0), that a broken session lost.
 	lost map[ActionKind]int
-	// checked counts the steps, of which each one of checkEvery is checked.
+	// checked counts the steps; every checkEvery-th step is checked.
 	checked, checkEvery int
 	trouble             trouble
 	changing
@@ -47,18 +48,18 @@ type shop struct {
 	id   GroupID
 	role Role
 	up   bool
-	// back is when a lost or silent group, or the session of the group, is back.
+	// back is the time at which a lost or silent group, or its session, returns.
 	back    time.Duration
 	broken  bool
 	engines []*bench
-	// order is what the group's leader has to do about its role.
+	// order is the leader's pending order to switch.
 	order order
 }
 
-// reached reports whether the planner and the group reach each other.
+// reached reports whether planner and group can exchange messages.
 func (s *shop) reached() bool { return s.up && !s.broken }
 
-// bench is one engine, with its running requests and those ends that are not confirmed.
+// bench is one engine with its running requests and the unconfirmed reports of their ends.
 type bench struct {
 	spec  EngineSpec
 	shop  *shop
@@ -66,12 +67,12 @@ type bench struct {
 	ended map[RequestID]*holding
 }
 
-// holding is a request with an engine.
+// holding is a request at an engine.
 type holding struct {
 	room           room
 	attempt, order uint64
 	read           *pendingRead
-	// last is the last report about a read, end about the engine's part.
+	// last is the last report about a read, end the report about the end of the engine's part.
 	last, end Event
 }
 
@@ -84,7 +85,7 @@ type pendingRead struct {
 	failed, gone bool
 }
 
-// used is the sum of what an engine holds.
+// used returns the sum of the memory in use at an engine.
 func (b *bench) used() (u room) {
 	for _, h := range b.holds {
 		u.hbm, u.buffer = u.hbm+h.room.hbm, u.buffer+h.room.buffer
@@ -104,8 +105,8 @@ type task struct {
 
 const (
 	shopBlock = 16
-	// calmWithin is longer than all requests take one after the other, with the time
-	// in which a silent group is noticed.
+	// calmWithin is longer than the time of all requests one after the other, including the
+	// detection of a silent group.
 	calmWithin = 60 * time.Second
 )
 
@@ -141,7 +142,7 @@ func (w *workshop) clear(s *shop) {
 }
 
 // raise registers a group again. After a loss the registration lists no request. After a broken
-// session it lists the running and the ended ones, and the leader repeats its reports.
+// session it lists the running and the ended requests, and the leader repeats its reports.
 func (w *workshop) raise(s *shop) {
 	ev := GroupUp{At: w.now, Group: s.id, Role: s.role, Again: s.broken, Switching: s.order.to}
 	s.up, s.broken = true, false
@@ -170,10 +171,10 @@ func (w *workshop) raise(s *shop) {
 	}
 }
 
-// sortedIDs are the keys of a map, in order.
+// sortedIDs returns the keys of a map in order.
 func sortedIDs[V any](m map[RequestID]V) []RequestID { return slices.Sorted(maps.Keys(m)) }
 
-// lose ends a group and what it held: at once, or without a word.
+// lose ends a group and its requests: with a GroupDown, or silently.
 func (w *workshop) lose(s *shop, silent bool) {
 	s.up, s.broken, s.back = false, false, w.now+time.Duration(w.rng.IntN(3000))*time.Millisecond
 	s.order = order{}
@@ -183,8 +184,8 @@ func (w *workshop) lose(s *shop, silent bool) {
 	}
 }
 
-// breakSession loses all messages between the planner and a group for some time, which may be
-// longer than the planner waits for the group.
+// breakSession loses all messages between the planner and a group for some time, which may
+// exceed the planner's timeout.
 func (w *workshop) breakSession(s *shop) {
 	s.broken, s.back = true, w.now+time.Duration(w.rng.IntN(1200))*time.Millisecond
 }
@@ -199,7 +200,7 @@ func (w *workshop) live(last RequestID) (ids []RequestID) {
 	return ids
 }
 
-// giveUp cancels a request, and submits another one of the same id half the time.
+// giveUp cancels a request, and submits another one with the same id half of the time.
 func (w *workshop) giveUp(id RequestID) {
 	r := w.p.requests[id].Request
 	w.step(Cancelled{w.now, id})
@@ -229,7 +230,7 @@ func (w *workshop) step(ev Event) {
 	}
 }
 
-// report is an engine's report, which its group sends if it can.
+// report passes an engine's report to the planner if its group is connected.
 func (w *workshop) report(b *bench, ev Event) {
 	if !b.shop.reached() {
 		w.lost[0]++
@@ -238,7 +239,7 @@ func (w *workshop) report(b *bench, ev Event) {
 	w.step(ev)
 }
 
-// take has an engine take memory for a request.
+// take allocates memory of an engine for a request.
 func (w *workshop) take(b *bench, h *holding, n room) {
 	h.room = room{h.room.hbm + n.hbm, h.room.buffer + n.buffer}
 	if u := b.used(); u.hbm > b.spec.HBMTokens || u.buffer > b.spec.Buffer.Bytes {
@@ -246,7 +247,7 @@ func (w *workshop) take(b *bench, h *holding, n room) {
 	}
 }
 
-// perform does one action, if it reaches its group.
+// perform performs one action, if it reaches its group.
 func (w *workshop) perform(a *Action) {
 	switch a.Kind {
 	case Start:
@@ -345,7 +346,7 @@ func (w *workshop) start(a *Action) {
 	}
 }
 
-// begin begins a read: most are whole, some stop, some take much longer than the others.
+// begin starts a read: most complete, some stop, some take much longer than the others.
 func (w *workshop) begin(b *bench, h *holding, part Part, order uint64) {
 	if h.read != nil {
 		w.t.Fatalf("seed %d, %v: engine %d reads %v already", w.seed, w.now, b.spec.Engine, h.read.part)
@@ -365,20 +366,20 @@ func (w *workshop) begin(b *bench, h *holding, part Part, order uint64) {
 	}
 }
 
-// bring notes tokens that are in a buffer or are computed.
+// bring marks tokens as being in a buffer or computed.
 func (k *task) bring(from, to int) {
 	for i := from / shopBlock; i < to/shopBlock; i++ {
 		k.have[i] = true
 	}
 }
 
-// work lets the engines come to the present.
+// work advances the engines to the current time.
 func (w *workshop) work() {
 	for _, id := range sortedIDs(w.jobs) {
 		k := w.jobs[id]
 		w.workOn(id, k)
 		if w.jobs[id] == k && k.holding(id, 0) == nil && k.holding(id, 1) == nil {
-			k.begun = [2]bool{} // nothing is left of it
+			k.begun = [2]bool{} // the start has no effect any more
 		}
 	}
 }
@@ -391,10 +392,10 @@ func (k *task) holding(id RequestID, side int) *holding {
 	return nil
 }
 
-// workOn lets the engines of a request come to the present.
+// workOn advances the engines of a request to the current time.
 func (w *workshop) workOn(id RequestID, k *task) {
 	if !k.begun[0] || !k.begun[1] {
-		return // a side waits for the other one
+		return // a side waits for the other
 	}
 	for side := range 2 {
 		h := k.holding(id, side)
@@ -426,8 +427,8 @@ func (w *workshop) workOn(id RequestID, k *task) {
 	}
 }
 
-// end ends a side's part. Its leader keeps the report until it is confirmed, which may take
-// until the next session.
+// end ends a side's part. Its leader keeps the report until it is confirmed, possibly in the
+// next session.
 func (w *workshop) end(k *task, id RequestID, side int, ev Event) {
 	b := k.engines[side]
 	h := b.holds[id]
@@ -440,7 +441,7 @@ func (w *workshop) end(k *task, id RequestID, side int, ev Event) {
 	}
 }
 
-// pass lets ten milliseconds pass: engines work, groups fetch.
+// pass advances the time by ten milliseconds: engines work, groups fetch.
 func (w *workshop) pass() {
 	w.now += 10 * time.Millisecond
 	w.work()
@@ -466,13 +467,13 @@ func (w *workshop) pass() {
 	w.step(Tick{w.now})
 }
 
-// TestEveryRequestEnds: groups are lost, fall silent or fail, broken sessions lose messages, and
-// storage NICs are slow for some time. The weights change, and groups change their roles. Requests
-// have tenants, priorities and deadlines. No request waits without end: after the last loss each
-// one ends within a bounded time, and no engine holds anything of it. No memory of an engine is
-// given twice, and no engine is idle while a request waits that it could take (conserving). No
-// request is started after a deadline or refused before it. Tenants that always have requests in
-// the queue are granted work by weight, within 10 % in each run.
+// TestEveryRequestEnds: groups are lost, fall silent or fail, broken sessions lose messages,
+// and storage NICs are slow for some time. The weights change, and groups change their roles.
+// Requests have tenants, priorities and deadlines. After the last loss each request ends within
+// a bounded time, and no engine holds memory for it. No memory of an engine is allocated twice,
+// and no engine is idle while a request waits that it could take (conserving). No request is
+// started after a deadline or refused before it. Tenants that always have requests in the queue
+// are granted work by weight, within 10 % in each run.
 func TestEveryRequestEnds(t *testing.T) {
 	t.Parallel()
 	again := uint64(0)
@@ -570,7 +571,7 @@ func TestEveryRequestEnds(t *testing.T) {
 		}
 	}
 	if seeds < 10 {
-		return // too few to see all
+		return // too few runs to see every kind of event
 	}
 	if lost < int(seeds) {
 		t.Errorf("%d groups were lost in %d runs: nothing was tested", lost, seeds)
@@ -594,10 +595,10 @@ func TestEveryRequestEnds(t *testing.T) {
 	checkChanged(t, all)
 }
 
-// TestLostDecodeGroup: two requests are enough to hold each other for ever, where one
-// keeps decode memory while it waits for a prefill engine and the other the prefill
-// engine while it waits for decode memory. Here one starts as soon as the other decode
-// group is lost, and the other one when the first has ended.
+// TestLostDecodeGroup: two requests could block each other for ever if one kept decode memory
+// while it waits for a prefill engine and the other kept the prefill engine while it waits for
+// decode memory. Here one starts as soon as the other decode group is lost, and the other when
+// the first has ended.
 func TestLostDecodeGroup(t *testing.T) {
 	p := newPlanner(t, Options{Beta: 500})
 	now := time.Duration(0)

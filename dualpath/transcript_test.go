@@ -11,8 +11,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 )
 
-// TestTranscripts runs testdata/*.td, stories that read aloud. Times are
-// milliseconds, everything else tokens.
+// TestTranscripts runs testdata/*.td. Times are milliseconds, other numbers are tokens.
 //
 //	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [compute=N] [queue=N] [weights=(TENANT:N,…)]
 //	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO[rREAD]]…[~PEER],…) [hit=N]] [again] [seen=N] [switching=prefill|decode]
@@ -32,7 +31,7 @@ func TestTranscripts(t *testing.T) {
 	})
 }
 
-// story is what one transcript has so far.
+// story is the state of a transcript.
 type story struct {
 	p    *Planner
 	now  time.Duration
@@ -144,7 +143,7 @@ func (s *story) up(c *args) string {
 		}
 		text, ended := strings.CutSuffix(held, "/ended")
 		h.Ended = ended
-		// What is left out stays zero.
+		// Omitted values stay zero.
 		if n, err := fmt.Sscanf(text, "%d@%d#%d/%d", &h.Request.ID, &h.Engine, &h.Attempt, &h.Order); n < 2 {
 			c.t.Fatalf("held %q: %v", held, err)
 		}
@@ -158,8 +157,7 @@ func (s *story) up(c *args) string {
 	return s.step(g)
 }
 
-// fetch performs the command of that name. What is not given is reported as
-// the planner has it.
+// fetch performs the command of that name. Omitted values are reported as the planner has them.
 func (s *story) fetch(c *args) string {
 	f := Fetch{At: s.now, Group: GroupID(c.num("group", 0)), Seen: uint64(c.num("seen", int(s.p.seq)))}
 	tok, seq, hbm, buffer, queue, rate := c.list("tok"), c.list("seq"), c.list("hbm"), c.list("buffer"), c.list("queue"), c.list("rate")
@@ -230,7 +228,7 @@ func (s *story) step(ev Event) string {
 	return b.String()
 }
 
-// args reads a command's arguments.
+// args parses a command's arguments.
 type args struct {
 	t *testing.T
 	d *datadriven.TestData
