@@ -139,10 +139,10 @@ const (
 
 var reasonTexts = [...]string{
 	"", "the queue is full", "longer than any decode engine's HBM", "past its deadline", "a request of that ID is being served",
-	"prompt, hit and output contradict each other", "its group is gone", "the weights' epoch is over", "given up by the gateway", "storage does not have it any more", "an engine could not do its part",
-	"longer than any prefill engine's device memory", "the prompt is longer than any engine takes", "larger than any engine's buffer", "the first token cannot come by its deadline",
+	"prompt, hit and output are inconsistent", "its group is gone", "the weights have changed", "cancelled by the gateway", "no longer in storage", "an engine could not do its part",
+	"longer than any prefill engine's device memory", "the prompt is longer than any engine accepts", "larger than any engine's buffer", "the first token cannot come by its deadline",
 	"the weights changed, and the change ended the requests of older weights", "its group changes its role",
-	"no other group has its role", "a request under way fits into no other group of its role", "it has this role", "its leader has the order to change it", "its leader refused", "taken back by the operator",
+	"no other group has its role", "a request under way fits into no other group of its role", "it has this role", "its leader has the order to change it", "its leader refused", "withdrawn by the operator",
 }
 
 // String returns a phrase for people.

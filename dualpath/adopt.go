@@ -24,7 +24,7 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 	if r == nil && again {
 		p.take(en, p.held(en, p.sized(&h.Request)))
 		abort.Why = NoReason
-		p.say(abort)
+		p.emit(abort)
 		return
 	}
 	if r == nil {
@@ -47,7 +47,7 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 		p.repeat(r, g.role, h.Order)
 	case has != nil, r.phase == queued && (h.Attempt == 0 || r.attempt != 0 || again):
 		// Another engine has the request, or no engine has its Start.
-		p.say(abort)
+		p.emit(abort)
 	case r.phase == queued:
 		p.unqueue(r)
 		r.setEngine(g.role, en)
@@ -67,7 +67,7 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 		}
 	case again || r.prefilled:
 		// The request is not in this attempt any more, and its prefill engine has done its part.
-		p.say(abort)
+		p.emit(abort)
 	default:
 		r.setEngine(g.role, en)
 		r.why.note(p.now, "the two sides work on different attempts")
@@ -98,7 +98,7 @@ func (p *Planner) adopt(r *request) {
 	if !r.covered() {
 		// The previous planner ended after a read had stopped, and no engine has the order to
 		// read or compute the rest of the tokens.
-		r.why.note(p.now, "its engines do not bring all cached tokens")
+		r.why.note(p.now, "its engines do not have all cached tokens")
 		p.requeue(r, GroupLost)
 		return
 	}

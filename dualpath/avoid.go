@@ -34,8 +34,8 @@ func (p *Planner) avoids(r *request, en *engine) bool {
 	return p.now < en.avoidUntil
 }
 
-// careful reports whether the request may avoid any engine.
-func (p *Planner) careful(r *request) bool { return r.failures > 0 || p.now < p.avoidUntil }
+// mayAvoid reports whether the request may avoid any engine.
+func (p *Planner) mayAvoid(r *request) bool { return r.failures > 0 || p.now < p.avoidUntil }
 
 // avoidsAll reports whether the request avoids every engine of the group that could take it.
 func (p *Planner) avoidsAll(r *request, g *group) bool {

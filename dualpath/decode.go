@@ -37,7 +37,7 @@ func (p *Planner) unroute(g *group) {
 		r.at = p.unrouted.PushFront(r)
 	}
 	for _, l := range p.priorities {
-		delete(l.anew.byHome, g)
+		delete(l.replanned.byHome, g)
 		for _, f := range l.flows {
 			delete(f.byHome, g)
 		}
@@ -54,7 +54,7 @@ func (p *Planner) rehome(r *request) bool {
 			continue
 		}
 		for _, en := range g.engines {
-			if p.accepts(en, r) && !(p.careful(r) && p.avoids(r, en)) {
+			if p.accepts(en, r) && !(p.mayAvoid(r) && p.avoids(r, en)) {
 				to = g
 				break
 			}
@@ -79,7 +79,7 @@ func (p *Planner) rehome(r *request) bool {
 // decodeGroup returns the group with the least total among the groups with an engine that takes
 // the request, or nil. Groups that the request avoids come last.
 func (p *Planner) decodeGroup(r *request) *group {
-	careful := p.careful(r)
+	careful := p.mayAvoid(r)
 	if g := p.leastTotal.first(); p.takenBy(g, r) && (!careful || !p.avoidsAll(r, g)) {
 		return g
 	}
@@ -154,7 +154,7 @@ func (p *Planner) threshold(g *group) (z float64, fitting int) {
 func (p *Planner) pickDecode(r *request, g *group, z float64) (best *engine, high bool) {
 	var fewest, least *engine
 	n := r.decodeLen()
-	careful := p.careful(r) && !p.avoidsAll(r, g)
+	careful := p.mayAvoid(r) && !p.avoidsAll(r, g)
 	for _, en := range g.engines {
 		switch {
 		case (careful && p.avoids(r, en)) || !p.accepts(en, r):
@@ -177,7 +177,7 @@ func (p *Planner) pickDecode(r *request, g *group, z float64) (best *engine, hig
 // byTotal orders decode groups by total tokens, then by ID.
 func byTotal() ordered[group] {
 	return ordered[group]{
-		less: func(a, b *group) bool { return a.total < b.total || (a.total == b.total && a.id < b.id) },
-		at:   func(g *group) *int { return &g.totalAt },
+		less:  func(a, b *group) bool { return a.total < b.total || (a.total == b.total && a.id < b.id) },
+		index: func(g *group) *int { return &g.totalAt },
 	}
 }

@@ -24,7 +24,7 @@
 //	Submit ─► queue ─► queue of a decode group ── a prefill group fetches ─► a PE and a DE, or neither: Start
 //	          (fair.go)     (least tokens)                 parts: [0,x) by the PE's storage NIC
 //	                                                              [x,hit) by the DE's
-//	Progress … a side slows or dies: Cut, what is unread goes to the other side; a tail is read by both; neither can: Recompute
+//	Progress … a side is slow or fails: Cut, and the other side reads the unread tokens; a tail is read by both; neither side can read: Recompute
 //	Finished (prefill) ─► Finished (decode)
 //
 // A request holds no memory until both engines have room for the whole request, in device
@@ -45,8 +45,8 @@
 // started:
 //
 //	recompute   the planner plans requests that are not prefilled yet again, without their prefix, of
-//	            which the model may have used a part already. Decode goes on
-//	finish      all go on with the old weights and their prefix, as long as storage keeps the epoch
+//	            which the model may have used a part already. Decode continues
+//	finish      all continue with the old weights and their prefix, as long as storage keeps the epoch
 //	abort       all are rejected
 //
 // An Exact request names its weights. It keeps them and its prefix under each policy, as long
@@ -85,11 +85,11 @@
 //
 //	lost with the planner   when the groups of both engines have registered
 //	Start, on one side      one engine has the attempt alone: it is aborted, the request planned anew
-//	Abort, on one side      the same. A decode engine alone goes on if it reads nothing and its
+//	Abort, on one side      the same. A decode engine alone continues if it reads nothing and its
 //	                        prefill group had the Start: prefill may have ended
-//	Abort, on both sides    the request goes on
-//	Read, Recompute         the engines do not bring all cached tokens: planned anew
-//	Cut, Drop               the planner takes over the reads under way, and decides again
+//	Abort, on both sides    the request continues
+//	Read, Recompute         the engines do not have all cached tokens: planned anew
+//	Cut, Drop               the planner takes over the reads in progress and decides again
 //
 // # Accounts
 //

@@ -100,7 +100,7 @@ func (p *Planner) epoch(e Epoch) {
 			p.stats.Aborted++
 			p.end(r, OldWeights)
 		case e.Drain == DrainFinish || r.prefilled || orphan:
-			r.why.note(p.now, "weights of epoch %d: the request goes on with weights of epoch %d", int(e.Epoch), int(r.Epoch))
+			r.why.note(p.now, "weights of epoch %d: the request continues with weights of epoch %d", int(e.Epoch), int(r.Epoch))
 		default:
 			// The planner cannot determine how much of the prefix the model has used, so the whole
 			// prompt is computed and its blocks are stored under the new epoch.

@@ -127,7 +127,7 @@ func (p *Planner) explainOrder(r *request) {
 	f := r.flow
 	switch {
 	case r.Tenant == "" && r.Priority == 0:
-	case f == f.level.anew:
+	case f == f.level.replanned:
 		r.why.note(p.now, "next of priority %d: planned anew before; %d more of the priority wait", r.Priority, f.level.waiting-1)
 	default:
 		r.why.note(p.now, "next of priority %d: work granted to its tenant, by weight, is the least (%d; virtual time %d); %d more of the tenant wait, %d of the priority",

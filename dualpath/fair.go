@@ -42,8 +42,8 @@ type level struct {
 	// at is the level's index in Planner.levels.
 	at    int
 	flows map[string]*flow
-	// anew has the requests that are planned again.
-	anew *flow
+	// replanned has the requests that are planned again.
+	replanned *flow
 	// virtual is the level's virtual time. The counter of a tenant that the level does not have
 	// starts at floor if floor is higher, so a tenant that was deleted early gains nothing.
 	virtual, floor float64
@@ -58,7 +58,7 @@ type flow struct {
 	tenant string
 	weight float64
 	// served is the counter: the work of the granted requests divided by the weight. It is -Inf
-	// for level.anew.
+	// for level.replanned.
 	served float64
 	// waiting are the flow's requests in the queue, work their work.
 	waiting int
@@ -76,15 +76,15 @@ type lane struct {
 	home  *group
 	queue ordered[request]
 	at    int
-	// shut: the lane is in home.shut.
-	shut bool
+	// closed: the lane is in home.shut.
+	closed bool
 }
 
 // byPriority orders levels, the highest priority first.
 func byPriority() ordered[level] {
 	return ordered[level]{
-		less: func(a, b *level) bool { return a.priority > b.priority },
-		at:   func(l *level) *int { return &l.at },
+		less:  func(a, b *level) bool { return a.priority > b.priority },
+		index: func(l *level) *int { return &l.at },
 	}
 }
 
@@ -105,14 +105,14 @@ func (p *Planner) levelOf(priority int) *level {
 				less: func(a, b *flow) bool {
 					return a.served < b.served || (a.served == b.served && a.lanes.items[0].queue.items[0].order < b.lanes.items[0].queue.items[0].order)
 				},
-				at: func(f *flow) *int { return &f.readyAt },
+				index: func(f *flow) *int { return &f.readyAt },
 			},
 			debts: ordered[flow]{
-				less: func(a, b *flow) bool { return a.served < b.served || (a.served == b.served && a.tenant < b.tenant) },
-				at:   func(f *flow) *int { return &f.debtAt },
+				less:  func(a, b *flow) bool { return a.served < b.served || (a.served == b.served && a.tenant < b.tenant) },
+				index: func(f *flow) *int { return &f.debtAt },
 			},
 		}
-		l.anew = newFlow(l, "", 1, math.Inf(-1))
+		l.replanned = newFlow(l, "", 1, math.Inf(-1))
 		p.priorities[priority] = l
 	}
 	return l
@@ -123,8 +123,8 @@ func newFlow(l *level, tenant string, weight, served float64) *flow {
 	return &flow{
 		level: l, tenant: tenant, weight: weight, served: served, byHome: make(map[*group]*lane),
 		lanes: ordered[lane]{
-			less: func(a, b *lane) bool { return a.queue.items[0].order < b.queue.items[0].order },
-			at:   func(n *lane) *int { return &n.at },
+			less:  func(a, b *lane) bool { return a.queue.items[0].order < b.queue.items[0].order },
+			index: func(n *lane) *int { return &n.at },
 		},
 	}
 }
@@ -142,7 +142,7 @@ func (p *Planner) flowOf(l *level, tenant string) *flow {
 // join adds a request to its flow.
 func (p *Planner) join(r *request, again bool) {
 	l := p.levelOf(r.Priority)
-	f := l.anew
+	f := l.replanned
 	if !again {
 		f = p.flowOf(l, r.Tenant)
 		l.debts.remove(f)
@@ -167,17 +167,17 @@ func (p *Planner) leave(r *request) {
 	p.shareOf(r.Tenant).Queued--
 	switch {
 	case l.waiting == 0:
-		p.rest(l, f)
-	case f.waiting == 0 && f != l.anew:
+		p.retireLevel(l, f)
+	case f.waiting == 0 && f != l.replanned:
 		f.work = 0
 		l.debts.put(f)
 		l.settle()
 	}
 }
 
-// rest handles a level whose last request, of the flow last, has left. A few levels with one
+// retireLevel handles a level whose last request, of the flow last, has left. A few levels with one
 // flow each are kept for the next request.
-func (p *Planner) rest(l *level, last *flow) {
+func (p *Planner) retireLevel(l *level, last *flow) {
 	if len(p.priorities) > maxIdleLevels {
 		delete(p.priorities, l.priority)
 		return
@@ -186,7 +186,7 @@ func (p *Planner) rest(l *level, last *flow) {
 	l.debts.items = l.debts.items[:0]
 	l.virtual, l.floor = 0, 0
 	last.work = 0
-	if last != l.anew {
+	if last != l.replanned {
 		last.served, last.debtAt = 0, 0
 		l.flows[last.tenant] = last
 		l.debts.put(last)
@@ -210,7 +210,7 @@ func (p *Planner) reprice(r *request) {
 func (p *Planner) charge(r *request) {
 	l := r.flow.level
 	f := p.flowOf(l, r.Tenant)
-	if r.flow != l.anew {
+	if r.flow != l.replanned {
 		l.virtual = max(l.virtual, f.served)
 	}
 	work := p.cost(r)
@@ -246,16 +246,16 @@ func (p *Planner) offer(r *request) {
 	n := f.byHome[g]
 	if n == nil {
 		n = &lane{flow: f, home: g, queue: ordered[request]{
-			less: func(a, b *request) bool { return a.order < b.order },
-			at:   func(r *request) *int { return &r.laneAt },
+			less:  func(a, b *request) bool { return a.order < b.order },
+			index: func(r *request) *int { return &r.laneAt },
 		}}
 		f.byHome[g] = n
 	}
 	n.queue.put(r)
 	r.lane = n
-	p.seat(n)
-	if g != nil && g.turn != nil && r.precedes(g.turn) {
-		p.open(g)
+	p.updateHeaps(n)
+	if g != nil && g.reservedFor != nil && r.precedes(g.reservedFor) {
+		p.endReservation(g)
 	}
 }
 
@@ -267,9 +267,9 @@ func (p *Planner) withdraw(r *request) {
 	}
 	r.lane = nil
 	n.queue.remove(r)
-	p.seat(n)
-	if n.home != nil && n.home.turn == r {
-		p.open(n.home)
+	p.updateHeaps(n)
+	if n.home != nil && n.home.reservedFor == r {
+		p.endReservation(n.home)
 	}
 }
 
@@ -281,14 +281,14 @@ func (r *request) precedes(o *request) bool {
 	case r.flow == o.flow:
 		return r.order < o.order
 	}
-	return r.flow == r.flow.level.anew
+	return r.flow == r.flow.level.replanned
 }
 
-// seat updates the positions of a lane, its flow and its level in their heaps, or removes them.
-func (p *Planner) seat(n *lane) {
+// updateHeaps updates the positions of a lane, its flow and its level in their heaps, or removes them.
+func (p *Planner) updateHeaps(n *lane) {
 	f := n.flow
 	l := f.level
-	if n.queue.first() != nil && !n.shut {
+	if n.queue.first() != nil && !n.closed {
 		f.lanes.put(n)
 	} else {
 		f.lanes.remove(n)
@@ -311,19 +311,19 @@ func (p *Planner) next() *request {
 	for l := p.levels.first(); l != nil; l = p.levels.first() {
 		n := l.ready.first().lanes.first()
 		r, g := n.queue.first(), n.home
-		if g == nil || g.turn == nil || (g.turn == r && !g.full) {
+		if g == nil || g.reservedFor == nil || (g.reservedFor == r && !g.full) {
 			return r
 		}
-		n.shut = true
-		g.shut = append(g.shut, n)
-		p.seat(n)
+		n.closed = true
+		g.closed = append(g.closed, n)
+		p.updateHeaps(n)
 	}
 	return nil
 }
 
-// wait reserves a request's group, which has no room for it, for the request.
-func (p *Planner) wait(r *request) {
-	r.home.turn = r
+// reserveGroup reserves a request's group, which has no room for it, for the request.
+func (p *Planner) reserveGroup(r *request) {
+	r.home.reservedFor = r
 	p.setFull(r.home, true)
 }
 
@@ -354,13 +354,13 @@ func (p *Planner) retryAll() {
 // retry makes a decode group that may have room again offer the request that reserved it.
 func (p *Planner) retry(g *group) {
 	p.setFull(g, false)
-	if g.turn == nil {
+	if g.reservedFor == nil {
 		return
 	}
-	if n := g.turn.lane; n.shut {
-		n.shut = false
-		g.shut = deleteLane(g.shut, n)
-		p.seat(n)
+	if n := g.reservedFor.lane; n.closed {
+		n.closed = false
+		g.closed = deleteLane(g.closed, n)
+		p.updateHeaps(n)
 	}
 }
 
@@ -376,26 +376,26 @@ func deleteLane(list []*lane, n *lane) []*lane {
 	return list
 }
 
-// open ends the reservation of a group: the group offers all its requests.
-func (p *Planner) open(g *group) {
-	g.turn = nil
+// endReservation ends the reservation of a group: the group offers all its requests.
+func (p *Planner) endReservation(g *group) {
+	g.reservedFor = nil
 	p.setFull(g, false)
-	for _, n := range g.shut {
-		n.shut = false
-		p.seat(n)
+	for _, n := range g.closed {
+		n.closed = false
+		p.updateHeaps(n)
 	}
-	g.shut = g.shut[:0]
+	g.closed = g.closed[:0]
 }
 
 // nextOf is next for a prefill group that fetches. The request for which the group keeps its
 // room comes first, unless a request of a higher priority waits, or one that is planned again.
 func (p *Planner) nextOf(g *group) *request {
-	r, o := p.next(), g.owed
-	g.owed = nil
+	r, o := p.next(), g.keptFor
+	g.keptFor = nil
 	if r == nil || o == nil || p.requests[o.ID] != o || o.lane == nil || o.lane.at == 0 || r.precedes(o) {
 		return r
 	}
-	if h := o.lane.home; o.lane.queue.first() != o || (h != nil && h.turn != nil && (h.turn != o || h.full)) {
+	if h := o.lane.home; o.lane.queue.first() != o || (h != nil && h.reservedFor != nil && (h.reservedFor != o || h.full)) {
 		return r
 	}
 	return o
@@ -435,11 +435,11 @@ func (p *Planner) Tenants() []TenantView {
 				add(l, f.tenant, f.waiting, f.work)
 			}
 		}
-		if l.anew.waiting == 0 {
+		if l.replanned.waiting == 0 {
 			continue
 		}
 		for _, r := range p.requests {
-			if r.flow == l.anew {
+			if r.flow == l.replanned {
 				add(l, r.Tenant, 1, r.work)
 			}
 		}

@@ -308,10 +308,10 @@ func TestPriorities(t *testing.T) {
 	}
 }
 
-// TestTurn: a large request for which its decode group has no room reserves the group, so that
+// TestReservation: a large request for which its decode group has no room reserves the group, so that
 // small requests of another tenant do not take the memory that becomes free. A request of a
 // higher priority ends the reservation.
-func TestTurn(t *testing.T) {
+func TestReservation(t *testing.T) {
 	l := newFairCluster(t, Options{Beta: 1 << 20, BlockTokens: 1},
 		GroupUp{Group: 2, Role: Decode, Engines: []EngineSpec{{Engine: 2, Node: 2, HBMTokens: 1000}}},
 		GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})
@@ -350,10 +350,10 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// TestOwed: a prefill group keeps its room for the request for which it had no room, even if
+// TestKeptRoom: a prefill group keeps its room for the request for which it had no room, even if
 // another tenant is next by then because another group has granted a request of the first
 // tenant.
-func TestOwed(t *testing.T) {
+func TestKeptRoom(t *testing.T) {
 	l := newFairCluster(t, Options{Beta: 1 << 20, BlockTokens: 1},
 		GroupUp{Group: 3, Role: Decode, Engines: []EngineSpec{{Engine: 3, Node: 3}}},
 		GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1, HBMTokens: 1000}}},
@@ -386,22 +386,22 @@ func TestOwed(t *testing.T) {
 // checkHeap fails if a heap is out of order, or an item does not store its index.
 func checkHeap[T any](what string, q *ordered[T], fail func(string, ...any)) {
 	for i, x := range q.items {
-		if *q.at(x) != i+1 || (i > 0 && q.less(x, q.items[(i-1)/2])) {
+		if *q.index(x) != i+1 || (i > 0 && q.less(x, q.items[(i-1)/2])) {
 			fail("the heap of %s is out of order at %d", what, i)
 		}
 	}
 }
 
-// checkTurn fails if a decode group is reserved for a request that is not in its queue.
-func checkTurn(g *group, fail func(string, ...any)) {
-	if g.turn == nil {
-		if g.full || len(g.shut) > 0 {
-			fail("group %d: full %v, %d lanes shut, for no request", g.id, g.full, len(g.shut))
+// checkReservation fails if a decode group is reserved for a request that is not in its queue.
+func checkReservation(g *group, fail func(string, ...any)) {
+	if g.reservedFor == nil {
+		if g.full || len(g.closed) > 0 {
+			fail("group %d: full %v, %d lanes closed, for no request", g.id, g.full, len(g.closed))
 		}
 		return
 	}
-	if g.turn.home != g || g.turn.lane == nil {
-		fail("group %d keeps its room for request %d, which is not in its queue", g.id, g.turn.ID)
+	if g.reservedFor.home != g || g.reservedFor.lane == nil {
+		fail("group %d keeps its room for request %d, which is not in its queue", g.id, g.reservedFor.ID)
 	}
 }
 
@@ -416,10 +416,10 @@ func checkFair(p *Planner, fail func(string, ...any)) {
 			fail("level %d: priority %d, %d wait, place %d, %d flows ready, %d debts", priority, l.priority, l.waiting, l.at, len(l.ready.items), len(l.debts.items))
 		}
 		sum := 0
-		for _, f := range append([]*flow{l.anew}, flowsOf(l)...) {
+		for _, f := range append([]*flow{l.replanned}, flowsOf(l)...) {
 			checkFlow(f, fail)
 			sum += f.waiting
-			if f != l.anew && (f.waiting == 0) != (f.debtAt != 0) {
+			if f != l.replanned && (f.waiting == 0) != (f.debtAt != 0) {
 				fail("tenant %q: %d wait, place %d among the debts", f.tenant, f.waiting, f.debtAt)
 			}
 		}
@@ -454,8 +454,8 @@ func checkFlow(f *flow, fail func(string, ...any)) {
 	}
 	for home, n := range f.byHome {
 		checkHeap("requests", &n.queue, fail)
-		if n.home != home || (n.at != 0) != (n.queue.first() != nil && !n.shut) {
-			fail("tenant %q: a lane of %d requests at place %d, shut: %v", f.tenant, len(n.queue.items), n.at, n.shut)
+		if n.home != home || (n.at != 0) != (n.queue.first() != nil && !n.closed) {
+			fail("tenant %q: a lane of %d requests at place %d, closed: %v", f.tenant, len(n.queue.items), n.at, n.closed)
 		}
 	}
 }

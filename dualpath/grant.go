@@ -143,7 +143,7 @@ func (p *Planner) grant(g *group) {
 	defer func() {
 		for _, r := range left {
 			if p.offer(r); r.home != nil {
-				p.open(r.home)
+				p.endReservation(r.home)
 			}
 		}
 	}()
@@ -151,7 +151,7 @@ func (p *Planner) grant(g *group) {
 		pe := pool.leastFor(p, r)
 		if pe == nil && p.takenBy(g, r) {
 			full = pool.least(p) != nil
-			g.owed = r
+			g.keptFor = r
 			return
 		}
 		if pe == nil {
@@ -160,7 +160,7 @@ func (p *Planner) grant(g *group) {
 				continue
 			}
 		}
-		careful := p.careful(r)
+		careful := p.mayAvoid(r)
 		lessElsewhere := pe != nil && elsewhere != noEngine && elsewhere+r.Prompt <= pe.tok
 		if lessElsewhere && !careful {
 			return
@@ -180,7 +180,7 @@ func (p *Planner) grant(g *group) {
 			if r.home == nil {
 				return
 			}
-			p.wait(r)
+			p.reserveGroup(r)
 			continue
 		}
 		p.explainOrder(r)
@@ -206,7 +206,7 @@ func (p *Planner) grant(g *group) {
 func (p *Planner) assign(r *request) {
 	for _, en := range [...]*engine{r.pe, r.de} {
 		role := en.group.role
-		seq := p.say(Action{Kind: Assign, Request: r.ID, Group: en.group.id, Engine: en.id, Side: role})
+		seq := p.emit(Action{Kind: Assign, Request: r.ID, Group: en.group.id, Engine: en.id, Side: role})
 		n, tokens := p.least(en, r), r.Prompt
 		if role == Decode {
 			tokens = r.decodeLen()

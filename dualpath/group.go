@@ -17,12 +17,12 @@ type engine struct {
 	// size is the engine's total memory, left its free memory.
 	size, left room
 	tok, seq   int
-	// under counts the requests that were started and not prefilled yet on a prefill engine, and
-	// underWork is their work. begun is the start of the engine's current work: the end of its
+	// prefilling counts the requests that were started and not prefilled yet on a prefill engine, and
+	// prefillWork is their work. begun is the start of the engine's current work: the end of its
 	// last prefill, or the time at which it became busy.
-	under     int
-	underWork float64
-	begun     time.Duration
+	prefilling  int
+	prefillWork float64
+	begun       time.Duration
 	// strikes counts failures since the engine last served a request. avoidUntil is the end of
 	// the time in which it is avoided.
 	strikes    int
@@ -62,14 +62,14 @@ type group struct {
 	// number of tokens of its engines and of that queue.
 	private *list.List
 	total   int
-	// turn is the request for which the group is reserved, or nil. full: no engine had room for
-	// it at the group's last report. shut are the lanes that wait for the end of the
+	// reservedFor is the request for which the group is reserved, or nil. full: no engine had room for
+	// it at the group's last report. closed are the lanes that wait for the end of the
 	// reservation.
-	turn *request
-	full bool
-	shut []*lane
-	// owed is the request for which a prefill group keeps its room.
-	owed *request
+	reservedFor *request
+	full        bool
+	closed      []*lane
+	// keptFor is the request for which a prefill group keeps its room.
+	keptFor *request
 	// z and fitting are the results of threshold in Step zStep.
 	z       float64
 	fitting int

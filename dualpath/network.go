@@ -106,7 +106,7 @@ func (p *Planner) endTransfers(r *request) {
 // soonest, and that time in seconds. It is nil if none has room. An engine that the request
 // avoids is chosen only if there is no other.
 func (p *Planner) cheapest(r *request, pe *engine) (best *engine, seconds float64) {
-	careful := p.careful(r)
+	careful := p.mayAvoid(r)
 	if best, seconds = p.cheapestOf(r, pe, careful); best == nil && careful {
 		return p.cheapestOf(r, pe, false)
 	}

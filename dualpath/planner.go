@@ -116,7 +116,7 @@ type request struct {
 	// age among the waiting requests.
 	at    *list.Element
 	order int64
-	// flow is its tenant's flow or level.anew, work its cost there, and lane its lane. All are
+	// flow is its tenant's flow or level.replanned, work its cost there, and lane its lane. All are
 	// unset when it is being served.
 	flow      *flow
 	work      float64
@@ -126,12 +126,12 @@ type request struct {
 	// due is the time at which it must be checked, dueAt its index in Planner.deadlines.
 	due   time.Duration
 	dueAt int
-	// under is its work on the engine underAt (beginPrefill). answered: its first token has been
+	// prefillWork is its work on the engine prefillingOn (beginPrefill). answered: its first token has been
 	// produced, by this attempt or an earlier one.
-	under    float64
-	underAt  *engine
-	answered bool
-	sides    [2]side
+	prefillWork  float64
+	prefillingOn *engine
+	answered     bool
+	sides        [2]side
 	// rest are ranges that a side left unread and that no side reads yet.
 	rest      []Part
 	started   time.Duration
@@ -235,16 +235,16 @@ func (p *Planner) about(id RequestID, attempt uint64) *request {
 	return r
 }
 
-// say appends an action and returns its number.
-func (p *Planner) say(a Action) uint64 {
+// emit appends an action and returns its number.
+func (p *Planner) emit(a Action) uint64 {
 	p.seq++
 	a.Seq = p.seq
 	p.out = append(p.out, a)
 	return a.Seq
 }
 
-// inform appends an action for the request's gateway or for the operator.
-func (p *Planner) inform(a Action) { p.out = append(p.out, a) }
+// notify appends an action for the request's gateway or for the operator.
+func (p *Planner) notify(a Action) { p.out = append(p.out, a) }
 
 // Stats returns the counters as of the last Step.
 func (p *Planner) Stats() Stats {
@@ -271,7 +271,7 @@ func (p *Planner) submit(q *Request) {
 	}
 	if reason != NoReason {
 		p.stats.Rejected++
-		p.say(Action{Kind: Reject, Request: q.ID, Why: reason})
+		p.emit(Action{Kind: Reject, Request: q.ID, Why: reason})
 		return
 	}
 	r := p.newRequest(q)
@@ -312,7 +312,7 @@ func (p *Planner) finished(e Finished) {
 		p.endPrefill(r)
 		r.prefilled = true
 		r.prefilledAt = p.now
-		p.inform(Action{Kind: Prefilled, Request: r.ID})
+		p.notify(Action{Kind: Prefilled, Request: r.ID})
 		if r.pe != nil { // it may have been reported before the engine's group was lost
 			r.pe.served()
 		}
@@ -325,10 +325,10 @@ func (p *Planner) finished(e Finished) {
 	p.stats.Finished++
 	r.why.note(p.now, "decode done")
 	if r.pe != nil && !r.prefilled {
-		p.say(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id})
+		p.emit(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id})
 	}
 	p.observe(r)
-	p.inform(Action{Kind: Done, Request: r.ID})
+	p.notify(Action{Kind: Done, Request: r.ID})
 	p.forget(r)
 }
 
@@ -369,7 +369,7 @@ func (p *Planner) tick() {
 	}
 	p.expire()
 	p.complete()
-	p.rescue()
+	p.checkReads()
 	for _, g := range p.order {
 		p.orderSwitch(g)
 	}

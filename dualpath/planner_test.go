@@ -48,7 +48,7 @@ func check(p *Planner) {
 			for el := g.private.Front(); el != nil; el = el.Next() {
 				total += el.Value.(*request).decodeLen()
 			}
-			checkTurn(g, fail)
+			checkReservation(g, fail)
 			if g.switching() && g.private.Len() > 0 {
 				fail("group %d changes its role and has %d requests in its queue", g.id, g.private.Len())
 			}
@@ -83,15 +83,15 @@ type ledger struct {
 	now  time.Duration
 	seen map[GroupID]uint64
 	up   map[GroupID]bool
-	live map[RequestID]*tale
+	live map[RequestID]*requestRecord
 	// epochs of the namespaces.
 	epochs [2]uint64
 	// over are requests that ended, by Reject or by decode.
 	over map[RequestID]bool
 }
 
-// tale is the record of one request.
-type tale struct {
+// requestRecord is the record of one request.
+type requestRecord struct {
 	req      Request
 	started  bool
 	pe, de   EngineID
@@ -107,9 +107,9 @@ const (
 )
 
 func newLedger(t testing.TB, o Options) *ledger {
-	l := &ledger{t: t, p: newPlanner(t, o), seen: map[GroupID]uint64{}, up: map[GroupID]bool{}, live: map[RequestID]*tale{}, over: map[RequestID]bool{}}
+	l := &ledger{t: t, p: newPlanner(t, o), seen: map[GroupID]uint64{}, up: map[GroupID]bool{}, live: map[RequestID]*requestRecord{}, over: map[RequestID]bool{}}
 	for g := range GroupID(ledgerGroups) {
-		l.raise(g)
+		l.groupUp(g)
 	}
 	return l
 }
@@ -122,8 +122,8 @@ func (l *ledger) role(g GroupID) Role {
 	return Decode
 }
 
-// raise brings a group up.
-func (l *ledger) raise(g GroupID) {
+// groupUp brings a group up.
+func (l *ledger) groupUp(g GroupID) {
 	e := GroupUp{At: l.now, Group: g, Role: l.role(g)}
 	for i := range ledgerEngines {
 		e.Engines = append(e.Engines, EngineSpec{Engine: EngineID(int(g)*ledgerEngines + i), Node: NodeID(int(g)*2 + i%2), HBMTokens: 6000})
@@ -136,7 +136,7 @@ func (l *ledger) raise(g GroupID) {
 func (l *ledger) step(ev Event) {
 	l.t.Helper()
 	for _, a := range l.p.Step(ev) {
-		l.book(a)
+		l.record(a)
 	}
 	check(l.p)
 }
@@ -144,8 +144,8 @@ func (l *ledger) step(ev Event) {
 // groupOf is the group of an engine.
 func groupOf(e EngineID) GroupID { return GroupID(int(e) / ledgerEngines) }
 
-// book records one action.
-func (l *ledger) book(a Action) {
+// record records one action.
+func (l *ledger) record(a Action) {
 	t := l.live[a.Request]
 	if t == nil {
 		if a.Kind == Reject {
@@ -206,13 +206,13 @@ func (l *ledger) book(a Action) {
 }
 
 // unstart undoes a start: the request is planned again.
-func (t *tale) unstart() {
+func (t *requestRecord) unstart() {
 	t.started, t.assigned, t.reads, t.cut = false, [2]bool{}, [2]Part{}, [2]bool{}
 	clear(t.have)
 }
 
-// lower takes a group down, without its requests.
-func (l *ledger) lower(g GroupID) {
+// groupDown takes a group down, without its requests.
+func (l *ledger) groupDown(g GroupID) {
 	if !l.up[g] {
 		return
 	}
@@ -252,7 +252,7 @@ func (l *ledger) bump(ns NamespaceID, epoch uint64) {
 // fetch reports the planner's state, or less because engines have finished work.
 func (l *ledger) fetch(g GroupID, x byte) {
 	if !l.up[g] {
-		l.raise(g)
+		l.groupUp(g)
 		return
 	}
 	f := Fetch{At: l.now, Group: g, Seen: l.p.seq}
@@ -396,7 +396,7 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 		hit := int(x) * 8
 		r := Request{ID: *next, Prompt: hit + 1 + int(y), Hit: hit, Output: int(y), Epoch: uint64(y % 4), Namespace: NamespaceID(x % 2), Exact: y&64 != 0}
 		*next++
-		l.live[r.ID] = &tale{req: r, have: make([]bool, hit)}
+		l.live[r.ID] = &requestRecord{req: r, have: make([]bool, hit)}
 		if r.Epoch < l.epochs[r.Namespace] && !r.Exact {
 			l.live[r.ID].req.Hit = 0
 		}
@@ -415,7 +415,7 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 		}
 	case 10:
 		if y < 60 {
-			l.lower(GroupID(x % ledgerGroups))
+			l.groupDown(GroupID(x % ledgerGroups))
 		} else if id, ok := pick(); ok && y < 120 {
 			l.step(Cancelled{l.now, id})
 		}

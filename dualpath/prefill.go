@@ -109,7 +109,7 @@ func (ps *pools) leastFor(p *Planner, r *request) *engine {
 	if first == nil {
 		return nil
 	}
-	careful := p.careful(r)
+	careful := p.mayAvoid(r)
 	if p.accepts(first, r) && !(careful && p.avoids(r, first)) {
 		return first
 	}

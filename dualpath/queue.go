@@ -55,13 +55,13 @@ func (p *Planner) requeue(r *request, why Reason) {
 	p.endTransfers(r)
 	for _, role := range [...]Role{Prefill, Decode} {
 		if en := r.engineOf(role); en != nil && !(role == Prefill && r.prefilled) {
-			p.say(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
+			p.emit(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
 		}
 		r.setEngine(role, nil)
 	}
 	r.phase, r.prefilled, r.prefilledAt, r.rest = queued, false, 0, r.rest[:0]
 	p.renew(r)
-	p.inform(Action{Kind: Replan, Request: r.ID, Why: why})
+	p.notify(Action{Kind: Replan, Request: r.ID, Why: why})
 	p.enqueue(r, true)
 }
 
@@ -77,10 +77,10 @@ func (p *Planner) end(r *request, why Reason) {
 	p.stats.Rejected++
 	for _, en := range [...]*engine{r.pe, r.de} {
 		if en != nil {
-			p.say(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
+			p.emit(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
 		}
 	}
-	p.say(Action{Kind: Reject, Request: r.ID, Why: why})
+	p.emit(Action{Kind: Reject, Request: r.ID, Why: why})
 	r.why.note(p.now, "ended: "+why.String())
 	p.forget(r)
 }

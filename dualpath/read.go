@@ -13,8 +13,8 @@ type side struct {
 	state        sideState
 	// hedge: the other side reads this range too.
 	hedge bool
-	// left: it was slow and was cut. failed: its storage failed.
-	left, failed bool
+	// wasSlow: it was slow and was cut. failed: its storage failed.
+	wasSlow, failed bool
 	// predicted is the predicted duration of the part, from begun.
 	begun, predicted time.Duration
 	// order is the number of the action that ordered the read.
@@ -78,7 +78,7 @@ func (p *Planner) start(r *request) {
 		r.why.note(p.now, "both hops, for all cached tokens: %d us on the prefill side, %d us on the decode side", int(w.prefill.at(r.Hit)*1e6), int(w.decode.at(r.Hit)*1e6))
 	}
 	p.beginTransfers(r, x < r.Hit)
-	seq := p.say(a)
+	seq := p.emit(a)
 	r.attempt = seq
 	p.give(r.pe, assigned{seq: seq, room: room{buffer: r.pe.spec.Buffer.passing(r, p.blocks(x))}})
 	p.give(r.de, assigned{seq: seq, room: room{buffer: r.de.spec.Buffer.passing(r, r.promptBlocks)}})
@@ -95,7 +95,7 @@ func (p *Planner) start(r *request) {
 func (p *Planner) instruct(r *request, a Action) uint64 {
 	en := r.engineOf(a.Side)
 	a.Request, a.Group, a.Engine = r.ID, en.group.id, en.id
-	a.Seq = p.say(a)
+	a.Seq = p.emit(a)
 	r.orders[sideAt(a.Side)] = append(r.orders[sideAt(a.Side)], a)
 	return a.Seq
 }
@@ -118,7 +118,7 @@ func (p *Planner) repeat(r *request, to Role, last uint64) {
 			continue
 		}
 		was := a.Seq
-		a.Seq = p.say(*a)
+		a.Seq = p.emit(*a)
 		r.why.note(p.now, "%s side: sent again: "+a.Kind.String(), int(to))
 		if a.Kind != Read {
 			continue
@@ -337,7 +337,7 @@ func (p *Planner) place(r *request) {
 			continue
 		}
 		rest.Side = to
-		p.order1(r, rest, false)
+		p.orderPart(r, rest, false)
 	}
 	if r.sides[0].state == idle && r.sides[1].state == idle {
 		p.stopLoading(r)
@@ -367,7 +367,7 @@ func (p *Planner) reader(r *request, tokens int) (to Role, wait bool) {
 			best = s
 		}
 	}
-	if best != 0 && wait && r.sides[sideAt(best)].left {
+	if best != 0 && wait && r.sides[sideAt(best)].wasSlow {
 		return 0, true
 	}
 	return best, best == 0 && wait
@@ -375,14 +375,14 @@ func (p *Planner) reader(r *request, tokens int) (to Role, wait bool) {
 
 // better reports whether side a is a better reader than side b.
 func better(r *request, a, b Role) bool {
-	if la, lb := r.sides[sideAt(a)].left, r.sides[sideAt(b)].left; la != lb {
+	if la, lb := r.sides[sideAt(a)].wasSlow, r.sides[sideAt(b)].wasSlow; la != lb {
 		return lb
 	}
 	return drain(r.engineOf(a).node, 0) < drain(r.engineOf(b).node, 0)
 }
 
-// order1 orders one side to read a part, in addition to the orders of the start.
-func (p *Planner) order1(r *request, part Part, hedge bool) {
+// orderPart orders one side to read a part, in addition to the orders of the start.
+func (p *Planner) orderPart(r *request, part Part, hedge bool) {
 	en := r.engineOf(part.Side)
 	seq := p.instruct(r, Action{Kind: Read, Side: part.Side, Parts: [2]Part{part}, NParts: 1, Hedge: hedge})
 	r.why.note(p.now, "%s side: reads [%d, %d) too", int(part.Side), part.From, part.To)
@@ -405,18 +405,18 @@ func (p *Planner) stopLoading(r *request) {
 	r.sides[0].state, r.sides[1].state = idle, idle
 }
 
-// rescue checks every read in progress. A read that is far slower than the other side would be
+// checkReads checks every read in progress. A read that is far slower than the other side would be
 // is cut and moved there. An overdue tail is read by both sides.
-func (p *Planner) rescue() {
+func (p *Planner) checkReads() {
 	for el := p.loading.Front(); el != nil; {
 		r := el.Value.(*request)
 		el = el.Next()
-		p.rescueRequest(r)
+		p.checkReadsOf(r)
 	}
 }
 
-// rescueRequest is rescue for one request.
-func (p *Planner) rescueRequest(r *request) {
+// checkReadsOf is rescue for one request.
+func (p *Planner) checkReadsOf(r *request) {
 	if p.opts.Policy == PrefillOnly || r.adopted || r.pe == nil || r.de == nil || r.pe.node == r.de.node {
 		return
 	}
@@ -424,7 +424,7 @@ func (p *Planner) rescueRequest(r *request) {
 		s, o := &r.sides[sideAt(role)], &r.sides[sideAt(role.Other())]
 		other := r.engineOf(role.Other()).node
 		elapsed := p.now - s.begun
-		if s.state != reading || s.hedge || o.state != idle || o.failed || o.left || elapsed < p.opts.Patience {
+		if s.state != reading || s.hedge || o.state != idle || o.failed || o.wasSlow || elapsed < p.opts.Patience {
 			continue
 		}
 		rest := Part{Side: role.Other(), From: s.upto, To: s.part.To}
@@ -435,13 +435,13 @@ func (p *Planner) rescueRequest(r *request) {
 		switch late := float64(elapsed) > p.opts.HedgeFactor*float64(s.predicted); {
 		case rest.Len() >= p.opts.MinPart && float64(stay) > p.opts.SlowFactor*float64(move) && stay-move > p.opts.Patience:
 			p.stats.Cuts++
-			s.state, s.left = cutting, true
-			r.why.note(p.now, "%s side is slow: %d ms left there, %d ms on the other side; it is told to stop", int(role), int(stay.Milliseconds()), int(move.Milliseconds()))
+			s.state, s.wasSlow = cutting, true
+			r.why.note(p.now, "%s side is slow: %d ms left there, %d ms on the other side; the read is cut", int(role), int(stay.Milliseconds()), int(move.Milliseconds()))
 			p.instruct(r, Action{Kind: Cut, Side: role})
 		case late && rest.Len() <= p.opts.MaxHedge && move < stay:
 			p.stats.Hedges++
 			s.hedge = true
-			p.order1(r, rest, true)
+			p.orderPart(r, rest, true)
 		}
 	}
 }

@@ -93,7 +93,7 @@ func (p *Planner) heldBy(g *group) (held []*request) {
 // switchRole begins the switch of a group, changes its policy, or withdraws it.
 func (p *Planner) switchRole(e SwitchRole) {
 	if why := p.SwitchCheck(e.Group, e.Role); why != NoReason {
-		p.inform(Action{Kind: Switched, Group: e.Group, Side: e.Role, Why: why})
+		p.notify(Action{Kind: Switched, Group: e.Group, Side: e.Role, Why: why})
 		return
 	}
 	g := p.groups[e.Group]
@@ -113,7 +113,7 @@ func (p *Planner) switchRole(e SwitchRole) {
 // beginSwitch stops granting requests to a group.
 func (p *Planner) beginSwitch(g *group, to Role) {
 	g.leaving = leaving{to: to}
-	g.least, g.owed = noEngine, nil
+	g.least, g.keptFor = noEngine, nil
 	if g.role == Decode {
 		p.leastTotal.remove(g)
 		p.unroute(g)
@@ -134,7 +134,7 @@ func (p *Planner) evacuate(g *group) {
 func (p *Planner) orderSwitch(g *group) {
 	if g.switching() && !g.leaving.ordered && len(p.heldBy(g)) == 0 {
 		g.leaving.ordered = true
-		p.say(Action{Kind: Switch, Group: g.id, Side: g.leaving.to})
+		p.emit(Action{Kind: Switch, Group: g.id, Side: g.leaving.to})
 	}
 }
 
@@ -156,7 +156,7 @@ func (p *Planner) endSwitch(id GroupID, to Role, why Reason) {
 	} else {
 		p.stats.SwitchesFailed++
 	}
-	p.inform(Action{Kind: Switched, Group: id, Side: to, Why: why})
+	p.notify(Action{Kind: Switched, Group: id, Side: to, Why: why})
 }
 
 // returning transfers the switch of a group to the group that registers in its place.

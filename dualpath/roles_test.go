@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// changing is the state of the workshop's changes of weights and roles.
+// changing is the state of the test cluster's changes of weights and roles.
 type changing struct {
 	// epoch is the newest epoch of the weights. bumps counts the bumps by policy, ended the
 	// switches by result.
@@ -21,7 +21,7 @@ type order struct {
 }
 
 // change makes the operator change weights or roles at random times.
-func (w *workshop) change() {
+func (w *testCluster) change() {
 	if w.rng.IntN(60) == 0 {
 		w.bump(Drain(w.rng.IntN(3)))
 	}
@@ -36,7 +36,7 @@ func (w *workshop) change() {
 }
 
 // bump begins a new epoch, or applies another policy to the requests that the last one left.
-func (w *workshop) bump(policy Drain) {
+func (w *testCluster) bump(policy Drain) {
 	if w.rng.IntN(4) > 0 {
 		w.epoch++
 	}
@@ -47,7 +47,7 @@ func (w *workshop) bump(policy Drain) {
 		if policy == DrainFinish || (a.Kind == Reject && (policy != DrainAbort || a.Why != OldWeights)) {
 			w.t.Fatalf("seed %d, %v: a bump with policy %v came to %+v", w.seed, w.now, policy, a)
 		}
-		w.judge(&a)
+		w.checkDeadlines(&a)
 		w.perform(&a)
 	}
 	check(w.p)
@@ -64,14 +64,14 @@ func (w *workshop) bump(policy Drain) {
 }
 
 // checkEpoch fails the test if a request is started with weights that are not the newest.
-func (w *workshop) checkEpoch(a *Action) {
+func (w *testCluster) checkEpoch(a *Action) {
 	if r := w.p.requests[a.Request]; a.Epoch != w.epoch && !r.Exact {
 		w.t.Fatalf("seed %d, %v: request %d is started with the weights of epoch %d; the newest are of epoch %d", w.seed, w.now, a.Request, a.Epoch, w.epoch)
 	}
 }
 
 // switched handles an order to switch, or the end of a switch.
-func (w *workshop) switched(a *Action) {
+func (w *testCluster) switched(a *Action) {
 	if a.Kind == Switched {
 		w.ended[a.Why]++
 		return
@@ -93,7 +93,7 @@ func (w *workshop) switched(a *Action) {
 
 // answer makes the engines of a group change their role, or refuse, when their time has come.
 // The answer may be lost.
-func (w *workshop) answer(s *shop) {
+func (w *testCluster) answer(s *testGroup) {
 	if s.order.to == 0 || w.now < s.order.until {
 		return
 	}
@@ -113,9 +113,9 @@ func (w *workshop) answer(s *shop) {
 }
 
 // settled fails the test if a group's role differs from that of its engines.
-func (w *workshop) settled() {
-	w.pass() // each lost group returns
-	for end := w.now + calmWithin; ; w.pass() {
+func (w *testCluster) settled() {
+	w.advance() // each lost group returns
+	for end := w.now + calmWithin; ; w.advance() {
 		busy := false
 		for _, g := range w.p.order {
 			busy = busy || g.switching()

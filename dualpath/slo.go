@@ -63,45 +63,45 @@ func (p *Planner) beginPrefill(r *request) {
 	if en == nil {
 		return
 	}
-	if en.under == 0 {
+	if en.prefilling == 0 {
 		en.begun = p.now
 	}
-	r.under, r.underAt = p.cost(r), en
-	en.under++
-	en.underWork += r.under
+	r.prefillWork, r.prefillingOn = p.cost(r), en
+	en.prefilling++
+	en.prefillWork += r.prefillWork
 }
 
 // leavePrefill undoes beginPrefill, for any reason.
 func (p *Planner) leavePrefill(r *request) {
-	en := r.underAt
+	en := r.prefillingOn
 	if en == nil {
 		return
 	}
-	r.underAt = nil
+	r.prefillingOn = nil
 	en.begun = p.now
-	en.under--
-	en.underWork -= r.under
-	if en.under == 0 {
-		en.underWork = 0
+	en.prefilling--
+	en.prefillWork -= r.prefillWork
+	if en.prefilling == 0 {
+		en.prefillWork = 0
 	}
 }
 
 // endPrefill measures a prefill that has ended. The duration is unknown for a request that was
 // restored after a restart.
 func (p *Planner) endPrefill(r *request) {
-	if en := r.underAt; en != nil && r.found == [2]*Held{} {
-		p.prefills.add(r.under, p.now-en.begun)
+	if en := r.prefillingOn; en != nil && r.found == [2]*Held{} {
+		p.prefills.add(r.prefillWork, p.now-en.begun)
 	}
 	p.leavePrefill(r)
 }
 
 // movePrefill moves a request's work to the same engine in the group that has registered again.
 func (p *Planner) movePrefill(r *request) {
-	if old := r.underAt; old != nil {
+	if old := r.prefillingOn; old != nil {
 		begun := old.begun
 		p.leavePrefill(r)
 		p.beginPrefill(r)
-		r.underAt.begun = begun
+		r.prefillingOn.begun = begun
 	}
 }
 
@@ -142,8 +142,8 @@ func (p *Planner) enginesFree(rate float64) []float64 {
 		}
 		for _, en := range g.engines {
 			left := 0.0
-			if en.under > 0 {
-				left = max(0, en.underWork/rate-(p.now-en.begun).Seconds())
+			if en.prefilling > 0 {
+				left = max(0, en.prefillWork/rate-(p.now-en.begun).Seconds())
 			}
 			p.free = append(p.free, left)
 		}
@@ -178,12 +178,12 @@ func (p *Planner) ahead(r *request) float64 {
 			for _, f := range l.flows {
 				work += int(f.work)
 			}
-			work += int(l.anew.work)
-		case priority == r.Priority && own != l.anew:
-			work += int(l.anew.work)
+			work += int(l.replanned.work)
+		case priority == r.Priority && own != l.replanned:
+			work += int(l.replanned.work)
 		}
 	}
-	if own == own.level.anew {
+	if own == own.level.replanned {
 		return float64(work)
 	}
 	before := own.work - r.work
@@ -228,9 +228,9 @@ func (p *Planner) late(r *request) (estimate, left time.Duration, late bool) {
 // refuseLate rejects a request that cannot have its first token by the deadline.
 func (p *Planner) refuseLate(r *request, estimate, left time.Duration) {
 	if estimate == 0 {
-		r.why.note(p.now, "the deadline of its first token has come; too few prefills have ended for an estimate")
+		r.why.note(p.now, "the deadline of its first token has passed; too few prefills have ended for an estimate")
 	} else {
-		r.why.note(p.now, "its first token comes in %d ms at the earliest; its deadline is in %d ms", int(estimate.Milliseconds()), int(left.Milliseconds()))
+		r.why.note(p.now, "its first token is expected in %d ms at the earliest; its deadline is in %d ms", int(estimate.Milliseconds()), int(left.Milliseconds()))
 	}
 	p.stats.Late++
 	p.refuse(r, shortfall{FirstTokenLate, int(estimate.Microseconds()), int(max(left, 0).Microseconds())})
@@ -251,8 +251,8 @@ func (p *Planner) due(r *request) time.Duration {
 // byDue orders requests by due.
 func byDue() ordered[request] {
 	return ordered[request]{
-		less: func(a, b *request) bool { return a.due < b.due || (a.due == b.due && a.ID < b.ID) },
-		at:   func(r *request) *int { return &r.dueAt },
+		less:  func(a, b *request) bool { return a.due < b.due || (a.due == b.due && a.ID < b.ID) },
+		index: func(r *request) *int { return &r.dueAt },
 	}
 }
 

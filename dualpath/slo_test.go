@@ -21,9 +21,9 @@ func checkSLO(p *Planner, fail func(string, ...any)) {
 		if r.at != nil {
 			want.count(r.work, 1)
 		}
-		if r.underAt != nil {
-			under[r.underAt]++
-			if r.underAt != r.pe || r.prefilled {
+		if r.prefillingOn != nil {
+			under[r.prefillingOn]++
+			if r.prefillingOn != r.pe || r.prefilled {
 				fail("request %d: prefilled: %v, its work counts as another engine's", r.ID, r.prefilled)
 			}
 		}
@@ -32,8 +32,8 @@ func checkSLO(p *Planner, fail func(string, ...any)) {
 		fail("sizes %v, counted %v", p.sizes, want)
 	}
 	for _, en := range p.engines {
-		if en.under != under[en] {
-			fail("engine %d: %d requests to prefill, %d are counted", en.id, under[en], en.under)
+		if en.prefilling != under[en] {
+			fail("engine %d: %d requests to prefill, %d are counted", en.id, under[en], en.prefilling)
 		}
 	}
 }

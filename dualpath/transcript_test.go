@@ -26,20 +26,20 @@ import (
 // A part with READ is being read. seen is of a group that was registered before. A block takes 100 bytes of a buffer, its checksums one, a request 10. The four about an attempt take attempt=N, the number of a start, and those about a read read=N, the number of the action that ordered it. Each command takes at=N, the time; without it, no time passes.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
-		s := &story{}
+		s := &transcript{}
 		datadriven.RunTest(t, path, s.run)
 	})
 }
 
-// story is the state of a transcript.
-type story struct {
+// transcript is the state of a transcript.
+type transcript struct {
 	p    *Planner
 	now  time.Duration
 	spec map[GroupID][]EngineSpec
 }
 
 // run performs one command.
-func (s *story) run(t *testing.T, d *datadriven.TestData) string {
+func (s *transcript) run(t *testing.T, d *datadriven.TestData) string {
 	c := &args{t: t, d: d}
 	if d.HasArg("at") {
 		s.now = time.Duration(c.num("at", 0)) * time.Millisecond
@@ -113,7 +113,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 // up performs the command of that name.
-func (s *story) up(c *args) string {
+func (s *transcript) up(c *args) string {
 	g := GroupUp{At: s.now, Group: GroupID(c.num("group", 0)), Role: c.role("role")}
 	for _, pair := range c.list("engines") {
 		var e, n int
@@ -158,7 +158,7 @@ func (s *story) up(c *args) string {
 }
 
 // fetch performs the command of that name. Omitted values are reported as the planner has them.
-func (s *story) fetch(c *args) string {
+func (s *transcript) fetch(c *args) string {
 	f := Fetch{At: s.now, Group: GroupID(c.num("group", 0)), Seen: uint64(c.num("seen", int(s.p.seq)))}
 	tok, seq, hbm, buffer, queue, rate := c.list("tok"), c.list("seq"), c.list("hbm"), c.list("buffer"), c.list("queue"), c.list("rate")
 	at := func(list []string, i, def int) int {
@@ -185,7 +185,7 @@ func (s *story) fetch(c *args) string {
 }
 
 // step feeds an event and prints the actions.
-func (s *story) step(ev Event) string {
+func (s *transcript) step(ev Event) string {
 	actions := s.p.Step(ev)
 	check(s.p)
 	if len(actions) == 0 {
