@@ -305,7 +305,7 @@ func (p *Planner) updateHeaps(n *lane) {
 	}
 }
 
-// next returns the next request to be granted, or nil. It shuts lanes whose group has no room
+// next returns the next request to be granted, or nil. It closes lanes whose group has no room
 // or is reserved for another request.
 func (p *Planner) next() *request {
 	for l := p.levels.first(); l != nil; l = p.levels.first() {

@@ -17,9 +17,9 @@ type engine struct {
 	// size is the engine's total memory, left its free memory.
 	size, left room
 	tok, seq   int
-	// prefilling counts the requests that were started and not prefilled yet on a prefill engine, and
-	// prefillWork is their work. begun is the start of the engine's current work: the end of its
-	// last prefill, or the time at which it became busy.
+	// prefilling counts the requests that were started and not prefilled yet on a prefill
+	// engine, and prefillWork is their work. begun is the start of the engine's current work:
+	// the end of its last prefill, or the time at which it became busy.
 	prefilling  int
 	prefillWork float64
 	begun       time.Duration
@@ -62,8 +62,8 @@ type group struct {
 	// number of tokens of its engines and of that queue.
 	private *list.List
 	total   int
-	// reservedFor is the request for which the group is reserved, or nil. full: no engine had room for
-	// it at the group's last report. closed are the lanes that wait for the end of the
+	// reservedFor is the request for which the group is reserved, or nil. full: no engine had
+	// room for it at the group's last report. closed are the lanes that wait for the end of the
 	// reservation.
 	reservedFor *request
 	full        bool

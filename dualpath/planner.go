@@ -126,8 +126,8 @@ type request struct {
 	// due is the time at which it must be checked, dueAt its index in Planner.deadlines.
 	due   time.Duration
 	dueAt int
-	// prefillWork is its work on the engine prefillingOn (beginPrefill). answered: its first token has been
-	// produced, by this attempt or an earlier one.
+	// prefillWork is its work on the engine prefillingOn (beginPrefill). answered: its first
+	// token has been produced, by this attempt or an earlier one.
 	prefillWork  float64
 	prefillingOn *engine
 	answered     bool
