@@ -79,8 +79,8 @@ type Rules[O Operation] struct {
 	New func() O
 	// Gone returns the error of an operation on a session that has ended for the reason why.
 	Gone func(why error) error
-	// Room, unless nil, reports whether one more operation of the queue Limited may
-	// start; Taken is called when it has started, and Given when any operation ends.
+	// Room, if not nil, reports whether one more operation of the queue Limited may start. Taken
+	// is called when it has started, and Given when any operation ends.
 	Room  func() bool
 	Taken func(o O)
 	Given func(o O)

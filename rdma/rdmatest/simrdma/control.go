@@ -20,21 +20,21 @@ func (Addr) Network() string { return "sim" }
 // String returns the address.
 func (a Addr) String() string { return string(a) }
 
-// listener takes control connections to a host.
+// listener accepts control connections to a host.
 type listener struct {
 	f    *Fabric
 	addr Addr
-	// What follows is guarded by the fabric's lock.
+	// The fields below are guarded by the fabric's lock.
 	waiting []net.Conn
 	closed  bool
 	came    sync.Cond
 }
 
-// acceptMax is how many connections wait for Accept.
+// acceptMax is the largest number of connections that wait for Accept.
 const acceptMax = 128
 
-// Listen takes control connections to host. They are streams of bytes, delayed by
-// ControlDelay, held back by Part, and silent for good after KillHost.
+// Listen accepts control connections to host. They are streams of bytes, delayed by
+// ControlDelay, held back by Part, and silent after KillHost.
 func (f *Fabric) Listen(host string) (net.Listener, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,7 +51,7 @@ func (f *Fabric) Dial(ctx context.Context, from, to string) (net.Conn, error) {
 	f.mu.Lock()
 	dead := f.deadHosts[to] || f.deadHosts[from]
 	f.mu.Unlock()
-	if dead { // nobody answers
+	if dead { // no answer
 		<-ctx.Done()
 	}
 	if err := ctx.Err(); err != nil {
@@ -86,7 +86,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// Close ends the listener, and the connections that nobody accepted.
+// Close ends the listener and the connections that were not accepted.
 func (l *listener) Close() error {
 	l.f.mu.Lock()
 	waiting := l.waiting
@@ -106,29 +106,27 @@ func (l *listener) Close() error {
 	return nil
 }
 
-// Addr returns the host's.
+// Addr returns the host's address.
 func (l *listener) Addr() net.Addr { return l.addr }
 
-// pipe is one direction of a control connection. All of it is guarded by the
-// fabric's lock.
+// pipe is one direction of a control connection. Its fields are guarded by the fabric's lock.
 type pipe struct {
 	f        *Fabric
 	from, to string
 	luck     draws
-	// sent are bytes on their way, in chunks; there holds what arrived.
+	// sent are the chunks in transit. there holds the bytes that arrived.
 	sent  []chunk
 	there []byte
 	held  bool // by Part
 	last  time.Duration
 	// bytes is the sum of both. Invariant: bytes <= ControlBuffer.
 	bytes int
-	// over: the writer closed, and all that it sent has arrived. deaf: the reader
-	// closed.
+	// over: the writer has closed, and all its bytes have arrived. deaf: the reader has closed.
 	over, deaf bool
 	changed    sync.Cond
 }
 
-// chunk is what one Write sent; nil is the end.
+// chunk is the data of one Write; nil data is the end of the stream.
 type chunk struct {
 	at   time.Duration
 	data []byte
@@ -138,7 +136,7 @@ func (f *Fabric) newPipe(from, to string) *pipe {
 	return &pipe{f: f, from: from, to: to, luck: drawsOf(f.seed, hash("pipe"), hash(from), hash(to)), changed: sync.Cond{L: &f.mu}}
 }
 
-// sendLocked puts a chunk on its way, behind those before it.
+// sendLocked sends a chunk after the earlier chunks.
 func (p *pipe) sendLocked(data []byte) {
 	p.last = max(p.f.now()+p.luck.within(p.f.opts.ControlDelay), p.last)
 	p.sent = append(p.sent, chunk{at: p.last, data: data})
@@ -146,10 +144,11 @@ func (p *pipe) sendLocked(data []byte) {
 	p.f.scheduleLocked(event{at: p.last, step: stepPipe, pipe: p})
 }
 
-// arriveLocked delivers the chunks whose time has come, unless the way is closed.
+// arriveLocked delivers the chunks whose time has come, unless the connection is parted or a
+// host is dead.
 func (p *pipe) arriveLocked() {
 	if p.f.deadHosts[p.from] || p.f.deadHosts[p.to] {
-		return // what fills the buffer stays there: silence
+		return // the bytes stay in the buffer
 	}
 	if p.f.parted[pairOf(p.from, p.to)] {
 		if !p.held {
@@ -183,14 +182,14 @@ type conn struct {
 	f             *Fabric
 	in, out       *pipe
 	local, remote Addr
-	// What follows is guarded by the fabric's lock.
+	// The fields below are guarded by the fabric's lock.
 	closed      bool
 	read, write deadline
 }
 
 var _ net.Conn = (*conn)(nil)
 
-// deadline is when a call gives up; its timer wakes those who wait.
+// deadline is the deadline of a call. Its timer wakes up waiting calls.
 type deadline struct {
 	at    time.Time
 	timer *time.Timer
@@ -217,7 +216,7 @@ func (d *deadline) setLocked(p *pipe, at time.Time) {
 
 var errReset = errors.New("connection reset by peer")
 
-// Read takes what has arrived.
+// Read reads bytes that have arrived.
 func (c *conn) Read(b []byte) (int, error) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -243,7 +242,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	}
 }
 
-// Write sends all of b, waiting for room as needed.
+// Write sends all of b and waits for room if needed.
 func (c *conn) Write(b []byte) (int, error) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -273,7 +272,7 @@ func (c *conn) failed(op string, err error) error {
 	return &net.OpError{Op: op, Net: "sim", Source: c.local, Addr: c.remote, Err: err}
 }
 
-// Close ends both directions; the peer reads what was sent, then EOF.
+// Close closes both directions. The peer reads the bytes that were sent, then EOF.
 func (c *conn) Close() error {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -294,10 +293,10 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// LocalAddr is the host on this side.
+// LocalAddr returns the host on this side.
 func (c *conn) LocalAddr() net.Addr { return c.local }
 
-// RemoteAddr is the host on the other side.
+// RemoteAddr returns the host on the other side.
 func (c *conn) RemoteAddr() net.Addr { return c.remote }
 
 // SetDeadline is SetReadDeadline and SetWriteDeadline.

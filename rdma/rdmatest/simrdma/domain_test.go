@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// lawful fails t at its end if the user of f broke a rule.
+// lawful fails t at its end if the user of f violated a rule.
 func lawful(t testing.TB, f *Fabric) {
 	t.Cleanup(func() {
 		for _, v := range f.Violations() {

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// endpointAddr is the length of Endpoint.Local: the NIC's number and the
-// endpoint's on it.
+// endpointAddr is the length of Endpoint.Local: the NIC's number and the endpoint's number on
+// the NIC.
 const endpointAddr = 8
 
 // Endpoint is one end of a connection between two NICs.
@@ -22,31 +22,28 @@ type Endpoint struct {
 	cookie uint64
 	class  rdma.Class
 	addr   [endpointAddr]byte
-	luck   draws  // for the endpoint's own fate
-	works  uint64 // where the draws of its Works begin
+	luck   draws  // for the endpoint's own draws
+	works  uint64 // the start of the draws of its Works
 
-	posting atomic.Bool // by some goroutine: only one may
+	posting atomic.Bool // true while a goroutine is in Post; only one may be
 
-	// What follows is guarded by the fabric's lock.
+	// The fields below are guarded by the fabric's lock.
 	peer *Endpoint
-	// shut, broken and closed come in this order, if they come.
+	// shut, broken and closed are set in this order, if at all.
 	shut, broken, closed bool
-	why                  error // of being broken, or about to
+	why                  error // reason for being broken, or for breaking soon
 	breaking             bool  // stepBreak is scheduled
-	// unpolled is how many Works have not been polled the completion of.
-	// Invariant: unpolled <= QueueDepth.
+	// unpolled is the number of Works whose completion has not been polled. Invariant: unpolled
+	// <= QueueDepth.
 	unpolled int
-	posted   uint64 // Works, ever
-	// flying are the Works that have not landed or not completed, in the order
-	// posted.
+	posted   uint64 // total number of Works
+	// flying are the Works that have not landed or not completed, in the order posted.
 	flying []*flight
-	// lastAdmit keeps admissions in order where that is promised.
+	// lastAdmit keeps admissions in order if the NIC is Ordered.
 	lastAdmit time.Duration
-	// lastLanded is one more than the highest number of the Works of the peer that
-	// landed here.
+	// lastLanded is one more than the highest number of the peer's Works that landed here.
 	lastLanded uint64
-	// refusing: a Work was refused and breaks the endpoint; nothing behind it is
-	// performed.
+	// refusing: a Work was refused and breaks the endpoint, so no later Work is performed.
 	refusing bool
 }
 
@@ -57,7 +54,7 @@ var errGone = errors.New("simrdma: the peer's endpoint is gone")
 // Local is the endpoint's address.
 func (e *Endpoint) Local() []byte { return append([]byte(nil), e.addr[:]...) }
 
-// Connect joins the endpoint to its peer.
+// Connect connects the endpoint to its peer.
 func (e *Endpoint) Connect(remote []byte) error {
 	if len(remote) != endpointAddr {
 		return fmt.Errorf("simrdma: endpoint address of %d bytes, want %d: %w", len(remote), endpointAddr, rdma.ErrMalformed)
@@ -94,7 +91,7 @@ func (e *Endpoint) Connect(remote []byte) error {
 // String names the endpoint in errors.
 func (e *Endpoint) String() string { return fmt.Sprintf("%s#%d", e.d.opts.Name, e.number) }
 
-// deafLocked: nothing that the peer posted lands here.
+// deafLocked reports whether nothing that the peer posted can land here.
 func (e *Endpoint) deafLocked() bool { return e.shut || e.broken || e.closed || e.d.dead }
 
 // Post submits Works.
@@ -124,7 +121,7 @@ func (e *Endpoint) Post(works []group.Work) (int, error) {
 	return len(works), nil
 }
 
-// postableLocked returns an error if the endpoint takes no Works.
+// postableLocked returns an error if the endpoint accepts no Works.
 func (e *Endpoint) postableLocked() error {
 	f := e.d.f
 	switch {
@@ -142,7 +139,7 @@ func (e *Endpoint) postableLocked() error {
 	return nil
 }
 
-// checkLocked returns an error if w is none that the engine may post.
+// checkLocked returns an error if the engine may not post w.
 func (e *Endpoint) checkLocked(w *group.Work) error {
 	o := &e.d.opts
 	switch w.Op {
@@ -173,7 +170,7 @@ func (e *Endpoint) checkLocked(w *group.Work) error {
 	return rdma.Range("source", w.SrcOff, w.Len, uint64(len(src.buf)))
 }
 
-// breakLocked breaks the endpoint: its Works end, and whoever polls is told once.
+// breakLocked breaks the endpoint: its Works end, and one KindBroken is queued.
 func (e *Endpoint) breakLocked(why error) {
 	if e.broken || e.shut || e.closed || e.d.dead {
 		return
@@ -191,7 +188,7 @@ func (e *Endpoint) breakLocked(why error) {
 	}
 }
 
-// breakSoonLocked breaks the endpoint one packet from now.
+// breakSoonLocked breaks the endpoint after the delay of one packet.
 func (e *Endpoint) breakSoonLocked(why error) {
 	if e.breaking {
 		return
@@ -201,7 +198,7 @@ func (e *Endpoint) breakSoonLocked(why error) {
 	f.scheduleLocked(event{at: f.now() + f.delay(&e.luck), step: stepBreak, ep: e})
 }
 
-// Shut cuts the endpoint off.
+// Shut disconnects the endpoint.
 func (e *Endpoint) Shut() {
 	e.d.f.mu.Lock()
 	defer e.d.f.mu.Unlock()
@@ -219,8 +216,8 @@ func (e *Endpoint) shutLocked() {
 	e.endFlightsLocked()
 }
 
-// endFlightsLocked completes everything in flight with StatusBroken. Some of it
-// is on the wire and may land.
+// endFlightsLocked completes all Works in flight with StatusBroken. Some are on the wire and
+// may still land.
 func (e *Endpoint) endFlightsLocked() {
 	f := e.d.f
 	wire := true
@@ -237,7 +234,7 @@ func (e *Endpoint) endFlightsLocked() {
 			if ghost {
 				fl.haunt()
 			} else {
-				f.landLocked(fl) // nowhere
+				f.landLocked(fl) // at no target
 			}
 		} else if fl.status == group.StatusOK {
 			f.counts.DeliveredBroken++

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
-// Shape of a story of the ledger.
+// Parameters of a run of the ledger.
 const (
 	storyEngines = 3
 	storyOps     = 60
@@ -24,34 +24,34 @@ const (
 	storyTimeout = 10 * time.Minute
 )
 
-// entry is one operation in the ledger: what was written, how it ended, how often
-// it was counted. Its number is its immediate.
+// entry is one operation in the ledger: the written bytes, its result, and the number of
+// counted immediates. Its number is its immediate.
 type entry struct {
 	number   int
 	from, to int // engines
 	what     string
-	slot     []byte // where it lands, at the target
+	slot     []byte // its destination at the target
 	want     []byte
 	revoked  bool // its window was revoked before its end: it may be refused
 	keyless  bool // the target had no NIC when the Desc was made
-	// lives of the target's NICs when the Desc was made: one that died since, and
-	// perhaps came back, has other keys.
+	// lives of the target's NICs when the Desc was made. A NIC that has died since has other
+	// keys, even if it has returned.
 	lives    []uint64
-	expected bool // before it was submitted: what was counted stays counted
+	expected bool // expected before submission, so its counted immediates stay counted
 
-	// What follows is guarded by ledger.mu.
+	// The fields below are guarded by ledger.mu.
 	submitted error
 	ends      []error
 	counted   int
 	early     bool // counted before its bytes were in place
 }
 
-// ledger is the oracle: it knows what was written and counted, and nothing of
+// ledger is the oracle. It records the written bytes and counted immediates, and does not model
 // sessions, NICs or pieces.
 type ledger struct {
 	mu      sync.Mutex
 	entries []*entry
-	// down are the sessions that ended, as the first engine saw it of the second.
+	// down are the sessions that ended, as reported by the first engine about the second.
 	down map[[2]int]bool
 }
 
@@ -76,8 +76,8 @@ func (l *ledger) end(e *entry) func(error) {
 	}
 }
 
-// keysLost reports whether every NIC that a Desc has a key for has died since, or
-// was dead before its engine knew.
+// keysLost reports whether every NIC for which a Desc has a key has died since, or was dead
+// before its engine detected it.
 func (s *story) keysLost(e *entry) bool {
 	for i, now := range s.lives(e.to) {
 		if now != 0 && now == e.lives[i] {
@@ -87,7 +87,7 @@ func (s *story) keysLost(e *entry) bool {
 	return true
 }
 
-// lives says which of its lives each NIC of an engine is in; 0 is dead.
+// lives returns the current life of each NIC of an engine; 0 is dead.
 func (s *story) lives(i int) []uint64 {
 	f := s.w.f
 	f.mu.Lock()
@@ -102,7 +102,7 @@ func (s *story) lives(i int) []uint64 {
 	return out
 }
 
-// judge holds the ledger against the promises of package rdma.
+// judge checks the ledger against the promises of package rdma.
 func (s *story) judge() {
 	l, t := &s.ledger, s.T
 	l.mu.Lock()
@@ -127,7 +127,7 @@ func (s *story) judge() {
 		}
 		switch err := e.ends[0]; {
 		case err == nil:
-			// What nobody expects is forgotten when its session ends.
+			// Unexpected immediates are discarded when their session ends.
 			if e.counted != 1 && (e.expected || !l.down[[2]int{e.to, e.from}]) {
 				t.Errorf("%s: ended well, counted %d times", name, e.counted)
 			}
@@ -145,8 +145,7 @@ func (s *story) judge() {
 	}
 }
 
-// story is one run: engines on a network, operations between them, and what
-// befalls the network meanwhile.
+// story is one run: engines on a network, operations between them, and faults of the network.
 type story struct {
 	*testing.T
 	w       *world
@@ -162,8 +161,8 @@ type story struct {
 	wg      sync.WaitGroup
 }
 
-// TestLedger: no immediate is lost, early or counted twice, and no operation ends
-// twice or not at all, whatever NICs, links, hosts and control connections do.
+// TestLedger: no immediate is lost, early or counted twice, and each operation ends exactly
+// once, under faults of NICs, links, hosts and control connections.
 func TestLedger(t *testing.T) {
 	eachSeed(t, 20, func(t *testing.T, seed uint64) {
 		synctest.Test(t, func(t *testing.T) {
@@ -177,7 +176,7 @@ func TestLedger(t *testing.T) {
 	})
 }
 
-// open starts the engines and joins them all.
+// open starts the engines and connects them all.
 func (s *story) open() {
 	token := rdma.Token("the token of every engine here")
 	s.bytes = make([]byte, 2*slotBytes)
@@ -215,7 +214,7 @@ func (s *story) must(err error) {
 	}
 }
 
-// tell submits the operations, at random times, while the network suffers.
+// tell submits the operations at random times while faults occur.
 func (s *story) tell() {
 	faults := s.rng.IntN(4)
 	for range faults {
@@ -235,7 +234,7 @@ func (s *story) tell() {
 	s.wg.Wait()
 }
 
-// fault draws one misfortune. Those that a session survives are the more frequent.
+// fault draws one fault. Faults that a session survives are more frequent.
 func (s *story) fault() func() {
 	f, nics := s.w.f, s.w.nics
 	a := s.rng.IntN(storyEngines)
@@ -324,8 +323,8 @@ func (s *story) submit(i int) {
 	}
 }
 
-// expect begins an expectation that looks at the bytes when it is told. One that
-// has ended otherwise is begun again at the end.
+// expect begins an expectation that checks the bytes in its Done. An expectation that failed is
+// begun again at the end.
 func (s *story) expect(e *entry) {
 	_, err := s.engines[e.to].ExpectImm(rdma.Expect{Imm: uint32(e.number), Count: 1, Done: func(err error) {
 		if err != nil {
@@ -340,8 +339,8 @@ func (s *story) expect(e *entry) {
 	s.must(err)
 }
 
-// revokeLater revokes the window of an operation at some time; nothing may change
-// it afterwards.
+// revokeLater revokes the window of an operation after some time. Its bytes must not change
+// afterwards.
 func (s *story) revokeLater(e *entry, win rdma.Window) {
 	at := time.Duration(s.rng.Int64N(int64(3 * time.Millisecond)))
 	s.wg.Go(func() {
@@ -366,7 +365,7 @@ func (s *story) revokeLater(e *entry, win rdma.Window) {
 	})
 }
 
-// end waits until every operation has ended, counts what was not expected, and
+// end waits until every operation has ended, counts the immediates that were not expected, and
 // judges.
 func (s *story) end() {
 	for _, r := range s.src {
@@ -377,7 +376,7 @@ func (s *story) end() {
 	for !s.allEnded() && s.ctx.Err() == nil { // an operation without payload reads from no source
 		time.Sleep(100 * time.Millisecond)
 	}
-	time.Sleep(time.Second) // what is counted at the target is, by then
+	time.Sleep(time.Second) // by then every immediate has been counted at the target
 	for _, e := range s.ledger.entries {
 		s.recount(e)
 	}
@@ -397,8 +396,8 @@ func (s *story) allEnded() bool {
 	return true
 }
 
-// recount takes what was counted for an operation and not expected. A session's
-// end forgets that: then there is none.
+// recount counts the immediates of an operation that were not expected. If its session has
+// ended they are discarded, and there are none.
 func (s *story) recount(e *entry) {
 	for range 3 {
 		before := e.counted
@@ -408,7 +407,7 @@ func (s *story) recount(e *entry) {
 			}
 		}})
 		if errors.Is(err, rdma.ErrExists) {
-			return // the first expectation still waits
+			return // the first expectation is still waiting
 		}
 		s.must(err)
 		if e.counted == before {
@@ -418,7 +417,7 @@ func (s *story) recount(e *entry) {
 	}
 }
 
-// engage proves that the sessions that are left work.
+// engage checks that the remaining sessions work.
 func (s *story) engage() {
 	for i, e := range s.engines {
 		for _, p := range e.Peers() {
