@@ -52,7 +52,7 @@ func newWorld(t testing.TB, seed uint64) *world {
 	t.Helper()
 	d := drawsOf(seed, hash("world"))
 	w := &world{f: NewFabric(seed, RandomFabric(seed)), nic: RandomNIC(seed), nics: 1 + d.below(3)}
-	lawful(t, w.f)
+	failOnViolation(t, w.f)
 	return w
 }
 
@@ -116,7 +116,7 @@ func TestConformance(t *testing.T) {
 				if w == nil {
 					w = &world{f: NewFabric(1, FabricOptions{Delay: Span{Max: 20 * time.Microsecond}, Pieces: 3, RepeatChance: 0.2, GhostChance: 0.5}), nic: k.nic, nics: 2}
 					worlds[t.Name()] = w
-					lawful(t, w.f)
+					failOnViolation(t, w.f)
 				}
 				return w.open(t, c)
 			}}.Run(t)

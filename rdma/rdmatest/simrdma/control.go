@@ -27,7 +27,7 @@ type listener struct {
 	// The fields below are guarded by the fabric's lock.
 	waiting []net.Conn
 	closed  bool
-	came    sync.Cond
+	arrived sync.Cond
 }
 
 // acceptMax is the largest number of connections that wait for Accept.
@@ -41,7 +41,7 @@ func (f *Fabric) Listen(host string) (net.Listener, error) {
 	if f.listeners[host] != nil {
 		return nil, fmt.Errorf("simrdma: %s listens already", host)
 	}
-	l := &listener{f: f, addr: Addr(host), came: sync.Cond{L: &f.mu}}
+	l := &listener{f: f, addr: Addr(host), arrived: sync.Cond{L: &f.mu}}
 	f.listeners[host] = l
 	return l, nil
 }
@@ -67,7 +67,7 @@ func (f *Fabric) Dial(ctx context.Context, from, to string) (net.Conn, error) {
 	dialed := &conn{f: f, in: back, out: out, local: Addr(from), remote: Addr(to)}
 	accepted := &conn{f: f, in: out, out: back, local: Addr(to), remote: Addr(from)}
 	l.waiting = append(l.waiting, accepted)
-	l.came.Signal()
+	l.arrived.Signal()
 	return dialed, nil
 }
 
@@ -76,7 +76,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	l.f.mu.Lock()
 	defer l.f.mu.Unlock()
 	for len(l.waiting) == 0 && !l.closed {
-		l.came.Wait()
+		l.arrived.Wait()
 	}
 	if l.closed {
 		return nil, fmt.Errorf("simrdma: accept on %s: %w", l.addr, net.ErrClosed)
@@ -95,7 +95,7 @@ func (l *listener) Close() error {
 	if l.f.listeners[string(l.addr)] == l {
 		delete(l.f.listeners, string(l.addr))
 	}
-	l.came.Broadcast()
+	l.arrived.Broadcast()
 	l.f.mu.Unlock()
 	for _, c := range waiting {
 		_ = c.Close()
@@ -113,17 +113,17 @@ func (l *listener) Addr() net.Addr { return l.addr }
 type pipe struct {
 	f        *Fabric
 	from, to string
-	luck     draws
-	// sent are the chunks in transit. there holds the bytes that arrived.
-	sent  []chunk
-	there []byte
-	held  bool // by Part
-	last  time.Duration
+	draws    draws
+	// sent are the chunks in transit. readable holds the bytes that arrived.
+	sent     []chunk
+	readable []byte
+	held     bool // by Part
+	last     time.Duration
 	// bytes is the sum of both. Invariant: bytes <= ControlBuffer.
 	bytes int
-	// over: the writer has closed, and all its bytes have arrived. deaf: the reader has closed.
-	over, deaf bool
-	changed    sync.Cond
+	// eof: the writer has closed, and all its bytes have arrived. readerClosed: the reader has closed.
+	eof, readerClosed bool
+	changed           sync.Cond
 }
 
 // chunk is the data of one Write; nil data is the end of the stream.
@@ -133,12 +133,12 @@ type chunk struct {
 }
 
 func (f *Fabric) newPipe(from, to string) *pipe {
-	return &pipe{f: f, from: from, to: to, luck: drawsOf(f.seed, hash("pipe"), hash(from), hash(to)), changed: sync.Cond{L: &f.mu}}
+	return &pipe{f: f, from: from, to: to, draws: drawsOf(f.seed, hash("pipe"), hash(from), hash(to)), changed: sync.Cond{L: &f.mu}}
 }
 
 // sendLocked sends a chunk after the earlier chunks.
 func (p *pipe) sendLocked(data []byte) {
-	p.last = max(p.f.now()+p.luck.within(p.f.opts.ControlDelay), p.last)
+	p.last = max(p.f.now()+p.draws.within(p.f.opts.ControlDelay), p.last)
 	p.sent = append(p.sent, chunk{at: p.last, data: data})
 	p.bytes += len(data)
 	p.f.scheduleLocked(event{at: p.last, step: stepPipe, pipe: p})
@@ -167,11 +167,11 @@ func (p *pipe) pumpLocked() {
 		c := p.sent[0]
 		p.sent = append(p.sent[:0], p.sent[1:]...)
 		if c.data == nil {
-			p.over = true
-		} else if p.deaf {
+			p.eof = true
+		} else if p.readerClosed {
 			p.bytes -= len(c.data)
 		} else {
-			p.there = append(p.there, c.data...)
+			p.readable = append(p.readable, c.data...)
 		}
 	}
 	p.changed.Broadcast()
@@ -229,13 +229,13 @@ func (c *conn) Read(b []byte) (int, error) {
 			return 0, c.failed("read", os.ErrDeadlineExceeded)
 		case len(b) == 0:
 			return 0, nil
-		case len(p.there) > 0:
-			n := copy(b, p.there)
-			p.there = append(p.there[:0], p.there[n:]...)
+		case len(p.readable) > 0:
+			n := copy(b, p.readable)
+			p.readable = append(p.readable[:0], p.readable[n:]...)
 			p.bytes -= n
 			p.changed.Broadcast()
 			return n, nil
-		case p.over:
+		case p.eof:
 			return 0, io.EOF
 		}
 		p.changed.Wait()
@@ -253,7 +253,7 @@ func (c *conn) Write(b []byte) (int, error) {
 			return n, c.failed("write", net.ErrClosed)
 		case c.write.passed():
 			return n, c.failed("write", os.ErrDeadlineExceeded)
-		case p.deaf:
+		case p.readerClosed:
 			return n, c.failed("write", errReset)
 		case n == len(b):
 			return n, nil
@@ -284,9 +284,9 @@ func (c *conn) Close() error {
 	c.write.setLocked(c.out, time.Time{})
 	c.out.sendLocked(nil)
 	if !c.f.deadHosts[c.in.from] && !c.f.deadHosts[c.in.to] {
-		c.in.deaf = true
-		c.in.bytes -= len(c.in.there)
-		c.in.there = nil
+		c.in.readerClosed = true
+		c.in.bytes -= len(c.in.readable)
+		c.in.readable = nil
 	}
 	c.in.changed.Broadcast()
 	c.out.changed.Broadcast()

@@ -28,8 +28,10 @@
 // The fabric uses all the freedom that group.Domain leaves to a NIC, and no more:
 //
 //   - Pieces of one payload, payloads, completions, messages and (where a NIC is
-//     not Ordered) immediates overtake each other. A completion of the sender gives no information about other Works.
-//   - A piece may be placed twice, as long as its Work has not been delivered; a later repetition is dropped together with its immediate.
+//     not Ordered) immediates overtake each other. A completion of the sender gives no
+//     information about other Works.
+//   - A piece may be placed twice, as long as its Work has not been delivered; a later
+//     repetition is dropped together with its immediate.
 //   - A Work whose sender's endpoint has ended may still be on the wire with its
 //     payload, and land, and count, until the target's endpoint is shut: a ghost.
 //     The Works of an Ordered endpoint that do so are the first of those in flight.

@@ -116,10 +116,10 @@ type Domain struct {
 	f    *Fabric
 	id   uint32
 	opts NICOptions
-	// luck is the start of the NIC's own draws: a hash of its name and of how often the name was
+	// drawSeed is the start of the NIC's own draws: a hash of its name and of how often the name was
 	// opened before.
-	luck uint64
-	keys draws
+	drawSeed uint64
+	keys     draws
 	// arrived wakes Wait; it uses the fabric's lock.
 	arrived sync.Cond
 	polling atomic.Bool // true while a goroutine is in Poll or Wait; only one may be
@@ -160,10 +160,10 @@ func (f *Fabric) Open(o NICOptions) (*Domain, error) {
 		return nil, fmt.Errorf("simrdma: %s is open already", o.Name)
 	}
 	f.ids++
-	luck := hash(o.Name) + f.plugs[o.Name]
-	f.plugs[o.Name]++
+	drawSeed := hash(o.Name) + f.opened[o.Name]
+	f.opened[o.Name]++
 	d := &Domain{
-		f: f, id: f.ids, opts: o, luck: luck, keys: drawsOf(f.seed, hash("keys"), luck), arrived: sync.Cond{L: &f.mu},
+		f: f, id: f.ids, opts: o, drawSeed: drawSeed, keys: drawsOf(f.seed, hash("keys"), drawSeed), arrived: sync.Cond{L: &f.mu},
 		endpoints: make(map[uint32]*Endpoint), memories: make(map[uint64]*Memory),
 	}
 	f.nics[o.Name], f.byID[d.id] = d, d
@@ -202,8 +202,8 @@ func (d *Domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		return nil, err
 	}
 	d.made++
-	luck := drawsOf(d.f.seed, d.luck, uint64(d.made))
-	e := &Endpoint{d: d, number: d.made, cookie: cookie, class: class, works: luck.next(), luck: luck}
+	draws := drawsOf(d.f.seed, d.drawSeed, uint64(d.made))
+	e := &Endpoint{d: d, number: d.made, cookie: cookie, class: class, works: draws.next(), draws: draws}
 	binary.LittleEndian.PutUint32(e.addr[:], d.id)
 	binary.LittleEndian.PutUint32(e.addr[4:], e.number)
 	d.endpoints[e.number] = e
@@ -320,8 +320,8 @@ func (d *Domain) dieLocked(why error) {
 	if d.dead {
 		return
 	}
-	luck := drawsOf(d.f.seed, hash("death"), d.luck)
-	d.silent = luck.chance(0.5)
+	draws := drawsOf(d.f.seed, hash("death"), d.drawSeed)
+	d.silent = draws.chance(0.5)
 	d.why = why
 	for n := uint32(1); n <= d.made; n++ {
 		if e := d.endpoints[n]; e != nil {

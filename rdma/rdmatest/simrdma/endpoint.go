@@ -22,7 +22,7 @@ type Endpoint struct {
 	cookie uint64
 	class  rdma.Class
 	addr   [endpointAddr]byte
-	luck   draws  // for the endpoint's own draws
+	draws  draws  // for the endpoint's own draws
 	works  uint64 // the start of the draws of its Works
 
 	posting atomic.Bool // true while a goroutine is in Post; only one may be
@@ -91,8 +91,8 @@ func (e *Endpoint) Connect(remote []byte) error {
 // String names the endpoint in errors.
 func (e *Endpoint) String() string { return fmt.Sprintf("%s#%d", e.d.opts.Name, e.number) }
 
-// deafLocked reports whether nothing that the peer posted can land here.
-func (e *Endpoint) deafLocked() bool { return e.shut || e.broken || e.closed || e.d.dead }
+// closedToPeerLocked reports whether nothing that the peer posted can land here.
+func (e *Endpoint) closedToPeerLocked() bool { return e.shut || e.broken || e.closed || e.d.dead }
 
 // Post submits Works.
 func (e *Endpoint) Post(works []group.Work) (int, error) {
@@ -132,7 +132,7 @@ func (e *Endpoint) postableLocked() error {
 		return fmt.Errorf("simrdma: post to %v: broken: %w", e, e.why)
 	case e.d.dead:
 		return fmt.Errorf("simrdma: post to %v: %w", e, e.d.why)
-	case e.peer == nil || (e.peer.peer != e && !e.peer.deafLocked()):
+	case e.peer == nil || (e.peer.peer != e && !e.peer.closedToPeerLocked()):
 		f.violationLocked("%v: Post before Connect has returned on both sides", e)
 		return fmt.Errorf("simrdma: post to %v: it is not connected on both sides", e)
 	}
@@ -178,7 +178,7 @@ func (e *Endpoint) breakLocked(why error) {
 	e.broken, e.why = true, why
 	e.d.f.counts.Breaks++
 	tell := completion{ep: e, Completion: group.Completion{Kind: group.KindBroken, Status: group.StatusBroken, Cookie: e.cookie, Err: why}}
-	first := e.luck.chance(0.5)
+	first := e.draws.chance(0.5)
 	if first && !e.d.silent {
 		e.d.pushLocked(tell)
 	}
@@ -195,7 +195,7 @@ func (e *Endpoint) breakSoonLocked(why error) {
 	}
 	e.breaking, e.why = true, why
 	f := e.d.f
-	f.scheduleLocked(event{at: f.now() + f.delay(&e.luck), step: stepBreak, ep: e})
+	f.scheduleLocked(event{at: f.now() + f.delay(&e.draws), step: stepBreak, ep: e})
 }
 
 // Shut disconnects the endpoint.
@@ -227,12 +227,12 @@ func (e *Endpoint) endFlightsLocked() {
 			continue
 		}
 		if !fl.landed {
-			ghost := wire && !e.refusing && e.luck.chance(f.opts.GhostChance)
+			ghost := wire && !e.refusing && e.draws.chance(f.opts.GhostChance)
 			if e.d.opts.Ordered {
 				wire = ghost
 			}
 			if ghost {
-				fl.haunt()
+				fl.makeGhost()
 			} else {
 				f.landLocked(fl) // at no target
 			}

@@ -89,10 +89,10 @@ type Fabric struct {
 	// running: due events are being performed. The timer is set afterwards.
 	running bool
 
-	nics  map[string]*Domain
-	plugs map[string]uint64 // number of times that a NIC was opened under that name
-	ids   uint32            // of the next domain
-	byID  map[uint32]*Domain
+	nics   map[string]*Domain
+	opened map[string]uint64 // number of times that a NIC was opened under that name
+	ids    uint32            // of the next domain
+	byID   map[uint32]*Domain
 
 	deadNICs  map[string]bool
 	deadHosts map[string]bool
@@ -137,7 +137,7 @@ func NewFabric(seed uint64, o FabricOptions) *Fabric {
 	o.ensureDefaults()
 	f := &Fabric{
 		seed: seed, opts: o, start: time.Now(), alarm: noAlarm,
-		nics: make(map[string]*Domain), plugs: make(map[string]uint64), byID: make(map[uint32]*Domain),
+		nics: make(map[string]*Domain), opened: make(map[string]uint64), byID: make(map[uint32]*Domain),
 		deadNICs: make(map[string]bool), deadHosts: make(map[string]bool),
 		cut: make(map[pair]bool), parted: make(map[pair]bool), listeners: make(map[string]*listener),
 	}

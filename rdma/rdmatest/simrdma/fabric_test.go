@@ -111,16 +111,16 @@ func (r *rig) close() {
 	}
 }
 
-// wild is a network with all faults.
-var wild = FabricOptions{
+// allFaults is a network with all faults.
+var allFaults = FabricOptions{
 	Delay: Span{Min: time.Microsecond, Max: time.Millisecond}, Tail: Span{Max: 5 * time.Millisecond}, TailChance: 0.1,
 	Pieces: 8, RepeatChance: 0.5, GhostChance: 0.7,
 }
 
-// fates returns the results of 100 writes whose sender's endpoint ends half-way.
-func fates(t *testing.T, seed uint64) (out []string) {
+// outcomes returns the results of 100 writes whose sender's endpoint ends half-way.
+func outcomes(t *testing.T, seed uint64) (out []string) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, seed, wild, NICOptions{})
+		r := newRig(t, seed, allFaults, NICOptions{})
 		start := time.Now()
 		for i := range uint64(100) {
 			if n, err := r.ea.Post([]group.Work{r.write(i, 9, i*9)}); n != 1 || err != nil {
@@ -145,7 +145,7 @@ func fates(t *testing.T, seed uint64) (out []string) {
 
 // The same posts have the same results with the same seed, and other results with another.
 func TestReplay(t *testing.T) {
-	one, again, other := fates(t, 1), fates(t, 1), fates(t, 2)
+	one, again, other := outcomes(t, 1), outcomes(t, 1), outcomes(t, 2)
 	if !slices.Equal(one, again) {
 		t.Error("the same seed, another fate")
 	}
@@ -162,7 +162,7 @@ func TestFaultsHappen(t *testing.T) {
 	var sum Counts
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
-			r := newRig(t, seed, wild, NICOptions{Windows: true})
+			r := newRig(t, seed, allFaults, NICOptions{Windows: true})
 			win := must(r.bm.Window(0, 500))(t)
 			for i := range uint64(60) {
 				w := r.write(i, 8, 0)

@@ -18,8 +18,8 @@ type flight struct {
 	work     group.Work
 	src      *Memory
 	// wire is a copy of a ghost's payload, because its source has been returned to its owner.
-	wire []byte
-	luck draws
+	wire  []byte
+	draws draws
 
 	// dst and off are the destination, set on admission.
 	dst *Memory
@@ -43,8 +43,8 @@ type flight struct {
 
 func (fl *flight) refused() bool { return fl.status != group.StatusOK }
 
-// haunt makes the flight a ghost, independent of its source.
-func (fl *flight) haunt() {
+// makeGhost makes the flight a ghost, independent of its source.
+func (fl *flight) makeGhost() {
 	fl.ghost = true
 	if fl.src != nil {
 		fl.wire = append(fl.wire[:0], fl.src.buf[fl.work.SrcOff:fl.work.SrcOff+fl.work.Len]...)
@@ -60,7 +60,7 @@ func (e *Endpoint) sendLocked(w *group.Work, now time.Duration) {
 	} else {
 		fl = new(flight)
 	}
-	*fl = flight{life: fl.life, wire: fl.wire[:0], from: e, to: e.peer, number: e.posted, work: *w, unanswered: noAlarm, luck: drawsOf(e.works, e.posted)}
+	*fl = flight{life: fl.life, wire: fl.wire[:0], from: e, to: e.peer, number: e.posted, work: *w, unanswered: noAlarm, draws: drawsOf(e.works, e.posted)}
 	if w.Len > 0 {
 		fl.src = w.Src.(*Memory)
 		fl.src.reads++
@@ -70,7 +70,7 @@ func (e *Endpoint) sendLocked(w *group.Work, now time.Duration) {
 	e.flying = append(e.flying, fl)
 	f.counts.Works++
 	f.counts.Flying++
-	at := now + f.delay(&fl.luck)
+	at := now + f.delay(&fl.draws)
 	if e.d.opts.Ordered || e.d.opts.RefusalBreaks {
 		at = max(at, e.lastAdmit)
 		e.lastAdmit = at
@@ -121,7 +121,7 @@ func (f *Fabric) loseGhostLocked(fl *flight) {
 // deadEndLocked handles a packet for an endpoint that accepts none: the sender's endpoint
 // breaks. It reports whether that was the case.
 func (f *Fabric) deadEndLocked(fl *flight) bool {
-	if !fl.to.deafLocked() {
+	if !fl.to.closedToPeerLocked() {
 		return false
 	}
 	fl.status, fl.why = group.StatusBroken, errGone
@@ -176,12 +176,12 @@ func (f *Fabric) acceptLocked(fl *flight) {
 	now := f.now()
 	fl.pieces = 1
 	if fl.work.Op != group.OpSend && fl.work.Len > 0 {
-		fl.pieces = 1 + fl.luck.below(int(min(uint64(f.opts.Pieces), fl.work.Len, 64)))
+		fl.pieces = 1 + fl.draws.below(int(min(uint64(f.opts.Pieces), fl.work.Len, 64)))
 	}
 	for i := range fl.pieces {
-		f.flyLocked(fl, now+f.delay(&fl.luck), stepPlace, i)
-		if f.opts.RepeatChance > 0 && fl.luck.chance(f.opts.RepeatChance) {
-			f.flyLocked(fl, now+f.delay(&fl.luck)+f.delay(&fl.luck), stepRepeat, i)
+		f.flyLocked(fl, now+f.delay(&fl.draws), stepPlace, i)
+		if f.opts.RepeatChance > 0 && fl.draws.chance(f.opts.RepeatChance) {
+			f.flyLocked(fl, now+f.delay(&fl.draws)+f.delay(&fl.draws), stepRepeat, i)
 		}
 	}
 }
@@ -309,7 +309,7 @@ func (f *Fabric) settleLocked(fl *flight) {
 // deliverLocked delivers a Work at the target: an immediate, a message or a refusal.
 func (f *Fabric) deliverLocked(fl *flight) {
 	to := fl.to
-	if to.deafLocked() {
+	if to.closedToPeerLocked() {
 		f.deadEndLocked(fl)
 		return
 	}
@@ -334,7 +334,7 @@ func (f *Fabric) deliverLocked(fl *flight) {
 	ghost := fl.ghost
 	f.landLocked(fl)
 	if !ghost {
-		f.flyLocked(fl, f.now()+f.delay(&fl.luck), stepAnswer, 0)
+		f.flyLocked(fl, f.now()+f.delay(&fl.draws), stepAnswer, 0)
 	}
 }
 

@@ -56,7 +56,7 @@ type ledger struct {
 }
 
 // ended is the OnPeerDown of engine i.
-func (s *story) ended(i int) func(rdma.EngineID, error) {
+func (s *ledgerRun) ended(i int) func(rdma.EngineID, error) {
 	return func(id rdma.EngineID, _ error) {
 		s.ledger.mu.Lock()
 		defer s.ledger.mu.Unlock()
@@ -78,7 +78,7 @@ func (l *ledger) end(e *entry) func(error) {
 
 // keysLost reports whether every NIC for which a Desc has a key has died since, or was dead
 // before its engine detected it.
-func (s *story) keysLost(e *entry) bool {
+func (s *ledgerRun) keysLost(e *entry) bool {
 	for i, now := range s.lives(e.to) {
 		if now != 0 && now == e.lives[i] {
 			return false
@@ -88,7 +88,7 @@ func (s *story) keysLost(e *entry) bool {
 }
 
 // lives returns the current life of each NIC of an engine; 0 is dead.
-func (s *story) lives(i int) []uint64 {
+func (s *ledgerRun) lives(i int) []uint64 {
 	f := s.w.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -96,14 +96,14 @@ func (s *story) lives(i int) []uint64 {
 	for n := range out {
 		name := NICName(s.engines[i].(*engine).host, n)
 		if d := f.nics[name]; d != nil && !d.dead {
-			out[n] = f.plugs[name]
+			out[n] = f.opened[name]
 		}
 	}
 	return out
 }
 
 // judge checks the ledger against the promises of package rdma.
-func (s *story) judge() {
+func (s *ledgerRun) judge() {
 	l, t := &s.ledger, s.T
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,8 +145,8 @@ func (s *story) judge() {
 	}
 }
 
-// story is one run: engines on a network, operations between them, and faults of the network.
-type story struct {
+// ledgerRun is one run: engines on a network, operations between them, and faults of the network.
+type ledgerRun struct {
 	*testing.T
 	w       *world
 	rng     *rand.Rand
@@ -168,16 +168,16 @@ func TestLedger(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), storyTimeout)
 			defer cancel()
-			s := &story{T: t, w: newWorld(t, seed), rng: rand.New(rand.NewPCG(seed, 3)), ctx: ctx}
+			s := &ledgerRun{T: t, w: newWorld(t, seed), rng: rand.New(rand.NewPCG(seed, 3)), ctx: ctx}
 			s.open()
-			s.tell()
+			s.submitAll()
 			s.end()
 		})
 	})
 }
 
 // open starts the engines and connects them all.
-func (s *story) open() {
+func (s *ledgerRun) open() {
 	token := rdma.Token("the token of every engine here")
 	s.bytes = make([]byte, 2*slotBytes)
 	for i := range s.bytes {
@@ -207,15 +207,15 @@ func (s *story) open() {
 	}
 }
 
-func (s *story) must(err error) {
+func (s *ledgerRun) must(err error) {
 	s.Helper()
 	if err != nil {
 		s.Fatal(err)
 	}
 }
 
-// tell submits the operations at random times while faults occur.
-func (s *story) tell() {
+// submitAll submits the operations at random times while faults occur.
+func (s *ledgerRun) submitAll() {
 	faults := s.rng.IntN(4)
 	for range faults {
 		at := time.Duration(s.rng.Int64N(int64(20 * time.Millisecond)))
@@ -235,7 +235,7 @@ func (s *story) tell() {
 }
 
 // fault draws one fault. Faults that a session survives are more frequent.
-func (s *story) fault() func() {
+func (s *ledgerRun) fault() func() {
 	f, nics := s.w.f, s.w.nics
 	a := s.rng.IntN(storyEngines)
 	b := (a + 1 + s.rng.IntN(storyEngines-1)) % storyEngines
@@ -269,7 +269,7 @@ func (s *story) fault() func() {
 }
 
 // submit draws an operation and submits it.
-func (s *story) submit(i int) {
+func (s *ledgerRun) submit(i int) {
 	from := s.rng.IntN(storyEngines)
 	to := (from + 1 + s.rng.IntN(storyEngines-1)) % storyEngines
 	e := &entry{number: i, from: from, to: to, lives: s.lives(to), slot: s.mem[to][i*slotBytes : (i+1)*slotBytes]}
@@ -325,7 +325,7 @@ func (s *story) submit(i int) {
 
 // expect begins an expectation that checks the bytes in its Done. An expectation that failed is
 // begun again at the end.
-func (s *story) expect(e *entry) {
+func (s *ledgerRun) expect(e *entry) {
 	_, err := s.engines[e.to].ExpectImm(rdma.Expect{Imm: uint32(e.number), Count: 1, Done: func(err error) {
 		if err != nil {
 			return
@@ -341,7 +341,7 @@ func (s *story) expect(e *entry) {
 
 // revokeLater revokes the window of an operation after some time. Its bytes must not change
 // afterwards.
-func (s *story) revokeLater(e *entry, win rdma.Window) {
+func (s *ledgerRun) revokeLater(e *entry, win rdma.Window) {
 	at := time.Duration(s.rng.Int64N(int64(3 * time.Millisecond)))
 	s.wg.Go(func() {
 		time.Sleep(at)
@@ -367,7 +367,7 @@ func (s *story) revokeLater(e *entry, win rdma.Window) {
 
 // end waits until every operation has ended, counts the immediates that were not expected, and
 // judges.
-func (s *story) end() {
+func (s *ledgerRun) end() {
 	for _, r := range s.src {
 		if err := r.Close(s.ctx); err != nil { // every operation that reads from it has ended
 			s.Fatalf("close a source: %v", err)
@@ -385,7 +385,7 @@ func (s *story) end() {
 }
 
 // allEnded reports whether no operation is in flight.
-func (s *story) allEnded() bool {
+func (s *ledgerRun) allEnded() bool {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	for _, e := range s.ledger.entries {
@@ -398,7 +398,7 @@ func (s *story) allEnded() bool {
 
 // recount counts the immediates of an operation that were not expected. If its session has
 // ended they are discarded, and there are none.
-func (s *story) recount(e *entry) {
+func (s *ledgerRun) recount(e *entry) {
 	for range 3 {
 		before := e.counted
 		x, err := s.engines[e.to].ExpectImm(rdma.Expect{Imm: uint32(e.number), Count: 1, Done: func(err error) {
@@ -418,7 +418,7 @@ func (s *story) recount(e *entry) {
 }
 
 // engage checks that the remaining sessions work.
-func (s *story) engage() {
+func (s *ledgerRun) engage() {
 	for i, e := range s.engines {
 		for _, p := range e.Peers() {
 			for k, to := range s.engines {
