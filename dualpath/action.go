@@ -2,39 +2,38 @@ package dualpath
 
 import "fmt"
 
-// ActionKind is what an Action asks for.
+// ActionKind is the kind of an Action.
 type ActionKind uint8
 
 const (
-	// Assign: the request is Engine's. It goes to Group; nothing is read yet.
+	// Assign: Engine has been given the request. It is sent to Group; nothing is read yet.
 	Assign ActionKind = iota + 1
-	// Start: both engines are known. It goes to the groups of both: allocate,
+	// Start: both engines are chosen. It is sent to the groups of both, which allocate memory
 	// and read Parts.
 	Start
-	// Read: Side reads Parts[0] too; what it was told before goes on. With
-	// Hedge, the other side is reading the same: the first to have it counts.
+	// Read: Side also reads Parts[0], in addition to its earlier orders. With Hedge, the other
+	// side reads the same part, and the first read to complete counts.
 	Read
-	// Cut: Side stops reading the request as soon as it can and answers with
-	// Stopped.
+	// Cut: Side stops reading the request as soon as it can and replies with Stopped.
 	Cut
-	// Drop: Side forgets its part; no answer is awaited.
+	// Drop: Side discards its part. It sends no reply.
 	Drop
-	// Recompute: the tokens from Parts[0].From to Parts[0].To are not read by
-	// anyone: the prefill engine computes them.
+	// Recompute: the tokens from Parts[0].From to Parts[0].To are read by neither side; the
+	// prefill engine computes them.
 	Recompute
 	// Abort: Group drops the request in any state.
 	Abort
-	// Reject: the request ends here; Why says why. It goes to the gateway.
+	// Reject: the request ends here, for the reason Why. It is sent to the gateway.
 	Reject
-	// Replan, Prefilled, Done: the request is planned anew (for the reason Why), its prefill has
-	// ended, it has ended. They go to the gateway and have no Seq.
+	// Replan, Prefilled, Done: the request is planned again (for the reason Why), its prefill
+	// has ended, it has ended. They are sent to the gateway and have no Seq.
 	Replan
 	Prefilled
 	Done
-	// Switch: the group's engines are to change their role to Side. The group has no request.
+	// Switch: the group's engines change their role to Side. The group holds no request.
 	Switch
-	// Switched: the group has changed its role to Side, or works on in the role that it had, for
-	// the reason Why. It goes to the operator and has no Seq.
+	// Switched: the group has changed its role to Side, or keeps its previous role for the
+	// reason Why. It is sent to the operator and has no Seq.
 	Switched
 )
 
@@ -57,20 +56,20 @@ type Part struct {
 // Len is the part's length in tokens.
 func (p Part) Len() int { return p.To - p.From }
 
-// Action is what is to be done. Fields that the kind does not name are zero.
+// Action is an order or a notification. Fields that its kind does not use are zero.
 type Action struct {
 	Kind ActionKind
-	// Seq numbers the actions for groups; Fetch.Seen refers to it.
+	// Seq numbers the actions for groups. Fetch.Seen refers to it.
 	Seq     uint64
 	Request RequestID
-	// Group is whom it is for: of Start, the prefill group (PE's); the decode
-	// group gets it too.
+	// Group is the recipient. A Start has the prefill group here (PE's) and is sent to the
+	// decode group too.
 	Group  GroupID
 	Engine EngineID
 	// PE and DE, in a Start.
 	PE, DE EngineID
 	Side   Role
-	// Parts[:NParts] are what is read, or computed.
+	// Parts[:NParts] are the ranges that are read or computed.
 	Parts  [2]Part
 	NParts int
 	Hedge  bool
@@ -78,51 +77,51 @@ type Action struct {
 	// Epoch, in a Start, is the version of the weights that the request is computed
 	// and stored with.
 	Epoch uint64
-	// Need and Most are set in a Reject because of the request's size: Need is the
-	// amount that the request needs, Most the largest amount that any engine has. The
-	// unit is tokens; for TooLarge it is bytes. For FirstTokenLate, Need is the estimated
-	// time until the first token (0: not known) and Most the time that was left, in
-	// microseconds.
+	// Need and Most are set in a Reject because of the request's size: Need is the amount that
+	// the request needs, Most the largest amount that any engine has. The unit is tokens; for
+	// TooLarge it is bytes. For FirstTokenLate, Need is the estimated time until the first token
+	// (0: unknown) and Most the time left until the deadline, in microseconds.
 	Need, Most int
 }
 
-// Reason is why a request was rejected or planned anew, or why a group keeps its role.
+// Reason is the reason for a rejection, for planning a request again, or for keeping a group's
+// role.
 type Reason uint8
 
 const (
-	// NoReason: nothing to explain.
+	// NoReason: no reason applies.
 	NoReason Reason = iota
-	// QueueFull: Options.MaxQueue requests wait.
+	// QueueFull: Options.MaxQueue requests are waiting or being served.
 	QueueFull
 	// TooLong: no decode engine's HBM holds the request.
 	TooLong
-	// PastDeadline: the deadline came before the request was started.
+	// PastDeadline: the deadline passed before the request was started.
 	PastDeadline
 	// Duplicate: a request of that ID is being served.
 	Duplicate
-	// BadRequest: lengths that contradict each other.
+	// BadRequest: the lengths are inconsistent.
 	BadRequest
-	// GroupLost: the group that had it is gone.
+	// GroupLost: the group of one of its engines is gone.
 	GroupLost
-	// EpochOver: the weights changed; the cached prefix is of no use.
+	// EpochOver: the weights have changed, so the cached prefix cannot be used.
 	EpochOver
-	// ByGateway: the gateway gave it up.
+	// ByGateway: the gateway cancelled the request.
 	ByGateway
-	// ReadFailed: storage does not have it any more.
+	// ReadFailed: storage no longer has the prefix.
 	ReadFailed
-	// EngineFailed: an engine could not do its part.
+	// EngineFailed: an engine failed in its part of the request.
 	EngineFailed
 	// TooLongToPrefill: no prefill engine's device memory holds the prompt.
 	TooLongToPrefill
-	// PromptTooLong: the prompt is longer than any engine of a role takes.
+	// PromptTooLong: the prompt is longer than any engine of a role accepts.
 	PromptTooLong
 	// TooLarge: no engine of a role has a buffer that holds the request.
 	TooLarge
-	// FirstTokenLate: the first token cannot come by its deadline.
+	// FirstTokenLate: the first token cannot be produced by its deadline.
 	FirstTokenLate
-	// OldWeights: the weights changed, and that ended the requests of older weights.
+	// OldWeights: the weights have changed, which ended the requests of older weights.
 	OldWeights
-	// RoleChange: its group changes its role.
+	// RoleChange: the request's group is changing its role.
 	RoleChange
 	// LastOfRole: the group is the last one of its role.
 	LastOfRole
@@ -130,20 +129,20 @@ const (
 	OnlyTaker
 	// SameRole: the group has the role already.
 	SameRole
-	// Ordered: the group's leader has the order to change the role.
+	// Ordered: the group's leader already has the order to change the role.
 	Ordered
 	// RoleRefused: the group's leader refused the role.
 	RoleRefused
-	// ByOperator: the operator took it back.
+	// ByOperator: the operator withdrew the switch.
 	ByOperator
 )
 
 var reasonTexts = [...]string{
 	"", "the queue is full", "longer than any decode engine's HBM", "past its deadline", "a request of that ID is being served",
-	"prompt, hit and output contradict each other", "its group is gone", "the weights' epoch is over", "given up by the gateway", "storage does not have it any more", "an engine could not do its part",
-	"longer than any prefill engine's device memory", "the prompt is longer than any engine takes", "larger than any engine's buffer", "the first token cannot come by its deadline",
+	"prompt, hit and output are inconsistent", "its group is gone", "the weights have changed", "cancelled by the gateway", "no longer in storage", "an engine could not do its part",
+	"longer than any prefill engine's device memory", "the prompt is longer than any engine accepts", "larger than any engine's buffer", "the first token cannot come by its deadline",
 	"the weights changed, and the change ended the requests of older weights", "its group changes its role",
-	"no other group has its role", "a request under way fits into no other group of its role", "it has this role", "its leader has the order to change it", "its leader refused", "taken back by the operator",
+	"no other group has its role", "a request under way fits into no other group of its role", "it has this role", "its leader has the order to change it", "its leader refused", "withdrawn by the operator",
 }
 
 // String returns a phrase for people.

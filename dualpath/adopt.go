@@ -5,17 +5,17 @@ import (
 	"slices"
 )
 
-// hold takes over a request that an engine has already. After a restart of the
-// planner the two sides of a request come one after the other, in any order, and
-// its gateway submits it again before, between or after them. They disagree if the
-// planner ended when one of them had its Start and the other did not. If the planner lives
-// on (again), it has each request that a group lists, unless the request has ended.
+// hold takes over a request that an engine already has. After a restart of the planner the two
+// sides of a request register in any order, and the gateway may submit the request before,
+// between or after them. The sides disagree if the planner ended when one had received its
+// Start and the other had not. If only the session broke (again), the planner has each request
+// that a group lists, unless the request has ended.
 func (p *Planner) hold(g *group, h *Held, again bool) {
 	en := p.engines[h.Engine]
 	if en == nil || en.group != g {
 		return
 	}
-	p.seq = max(p.seq, h.Attempt, h.Order) // numbers of attempts are never used twice
+	p.seq = max(p.seq, h.Attempt, h.Order) // attempt numbers are never reused
 	r := p.requests[h.Request.ID]
 	if h.Ended && (r == nil || r.phase == queued || r.attempt != h.Attempt) {
 		return // finished and failed decide whether the report that follows counts
@@ -24,7 +24,7 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 	if r == nil && again {
 		p.take(en, p.held(en, p.sized(&h.Request)))
 		abort.Why = NoReason
-		p.say(abort)
+		p.emit(abort)
 		return
 	}
 	if r == nil {
@@ -39,15 +39,15 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 	}
 	switch has := r.engineOf(g.role); {
 	case has == en && r.phase == serving && h.Attempt != r.attempt:
-		// The group was away for a moment, and the Start was lost.
+		// The group was disconnected for a short time, and the Start was lost.
 		r.why.note(p.now, "engine %d does not have its start", int(en.id))
 		p.requeue(r, GroupLost)
 	case has == en:
-		// The group was away for a moment.
+		// The group was disconnected for a short time.
 		p.repeat(r, g.role, h.Order)
 	case has != nil, r.phase == queued && (h.Attempt == 0 || r.attempt != 0 || again):
-		// Another engine has it by now, or no engine that knows of its start.
-		p.say(abort)
+		// Another engine has the request, or no engine has its Start.
+		p.emit(abort)
 	case r.phase == queued:
 		p.unqueue(r)
 		r.setEngine(g.role, en)
@@ -66,8 +66,8 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 			p.adopt(r)
 		}
 	case again || r.prefilled:
-		// The request has left this attempt, and its prefill engine has done its part.
-		p.say(abort)
+		// The request is not in this attempt any more, and its prefill engine has done its part.
+		p.emit(abort)
 	default:
 		r.setEngine(g.role, en)
 		r.why.note(p.now, "the two sides work on different attempts")
@@ -75,7 +75,7 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 	}
 }
 
-// restore takes over the read that an engine of a found request has under way.
+// restore takes over the read that an engine of a restored request has under way.
 func (p *Planner) restore(r *request, role Role, h *Held) {
 	r.found[sideAt(role)] = h
 	part := h.Reading
@@ -92,13 +92,13 @@ func (p *Planner) restore(r *request, role Role, h *Held) {
 	}
 }
 
-// adopt makes a found request, both of whose engines have reported, one that this planner could
-// have started.
+// adopt completes a request that both engines have reported, so that its state is as if this
+// planner had started it.
 func (p *Planner) adopt(r *request) {
 	if !r.covered() {
-		// The planner before this one ended when a read had stopped, and no engine has
-		// the order to read or to compute the rest.
-		r.why.note(p.now, "its engines do not bring all cached tokens")
+		// The previous planner ended after a read had stopped, and no engine has the order to
+		// read or compute the rest of the tokens.
+		r.why.note(p.now, "its engines do not have all cached tokens")
 		p.requeue(r, GroupLost)
 		return
 	}
@@ -114,7 +114,7 @@ func (p *Planner) adopt(r *request) {
 	}
 }
 
-// covered reports whether the engines of a request that were found bring every cached token.
+// covered reports whether the engines of a restored request together have every cached token.
 // It is also true if an engine does not report its parts, or has ended its part.
 func (r *request) covered() bool {
 	var parts []Part
@@ -136,8 +136,8 @@ func (r *request) covered() bool {
 	return at >= upto
 }
 
-// held returns the room that a request in a registration takes of an engine. It counts until
-// the group's first report, which contains it.
+// held returns the room that a request in a registration takes at an engine. It counts until
+// the group's first report, which includes it.
 func (p *Planner) held(en *engine, r *request) assigned {
 	if en.group.role == Prefill {
 		return assigned{tokens: r.Prompt, requests: 1, room: p.most(en, r)}
@@ -145,10 +145,10 @@ func (p *Planner) held(en *engine, r *request) assigned {
 	return assigned{tokens: r.decodeLen(), requests: 1, room: p.least(en, r)}
 }
 
-// complete plans the requests again that one engine alone holds after a restart, because the
-// engine on the other side lacks the attempt: its Start was lost with the planner before this
-// one, or the attempt has ended there. An engine whose group does not come back within the time
-// in which it must reconnect lacks every attempt.
+// complete plans the requests again that only one engine holds after a restart. The other
+// engine does not have the attempt because its Start was lost with the previous planner, or
+// because the attempt has ended there. An engine whose group does not register again within the
+// time limit has no attempt.
 func (p *Planner) complete() {
 	p.partial = slices.DeleteFunc(p.partial, func(r *request) bool {
 		if p.requests[r.ID] != r || r.phase != serving || !r.adopted || (r.pe == nil) == (r.de == nil) {
@@ -167,7 +167,7 @@ func (p *Planner) complete() {
 			return false
 		}
 		// Prefill may have ended. Then the decode engine reads nothing, and the prefill engine
-		// had the Start.
+		// had received the Start.
 		had := h.Reading.Len() <= 0 && (back == nil || !back.group.returns || back.group.seen >= r.attempt)
 		if role == Decode && (had || r.prefilled) {
 			return true

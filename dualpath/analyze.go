@@ -5,8 +5,7 @@ import (
 	"math"
 )
 
-// Cluster is what the bottleneck-free analysis of DualPath section 4.2 needs to
-// know.
+// Cluster is the input of the bottleneck-free analysis of DualPath section 4.2.
 type Cluster struct {
 	// PrefillNodes and DecodeNodes: P and D.
 	PrefillNodes, DecodeNodes int
@@ -45,23 +44,22 @@ func (r Range) Holds(ratio float64) bool {
 	return ratio >= r.Low*(1-eps) && ratio <= r.High*(1+eps)
 }
 
-// Resource is what can bind before the storage NICs do.
+// Resource is a resource that may saturate before the storage NICs do.
 type Resource struct {
 	Name string
-	// Load is its traffic with every storage NIC saturated, Limit what it
-	// carries, in GB/s: for one compute NIC in one direction, or the DRAM of
-	// one node.
+	// Load is its traffic with every storage NIC saturated and Limit its capacity, in GB/s: for
+	// one compute NIC in one direction, or for the DRAM of one node.
 	Load, Limit float64
 }
 
-// Utilization is Load/Limit; above 1 the resource binds.
+// Utilization is Load/Limit. Above 1 the resource is the bottleneck.
 func (r Resource) Utilization() float64 { return r.Load / r.Limit }
 
-// Analysis is the answer.
+// Analysis is the result of Analyze.
 type Analysis struct {
 	Cluster Cluster
-	// Safe is the range of P/D in which nothing binds before the storage NICs:
-	// equation 9.
+	// Safe is the range of P/D in which no resource saturates before the storage NICs (equation
+	// 9).
 	Safe Range
 	// Resources in the order of equations 1 to 8.
 	Resources []Resource
@@ -70,8 +68,8 @@ type Analysis struct {
 	// Saturation is the share of the aggregate storage bandwidth that can be
 	// reached: 1, or the reciprocal of First's utilization.
 	Saturation float64
-	// Bound is the most that dual path can gain over reading by prefill alone:
-	// (P+D)/P x Saturation over the same of prefill alone (1).
+	// Bound is the largest speed-up of dual path over reading by prefill alone: (P+D)/P x
+	// Saturation, where prefill alone is 1.
 	Bound float64
 }
 
@@ -112,7 +110,7 @@ func Analyze(c Cluster) (Analysis, error) {
 	return a, nil
 }
 
-// lowRatio is s/(g-s), equation 3; without a solution where s >= g.
+// lowRatio is s/(g-s), equation 3. There is no solution if s >= g.
 func lowRatio(s, g float64) float64 {
 	if s >= g {
 		return math.Inf(1)

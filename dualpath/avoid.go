@@ -1,19 +1,20 @@
 package dualpath
 
-// An engine whose attempts end at once looks idle, and an idle engine is what gets
-// the next request: without memory of failures a node with a pulled cable takes
-// everything that comes, and every retry.
+// An engine whose attempts fail immediately looks idle and would be given each next request.
+// Without a record of failures, a node with a disconnected cable would get all requests and all
+// retries.
 //
-// So a request that failed avoids both engines of that attempt (which of them was
-// to blame, or the network between them, nobody knows), and an engine that failed
-// strikesMax times with no request served in between is avoided by all for
-// Options.Cooldown. Avoided means last: with nobody else it is taken still.
+// A request that failed therefore avoids both engines of that attempt, because the planner
+// cannot determine which engine, or whether the network between them, caused the failure. An
+// engine that failed strikesMax times without serving a request in between is avoided by all
+// requests for Options.Cooldown. An avoided engine is used only if no other engine takes the
+// request.
 
-// strikesMax is how many failures in a row make an engine avoided: one may be the
-// other engine's doing.
+// strikesMax is the number of consecutive failures after which an engine is avoided. The other
+// engine may have caused a single failure.
 const strikesMax = 2
 
-// strike notes that an attempt on the engine failed.
+// strike records that an attempt on the engine failed.
 func (p *Planner) strike(en *engine) {
 	en.strikes++
 	if en.strikes >= strikesMax {
@@ -22,10 +23,10 @@ func (p *Planner) strike(en *engine) {
 	}
 }
 
-// served notes that the engine did its part.
+// served records that the engine did its part.
 func (en *engine) served() { en.strikes, en.avoidUntil = 0, 0 }
 
-// avoids reports whether the request should rather go elsewhere than to en.
+// avoids reports whether the request avoids en.
 func (p *Planner) avoids(r *request, en *engine) bool {
 	if r.failures > 0 && (r.avoid[0] == en.id || r.avoid[1] == en.id) {
 		return true
@@ -33,11 +34,10 @@ func (p *Planner) avoids(r *request, en *engine) bool {
 	return p.now < en.avoidUntil
 }
 
-// careful reports whether avoids can be true of any engine for the request.
-func (p *Planner) careful(r *request) bool { return r.failures > 0 || p.now < p.avoidUntil }
+// mayAvoid reports whether the request may avoid any engine.
+func (p *Planner) mayAvoid(r *request) bool { return r.failures > 0 || p.now < p.avoidUntil }
 
-// avoidsAll reports whether the request should rather go elsewhere than to any
-// engine of the group that takes it.
+// avoidsAll reports whether the request avoids every engine of the group that could take it.
 func (p *Planner) avoidsAll(r *request, g *group) bool {
 	for _, en := range g.engines {
 		if !p.avoids(r, en) && p.takes(en, r) {
@@ -47,8 +47,9 @@ func (p *Planner) avoidsAll(r *request, g *group) bool {
 	return true
 }
 
-// othersTake reports whether there is another group of g's role that keeps the role, heard
-// within Options.Patience, with an engine that the request need not avoid.
+// othersTake reports whether another group of g's role has an engine that can take the request
+// and that it need not avoid. The group must keep its role and have fetched within
+// Options.Patience.
 func (p *Planner) othersTake(r *request, g *group) bool {
 	for _, o := range p.order {
 		if o != g && o.role == g.role && !o.switching() && p.now-o.heard <= p.opts.Patience && !p.avoidsAll(r, o) {

@@ -1,9 +1,9 @@
 package dualpath
 
-// route drains the decode queue: each request goes to the queue of the group with the
-// least total tokens. DualPath section 6.1, "DE scheduling phase 1". With
-// Options.Network there is no such queue: a request's decode engine is chosen among
-// all when its prefill engine is known.
+// route empties the decode queue: each request moves to the queue of the group with the least
+// total tokens (DualPath section 6.1, "DE scheduling phase 1"). With Options.Network there is
+// no such queue: the decode engine is chosen among all engines when the prefill engine has been
+// chosen.
 func (p *Planner) route() {
 	for p.opts.Network == nil && p.unrouted.Len() > 0 && p.leastTotal.first() != nil {
 		r := p.unrouted.Front().Value.(*request)
@@ -26,8 +26,8 @@ func (p *Planner) route() {
 	}
 }
 
-// unroute returns the requests in the queue of a decode group, which is lost or changes its role,
-// to those without a group, in their order.
+// unroute returns the requests in the queue of a decode group, which is lost or changes its
+// role, to the queue of requests without a group, in their order.
 func (p *Planner) unroute(g *group) {
 	for el := g.private.Back(); el != nil; el = g.private.Back() {
 		r := g.private.Remove(el).(*request)
@@ -37,16 +37,16 @@ func (p *Planner) unroute(g *group) {
 		r.at = p.unrouted.PushFront(r)
 	}
 	for _, l := range p.priorities {
-		delete(l.anew.byHome, g)
+		delete(l.replanned.byHome, g)
 		for _, f := range l.flows {
 			delete(f.byHome, g)
 		}
 	}
 }
 
-// rehome moves a request whose decode group is full to a group that has room for it and nothing
-// in its queue: of these, the one with the least total. It reports whether there is one. A
-// group's requests may end sooner than the planner expected when it routed the request.
+// rehome moves a request whose decode group is full to a group that has room for it and an
+// empty queue: of these groups, to the one with the least total. It reports whether there is
+// one. Requests of a group may end sooner than expected at routing.
 func (p *Planner) rehome(r *request) bool {
 	var to *group
 	for _, g := range p.order {
@@ -54,7 +54,7 @@ func (p *Planner) rehome(r *request) bool {
 			continue
 		}
 		for _, en := range g.engines {
-			if p.accepts(en, r) && !(p.careful(r) && p.avoids(r, en)) {
+			if p.accepts(en, r) && !(p.mayAvoid(r) && p.avoids(r, en)) {
 				to = g
 				break
 			}
@@ -76,16 +76,15 @@ func (p *Planner) rehome(r *request) bool {
 	return true
 }
 
-// decodeGroup returns the group with the least total among those with an engine
-// that takes the request; nil if there is none. Groups that it should avoid come
-// last.
+// decodeGroup returns the group with the least total among the groups with an engine that takes
+// the request, or nil. Groups that the request avoids come last.
 func (p *Planner) decodeGroup(r *request) *group {
-	careful := p.careful(r)
+	careful := p.mayAvoid(r)
 	if g := p.leastTotal.first(); p.takenBy(g, r) && (!careful || !p.avoidsAll(r, g)) {
 		return g
 	}
 	var best *group
-	last := false // best is to be avoided
+	last := false // the request avoids best
 	for _, g := range p.order {
 		if g.role != Decode || g.switching() || !p.takenBy(g, r) {
 			continue
@@ -98,7 +97,7 @@ func (p *Planner) decodeGroup(r *request) *group {
 	return best
 }
 
-// decodeChoice is a decode engine with what it was chosen by; engine nil: none has
+// decodeChoice is a decode engine and the values of its choice. engine is nil if no engine has
 // room.
 type decodeChoice struct {
 	engine *engine
@@ -110,8 +109,8 @@ type decodeChoice struct {
 	seconds float64
 }
 
-// chooseDecode chooses the decode engine of a request that pe prefills: DualPath
-// section 6.1, "DE scheduling phase 2", or by what the network costs.
+// chooseDecode chooses the decode engine of a request that pe prefills: by DualPath section
+// 6.1, "DE scheduling phase 2", or by the cost of the network.
 func (p *Planner) chooseDecode(r *request, pe *engine) (c decodeChoice) {
 	if p.opts.Network != nil {
 		c.engine, c.seconds = p.cheapest(r, pe)
@@ -127,8 +126,8 @@ func (p *Planner) chooseDecode(r *request, pe *engine) (c decodeChoice) {
 	return c
 }
 
-// threshold is Z = ZFactor (sum of len_r over R + sum of tok_e) / |E|, where R is
-// the head of the queue that would fit if the group's HBM were one piece.
+// threshold is Z = ZFactor (sum of len_r over R + sum of tok_e) / |E|, where R is the part of
+// the queue, from its head, that would fit if the group's HBM were contiguous.
 func (p *Planner) threshold(g *group) (z float64, fitting int) {
 	free, tok := 0, 0
 	for _, en := range g.engines {
@@ -147,15 +146,15 @@ func (p *Planner) threshold(g *group) (z float64, fitting int) {
 	return p.opts.ZFactor * float64(sum+tok) / float64(len(g.engines)), fitting
 }
 
-// pickDecode returns the engine for a request: among those with room, of the ones
-// that stay at or below z the one with the fewest requests, else the one with the
-// fewest tokens, and high is true. Nil if none has room. Ties go to the first. An
-// engine that the request should avoid is taken only if no other of the group takes
-// the request.
+// pickDecode returns the engine for a request. Among the engines with room that stay at or
+// below z it is the one with the fewest requests. If there is none it is the one with the
+// fewest tokens, and high is true. It is nil if no engine has room. Ties go to the first
+// engine. An engine that the request avoids is chosen only if no other engine of the group
+// takes the request.
 func (p *Planner) pickDecode(r *request, g *group, z float64) (best *engine, high bool) {
 	var fewest, least *engine
 	n := r.decodeLen()
-	careful := p.careful(r) && !p.avoidsAll(r, g)
+	careful := p.mayAvoid(r) && !p.avoidsAll(r, g)
 	for _, en := range g.engines {
 		switch {
 		case (careful && p.avoids(r, en)) || !p.accepts(en, r):
@@ -178,7 +177,7 @@ func (p *Planner) pickDecode(r *request, g *group, z float64) (best *engine, hig
 // byTotal orders decode groups by total tokens, then by ID.
 func byTotal() ordered[group] {
 	return ordered[group]{
-		less: func(a, b *group) bool { return a.total < b.total || (a.total == b.total && a.id < b.id) },
-		at:   func(g *group) *int { return &g.totalAt },
+		less:  func(a, b *group) bool { return a.total < b.total || (a.total == b.total && a.id < b.id) },
+		index: func(g *group) *int { return &g.totalAt },
 	}
 }

@@ -1,13 +1,13 @@
-// Package dualpath is the planner: which prefill engine and which decode engine
-// take a request, and through which storage NICs its cached prefix is read. It
-// is DualPath's scheduler (sections 4.2 and 6.1 of the paper) as a state
-// machine, with the split of one request over both sides beyond it.
+// Package dualpath is the planner. It chooses the prefill engine and the decode engine of a
+// request, and the storage NICs through which its cached prefix is read. It implements
+// DualPath's scheduler (sections 4.2 and 6.1 of the paper) as a state machine, and extends it
+// by splitting the read of one request over both sides.
 //
-// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. Time comes
-// in with each event; what is to be done comes out as actions. The planner node
-// (server), the simulator (sim) and the tests run this same code. Its state is
-// soft: after a restart the groups register again and list their requests. The same list
-// restores a session that broke while the planner lived on ("Broken sessions").
+// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. Each event carries its
+// time, and Step returns actions. The planner node (server), the simulator (sim) and the tests
+// run this same code. The state is soft: after a restart the groups register again and list
+// their requests. The same list restores a session that broke while the planner kept running
+// ("Broken sessions").
 //
 //	gateway ── Submit ──┐                               ┌── Assign (engine, request) ──► leader of the group
 //	leaders ── GroupUp ─┤                               │
@@ -24,50 +24,50 @@
 //	Submit ─► queue ─► queue of a decode group ── a prefill group fetches ─► a PE and a DE, or neither: Start
 //	          (fair.go)     (least tokens)                 parts: [0,x) by the PE's storage NIC
 //	                                                              [x,hit) by the DE's
-//	Progress … a side slows or dies: Cut, what is unread goes to the other side; a tail is read by both; neither can: Recompute
+//	Progress … a side is slow or fails: Cut, and the other side reads the unread tokens; a tail is read by both; neither side can read: Recompute
 //	Finished (prefill) ─► Finished (decode)
 //
-// A request holds no memory until both engines have room for the whole request, in
-// device memory and in their buffers. Then it takes all its memory at once. So no two
-// requests wait for each other, whichever groups are lost. If a part is moved to a
-// prefill engine whose buffer has no room, the part is recomputed instead, so it never
-// waits for room. A request that no engine could ever hold is rejected when it is
-// submitted.
+// A request holds no memory until both engines have room for the whole request, in device
+// memory and in their buffers. Then it takes all its memory at once. So no two requests wait
+// for each other, whichever groups are lost. If a part is moved to a prefill engine whose
+// buffer has no room, the part is recomputed instead and never waits for room. A request that
+// no engine could ever hold is rejected when it is submitted.
 //
-// Requests of a higher priority go first. A lower priority is granted nothing while requests
-// of a higher one wait and have room: order is strict, and deadlines bound the wait. Within a
+// Requests of a higher priority are granted first. No request of a lower priority is granted
+// while requests of a higher one wait and have room; deadlines bound the wait. Within a
 // priority, tenants are granted work in proportion to Options.Weights while they have requests
-// in the queue, and each tenant's requests go in the order in which they came. A decode group
-// that is full delays only the requests that are routed there, until another group has room for
-// them and no queue.
+// in the queue, and each tenant's requests are granted in the order of arrival. A full decode
+// group delays only the requests that are routed to it, until another group has room for them
+// and an empty queue.
 //
-// When the weights change (Epoch), a request that waits is planned with the new ones, without
-// its cached prefix. The change names a policy (Drain) for requests that have been started:
+// When the weights change (Epoch), a waiting request is planned with the new weights and
+// without its cached prefix. The event names a policy (Drain) for requests that have been
+// started:
 //
 //	recompute   the planner plans requests that are not prefilled yet again, without their prefix, of
-//	            which the model may have used a part already. Decode goes on
-//	finish      all go on with the old weights and their prefix, as long as storage keeps the epoch
+//	            which the model may have used a part already. Decode continues
+//	finish      all continue with the old weights and their prefix, as long as storage keeps the epoch
 //	abort       all are rejected
 //
 // An Exact request names its weights. It keeps them and its prefix under each policy, as long
 // as storage keeps the epoch.
 //
-// A group changes its role (SwitchRole) when it has been drained: the planner grants it nothing,
-// and its requests end there (finish) or are planned again (recompute). Then its leader gets a
-// Switch, and the group registers in its other role or works on. No request is lost. A group
-// keeps its role if no other group has it, or if a request under way fits into no other group.
+// A group changes its role (SwitchRole) after it has been drained: the planner grants it
+// nothing, and its requests end there (finish) or are planned again (recompute). Then its
+// leader gets a Switch, and the group registers in the other role or keeps its role. No request
+// is lost. A group keeps its role if no other group has it, or if a request in progress fits
+// into no other group.
 //
-// With Options.Network (package netcost) the decode engine is the one with the first
-// token soonest, as the network is between it and the prefill engine, among all
-// engines with room. A read is shared out by both of its hops: storage to buffer,
-// buffer to device.
+// With Options.Network (package netcost) the decode engine is, among all engines with room, the
+// one that would produce the first token soonest over the network from the prefill engine. The
+// division of a read counts both of its hops: storage to buffer, and buffer to device.
 //
 // # Broken sessions
 //
-// Actions and reports that are under way when the session of a group breaks are lost. The
-// group comes up again (GroupUp.Again) and reports, of each request that it holds, the attempt
-// and the last order that reached it. Its leader then repeats the last report about each read
-// and the end of each attempt. Nothing is planned anew that can go on:
+// Actions and reports in transit are lost when the session of a group breaks. The group
+// registers again (GroupUp.Again) and reports, for each request that it holds, the attempt and
+// the last order that reached it. Its leader then repeats the last report about each read and
+// the end of each attempt. The planner plans a request again only if it cannot continue:
 //
 //	lost                         at GroupUp, or at the repeated report
 //	Assign                       the group does not hold the request: planned anew
@@ -79,40 +79,39 @@
 //	Finished, Failed             held as ended, and repeated; it counts while the attempt is the
 //	                             request's last one and has not ended
 //
-// After a restart of the planner, the orders of the planner before are not known. The groups
+// After a restart the planner does not have the orders of the previous planner. The groups
 // report the cached tokens that each engine has read, is reading or computes (Held.Parts), and
-// the read under way (Held.Reading):
+// the read in progress (Held.Reading):
 //
 //	lost with the planner   when the groups of both engines have registered
 //	Start, on one side      one engine has the attempt alone: it is aborted, the request planned anew
-//	Abort, on one side      the same. A decode engine alone goes on if it reads nothing and its
+//	Abort, on one side      the same. A decode engine alone continues if it reads nothing and its
 //	                        prefill group had the Start: prefill may have ended
-//	Abort, on both sides    the request goes on
-//	Read, Recompute         the engines do not bring all cached tokens: planned anew
-//	Cut, Drop               the planner takes over the reads under way, and decides again
+//	Abort, on both sides    the request continues
+//	Read, Recompute         the engines do not have all cached tokens: planned anew
+//	Cut, Drop               the planner takes over the reads in progress and decides again
 //
 // # Accounts
 //
-// Engines and nodes are described by what their group last reported plus what
-// was assigned since: each action carries a sequence number, each Fetch says
-// which was the last that the group had seen, and what came after it is added
-// to the report. So a fetch may be as old as it likes and is never counted twice.
+// The state of an engine or node is the last report of its group plus the work assigned since.
+// Each action carries a sequence number, and each Fetch contains the last number that the group
+// had received. Work assigned after that is added to the report. So a late report never counts
+// work twice.
 //
 // # Units
 //
-// Work is counted in tokens, as the paper does: reading queues, unfinished work,
-// free HBM. Rates are tokens a second. Times are time.Duration since an origin
-// of the caller's choice.
+// Work is counted in tokens, as in the paper: reading queues, unfinished work, free HBM. Rates
+// are tokens per second. Times are time.Duration since an origin that the caller chooses.
 //
 // # Cost
 //
-// A prefill decision is O(log n) in the engines of the fetching group, a decode
-// decision O(log g) in the groups and O(n) in the engines of one group; with a
-// Network it is O(n) in all decode engines. The next request is found in O(log t) in the
-// tenants and priorities that wait; a tenant is looked at once more for each full decode
-// group that its first request waits for, between two reports of the group. A request whose
-// decode group is full costs O(n) in all decode engines. Time alone
-// (Tick) costs what is being read, and O(log n) for each deadline that has come in the queue.
-// A request with a deadline of its first token costs O(t) in the tenants that wait and
-// O(n log n) in the prefill engines when it is submitted and when it is refused.
+// A prefill decision is O(log n) in the engines of the fetching group. A decode decision is
+// O(log g) in the groups and O(n) in the engines of one group; with a Network it is O(n) in all
+// decode engines. Finding the next request is O(log t) in the tenants and priorities with
+// waiting requests; a tenant is examined once more for each full decode group that its first
+// request waits for, between two reports of the group. A request whose decode group is full
+// costs O(n) in all decode engines. Tick costs O(r) in the reads in progress, and O(log n) for
+// each queued request whose deadline has passed. A request with a first-token deadline costs
+// O(t) in the waiting tenants and O(n log n) in the prefill engines, when it is submitted and
+// when it is refused.
 package dualpath

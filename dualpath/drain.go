@@ -6,17 +6,18 @@ import (
 	"slices"
 )
 
-// Drain is the policy for requests under way that have to end: requests of older weights when
-// the weights change (Epoch), and requests of a group that changes its role (SwitchRole).
+// Drain is the policy for started requests that must end: requests of older weights when the
+// weights change (Epoch), and requests of a group that changes its role (SwitchRole).
 type Drain uint8
 
 const (
-	// DrainRecompute plans them again. Decode that has begun with older weights goes on.
+	// DrainRecompute plans them again. Decoding that has begun with older weights continues.
 	DrainRecompute Drain = iota
-	// DrainFinish lets each go on as it was started. A request that an engine loses is
-	// planned again, with the newest weights.
+	// DrainFinish lets each request continue. A request that an engine loses is planned again
+	// with the newest weights.
 	DrainFinish
-	// DrainAbort rejects them. A role switch does not take it, because it loses no request.
+	// DrainAbort rejects them. A role switch does not accept it, because a role switch loses no
+	// request.
 	DrainAbort
 )
 
@@ -32,16 +33,16 @@ func (d Drain) String() string {
 
 // Older counts the requests of a namespace that use weights older than an epoch.
 type Older struct {
-	// Queued have no engines. They are planned with the newest weights.
+	// Queued have no engines yet and are planned with the newest weights.
 	Queued int
-	// Prefilling have been started, Decoding have been prefilled.
+	// Prefilling have been started and not prefilled. Decoding have been prefilled.
 	Prefilling, Decoding int
-	// Exact name their weights, and no change of weights touches them. The other counts are
-	// without them.
+	// Exact name their weights and are not affected by a change of weights. The other counts
+	// exclude them.
 	Exact int
 }
 
-// Older returns the requests that a change of a namespace's weights to an epoch meets.
+// Older counts the requests that a change of a namespace's weights to an epoch affects.
 func (p *Planner) Older(ns NamespaceID, epoch uint64) (n Older) {
 	for _, r := range p.requests {
 		switch {
@@ -59,7 +60,7 @@ func (p *Planner) Older(ns NamespaceID, epoch uint64) (n Older) {
 	return n
 }
 
-// Newest returns the epoch that Epoch events have named for a namespace; 0: none.
+// Newest returns the newest epoch of the Epoch events for a namespace; 0 if there was none.
 func (p *Planner) Newest(ns NamespaceID) uint64 { return p.epochs[ns] }
 
 // OlderWeights counts the requests of all namespaces that use weights older than their
@@ -73,9 +74,9 @@ func (p *Planner) OlderWeights() (n int) {
 	return n
 }
 
-// epoch begins a new epoch of a namespace's weights. A request that waits is planned with it.
-// The policy decides about requests that have been started. An Exact request keeps its
-// epoch and its prefix. The same epoch again applies another policy to the requests left.
+// epoch starts a new epoch of a namespace's weights. A waiting request is planned with it. The
+// policy applies to requests that have been started. An Exact request keeps its epoch and its
+// prefix. A second event with the same epoch applies its policy to the remaining requests.
 func (p *Planner) epoch(e Epoch) {
 	if e.Epoch == 0 || e.Epoch < p.epochs[e.Namespace] {
 		return
@@ -89,8 +90,8 @@ func (p *Planner) epoch(e Epoch) {
 	}
 	youngestFirst(old)
 	for _, r := range old {
-		// A request that only a decode group reported after a restart has no prefill engine
-		// to compute it. Its prefill has ended, or the prefill group will report it later.
+		// A request that only a decode group reported after a restart has no prefill engine to
+		// compute it. Its prefill has ended, or the prefill group will still report it.
 		orphan := r.phase == serving && r.pe == nil
 		switch {
 		case r.phase == queued:
@@ -99,10 +100,10 @@ func (p *Planner) epoch(e Epoch) {
 			p.stats.Aborted++
 			p.end(r, OldWeights)
 		case e.Drain == DrainFinish || r.prefilled || orphan:
-			r.why.note(p.now, "weights of epoch %d: the request goes on with weights of epoch %d", int(e.Epoch), int(r.Epoch))
+			r.why.note(p.now, "weights of epoch %d: the request continues with weights of epoch %d", int(e.Epoch), int(r.Epoch))
 		default:
-			// The planner does not know how much of the prefix the model has used. The whole
-			// prompt is computed, and its blocks are stored under the new epoch.
+			// The planner cannot determine how much of the prefix the model has used, so the whole
+			// prompt is computed and its blocks are stored under the new epoch.
 			p.requeue(r, EpochOver)
 		}
 	}
@@ -114,8 +115,8 @@ func youngestFirst(list []*request) {
 	slices.SortFunc(list, func(a, b *request) int { return cmp.Or(cmp.Compare(b.started, a.started), cmp.Compare(b.ID, a.ID)) })
 }
 
-// renew has a request that waits computed with its namespace's newest weights, if its prefix is
-// of older ones and it does not name them.
+// renew makes a waiting request use its namespace's newest weights, if its prefix is of older
+// weights and the request does not name its weights.
 func (p *Planner) renew(r *request) {
 	epoch := p.epochs[r.Namespace]
 	if r.Exact || r.Epoch >= epoch {

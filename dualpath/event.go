@@ -2,9 +2,8 @@ package dualpath
 
 import "time"
 
-// EngineID, NodeID, GroupID name an engine (one GPU), a machine and a group of
-// engines that fetch together. The caller gives them out; small numbers serve
-// best.
+// EngineID, NodeID and GroupID identify an engine (one GPU), a machine, and a group of engines
+// that fetch together. The caller assigns them, preferably small numbers.
 type (
 	EngineID uint32
 	NodeID   uint32
@@ -15,7 +14,7 @@ type (
 	NamespaceID uint32
 )
 
-// Role is what an engine does; all engines of a group have one role.
+// Role is the role of an engine. All engines of a group have the same role.
 type Role uint8
 
 // Roles.
@@ -38,47 +37,48 @@ func (r Role) String() string {
 // Other returns the opposite role: the other side of a request.
 func (r Role) Other() Role { return Prefill + Decode - r }
 
-// Request is what a gateway submits.
+// Request is a request as the gateway submits it.
 type Request struct {
 	ID        RequestID
 	Namespace NamespaceID
 	// Epoch of the weights that the cached prefix was computed with.
 	Epoch uint64
-	// Exact: the request is computed with the weights of Epoch, also when newer weights
-	// exist. Its engines must hold these weights. If storage does not keep the epoch, it
-	// reports the prefix as gone.
+	// Exact: the request is computed with the weights of Epoch even if newer weights exist. Its
+	// engines must hold these weights. If storage does not keep the epoch, it reports the prefix
+	// as gone.
 	Exact bool `json:",omitempty"`
-	// Tenant is the name of the tenant; Options.Weights has its weight. Requests of a higher
-	// Priority go first, whatever their tenant.
+	// Tenant is the name of the tenant, whose weight is in Options.Weights. Requests of a higher
+	// Priority are granted first, for all tenants.
 	Tenant   string `json:",omitempty"`
 	Priority int    `json:",omitempty"`
-	// Prompt is the length in tokens, with the Hit first of which are cached
-	// (whole blocks). Output is how many are expected to be generated; it is
-	// counted against a decode engine's HBM.
+	// Prompt is the length of the prompt in tokens. Its first Hit tokens are cached (whole
+	// blocks). Output is the expected number of generated tokens, which counts against a decode
+	// engine's HBM.
 	Prompt, Hit, Output int
-	// Deadline, if not zero, is when nobody wants the answer any more.
+	// Deadline, if not zero, is the time after which the answer is not needed.
 	Deadline time.Duration
-	// FirstToken, if not zero, is the deadline of the first token. The request is refused
-	// when it cannot be met any more.
+	// FirstToken, if not zero, is the deadline of the first token. The request is refused when
+	// it cannot be met.
 	FirstToken time.Duration `json:",omitempty"`
 	// Resident are leading tokens of the prompt that decode engines hold in their
 	// device memory and need not be sent. Options.Network counts them.
 	Resident []Resident `json:",omitempty"`
 }
 
-// Resident is how many leading tokens of a prompt a decode engine holds.
+// Resident is the number of leading tokens of a prompt that a decode engine holds.
 type Resident struct {
 	Engine EngineID
 	Tokens int
 }
 
-// decodeLen is what the request takes of a decode engine: len_r there.
+// decodeLen is the number of tokens for which the request takes memory of a decode engine:
+// len_r there.
 func (r *Request) decodeLen() int { return r.Prompt + r.Output }
 
-// Event is what happened. Each type below is one; At is when.
+// Event is an input of the planner. Each type below is one. At is its time.
 type Event interface{ at() time.Duration }
 
-// TimeOf returns when an event happened.
+// TimeOf returns the time of an event.
 func TimeOf(ev Event) time.Duration { return ev.at() }
 
 // Submit is a new request.
@@ -87,26 +87,24 @@ type Submit struct {
 	Request Request
 }
 
-// GroupUp is a group that begins or returns. Of a group that is known already,
-// what it still holds goes on; whatever else was assigned to it and not finished
-// is planned anew.
+// GroupUp is a group that registers, for the first time or again. Requests that a known group
+// still holds continue. Its other unfinished requests are planned again.
 type GroupUp struct {
 	At      time.Duration
 	Group   GroupID
 	Role    Role
 	Engines []EngineSpec
-	// Holding are the requests that the group's engines are working on, when the
-	// planner was restarted or the group lost touch with it: they count, and are
-	// not planned again.
+	// Holding are the requests that the group's engines are working on if the planner was
+	// restarted or the group's session broke. They count as assigned and are not planned again.
 	Holding []Held
-	// Again: the group was registered with this planner before. The planner has each request
-	// in Holding, unless the request has ended.
+	// Again: the group was registered with this planner before. The planner has each request in
+	// Holding, unless the request has ended.
 	Again bool `json:",omitempty"`
-	// Returns: the group was registered with this planner or another one before, and Seen is
-	// the highest Seq that has reached it since it began.
+	// Returns: the group was registered before, with this planner or another. Seen is the
+	// highest Seq that has reached it since it started.
 	Returns bool   `json:",omitempty"`
 	Seen    uint64 `json:",omitempty"`
-	// Switching is the role that the group's engines are changing to; 0: none. The group takes
+	// Switching is the role to which the group's engines are changing; 0: none. The group takes
 	// no request until it has registered again, in either role.
 	Switching Role `json:",omitempty"`
 }
@@ -123,54 +121,52 @@ type EngineSpec struct {
 	Buffer Buffer
 }
 
-// Buffer is an engine's buffer in DRAM, through which KV passes between storage,
-// device memory and the other side. All sizes are bytes.
+// Buffer is an engine's DRAM buffer, through which KV passes between storage, device memory and
+// the other side. All sizes are bytes.
 type Buffer struct {
 	Bytes int
-	// Block is what one block of KV takes while it passes. Sums is what each block of
-	// a prompt takes beside it for as long as the request is under way, Request what
-	// each request does.
+	// Block is the size of one block of KV in the buffer. Sums is the additional size for each
+	// block of a prompt while the request is in progress, and Request that for each request.
 	Block, Sums, Request int
 }
 
-// Held is a request that an engine already works on.
+// Held is a request that an engine is already working on.
 type Held struct {
 	Request Request
 	Engine  EngineID
-	// Attempt is the number of the Start that it works on; 0: the Start did not reach
-	// it.
+	// Attempt is the number of the Start that it works on; 0: no Start has reached it.
 	Attempt uint64
-	// Order is the number of the last Start, Read, Cut, Drop or Recompute that reached it. 0:
-	// not known.
+	// Order is the number of the last Start, Read, Cut, Drop or Recompute that reached it; 0:
+	// unknown.
 	Order uint64 `json:",omitempty"`
 	// Parts are the cached tokens that the engine has read, is reading or computes. They are
-	// known if Order is.
+	// valid if Order is known.
 	Parts []Part `json:",omitempty"`
-	// Reading is the read under way, if its length is not 0. Read is the Seq of the Start or
-	// Read that ordered it, and Landed is how many of its tokens have arrived. They are known
-	// if Order is.
+	// Reading is the read in progress if its length is not 0. Read is the Seq of the Start or
+	// Read that ordered it, and Landed is the number of its tokens that have arrived. They are
+	// valid if Order is known.
 	Reading Part   `json:",omitzero"`
 	Read    uint64 `json:",omitempty"`
 	Landed  int    `json:",omitempty"`
-	// Peer is the engine on the other side of the attempt. 0: not known.
+	// Peer is the engine on the other side of the attempt; 0: unknown.
 	Peer EngineID `json:",omitempty"`
 	// Ended: the engine has done its part or failed. Finished or Failed follows.
 	Ended bool `json:",omitempty"`
 }
 
-// GroupDown is a group that is gone. Fetches that stop have the same effect
-// after Options.GroupTimeout.
+// GroupDown is a group that is gone. A group that stops fetching is treated the same way after
+// Options.GroupTimeout.
 type GroupDown struct {
 	At    time.Duration
 	Group GroupID
 }
 
-// Fetch is a group asking for work, with the state of all its engines.
+// Fetch is a request of a group for work, with the state of all its engines.
 type Fetch struct {
 	At    time.Duration
 	Group GroupID
-	// Seen is the highest Seq among the actions that the group had received when
-	// it took this report.
+	// Seen is the highest Seq among the actions that the group had received at the time of this
+	// report.
 	Seen    uint64
 	Engines []EngineReport
 	Nodes   []NodeReport
@@ -179,26 +175,26 @@ type Fetch struct {
 // EngineReport is one engine's state: tok_e and seq_e of DualPath section 6.1.
 type EngineReport struct {
 	Engine EngineID
-	// Tokens over the unfinished requests, and how many there are.
+	// Tokens of the unfinished requests, and the number of these requests.
 	Tokens, Requests int
-	// HBMFree is what is left of EngineSpec.HBMTokens, and BufferFree of its Buffer in
-	// bytes, when all that was assigned has taken its share.
+	// HBMFree is the free part of EngineSpec.HBMTokens, and BufferFree that of its Buffer in
+	// bytes, after all assigned requests have taken their share.
 	HBMFree, BufferFree int
 }
 
 // NodeReport is one machine's storage side.
 type NodeReport struct {
 	Node NodeID
-	// ReadQueue is read_q: tokens asked of storage and not read yet.
+	// ReadQueue is read_q: tokens requested from storage and not read yet.
 	ReadQueue int
-	// Rate is what the storage NIC delivers under load, tokens a second, as the
-	// node measures it; 0: not known, Options.ReadRate is taken.
+	// Rate is the storage NIC's throughput under load in tokens per second, as measured by the
+	// node; 0: unknown, and Options.ReadRate is used.
 	Rate float64
 }
 
-// Progress is how far one side's read of a request has come. Attempt, here and
-// below, is the Seq of the Start that it is about: what an engine says of an earlier
-// one is ignored. 0 is about whichever there is, of a request found with a group.
+// Progress reports how much of its part a side has read. Attempt, here and below, is the Seq of
+// the Start to which the report belongs; a report about an earlier attempt is ignored. 0 refers
+// to the current attempt, for a request that was restored from a group.
 type Progress struct {
 	At      time.Duration
 	Request RequestID
@@ -206,29 +202,29 @@ type Progress struct {
 	Side    Role
 	// Upto: the tokens of the side's part before this one are in its buffer.
 	Upto int
-	// Landed is how many tokens of the part have arrived, in its buffer or not yet
-	// checked: how fast the side reads.
+	// Landed is the number of tokens of the part that have arrived, including unchecked ones. It
+	// gives the side's read rate.
 	Landed int
-	// Read, here and in Stopped, is the Seq of the Start or Read that ordered the read. A
-	// report about an earlier read is ignored. 0: not known.
+	// Read, here and in Stopped, is the Seq of the Start or Read that ordered the read. A report
+	// about an earlier read is ignored. 0: unknown.
 	Read uint64 `json:",omitempty"`
 }
 
-// Stopped answers a Cut, or reports a failed read: the side reads no further.
+// Stopped replies to a Cut, or reports a failed read: the side has stopped reading.
 type Stopped struct {
 	At      time.Duration
 	Request RequestID
 	Attempt uint64
 	Side    Role
-	// Upto is how far it came; what is behind it is to be read elsewhere.
+	// Upto is the end of the read tokens. The tokens after it must be read elsewhere.
 	Upto int
-	// Failed: this side's storage answered an error at Upto: the request is not
-	// read there any more. Gone: the block at Upto is not stored, whoever reads.
+	// Failed: this side's storage returned an error at Upto, so the side does not read the
+	// request any more. Gone: the block at Upto is not stored, whichever side reads.
 	Failed, Gone bool
 	Read         uint64 `json:",omitempty"`
 }
 
-// Finished is an engine that is done with a request.
+// Finished reports that an engine has completed its part of a request.
 type Finished struct {
 	At      time.Duration
 	Request RequestID
@@ -236,19 +232,19 @@ type Finished struct {
 	Role    Role
 }
 
-// Failed is an engine that could not do its part of a request: its own memory, its
-// peer's, a block that was not what was written. The request is planned anew; from
-// the second time on, with no more of its hit than Upto.
+// Failed reports that an engine failed in its part of a request, for example because of its
+// memory, its peer's, or a corrupt block. The request is planned again. From the second failure
+// on, only the cached tokens before Upto are used.
 type Failed struct {
 	At      time.Duration
 	Request RequestID
 	Attempt uint64
 	Role    Role
-	// Upto: the cached tokens before this one are beyond suspicion.
+	// Upto: the cached tokens before this one are known to be correct.
 	Upto int
 }
 
-// Cancelled is a request that its gateway gave up.
+// Cancelled is a request that its gateway cancelled.
 type Cancelled struct {
 	At      time.Duration
 	Request RequestID
@@ -260,12 +256,12 @@ type Epoch struct {
 	At        time.Duration
 	Namespace NamespaceID
 	Epoch     uint64
-	// Drain is what happens to requests of older weights that have been started.
+	// Drain is the policy for started requests of older weights.
 	Drain Drain `json:",omitempty"`
 }
 
-// SwitchRole has a group change its role. Role is the one to change to; that of the group takes
-// a switch back that is not ordered yet. Drain is DrainFinish or DrainRecompute.
+// SwitchRole changes the role of a group to Role. The group's own role withdraws a switch that
+// has not been ordered yet. Drain is DrainFinish or DrainRecompute.
 type SwitchRole struct {
 	At    time.Duration
 	Group GroupID
@@ -273,14 +269,14 @@ type SwitchRole struct {
 	Drain Drain
 }
 
-// SwitchRefused is a leader that has its engines keep their role: they cannot change it, or
-// failed to.
+// SwitchRefused reports that a leader's engines keep their role, because they cannot change it
+// or failed to.
 type SwitchRefused struct {
 	At    time.Duration
 	Group GroupID
 }
 
-// Tick is nothing but time: deadlines, timeouts, slow sides.
+// Tick only advances the time: for deadlines, timeouts and slow sides.
 type Tick struct{ At time.Duration }
 
 func (e Submit) at() time.Duration        { return e.At }

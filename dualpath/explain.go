@@ -6,21 +6,20 @@ import (
 	"time"
 )
 
-// maxNotes bounds what is remembered of one request; later notes are counted.
+// maxNotes bounds the notes of one request. Later notes are only counted.
 const maxNotes = 16
 
-// Explanation is the story of one request: each decision with what it was made
-// of, in order.
+// Explanation is the record of one request: each decision with its inputs, in order.
 type Explanation struct {
 	Request RequestID
 	Since   time.Duration
-	// Lost counts notes that found no room.
+	// Lost counts notes beyond maxNotes.
 	Lost  int
 	notes [maxNotes]note
 	n     int
 }
 
-// note is one line, formatted when somebody asks.
+// note is one line. It is formatted when Lines is called.
 type note struct {
 	at     time.Duration
 	format string
@@ -45,7 +44,7 @@ type Line struct {
 	Text string
 }
 
-// Lines returns the story.
+// Lines returns the record as text.
 func (x *Explanation) Lines() []Line {
 	out := make([]Line, 0, x.n)
 	for i := range x.n {
@@ -75,7 +74,7 @@ func verbsOf(format string) []byte {
 	return verbs
 }
 
-// String returns the story as text, times in seconds.
+// String returns the record as text, with times in seconds.
 func (x *Explanation) String() string {
 	var b strings.Builder
 	for _, l := range x.Lines() {
@@ -87,8 +86,7 @@ func (x *Explanation) String() string {
 	return b.String()
 }
 
-// Explain returns the story of a request, if it is among the last
-// Options.MaxExplain.
+// Explain returns the record of a request, if it is among the last Options.MaxExplain.
 func (p *Planner) Explain(id RequestID) (Explanation, bool) {
 	x := p.explained.byID[id]
 	if x == nil {
@@ -109,7 +107,7 @@ func newExplainRing(n int) explainRing {
 	return explainRing{ring: make([]*Explanation, n), byID: make(map[RequestID]*Explanation, n)}
 }
 
-// next returns the explanation of a new request; the oldest leaves the ring.
+// next returns the explanation of a new request and removes the oldest from the ring.
 func (q *explainRing) next(id RequestID, now time.Duration) *Explanation {
 	x := &Explanation{Request: id, Since: now}
 	if len(q.ring) == 0 {
@@ -124,12 +122,12 @@ func (q *explainRing) next(id RequestID, now time.Duration) *Explanation {
 	return x
 }
 
-// explainOrder notes why a request of a tenant, or of a priority, is next.
+// explainOrder notes why a request of a tenant, or of a priority, is granted next.
 func (p *Planner) explainOrder(r *request) {
 	f := r.flow
 	switch {
 	case r.Tenant == "" && r.Priority == 0:
-	case f == f.level.anew:
+	case f == f.level.replanned:
 		r.why.note(p.now, "next of priority %d: planned anew before; %d more of the priority wait", r.Priority, f.level.waiting-1)
 	default:
 		r.why.note(p.now, "next of priority %d: work granted to its tenant, by weight, is the least (%d; virtual time %d); %d more of the tenant wait, %d of the priority",
@@ -137,7 +135,7 @@ func (p *Planner) explainOrder(r *request) {
 	}
 }
 
-// explainPrefill notes why an engine was taken, and what the others were.
+// explainPrefill notes why an engine was chosen, and the state of the others.
 func (p *Planner) explainPrefill(r *request, g *group, en *engine, cat class, ps *pools) {
 	if cat == shortQueue {
 		r.why.note(p.now, "prefill engine %d: least tokens (%d) of %d with a short reading queue; %d more with a long one, of %d in the group",
@@ -148,7 +146,7 @@ func (p *Planner) explainPrefill(r *request, g *group, en *engine, cat class, ps
 		int(en.id), en.tok, len(ps.heaps[longQueue]), en.node.queue, len(g.engines))
 }
 
-// explainDecode notes why an engine was taken.
+// explainDecode notes why an engine was chosen.
 func (p *Planner) explainDecode(r *request, pe *engine, c *decodeChoice) {
 	en, n := c.engine, r.decodeLen()
 	switch {

@@ -6,20 +6,19 @@ import (
 	"slices"
 )
 
-// The requests that wait are ordered by priority, then fairly among tenants, then by age.
+// Waiting requests are ordered by priority, then fairly among tenants, then by age.
 //
 // Each tenant of a priority has a counter of the work that it was granted, divided by its
-// weight. The tenant with the least counter is next: start-time fair queueing (Goyal, Vin,
-// Cheng, SIGCOMM 1996) with the counters of the virtual token counter (Sheng et al.,
-// "Fairness in Serving Large Language Models", OSDI 2024), which are charged when a request
-// is granted, not when it arrives. So a request that is cancelled or expires costs nothing.
-// The virtual time of a priority is the highest counter, before the charge, of a tenant
-// that was granted a request. A tenant whose first request arrives begins there: it gains
+// weight. The tenant with the lowest counter is next: start-time fair queueing (Goyal, Vin,
+// Cheng, SIGCOMM 1996) with the counters of the virtual token counter (Sheng et al., "Fairness
+// in Serving Large Language Models", OSDI 2024), which are charged when a request is granted,
+// not when it arrives. So a request that is cancelled or expires costs nothing. The virtual
+// time of a priority is the highest counter, before the charge, of a tenant that was granted a
+// request. The counter of a tenant whose first request arrives starts there, so a tenant gains
 // nothing by its idle time.
 //
-// A tenant without requests is remembered while its counter is ahead of the virtual time.
-// If it were forgotten sooner, its next request would begin with the work of the last one
-// uncharged.
+// A tenant without requests is kept while its counter is ahead of the virtual time. If it were
+// deleted sooner, the work of its last request would not be charged to its next.
 //
 //	level (priority)
 //	 ├─ anew                requests that are planned anew, before all tenants
@@ -27,28 +26,28 @@ import (
 //	     └─ lane (decode group)
 //	         └─ requests    by age
 //
-// A request that its decode group has no room for keeps the group's turn until the group has
-// room, or a request of a higher priority arrives. So small requests of others cannot take
-// the room that a large one waits for.
+// A request for which its decode group has no room reserves the group until the group has room,
+// or a request of a higher priority arrives. So small requests cannot take the room for which a
+// large one waits.
 
-// maxDebts bounds the tenants without requests that a level remembers.
+// maxDebts bounds the tenants without requests that a level keeps.
 const maxDebts = 1024
 
-// maxIdleLevels is how many levels stay when they have no requests.
+// maxIdleLevels is the number of levels without requests that are kept.
 const maxIdleLevels = 4
 
-// level is the requests of one priority that wait.
+// level is the waiting requests of one priority.
 type level struct {
 	priority int
-	// at is the level's place in Planner.levels.
+	// at is the level's index in Planner.levels.
 	at    int
 	flows map[string]*flow
-	// anew has the requests that are planned anew.
-	anew *flow
-	// virtual is the level's virtual time. A tenant that the level does not remember begins
-	// at floor if floor is higher: a tenant that had to be forgotten gains nothing.
+	// replanned has the requests that are planned again.
+	replanned *flow
+	// virtual is the level's virtual time. The counter of a tenant that the level does not have
+	// starts at floor if floor is higher, so a tenant that was deleted early gains nothing.
 	virtual, floor float64
-	// ready are the flows that offer a request, debts the tenants without requests.
+	// ready are the flows with a grantable request, debts the tenants without requests.
 	ready, debts ordered[flow]
 	waiting      int
 }
@@ -58,45 +57,45 @@ type flow struct {
 	level  *level
 	tenant string
 	weight float64
-	// served is the counter: the work of the requests that were granted, by weight. It is
-	// -Inf for level.anew.
+	// served is the counter: the work of the granted requests divided by the weight. It is -Inf
+	// for level.replanned.
 	served float64
 	// waiting are the flow's requests in the queue, work their work.
 	waiting int
 	work    float64
 	byHome  map[*group]*lane
-	// lanes are those that offer a request.
+	// lanes are the flow's lanes with a grantable request.
 	lanes           ordered[lane]
 	readyAt, debtAt int
 }
 
 // lane is the requests of a flow that wait for one decode group. home is nil with
-// Options.Network: then requests wait for no group in particular.
+// Options.Network, because then requests wait for no particular group.
 type lane struct {
 	flow  *flow
 	home  *group
 	queue ordered[request]
 	at    int
-	// shut: the lane is in home.shut.
-	shut bool
+	// closed: the lane is in home.shut.
+	closed bool
 }
 
 // byPriority orders levels, the highest priority first.
 func byPriority() ordered[level] {
 	return ordered[level]{
-		less: func(a, b *level) bool { return a.priority > b.priority },
-		at:   func(l *level) *int { return &l.at },
+		less:  func(a, b *level) bool { return a.priority > b.priority },
+		index: func(l *level) *int { return &l.at },
 	}
 }
 
-// cost is the work of a request in tokens of computing: the tokens that a prefill engine
-// computes, and those that it would compute while a storage NIC reads the cached ones. So a
-// tenant is charged for the time that its requests take of these two.
+// cost is the work of a request in prefill tokens: the tokens that a prefill engine computes,
+// plus the tokens that it would compute while a storage NIC reads the cached ones. So a tenant
+// is charged for the time that its requests use both.
 func (p *Planner) cost(r *request) float64 {
 	return float64(r.Prompt-r.Hit) + float64(r.Hit)*p.opts.PrefillRate/p.opts.ReadRate
 }
 
-// levelOf returns the level of a priority, made if there is none.
+// levelOf returns the level of a priority and creates it if necessary.
 func (p *Planner) levelOf(priority int) *level {
 	l := p.priorities[priority]
 	if l == nil {
@@ -106,14 +105,14 @@ func (p *Planner) levelOf(priority int) *level {
 				less: func(a, b *flow) bool {
 					return a.served < b.served || (a.served == b.served && a.lanes.items[0].queue.items[0].order < b.lanes.items[0].queue.items[0].order)
 				},
-				at: func(f *flow) *int { return &f.readyAt },
+				index: func(f *flow) *int { return &f.readyAt },
 			},
 			debts: ordered[flow]{
-				less: func(a, b *flow) bool { return a.served < b.served || (a.served == b.served && a.tenant < b.tenant) },
-				at:   func(f *flow) *int { return &f.debtAt },
+				less:  func(a, b *flow) bool { return a.served < b.served || (a.served == b.served && a.tenant < b.tenant) },
+				index: func(f *flow) *int { return &f.debtAt },
 			},
 		}
-		l.anew = newFlow(l, "", 1, math.Inf(-1))
+		l.replanned = newFlow(l, "", 1, math.Inf(-1))
 		p.priorities[priority] = l
 	}
 	return l
@@ -124,13 +123,13 @@ func newFlow(l *level, tenant string, weight, served float64) *flow {
 	return &flow{
 		level: l, tenant: tenant, weight: weight, served: served, byHome: make(map[*group]*lane),
 		lanes: ordered[lane]{
-			less: func(a, b *lane) bool { return a.queue.items[0].order < b.queue.items[0].order },
-			at:   func(n *lane) *int { return &n.at },
+			less:  func(a, b *lane) bool { return a.queue.items[0].order < b.queue.items[0].order },
+			index: func(n *lane) *int { return &n.at },
 		},
 	}
 }
 
-// flowOf returns a tenant's flow, made if the level does not remember the tenant.
+// flowOf returns a tenant's flow and creates it if necessary.
 func (p *Planner) flowOf(l *level, tenant string) *flow {
 	f := l.flows[tenant]
 	if f == nil {
@@ -140,10 +139,10 @@ func (p *Planner) flowOf(l *level, tenant string) *flow {
 	return f
 }
 
-// join counts a request in its flow.
+// join adds a request to its flow.
 func (p *Planner) join(r *request, again bool) {
 	l := p.levelOf(r.Priority)
-	f := l.anew
+	f := l.replanned
 	if !again {
 		f = p.flowOf(l, r.Tenant)
 		l.debts.remove(f)
@@ -155,8 +154,8 @@ func (p *Planner) join(r *request, again bool) {
 	p.shareOf(r.Tenant).Queued++
 }
 
-// leave is the inverse of join. It forgets tenants without requests and without debts, and
-// all debts of a level without requests: no tenant of the level has waited for another.
+// leave undoes join. It deletes tenants without requests and debts, and all debts of a level
+// without requests, because no tenant of the level waits for another.
 func (p *Planner) leave(r *request) {
 	p.withdraw(r)
 	f := r.flow
@@ -168,17 +167,17 @@ func (p *Planner) leave(r *request) {
 	p.shareOf(r.Tenant).Queued--
 	switch {
 	case l.waiting == 0:
-		p.rest(l, f)
-	case f.waiting == 0 && f != l.anew:
+		p.retireLevel(l, f)
+	case f.waiting == 0 && f != l.replanned:
 		f.work = 0
 		l.debts.put(f)
 		l.settle()
 	}
 }
 
-// rest takes the end of the last request of a level, which was of a flow. A few levels, with
-// one flow each, stay for the next request.
-func (p *Planner) rest(l *level, last *flow) {
+// retireLevel handles a level whose last request, of the flow last, has left. A few levels with one
+// flow each are kept for the next request.
+func (p *Planner) retireLevel(l *level, last *flow) {
 	if len(p.priorities) > maxIdleLevels {
 		delete(p.priorities, l.priority)
 		return
@@ -187,14 +186,14 @@ func (p *Planner) rest(l *level, last *flow) {
 	l.debts.items = l.debts.items[:0]
 	l.virtual, l.floor = 0, 0
 	last.work = 0
-	if last != l.anew {
+	if last != l.replanned {
 		last.served, last.debtAt = 0, 0
 		l.flows[last.tenant] = last
 		l.debts.put(last)
 	}
 }
 
-// reprice counts a request by its work as it is now. Its prefill may have to begin sooner.
+// reprice updates the work of a request. Its prefill may have to begin sooner.
 func (p *Planner) reprice(r *request) {
 	if r.flow != nil {
 		r.flow.work -= r.work
@@ -206,12 +205,12 @@ func (p *Planner) reprice(r *request) {
 	}
 }
 
-// charge has a request's tenant pay for its start, before the request leaves the queue. A
-// request that is planned anew is paid again, because its engines work again.
+// charge adds a request's work to its tenant's counter, before the request leaves the queue. A
+// request that is planned again is charged again, because its engines work again.
 func (p *Planner) charge(r *request) {
 	l := r.flow.level
 	f := p.flowOf(l, r.Tenant)
-	if r.flow != l.anew {
+	if r.flow != l.replanned {
 		l.virtual = max(l.virtual, f.served)
 	}
 	work := p.cost(r)
@@ -226,7 +225,7 @@ func (p *Planner) charge(r *request) {
 	l.settle()
 }
 
-// settle forgets the tenants without requests that the virtual time has reached, and, beyond
+// settle deletes the tenants without requests that the virtual time has reached and, beyond
 // maxDebts, those that it will reach soonest.
 func (l *level) settle() {
 	for f := l.debts.first(); f != nil; f = l.debts.first() {
@@ -247,20 +246,20 @@ func (p *Planner) offer(r *request) {
 	n := f.byHome[g]
 	if n == nil {
 		n = &lane{flow: f, home: g, queue: ordered[request]{
-			less: func(a, b *request) bool { return a.order < b.order },
-			at:   func(r *request) *int { return &r.laneAt },
+			less:  func(a, b *request) bool { return a.order < b.order },
+			index: func(r *request) *int { return &r.laneAt },
 		}}
 		f.byHome[g] = n
 	}
 	n.queue.put(r)
 	r.lane = n
-	p.seat(n)
-	if g != nil && g.turn != nil && r.precedes(g.turn) {
-		p.open(g)
+	p.updateHeaps(n)
+	if g != nil && g.reservedFor != nil && r.precedes(g.reservedFor) {
+		p.endReservation(g)
 	}
 }
 
-// withdraw takes a request out of its lane, if it is in one.
+// withdraw removes a request from its lane, if it is in one.
 func (p *Planner) withdraw(r *request) {
 	n := r.lane
 	if n == nil {
@@ -268,13 +267,13 @@ func (p *Planner) withdraw(r *request) {
 	}
 	r.lane = nil
 	n.queue.remove(r)
-	p.seat(n)
-	if n.home != nil && n.home.turn == r {
-		p.open(n.home)
+	p.updateHeaps(n)
+	if n.home != nil && n.home.reservedFor == r {
+		p.endReservation(n.home)
 	}
 }
 
-// precedes reports whether a request takes the turn from another one of its group.
+// precedes reports whether a request takes the reservation of its group from another request.
 func (r *request) precedes(o *request) bool {
 	switch {
 	case r.Priority != o.Priority:
@@ -282,14 +281,14 @@ func (r *request) precedes(o *request) bool {
 	case r.flow == o.flow:
 		return r.order < o.order
 	}
-	return r.flow == r.flow.level.anew
+	return r.flow == r.flow.level.replanned
 }
 
-// seat puts a lane, its flow and its level where their first requests belong, or out.
-func (p *Planner) seat(n *lane) {
+// updateHeaps updates the positions of a lane, its flow and its level in their heaps, or removes them.
+func (p *Planner) updateHeaps(n *lane) {
 	f := n.flow
 	l := f.level
-	if n.queue.first() != nil && !n.shut {
+	if n.queue.first() != nil && !n.closed {
 		f.lanes.put(n)
 	} else {
 		f.lanes.remove(n)
@@ -306,29 +305,29 @@ func (p *Planner) seat(n *lane) {
 	}
 }
 
-// next returns the request that is to be granted next, or nil. Lanes whose group has no room,
-// or keeps it for another request, are found here and shut.
+// next returns the next request to be granted, or nil. It closes lanes whose group has no room
+// or is reserved for another request.
 func (p *Planner) next() *request {
 	for l := p.levels.first(); l != nil; l = p.levels.first() {
 		n := l.ready.first().lanes.first()
 		r, g := n.queue.first(), n.home
-		if g == nil || g.turn == nil || (g.turn == r && !g.full) {
+		if g == nil || g.reservedFor == nil || (g.reservedFor == r && !g.full) {
 			return r
 		}
-		n.shut = true
-		g.shut = append(g.shut, n)
-		p.seat(n)
+		n.closed = true
+		g.closed = append(g.closed, n)
+		p.updateHeaps(n)
 	}
 	return nil
 }
 
-// wait gives a request the turn of its group, which has no room for it.
-func (p *Planner) wait(r *request) {
-	r.home.turn = r
+// reserveGroup reserves a request's group, which has no room for it, for the request.
+func (p *Planner) reserveGroup(r *request) {
+	r.home.reservedFor = r
 	p.setFull(r.home, true)
 }
 
-// setFull notes whether a decode group has no room for the request whose turn it is.
+// setFull records whether a decode group has no room for the request that reserved it.
 func (p *Planner) setFull(g *group, full bool) {
 	switch {
 	case full && !g.full:
@@ -339,7 +338,7 @@ func (p *Planner) setFull(g *group, full bool) {
 	g.full = full
 }
 
-// retryAll has all full groups offer the requests whose turn it is, when a group without a
+// retryAll makes all full groups offer the requests that reserved them, when a group without a
 // queue may have room for them (rehome).
 func (p *Planner) retryAll() {
 	if p.full == 0 {
@@ -352,16 +351,16 @@ func (p *Planner) retryAll() {
 	}
 }
 
-// retry has a decode group that may have room again offer the request whose turn it is.
+// retry makes a decode group that may have room again offer the request that reserved it.
 func (p *Planner) retry(g *group) {
 	p.setFull(g, false)
-	if g.turn == nil {
+	if g.reservedFor == nil {
 		return
 	}
-	if n := g.turn.lane; n.shut {
-		n.shut = false
-		g.shut = deleteLane(g.shut, n)
-		p.seat(n)
+	if n := g.reservedFor.lane; n.closed {
+		n.closed = false
+		g.closed = deleteLane(g.closed, n)
+		p.updateHeaps(n)
 	}
 }
 
@@ -377,43 +376,44 @@ func deleteLane(list []*lane, n *lane) []*lane {
 	return list
 }
 
-// open ends the turn of a request: the group offers all its requests.
-func (p *Planner) open(g *group) {
-	g.turn = nil
+// endReservation ends the reservation of a group: the group offers all its requests.
+func (p *Planner) endReservation(g *group) {
+	g.reservedFor = nil
 	p.setFull(g, false)
-	for _, n := range g.shut {
-		n.shut = false
-		p.seat(n)
+	for _, n := range g.closed {
+		n.closed = false
+		p.updateHeaps(n)
 	}
-	g.shut = g.shut[:0]
+	g.closed = g.closed[:0]
 }
 
-// nextOf is next for a prefill group that fetches: first the request that it keeps its room
-// for, unless a request of a higher priority waits, or one that is planned anew.
+// nextOf is next for a prefill group that fetches. The request for which the group keeps its
+// room comes first, unless a request of a higher priority waits, or one that is planned again.
 func (p *Planner) nextOf(g *group) *request {
-	r, o := p.next(), g.owed
-	g.owed = nil
+	r, o := p.next(), g.keptFor
+	g.keptFor = nil
 	if r == nil || o == nil || p.requests[o.ID] != o || o.lane == nil || o.lane.at == 0 || r.precedes(o) {
 		return r
 	}
-	if h := o.lane.home; o.lane.queue.first() != o || (h != nil && h.turn != nil && (h.turn != o || h.full)) {
+	if h := o.lane.home; o.lane.queue.first() != o || (h != nil && h.reservedFor != nil && (h.reservedFor != o || h.full)) {
 		return r
 	}
 	return o
 }
 
-// TenantView is the requests of one tenant and one priority that wait.
+// TenantView is the waiting requests of one tenant and one priority.
 type TenantView struct {
 	Tenant   string
 	Priority int
 	Weight   float64
 	Waiting  int
-	// Work is in tokens of computing, in which cached tokens count by the time of their read.
+	// Work is in prefill tokens, in which cached tokens count by the time of their read.
 	Work float64
 }
 
-// Tenants returns the requests that wait by tenant and priority: higher priorities first, and of
-// one priority the tenants with the most requests first. Requests that are planned anew count as their tenant's.
+// Tenants returns the waiting requests by tenant and priority: higher priorities first, and
+// within a priority the tenants with the most requests first. Requests that are planned again
+// count for their tenant.
 func (p *Planner) Tenants() []TenantView {
 	type key struct {
 		priority int
@@ -435,11 +435,11 @@ func (p *Planner) Tenants() []TenantView {
 				add(l, f.tenant, f.waiting, f.work)
 			}
 		}
-		if l.anew.waiting == 0 {
+		if l.replanned.waiting == 0 {
 			continue
 		}
 		for _, r := range p.requests {
-			if r.flow == l.anew {
+			if r.flow == l.replanned {
 				add(l, r.Tenant, 1, r.work)
 			}
 		}
@@ -454,15 +454,15 @@ func (p *Planner) Tenants() []TenantView {
 	return views
 }
 
-// Share is what a tenant of Options.Weights was granted and has in the queue, of all priorities.
+// Share is the granted and queued work of a tenant of Options.Weights, over all priorities.
 type Share struct {
-	// Granted is in tokens of computing (TenantView.Work), since the planner was made.
+	// Granted is in prefill tokens (TenantView.Work), since the planner was made.
 	Granted float64
 	Queued  int
 }
 
-// Shares returns the shares of the tenants in Options.Weights, and the sum of all other tenants'.
-// So its size does not grow with the number of tenants.
+// Shares returns the shares of the tenants in Options.Weights, and the sum of all other
+// tenants. Its size does not grow with the number of tenants.
 func (p *Planner) Shares() (named map[string]Share, others Share) {
 	named = make(map[string]Share, len(p.opts.Weights))
 	for tenant := range p.opts.Weights {
@@ -471,8 +471,7 @@ func (p *Planner) Shares() (named map[string]Share, others Share) {
 	return named, p.others
 }
 
-// shareOf returns a tenant's share, or that of the tenants that have no name in
-// Options.Weights.
+// shareOf returns a tenant's share. All tenants that are not in Options.Weights have one share.
 func (p *Planner) shareOf(tenant string) *Share {
 	if s := p.shares[tenant]; s != nil {
 		return s

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// fairCluster is a cluster whose engines end each request at once. So all that counts is the
-// order in which requests are granted.
+// fairCluster is a cluster whose engines end each request immediately, so only the order of
+// grants matters.
 type fairCluster struct {
 	t    testing.TB
 	p    *Planner
 	now  time.Duration
 	next RequestID
 	ups  []GroupUp
-	// starts are the requests that were granted and not yet returned by round; tenant and
-	// work are theirs.
+	// starts are the requests that were granted and not yet returned by round. tenant and work
+	// hold their tenants and work.
 	starts []RequestID
 	tenant map[RequestID]string
 	work   map[RequestID]float64
@@ -38,7 +38,7 @@ func newFairCluster(t testing.TB, o Options, up ...GroupUp) *fairCluster {
 	return l
 }
 
-// step feeds an event, and notes what is granted.
+// step feeds an event and records the grants.
 func (l *fairCluster) step(ev Event) (actions []Action) {
 	actions = slices.Clone(l.p.Step(ev))
 	for _, a := range actions {
@@ -46,7 +46,7 @@ func (l *fairCluster) step(ev Event) (actions []Action) {
 			l.starts = append(l.starts, a.Request)
 		}
 	}
-	if l.p.queued < 100 || l.p.steps%512 == 0 { // check looks at all that wait
+	if l.p.queued < 100 || l.p.steps%512 == 0 { // check looks at all waiting requests
 		check(l.p)
 	}
 	return actions
@@ -61,7 +61,7 @@ func (l *fairCluster) submit(r Request) RequestID {
 	return r.ID
 }
 
-// fetch has a group report that its engines are idle.
+// fetch makes a group report that its engines are idle.
 func (l *fairCluster) fetch(g GroupUp) {
 	f := Fetch{At: l.now, Group: g.Group, Seen: l.p.seq}
 	for _, e := range g.Engines {
@@ -76,7 +76,7 @@ func (l *fairCluster) finish(id RequestID) {
 	l.step(Finished{At: l.now, Request: id, Role: Decode})
 }
 
-// round has all groups fetch, and returns the requests that were granted, which have ended.
+// round makes all groups fetch, and returns the granted requests, which have ended.
 func (l *fairCluster) round() (granted []RequestID) {
 	l.now += time.Millisecond
 	for _, g := range l.ups {
@@ -149,14 +149,14 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestWorkOfHit: a cached token is charged the time of its read, in tokens of computing.
+// TestWorkOfHit: a cached token is charged the time of its read, in prefill tokens.
 func TestWorkOfHit(t *testing.T) {
 	p := newPlanner(t, Options{PrefillRate: 1000, ReadRate: 50_000})
 	near(t, "work", p.cost(&request{Request: Request{Prompt: 1100, Hit: 1000}}), 100+1000/50)
 }
 
-// TestBacklogDelaysNobody: another tenant's single request is among the next two that are
-// granted, however many requests of the first tenant wait.
+// TestBacklogDelaysNobody: a single request of another tenant is among the next two grants,
+// whatever the number of waiting requests of the first tenant.
 func TestBacklogDelaysNobody(t *testing.T) {
 	l := newFairCluster(t, Options{})
 	for range 1000 {
@@ -172,8 +172,8 @@ func TestBacklogDelaysNobody(t *testing.T) {
 	}
 }
 
-// TestNoCreditRegained: a tenant that always has a single request, submitted when the one
-// before was granted, is granted no more than its share.
+// TestNoCreditRegained: a tenant that always has one request, submitted when its previous one
+// was granted, is granted no more than its share.
 func TestNoCreditRegained(t *testing.T) {
 	l := newFairCluster(t, Options{})
 	for range 10_000 {
@@ -190,7 +190,7 @@ func TestNoCreditRegained(t *testing.T) {
 	}
 }
 
-// TestIdleTenant: a tenant that was idle for long has no credit from it.
+// TestIdleTenant: a tenant gains no credit by a long idle time.
 func TestIdleTenant(t *testing.T) {
 	l := newFairCluster(t, Options{})
 	l.submit(Request{Tenant: "b", Prompt: 100})
@@ -206,7 +206,7 @@ func TestIdleTenant(t *testing.T) {
 	wantShares(t, l.shares(1000, func() {}), map[string]float64{"a": 1, "b": 1})
 }
 
-// TestCancelledCostsNothing: a tenant is not charged for requests that are given up before
+// TestCancelledCostsNothing: a tenant is not charged for requests that are cancelled before
 // they are granted.
 func TestCancelledCostsNothing(t *testing.T) {
 	l := newFairCluster(t, Options{})
@@ -248,8 +248,8 @@ func TestReplannedIsCharged(t *testing.T) {
 	wantShares(t, sum, map[string]float64{"a": 1, "b": 1})
 }
 
-// TestTenantsAreForgotten: what is remembered of tenants without requests is bounded, and a
-// tenant that is forgotten early regains nothing.
+// TestTenantsAreForgotten: the state of tenants without requests is bounded, and a tenant that
+// is deleted early regains nothing.
 func TestTenantsAreForgotten(t *testing.T) {
 	l := newFairCluster(t, Options{})
 	for range 10_000 {
@@ -282,8 +282,8 @@ func TestTenantsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestPriorities: requests of a higher priority go first, those of one priority in their
-// order, and a request that is planned anew goes before those of its priority alone.
+// TestPriorities: requests of a higher priority are granted first, those of one priority in
+// their order. A request that is planned again precedes only the requests of its priority.
 func TestPriorities(t *testing.T) {
 	l := newFairCluster(t, Options{})
 	low := l.submit(Request{Priority: -1, Prompt: 10})
@@ -308,10 +308,10 @@ func TestPriorities(t *testing.T) {
 	}
 }
 
-// TestTurn: a large request that its decode group has no room for keeps the group's turn, so
-// that small ones of another tenant do not take what becomes free. A request of a higher
-// priority ends the turn.
-func TestTurn(t *testing.T) {
+// TestReservation: a large request for which its decode group has no room reserves the group, so that
+// small requests of another tenant do not take the memory that becomes free. A request of a
+// higher priority ends the reservation.
+func TestReservation(t *testing.T) {
 	l := newFairCluster(t, Options{Beta: 1 << 20, BlockTokens: 1},
 		GroupUp{Group: 2, Role: Decode, Engines: []EngineSpec{{Engine: 2, Node: 2, HBMTokens: 1000}}},
 		GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})
@@ -334,7 +334,7 @@ func TestTurn(t *testing.T) {
 	if got := fetch(500); len(got) != 3 {
 		t.Fatalf("granted %v; want three requests of tenant b, after which tenant a is next", got)
 	}
-	l.p.priorities[0].flows["a"].served += 500 // it is granted requests elsewhere
+	l.p.priorities[0].flows["a"].served += 500 // another group grants its requests
 	for _, free := range []int{300, 500, 700, 899} {
 		if got := fetch(free); len(got) != 0 {
 			t.Fatalf("with %d tokens free %v are granted before the large request", free, got)
@@ -350,10 +350,10 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// TestOwed: a prefill group keeps its room for the request that it had no room for, although
-// another tenant is next by then, because another group has granted the tenant of the
-// request something.
-func TestOwed(t *testing.T) {
+// TestKeptRoom: a prefill group keeps its room for the request for which it had no room, even if
+// another tenant is next by then because another group has granted a request of the first
+// tenant.
+func TestKeptRoom(t *testing.T) {
 	l := newFairCluster(t, Options{Beta: 1 << 20, BlockTokens: 1},
 		GroupUp{Group: 3, Role: Decode, Engines: []EngineSpec{{Engine: 3, Node: 3}}},
 		GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1, HBMTokens: 1000}}},
@@ -383,29 +383,29 @@ func TestOwed(t *testing.T) {
 	}
 }
 
-// checkHeap fails if a heap is out of order, or an item is not where it keeps its place.
+// checkHeap fails if a heap is out of order, or an item does not store its index.
 func checkHeap[T any](what string, q *ordered[T], fail func(string, ...any)) {
 	for i, x := range q.items {
-		if *q.at(x) != i+1 || (i > 0 && q.less(x, q.items[(i-1)/2])) {
+		if *q.index(x) != i+1 || (i > 0 && q.less(x, q.items[(i-1)/2])) {
 			fail("the heap of %s is out of order at %d", what, i)
 		}
 	}
 }
 
-// checkTurn fails if a decode group keeps its room for a request that is not in its queue.
-func checkTurn(g *group, fail func(string, ...any)) {
-	if g.turn == nil {
-		if g.full || len(g.shut) > 0 {
-			fail("group %d: full %v, %d lanes shut, for no request", g.id, g.full, len(g.shut))
+// checkReservation fails if a decode group is reserved for a request that is not in its queue.
+func checkReservation(g *group, fail func(string, ...any)) {
+	if g.reservedFor == nil {
+		if g.full || len(g.closed) > 0 {
+			fail("group %d: full %v, %d lanes closed, for no request", g.id, g.full, len(g.closed))
 		}
 		return
 	}
-	if g.turn.home != g || g.turn.lane == nil {
-		fail("group %d keeps its room for request %d, which is not in its queue", g.id, g.turn.ID)
+	if g.reservedFor.home != g || g.reservedFor.lane == nil {
+		fail("group %d keeps its room for request %d, which is not in its queue", g.id, g.reservedFor.ID)
 	}
 }
 
-// checkFair fails if levels, flows and lanes do not have what waits, once each.
+// checkFair fails unless levels, flows and lanes have each waiting request once.
 func checkFair(p *Planner, fail func(string, ...any)) {
 	checkHeap("levels", &p.levels, fail)
 	waiting := 0
@@ -416,10 +416,10 @@ func checkFair(p *Planner, fail func(string, ...any)) {
 			fail("level %d: priority %d, %d wait, place %d, %d flows ready, %d debts", priority, l.priority, l.waiting, l.at, len(l.ready.items), len(l.debts.items))
 		}
 		sum := 0
-		for _, f := range append([]*flow{l.anew}, flowsOf(l)...) {
+		for _, f := range append([]*flow{l.replanned}, flowsOf(l)...) {
 			checkFlow(f, fail)
 			sum += f.waiting
-			if f != l.anew && (f.waiting == 0) != (f.debtAt != 0) {
+			if f != l.replanned && (f.waiting == 0) != (f.debtAt != 0) {
 				fail("tenant %q: %d wait, place %d among the debts", f.tenant, f.waiting, f.debtAt)
 			}
 		}
@@ -438,7 +438,7 @@ func checkFair(p *Planner, fail func(string, ...any)) {
 	}
 }
 
-// flowsOf are a level's flows.
+// flowsOf returns a level's flows.
 func flowsOf(l *level) (flows []*flow) {
 	for _, f := range l.flows {
 		flows = append(flows, f)
@@ -454,8 +454,8 @@ func checkFlow(f *flow, fail func(string, ...any)) {
 	}
 	for home, n := range f.byHome {
 		checkHeap("requests", &n.queue, fail)
-		if n.home != home || (n.at != 0) != (n.queue.first() != nil && !n.shut) {
-			fail("tenant %q: a lane of %d requests at place %d, shut: %v", f.tenant, len(n.queue.items), n.at, n.shut)
+		if n.home != home || (n.at != 0) != (n.queue.first() != nil && !n.closed) {
+			fail("tenant %q: a lane of %d requests at place %d, closed: %v", f.tenant, len(n.queue.items), n.at, n.closed)
 		}
 	}
 }
@@ -470,8 +470,8 @@ func TestBadWeights(t *testing.T) {
 	}
 }
 
-// TestRehome: a request that its decode group has no room for goes to a group that has room
-// and no queue, and not to one that has requests of its own waiting.
+// TestRehome: a request for which its decode group has no room moves to a group that has room
+// and an empty queue, and not to one with waiting requests.
 func TestRehome(t *testing.T) {
 	l := newFairCluster(t, Options{Beta: 1 << 20, BlockTokens: 1},
 		GroupUp{Group: 2, Role: Decode, Engines: []EngineSpec{{Engine: 2, Node: 2, HBMTokens: 1000}}},

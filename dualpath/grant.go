@@ -5,19 +5,19 @@ package dualpath
 // waited for the other could deadlock with another request. So every request that
 // holds memory can end and return it.
 
-// room is the memory that a request takes of an engine, or that an engine has left.
+// room is an amount of memory: of a request's needs, or of an engine's free memory.
 type room struct {
 	// hbm is device memory, in tokens; buffer is the buffer in DRAM, in bytes.
 	hbm, buffer int
 }
 
-// unlimited is the size of a memory whose size the engine does not report.
+// unlimited stands for a memory whose size the engine does not report.
 const unlimited = 1 << 50
 
-// fits reports whether n is available.
+// fits reports whether n fits into r.
 func (r room) fits(n room) bool { return n.hbm <= r.hbm && n.buffer <= r.buffer }
 
-// minus is what is left of r when n is taken.
+// minus returns r without n.
 func (r room) minus(n room) room { return room{r.hbm - n.hbm, r.buffer - n.buffer} }
 
 // blocks returns the number of blocks for tokens, rounded up: engines store whole blocks.
@@ -26,15 +26,15 @@ func (p *Planner) blocks(tokens int) int {
 	return (tokens + b - 1) / b
 }
 
-// passing returns the bytes of an engine's buffer that a request takes when the given
-// number of its blocks pass through.
+// passing returns the bytes of an engine's buffer that a request takes when the given number of
+// its blocks pass through it.
 func (b *Buffer) passing(r *request, blocks int) int {
 	return b.Request + blocks*b.Block + r.promptBlocks*b.Sums
 }
 
-// least is the least that the request takes of an engine. The KV of the whole prompt
-// passes through a decode engine's buffer. The decode side may read all of the hit,
-// except where the policy has it read nothing.
+// least is the smallest amount of memory that the request takes of an engine. The KV of the
+// whole prompt passes through a decode engine's buffer. The decode side may read all of the
+// hit, except if the policy lets it read nothing.
 func (p *Planner) least(en *engine, r *request) room {
 	switch {
 	case en.group.role == Decode:
@@ -45,12 +45,12 @@ func (p *Planner) least(en *engine, r *request) room {
 	return room{r.promptBlocks * p.opts.BlockTokens, en.spec.Buffer.passing(r, 0)}
 }
 
-// most is what the request takes of a prefill engine that reads all of the hit.
+// most is the memory that the request takes of a prefill engine that reads all of the hit.
 func (p *Planner) most(en *engine, r *request) room {
 	return room{r.promptBlocks * p.opts.BlockTokens, en.spec.Buffer.passing(r, p.blocks(r.Hit))}
 }
 
-// takes reports whether the engine could serve the request if it had nothing else.
+// takes reports whether the engine could serve the request if it had no other requests.
 func (p *Planner) takes(en *engine, r *request) bool { return p.shortfallAt(en, r).why == NoReason }
 
 // accepts reports whether the engine has room for the request now.
@@ -68,15 +68,15 @@ func (p *Planner) takenBy(g *group, r *request) bool {
 	return false
 }
 
-// shortfall is why an engine could never serve a request: what the request needs of
-// it, and the most that there is.
+// shortfall is the reason why an engine could never serve a request: the amount that the
+// request needs and the largest amount that there is.
 type shortfall struct {
 	why        Reason
 	need, most int
 }
 
-// shortfall returns why no engine that is up could ever serve the request. It is zero
-// if an engine of each role could, or if a role has no engine to compare with.
+// shortfall returns why no registered engine could ever serve the request. It is zero if an
+// engine of each role could, or if a role has no engine.
 func (p *Planner) shortfall(r *request) shortfall {
 	for _, role := range [...]Role{Decode, Prefill} {
 		if s := p.shortfallOf(role, r); s.why != NoReason {
@@ -86,7 +86,7 @@ func (p *Planner) shortfall(r *request) shortfall {
 	return shortfall{}
 }
 
-// shortfallOf is shortfall for the engines of one role, without groups that leave it.
+// shortfallOf is shortfall for the engines of one role, except groups that leave the role.
 func (p *Planner) shortfallOf(role Role, r *request) (nearest shortfall) {
 	for _, g := range p.order {
 		if g.role != role || g.switching() {
@@ -121,16 +121,15 @@ func (p *Planner) shortfallAt(en *engine, r *request) shortfall {
 	return shortfall{}
 }
 
-// grant gives requests to the engines of a prefill group that fetches, each
-// together with a decode engine, until its engines are overloaded or full. Requests
-// are granted in the order of fair.go; one waits for a decode group that is full only
-// with the requests that are routed there.
+// grant gives requests to the engines of a prefill group that fetches, each together with a
+// decode engine, until its engines are overloaded or full. Requests are granted in the order of
+// fair.go. A request that waits for a full decode group blocks only the requests that are
+// routed to that group.
 //
-// The paper has one queue for all prefill groups and does not say what keeps the
-// first one that fetches from taking all of it, up to beta. Here a group leaves a
-// request whose tokens fit on an engine of another group before they would make that
-// one as loaded as its own; the other group fetches within Options.Patience, or it is
-// not waited for.
+// The paper has one queue for all prefill groups and does not define what prevents the first
+// group that fetches from taking all of it, up to beta. Here a group skips a request if an
+// engine of another group is less loaded even with the request's tokens. The other group must
+// have fetched within Options.Patience.
 func (p *Planner) grant(g *group) {
 	full := false // an engine below beta has no room for the next request
 	defer func() { g.noteLeast(p, full) }()
@@ -144,7 +143,7 @@ func (p *Planner) grant(g *group) {
 	defer func() {
 		for _, r := range left {
 			if p.offer(r); r.home != nil {
-				p.open(r.home)
+				p.endReservation(r.home)
 			}
 		}
 	}()
@@ -152,7 +151,7 @@ func (p *Planner) grant(g *group) {
 		pe := pool.leastFor(p, r)
 		if pe == nil && p.takenBy(g, r) {
 			full = pool.least(p) != nil
-			g.owed = r
+			g.keptFor = r
 			return
 		}
 		if pe == nil {
@@ -161,14 +160,14 @@ func (p *Planner) grant(g *group) {
 				continue
 			}
 		}
-		careful := p.careful(r)
+		careful := p.mayAvoid(r)
 		lessElsewhere := pe != nil && elsewhere != noEngine && elsewhere+r.Prompt <= pe.tok
 		if lessElsewhere && !careful {
 			return
 		}
 		if pe == nil || lessElsewhere || (careful && p.avoids(r, pe) && p.othersTake(r, g)) {
-			// Another group takes it, which fetches soon. Others may have a less loaded
-			// engine here, which this one avoids.
+			// Another group will take it. Requests after it may have a less loaded engine here,
+			// which this one avoids.
 			p.withdraw(r)
 			left = append(left, r)
 			continue
@@ -181,7 +180,7 @@ func (p *Planner) grant(g *group) {
 			if r.home == nil {
 				return
 			}
-			p.wait(r)
+			p.reserveGroup(r)
 			continue
 		}
 		p.explainOrder(r)
@@ -191,7 +190,7 @@ func (p *Planner) grant(g *group) {
 		p.explainDecode(r, pe, &de)
 		r.pe, r.de = pe, de.engine
 		moves := pool.root(pe)
-		// A read on its node may take all engines there to another category.
+		// A read on its node may move all engines of the node to another category.
 		short := pe.node.queue <= p.opts.Alpha
 		p.assign(r)
 		p.start(r)
@@ -207,7 +206,7 @@ func (p *Planner) grant(g *group) {
 func (p *Planner) assign(r *request) {
 	for _, en := range [...]*engine{r.pe, r.de} {
 		role := en.group.role
-		seq := p.say(Action{Kind: Assign, Request: r.ID, Group: en.group.id, Engine: en.id, Side: role})
+		seq := p.emit(Action{Kind: Assign, Request: r.ID, Group: en.group.id, Engine: en.id, Side: role})
 		n, tokens := p.least(en, r), r.Prompt
 		if role == Decode {
 			tokens = r.decodeLen()

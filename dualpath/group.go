@@ -14,24 +14,24 @@ type engine struct {
 	node  *node
 
 	spec EngineSpec
-	// size is what the engine has of each memory, left what is free of it.
+	// size is the engine's total memory, left its free memory.
 	size, left room
 	tok, seq   int
-	// under counts the requests that were started and not prefilled yet on a prefill engine,
-	// underWork is their work. begun is since when the engine works on it: its last end, or
-	// when it had none.
-	under     int
-	underWork float64
-	begun     time.Duration
-	// strikes are failures since it last served a request; avoidUntil is when they
-	// are forgiven.
+	// prefilling counts the requests that were started and not prefilled yet on a prefill
+	// engine, and prefillWork is their work. begun is the start of the engine's current work:
+	// the end of its last prefill, or the time at which it became busy.
+	prefilling  int
+	prefillWork float64
+	begun       time.Duration
+	// strikes counts failures since the engine last served a request. avoidUntil is the end of
+	// the time in which it is avoided.
 	strikes    int
 	avoidUntil time.Duration
-	// since is what was assigned after the group's last report.
+	// since is the work assigned after the group's last report.
 	since []assigned
 }
 
-// assigned is an amount that a later report will contain.
+// assigned is an amount that a later report will include.
 type assigned struct {
 	seq              uint64
 	tokens, requests int
@@ -45,7 +45,7 @@ type node struct {
 	rate  float64
 	total uint64 // tokens assigned since the planner was made
 	since []assigned
-	// engines counts those that are up; a node without is not read through.
+	// engines counts the registered engines. A node without engines is not used for reads.
 	engines int
 }
 
@@ -55,31 +55,31 @@ type group struct {
 	role    Role
 	engines []*engine
 	heard   time.Duration
-	// returns and seen come from its GroupUp.
+	// returns and seen are from its GroupUp.
 	returns bool
 	seen    uint64
-	// private is the queue of a decode group, of *request, in the order in which they were
-	// routed; total the tokens of its engines and of that queue.
+	// private is the queue of a decode group, of *request, in the order of routing. total is the
+	// number of tokens of its engines and of that queue.
 	private *list.List
 	total   int
-	// turn is the request that the group keeps its room for, if there is one. full: no
-	// engine had room for it at the group's last report. shut are the lanes that wait
-	// for the end of the turn.
-	turn *request
-	full bool
-	shut []*lane
-	// owed is the request that a prefill group keeps its room for.
-	owed *request
-	// z and fitting are threshold's, as of the Step zStep.
+	// reservedFor is the request for which the group is reserved, or nil. full: no engine had
+	// room for it at the group's last report. closed are the lanes that wait for the end of the
+	// reservation.
+	reservedFor *request
+	full        bool
+	closed      []*lane
+	// keptFor is the request for which a prefill group keeps its room.
+	keptFor *request
+	// z and fitting are the results of threshold in Step zStep.
 	z       float64
 	fitting int
 	zStep   uint64
-	// least is the load of a prefill group's least loaded engine after its last
-	// fetch, or noEngine.
+	// least is the load of a prefill group's least loaded engine after its last fetch, or
+	// noEngine.
 	least int
-	// leaving is the change of its role that is under way.
+	// leaving is the change of its role in progress.
 	leaving leaving
-	// totalAt is its place in Planner.leastTotal.
+	// totalAt is its index in Planner.leastTotal.
 	totalAt int
 }
 
@@ -95,8 +95,8 @@ func (s *EngineSpec) size() room {
 	return r
 }
 
-// groupUp makes a group known, and what it holds. What a group that returns
-// still holds goes on where it was; the rest of what it had is planned anew.
+// groupUp registers a group and the requests that it holds. Requests that a returning group
+// still holds continue. Its other requests are planned again.
 func (p *Planner) groupUp(e *GroupUp) {
 	p.seq = max(p.seq, e.Seen)
 	g := &group{id: e.Group, role: e.Role, heard: p.now, returns: e.Returns, seen: e.Seen, least: noEngine}
@@ -108,7 +108,7 @@ func (p *Planner) groupUp(e *GroupUp) {
 			p.nodes[s.Node] = n
 		}
 		n.engines++
-		n.since = nil // the first report contains all that reached the group, or the request is planned anew
+		n.since = nil // the first report includes every action that reached the group; other requests are planned again
 		en := &engine{id: s.Engine, group: g, node: n, spec: s, size: s.size()}
 		if e.Role == Decode && s.HBMTokens != 0 {
 			en.size.hbm = max(en.size.hbm-p.reserve, 0)
@@ -158,7 +158,7 @@ func (p *Planner) groupUp(e *GroupUp) {
 	p.complete()
 }
 
-// groupDown plans anew what the group had, and forgets it.
+// groupDown plans the group's requests again and deletes the group.
 func (p *Planner) groupDown(g *group) {
 	if g == nil {
 		return
@@ -194,11 +194,11 @@ func (p *Planner) groupDown(g *group) {
 	}
 }
 
-// replan sends a request back to the queue because lost is gone, unless the decode
-// engine has all of the prompt.
+// replan returns a request to the queue because the group lost is gone, unless the decode
+// engine has the whole prompt.
 func (p *Planner) replan(r *request, lost *group) {
 	if r.pe != nil && r.pe.group == lost && r.prefilled {
-		r.pe = nil // its work was done
+		r.pe = nil // its work is done
 		return
 	}
 	r.why.note(p.now, "planned anew: group %d is gone", int(lost.id))
@@ -210,8 +210,8 @@ func (p *Planner) replan(r *request, lost *group) {
 	p.requeue(r, GroupLost)
 }
 
-// fetch takes a group's report. A prefill group is given work, with the decode engines
-// as they reported last.
+// fetch handles a group's report. A prefill group is given work, with the decode engines in the
+// state of their last report.
 func (p *Planner) fetch(e *Fetch) {
 	g := p.groups[e.Group]
 	if g == nil {
@@ -254,7 +254,7 @@ func (p *Planner) fetch(e *Fetch) {
 	}
 }
 
-// reportNode takes a node's report.
+// reportNode handles a node's report.
 func (p *Planner) reportNode(rep *NodeReport, seen uint64) {
 	n := p.nodes[rep.Node]
 	if n == nil {
@@ -270,7 +270,7 @@ func (p *Planner) reportNode(rep *NodeReport, seen uint64) {
 	}
 }
 
-// unseen drops what the report contains.
+// unseen removes the entries that the report includes.
 func unseen(list []assigned, seen uint64) []assigned {
 	i := 0
 	for i < len(list) && list[i].seq <= seen {
@@ -279,13 +279,13 @@ func unseen(list []assigned, seen uint64) []assigned {
 	return slices.Delete(list, 0, i)
 }
 
-// give counts what an action assigns to an engine until its group reports it.
+// give counts the work of an action at an engine until its group reports it.
 func (p *Planner) give(en *engine, a assigned) {
 	p.take(en, a)
 	en.since = append(en.since, a)
 }
 
-// take counts an amount as the engine's.
+// take adds an amount to the engine's state.
 func (p *Planner) take(en *engine, a assigned) {
 	en.tok += a.tokens
 	en.seq += a.requests

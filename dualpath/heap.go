@@ -1,12 +1,13 @@
 package dualpath
 
-// ordered is a heap. Each item keeps its place in the heap, so that an item is found when
-// its order changes.
+// ordered is a heap. Each item stores its index in the heap, so that it can be moved when its
+// order changes.
 type ordered[T any] struct {
 	items []*T
 	less  func(a, b *T) bool
-	// at returns where an item keeps its place, counted from 1. 0: it is not in the heap.
-	at func(*T) *int
+	// index returns the field in which an item stores its index, counted from 1. 0: it is not in
+	// the heap.
+	index func(*T) *int
 }
 
 // first returns the first item, or nil.
@@ -19,16 +20,16 @@ func (q *ordered[T]) first() *T {
 
 // put adds an item, or moves one whose order has changed.
 func (q *ordered[T]) put(x *T) {
-	if *q.at(x) == 0 {
+	if *q.index(x) == 0 {
 		q.items = append(q.items, x)
-		*q.at(x) = len(q.items)
+		*q.index(x) = len(q.items)
 	}
-	q.fix(*q.at(x) - 1)
+	q.fix(*q.index(x) - 1)
 }
 
-// remove takes an item out, if it is in.
+// remove removes an item, if it is in the heap.
 func (q *ordered[T]) remove(x *T) {
-	i := *q.at(x) - 1
+	i := *q.index(x) - 1
 	if i < 0 {
 		return
 	}
@@ -36,7 +37,7 @@ func (q *ordered[T]) remove(x *T) {
 	q.swap(i, last)
 	q.items[last] = nil
 	q.items = q.items[:last]
-	*q.at(x) = 0
+	*q.index(x) = 0
 	if i < last {
 		q.fix(i)
 	}
@@ -45,7 +46,7 @@ func (q *ordered[T]) remove(x *T) {
 // swap exchanges two items.
 func (q *ordered[T]) swap(i, j int) {
 	q.items[i], q.items[j] = q.items[j], q.items[i]
-	*q.at(q.items[i]), *q.at(q.items[j]) = i+1, j+1
+	*q.index(q.items[i]), *q.index(q.items[j]) = i+1, j+1
 }
 
 // fix restores the order around index i.

@@ -2,37 +2,37 @@ package dualpath
 
 import "time"
 
-// trouble is a workshop's state of tenants, priorities, deadlines and slow NICs.
-type trouble struct {
-	// backlog: three tenants always have requests of one priority in the queue. granted is
-	// the work of the starts of each.
+// conditions is a test cluster's state of tenants, priorities, deadlines and slow NICs.
+type conditions struct {
+	// backlog: three tenants always have requests of one priority in the queue. granted is the
+	// granted work of each.
 	backlog bool
 	granted map[string]float64
-	// slow is until when the reads of a group take long.
+	// slow is the time until which the reads of a group are slow.
 	slow map[GroupID]time.Duration
-	// asked are the requests as they were submitted last; answered have had their first
-	// token since.
+	// asked are the latest submissions of the requests. answered have had their first token
+	// since.
 	asked    map[RequestID]Request
 	answered map[RequestID]bool
 	ended    map[Reason]int
-	// looked counts the looks at idle engines while requests waited.
+	// looked counts the checks of idle engines while requests waited.
 	looked int
 }
 
-func newTrouble(backlog bool) trouble {
-	return trouble{
+func newTrouble(backlog bool) conditions {
+	return conditions{
 		backlog: backlog, granted: map[string]float64{}, slow: map[GroupID]time.Duration{}, asked: map[RequestID]Request{}, answered: map[RequestID]bool{}, ended: map[Reason]int{},
 	}
 }
 
-// troubleWeights are the tenants' in every workshop.
+// troubleWeights are the tenants' weights in every test cluster.
 var troubleWeights = map[string]float64{"a": 1, "b": 2, "c": 4}
 
-// backlogOf is how many requests of each tenant wait at least in a backlog.
+// backlogOf is the least number of waiting requests of each tenant in a backlog.
 const backlogOf = 15
 
-// fill submits requests until each tenant of a backlog has enough that wait.
-func (w *workshop) fill(next func() Request) {
+// fill submits requests until each tenant of a backlog has enough waiting.
+func (w *testCluster) fill(next func() Request) {
 	for _, tenant := range []string{"a", "b", "c"} {
 		n := 0
 		for id := range w.waiting {
@@ -49,8 +49,8 @@ func (w *workshop) fill(next func() Request) {
 	}
 }
 
-// dress gives a request a tenant, a priority and deadlines, at random.
-func (w *workshop) dress(r Request) Request {
+// randomize gives a request a random tenant, priority and deadlines.
+func (w *testCluster) randomize(r Request) Request {
 	r.Tenant = []string{"", "a", "b", "c"}[w.rng.IntN(4)]
 	if w.rng.IntN(8) == 0 {
 		r.Priority = w.rng.IntN(3) - 1
@@ -65,38 +65,38 @@ func (w *workshop) dress(r Request) Request {
 }
 
 // slowNIC makes the reads of a group's node slow for some time.
-func (w *workshop) slowNIC() {
+func (w *testCluster) slowNIC() {
 	if w.rng.IntN(50) == 0 {
 		w.trouble.slow[GroupID(w.rng.IntN(len(w.groups)))] = w.now + time.Duration(w.rng.IntN(1500))*time.Millisecond
 	}
 }
 
 // rateOf is the rate of a group's storage NIC that its node reports, in tokens a second.
-func (w *workshop) rateOf(g GroupID) float64 {
+func (w *testCluster) rateOf(g GroupID) float64 {
 	if w.now < w.trouble.slow[g] {
 		return 500
 	}
 	return 10_000
 }
 
-// delayOf is how much longer than otherwise a read of a group takes.
-func (w *workshop) delayOf(g GroupID) time.Duration {
+// delayOf returns the additional time of a read of a group.
+func (w *testCluster) delayOf(g GroupID) time.Duration {
 	if w.now < w.trouble.slow[g] {
 		return time.Second
 	}
 	return 0
 }
 
-// note takes an event before it is fed.
-func (w *workshop) note(ev Event) {
+// note records an event before it is fed.
+func (w *testCluster) note(ev Event) {
 	if s, ok := ev.(Submit); ok {
 		w.trouble.asked[s.Request.ID] = s.Request
 		delete(w.trouble.answered, s.Request.ID)
 	}
 }
 
-// judge checks an action against the deadlines of its request.
-func (w *workshop) judge(a *Action) {
+// checkDeadlines checks an action against the deadlines of its request.
+func (w *testCluster) checkDeadlines(a *Action) {
 	x, q := &w.trouble, w.trouble.asked[a.Request]
 	first := q.FirstToken != 0 && !x.answered[a.Request]
 	switch a.Kind {
@@ -118,21 +118,20 @@ func (w *workshop) judge(a *Action) {
 	}
 }
 
-// conserving fails if a prefill group that has fetched leaves an engine idle although a
-// request waits that it takes, and so does an idle decode engine of the group that the
-// request is routed to. An engine with a long reading queue comes after those with a short
-// one, and a request that failed avoids the engines where it did. If a group keeps its room
-// for a request that cannot use the idle engine, the engine waits with the group. An engine
-// that was avoided is used again when its group has reported.
-func (w *workshop) conserving(s *shop) {
+// conserving fails if a prefill group that has fetched leaves an engine idle although a waiting
+// request could use it and an idle decode engine of the request's decode group. An engine with
+// a long reading queue comes after those with a short one, and a request that failed avoids its
+// failed engines. If a group keeps its room for a request that cannot use the idle engine, the
+// engine stays idle. An engine that was avoided is used again when its group has reported.
+func (w *testCluster) conserving(s *testGroup) {
 	g := w.p.groups[s.id]
 	if g == nil || g.role != Prefill || g.switching() || w.p.queued == 0 {
 		return
 	}
 	idle := func(en *engine) bool { return en.tok == 0 && en.left == en.size && en.group.heard >= en.avoidUntil }
-	useful := func(en *engine, r *request) bool { return w.p.takes(en, r) && !w.p.careful(r) }
+	useful := func(en *engine, r *request) bool { return w.p.takes(en, r) && !w.p.mayAvoid(r) }
 	for _, pe := range g.engines {
-		if !idle(pe) || w.p.classOf(pe) != shortQueue || (g.owed != nil && !useful(pe, g.owed)) {
+		if !idle(pe) || w.p.classOf(pe) != shortQueue || (g.keptFor != nil && !useful(pe, g.keptFor)) {
 			continue
 		}
 		for _, d := range w.p.order {
@@ -140,12 +139,12 @@ func (w *workshop) conserving(s *shop) {
 				continue
 			}
 			for _, de := range d.engines {
-				if !idle(de) || (d.turn != nil && !useful(de, d.turn)) {
+				if !idle(de) || (d.reservedFor != nil && !useful(de, d.reservedFor)) {
 					continue
 				}
 				w.trouble.looked++
 				for _, r := range w.p.requests {
-					mine := r.home == d || (r.home != nil && d.private.Len() == 0 && (r.lane.at != 0 || r.home.turn == r))
+					mine := r.home == d || (r.home != nil && d.private.Len() == 0 && (r.lane.at != 0 || r.home.reservedFor == r))
 					if r.at != nil && mine && useful(pe, r) && useful(de, r) {
 						w.t.Fatalf("seed %d, %v: engines %d and %d are idle, and request %d waits\n%v", w.seed, w.now, pe.id, de.id, r.ID, w.p)
 					}

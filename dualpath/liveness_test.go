@@ -11,67 +11,68 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// The seeds of TestEveryRequestEnds. .ci/run takes 10,000, and .ci/weekly others each week.
+// The number of seeds of TestEveryRequestEnds. .ci/run uses 10,000, and .ci/weekly other seeds
+// each week.
 var (
 	requestSeeds = flag.Uint64("requests.seeds", testkit.Rounds[uint64](1000, 100), "number of seeds of TestEveryRequestEnds")
 	requestFirst = flag.Uint64("requests.first", 0, "first seed of TestEveryRequestEnds")
 )
 
-// workshop is a cluster in virtual time whose engines have memories of a fixed size and
-// report correctly what is left of them. Groups are lost and come back, fall silent, or lose
-// their sessions with all that is sent meanwhile. Engines fail, and reads stop. An engine finishes
-// each request that it has started some time later, unless the engine is lost or the request is aborted.
-// The workshop checks that no memory is given twice.
-type workshop struct {
+// testCluster is a cluster in virtual time whose engines have memories of a fixed size and report
+// their free memory correctly. Groups are lost and return, fall silent, or lose their sessions
+// with all messages in transit. Engines fail, and reads stop. An engine finishes each request
+// that it has started after some time, unless the engine is lost or the request is aborted. The
+// testCluster checks that no memory is allocated twice.
+type testCluster struct {
 	t    *testing.T
 	p    *Planner
 	rng  *rand.Rand
 	now  time.Duration
 	seed uint64
 
-	groups  []*shop
-	engines map[EngineID]*bench
+	groups  []*testGroup
+	engines map[EngineID]*testEngine
 	jobs    map[RequestID]*task // the last start of each request
 	waiting map[RequestID]bool  // submitted and neither started nor rejected
 	over    map[RequestID]bool
 	// lost counts the actions of each kind, and reports (0), that a broken session lost.
 	lost map[ActionKind]int
-	// checked counts the steps, of which each one of checkEvery is checked.
+	// checked counts the steps; every checkEvery-th step is checked.
 	checked, checkEvery int
-	trouble             trouble
+	trouble             conditions
 	changing
 }
 
-// shop is one group.
-type shop struct {
+// testGroup is one group.
+type testGroup struct {
 	id   GroupID
 	role Role
 	up   bool
-	// back is when a lost or silent group, or the session of the group, is back.
+	// back is the time at which a lost or silent group, or its session, returns.
 	back    time.Duration
 	broken  bool
-	engines []*bench
-	// order is what the group's leader has to do about its role.
+	engines []*testEngine
+	// order is the leader's pending order to switch.
 	order order
 }
 
-// reached reports whether the planner and the group reach each other.
-func (s *shop) reached() bool { return s.up && !s.broken }
+// reached reports whether planner and group can exchange messages.
+func (s *testGroup) reached() bool { return s.up && !s.broken }
 
-// bench is one engine, with its running requests and those ends that are not confirmed.
-type bench struct {
+// testEngine is one engine with its running requests and the unconfirmed reports of their ends.
+type testEngine struct {
 	spec  EngineSpec
-	shop  *shop
+	shop  *testGroup
 	holds map[RequestID]*holding
 	ended map[RequestID]*holding
 }
 
-// holding is a request with an engine.
+// holding is a request at an engine.
 type holding struct {
 	room           room
 	attempt, order uint64
 	read           *pendingRead
-	// last is the last report about a read, end about the engine's part.
+	// last is the last report about a read, end the report about the end of the engine's part.
 	last, end Event
 }
 
@@ -84,8 +85,8 @@ type pendingRead struct {
 	failed, gone bool
 }
 
-// used is the sum of what an engine holds.
-func (b *bench) used() (u room) {
+// used returns the sum of the memory in use at an engine.
+func (b *testEngine) used() (u room) {
 	for _, h := range b.holds {
 		u.hbm, u.buffer = u.hbm+h.room.hbm, u.buffer+h.room.buffer
 	}
@@ -95,7 +96,7 @@ func (b *bench) used() (u room) {
 // task is a start of a request.
 type task struct {
 	attempt           uint64
-	engines           [2]*bench
+	engines           [2]*testEngine
 	begun             [2]bool // the start has reached the engine
 	have              []bool  // by cached block: in a buffer, or computed
 	prefills, decodes time.Duration
@@ -104,45 +105,45 @@ type task struct {
 
 const (
 	shopBlock = 16
-	// calmWithin is longer than all requests take one after the other, with the time
-	// in which a silent group is noticed.
+	// calmWithin is longer than the time of all requests one after the other, including the
+	// detection of a silent group.
 	calmWithin = 60 * time.Second
 )
 
-func newWorkshop(t *testing.T, seed uint64, o Options) *workshop {
-	w := &workshop{
-		t: t, p: newPlanner(t, o), rng: rand.New(rand.NewPCG(seed, 3)), seed: seed, engines: map[EngineID]*bench{},
+func newTestCluster(t *testing.T, seed uint64, o Options) *testCluster {
+	w := &testCluster{
+		t: t, p: newPlanner(t, o), rng: rand.New(rand.NewPCG(seed, 3)), seed: seed, engines: map[EngineID]*testEngine{},
 		jobs: map[RequestID]*task{}, waiting: map[RequestID]bool{}, over: map[RequestID]bool{}, lost: map[ActionKind]int{},
 		checkEvery: 1, trouble: newTrouble(false), changing: changing{ended: map[Reason]int{}},
 	}
 	for g := range GroupID(5) {
-		s := &shop{id: g, role: Prefill}
+		s := &testGroup{id: g, role: Prefill}
 		if g >= 2 {
 			s.role = Decode
 		}
 		for i := range 1 + w.rng.IntN(2) {
-			b := &bench{shop: s, spec: EngineSpec{Engine: EngineID(int(g)*2 + i), Node: NodeID(g), HBMTokens: 2000 + 16*w.rng.IntN(100)}}
+			b := &testEngine{shop: s, spec: EngineSpec{Engine: EngineID(int(g)*2 + i), Node: NodeID(g), HBMTokens: 2000 + 16*w.rng.IntN(100)}}
 			b.spec.Buffer = Buffer{Bytes: 2500 + w.rng.IntN(2000), Block: 16, Sums: 1, Request: 8}
 			s.engines = append(s.engines, b)
 			w.engines[b.spec.Engine] = b
 		}
 		w.groups = append(w.groups, s)
 		w.clear(s)
-		w.raise(s)
+		w.register(s)
 	}
 	return w
 }
 
 // clear empties the engines of a group.
-func (w *workshop) clear(s *shop) {
+func (w *testCluster) clear(s *testGroup) {
 	for _, b := range s.engines {
 		b.holds, b.ended = map[RequestID]*holding{}, map[RequestID]*holding{}
 	}
 }
 
-// raise registers a group again. After a loss the registration lists no request. After a broken
-// session it lists the running and the ended ones, and the leader repeats its reports.
-func (w *workshop) raise(s *shop) {
+// register registers a group again. After a loss the registration lists no request. After a broken
+// session it lists the running and the ended requests, and the leader repeats its reports.
+func (w *testCluster) register(s *testGroup) {
 	ev := GroupUp{At: w.now, Group: s.id, Role: s.role, Again: s.broken, Switching: s.order.to}
 	s.up, s.broken = true, false
 	var reports []Event
@@ -170,11 +171,11 @@ func (w *workshop) raise(s *shop) {
 	}
 }
 
-// sortedIDs are the keys of a map, in order.
+// sortedIDs returns the keys of a map in order.
 func sortedIDs[V any](m map[RequestID]V) []RequestID { return slices.Sorted(maps.Keys(m)) }
 
-// lose ends a group and what it held: at once, or without a word.
-func (w *workshop) lose(s *shop, silent bool) {
+// loseGroup ends a group and its requests: with a GroupDown, or silently.
+func (w *testCluster) loseGroup(s *testGroup, silent bool) {
 	s.up, s.broken, s.back = false, false, w.now+time.Duration(w.rng.IntN(3000))*time.Millisecond
 	s.order = order{}
 	w.clear(s)
@@ -183,14 +184,14 @@ func (w *workshop) lose(s *shop, silent bool) {
 	}
 }
 
-// breakSession loses all messages between the planner and a group for some time, which may be
-// longer than the planner waits for the group.
-func (w *workshop) breakSession(s *shop) {
+// breakSession loses all messages between the planner and a group for some time, which may
+// exceed the planner's timeout.
+func (w *testCluster) breakSession(s *testGroup) {
 	s.broken, s.back = true, w.now+time.Duration(w.rng.IntN(1200))*time.Millisecond
 }
 
 // live returns the requests up to last that have not ended.
-func (w *workshop) live(last RequestID) (ids []RequestID) {
+func (w *testCluster) live(last RequestID) (ids []RequestID) {
 	for id := RequestID(1); id <= last; id++ {
 		if !w.over[id] {
 			ids = append(ids, id)
@@ -199,8 +200,8 @@ func (w *workshop) live(last RequestID) (ids []RequestID) {
 	return ids
 }
 
-// giveUp cancels a request, and submits another one of the same id half the time.
-func (w *workshop) giveUp(id RequestID) {
+// giveUp cancels a request, and submits another one with the same id half of the time.
+func (w *testCluster) giveUp(id RequestID) {
 	r := w.p.requests[id].Request
 	w.step(Cancelled{w.now, id})
 	if w.rng.IntN(2) == 0 {
@@ -212,7 +213,7 @@ func (w *workshop) giveUp(id RequestID) {
 }
 
 // step feeds an event and performs the actions.
-func (w *workshop) step(ev Event) {
+func (w *testCluster) step(ev Event) {
 	w.note(ev)
 	for _, a := range slices.Clone(w.p.Step(ev)) {
 		if w.over[a.Request] && a.Kind != Abort {
@@ -221,7 +222,7 @@ func (w *workshop) step(ev Event) {
 		if f, ok := ev.(Finished); ok && a.Kind == Done && f.Attempt != w.jobs[a.Request].attempt {
 			w.t.Fatalf("seed %d, %v: request %d has ended by attempt %d; it was started as %d", w.seed, w.now, a.Request, f.Attempt, w.jobs[a.Request].attempt)
 		}
-		w.judge(&a)
+		w.checkDeadlines(&a)
 		w.perform(&a)
 	}
 	if w.checked++; w.checked%w.checkEvery == 0 {
@@ -229,8 +230,8 @@ func (w *workshop) step(ev Event) {
 	}
 }
 
-// report is an engine's report, which its group sends if it can.
-func (w *workshop) report(b *bench, ev Event) {
+// report passes an engine's report to the planner if its group is connected.
+func (w *testCluster) report(b *testEngine, ev Event) {
 	if !b.shop.reached() {
 		w.lost[0]++
 		return
@@ -238,16 +239,16 @@ func (w *workshop) report(b *bench, ev Event) {
 	w.step(ev)
 }
 
-// take has an engine take memory for a request.
-func (w *workshop) take(b *bench, h *holding, n room) {
+// take allocates memory of an engine for a request.
+func (w *testCluster) take(b *testEngine, h *holding, n room) {
 	h.room = room{h.room.hbm + n.hbm, h.room.buffer + n.buffer}
 	if u := b.used(); u.hbm > b.spec.HBMTokens || u.buffer > b.spec.Buffer.Bytes {
 		w.t.Fatalf("seed %d, %v: engine %d has %+v for %d requests, which take %+v", w.seed, w.now, b.spec.Engine, b.spec.size(), len(b.holds), u)
 	}
 }
 
-// perform does one action, if it reaches its group.
-func (w *workshop) perform(a *Action) {
+// perform performs one action, if it reaches its group.
+func (w *testCluster) perform(a *Action) {
 	switch a.Kind {
 	case Start:
 		w.start(a)
@@ -309,11 +310,11 @@ func (w *workshop) perform(a *Action) {
 }
 
 // start starts a request on the engines that the action reaches.
-func (w *workshop) start(a *Action) {
+func (w *testCluster) start(a *Action) {
 	r := w.p.requests[a.Request]
 	delete(w.waiting, a.Request)
 	w.checkEpoch(a)
-	k := &task{attempt: a.Seq, engines: [2]*bench{w.engines[a.PE], w.engines[a.DE]}, have: make([]bool, r.cached/shopBlock)}
+	k := &task{attempt: a.Seq, engines: [2]*testEngine{w.engines[a.PE], w.engines[a.DE]}, have: make([]bool, r.cached/shopBlock)}
 	k.prefills = w.now + time.Duration(10+w.rng.IntN(200))*time.Millisecond
 	k.decodes = k.prefills + time.Duration(w.rng.IntN(400))*time.Millisecond
 	w.jobs[a.Request] = k
@@ -345,8 +346,8 @@ func (w *workshop) start(a *Action) {
 	}
 }
 
-// begin begins a read: most are whole, some stop, some take much longer than the others.
-func (w *workshop) begin(b *bench, h *holding, part Part, order uint64) {
+// begin starts a read: most complete, some stop, some take much longer than the others.
+func (w *testCluster) begin(b *testEngine, h *holding, part Part, order uint64) {
 	if h.read != nil {
 		w.t.Fatalf("seed %d, %v: engine %d reads %v already", w.seed, w.now, b.spec.Engine, h.read.part)
 	}
@@ -365,20 +366,20 @@ func (w *workshop) begin(b *bench, h *holding, part Part, order uint64) {
 	}
 }
 
-// bring notes tokens that are in a buffer or are computed.
+// bring marks tokens as being in a buffer or computed.
 func (k *task) bring(from, to int) {
 	for i := from / shopBlock; i < to/shopBlock; i++ {
 		k.have[i] = true
 	}
 }
 
-// work lets the engines come to the present.
-func (w *workshop) work() {
+// work advances the engines to the current time.
+func (w *testCluster) work() {
 	for _, id := range sortedIDs(w.jobs) {
 		k := w.jobs[id]
 		w.workOn(id, k)
 		if w.jobs[id] == k && k.holding(id, 0) == nil && k.holding(id, 1) == nil {
-			k.begun = [2]bool{} // nothing is left of it
+			k.begun = [2]bool{} // the start has no effect any more
 		}
 	}
 }
@@ -391,10 +392,10 @@ func (k *task) holding(id RequestID, side int) *holding {
 	return nil
 }
 
-// workOn lets the engines of a request come to the present.
-func (w *workshop) workOn(id RequestID, k *task) {
+// workOn advances the engines of a request to the current time.
+func (w *testCluster) workOn(id RequestID, k *task) {
 	if !k.begun[0] || !k.begun[1] {
-		return // a side waits for the other one
+		return // a side waits for the other
 	}
 	for side := range 2 {
 		h := k.holding(id, side)
@@ -426,9 +427,9 @@ func (w *workshop) workOn(id RequestID, k *task) {
 	}
 }
 
-// end ends a side's part. Its leader keeps the report until it is confirmed, which may take
-// until the next session.
-func (w *workshop) end(k *task, id RequestID, side int, ev Event) {
+// end ends a side's part. Its leader keeps the report until it is confirmed, possibly in the
+// next session.
+func (w *testCluster) end(k *task, id RequestID, side int, ev Event) {
 	b := k.engines[side]
 	h := b.holds[id]
 	delete(b.holds, id)
@@ -440,15 +441,15 @@ func (w *workshop) end(k *task, id RequestID, side int, ev Event) {
 	}
 }
 
-// pass lets ten milliseconds pass: engines work, groups fetch.
-func (w *workshop) pass() {
+// advance advances the time by ten milliseconds: engines work, groups fetch.
+func (w *testCluster) advance() {
 	w.now += 10 * time.Millisecond
 	w.work()
 	for _, s := range w.groups {
 		w.answer(s)
 		if !s.reached() {
 			if w.now >= s.back {
-				w.raise(s)
+				w.register(s)
 			}
 			continue
 		}
@@ -466,13 +467,13 @@ func (w *workshop) pass() {
 	w.step(Tick{w.now})
 }
 
-// TestEveryRequestEnds: groups are lost, fall silent or fail, broken sessions lose messages, and
-// storage NICs are slow for some time. The weights change, and groups change their roles. Requests
-// have tenants, priorities and deadlines. No request waits without end: after the last loss each
-// one ends within a bounded time, and no engine holds anything of it. No memory of an engine is
-// given twice, and no engine is idle while a request waits that it could take (conserving). No
-// request is started after a deadline or refused before it. Tenants that always have requests in
-// the queue are granted work by weight, within 10 % in each run.
+// TestEveryRequestEnds: groups are lost, fall silent or fail, broken sessions lose messages,
+// and storage NICs are slow for some time. The weights change, and groups change their roles.
+// Requests have tenants, priorities and deadlines. After the last loss each request ends within
+// a bounded time, and no engine holds memory for it. No memory of an engine is allocated twice,
+// and no engine is idle while a request waits that it could take (conserving). No request is
+// started after a deadline or refused before it. Tenants that always have requests in the queue
+// are granted work by weight, within 10 % in each run.
 func TestEveryRequestEnds(t *testing.T) {
 	t.Parallel()
 	again := uint64(0)
@@ -493,7 +494,7 @@ func TestEveryRequestEnds(t *testing.T) {
 			again = seed
 		}
 		policy := ReadPolicy(seed % 4)
-		w := newWorkshop(t, seed, Options{
+		w := newTestCluster(t, seed, Options{
 			Policy: policy, Alpha: 4000, Beta: 3000, BlockTokens: shopBlock, MinPart: 64, ReadRate: 10_000, PrefillRate: 1000, Weights: troubleWeights, GroupTimeout: time.Second, MaxAttempts: 1000,
 		})
 		id := RequestID(0)
@@ -516,14 +517,14 @@ func TestEveryRequestEnds(t *testing.T) {
 			if w.trouble.backlog {
 				w.fill(next)
 			} else if len(w.waiting) < 20 && w.rng.IntN(4) == 0 {
-				r := w.dress(next())
+				r := w.randomize(next())
 				w.waiting[id] = true
 				w.step(Submit{w.now, r})
 			}
 			w.slowNIC()
 			if s := w.groups[w.rng.IntN(len(w.groups))]; s.up && w.rng.IntN(60) == 0 {
 				lost++
-				w.lose(s, w.rng.IntN(2) == 0)
+				w.loseGroup(s, w.rng.IntN(2) == 0)
 			}
 			if s := w.groups[w.rng.IntN(len(w.groups))]; s.reached() && w.rng.IntN(30) == 0 {
 				w.breakSession(s)
@@ -532,7 +533,7 @@ func TestEveryRequestEnds(t *testing.T) {
 				w.giveUp(live[w.rng.IntN(len(live))])
 			}
 			w.change()
-			w.pass()
+			w.advance()
 		}
 		if w.trouble.backlog {
 			wantShares(t, w.trouble.granted, troubleWeights)
@@ -541,7 +542,7 @@ func TestEveryRequestEnds(t *testing.T) {
 			s.back = min(s.back, w.now)
 		}
 		for end := w.now + calmWithin; len(w.over) < int(id); {
-			if w.pass(); w.now > end {
+			if w.advance(); w.now > end {
 				t.Fatalf("seed %d, policy %v: %d of %d requests have not ended, %d never started:\n%v", seed, policy, int(id)-len(w.over), id, len(w.waiting), w.p)
 			}
 		}
@@ -549,7 +550,7 @@ func TestEveryRequestEnds(t *testing.T) {
 			t.Errorf("seed %d: something is left: %+v", seed, st)
 		}
 		w.settled()
-		w.pass()
+		w.advance()
 		for _, b := range w.engines {
 			if len(b.holds) != 0 {
 				t.Errorf("seed %d: engine %d holds %v of requests that have ended", seed, b.spec.Engine, sortedIDs(b.holds))
@@ -570,7 +571,7 @@ func TestEveryRequestEnds(t *testing.T) {
 		}
 	}
 	if seeds < 10 {
-		return // too few to see all
+		return // too few runs to see every kind of event
 	}
 	if lost < int(seeds) {
 		t.Errorf("%d groups were lost in %d runs: nothing was tested", lost, seeds)
@@ -594,10 +595,10 @@ func TestEveryRequestEnds(t *testing.T) {
 	checkChanged(t, all)
 }
 
-// TestLostDecodeGroup: two requests are enough to hold each other for ever, where one
-// keeps decode memory while it waits for a prefill engine and the other the prefill
-// engine while it waits for decode memory. Here one starts as soon as the other decode
-// group is lost, and the other one when the first has ended.
+// TestLostDecodeGroup: two requests could block each other for ever if one kept decode memory
+// while it waits for a prefill engine and the other kept the prefill engine while it waits for
+// decode memory. Here one starts as soon as the other decode group is lost, and the other when
+// the first has ended.
 func TestLostDecodeGroup(t *testing.T) {
 	p := newPlanner(t, Options{Beta: 500})
 	now := time.Duration(0)

@@ -2,34 +2,34 @@ package dualpath
 
 import "time"
 
-// Network chooses decode engines by what moving KV between machines costs, and prices
-// the hops of a read; package netcost has one. Without it (Options.Network nil) all
-// machines are alike. Its state changes by the calls of one planner alone, so that
-// the same events give the same actions.
+// Network chooses decode engines by the cost of moving KV between machines, and estimates the
+// hops of a read. Package netcost implements it. Without it (Options.Network nil) all machines
+// are equally close. Only the calls of one planner may change its state, so that the same
+// events give the same actions.
 type Network interface {
-	// Update takes what the operator reports. A report that is out of range is
-	// ignored, and the last stays.
+	// Update applies the operator's report. A report that is out of range is ignored, and the
+	// previous one stays in force.
 	Update(*NetworkReport)
-	// Reserve is what a decode engine keeps free of its device memory whatever it is
-	// given, in tokens. It does not change.
+	// Reserve is the amount of device memory that a decode engine always keeps free, in tokens.
+	// It is constant.
 	Reserve() int
-	// Choose returns the index of the candidate that would decode the first token
-	// soonest, and how long that takes in seconds: the prompt's KV moved there, a
-	// place in the batch, the first step. -1: no candidate has the memory. It keeps
+	// Choose returns the index of the candidate that would produce the first token soonest, and
+	// the time in seconds until then: the transfer of the prompt's KV, the wait for a place in
+	// the batch, and the first step. It returns -1 if no candidate has the memory. It keeps
 	// neither argument.
 	Choose(r *Transfer, candidates []Candidate) (index int, seconds float64)
-	// Read is how long a cached prefix takes from storage over the buffer of a
-	// machine (via) into a prefill engine's memory (to), as a line: so many seconds
-	// for what is queued at via, and so many for each token. rate is via's storage
-	// NIC's, tokens a second.
+	// Read estimates the time in which a cached prefix is read from storage over the buffer of a
+	// machine (via) into a prefill engine's memory (to): fixed seconds for the tokens queued at
+	// via, and perToken seconds for each token. rate is the rate of via's storage NIC in tokens
+	// per second.
 	Read(via, to NodeID, queue int, rate float64) (fixed, perToken float64)
-	// Begin counts a transfer that the planner ordered, and returns its distance; End,
-	// with the same, counts its end.
+	// Begin counts a transfer that the planner ordered and returns its distance. End, called
+	// with the same distance, counts its end.
 	Begin(from, to NodeID) (tier uint8)
 	End(from NodeID, tier uint8)
 }
 
-// Transfer is a prompt whose KV is to be moved to a decode engine.
+// Transfer is a prompt whose KV must be moved to a decode engine.
 type Transfer struct {
 	Request RequestID
 	// From is the machine of the prefill engine, Tokens the length of the prompt.
@@ -42,31 +42,31 @@ type Candidate struct {
 	Node NodeID
 	// Hit is how many leading tokens of the prompt the engine holds.
 	Hit int
-	// Free is the memory that it has left for the prompt's KV beyond Hit, in tokens,
-	// with the reserve.
+	// Free is its memory for the prompt's KV beyond Hit, in tokens, including the reserve.
 	Free int
-	// Requests are those that it has.
+	// Requests is the number of its requests.
 	Requests int
 }
 
-// Tiers are the distances between two machines: the same one, the same rack, the
+// Tiers is the number of distances between two machines: the same machine, the same rack, the
 // same pod, and farther.
 const Tiers = 4
 
-// NetworkReport is what the operator says of the network. Each list is by tier.
+// NetworkReport is the operator's description of the network. Each list is indexed by tier.
 type NetworkReport struct {
 	At time.Duration
-	// Bandwidth of one path, bytes a second, and its base latency.
+	// Bandwidth of one path in bytes per second, and its base latency.
 	Bandwidth [Tiers]float64
 	Latency   [Tiers]time.Duration
-	// Congestion is the share that others take, in [0, 1), measured at Measured.
+	// Congestion is the share of other traffic, in [0, 1), measured at Measured.
 	Congestion [Tiers]float64
 	Measured   time.Duration
-	// Places are where the machines stand; one that is not named is far from all.
+	// Places are the positions of machines. A machine that is not listed is at the largest
+	// distance from all others.
 	Places []NodePlace
 }
 
-// NodePlace is where a machine stands, in the operator's names.
+// NodePlace is the position of a machine, in the operator's names.
 type NodePlace struct {
 	Node            NodeID
 	Pod, Rack, Host string
@@ -74,14 +74,14 @@ type NodePlace struct {
 
 func (e NetworkReport) at() time.Duration { return e.At }
 
-// transfer is one that the request has under way between its engines' machines.
+// transfer is a transfer of a request in progress between its engines' machines.
 type transfer struct {
 	from NodeID
 	tier uint8
 }
 
-// beginTransfers counts what a start lets move: the prompt's KV to the decode side
-// and, if that reads, its part to the prefill side.
+// beginTransfers counts the transfers of a start: the prompt's KV to the decode side and, if
+// the decode side reads, its part to the prefill side.
 func (p *Planner) beginTransfers(r *request, decodeReads bool) {
 	p.endTransfers(r)
 	if p.opts.Network == nil || r.pe.node == r.de.node {
@@ -94,7 +94,7 @@ func (p *Planner) beginTransfers(r *request, decodeReads bool) {
 	}
 }
 
-// endTransfers counts their end: the prompt is computed, or given up.
+// endTransfers counts their end: the prompt has been computed, or the attempt has ended.
 func (p *Planner) endTransfers(r *request) {
 	for _, t := range r.transfers {
 		p.opts.Network.End(t.from, t.tier)
@@ -102,18 +102,18 @@ func (p *Planner) endTransfers(r *request) {
 	r.transfers = r.transfers[:0]
 }
 
-// cheapest returns the decode engine with room that would have the request's first
-// token soonest, and that time in seconds; nil if none has room. An engine that the
-// request should avoid is taken only if there is no other.
+// cheapest returns the decode engine with room that would produce the request's first token
+// soonest, and that time in seconds. It is nil if none has room. An engine that the request
+// avoids is chosen only if there is no other.
 func (p *Planner) cheapest(r *request, pe *engine) (best *engine, seconds float64) {
-	careful := p.careful(r)
+	careful := p.mayAvoid(r)
 	if best, seconds = p.cheapestOf(r, pe, careful); best == nil && careful {
 		return p.cheapestOf(r, pe, false)
 	}
 	return best, seconds
 }
 
-// cheapestOf is cheapest, where careful leaves out the engines to be avoided.
+// cheapestOf is cheapest. With careful it excludes engines that the request avoids.
 func (p *Planner) cheapestOf(r *request, pe *engine, careful bool) (*engine, float64) {
 	p.candidates, p.candidateEngines = p.candidates[:0], p.candidateEngines[:0]
 	for _, g := range p.order {
@@ -124,8 +124,8 @@ func (p *Planner) cheapestOf(r *request, pe *engine, careful bool) (*engine, flo
 			if !p.accepts(en, r) || (careful && p.avoids(r, en)) {
 				continue
 			}
-			// An engine keeps room for the output, and for the hit too: its cache may
-			// drop what it holds.
+			// An engine keeps room for the output, and for the hit too, because its cache may drop
+			// the tokens that it holds.
 			hit := r.residentAt(en.id)
 			free := en.left.hbm + p.reserve - (r.allBlocks*p.opts.BlockTokens - r.Prompt) - hit
 			p.candidates = append(p.candidates, Candidate{Node: en.node.id, Hit: hit, Free: free, Requests: en.seq})
@@ -139,7 +139,7 @@ func (p *Planner) cheapestOf(r *request, pe *engine, careful bool) (*engine, flo
 	return p.candidateEngines[i], seconds
 }
 
-// residentAt is how many leading tokens of the prompt an engine holds.
+// residentAt returns the number of leading tokens of the prompt that an engine holds.
 func (r *request) residentAt(e EngineID) int {
 	for _, h := range r.Resident {
 		if h.Engine == e {
@@ -149,17 +149,17 @@ func (r *request) residentAt(e EngineID) int {
 	return 0
 }
 
-// paths are the two ways of a cached prefix, as lines over its tokens.
+// paths are the costs of the two paths of a cached prefix.
 type paths struct{ prefill, decode line }
 
-// line is a time in seconds: fixed, and for each token.
+// line is a time in seconds as a linear function of tokens.
 type line struct{ fixed, perToken float64 }
 
 // at is the time for n tokens.
 func (l line) at(n int) float64 { return l.fixed + l.perToken*float64(n) }
 
-// paths returns the two ways between a pair of machines. Without a Network both
-// end in the buffers.
+// paths returns the two paths between a pair of machines. Without a Network both end in the
+// buffers.
 func (p *Planner) paths(pn, dn *node) paths {
 	way := func(n *node) (l line) {
 		if p.opts.Network == nil {

@@ -9,21 +9,21 @@ import (
 	"github.com/penstock-kv/penstock/internal/options"
 )
 
-// ReadPolicy says which side reads a cached prefix.
+// ReadPolicy chooses the side that reads a cached prefix.
 type ReadPolicy uint8
 
 const (
-	// Split reads on both sides at once, in proportion to when each would be
-	// done. Beyond the paper (section 6.1 leaves it as future work).
+	// Split reads on both sides at once, so that both are predicted to end at the same time. It
+	// goes beyond the paper (section 6.1 leaves it as future work).
 	Split ReadPolicy = iota
-	// Shorter reads on the side with the shorter reading queue; ties go to the
-	// node with the least tokens assigned so far (DualPath section 6.1; the tie
-	// rule is ours: with "prefill wins ties" the NICs are unbalanced, because
-	// both queues are empty most of the time).
+	// Shorter reads on the side with the shorter reading queue. Ties go to the node with the
+	// fewest tokens assigned so far. (DualPath section 6.1. The tie rule is not from the paper:
+	// with "prefill wins ties" the load of the NICs is unbalanced, because both queues are empty
+	// most of the time.)
 	Shorter
 	// RoundRobin alternates: the paper's baseline in Figure 13.
 	RoundRobin
-	// PrefillOnly is the baseline "Basic": storage is read by prefill alone.
+	// PrefillOnly is the baseline "Basic": only the prefill side reads storage.
 	PrefillOnly
 )
 
@@ -47,62 +47,59 @@ func ParseReadPolicy(s string) (ReadPolicy, error) {
 	return 0, fmt.Errorf("dualpath: read policy %q: it must be one of %v", s, policyNames)
 }
 
-// Options of a Planner. The zero value is usable; ReadRate and PrefillRate
-// should be measured (penstock profile).
+// Options of a Planner. The zero value is usable. ReadRate and PrefillRate should be measured
+// (penstock profile).
 type Options struct {
-	// ReadRate is what one storage NIC reads, PrefillRate what one prefill
-	// engine computes, in tokens a second. Defaults: 640 000 (50 GB/s at
-	// 78 KB a token) and 8 000.
+	// ReadRate is the rate of one storage NIC, PrefillRate that of one prefill engine, in tokens
+	// per second. Defaults: 640 000 (50 GB/s at 78 KB per token) and 8 000.
 	ReadRate, PrefillRate float64
-	// Alpha is the short reading queue threshold, in tokens; default 3 s of
-	// ReadRate. Beta is the most unfinished tokens of a prefill engine; default
-	// 5 s of PrefillRate. (DualPath, section A.4.)
+	// Alpha is the threshold of a short reading queue, in tokens; default 3 s of ReadRate. Beta
+	// is the largest number of unfinished tokens of a prefill engine; default 5 s of
+	// PrefillRate. (DualPath, section A.4.)
 	Alpha, Beta int
-	// ZFactor is the high-token threshold of decode engines over the mean.
-	// Default 1.05 (DualPath section 6.1).
+	// ZFactor is the ratio of the high-token threshold of decode engines to the mean. Default
+	// 1.05 (DualPath section 6.1).
 	ZFactor float64
 
-	// Policy is which side reads.
+	// Policy chooses the side that reads.
 	Policy ReadPolicy
-	// Network, if there is one, makes the network count: a request's decode engine
-	// is chosen by transfer, wait and first step, and its read is shared out by both
-	// hops of each side. It is this planner's alone.
+	// Network, if set, adds the network to the decisions: a request's decode engine is chosen by
+	// transfer, wait and first step, and the division of its read counts both hops of each side.
+	// A Network belongs to one planner.
 	Network Network
-	// BlockTokens is the length of a block; parts are cut at its multiples.
-	// Default 64.
+	// BlockTokens is the length of a block. Parts end at multiples of it. Default 64.
 	BlockTokens int
-	// MinPart is the smallest part that is worth a second side, in tokens.
-	// Default 1024.
+	// MinPart is the smallest part that is read on a second side, in tokens. Default 1024.
 	MinPart int
 
-	// SlowFactor: a side is left when staying takes this many times as long as
-	// moving what is unread to the other one. Default 2.
+	// SlowFactor: the unread tokens of a side move to the other side if reading them here would
+	// take this many times as long. Default 2.
 	SlowFactor float64
-	// HedgeFactor: a side that has taken this many times as long as predicted is
-	// helped by the other, which reads the same rest. Default 3; the rest may be
-	// MaxHedge tokens long, default 8192.
+	// HedgeFactor: if a side has taken this many times as long as predicted, the other side
+	// reads the same remaining tokens. Default 3. The remaining part may be MaxHedge tokens
+	// long, default 8192.
 	HedgeFactor float64
 	MaxHedge    int
-	// Patience is the time below which neither is done. Default 50 ms.
+	// Patience is the time before which a side is neither cut nor hedged. Default 50 ms.
 	Patience time.Duration
 
-	// Weights are the tenants' (Request.Tenant); a tenant that is not named has 1. While
-	// several tenants have requests of one priority in the queue, each is granted work in
-	// proportion to its weight.
+	// Weights are the weights of tenants (Request.Tenant). A tenant that is not listed has
+	// weight 1. While several tenants have requests of one priority in the queue, each is
+	// granted work in proportion to its weight.
 	Weights map[string]float64 `json:",omitempty"`
 
-	// GroupTimeout: a group that does not fetch for so long is gone. Default
-	// 5 s.
+	// GroupTimeout is the time without a fetch after which a group is considered gone. Default 5
+	// s.
 	GroupTimeout time.Duration
-	// MaxAttempts is how often a request is started before its engines' failures
-	// end it. Default 4.
+	// MaxAttempts is the number of starts after which a request is rejected because its engines
+	// failed. Default 4.
 	MaxAttempts int
-	// Cooldown is how long an engine whose attempts fail is given work only where
-	// nobody else can take it. Default 2 s.
+	// Cooldown is the time for which an engine whose attempts fail is given work only if no
+	// other engine can take it. Default 2 s.
 	Cooldown time.Duration
-	// MaxQueue bounds the requests that wait or are served. Default 1 << 20.
+	// MaxQueue bounds the requests that are waiting or being served. Default 1 << 20.
 	MaxQueue int
-	// MaxExplain is how many requests Explain remembers. Default 4096.
+	// MaxExplain is the number of requests whose record Explain keeps. Default 4096.
 	MaxExplain int
 }
 
@@ -112,7 +109,7 @@ const (
 	maxWeight = 1e6
 )
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults sets each zero field to its default.
 func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.ReadRate, 640_000)
 	options.SetDefault(&o.PrefillRate, 8_000)

@@ -50,8 +50,8 @@ func TestPrefillVectors(t *testing.T) {
 	}
 }
 
-// picksOf are the engines of one role that a fetch gives requests to, which are
-// numbered from 0 and come in order.
+// picksOf returns the engines of one role to which a fetch gives requests. The requests are
+// numbered from 0 in order.
 func picksOf(t *testing.T, p *Planner, f Fetch, role Role) (picks []int) {
 	t.Helper()
 	for _, a := range p.Step(f) {
@@ -144,7 +144,7 @@ func TestReadSideVectors(t *testing.T) {
 			if shorter(a, b) {
 				t.Errorf("vector %d: the prefill side reads", i)
 			}
-		default: // a tie goes to the one that was given less
+		default: // a tie goes to the one with fewer assigned tokens
 			if a.total = 9; !shorter(a, b) {
 				t.Errorf("vector %d: a tie goes to the decode side, which was given more", i)
 			}
@@ -193,7 +193,7 @@ func TestLoadVectors(t *testing.T) {
 	}
 }
 
-// TestBound is DP-4 of the oracles: what dual path can gain at most.
+// TestBound is DP-4 of the oracles: the largest gain of dual path.
 func TestBound(t *testing.T) {
 	for _, v := range []struct {
 		p, d int
@@ -222,7 +222,7 @@ func TestAnalyzeRefuses(t *testing.T) {
 	}
 }
 
-// same fails unless the choices agree.
+// same fails unless the choices are equal.
 func same(t *testing.T, vector int, got, want []int) {
 	t.Helper()
 	if len(got) != len(want) {

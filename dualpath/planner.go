@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Planner is the scheduler's state. It is not safe for concurrent use: its owner passes
-// it one event at a time.
+// Planner is the scheduler's state. It is not safe for concurrent use: its owner passes events
+// one at a time.
 type Planner struct {
 	opts Options
 	now  time.Duration
@@ -16,49 +16,50 @@ type Planner struct {
 	groups  map[GroupID]*group
 	engines map[EngineID]*engine
 	nodes   map[NodeID]*node
-	// order holds the groups by ID, so that nothing depends on a map's order.
+	// order holds the groups by ID, so that no decision depends on the iteration order of a map.
 	order []*group
 
 	requests map[RequestID]*request
-	// unrouted are the requests that wait and have no decode group's queue yet, of
-	// *request; what was planned anew comes first. front and back are the orders of
-	// its ends, queued counts these and all that wait in groups' queues.
+	// unrouted are the waiting requests that are not in a decode group's queue, of *request;
+	// requests that are planned again come first. front and back are the order values of its
+	// ends. queued counts these requests and those in the groups' queues.
 	unrouted    *list.List
 	front, back int64
 	queued      int
-	// priorities are the levels of the requests that wait; levels are those that offer a
-	// request to be granted.
+	// priorities are the levels of the waiting requests, and levels those with a grantable
+	// request.
 	priorities map[int]*level
 	levels     ordered[level]
-	// full counts the decode groups that are.
+	// full counts the full decode groups.
 	full int
-	// shares are those of the tenants in Options.Weights, others the sum of all others'.
+	// shares are the shares of the tenants in Options.Weights, others the sum of all other
+	// tenants.
 	shares map[string]*Share
 	others Share
-	// loading are the requests with a read under way.
+	// loading are the requests with a read in progress.
 	loading *list.List
-	// partial were found with one engine alone after a restart.
+	// partial are requests that only one engine has reported after a restart.
 	partial []*request
 	epochs  map[NamespaceID]uint64
-	// deadlines are the requests that wait and have one. prefills is the rate of prefill
-	// engines, sizes those of the requests that wait.
+	// deadlines are the waiting requests with a deadline. prefills is the rate of prefill
+	// engines, sizes the sizes of the waiting requests.
 	deadlines ordered[request]
 	prefills  measured
 	sizes     sizes
-	// free is enginesFree's, as of the Step freeStep.
+	// free is the result of enginesFree in Step freeStep.
 	free     []float64
 	freeStep uint64
 	// leastTotal are the decode groups by total tokens.
 	leastTotal ordered[group]
-	turn       Role // RoundRobin
+	turn       Role // the next side of RoundRobin
 	// steps counts the calls of Step.
 	steps uint64
-	// reserve is Options.Network's.
+	// reserve is Options.Network.Reserve.
 	reserve int
 	// candidates and candidateEngines are reused by cheapest.
 	candidates       []Candidate
 	candidateEngines []*engine
-	// avoidUntil is the latest of the engines'.
+	// avoidUntil is the latest avoidUntil of the engines.
 	avoidUntil time.Duration
 
 	explained explainRing
@@ -67,86 +68,86 @@ type Planner struct {
 	samples []sample
 }
 
-// Stats counts what the planner did since it was made.
+// Stats counts the planner's work since it was made.
 type Stats struct {
 	Submitted, Started, Rejected, Replanned, Finished uint64
-	// PartsPrefill and PartsDecode are the reads started on each side, Tokens…
-	// their lengths; Splits the requests read by both.
+	// PartsPrefill and PartsDecode are the reads started on each side, Tokens… their lengths,
+	// and Splits the requests that both sides read.
 	PartsPrefill, PartsDecode, TokensPrefill, TokensDecode, Splits uint64
 	Cuts, Hedges, Recomputes                                       uint64
 	// Aborted are the requests of older weights that a change of weights has rejected. Switched
 	// are the groups that have changed their role, SwitchesFailed the switches that ended
-	// without it.
+	// without a change.
 	Aborted, Switched, SwitchesFailed uint64
-	// Late are those of Rejected whose first token could not come by its deadline.
+	// Late are the rejected requests whose first token could not be produced by its deadline.
 	Late uint64
-	// Queued wait for their engines, Loading have a read under way,
-	// Serving are all that have not ended. Gauges.
+	// Queued wait for their engines, Loading have a read in progress, and Serving have not
+	// ended. Gauges.
 	Queued, Loading, Serving int
-	// PrefillRate is what a prefill engine with work computes, as measured, tokens a second; 0:
-	// too few prefills have ended. A gauge.
+	// PrefillRate is the measured rate of a busy prefill engine in tokens per second; 0: too few
+	// prefills have ended. A gauge.
 	PrefillRate float64
 }
 
-// phase is where a request is.
+// phase is the phase of a request.
 type phase uint8
 
 const (
-	queued  phase = iota // it holds nothing
-	serving              // Start was said
+	queued  phase = iota // it holds no memory
+	serving              // Start has been sent
 )
 
-// request is one that has not ended.
+// request is a request that has not ended.
 type request struct {
 	Request
-	// cached is Hit as it was submitted; its engines know it by that. Hit is less
-	// where the rest is of no use any more, for the reason unfit.
+	// cached is Hit as submitted, which its engines use. Hit is smaller if the remaining cached
+	// tokens cannot be used, for the reason unfit.
 	cached int
 	unfit  Reason
-	// promptBlocks and allBlocks are the prompt, and prompt and output, in blocks.
+	// promptBlocks and allBlocks are the lengths of the prompt, and of prompt and output, in
+	// blocks.
 	promptBlocks, allBlocks int
 	phase                   phase
 	pe                      *engine
 	de                      *engine
-	// home is the decode group in whose private queue it waits.
+	// home is the decode group in whose queue it waits.
 	home *group
-	// at is its element in unrouted or home.private, nil when it is served; order is
-	// its age among those that wait.
+	// at is its element in unrouted or home.private, nil when it is being served. order is its
+	// age among the waiting requests.
 	at    *list.Element
 	order int64
-	// flow is its tenant's or level.anew, work its cost there; lane is where it is offered.
-	// All are unset when it is served.
+	// flow is its tenant's flow or level.replanned, work its cost there, and lane its lane. All are
+	// unset when it is being served.
 	flow      *flow
 	work      float64
 	lane      *lane
 	laneAt    int
 	loadingAt *list.Element
-	// due is when it must be looked at, dueAt its place in Planner.deadlines.
+	// due is the time at which it must be checked, dueAt its index in Planner.deadlines.
 	due   time.Duration
 	dueAt int
-	// under is its work on the engine underAt (beginPrefill). answered: it has had its first
-	// token, by this attempt or an earlier one.
-	under    float64
-	underAt  *engine
-	answered bool
-	sides    [2]side
-	// rest are ranges that a side left unread and that neither side reads yet.
+	// prefillWork is its work on the engine prefillingOn (beginPrefill). answered: its first
+	// token has been produced, by this attempt or an earlier one.
+	prefillWork  float64
+	prefillingOn *engine
+	answered     bool
+	sides        [2]side
+	// rest are ranges that a side left unread and that no side reads yet.
 	rest      []Part
 	started   time.Duration
 	prefilled bool
-	// prefilledAt is when the last attempt was prefilled; 0: not known.
+	// prefilledAt is the end of the last attempt's prefill; 0: unknown.
 	prefilledAt time.Duration
-	// transfers are counted with Options.Network.
+	// transfers are the transfers counted with Options.Network.
 	transfers []transfer
-	// attempt is the number of its Start. orders are the actions after it for each side
-	// (instruct).
+	// attempt is the number of its Start. orders are the later actions for each side (instruct).
 	attempt uint64
 	orders  [2][]Action
-	// adopted is set when an engine reports an attempt of another planner, and cleared when
-	// the reports of both engines (found) name their reads.
+	// adopted is set when an engine reports an attempt of another planner, and cleared when the
+	// reports of both engines (found) name their reads.
 	adopted bool
 	found   [2]*Held
-	// failures are how often an engine could not do its part.
+	// failures counts the failures of its engines.
 	failures int
 	// avoid are the engines of the attempt that failed last.
 	avoid [2]EngineID
@@ -176,10 +177,10 @@ func New(opts Options) (*Planner, error) {
 	return p, nil
 }
 
-// Step takes one event and returns what is to be done, in order. The slice is
-// valid until the next Step. Time does not run backwards: an event that is
-// older than the last is taken as of now. An event about something that is not
-// known (a request that has ended, a group that timed out) is ignored.
+// Step handles one event and returns the actions, in order. The slice is valid until the next
+// Step. Time does not run backwards: an event that is older than the previous one is handled at
+// the time of that one. An event about an unknown object (a request that has ended, a group
+// that timed out) is ignored.
 func (p *Planner) Step(ev Event) []Action {
 	p.out = p.out[:0]
 	p.now = max(p.now, ev.at())
@@ -223,8 +224,8 @@ func (p *Planner) Step(ev Event) []Action {
 	return p.out
 }
 
-// about returns the request of an engine's report, or nil if the request has ended or the
-// report is about another attempt. After an Abort the attempt is still the request's, until
+// about returns the request of an engine's report. It returns nil if the request has ended or
+// the report is about another attempt. After an Abort the attempt remains the request's until
 // the next Start.
 func (p *Planner) about(id RequestID, attempt uint64) *request {
 	r := p.requests[id]
@@ -234,16 +235,16 @@ func (p *Planner) about(id RequestID, attempt uint64) *request {
 	return r
 }
 
-// say appends an action and returns its number.
-func (p *Planner) say(a Action) uint64 {
+// emit appends an action and returns its number.
+func (p *Planner) emit(a Action) uint64 {
 	p.seq++
 	a.Seq = p.seq
 	p.out = append(p.out, a)
 	return a.Seq
 }
 
-// inform appends an action for the request's gateway, or for the operator.
-func (p *Planner) inform(a Action) { p.out = append(p.out, a) }
+// notify appends an action for the request's gateway or for the operator.
+func (p *Planner) notify(a Action) { p.out = append(p.out, a) }
 
 // Stats returns the counters as of the last Step.
 func (p *Planner) Stats() Stats {
@@ -270,7 +271,7 @@ func (p *Planner) submit(q *Request) {
 	}
 	if reason != NoReason {
 		p.stats.Rejected++
-		p.say(Action{Kind: Reject, Request: q.ID, Why: reason})
+		p.emit(Action{Kind: Reject, Request: q.ID, Why: reason})
 		return
 	}
 	r := p.newRequest(q)
@@ -291,14 +292,14 @@ func (p *Planner) newRequest(q *Request) *request {
 	return r
 }
 
-// sized returns a request of which nothing but the size is used.
+// sized returns a request for calculations that use only its size.
 func (p *Planner) sized(q *Request) *request {
 	return &request{Request: *q, cached: q.Hit, promptBlocks: p.blocks(q.Prompt), allBlocks: p.blocks(q.decodeLen())}
 }
 
-// finished handles the end of prefill or of decode. A request that was decoded has
-// ended, even if the planner has just aborted the attempt: the group may have been faster
-// than the Abort.
+// finished handles the end of prefill or of decode. A request that was decoded has ended, even
+// if the planner has just aborted the attempt: the group may have finished before the Abort
+// arrived.
 func (p *Planner) finished(e Finished) {
 	r := p.about(e.Request, e.Attempt)
 	if r == nil || (e.Role == Prefill && (r.phase != serving || r.prefilled)) {
@@ -311,8 +312,8 @@ func (p *Planner) finished(e Finished) {
 		p.endPrefill(r)
 		r.prefilled = true
 		r.prefilledAt = p.now
-		p.inform(Action{Kind: Prefilled, Request: r.ID})
-		if r.pe != nil { // it may have said so before its group was lost
+		p.notify(Action{Kind: Prefilled, Request: r.ID})
+		if r.pe != nil { // it may have been reported before the engine's group was lost
 			r.pe.served()
 		}
 		r.why.note(p.now, "prefill done")
@@ -324,15 +325,15 @@ func (p *Planner) finished(e Finished) {
 	p.stats.Finished++
 	r.why.note(p.now, "decode done")
 	if r.pe != nil && !r.prefilled {
-		p.say(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id})
+		p.emit(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id})
 	}
 	p.observe(r)
-	p.inform(Action{Kind: Done, Request: r.ID})
+	p.notify(Action{Kind: Done, Request: r.ID})
 	p.forget(r)
 }
 
-// failed plans a request anew that an engine could not serve. The second time,
-// what is suspect of the hit is recomputed.
+// failed plans a request again that an engine could not serve. From the second failure on, the
+// suspect part of the hit is recomputed.
 func (p *Planner) failed(e Failed) {
 	r := p.about(e.Request, e.Attempt)
 	if r == nil || r.phase != serving || (e.Role != Prefill && e.Role != Decode) {
@@ -352,14 +353,14 @@ func (p *Planner) failed(e Failed) {
 		r.Hit, r.unfit = min(r.Hit, max(e.Upto, 0)/p.opts.BlockTokens*p.opts.BlockTokens), EngineFailed
 	}
 	r.why.note(p.now, "the %s engine failed (failure %d); planned anew with %d cached tokens", int(e.Role), r.failures, r.Hit)
-	// The side that failed has left it.
+	// The failed engine has left the request.
 	if en := r.engineOf(e.Role); en != nil {
 		r.setEngine(e.Role, nil)
 	}
 	p.requeue(r, EngineFailed)
 }
 
-// tick looks for what time alone changes.
+// tick handles the effects of time alone.
 func (p *Planner) tick() {
 	for i := len(p.order) - 1; i >= 0; i-- {
 		if g := p.order[i]; p.now-g.heard > p.opts.GroupTimeout {
@@ -368,7 +369,7 @@ func (p *Planner) tick() {
 	}
 	p.expire()
 	p.complete()
-	p.rescue()
+	p.checkReads()
 	for _, g := range p.order {
 		p.orderSwitch(g)
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// check panics unless the planner's state agrees with itself.
+// check panics unless the planner's state is consistent.
 func check(p *Planner) {
 	fail := func(format string, a ...any) { panic("dualpath: " + fmt.Sprintf(format, a...)) }
 	waiting := 0
@@ -48,7 +48,7 @@ func check(p *Planner) {
 			for el := g.private.Front(); el != nil; el = el.Next() {
 				total += el.Value.(*request).decodeLen()
 			}
-			checkTurn(g, fail)
+			checkReservation(g, fail)
 			if g.switching() && g.private.Len() > 0 {
 				fail("group %d changes its role and has %d requests in its queue", g.id, g.private.Len())
 			}
@@ -74,24 +74,24 @@ func check(p *Planner) {
 	checkSLO(p, fail)
 }
 
-// ledger is a cluster of engines that do as they are told, and a book of every
-// cached token of every request: the model beside the fuzz target. It knows
-// nothing of how the planner chooses, only what must come of it.
+// ledger is a cluster of engines that obey the actions, and a record of every cached token of
+// every request: the reference model of the fuzz target. It does not model how the planner
+// chooses, only the required results.
 type ledger struct {
 	t    testing.TB
 	p    *Planner
 	now  time.Duration
 	seen map[GroupID]uint64
 	up   map[GroupID]bool
-	live map[RequestID]*tale
+	live map[RequestID]*requestRecord
 	// epochs of the namespaces.
 	epochs [2]uint64
 	// over are requests that ended, by Reject or by decode.
 	over map[RequestID]bool
 }
 
-// tale is what became of one request.
-type tale struct {
+// requestRecord is the record of one request.
+type requestRecord struct {
 	req      Request
 	started  bool
 	pe, de   EngineID
@@ -107,9 +107,9 @@ const (
 )
 
 func newLedger(t testing.TB, o Options) *ledger {
-	l := &ledger{t: t, p: newPlanner(t, o), seen: map[GroupID]uint64{}, up: map[GroupID]bool{}, live: map[RequestID]*tale{}, over: map[RequestID]bool{}}
+	l := &ledger{t: t, p: newPlanner(t, o), seen: map[GroupID]uint64{}, up: map[GroupID]bool{}, live: map[RequestID]*requestRecord{}, over: map[RequestID]bool{}}
 	for g := range GroupID(ledgerGroups) {
-		l.raise(g)
+		l.groupUp(g)
 	}
 	return l
 }
@@ -122,8 +122,8 @@ func (l *ledger) role(g GroupID) Role {
 	return Decode
 }
 
-// raise brings a group up.
-func (l *ledger) raise(g GroupID) {
+// groupUp brings a group up.
+func (l *ledger) groupUp(g GroupID) {
 	e := GroupUp{At: l.now, Group: g, Role: l.role(g)}
 	for i := range ledgerEngines {
 		e.Engines = append(e.Engines, EngineSpec{Engine: EngineID(int(g)*ledgerEngines + i), Node: NodeID(int(g)*2 + i%2), HBMTokens: 6000})
@@ -132,11 +132,11 @@ func (l *ledger) raise(g GroupID) {
 	l.step(e)
 }
 
-// step feeds an event and books the actions.
+// step feeds an event and records the actions.
 func (l *ledger) step(ev Event) {
 	l.t.Helper()
 	for _, a := range l.p.Step(ev) {
-		l.book(a)
+		l.record(a)
 	}
 	check(l.p)
 }
@@ -144,19 +144,19 @@ func (l *ledger) step(ev Event) {
 // groupOf is the group of an engine.
 func groupOf(e EngineID) GroupID { return GroupID(int(e) / ledgerEngines) }
 
-// book takes one action.
-func (l *ledger) book(a Action) {
+// record records one action.
+func (l *ledger) record(a Action) {
 	t := l.live[a.Request]
 	if t == nil {
 		if a.Kind == Reject {
-			return // a bad or repeated submission
+			return // an invalid or repeated submission
 		}
 		l.t.Fatalf("%v for request %d, which is not alive", a.Kind, a.Request)
 	}
 	for _, part := range a.Parts[:a.NParts] {
 		most := t.req.Hit
 		if a.Kind == Recompute {
-			most = len(t.have) // what is of no use any more, too
+			most = len(t.have) // includes cached tokens that cannot be used any more
 		}
 		if part.From < 0 || part.To > most || part.Len() <= 0 {
 			l.t.Fatalf("%v of request %d: part %+v of %d cached tokens", a.Kind, a.Request, part, most)
@@ -205,14 +205,14 @@ func (l *ledger) book(a Action) {
 	}
 }
 
-// unstart forgets a start: it is planned anew.
-func (t *tale) unstart() {
+// unstart undoes a start: the request is planned again.
+func (t *requestRecord) unstart() {
 	t.started, t.assigned, t.reads, t.cut = false, [2]bool{}, [2]Part{}, [2]bool{}
 	clear(t.have)
 }
 
-// lower takes a group down: its requests are not with it any more.
-func (l *ledger) lower(g GroupID) {
+// groupDown takes a group down, without its requests.
+func (l *ledger) groupDown(g GroupID) {
 	if !l.up[g] {
 		return
 	}
@@ -235,7 +235,7 @@ func (l *ledger) ids() []RequestID {
 	return ids
 }
 
-// bump starts an epoch: what was cached before is of no use.
+// bump starts an epoch: earlier prefixes cannot be used any more.
 func (l *ledger) bump(ns NamespaceID, epoch uint64) {
 	l.step(Epoch{At: l.now, Namespace: ns, Epoch: epoch})
 	if epoch <= l.epochs[ns] {
@@ -249,10 +249,10 @@ func (l *ledger) bump(ns NamespaceID, epoch uint64) {
 	}
 }
 
-// fetch reports what the planner thinks, or less: engines finish work.
+// fetch reports the planner's state, or less because engines have finished work.
 func (l *ledger) fetch(g GroupID, x byte) {
 	if !l.up[g] {
-		l.raise(g)
+		l.groupUp(g)
 		return
 	}
 	f := Fetch{At: l.now, Group: g, Seen: l.p.seq}
@@ -265,8 +265,7 @@ func (l *ledger) fetch(g GroupID, x byte) {
 	l.step(f)
 }
 
-// read lets a side of a request come further: to its end, or half-way and then
-// a failure.
+// read advances a side of a request: to its end, or half-way and then to a failure.
 func (l *ledger) read(id RequestID, s int, x byte) {
 	t := l.live[id]
 	if t == nil || !t.started || t.reads[s].Len() == 0 {
@@ -287,20 +286,20 @@ func (l *ledger) read(id RequestID, s int, x byte) {
 		l.step(Stopped{At: l.now, Request: id, Side: side, Upto: upto, Failed: x >= 200, Gone: x >= 240})
 	default:
 		t.reads[s].From = upto
-		// More has landed than is verified, or less than the model counts: an estimate
-		// must not decide what is read.
+		// More has landed than is verified, or less than the model counts: an estimate must not
+		// determine which tokens are read.
 		l.step(Progress{At: l.now, Request: id, Side: side, Upto: upto, Landed: int(x) * part.Len() / 128})
 	}
 }
 
-// finish ends a request whose tokens are all there.
+// finish ends a request whose tokens are all available.
 func (l *ledger) finish(id RequestID) {
 	t := l.live[id]
 	if !t.started || t.reads[0].Len() > 0 || t.reads[1].Len() > 0 || len(l.p.requests[id].rest) > 0 {
 		return
 	}
-	// Every cached token was read or is recomputed, those that are of no use any more
-	// too: this is what the planner promises, and what engines wait for.
+	// Every cached token was read or is recomputed, including those that cannot be used any
+	// more: the planner promises this and engines wait for it.
 	for i, ok := range t.have {
 		if !ok {
 			l.t.Fatalf("request %d: nobody brings cached token %d of %d", id, i, len(t.have))
@@ -312,9 +311,9 @@ func (l *ledger) finish(id RequestID) {
 	l.over[id] = true
 }
 
-// FuzzPlanner drives the planner with a cluster that fetches, reads, fails and
-// dies as the input says, then lets every engine live and asks that each
-// request ends exactly once with every cached token read or recomputed.
+// FuzzPlanner drives the planner with a cluster that fetches, reads, fails and dies according
+// to the input. Then every engine lives, and each request must end exactly once with every
+// cached token read or recomputed.
 func FuzzPlanner(f *testing.F) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 8 {
@@ -327,7 +326,7 @@ func FuzzPlanner(f *testing.F) {
 	f.Fuzz(runScript)
 }
 
-// TestScripts runs random scripts that are longer than a fuzzer likes.
+// TestScripts runs random scripts that are longer than those of a fuzzer.
 func TestScripts(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for range 100 {
@@ -354,7 +353,7 @@ func runScript(t *testing.T, script []byte) {
 		l.now += time.Duration(x) * time.Millisecond
 		l.event(op, x, y, &next)
 	}
-	// The books are closed: everything that is alive gets its turn.
+	// Finally every live request is completed.
 	for round := 0; len(l.live) > 0; round++ {
 		if round > 4*int(next)+100 {
 			t.Fatalf("%d requests never end:\n%v", len(l.live), l.p)
@@ -397,7 +396,7 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 		hit := int(x) * 8
 		r := Request{ID: *next, Prompt: hit + 1 + int(y), Hit: hit, Output: int(y), Epoch: uint64(y % 4), Namespace: NamespaceID(x % 2), Exact: y&64 != 0}
 		*next++
-		l.live[r.ID] = &tale{req: r, have: make([]bool, hit)}
+		l.live[r.ID] = &requestRecord{req: r, have: make([]bool, hit)}
 		if r.Epoch < l.epochs[r.Namespace] && !r.Exact {
 			l.live[r.ID].req.Hit = 0
 		}
@@ -416,7 +415,7 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 		}
 	case 10:
 		if y < 60 {
-			l.lower(GroupID(x % ledgerGroups))
+			l.groupDown(GroupID(x % ledgerGroups))
 		} else if id, ok := pick(); ok && y < 120 {
 			l.step(Cancelled{l.now, id})
 		}
@@ -424,7 +423,7 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 		if id, ok := pick(); ok && y >= 128 && l.live[id].started {
 			upto := int(y) * 4
 			l.step(Failed{l.now, id, 0, Role(y%2) + Prefill, upto})
-			if t := l.live[id]; t != nil { // it was planned anew
+			if t := l.live[id]; t != nil { // it was planned again
 				t.unstart()
 				t.req.Hit = min(t.req.Hit, l.p.requests[id].Hit)
 			}
@@ -435,8 +434,8 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 	}
 }
 
-// TestSeenAccounts: a fetch that is older than an assignment does not make the
-// planner forget it.
+// TestSeenAccounts: a fetch that is older than an assignment does not remove the assignment
+// from the engine's state.
 func TestSeenAccounts(t *testing.T) {
 	p := newPlanner(t, Options{Beta: 1000})
 	p.Step(GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})
@@ -463,8 +462,8 @@ func TestSeenAccounts(t *testing.T) {
 	}
 }
 
-// TestOrderOfEquals: requests of one length that arrive at the same time may
-// come in any order: every engine's and every NIC's totals stay the same.
+// TestOrderOfEquals: the order of requests of one length that arrive at the same time does not
+// change any engine's or NIC's totals.
 func TestOrderOfEquals(t *testing.T) {
 	totals := func(order []int) string {
 		p := newPlanner(t, Options{ReadRate: 10_000})
@@ -506,8 +505,8 @@ func TestOrderOfEquals(t *testing.T) {
 	}
 }
 
-// TestSplitBalances: whatever the queues and rates, the two parts of a split
-// are done within one block of each other, or one side has all of it.
+// TestSplitBalances: for all queues and rates, the two parts of a split end within one block of
+// each other, or one side has all of it.
 func TestSplitBalances(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	p := newPlanner(t, Options{})
@@ -531,9 +530,9 @@ func TestSplitBalances(t *testing.T) {
 	}
 }
 
-// BenchmarkPlanner is one request from Submit to both Finished, with the
-// fetches of its groups, on clusters of several sizes; three decisions each: a
-// prefill engine, a decode engine, who reads what.
+// BenchmarkPlanner measures one request from Submit to both Finished, with the fetches of its
+// groups, on clusters of several sizes. It makes three decisions: the prefill engine, the
+// decode engine, and the division of the read.
 func BenchmarkPlanner(b *testing.B) {
 	for _, nodes := range []int{3, 12, 48, 144} {
 		const gpus = 8 // a group is a node
@@ -570,8 +569,7 @@ func BenchmarkPlanner(b *testing.B) {
 					id++
 					p.Step(Submit{Request: Request{ID: id, Prompt: 33_000, Hit: 32_768, Output: 200}})
 				}
-				// There are twice as many decode groups as prefill groups; all fetch
-				// in turn.
+				// There are twice as many decode groups as prefill groups. All fetch in turn.
 				for p.queued > 0 {
 					for range 2 {
 						fetch(nodes/3 + dg)
@@ -591,8 +589,8 @@ func BenchmarkPlanner(b *testing.B) {
 	}
 }
 
-// TestEpochOfFoundRequest: the weights change while a request is known from its decode
-// group alone, after a restart of the planner. It goes on.
+// TestEpochOfFoundRequest: the weights change while a request is known from its decode group
+// only, after a restart of the planner. The request continues.
 func TestEpochOfFoundRequest(t *testing.T) {
 	p, err := New(Options{})
 	if err != nil {

@@ -6,9 +6,9 @@ import "math"
 type class uint8
 
 const (
-	shortQueue class = iota // C2: tok <= beta, read queue <= alpha: its NIC would run dry
+	shortQueue class = iota // C2: tok <= beta, read queue <= alpha: its NIC would become idle
 	longQueue               // C3: tok <= beta, read queue > alpha
-	overloaded              // C1: tok > beta: takes nothing
+	overloaded              // C1: tok > beta: takes no request
 )
 
 // String returns the category's name.
@@ -27,11 +27,11 @@ func (p *Planner) classOf(en *engine) class {
 	return longQueue
 }
 
-// noEngine is the least load of a group that takes nothing.
+// noEngine is the least load of a group that takes no request.
 const noEngine = math.MaxInt
 
-// noteLeast keeps the load of the group's least loaded engine for other groups'
-// fetches: noEngine if it is full, so that no other group leaves a request to it.
+// noteLeast records the load of the group's least loaded engine for other groups' fetches. It
+// is noEngine if the group is full, so that no other group leaves a request to it.
 func (g *group) noteLeast(p *Planner, full bool) {
 	g.least = noEngine
 	if full {
@@ -44,8 +44,8 @@ func (g *group) noteLeast(p *Planner, full bool) {
 	}
 }
 
-// leastElsewhere is the load of the least loaded engine in the other prefill
-// groups that fetch, or noEngine.
+// leastElsewhere returns the load of the least loaded engine in the other prefill groups that
+// fetch, or noEngine.
 func (p *Planner) leastElsewhere(g *group) int {
 	least := noEngine
 	for _, o := range p.order {
@@ -56,12 +56,12 @@ func (p *Planner) leastElsewhere(g *group) int {
 	return least
 }
 
-// pools are the engines of one group that take work, by category, each a heap
-// by unfinished tokens, then by ID.
+// pools are the engines of one group that take work, by category. Each category is a heap
+// ordered by unfinished tokens, then by ID.
 type pools struct {
 	g     *group
 	heaps [2][]*engine
-	// stale: categories may have changed; build anew before the next use.
+	// stale: categories may have changed, so build the heaps again before the next use.
 	stale bool
 }
 
@@ -102,14 +102,14 @@ func (ps *pools) least(p *Planner) *engine {
 	return nil
 }
 
-// leastFor is least among the engines with room for the request; one that the
-// request should avoid is returned only if there is no other.
+// leastFor is least among the engines with room for the request. An engine that the request
+// avoids is returned only if there is no other.
 func (ps *pools) leastFor(p *Planner, r *request) *engine {
 	first := ps.least(p)
 	if first == nil {
 		return nil
 	}
-	careful := p.careful(r)
+	careful := p.mayAvoid(r)
 	if p.accepts(first, r) && !(careful && p.avoids(r, first)) {
 		return first
 	}
@@ -144,7 +144,8 @@ func (ps *pools) root(en *engine) bool {
 	return false
 }
 
-// moved puts en, the root of its heap, where its tokens belong now, or out.
+// moved restores the position of en, the root of its heap, after its tokens have changed, or
+// removes it.
 func (ps *pools) moved(p *Planner, en *engine) {
 	for c := range ps.heaps {
 		h := ps.heaps[c]

@@ -2,8 +2,8 @@ package dualpath
 
 import "container/list"
 
-// enqueue puts a request into the queue: at the end of its tenant's, or before all others of
-// its priority if it was there before.
+// enqueue puts a request into the queue: at the end of its tenant's queue, or before all others
+// of its priority if it was in the queue before.
 func (p *Planner) enqueue(r *request, again bool) {
 	p.queued++
 	if again {
@@ -55,32 +55,32 @@ func (p *Planner) requeue(r *request, why Reason) {
 	p.endTransfers(r)
 	for _, role := range [...]Role{Prefill, Decode} {
 		if en := r.engineOf(role); en != nil && !(role == Prefill && r.prefilled) {
-			p.say(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
+			p.emit(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
 		}
 		r.setEngine(role, nil)
 	}
 	r.phase, r.prefilled, r.prefilledAt, r.rest = queued, false, 0, r.rest[:0]
 	p.renew(r)
-	p.inform(Action{Kind: Replan, Request: r.ID, Why: why})
+	p.notify(Action{Kind: Replan, Request: r.ID, Why: why})
 	p.enqueue(r, true)
 }
 
-// refuse ends a request that no engine could ever serve.
+// refuse rejects a request that no engine could ever serve.
 func (p *Planner) refuse(r *request, s shortfall) {
 	p.end(r, s.why)
 	reject := &p.out[len(p.out)-1]
 	reject.Need, reject.Most = s.need, s.most
 }
 
-// end removes a request that is not served any more, and aborts it on its engines.
+// end rejects a request that will not be served, and aborts it on its engines.
 func (p *Planner) end(r *request, why Reason) {
 	p.stats.Rejected++
 	for _, en := range [...]*engine{r.pe, r.de} {
 		if en != nil {
-			p.say(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
+			p.emit(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
 		}
 	}
-	p.say(Action{Kind: Reject, Request: r.ID, Why: why})
+	p.emit(Action{Kind: Reject, Request: r.ID, Why: why})
 	r.why.note(p.now, "ended: "+why.String())
 	p.forget(r)
 }

@@ -5,29 +5,29 @@ import (
 	"time"
 )
 
-// side is one side's share in the reading of a request.
+// side is one side's share of the read of a request.
 type side struct {
 	part Part
-	// The tokens of the part before upto are in the buffer; landed many have arrived.
+	// The tokens of the part before upto are in the buffer. landed tokens have arrived.
 	upto, landed int
 	state        sideState
 	// hedge: the other side reads this range too.
 	hedge bool
-	// left: it was slow and told to stop; failed: storage failed it.
-	left, failed bool
-	// predicted is how long the part should take, from begun.
+	// wasSlow: it was slow and was cut. failed: its storage failed.
+	wasSlow, failed bool
+	// predicted is the predicted duration of the part, from begun.
 	begun, predicted time.Duration
 	// order is the number of the action that ordered the read.
 	order uint64
 }
 
-// sideState is what a side is doing.
+// sideState is the state of a side.
 type sideState uint8
 
 const (
 	idle sideState = iota
 	reading
-	cutting // Cut was said, Stopped is awaited
+	cutting // Cut was sent, Stopped is awaited
 )
 
 // sideAt is the index of a role in request.sides.
@@ -41,7 +41,7 @@ func (r *request) engineOf(s Role) *engine {
 	return r.de
 }
 
-// setEngine is the inverse.
+// setEngine sets it.
 func (r *request) setEngine(s Role, en *engine) {
 	if s == Prefill {
 		r.pe = en
@@ -50,7 +50,7 @@ func (r *request) setEngine(s Role, en *engine) {
 	}
 }
 
-// start says Start: both engines are known, and who reads what.
+// start sends Start: both engines and the division of the read are known.
 func (p *Planner) start(r *request) {
 	r.phase, r.started, r.adopted, r.found = serving, p.now, false, [2]*Held{}
 	r.sides = [2]side{}
@@ -78,7 +78,7 @@ func (p *Planner) start(r *request) {
 		r.why.note(p.now, "both hops, for all cached tokens: %d us on the prefill side, %d us on the decode side", int(w.prefill.at(r.Hit)*1e6), int(w.decode.at(r.Hit)*1e6))
 	}
 	p.beginTransfers(r, x < r.Hit)
-	seq := p.say(a)
+	seq := p.emit(a)
 	r.attempt = seq
 	p.give(r.pe, assigned{seq: seq, room: room{buffer: r.pe.spec.Buffer.passing(r, p.blocks(x))}})
 	p.give(r.de, assigned{seq: seq, room: room{buffer: r.de.spec.Buffer.passing(r, r.promptBlocks)}})
@@ -90,19 +90,19 @@ func (p *Planner) start(r *request) {
 	}
 }
 
-// instruct appends an action for the engine on a.Side of a started request, and keeps the action so
-// that it can be sent again. It returns the action's number.
+// instruct appends an action for the engine on a.Side of a started request, and keeps the
+// action so that it can be sent again. It returns the action's number.
 func (p *Planner) instruct(r *request, a Action) uint64 {
 	en := r.engineOf(a.Side)
 	a.Request, a.Group, a.Engine = r.ID, en.group.id, en.id
-	a.Seq = p.say(a)
+	a.Seq = p.emit(a)
 	r.orders[sideAt(a.Side)] = append(r.orders[sideAt(a.Side)], a)
 	return a.Seq
 }
 
-// repeat sends those orders again that did not reach a side of a request before its session
-// broke: the ones after the number last. A leader that does not report the number (last is 0)
-// may have any of the orders, so the request is planned anew, unless its prefill has ended.
+// repeat sends the orders again that did not reach a side of a request before its session
+// broke: those after the number last. A leader that does not report the number (last is 0) may
+// have any of the orders, so the request is planned again, unless its prefill has ended.
 func (p *Planner) repeat(r *request, to Role, last uint64) {
 	orders, en, s := r.orders[sideAt(to)], r.engineOf(to), &r.sides[sideAt(to)]
 	if last == 0 {
@@ -118,13 +118,13 @@ func (p *Planner) repeat(r *request, to Role, last uint64) {
 			continue
 		}
 		was := a.Seq
-		a.Seq = p.say(*a)
+		a.Seq = p.emit(*a)
 		r.why.note(p.now, "%s side: sent again: "+a.Kind.String(), int(to))
 		if a.Kind != Read {
 			continue
 		}
 		n := a.Parts[0].Len()
-		// Both are counted already; the next report may not contain them yet.
+		// The group has these already; its next report may not include them yet.
 		if to == Prefill {
 			en.since = append(en.since, assigned{seq: a.Seq, room: room{buffer: p.blocks(n) * en.spec.Buffer.Block}})
 		}
@@ -135,8 +135,7 @@ func (p *Planner) repeat(r *request, to Role, last uint64) {
 	}
 }
 
-// divide returns x: the prefill side reads the cached tokens [0, x), the decode
-// side [x, Hit).
+// divide returns x: the prefill side reads the cached tokens [0, x), the decode side [x, Hit).
 func (p *Planner) divide(r *request) int {
 	pn, dn, hit := r.pe.node, r.de.node, r.Hit
 	switch {
@@ -174,8 +173,8 @@ func (p *Planner) divide(r *request) int {
 	return 0
 }
 
-// withinBuffer is x, or less where the prefill engine's buffer has no room for so
-// much: the decode side has room for all of it.
+// withinBuffer returns x, or less if the prefill engine's buffer has less room. The decode side
+// has room for the whole hit.
 func (p *Planner) withinBuffer(r *request, x int) int {
 	b, free := &r.pe.spec.Buffer, r.pe.left.buffer
 	if b.passing(r, p.blocks(x)) <= free {
@@ -188,14 +187,14 @@ func (p *Planner) withinBuffer(r *request, x int) int {
 	return x
 }
 
-// prefillHasRoom reports whether the prefill engine's buffer has room for so many
-// tokens more.
+// prefillHasRoom reports whether the prefill engine's buffer has room for that many more
+// tokens.
 func (p *Planner) prefillHasRoom(r *request, tokens int) bool {
 	return p.blocks(tokens)*r.pe.spec.Buffer.Block <= r.pe.left.buffer
 }
 
-// shorter reports whether a has the shorter reading queue; on a tie, whether it
-// was given fewer tokens so far, and a on a tie of that too.
+// shorter reports whether a has the shorter reading queue. Ties go to the node with fewer
+// tokens assigned so far, then to a.
 func shorter(a, b *node) bool {
 	if a.queue != b.queue {
 		return a.queue < b.queue
@@ -203,9 +202,9 @@ func shorter(a, b *node) bool {
 	return a.total <= b.total
 }
 
-// balance returns the x at which both sides are done at the same time,
-// (q_p + x)/r_p = (q_d + hit - x)/r_d, at a multiple of the block, in [0, hit]. With
-// Options.Network both hops of each side count.
+// balance returns the x at which both sides end at the same time, (q_p + x)/r_p = (q_d + hit -
+// x)/r_d, at a multiple of the block, in [0, hit]. With Options.Network both hops of each side
+// count.
 func (p *Planner) balance(pn, dn *node, hit int) int {
 	w := p.paths(pn, dn)
 	x := (w.decode.at(hit) - w.prefill.fixed) / (w.prefill.perToken + w.decode.perToken)
@@ -219,7 +218,7 @@ func (p *Planner) balance(pn, dn *node, hit int) int {
 	return min(int(math.Round(x/b)*b), hit)
 }
 
-// begin counts a read that an action with number seq has just ordered.
+// begin counts a read that the action with number seq has ordered.
 func (p *Planner) begin(r *request, part Part, hedge bool, seq uint64) {
 	n := r.engineOf(part.Side).node
 	n.queue += part.Len()
@@ -240,17 +239,17 @@ func (p *Planner) begin(r *request, part Part, hedge bool, seq uint64) {
 	}
 }
 
-// drain is how long the node's queue and extra tokens take.
+// drain returns the time for the node's queue and extra tokens.
 func drain(n *node, extra int) time.Duration {
 	return seconds(float64(n.queue+extra) / n.rate)
 }
 
-// seconds is s seconds as a duration, without overflow.
+// seconds converts s seconds to a duration without overflow.
 func seconds(s float64) time.Duration {
 	return time.Duration(min(s*float64(time.Second), float64(math.MaxInt64)/2))
 }
 
-// progress takes how far a side has come.
+// progress handles a side's progress report.
 func (p *Planner) progress(e Progress) {
 	r := p.about(e.Request, e.Attempt)
 	if r == nil || r.loadingAt == nil || (e.Side != Prefill && e.Side != Decode) {
@@ -267,7 +266,7 @@ func (p *Planner) progress(e Progress) {
 	}
 }
 
-// read notes that a side has all of its part.
+// read handles a side that has read its whole part.
 func (p *Planner) read(r *request, by Role) {
 	s := &r.sides[sideAt(by)]
 	s.state = idle
@@ -280,7 +279,7 @@ func (p *Planner) read(r *request, by Role) {
 	p.place(r)
 }
 
-// stopped takes the end of a read that is not complete.
+// stopped handles the end of a read that is not complete.
 func (p *Planner) stopped(e Stopped) {
 	r := p.about(e.Request, e.Attempt)
 	if r == nil || (e.Side != Prefill && e.Side != Decode) {
@@ -315,7 +314,7 @@ func (p *Planner) stopped(e Stopped) {
 		}
 		p.recompute(r, rest.From, rest.To, ReadFailed)
 	case s.hedge && o.state != idle:
-		o.hedge = false // the other side has it to itself
+		o.hedge = false // the other side is now the only reader
 	default:
 		r.rest = append(r.rest, rest)
 	}
@@ -323,8 +322,8 @@ func (p *Planner) stopped(e Stopped) {
 	p.place(r)
 }
 
-// place gives what is left of a request to a side that is free, and ends the
-// loading when nothing is left.
+// place gives the unread ranges of a request to a free side, and ends the loading when none are
+// left.
 func (p *Planner) place(r *request) {
 	for len(r.rest) > 0 {
 		to, wait := p.reader(r, r.rest[0].Len())
@@ -338,18 +337,18 @@ func (p *Planner) place(r *request) {
 			continue
 		}
 		rest.Side = to
-		p.order1(r, rest, false)
+		p.orderPart(r, rest, false)
 	}
 	if r.sides[0].state == idle && r.sides[1].state == idle {
 		p.stopLoading(r)
 	}
 }
 
-// reader chooses who reads a rest of so many tokens: of the sides that are free and
-// have not failed, one that was not left for slowness first, then the one that
-// drains sooner. A prefill engine whose buffer has no room does not read it: a
-// request that waited for room would hold what others wait for. 0: none ever will;
-// wait: one may, later.
+// reader chooses the side that reads a range of tokens. Of the sides that are free and have not
+// failed, it prefers one that was not left for slowness, then the one that would end sooner. A
+// prefill engine whose buffer has no room does not read it, because a request that waited for
+// room would hold memory for which others wait. to is 0 if no side can ever read it; wait
+// reports that one may later.
 func (p *Planner) reader(r *request, tokens int) (to Role, wait bool) {
 	var best Role
 	for _, s := range [...]Role{Prefill, Decode} {
@@ -368,22 +367,22 @@ func (p *Planner) reader(r *request, tokens int) (to Role, wait bool) {
 			best = s
 		}
 	}
-	if best != 0 && wait && r.sides[sideAt(best)].left {
+	if best != 0 && wait && r.sides[sideAt(best)].wasSlow {
 		return 0, true
 	}
 	return best, best == 0 && wait
 }
 
-// better reports whether side a should read rather than b.
+// better reports whether side a is a better reader than side b.
 func better(r *request, a, b Role) bool {
-	if la, lb := r.sides[sideAt(a)].left, r.sides[sideAt(b)].left; la != lb {
+	if la, lb := r.sides[sideAt(a)].wasSlow, r.sides[sideAt(b)].wasSlow; la != lb {
 		return lb
 	}
 	return drain(r.engineOf(a).node, 0) < drain(r.engineOf(b).node, 0)
 }
 
-// order1 tells one side to read a part, beside what was said at the start.
-func (p *Planner) order1(r *request, part Part, hedge bool) {
+// orderPart orders one side to read a part, in addition to the orders of the start.
+func (p *Planner) orderPart(r *request, part Part, hedge bool) {
 	en := r.engineOf(part.Side)
 	seq := p.instruct(r, Action{Kind: Read, Side: part.Side, Parts: [2]Part{part}, NParts: 1, Hedge: hedge})
 	r.why.note(p.now, "%s side: reads [%d, %d) too", int(part.Side), part.From, part.To)
@@ -393,31 +392,31 @@ func (p *Planner) order1(r *request, part Part, hedge bool) {
 	p.begin(r, part, hedge, seq)
 }
 
-// recompute has the prefill engine compute what nobody can read.
+// recompute makes the prefill engine compute a range that no side can read.
 func (p *Planner) recompute(r *request, from, to int, why Reason) {
 	p.stats.Recomputes++
 	r.why.note(p.now, "tokens [%d, %d) are recomputed: "+why.String(), from, to)
 	p.instruct(r, Action{Kind: Recompute, Side: Prefill, Parts: [2]Part{{Prefill, from, to}}, NParts: 1, Why: why})
 }
 
-// stopLoading takes the request off the list of those that load.
+// stopLoading removes the request from loading.
 func (p *Planner) stopLoading(r *request) {
 	p.unlist(&r.loadingAt, p.loading)
 	r.sides[0].state, r.sides[1].state = idle, idle
 }
 
-// rescue looks at every read under way: one that is far slower than the other
-// side would be is cut there and moved; a tail that is overdue is read by both.
-func (p *Planner) rescue() {
+// checkReads checks every read in progress. A read that is far slower than the other side would be
+// is cut and moved there. An overdue tail is read by both sides.
+func (p *Planner) checkReads() {
 	for el := p.loading.Front(); el != nil; {
 		r := el.Value.(*request)
 		el = el.Next()
-		p.rescueRequest(r)
+		p.checkReadsOf(r)
 	}
 }
 
-// rescueRequest is rescue for one request.
-func (p *Planner) rescueRequest(r *request) {
+// checkReadsOf is rescue for one request.
+func (p *Planner) checkReadsOf(r *request) {
 	if p.opts.Policy == PrefillOnly || r.adopted || r.pe == nil || r.de == nil || r.pe.node == r.de.node {
 		return
 	}
@@ -425,7 +424,7 @@ func (p *Planner) rescueRequest(r *request) {
 		s, o := &r.sides[sideAt(role)], &r.sides[sideAt(role.Other())]
 		other := r.engineOf(role.Other()).node
 		elapsed := p.now - s.begun
-		if s.state != reading || s.hedge || o.state != idle || o.failed || o.left || elapsed < p.opts.Patience {
+		if s.state != reading || s.hedge || o.state != idle || o.failed || o.wasSlow || elapsed < p.opts.Patience {
 			continue
 		}
 		rest := Part{Side: role.Other(), From: s.upto, To: s.part.To}
@@ -436,21 +435,21 @@ func (p *Planner) rescueRequest(r *request) {
 		switch late := float64(elapsed) > p.opts.HedgeFactor*float64(s.predicted); {
 		case rest.Len() >= p.opts.MinPart && float64(stay) > p.opts.SlowFactor*float64(move) && stay-move > p.opts.Patience:
 			p.stats.Cuts++
-			s.state, s.left = cutting, true
-			r.why.note(p.now, "%s side is slow: %d ms left there, %d ms on the other side; it is told to stop", int(role), int(stay.Milliseconds()), int(move.Milliseconds()))
+			s.state, s.wasSlow = cutting, true
+			r.why.note(p.now, "%s side is slow: %d ms left there, %d ms on the other side; the read is cut", int(role), int(stay.Milliseconds()), int(move.Milliseconds()))
 			p.instruct(r, Action{Kind: Cut, Side: role})
 		case late && rest.Len() <= p.opts.MaxHedge && move < stay:
 			p.stats.Hedges++
 			s.hedge = true
-			p.order1(r, rest, true)
+			p.orderPart(r, rest, true)
 		}
 	}
 }
 
-// remaining is how long the rest of the part will take if it goes on as it did. Where
-// something has arrived, that is at the speed so far. Before, and where other parts
-// are read there too, so that the speed says how they share the NIC, it is no longer
-// than at the node's rate; or, once it is overdue, as long again as it has taken.
+// remaining predicts the time for the rest of the part. If tokens have arrived it uses the rate
+// so far. If none have arrived, or if other parts are read on the node too, so that the rate
+// reflects the shared NIC, the prediction is at most the time at the node's rate or, when the
+// read is overdue, as long as it has taken so far.
 func (s *side) remaining(n *node, elapsed time.Duration) time.Duration {
 	left := s.part.Len() - s.landed
 	bySpeed := time.Duration(math.MaxInt64)

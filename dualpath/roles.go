@@ -2,33 +2,33 @@ package dualpath
 
 import "math"
 
-// A group changes its role in three steps. First it is drained: the planner grants it no request,
-// and its requests end there or are planned again. Then its leader gets the order, a Switch.
-// Then the group registers in its other role, or its leader refuses and the group works on in
-// the role that it had.
+// A group changes its role in three steps. First it is drained: the planner grants it no
+// request, and its requests end there or are planned again. Then its leader gets the order, a
+// Switch. Then the group registers in its other role, or its leader refuses and the group keeps
+// its role.
 //
 //	SwitchRole ─► drained ─► Switch ─► GroupUp, other role ─► Switched
 //	                 │          └────► SwitchRefused ───────► Switched, with the reason
 //	                 └── the last other group of its role is lost, or the operator takes the
 //	                     switch back: Switched, with the reason
 //
-// The planner puts no time to a switch: a group that is being drained works, and a leader that
-// has the order answers or is lost, which ends the switch. A planner that was restarted has no
-// group that is being drained; it gets from the leader that its engines are switching.
+// A switch has no timeout: a group that is being drained still works, and a leader that has the
+// order either answers or is lost, which ends the switch. A planner that was restarted has no
+// group that is being drained; leaders report to it that their engines are switching.
 
 // leaving is the change of a group's role that is under way.
 type leaving struct {
-	// to is the other role; 0: there is none under way.
+	// to is the other role; 0: no change is in progress.
 	to Role
-	// ordered: the leader has the order. It is not taken back.
+	// ordered: the leader has the order, which cannot be withdrawn.
 	ordered bool
 }
 
-// switching reports whether the group changes its role, so that it is given no request.
+// switching reports whether the group is changing its role. It is then given no request.
 func (g *group) switching() bool { return g.leaving.to != 0 }
 
-// SwitchCheck returns why a group cannot change to a role now; NoReason: it can. GroupLost: the
-// planner does not have the group. The group's own role takes a switch back.
+// SwitchCheck returns why a group cannot change to a role, or NoReason if it can. GroupLost:
+// the planner does not have the group. The group's own role withdraws a switch.
 func (p *Planner) SwitchCheck(id GroupID, to Role) Reason {
 	g := p.groups[id]
 	switch {
@@ -46,7 +46,7 @@ func (p *Planner) SwitchCheck(id GroupID, to Role) Reason {
 	return p.indispensable(g)
 }
 
-// indispensable returns why a group must keep its role; NoReason: it need not.
+// indispensable returns why a group must keep its role, or NoReason if it need not.
 func (p *Planner) indispensable(g *group) Reason {
 	others := false
 	for _, o := range p.order {
@@ -56,7 +56,7 @@ func (p *Planner) indispensable(g *group) Reason {
 		return LastOfRole
 	}
 	was := g.leaving
-	g.leaving.to = g.role.Other() // shortfallOf does not count its engines
+	g.leaving.to = g.role.Other() // makes shortfallOf exclude its engines
 	defer func() { g.leaving = was }()
 	for _, r := range p.requests {
 		if p.shortfallOf(g.role, r).why != NoReason {
@@ -66,7 +66,7 @@ func (p *Planner) indispensable(g *group) Reason {
 	return NoReason
 }
 
-// Holding returns how many requests each group has under way.
+// Holding returns the number of requests in progress of each group.
 func (p *Planner) Holding() map[GroupID]int {
 	held := make(map[GroupID]int, len(p.groups))
 	for _, r := range p.requests {
@@ -80,7 +80,7 @@ func (p *Planner) Holding() map[GroupID]int {
 	return held
 }
 
-// heldBy returns the requests that a group has under way.
+// heldBy returns the requests in progress of a group.
 func (p *Planner) heldBy(g *group) (held []*request) {
 	for _, r := range p.requests {
 		if (r.pe != nil && r.pe.group == g && !r.prefilled) || (r.de != nil && r.de.group == g) {
@@ -90,10 +90,10 @@ func (p *Planner) heldBy(g *group) (held []*request) {
 	return held
 }
 
-// switchRole begins the switch of a group, changes its policy, or takes it back.
+// switchRole begins the switch of a group, changes its policy, or withdraws it.
 func (p *Planner) switchRole(e SwitchRole) {
 	if why := p.SwitchCheck(e.Group, e.Role); why != NoReason {
-		p.inform(Action{Kind: Switched, Group: e.Group, Side: e.Role, Why: why})
+		p.notify(Action{Kind: Switched, Group: e.Group, Side: e.Role, Why: why})
 		return
 	}
 	g := p.groups[e.Group]
@@ -110,17 +110,17 @@ func (p *Planner) switchRole(e SwitchRole) {
 	p.orderSwitch(g)
 }
 
-// beginSwitch has a group granted nothing any more.
+// beginSwitch stops granting requests to a group.
 func (p *Planner) beginSwitch(g *group, to Role) {
 	g.leaving = leaving{to: to}
-	g.least, g.owed = noEngine, nil
+	g.least, g.keptFor = noEngine, nil
 	if g.role == Decode {
 		p.leastTotal.remove(g)
 		p.unroute(g)
 	}
 }
 
-// evacuate plans the requests that a group has under way again.
+// evacuate plans a group's requests in progress again.
 func (p *Planner) evacuate(g *group) {
 	held := p.heldBy(g)
 	youngestFirst(held)
@@ -130,15 +130,15 @@ func (p *Planner) evacuate(g *group) {
 	}
 }
 
-// orderSwitch gives the order to the leader of a group that has been drained.
+// orderSwitch sends the order to the leader of a group that has been drained.
 func (p *Planner) orderSwitch(g *group) {
 	if g.switching() && !g.leaving.ordered && len(p.heldBy(g)) == 0 {
 		g.leaving.ordered = true
-		p.say(Action{Kind: Switch, Group: g.id, Side: g.leaving.to})
+		p.emit(Action{Kind: Switch, Group: g.id, Side: g.leaving.to})
 	}
 }
 
-// keep ends a switch, whose group works on in the role that it had.
+// keep ends a switch; the group keeps its previous role.
 func (p *Planner) keep(g *group, why Reason) {
 	to := g.leaving.to
 	g.leaving = leaving{}
@@ -156,10 +156,10 @@ func (p *Planner) endSwitch(id GroupID, to Role, why Reason) {
 	} else {
 		p.stats.SwitchesFailed++
 	}
-	p.inform(Action{Kind: Switched, Group: id, Side: to, Why: why})
+	p.notify(Action{Kind: Switched, Group: id, Side: to, Why: why})
 }
 
-// returning takes the switch of a group over to the group that registers in its place.
+// returning transfers the switch of a group to the group that registers in its place.
 func (p *Planner) returning(g, old *group, e *GroupUp) {
 	if old != nil && old.switching() {
 		to := old.leaving.to
@@ -169,7 +169,7 @@ func (p *Planner) returning(g, old *group, e *GroupUp) {
 			p.endSwitch(g.id, to, NoReason)
 		case e.Switching == to:
 		case e.Again:
-			// The order, if it was given, or its answer may be lost: it is given again.
+			// The order, if it was sent, or its answer may be lost, so it is sent again.
 			g.leaving.to = to
 		default:
 			p.endSwitch(g.id, to, GroupLost)
@@ -180,7 +180,7 @@ func (p *Planner) returning(g, old *group, e *GroupUp) {
 	}
 }
 
-// reconsider ends each switch of a group that cannot be spared any more.
+// reconsider ends the switch of each group that has become indispensable.
 func (p *Planner) reconsider() {
 	for _, g := range p.order {
 		if !g.switching() || g.leaving.ordered {
@@ -192,18 +192,18 @@ func (p *Planner) reconsider() {
 	}
 }
 
-// recentMax is how many finished requests Recent has.
+// recentMax is the largest number of finished requests in Recent.
 const recentMax = 512
 
-// Recent describes the last finished requests. A division of groups into roles is
-// computed from it.
+// Recent describes the last finished requests. The division of groups into roles is computed
+// from it.
 type Recent struct {
 	// Uncached are the lengths of their prompts without the cached prefix, in tokens.
 	Uncached []int
-	// Tokens is the mean of prompt and output, Output that of the output as it was expected.
+	// Tokens is the mean length of prompt and output, Output the mean expected output.
 	Tokens, Output float64
-	// Step is the time of an output token, in seconds: from the end of prefill to the end of
-	// decode, over the expected output. 0: none has an output.
+	// Step is the time per output token in seconds: from the end of prefill to the end of
+	// decode, divided by the expected output. 0: no request had an output.
 	Step float64
 }
 
@@ -213,8 +213,8 @@ type sample struct {
 	decode                   float64 // seconds
 }
 
-// observe notes a request whose decode ends. One without a known start of decode, which was
-// found after a restart, is left out.
+// observe records a request whose decode ends. It skips a request whose start of decode is
+// unknown, because it was restored after a restart.
 func (p *Planner) observe(r *request) {
 	if r.prefilledAt == 0 {
 		return
@@ -248,7 +248,7 @@ func (p *Planner) Recent() (r Recent) {
 }
 
 // Use returns the used share of a group's limit, from 0 to 1: of prefill the unfinished tokens
-// over Options.Beta, of decode the device memory.
+// divided by Options.Beta, of decode the device memory.
 func (p *Planner) Use(id GroupID) float64 {
 	g := p.groups[id]
 	if g == nil {

@@ -5,23 +5,23 @@ import (
 	"time"
 )
 
-// changing is what the workshop's operator and its leaders do about weights and roles.
+// changing is the state of the test cluster's changes of weights and roles.
 type changing struct {
-	// epoch is the newest of the weights. bumps counts the bumps by policy, ended the switches
-	// by their outcome.
+	// epoch is the newest epoch of the weights. bumps counts the bumps by policy, ended the
+	// switches by result.
 	epoch uint64
 	bumps [3]int
 	ended map[Reason]int
 }
 
-// order is a leader's order to switch; until is when its engines have answered.
+// order is a leader's order to switch. until is the time at which its engines have answered.
 type order struct {
 	to    Role
 	until time.Duration
 }
 
-// change has the operator change weights or roles, now and then.
-func (w *workshop) change() {
+// change makes the operator change weights or roles at random times.
+func (w *testCluster) change() {
 	if w.rng.IntN(60) == 0 {
 		w.bump(Drain(w.rng.IntN(3)))
 	}
@@ -35,8 +35,8 @@ func (w *workshop) change() {
 	}
 }
 
-// bump begins a new epoch, or gives the requests that the last one left another policy.
-func (w *workshop) bump(policy Drain) {
+// bump begins a new epoch, or applies another policy to the requests that the last one left.
+func (w *testCluster) bump(policy Drain) {
 	if w.rng.IntN(4) > 0 {
 		w.epoch++
 	}
@@ -47,7 +47,7 @@ func (w *workshop) bump(policy Drain) {
 		if policy == DrainFinish || (a.Kind == Reject && (policy != DrainAbort || a.Why != OldWeights)) {
 			w.t.Fatalf("seed %d, %v: a bump with policy %v came to %+v", w.seed, w.now, policy, a)
 		}
-		w.judge(&a)
+		w.checkDeadlines(&a)
 		w.perform(&a)
 	}
 	check(w.p)
@@ -64,14 +64,14 @@ func (w *workshop) bump(policy Drain) {
 }
 
 // checkEpoch fails the test if a request is started with weights that are not the newest.
-func (w *workshop) checkEpoch(a *Action) {
+func (w *testCluster) checkEpoch(a *Action) {
 	if r := w.p.requests[a.Request]; a.Epoch != w.epoch && !r.Exact {
 		w.t.Fatalf("seed %d, %v: request %d is started with the weights of epoch %d; the newest are of epoch %d", w.seed, w.now, a.Request, a.Epoch, w.epoch)
 	}
 }
 
-// switched takes an order to switch, or the end of a switch.
-func (w *workshop) switched(a *Action) {
+// switched handles an order to switch, or the end of a switch.
+func (w *testCluster) switched(a *Action) {
 	if a.Kind == Switched {
 		w.ended[a.Why]++
 		return
@@ -91,9 +91,9 @@ func (w *workshop) switched(a *Action) {
 	}
 }
 
-// answer has the engines of a group change their role, or refuse, when it is time. The answer may
-// be lost.
-func (w *workshop) answer(s *shop) {
+// answer makes the engines of a group change their role, or refuse, when their time has come.
+// The answer may be lost.
+func (w *testCluster) answer(s *testGroup) {
 	if s.order.to == 0 || w.now < s.order.until {
 		return
 	}
@@ -112,10 +112,10 @@ func (w *workshop) answer(s *shop) {
 	}
 }
 
-// settled fails the test if a group does not work in the role of its engines.
-func (w *workshop) settled() {
-	w.pass() // each lost group is back
-	for end := w.now + calmWithin; ; w.pass() {
+// settled fails the test if a group's role differs from that of its engines.
+func (w *testCluster) settled() {
+	w.advance() // each lost group returns
+	for end := w.now + calmWithin; ; w.advance() {
 		busy := false
 		for _, g := range w.p.order {
 			busy = busy || g.switching()
@@ -140,7 +140,7 @@ func (w *workshop) settled() {
 	}
 }
 
-// checkChanged fails the test if the operator's changes had not all kinds of outcomes.
+// checkChanged fails the test unless each kind of result occurred.
 func checkChanged(t *testing.T, all changing) {
 	t.Helper()
 	for policy, n := range all.bumps {
@@ -155,7 +155,7 @@ func checkChanged(t *testing.T, all changing) {
 	}
 }
 
-// TestRecent: what a division is computed from is that of the last finished requests.
+// TestRecent: Recent describes the last finished requests.
 func TestRecent(t *testing.T) {
 	p := newPlanner(t, Options{Beta: 1 << 30})
 	p.Step(GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})

@@ -7,10 +7,10 @@ import (
 )
 
 // A request with a deadline of its first token (Request.FirstToken) is refused when the
-// deadline cannot be met: when the request is submitted, by an estimate of its first token,
-// and while it waits, when even an idle engine would be late.
+// deadline cannot be met: at submission, by an estimate of its first token, and while it waits,
+// when even an idle engine would be late.
 //
-// The estimate is made of:
+// Inputs of the estimate:
 //
 //	rate         work of the last prefills over the time that their engines took, by the
 //	             reports of their ends (Finished). Without measuredMin of them there is no
@@ -21,21 +21,21 @@ import (
 //	             engine that is free first, in any pieces
 //	request      its own work, at the rate or at Options.PrefillRate, whichever is more
 //
-// Requests are not cut into pieces, so an engine may be free sooner than by this rule: by the
-// largest request in the queue at most. The estimate is that much sooner. Engines are taken
-// to prefill in the order of arrival, as vLLM does by default. Requests that come later, lost
-// engines, decode engines without room and slow reads are not foreseen: a request that is not
-// refused may be late.
+// Requests are not cut into pieces, so an engine may be free sooner than by this rule, at most
+// by the time of the largest request in the queue. The estimate is reduced by that time.
+// Engines are assumed to prefill in the order of arrival, as vLLM does by default. Requests
+// that arrive later, lost engines, decode engines without room and slow reads are not
+// predicted, so a request that is not refused may still be late.
 
 const (
-	// measuredMin is how many prefills must have ended before their rate counts.
+	// measuredMin is the number of ended prefills before their rate is used.
 	measuredMin = 8
-	// measuredKeep is the share of the measurement that stays at each end: about the last
-	// 32 prefills count.
+	// measuredKeep is the share of the measurement that is kept at each end of a prefill: about
+	// the last 32 prefills count.
 	measuredKeep = 31.0 / 32
 )
 
-// measured is the rate of prefill engines that have work.
+// measured is the rate of busy prefill engines.
 type measured struct {
 	work, seconds float64
 	ends          int
@@ -48,7 +48,7 @@ func (m *measured) add(work float64, d time.Duration) {
 	m.ends++
 }
 
-// rate returns the work of one engine in a second; 0: not known.
+// rate returns the work of one engine per second; 0: unknown.
 func (m *measured) rate() float64 {
 	if m.ends < measuredMin || m.seconds <= 0 {
 		return 0
@@ -56,57 +56,56 @@ func (m *measured) rate() float64 {
 	return m.work / m.seconds
 }
 
-// beginPrefill counts a request's work as its prefill engine's.
+// beginPrefill adds a request's work to its prefill engine.
 func (p *Planner) beginPrefill(r *request) {
 	p.leavePrefill(r)
 	en := r.pe
 	if en == nil {
 		return
 	}
-	if en.under == 0 {
+	if en.prefilling == 0 {
 		en.begun = p.now
 	}
-	r.under, r.underAt = p.cost(r), en
-	en.under++
-	en.underWork += r.under
+	r.prefillWork, r.prefillingOn = p.cost(r), en
+	en.prefilling++
+	en.prefillWork += r.prefillWork
 }
 
-// leavePrefill is the inverse, for whatever reason the engine has left the request.
+// leavePrefill undoes beginPrefill, for any reason.
 func (p *Planner) leavePrefill(r *request) {
-	en := r.underAt
+	en := r.prefillingOn
 	if en == nil {
 		return
 	}
-	r.underAt = nil
+	r.prefillingOn = nil
 	en.begun = p.now
-	en.under--
-	en.underWork -= r.under
-	if en.under == 0 {
-		en.underWork = 0
+	en.prefilling--
+	en.prefillWork -= r.prefillWork
+	if en.prefilling == 0 {
+		en.prefillWork = 0
 	}
 }
 
-// endPrefill measures a prefill that has ended. The time of a request that was found after a
-// restart is not known.
+// endPrefill measures a prefill that has ended. The duration is unknown for a request that was
+// restored after a restart.
 func (p *Planner) endPrefill(r *request) {
-	if en := r.underAt; en != nil && r.found == [2]*Held{} {
-		p.prefills.add(r.under, p.now-en.begun)
+	if en := r.prefillingOn; en != nil && r.found == [2]*Held{} {
+		p.prefills.add(r.prefillWork, p.now-en.begun)
 	}
 	p.leavePrefill(r)
 }
 
-// movePrefill counts a request's work as that of the same engine in the group that has
-// registered again.
+// movePrefill moves a request's work to the same engine in the group that has registered again.
 func (p *Planner) movePrefill(r *request) {
-	if old := r.underAt; old != nil {
+	if old := r.prefillingOn; old != nil {
 		begun := old.begun
 		p.leavePrefill(r)
 		p.beginPrefill(r)
-		r.underAt.begun = begun
+		r.prefillingOn.begun = begun
 	}
 }
 
-// own is how long the prefill of a request takes at least; 0: not known.
+// own returns the shortest possible time of a request's prefill; 0: unknown.
 func (p *Planner) own(r *request) time.Duration {
 	rate := p.prefills.rate()
 	if rate == 0 {
@@ -115,8 +114,8 @@ func (p *Planner) own(r *request) time.Duration {
 	return seconds(p.cost(r) / max(rate, p.opts.PrefillRate))
 }
 
-// estimate returns the time until the first token of a request that is at the end of its
-// tenant's queue, and false if it is not known.
+// estimate returns the time until the first token of a request at the end of its tenant's
+// queue. It returns false if that is unknown.
 func (p *Planner) estimate(r *request) (time.Duration, bool) {
 	rate := p.prefills.rate()
 	if rate == 0 {
@@ -130,8 +129,8 @@ func (p *Planner) estimate(r *request) (time.Duration, bool) {
 	return seconds(max(wait, free[0])) + p.own(r), true
 }
 
-// enginesFree returns when each prefill engine has done its work, in seconds from now, the
-// first one first. It is the same for a whole Step.
+// enginesFree returns the time at which each prefill engine is free, in seconds from now, in
+// ascending order. It is the same for a whole Step.
 func (p *Planner) enginesFree(rate float64) []float64 {
 	if p.freeStep == p.steps {
 		return p.free
@@ -143,8 +142,8 @@ func (p *Planner) enginesFree(rate float64) []float64 {
 		}
 		for _, en := range g.engines {
 			left := 0.0
-			if en.under > 0 {
-				left = max(0, en.underWork/rate-(p.now-en.begun).Seconds())
+			if en.prefilling > 0 {
+				left = max(0, en.prefillWork/rate-(p.now-en.begun).Seconds())
 			}
 			p.free = append(p.free, left)
 		}
@@ -153,8 +152,8 @@ func (p *Planner) enginesFree(rate float64) []float64 {
 	return p.free
 }
 
-// fill returns the time at which the first of several engines is free that are free at given
-// times, in order, and share an amount of work.
+// fill returns the time at which the first engine is free after the engines, which are free at
+// the given ascending times, have shared an amount of work.
 func fill(free []float64, work float64) float64 {
 	sum := 0.0
 	for i, at := range free {
@@ -167,10 +166,10 @@ func fill(free []float64, work float64) float64 {
 	return 0
 }
 
-// ahead returns the work in the queue that goes before a request in the queue, taken as the
-// last one of its tenant: that of higher priorities, that of requests that are planned anew,
-// that of its tenant, and that of other tenants until their counters have reached its
-// tenant's. It is in whole tokens of each tenant, so that the order of the sum does not matter.
+// ahead returns the queued work that is granted before a request, assumed to be the last of its
+// tenant: the work of higher priorities, of requests that are planned again, of its tenant, and
+// of other tenants until their counters have reached its tenant's. It is a whole number of
+// tokens for each tenant, so that the order of the sum does not matter.
 func (p *Planner) ahead(r *request) float64 {
 	own, work := r.flow, 0
 	for priority, l := range p.priorities {
@@ -179,12 +178,12 @@ func (p *Planner) ahead(r *request) float64 {
 			for _, f := range l.flows {
 				work += int(f.work)
 			}
-			work += int(l.anew.work)
-		case priority == r.Priority && own != l.anew:
-			work += int(l.anew.work)
+			work += int(l.replanned.work)
+		case priority == r.Priority && own != l.replanned:
+			work += int(l.replanned.work)
 		}
 	}
-	if own == own.level.anew {
+	if own == own.level.replanned {
 		return float64(work)
 	}
 	before := own.work - r.work
@@ -198,13 +197,13 @@ func (p *Planner) ahead(r *request) float64 {
 	return float64(work)
 }
 
-// sizes counts the requests in the queue by the power of two above their work.
+// sizes counts the queued requests by the power of two above their work.
 type sizes [64]int
 
 // count adds n requests of a size.
 func (s *sizes) count(work float64, n int) { s[bits.Len64(uint64(work))&63] += n }
 
-// largest returns an upper bound for the work of the largest one, at most twice as much.
+// largest returns an upper bound for the work of the largest request, at most twice its work.
 func (s *sizes) largest() float64 {
 	for i := len(s) - 1; i >= 0; i-- {
 		if s[i] > 0 {
@@ -214,8 +213,8 @@ func (s *sizes) largest() float64 {
 	return 0
 }
 
-// late reports whether a request in the queue cannot have its first token by the deadline. It
-// returns the estimate and the time left, and whether there is an estimate.
+// late reports whether a queued request cannot have its first token by the deadline. It returns
+// the estimate (0: none) and the time left.
 func (p *Planner) late(r *request) (estimate, left time.Duration, late bool) {
 	if r.FirstToken == 0 {
 		return 0, 0, false
@@ -226,19 +225,19 @@ func (p *Planner) late(r *request) (estimate, left time.Duration, late bool) {
 	return estimate, left, (known && estimate > left) || p.own(r) >= left
 }
 
-// refuseLate ends a request that cannot have its first token by the deadline.
+// refuseLate rejects a request that cannot have its first token by the deadline.
 func (p *Planner) refuseLate(r *request, estimate, left time.Duration) {
 	if estimate == 0 {
-		r.why.note(p.now, "the deadline of its first token has come; too few prefills have ended for an estimate")
+		r.why.note(p.now, "the deadline of its first token has passed; too few prefills have ended for an estimate")
 	} else {
-		r.why.note(p.now, "its first token comes in %d ms at the earliest; its deadline is in %d ms", int(estimate.Milliseconds()), int(left.Milliseconds()))
+		r.why.note(p.now, "its first token is expected in %d ms at the earliest; its deadline is in %d ms", int(estimate.Milliseconds()), int(left.Milliseconds()))
 	}
 	p.stats.Late++
 	p.refuse(r, shortfall{FirstTokenLate, int(estimate.Microseconds()), int(max(left, 0).Microseconds())})
 }
 
-// due returns when a request in the queue must be looked at: when its deadline comes, and when
-// its prefill must begin. 0: never.
+// due returns the time at which a queued request must be checked: its deadline, or the time at
+// which its prefill must begin. 0: never.
 func (p *Planner) due(r *request) time.Duration {
 	due := r.Deadline
 	if r.FirstToken != 0 && !r.answered {
@@ -249,22 +248,22 @@ func (p *Planner) due(r *request) time.Duration {
 	return due
 }
 
-// byDue orders requests by when they must be looked at.
+// byDue orders requests by due.
 func byDue() ordered[request] {
 	return ordered[request]{
-		less: func(a, b *request) bool { return a.due < b.due || (a.due == b.due && a.ID < b.ID) },
-		at:   func(r *request) *int { return &r.dueAt },
+		less:  func(a, b *request) bool { return a.due < b.due || (a.due == b.due && a.ID < b.ID) },
+		index: func(r *request) *int { return &r.dueAt },
 	}
 }
 
-// watch looks at a request when it is due.
+// watch schedules the next check of a request.
 func (p *Planner) watch(r *request) {
 	if r.due = p.due(r); r.due != 0 {
 		p.deadlines.put(r)
 	}
 }
 
-// expire ends the requests in the queue that are past a deadline, or that cannot meet it.
+// expire rejects the queued requests that have passed a deadline or cannot meet it.
 func (p *Planner) expire() {
 	for r := p.deadlines.first(); r != nil && r.due <= p.now; r = p.deadlines.first() {
 		switch estimate, left, _ := p.late(r); {

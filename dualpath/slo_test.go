@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// checkSLO fails if deadlines, sizes or the work under way are not those of the requests.
+// checkSLO fails if deadlines, sizes or work in progress differ from those of the requests.
 func checkSLO(p *Planner, fail func(string, ...any)) {
 	checkHeap("deadlines", &p.deadlines, fail)
 	var want sizes
@@ -21,9 +21,9 @@ func checkSLO(p *Planner, fail func(string, ...any)) {
 		if r.at != nil {
 			want.count(r.work, 1)
 		}
-		if r.underAt != nil {
-			under[r.underAt]++
-			if r.underAt != r.pe || r.prefilled {
+		if r.prefillingOn != nil {
+			under[r.prefillingOn]++
+			if r.prefillingOn != r.pe || r.prefilled {
 				fail("request %d: prefilled: %v, its work counts as another engine's", r.ID, r.prefilled)
 			}
 		}
@@ -32,8 +32,8 @@ func checkSLO(p *Planner, fail func(string, ...any)) {
 		fail("sizes %v, counted %v", p.sizes, want)
 	}
 	for _, en := range p.engines {
-		if en.under != under[en] {
-			fail("engine %d: %d requests to prefill, %d are counted", en.id, under[en], en.under)
+		if en.prefilling != under[en] {
+			fail("engine %d: %d requests to prefill, %d are counted", en.id, under[en], en.prefilling)
 		}
 	}
 }
@@ -69,8 +69,8 @@ func rejected(actions []Action, id RequestID) *Action {
 	return nil
 }
 
-// try submits a request with a first token within d, and returns its Reject, or nil. Then it
-// is given up.
+// try submits a request with a first-token deadline in d and returns its Reject, or nil. Then
+// it cancels the request.
 func (l *fairCluster) try(r Request, d time.Duration) *Action {
 	l.next++
 	r.ID, r.FirstToken = l.next, l.now+d
@@ -79,8 +79,8 @@ func (l *fairCluster) try(r Request, d time.Duration) *Action {
 	return a
 }
 
-// TestNoEstimate: what was not measured refuses nothing, however long the queue is. A request
-// is refused when its deadline has come.
+// TestNoEstimate: without a measurement no request is refused, however long the queue is. A
+// request is refused when its deadline has passed.
 func TestNoEstimate(t *testing.T) {
 	l := newFairCluster(t, Options{})
 	for range 100 {
@@ -98,9 +98,9 @@ func TestNoEstimate(t *testing.T) {
 	}
 }
 
-// TestEstimate: the estimate is the work under way, less what was done of it, the work of the
-// queue before the request, and its own. It is early by the largest request, rounded up to a
-// power of two.
+// TestEstimate: the estimate is the work in progress less its completed part, the queued work
+// before the request, and the request's own work. It is early by the largest request, rounded
+// up to a power of two.
 func TestEstimate(t *testing.T) {
 	l := newMeasured(t, 1)
 	l.submit(Request{Prompt: 4000})
@@ -140,8 +140,8 @@ func TestEstimate(t *testing.T) {
 	}
 }
 
-// TestLateInQueue: a request is refused when its prefill would have to begin, not when it is
-// past the deadline; and not for its first token when it has had it.
+// TestLateInQueue: a request is refused when its prefill would have to begin, not after the
+// deadline, and not because of its first token if that has been produced.
 func TestLateInQueue(t *testing.T) {
 	l := newMeasured(t, 1)
 	had := l.submit(Request{Prompt: 500, FirstToken: l.now + time.Second})
@@ -195,7 +195,7 @@ func TestEstimateWithoutSwitching(t *testing.T) {
 	}
 }
 
-// TestFewMeasured: a few prefills are no measurement.
+// TestFewMeasured: a few prefills are not enough for a rate.
 func TestFewMeasured(t *testing.T) {
 	var m measured
 	for i := range measuredMin {
@@ -228,8 +228,8 @@ func TestFasterEngines(t *testing.T) {
 	}
 }
 
-// TestMeasuredOverSessions: the time of a prefill counts whole when the session of its group
-// has broken meanwhile, and not at all when the planner has found the request.
+// TestMeasuredOverSessions: the time of a prefill counts in full if the session of its group
+// broke meanwhile, and not at all if the request was restored from the group.
 func TestMeasuredOverSessions(t *testing.T) {
 	l := newMeasured(t, 1)
 	id := l.submit(Request{Prompt: 4000})
@@ -251,7 +251,7 @@ func TestMeasuredOverSessions(t *testing.T) {
 	near(t, "rate", l.p.prefills.rate(), 1000)
 }
 
-// TestDeadlinesInOrder: the requests in the queue end at their deadlines, each at its own.
+// TestDeadlinesInOrder: each queued request ends at its own deadline.
 func TestDeadlinesInOrder(t *testing.T) {
 	l := newFairCluster(t, Options{})
 	rng := rand.New(rand.NewPCG(4, 4))
@@ -275,8 +275,8 @@ func TestDeadlinesInOrder(t *testing.T) {
 	}
 }
 
-// TestEarlyEstimate: engines that take whole requests in their order, each the engine that is
-// free first, are never free sooner than estimated.
+// TestEarlyEstimate: engines that take whole requests in order, each the engine that is free
+// first, are never free sooner than estimated.
 func TestEarlyEstimate(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	close := 0

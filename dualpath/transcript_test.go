@@ -11,8 +11,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 )
 
-// TestTranscripts runs testdata/*.td, stories that read aloud. Times are
-// milliseconds, everything else tokens.
+// TestTranscripts runs testdata/*.td. Times are milliseconds, other numbers are tokens.
 //
 //	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [compute=N] [queue=N] [weights=(TENANT:N,…)]
 //	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO[rREAD]]…[~PEER],…) [hit=N]] [again] [seen=N] [switching=prefill|decode]
@@ -27,20 +26,20 @@ import (
 // A part with READ is being read. seen is of a group that was registered before. A block takes 100 bytes of a buffer, its checksums one, a request 10. The four about an attempt take attempt=N, the number of a start, and those about a read read=N, the number of the action that ordered it. Each command takes at=N, the time; without it, no time passes.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
-		s := &story{}
+		s := &transcript{}
 		datadriven.RunTest(t, path, s.run)
 	})
 }
 
-// story is what one transcript has so far.
-type story struct {
+// transcript is the state of a transcript.
+type transcript struct {
 	p    *Planner
 	now  time.Duration
 	spec map[GroupID][]EngineSpec
 }
 
 // run performs one command.
-func (s *story) run(t *testing.T, d *datadriven.TestData) string {
+func (s *transcript) run(t *testing.T, d *datadriven.TestData) string {
 	c := &args{t: t, d: d}
 	if d.HasArg("at") {
 		s.now = time.Duration(c.num("at", 0)) * time.Millisecond
@@ -114,7 +113,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 // up performs the command of that name.
-func (s *story) up(c *args) string {
+func (s *transcript) up(c *args) string {
 	g := GroupUp{At: s.now, Group: GroupID(c.num("group", 0)), Role: c.role("role")}
 	for _, pair := range c.list("engines") {
 		var e, n int
@@ -144,7 +143,7 @@ func (s *story) up(c *args) string {
 		}
 		text, ended := strings.CutSuffix(held, "/ended")
 		h.Ended = ended
-		// What is left out stays zero.
+		// Omitted values stay zero.
 		if n, err := fmt.Sscanf(text, "%d@%d#%d/%d", &h.Request.ID, &h.Engine, &h.Attempt, &h.Order); n < 2 {
 			c.t.Fatalf("held %q: %v", held, err)
 		}
@@ -158,9 +157,8 @@ func (s *story) up(c *args) string {
 	return s.step(g)
 }
 
-// fetch performs the command of that name. What is not given is reported as
-// the planner has it.
-func (s *story) fetch(c *args) string {
+// fetch performs the command of that name. Omitted values are reported as the planner has them.
+func (s *transcript) fetch(c *args) string {
 	f := Fetch{At: s.now, Group: GroupID(c.num("group", 0)), Seen: uint64(c.num("seen", int(s.p.seq)))}
 	tok, seq, hbm, buffer, queue, rate := c.list("tok"), c.list("seq"), c.list("hbm"), c.list("buffer"), c.list("queue"), c.list("rate")
 	at := func(list []string, i, def int) int {
@@ -187,7 +185,7 @@ func (s *story) fetch(c *args) string {
 }
 
 // step feeds an event and prints the actions.
-func (s *story) step(ev Event) string {
+func (s *transcript) step(ev Event) string {
 	actions := s.p.Step(ev)
 	check(s.p)
 	if len(actions) == 0 {
@@ -230,7 +228,7 @@ func (s *story) step(ev Event) string {
 	return b.String()
 }
 
-// args reads a command's arguments.
+// args parses a command's arguments.
 type args struct {
 	t *testing.T
 	d *datadriven.TestData

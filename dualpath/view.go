@@ -5,37 +5,38 @@ import (
 	"time"
 )
 
-// GroupView is one group as the planner sees it now.
+// GroupView is the planner's state of one group.
 type GroupView struct {
 	Group GroupID
 	Role  Role
-	// Queued are the requests in a decode group's own queue; Total its tokens,
-	// with those of its engines.
+	// Queued are the requests in a decode group's queue. Total is the tokens of that queue and
+	// of the group's engines.
 	Queued, Total int
-	// Silent is how long ago it fetched.
+	// Silent is the time since its last fetch.
 	Silent  time.Duration
 	Engines []EngineView
-	// Leaving is the role that the group changes to; 0: none. Ordered: its leader has the order.
+	// Leaving is the role to which the group changes; 0: none. Ordered: its leader has the
+	// order.
 	Leaving Role
 	Ordered bool
-	// Nodes are the machines of the engines, each once.
+	// Nodes are the machines of the engines, without duplicates.
 	Nodes []NodeView
 }
 
-// EngineView is one engine: what it reported and what it was given since.
+// EngineView is the state of one engine: its last report plus later assignments.
 type EngineView struct {
 	Engine                    EngineID
 	Node                      NodeID
 	Tokens, Requests, HBMFree int
-	// HBMTokens is the size of its device memory; 0: its leader did not report a size.
+	// HBMTokens is the size of its device memory; 0: its leader reported no size.
 	HBMTokens int
-	// BufferFree is what is left of the engine's buffer, in bytes; 0: its
-	// leader did not report a size.
+	// BufferFree is the free part of the engine's buffer in bytes; 0: its leader reported no
+	// size.
 	BufferFree int
 }
 
-// NodeView is one machine's storage side. Assigned counts all tokens ever
-// assigned to its storage NIC.
+// NodeView is the storage side of one machine. Assigned counts all tokens ever assigned to its
+// storage NIC.
 type NodeView struct {
 	Node      NodeID
 	ReadQueue int
@@ -43,8 +44,8 @@ type NodeView struct {
 	Assigned  uint64
 }
 
-// Has reports whether a group is known: it came up, and has not gone or been
-// silent for Options.GroupTimeout since.
+// Has reports whether a group is registered, and has neither left nor been silent for
+// Options.GroupTimeout since.
 func (p *Planner) Has(g GroupID) bool { return p.groups[g] != nil }
 
 // View returns all groups, by ID.
@@ -68,7 +69,7 @@ func (p *Planner) View() []GroupView {
 	return views
 }
 
-// view returns an engine as the planner sees it.
+// view returns the planner's state of an engine.
 func (en *engine) view() EngineView {
 	v := EngineView{Engine: en.id, Node: en.node.id, Tokens: en.tok, Requests: en.seq, HBMTokens: en.spec.HBMTokens}
 	if en.spec.HBMTokens != 0 {

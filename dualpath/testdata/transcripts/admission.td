@@ -5,15 +5,15 @@ planner queue=2
 
 submit id=1 prompt=0
 ----
-1 reject request 1; prompt, hit and output contradict each other
+1 reject request 1; prompt, hit and output are inconsistent
 
 submit id=1 prompt=10 hit=11
 ----
-2 reject request 1; prompt, hit and output contradict each other
+2 reject request 1; prompt, hit and output are inconsistent
 
 submit id=1 prompt=10 hit=-1
 ----
-3 reject request 1; prompt, hit and output contradict each other
+3 reject request 1; prompt, hit and output are inconsistent
 
 submit at=100 id=1 prompt=10 deadline=50
 ----
@@ -63,7 +63,7 @@ nothing
 
 cancel request=1
 ----
-7 reject request 1; given up by the gateway
+7 reject request 1; cancelled by the gateway
 
 submit id=3 prompt=10
 ----

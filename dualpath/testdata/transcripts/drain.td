@@ -65,14 +65,14 @@ explain request=2
    0.000  decode engine 21: fewest requests (1) of those that stay below Z = 472 with 200 tokens more (2 queued fit)
    0.000  started on engines 11 and 21: prefill side reads 0 of 128 cached tokens
    0.000  read queues: 128 tokens on the prefill side, 0 on the decode side
-   0.000  weights of epoch 4: the request goes on with weights of epoch 3
+   0.000  weights of epoch 4: the request continues with weights of epoch 3
 
 fetch group=1 tok=(0)
 ----
 10 assign request 3: prefill engine 11
 11 assign request 3: decode engine 21
 12 start request 3: prefill 11, decode 21
-13 recompute request 3: engine 11; prefill [0, 128); the weights' epoch is over
+13 recompute request 3: engine 11; prefill [0, 128); the weights have changed
 
 # Request 2 loses its decode engine: it is planned with the new weights, without its prefix. So
 # is request 1, which was decoding.
@@ -100,11 +100,11 @@ fetch group=1 tok=(0)
 17 assign request 1: prefill engine 11
 18 assign request 1: decode engine 31
 19 start request 1: prefill 11, decode 31
-20 recompute request 1: engine 11; prefill [0, 128); the weights' epoch is over
+20 recompute request 1: engine 11; prefill [0, 128); the weights have changed
 21 assign request 2: prefill engine 11
 22 assign request 2: decode engine 31
 23 start request 2: prefill 11, decode 31
-24 recompute request 2: engine 11; prefill [0, 128); the weights' epoch is over
+24 recompute request 2: engine 11; prefill [0, 128); the weights have changed
 
 explain request=1
 ----
@@ -114,7 +114,7 @@ explain request=1
    0.000  started on engines 11 and 21: prefill side reads 128 of 128 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    0.000  prefill done
-   0.000  weights of epoch 4: the request goes on with weights of epoch 3
+   0.000  weights of epoch 4: the request continues with weights of epoch 3
    0.000  planned anew: group 2 is gone
    0.000  weights of epoch 4: the prefix of 128 tokens is of epoch 3 and is recomputed
    0.000  decode group 3: least tokens of all groups (250 with this request)
@@ -122,7 +122,7 @@ explain request=1
    0.000  decode engine 31: fewest requests (0) of those that stay below Z = 1008 with 250 tokens more (4 queued fit)
    0.000  started on engines 11 and 31: prefill side reads 0 of 0 cached tokens
    0.000  read queues: 192 tokens on the prefill side, 0 on the decode side
-   0.000  tokens [0, 128) are recomputed: the weights' epoch is over
+   0.000  tokens [0, 128) are recomputed: the weights have changed
 
 # abort: all but request 4 are rejected. The same epoch again has no requests left.
 
@@ -163,7 +163,7 @@ fetch group=1 tok=(0)
 31 assign request 3: prefill engine 11
 32 assign request 3: decode engine 31
 33 start request 3: prefill 11, decode 31
-34 recompute request 3: engine 11; prefill [0, 128); the weights' epoch is over
+34 recompute request 3: engine 11; prefill [0, 128); the weights have changed
 
 epoch to=6 drain=finish
 ----
@@ -173,6 +173,6 @@ nothing
 epoch to=6 drain=recompute
 ----
 {Queued:0 Prefilling:1 Decoding:0 Exact:1}
-35 abort request 3: engine 11; the weights' epoch is over
-36 abort request 3: engine 31; the weights' epoch is over
-replan request 3; the weights' epoch is over
+35 abort request 3: engine 11; the weights have changed
+36 abort request 3: engine 31; the weights have changed
+replan request 3; the weights have changed

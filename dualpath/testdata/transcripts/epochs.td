@@ -37,16 +37,16 @@ fetch group=1 queue=(0)
 epoch at=20 ns=0 to=2
 ----
 {Queued:0 Prefilling:1 Decoding:0 Exact:1}
-7 abort request 1: engine 1; the weights' epoch is over
-8 abort request 1: engine 5; the weights' epoch is over
-replan request 1; the weights' epoch is over
+7 abort request 1: engine 1; the weights have changed
+8 abort request 1: engine 5; the weights have changed
+replan request 1; the weights have changed
 
 fetch group=1 queue=(0)
 ----
 9 assign request 1: prefill engine 1
 10 assign request 1: decode engine 5
 11 start request 1: prefill 1, decode 5
-12 recompute request 1: engine 1; prefill [0, 1024); the weights' epoch is over
+12 recompute request 1: engine 1; prefill [0, 1024); the weights have changed
 
 submit id=3 prompt=1100 hit=1024 epoch=1 exact
 ----
@@ -64,13 +64,13 @@ fetch group=1 queue=(0)
 16 assign request 4: prefill engine 1
 17 assign request 4: decode engine 5
 18 start request 4: prefill 1, decode 5
-19 recompute request 4: engine 1; prefill [0, 1024); the weights' epoch is over
+19 recompute request 4: engine 1; prefill [0, 1024); the weights have changed
 
 # Storage has retired epoch 1: the prefix is gone, and the request is computed with epoch 1.
 
 stopped request=3 side=prefill upto=0 gone
 ----
-20 recompute request 3: engine 1; prefill [0, 1024); storage does not have it any more
+20 recompute request 3: engine 1; prefill [0, 1024); no longer in storage
 
 fetch group=1 queue=(0)
 ----
@@ -84,7 +84,7 @@ explain request=3
    0.020  started on engines 1 and 5: prefill side reads 1024 of 1024 cached tokens
    0.020  read queues: 0 tokens on the prefill side, 1024 on the decode side
    0.020  prefill side: stopped at 0 of 1024
-   0.020  tokens [0, 1024) are recomputed: storage does not have it any more
+   0.020  tokens [0, 1024) are recomputed: no longer in storage
 
 explain request=4
 ----
@@ -94,7 +94,7 @@ explain request=4
    0.020  decode engine 5: fewest requests (4) of those that stay below Z = 5775 with 1100 tokens more (2 queued fit)
    0.020  started on engines 1 and 5: prefill side reads 0 of 0 cached tokens
    0.020  read queues: 1024 tokens on the prefill side, 1024 on the decode side
-   0.020  tokens [0, 1024) are recomputed: the weights' epoch is over
+   0.020  tokens [0, 1024) are recomputed: the weights have changed
 
 state
 ----

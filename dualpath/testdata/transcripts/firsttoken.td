@@ -187,7 +187,7 @@ submit id=13 prompt=500 first=11000 at=10000
 
 explain request=13
 ----
-  10.000  its first token comes in 5452 ms at the earliest; its deadline is in 1000 ms
+  10.000  its first token is expected in 5452 ms at the earliest; its deadline is in 1000 ms
   10.000  ended: the first token cannot come by its deadline
 
 submit id=14 prompt=500 first=15500
@@ -214,5 +214,5 @@ tick at=15000
 explain request=14
 ----
   12.000  decode group 2: least tokens of all groups (16500 with this request)
-  15.000  its first token comes in 2452 ms at the earliest; its deadline is in 500 ms
+  15.000  its first token is expected in 2452 ms at the earliest; its deadline is in 500 ms
   15.000  ended: the first token cannot come by its deadline

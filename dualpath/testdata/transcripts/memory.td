@@ -64,7 +64,7 @@ progress request=1 side=decode upto=100
 
 stopped request=2 side=decode upto=0 failed
 ----
-8 recompute request 2: engine 1; prefill [0, 100); storage does not have it any more
+8 recompute request 2: engine 1; prefill [0, 100); no longer in storage
 
 # Request 1 is computed: what passed through the buffers has passed.
 
@@ -90,7 +90,7 @@ submit id=4 prompt=310
 
 submit id=5 prompt=401
 ----
-13 reject request 5; the prompt is longer than any engine takes: 401, at most 400
+13 reject request 5; the prompt is longer than any engine accepts: 401, at most 400
 
 submit id=6 prompt=300
 ----

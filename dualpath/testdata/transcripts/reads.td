@@ -25,7 +25,7 @@ stopped request=1 attempt=3 side=decode upto=320 read=3 failed
 
 stopped request=1 attempt=3 side=prefill upto=384 read=4 gone
 ----
-5 recompute request 1: engine 1; prefill [384, 512); storage does not have it any more
+5 recompute request 1: engine 1; prefill [384, 512); no longer in storage
 
 finished request=1 attempt=3 side=prefill
 ----

@@ -194,7 +194,7 @@ nothing
 
 switch group=3 to=prefill
 ----
-switched group 3 to decode; taken back by the operator
+switched group 3 to decode; withdrawn by the operator
 
 switch group=3 to=prefill
 ----

@@ -105,11 +105,11 @@ waiting 0, loading 1
 
 stopped at=500 request=1 attempt=3 side=decode upto=384 read=7 gone
 ----
-8 recompute request 1: engine 1; prefill [384, 4096); storage does not have it any more
+8 recompute request 1: engine 1; prefill [384, 4096); no longer in storage
 
 up group=1 role=prefill engines=(1@1) hbm=100000 holding=(1@1#3/5) again
 ----
-9 recompute request 1: engine 1; prefill [384, 4096); storage does not have it any more
+9 recompute request 1: engine 1; prefill [384, 4096); no longer in storage
 
 # The end of prefill is lost. The prefill group holds the request as ended, and its report is repeated, twice.
 
@@ -155,13 +155,13 @@ explain request=1
    0.000  started on engines 1 and 2: prefill side reads 4096 of 8192 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    0.390  decode side: read up to 8192
-   0.401  prefill side is slow: 6015 ms left there, 384 ms on the other side; it is told to stop
+   0.401  prefill side is slow: 6015 ms left there, 384 ms on the other side; the read is cut
    0.401  prefill side: sent again: cut
    0.403  prefill side: stopped at 320 of 4096
    0.403  decode side: reads [320, 4096) too
    0.403  decode side: sent again: read
    0.500  decode side: stopped at 384 of 4096
-   0.500  tokens [384, 4096) are recomputed: storage does not have it any more
+   0.500  tokens [384, 4096) are recomputed: no longer in storage
    0.500  prefill side: sent again: recompute
    0.500  prefill done
    0.500  decode done
@@ -261,9 +261,9 @@ fetch group=1
 
 cancel request=2
 ----
-24 abort request 2: engine 1; given up by the gateway
-25 abort request 2: engine 2; given up by the gateway
-26 reject request 2; given up by the gateway
+24 abort request 2: engine 1; cancelled by the gateway
+25 abort request 2: engine 2; cancelled by the gateway
+26 reject request 2; cancelled by the gateway
 
 up group=1 role=prefill engines=(1@1) hbm=100000 holding=(2@1#23/23) again
 ----
@@ -321,11 +321,11 @@ fetch group=1
 
 stopped request=1 side=prefill upto=64 gone
 ----
-10 recompute request 1: engine 1; prefill [64, 256); storage does not have it any more
+10 recompute request 1: engine 1; prefill [64, 256); no longer in storage
 
 stopped request=2 side=prefill upto=64 gone
 ----
-11 recompute request 2: engine 1; prefill [64, 256); storage does not have it any more
+11 recompute request 2: engine 1; prefill [64, 256); no longer in storage
 
 finished request=2 side=prefill
 ----

@@ -61,7 +61,7 @@ explain request=1
    0.000  started on engines 1 and 2: prefill side reads 4096 of 8192 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    0.390  decode side: read up to 8192
-   0.401  prefill side is slow: 6015 ms left there, 384 ms on the other side; it is told to stop
+   0.401  prefill side is slow: 6015 ms left there, 384 ms on the other side; the read is cut
    0.403  prefill side: stopped at 320 of 4096
    0.403  decode side: reads [320, 4096) too
    0.800  decode side: read up to 4096
@@ -131,7 +131,7 @@ fetch group=1 queue=(0)
 
 stopped at=2010 request=3 side=prefill upto=128 gone
 ----
-14 recompute request 3: engine 1; prefill [128, 1024); storage does not have it any more
+14 recompute request 3: engine 1; prefill [128, 1024); no longer in storage
 
 # An error of one side's NIC: the other side reads it, after its own part.
 
@@ -147,7 +147,7 @@ explain request=3
    2.000  started on engines 1 and 2: prefill side reads 1024 of 2048 cached tokens
    2.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    2.010  prefill side: stopped at 128 of 1024
-   2.010  tokens [128, 1024) are recomputed: storage does not have it any more
+   2.010  tokens [128, 1024) are recomputed: no longer in storage
    2.020  decode side: stopped at 1088 of 2048
    2.020  prefill side: reads [1088, 2048) too
 
@@ -206,18 +206,18 @@ nothing
 epoch at=3040 ns=0 to=1
 ----
 {Queued:0 Prefilling:4 Decoding:0 Exact:0}
-35 abort request 4: engine 1; the weights' epoch is over
-36 abort request 4: engine 5; the weights' epoch is over
-replan request 4; the weights' epoch is over
-37 abort request 3: engine 1; the weights' epoch is over
-38 abort request 3: engine 5; the weights' epoch is over
-replan request 3; the weights' epoch is over
-39 abort request 2: engine 1; the weights' epoch is over
-40 abort request 2: engine 5; the weights' epoch is over
-replan request 2; the weights' epoch is over
-41 abort request 1: engine 1; the weights' epoch is over
-42 abort request 1: engine 5; the weights' epoch is over
-replan request 1; the weights' epoch is over
+35 abort request 4: engine 1; the weights have changed
+36 abort request 4: engine 5; the weights have changed
+replan request 4; the weights have changed
+37 abort request 3: engine 1; the weights have changed
+38 abort request 3: engine 5; the weights have changed
+replan request 3; the weights have changed
+39 abort request 2: engine 1; the weights have changed
+40 abort request 2: engine 5; the weights have changed
+replan request 2; the weights have changed
+41 abort request 1: engine 1; the weights have changed
+42 abort request 1: engine 5; the weights have changed
+replan request 1; the weights have changed
 
 submit id=5 prompt=500 hit=448 epoch=0
 ----
@@ -228,23 +228,23 @@ fetch group=1 queue=(0)
 43 assign request 1: prefill engine 1
 44 assign request 1: decode engine 5
 45 start request 1: prefill 1, decode 5
-46 recompute request 1: engine 1; prefill [0, 8192); the weights' epoch is over
+46 recompute request 1: engine 1; prefill [0, 8192); the weights have changed
 47 assign request 2: prefill engine 1
 48 assign request 2: decode engine 5
 49 start request 2: prefill 1, decode 5
-50 recompute request 2: engine 1; prefill [0, 512); the weights' epoch is over
+50 recompute request 2: engine 1; prefill [0, 512); the weights have changed
 51 assign request 3: prefill engine 1
 52 assign request 3: decode engine 5
 53 start request 3: prefill 1, decode 5
-54 recompute request 3: engine 1; prefill [0, 2048); the weights' epoch is over
+54 recompute request 3: engine 1; prefill [0, 2048); the weights have changed
 55 assign request 4: prefill engine 1
 56 assign request 4: decode engine 5
 57 start request 4: prefill 1, decode 5
-58 recompute request 4: engine 1; prefill [0, 1024); the weights' epoch is over
+58 recompute request 4: engine 1; prefill [0, 1024); the weights have changed
 59 assign request 5: prefill engine 1
 60 assign request 5: decode engine 5
 61 start request 5: prefill 1, decode 5
-62 recompute request 5: engine 1; prefill [0, 448); the weights' epoch is over
+62 recompute request 5: engine 1; prefill [0, 448); the weights have changed
 
 fetch group=3
 ----

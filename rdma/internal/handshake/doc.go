@@ -1,7 +1,7 @@
-// Package handshake is how two engines prove to each other that they know the
-// token of the one that accepts, before anything else crosses a stream. It is
-// no key exchange: nothing after it is encrypted or authenticated by it. DialTLS is the
-// client's side of the handshake that encrypts, where a stream has one before this one.
+// Package handshake performs a mutual proof of the acceptor's token by two engines, before any
+// other data crosses a stream. It is not a key exchange: it neither encrypts nor authenticates
+// later data. DialTLS is the client's side of the TLS handshake, which precedes this one on
+// encrypted streams.
 //
 // All integers little-endian, HMAC-SHA256 keyed with the token:
 //
@@ -10,12 +10,11 @@
 //	dialer   → proof      HMAC( "penstock rdma dialer"   | hello | challenge )                      (32 bytes)
 //	acceptor → verdict    status 1 | zero 7 | HMAC( "penstock rdma acceptor" | hello | challenge | status )  (40 bytes)
 //
-// A peer that does not know the token learns nothing: the acceptor's proof is
-// sent only after the dialer's. The magics are the protocol's that follows, so
-// that a transcript of one protocol proves nothing in another. The last byte of a magic
-// is the protocol's version. To a hello of another version the acceptor sends a challenge
-// whose fields are zero, so that the dialer learns the acceptor's version, and reads on
-// until the dialer closes the connection.
+// A peer that does not hold the token gets no proof: the acceptor sends its proof after it has
+// verified the dialer's. The magics are those of the protocol that follows, so a transcript of
+// one protocol proves nothing in another. The last byte of a magic is the protocol's version.
+// To a hello of another version the acceptor sends a challenge whose fields are zero, which
+// shows its version, and reads until the dialer closes the connection.
 //
 // No locks.
 package handshake

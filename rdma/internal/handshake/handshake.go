@@ -16,14 +16,15 @@ import (
 // Sizes of the messages, in bytes.
 const (
 	nonceSize     = 32
-	HelloSize     = 72 // without what a protocol has more
+	HelloSize     = 72 // without the protocol's additional bytes
 	ChallengeSize = 56
 	ProofSize     = sha256.Size
 	VerdictSize   = 8 + sha256.Size
 )
 
 // Protocol is the protocol that a handshake opens. Its hello and its challenge begin with
-// magics, whose last byte is the version. A hello has MoreBytes bytes of the protocol's own.
+// magics, whose last byte is the version. A hello has MoreBytes additional bytes for the
+// protocol.
 type Protocol struct {
 	Hello, Challenge [4]byte
 	MoreBytes        int
@@ -32,9 +33,9 @@ type Protocol struct {
 // helloSize is the size of the protocol's hello.
 func (p Protocol) helloSize() int { return HelloSize + p.MoreBytes }
 
-// Hello is what the dialer says of itself.
+// Hello is the dialer's description of itself and of the session.
 type Hello struct {
-	// Param and More, which has the protocol's MoreBytes, are the protocol's own.
+	// Param and More, of MoreBytes bytes, are defined by the protocol.
 	Param   uint32
 	Engine  rdma.EngineID
 	Session [16]byte
@@ -43,21 +44,21 @@ type Hello struct {
 	nonce [nonceSize]byte
 }
 
-// Verdict is the acceptor's last word.
+// Verdict is the acceptor's decision.
 type Verdict uint8
 
 // Verdicts.
 const (
 	OK Verdict = 0
-	// Token: the proof was wrong.
+	// Token: the proof is wrong.
 	Token Verdict = 1
-	// Full: the acceptor has as many sessions as it takes.
+	// Full: the acceptor has as many sessions as it accepts.
 	Full Verdict = 2
-	// Request: the session could not begin.
+	// Request: the session could not be started.
 	Request Verdict = 3
 	// Gone: the session has ended.
 	Gone Verdict = 4
-	// Later: what the session is to have is still in use by it.
+	// Later: the acceptor's previous use of the resource has not ended.
 	Later Verdict = 5
 )
 
@@ -82,10 +83,9 @@ func (v Verdict) String() string {
 
 // Errors.
 var (
-	// ErrMalformed: the other side does not speak this protocol.
+	// ErrMalformed: the other side does not use this protocol.
 	ErrMalformed = errors.New("malformed handshake")
-	// ErrSilent: the connection was closed before it said anything, which is how
-	// health checks ask whether somebody listens.
+	// ErrSilent: the connection was closed without any data, as health checks do.
 	ErrSilent = errors.New("closed without a word")
 	// ErrGone and ErrLater are the verdicts Gone and Later.
 	ErrGone  = errors.New("the session has ended there")
@@ -98,7 +98,7 @@ const (
 	roleAcceptor = "penstock rdma acceptor"
 )
 
-// prove returns the HMAC over the transcript that shows knowledge of the token.
+// prove returns the HMAC over the transcript, which proves possession of the token.
 func prove(token rdma.Token, role string, parts ...[]byte) []byte {
 	m := hmac.New(sha256.New, token)
 	m.Write([]byte(role))
@@ -126,7 +126,7 @@ func (p Protocol) encode(h *Hello) []byte {
 	return append(b, h.nonce[:]...)
 }
 
-// decode reads a hello from b, which holds helloSize bytes, and keeps More.
+// decode reads a hello from b, which holds helloSize bytes and must stay valid for More.
 func (p Protocol) decode(b []byte) (h Hello, _ error) {
 	if !bytes.Equal(b[:4], p.Hello[:]) {
 		return h, fmt.Errorf("hello begins with %q, want %q: %w", b[:4], p.Hello[:], ErrMalformed)
@@ -142,9 +142,9 @@ func (p Protocol) decode(b []byte) (h Hello, _ error) {
 	return h, nil
 }
 
-// Dial performs the dialer's side on c: it says h, proves token, and checks
-// that the other side knows it too. want, unless zero, is the engine that has to
-// answer. It returns the one that did.
+// Dial performs the dialer's side on c: it sends h, proves the token, and checks the acceptor's
+// proof. want, if not zero, is the engine that must answer. Dial returns the engine that
+// answered.
 func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.Token) (rdma.EngineID, error) {
 	var peer rdma.EngineID
 	_, _ = rand.Read(h.nonce[:])
@@ -198,10 +198,9 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 	return peer, nil
 }
 
-// Accept performs the acceptor's side on c up to the verdict. The caller sends its
-// decision with verdict. An error that is rdma.ErrAuth, rdma.ErrVersion or
-// ErrMalformed, or a stream that ended early, is a peer that did not prove the
-// token; ErrSilent is none.
+// Accept performs the acceptor's side on c up to the verdict. The caller sends its decision
+// with verdict. After rdma.ErrAuth, rdma.ErrVersion, ErrMalformed, or an early end of the
+// stream, the peer has not proved the token. ErrSilent is no authentication failure.
 func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
 	hello := make([]byte, p.helloSize())
 	n, err := io.ReadAtLeast(c, hello, len(p.Hello))
@@ -246,16 +245,16 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) 
 	return h, verdict, nil
 }
 
-// otherHelloMax bounds the bytes that tellVersion reads. A hello of another version may be
-// shorter or longer than ours.
+// otherHelloMax bounds the bytes that tellVersion reads. A hello of another version may have
+// another length.
 const otherHelloMax = 4 << 10
 
-// tellVersion sends a dialer of another version the magic of our challenge, and reads until
-// the dialer closes the connection. A close with unread bytes would reset the connection,
-// and the dialer might lose the answer.
+// tellVersion sends a dialer of another version the magic of this side's challenge, and reads
+// until the dialer closes the connection. Closing with unread bytes would reset the connection,
+// and the dialer might not receive the answer.
 func (p Protocol) tellVersion(c io.ReadWriter) error {
-	// The write runs beside the read, because a connection without buffers blocks the
-	// dialer in the rest of its hello.
+	// Write concurrently with the read: on an unbuffered connection the dialer would block in
+	// the rest of its hello.
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := c.Write(append(p.Challenge[:], make([]byte, ChallengeSize-len(p.Challenge))...))

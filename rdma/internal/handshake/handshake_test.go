@@ -18,7 +18,7 @@ var (
 	bob   = rdma.EngineID{2}
 )
 
-// meet runs both sides over a pipe; v is bob's verdict.
+// meet runs both sides over a pipe. v is bob's verdict.
 func meet(dialer, acceptor Protocol, want rdma.EngineID, mine, theirs rdma.Token, v Verdict) (peer rdma.EngineID, hello Hello, dialErr, acceptErr error) {
 	a, b := net.Pipe()
 	end := make(chan struct{})
@@ -37,8 +37,8 @@ func meet(dialer, acceptor Protocol, want rdma.EngineID, mine, theirs rdma.Token
 	return peer, hello, dialErr, acceptErr
 }
 
-// TestHandshake: who knows the token gets in and learns who is there; nobody
-// else does, and each error says which of the reasons it was.
+// TestHandshake: a dialer that holds the token is accepted and receives the acceptor's
+// identity. Any other dialer is refused, and each error states the reason.
 func TestHandshake(t *testing.T) {
 	other := Protocol{Hello: [4]byte{'O', 'T', 'H', '1'}, Challenge: [4]byte{'O', 'T', 'C', '1'}, MoreBytes: 3}
 	newer := Protocol{Hello: [4]byte{'T', 'E', 'S', '2'}, Challenge: [4]byte{'T', 'E', 'C', '2'}, MoreBytes: 2}
@@ -82,8 +82,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// TestImpostor: an acceptor that only claims OK without the token's proof is
-// found out.
+// TestImpostor: an acceptor that sends OK without proof of the token is rejected.
 func TestImpostor(t *testing.T) {
 	_, _, err, _ := meet(proto, proto, bob, good, good, OK)
 	if err != nil {
@@ -105,8 +104,7 @@ func TestImpostor(t *testing.T) {
 	}
 }
 
-// TestVector: the proofs of one transcript, for whoever speaks the protocol in
-// another language.
+// TestVector: the proofs of one transcript, for implementations in other languages.
 func TestVector(t *testing.T) {
 	p := Protocol{Hello: [4]byte{'P', 'R', 'D', '3'}, Challenge: [4]byte{'P', 'R', 'C', '3'}, MoreBytes: 16}
 	h := Hello{
@@ -137,19 +135,19 @@ func TestVector(t *testing.T) {
 	}
 }
 
-// TestSilent: a connection that is closed at once is no attempt.
+// TestSilent: a connection that is closed without data is no authentication attempt.
 func TestSilent(t *testing.T) {
 	if _, _, err := proto.Accept(readWriter{bytes.NewReader(nil)}, bob, good); !errors.Is(err, ErrSilent) {
 		t.Fatal(err)
 	}
 }
 
-// readWriter reads what it is given and swallows what is written.
+// readWriter reads the given data and discards writes.
 type readWriter struct{ io.Reader }
 
 func (readWriter) Write(b []byte) (int, error) { return len(b), nil }
 
-// FuzzAccept: whatever a stranger says, it is an error and never a session.
+// FuzzAccept: any input of an unauthenticated dialer is an error and never a session.
 func FuzzAccept(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(append([]byte("TES1"), make([]byte, 200)...))
@@ -162,7 +160,7 @@ func FuzzAccept(f *testing.F) {
 	})
 }
 
-// FuzzDial: whatever an impostor answers, it is an error.
+// FuzzDial: any answer without proof is an error.
 func FuzzDial(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(append([]byte("TEC1"), make([]byte, 200)...))

@@ -1,5 +1,5 @@
-// Package inbox is the rotating receive buffers of an engine, and the goroutine
-// that runs its handler. It is no queue for what finds no buffer: that is refused.
+// Package inbox holds the receive buffers of an engine and runs its handler in one goroutine.
+// It does not queue a message for which no buffer is free: the caller refuses it.
 //
 //	reader ─ Take ─► buffer ─ filled ─ Deliver ─► full ─► Run: handler ─► free ─┐
 //	  ▲ nil: refuse                                                             │
@@ -23,7 +23,7 @@ const (
 	maxBytes = 1 << 30
 )
 
-// Inbox is the pool.
+// Inbox is the pool of buffers.
 type Inbox struct {
 	size int
 	// Invariant: each buffer is in free, in full, being filled by a reader, or
@@ -32,7 +32,7 @@ type Inbox struct {
 	full chan message
 }
 
-// message is one that waits for its handler, in a receive buffer.
+// message is a message in a receive buffer that waits for the handler.
 type message struct {
 	from rdma.EngineID
 	msg  []byte
@@ -51,11 +51,11 @@ func New(count, sizeBytes int) (*Inbox, error) {
 	return p, nil
 }
 
-// Size is that of a buffer, in bytes.
+// Size returns the size of a buffer in bytes.
 func (p *Inbox) Size() int { return p.size }
 
-// Run runs handler on one message after the other, until ctx ends. A message is
-// not valid once its handler has returned.
+// Run runs handler on one message at a time until ctx ends. A message is not valid after its
+// handler has returned.
 func (p *Inbox) Run(ctx context.Context, handler func(from rdma.EngineID, msg []byte)) {
 	for {
 		select {
@@ -68,7 +68,7 @@ func (p *Inbox) Run(ctx context.Context, handler func(from rdma.EngineID, msg []
 	}
 }
 
-// Take returns a free buffer, or nil. It comes back by Deliver or Give.
+// Take returns a free buffer, or nil. Deliver or Give returns it to the pool.
 func (p *Inbox) Take() []byte {
 	select {
 	case b := <-p.free:
@@ -78,14 +78,13 @@ func (p *Inbox) Take() []byte {
 	}
 }
 
-// Give posts a buffer again. Under test its bytes are overwritten first, so that
-// a handler that kept the message reads nonsense.
+// Give returns a buffer to the pool. Under test its bytes are overwritten first, so that a
+// handler that kept the message reads invalid data.
 func (p *Inbox) Give(b []byte) {
 	b = b[:p.size]
 	invariants.Mangle(b)
 	p.free <- b
 }
 
-// Deliver hands a message, the front of a buffer that Take returned, to the
-// handler.
+// Deliver passes a message, the front of a buffer that Take returned, to the handler.
 func (p *Inbox) Deliver(from rdma.EngineID, msg []byte) { p.full <- message{from, msg} }

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// TestInbox: a buffer is with one message at a time, and comes back when its
-// handler has returned.
+// TestInbox: a buffer holds one message at a time, and returns to the pool when its handler has
+// returned.
 func TestInbox(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := New(2, 4)

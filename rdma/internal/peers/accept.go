@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// HandshakesMax bounds the connections that have not proved the token yet; more
+// HandshakesMax bounds the connections that have not proved the token yet. Further connections
 // wait in the listener's backlog.
 const HandshakesMax = 256
 
-// Pauses before a listener that fails is asked again.
+// Pauses before a failed Accept is tried again.
 const (
 	pauseFirst = 5 * time.Millisecond
 	pauseMax   = time.Second
 )
 
-// Accept hands each connection of l to admit, in a goroutine of running, until ctx
-// ends or l is closed. At most HandshakesMax are with admit, which may call proved
-// once, as soon as another may take its place. failed is told of every error.
+// Accept passes each connection of l to admit, in a goroutine of running, until ctx ends or l
+// is closed. At most HandshakesMax connections are in admit before proved; admit may call
+// proved once, to admit another connection. failed is called with each error.
 func Accept(ctx context.Context, l net.Listener, running *sync.WaitGroup, failed func(error), admit func(nc net.Conn, proved func())) {
 	slots := make(chan struct{}, HandshakesMax)
 	var pause time.Duration
@@ -30,7 +30,7 @@ func Accept(ctx context.Context, l net.Listener, running *sync.WaitGroup, failed
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// Out of file descriptors, most likely: let some go first.
+			// The most likely reason is a lack of file descriptors, so wait until some are closed.
 			pause = min(max(2*pause, pauseFirst), pauseMax)
 			failed(err)
 			select {

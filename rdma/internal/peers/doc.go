@@ -1,6 +1,6 @@
-// Package peers is how an engine knows its peers: how their connections come in,
-// who dials whom at a time, which session is whose, and groups of them. It is not
-// a session, and proves nothing (rdma/internal/handshake).
+// Package peers accepts connections of peers, serialises dials to one address, and holds the
+// table of sessions and groups of peers. It does not implement sessions, and does not
+// authenticate (rdma/internal/handshake).
 //
 //	listener ─► Accept ─► admit: handshake ─┐
 //	Connect ─► Turns, by address ─► dial ───┴─► Table: Key ─► session ◄─ Find, by the engine's ID

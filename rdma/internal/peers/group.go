@@ -16,7 +16,7 @@ type Group[S any] struct {
 	sessions map[rdma.EngineID]S
 }
 
-// NewGroup resolves the sessions with peers. An error of find is returned.
+// NewGroup resolves the sessions with peers. It returns the first error of find.
 func NewGroup[S any](owner rdma.Engine, peers []rdma.EngineID, find func(rdma.EngineID) (S, error)) (*Group[S], error) {
 	g := &Group[S]{owner: owner, peers: slices.Clone(peers), sessions: make(map[rdma.EngineID]S, len(peers))}
 	for _, p := range peers {
@@ -35,9 +35,8 @@ func (g *Group[S]) Peers() []rdma.EngineID { return slices.Clone(g.peers) }
 // Close implements rdma.PeerGroup. A group holds nothing but pointers.
 func (g *Group[S]) Close() {}
 
-// Resolve returns how the sessions of an operation on group are found: by find
-// where group is nil. Otherwise group has to be owner's, and none of its sessions
-// may have ended.
+// Resolve returns the function that finds the sessions of an operation on group: find if group
+// is nil. Otherwise group must belong to owner, and none of its sessions may have ended.
 func Resolve[S any](owner rdma.Engine, group rdma.PeerGroup, find func(rdma.EngineID) (S, error), ended func(S) bool) (func(rdma.EngineID) (S, error), error) {
 	if group == nil {
 		return find, nil
@@ -60,8 +59,8 @@ func Resolve[S any](owner rdma.Engine, group rdma.PeerGroup, find func(rdma.Engi
 	}, nil
 }
 
-// Scatter performs x as one write for each destination, in the sessions that find
-// knows: each destination has one, or nothing is submitted.
+// Scatter performs x as one write for each destination, in the sessions that find returns. If a
+// destination has no session, nothing is submitted.
 func Scatter[S any](ctx context.Context, x rdma.Scatter, find func(rdma.EngineID) (S, error), write func(context.Context, S, *rdma.Write) error) error {
 	for i := range x.Dsts {
 		if _, err := find(x.Dsts[i].Dst.Engine); err != nil {
@@ -71,7 +70,7 @@ func Scatter[S any](ctx context.Context, x rdma.Scatter, find func(rdma.EngineID
 	return rdma.ScatterOver(ctx, over[S]{find: find, write: write}, x)
 }
 
-// over is the writes of an engine, in the sessions that find knows.
+// over performs an engine's writes in the sessions that find returns.
 type over[S any] struct {
 	rdma.Engine
 	find  func(rdma.EngineID) (S, error)

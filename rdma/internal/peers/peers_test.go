@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestTable: the session that we dialed is found before the other; only the
-// session itself is dropped.
+// TestTable: the dialed session is found before the accepted one, and Drop removes only the
+// given session.
 func TestTable(t *testing.T) {
 	var table Table[*int]
 	peer, one, two := rdma.EngineID{1}, new(int), new(int)
@@ -41,8 +41,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestTurns: one at a time for each key, and who gives up waiting is not in the
-// way of others.
+// TestTurns: one caller at a time for each key. A caller whose context ends while it waits does
+// not block others.
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var turns Turns[string]
@@ -74,7 +74,7 @@ func TestTurns(t *testing.T) {
 			t.Error("two have the same turn")
 		}
 		first()
-		first() // nothing more
+		first() // a second call has no effect
 		(<-got)()
 		if _, err := turns.Take(ctx, "a"); !errors.Is(err, context.Canceled) {
 			t.Errorf("a free turn, and a context that has ended: %v", err)
@@ -85,8 +85,8 @@ func TestTurns(t *testing.T) {
 	})
 }
 
-// TestAccept: no more than HandshakesMax are admitted before one has proved
-// itself; a listener that fails is asked again, and the end closes what is left.
+// TestAccept: at most HandshakesMax connections are admitted before one has proved the token. A
+// failed Accept is repeated, and the end closes the remaining connections.
 func TestAccept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &listener{conns: make(chan net.Conn), fails: 3}
@@ -135,7 +135,7 @@ func TestAccept(t *testing.T) {
 	})
 }
 
-// listener fails some times, and then gives what it is given.
+// listener fails a few times and then returns its connections.
 type listener struct {
 	net.Listener
 	conns chan net.Conn
@@ -150,8 +150,8 @@ func (l *listener) Accept() (net.Conn, error) {
 	return <-l.conns, nil
 }
 
-// TestGroup: a group knows the sessions of its peers, is its owner's alone, and
-// does nothing once one of them has ended.
+// TestGroup: a group finds the sessions of its peers, is valid for its owner only, and fails
+// after one of them has ended.
 func TestGroup(t *testing.T) {
 	type session struct{ over bool }
 	a, b, stranger := rdma.EngineID{1}, rdma.EngineID{2}, rdma.EngineID{3}
@@ -201,7 +201,7 @@ func TestGroup(t *testing.T) {
 	g.Close()
 }
 
-// engine is one, to be told from another.
+// engine is an engine that differs from others by its address.
 type engine struct {
 	rdma.Engine
 	_ byte

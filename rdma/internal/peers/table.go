@@ -7,17 +7,17 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Key names a session. Two engines that dial each other at the same moment end up
-// with one session in each direction, rather than killing both.
+// Key identifies a session. Two engines that dial each other at the same time get one session
+// in each direction, so that neither dial ends the other's session.
 type Key struct {
 	ID     rdma.EngineID
 	Dialed bool
 }
 
-// Table is the live sessions of an engine. Looking up takes no lock: each write
-// does it. The zero value is empty.
+// Table holds the live sessions of an engine. Lookups take no lock, because they are part of
+// each write. The zero value is empty.
 type Table[S comparable] struct {
-	mu sync.Mutex // of those who change it
+	mu sync.Mutex // taken by writers
 	m  atomic.Pointer[map[Key]S]
 }
 
@@ -28,7 +28,7 @@ func (t *Table[S]) load() map[Key]S {
 	return nil
 }
 
-// Find returns a session with an engine, best the one that we dialed.
+// Find returns a session with an engine, preferably the dialed one.
 func (t *Table[S]) Find(id rdma.EngineID) (S, bool) {
 	m := t.load()
 	if s, ok := m[Key{id, true}]; ok {
@@ -57,7 +57,7 @@ func (t *Table[S]) All() []S {
 // Put makes s the session of a key.
 func (t *Table[S]) Put(k Key, s S) { t.change(func(m map[Key]S) { m[k] = s }) }
 
-// Drop takes s out, if it is the key's.
+// Drop removes s if it is the session of the key.
 func (t *Table[S]) Drop(k Key, s S) {
 	t.change(func(m map[Key]S) {
 		if m[k] == s {

@@ -1,5 +1,6 @@
-// Package quiet is a log that a peer cannot fill: at most one event of each kind
-// in a second, which says how many were left out. It counts nothing for metrics.
+// Package quiet is a rate-limited log, so that a peer cannot fill the log: it logs at most one
+// event of each kind per second, with the number of events left out. It does not count for
+// metrics.
 //
 //	Warn(kind) ─► one of this kind within the last second? ── yes ─► counted
 //	                                                       └─ no ──► logged, with left_out
@@ -14,10 +15,10 @@ import (
 	"time"
 )
 
-// interval is how often an event of one kind is logged.
+// interval is the shortest time between two logged events of one kind.
 const interval = time.Second
 
-// Log is a limited log of events of kinds K, which are few.
+// Log is a rate-limited log of events of kinds K. The number of kinds is small.
 type Log[K comparable] struct {
 	logger *slog.Logger
 
@@ -25,7 +26,7 @@ type Log[K comparable] struct {
 	kinds map[K]*kind
 }
 
-// kind is what is known of one.
+// kind is the state of one kind.
 type kind struct {
 	last    time.Time
 	leftOut int
@@ -39,10 +40,10 @@ func New[K comparable](logger *slog.Logger) *Log[K] {
 // Warn logs or counts one event.
 func (l *Log[K]) Warn(k K, msg string, args ...any) { l.log(slog.LevelWarn, k, msg, args...) }
 
-// Info is Warn for what mends itself.
+// Info is Warn for events that need no action.
 func (l *Log[K]) Info(k K, msg string, args ...any) { l.log(slog.LevelInfo, k, msg, args...) }
 
-// Debug logs without a limit: who asks for such details wants all.
+// Debug logs without a limit.
 func (l *Log[K]) Debug(msg string, args ...any) { l.logger.Debug(msg, args...) }
 
 func (l *Log[K]) log(level slog.Level, of K, msg string, args ...any) {

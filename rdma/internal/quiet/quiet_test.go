@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// TestLog: of each kind one event a second is logged, which says how many were
-// left out since.
+// TestLog: one event of each kind is logged per second, with the number of events left out.
 func TestLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b bytes.Buffer

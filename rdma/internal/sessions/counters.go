@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Counters count the events of an engine since its start. The zero value is
-// ready; each field may be added to concurrently.
+// Counters count the events of an engine since its start. The zero value is ready. Fields may
+// be incremented concurrently.
 type Counters struct {
 	WritesOut, WriteBytesOut, WriteFailuresOut    atomic.Uint64
 	WritesIn, WriteBytesIn                        atomic.Uint64
@@ -17,7 +17,7 @@ type Counters struct {
 	SessionsOpened, SessionsClosed, PeersTimedOut atomic.Uint64
 }
 
-// SendEnded counts a message of ours that ended with err.
+// SendEnded counts a local message that ended with err.
 func (c *Counters) SendEnded(err error) {
 	if err != nil {
 		c.SendFailuresOut.Add(1)
@@ -26,8 +26,8 @@ func (c *Counters) SendEnded(err error) {
 	c.SendsOut.Add(1)
 }
 
-// WriteEnded counts a write of ours of n bytes that ended with err. The bytes of
-// a write that failed are not counted.
+// WriteEnded counts a local write of n bytes that ended with err. The bytes of a failed write
+// are not counted.
 func (c *Counters) WriteEnded(n uint64, err error) {
 	if err != nil {
 		c.WriteFailuresOut.Add(1)
@@ -37,8 +37,8 @@ func (c *Counters) WriteEnded(n uint64, err error) {
 	c.WriteBytesOut.Add(n)
 }
 
-// Stats returns the counters with the gauges of an engine: what is in flight to
-// its peers, and the immediates that imms counts.
+// Stats returns the counters with the gauges of an engine: the operations in flight to its
+// peers, and the immediates in imms.
 func (c *Counters) Stats(imms *rdma.ImmCounters, peers []rdma.Peer) rdma.Stats {
 	st := rdma.Stats{
 		WritesOut: c.WritesOut.Load(), WriteBytesOut: c.WriteBytesOut.Load(), WriteFailuresOut: c.WriteFailuresOut.Load(),

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Every counter reaches the field of rdma.Stats that has its name.
+// Every counter is copied to the field of rdma.Stats with its name.
 func TestStatsHasEveryCounter(t *testing.T) {
 	var c Counters
 	v := reflect.ValueOf(&c).Elem()
@@ -42,8 +42,7 @@ func TestStatsHasEveryCounter(t *testing.T) {
 	}
 }
 
-// An operation is counted once, by its kind and its end; a write that failed adds
-// no bytes.
+// An operation is counted once, by its kind and its result. A failed write adds no bytes.
 func TestEnded(t *testing.T) {
 	var c Counters
 	c.SendEnded(nil)

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/quiet"
 )
 
-// LogKind is a kind of event that is limited by itself.
+// LogKind is a kind of event with its own rate limit.
 type LogKind int
 
 // Kinds of log events.
@@ -27,25 +27,25 @@ const (
 	LogAuth
 	LogSession
 	LogAccept
-	LogPath // a rail or an endpoint of a session that goes on
+	LogPath // a rail or an endpoint of a session that continues
 	LogNIC
 )
 
-// ErrHungUp is how a session ends whose peer is through with it.
+// ErrHungUp is the reason of a session that the peer closed with no operation in flight.
 var ErrHungUp = errors.New("hung up, and nothing was in flight")
 
-// ErrDisconnected is how a session ends that this engine's caller ended.
+// ErrDisconnected is the reason of a session that this engine's caller ended.
 var ErrDisconnected = errors.New("disconnected")
 
 // Peer is an engine's session with a peer.
 type Peer interface {
 	comparable
 	state() *State
-	// Fail begins the end of the session; only the first reason counts.
+	// Fail begins the end of the session. Only the first reason is kept.
 	Fail(why error)
 }
 
-// Engine is the part of an engine that begins, finds and ends sessions.
+// Engine is the part of an engine that starts, finds and ends sessions.
 type Engine[S Peer] struct {
 	Options
 	Counters
@@ -55,14 +55,14 @@ type Engine[S Peer] struct {
 	// Ticks is the engine's coarse clock: it counts the rounds of Watch.
 	Ticks atomic.Uint64
 
-	// Ctx ends when Close begins; Running counts the engine's own goroutines; Closed
-	// is closed when Close is through.
+	// Ctx ends when Close begins. Running counts the engine's own goroutines. Closed is closed
+	// when Close has finished.
 	Ctx     context.Context
 	Cancel  context.CancelFunc
 	Running sync.WaitGroup
 	Closed  chan struct{}
 
-	// table has the live sessions; connecting is whose turn it is to dial an address.
+	// table has the live sessions. connecting serialises the dials to one address.
 	table      peers.Table[S]
 	connecting peers.Turns[rdma.NetAddr]
 
@@ -72,9 +72,9 @@ type Engine[S Peer] struct {
 	All map[S]struct{}
 }
 
-// Options are those of an engine that its sessions need.
+// Options are the options of an engine that its sessions need.
 type Options struct {
-	// Name is in front of errors.
+	// Name is the prefix of errors.
 	Name string
 	// InFlightBytes is the budget of a session.
 	InFlightBytes int64
@@ -86,7 +86,7 @@ type Options struct {
 	Logger          *slog.Logger
 }
 
-// Init makes the engine ready for sessions.
+// Init initialises the engine.
 func (e *Engine[S]) Init(o Options) {
 	e.Options, e.Imms, e.Log = o, rdma.NewImmCounters(o.EarlyImmediates), quiet.New[LogKind](o.Logger)
 	e.Ctx, e.Cancel = context.WithCancel(context.Background())
@@ -124,8 +124,8 @@ func (e *Engine[S]) Recipient(ctx context.Context, to rdma.EngineID, msg []byte)
 	return e.Session(to)
 }
 
-// Alive reports whether there is a session with peer that has not begun to end. A session
-// that has begun to end is in the table for a moment longer.
+// Alive reports whether there is a session with peer that has not begun to end. A session that
+// has begun to end stays in the table for a short time.
 func (e *Engine[S]) Alive(peer rdma.EngineID) bool {
 	s, ok := e.table.Find(peer)
 	return ok && s.state().alive()
@@ -178,7 +178,8 @@ func (e *Engine[S]) Recv(count, sizeBytes int, handler func(from rdma.EngineID, 
 	return nil
 }
 
-// Scatter is the method of rdma.Engine, for the engine owner, which writes with write.
+// Scatter is the method of rdma.Engine, for the engine owner. It performs the writes by calling
+// write.
 func (e *Engine[S]) Scatter(ctx context.Context, owner rdma.Engine, x rdma.Scatter, write func(context.Context, S, *rdma.Write) error) error {
 	if err := e.Open(); err != nil {
 		return err
@@ -190,8 +191,8 @@ func (e *Engine[S]) Scatter(ctx context.Context, owner rdma.Engine, x rdma.Scatt
 	return peers.Scatter(ctx, x, find, write)
 }
 
-// Connect is the method of rdma.Engine. where are the addresses at which the engine peer listens;
-// peer is zero where it is not known. dial opens a session there.
+// Connect is the method of rdma.Engine. where are the addresses on which the engine peer
+// listens; peer is zero if it is unknown. dial opens a session at these addresses.
 func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdma.NetAddr, token rdma.Token, dial func(context.Context) (rdma.EngineID, error)) (none rdma.EngineID, _ error) {
 	if len(where) == 0 {
 		if !peer.IsZero() && e.Alive(peer) {
@@ -240,8 +241,8 @@ func (e *Engine[S]) dialedTo(where []rdma.NetAddr, token rdma.Token) (rdma.Engin
 	return rdma.EngineID{}, false
 }
 
-// Activate makes a session known. An older session of the same peer ends first: its
-// engine has given it up.
+// Activate adds a session to the table. An older session of the same peer ends first, because
+// the peer's engine has replaced it.
 func (e *Engine[S]) Activate(live S) error {
 	s := live.state()
 	k := s.key()
@@ -262,7 +263,7 @@ func (e *Engine[S]) Activate(live S) error {
 	ok := s.alive()
 	if ok {
 		e.All[live] = struct{}{}
-		e.table.Put(k, live) // should it end from here on, Drop takes it out again
+		e.table.Put(k, live) // if the session ends after this, Drop removes it
 	}
 	e.Mu.Unlock()
 	if !ok {
@@ -272,13 +273,13 @@ func (e *Engine[S]) Activate(live S) error {
 	if e.OnPeerUp != nil {
 		e.OnPeerUp(s.Peer)
 	}
-	// Last, so that OnPeerDown cannot come first: Remove comes when the goroutines have
-	// ended that the engine starts behind Activate, or has started before.
+	// Close Ready last, so that OnPeerDown cannot precede OnPeerUp. Remove is called after the
+	// goroutines have ended that the engine starts after Activate, or has started before.
 	close(s.Ready)
 	return nil
 }
 
-// Drop makes a session that begins to end unknown.
+// Drop removes a session that begins to end from the table.
 func (e *Engine[S]) Drop(s S) {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
@@ -296,7 +297,7 @@ func (e *Engine[S]) Remove(live S) {
 		if e.OnPeerDown != nil {
 			e.OnPeerDown(s.Peer, s.Why)
 		}
-	default: // never was complete
+	default: // the session was never complete
 	}
 	e.Mu.Lock()
 	delete(e.All, live)
@@ -304,8 +305,8 @@ func (e *Engine[S]) Remove(live S) {
 	close(s.Removed)
 }
 
-// logEnd logs the end of a session. It warns unless the peer closed the session with
-// nothing in flight, or this engine's caller ended it: neither needs action.
+// logEnd logs the end of a session. It logs a warning unless the peer closed the session with
+// no operation in flight, or this engine's caller ended it. Neither of these needs action.
 func (e *Engine[S]) logEnd(s *State) {
 	args := []any{"peer", s.Peer.String(), "remote", s.Remote}
 	switch {
@@ -325,7 +326,7 @@ func (e *Engine[S]) Unremoved() []S {
 	return slices.Collect(maps.Keys(e.All))
 }
 
-// Disconnect ends the sessions with peer; part, unless nil, is called with them first.
+// Disconnect ends the sessions with peer. part, if not nil, is first called with them.
 func (e *Engine[S]) Disconnect(peer rdma.EngineID, part func([]S)) {
 	with := slices.DeleteFunc(e.Sessions(), func(s S) bool { return s.state().Peer != peer })
 	if part != nil {
@@ -336,8 +337,8 @@ func (e *Engine[S]) Disconnect(peer rdma.EngineID, part func([]S)) {
 	}
 }
 
-// BeginClose begins to close the engine: no session is added any more. A call that
-// comes when another one has begun waits for Closed, and first is false.
+// BeginClose begins to close the engine: no session can be added any more. If another call has
+// already begun, it waits for Closed and returns false.
 func (e *Engine[S]) BeginClose() (first bool) {
 	e.Mu.Lock()
 	first, e.Closing = !e.Closing, true
@@ -348,7 +349,7 @@ func (e *Engine[S]) BeginClose() (first bool) {
 	return first
 }
 
-// EndAll ends sessions as Close does, and returns when they are removed.
+// EndAll ends sessions as Close does, and returns when they have been removed.
 func (e *Engine[S]) EndAll(all []S) {
 	for _, s := range all {
 		s.Fail(fmt.Errorf("rdma: %w", rdma.ErrClosed))

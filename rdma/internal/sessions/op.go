@@ -8,30 +8,28 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sources"
 )
 
-// Run is contiguous both in the source and at the target. The engine defines from
-// where Dst counts.
+// Run is a range that is contiguous in the source and at the target. The engine defines the
+// origin of Dst.
 type Run struct{ Src, Dst, N uint64 }
 
-// Op is the part of an operation of this side that its session accounts for. The
-// op of an engine embeds it. Ops are recycled: a session has as many as were ever in
-// flight at once.
+// Op is the part of a local operation for which its session keeps accounts. The op of an engine
+// embeds it. Ops are recycled: a session has as many as were ever in flight concurrently.
 type Op struct {
-	// Slot and Generation make the number of the operation, so that an answer to an
-	// operation that has ended is recognised. Generations begin at 1.
+	// Slot and Generation form the number of the operation, so that an answer to an operation
+	// that has ended is recognised. Generations begin at 1.
 	Slot, Generation uint32
 
 	Class rdma.Class
 	Imm   rdma.Imm
 	Done  func(error)
 	Runs  []Run
-	// source is the region that the operation reads from; nil for messages and empty
-	// writes. bytes is the operation's charge to the budget.
+	// source is the region that the operation reads from, nil for messages and empty writes.
+	// bytes is the operation's charge to the budget.
 	source *sources.Readers
 	bytes  int64
 
-	// Guarded by the session's Mu. reserved: a submitter is filling it in. Submitted:
-	// it ends by itself or with the session. Tick is of the engine's clock, at
-	// submission.
+	// Guarded by the session's Mu. reserved: a submitter is filling it in. Submitted: it will
+	// end, by itself or with the session. Tick is the engine's tick at submission.
 	reserved, Submitted bool
 	Tick                uint64
 }
@@ -49,7 +47,7 @@ func (o *Op) base() *Op { return o }
 // ID returns the operation's number on the wire.
 func (o *Op) ID() uint64 { return uint64(o.Generation)<<32 | uint64(o.Slot) }
 
-// Hold makes the operation a reader of its source, until it ends.
+// Hold makes the operation a reader of its source until the operation ends.
 func (o *Op) Hold(source *sources.Readers) error {
 	if err := source.Acquire(); err != nil {
 		return err
@@ -58,7 +56,7 @@ func (o *Op) Hold(source *sources.Readers) error {
 	return nil
 }
 
-// KeptRuns is how many runs an idle op keeps for its next use, at most: 48 KiB.
+// KeptRuns is the largest number of runs that an idle op keeps for its next use: 48 KiB.
 const KeptRuns = 2 << 10
 
 // Reset makes o ready for its next use.
@@ -70,7 +68,7 @@ func (o *Op) Reset() {
 	*o = Op{Slot: o.Slot, Generation: o.Generation + 1, Class: o.Class, Runs: runs, Tick: o.Tick}
 }
 
-// RunBytes returns how many bytes the runs of o have.
+// RunBytes returns the sum of the lengths of the runs of o.
 func (o *Op) RunBytes() uint64 {
 	n := uint64(0)
 	for _, r := range o.Runs {
@@ -79,7 +77,7 @@ func (o *Op) RunBytes() uint64 {
 	return n
 }
 
-// PagedBytes returns how many bytes w has.
+// PagedBytes returns the number of bytes of w.
 func PagedBytes(provider string, w *rdma.PagedWrite) (uint64, error) {
 	hi, n := bits.Mul64(w.PageLen, uint64(len(w.SrcPages.Indices)))
 	if hi != 0 {
@@ -88,8 +86,8 @@ func PagedBytes(provider string, w *rdma.PagedWrite) (uint64, error) {
 	return n, nil
 }
 
-// Pages calls add with the place of each page of w, in a source of size bytes and in
-// the Desc.
+// Pages calls add with the offsets of each page of w, in a source of size bytes and in the
+// Desc.
 func Pages(w *rdma.PagedWrite, size uint64, add func(src, dst uint64)) error {
 	for i := range w.SrcPages.Indices {
 		src, err := w.SrcPages.At(i, w.PageLen, size)
@@ -105,15 +103,15 @@ func Pages(w *rdma.PagedWrite, size uint64, add func(src, dst uint64)) error {
 	return nil
 }
 
-// Ended is an operation whose Done is to be called, outside of all locks.
+// Ended is an operation that has ended. Its Done must be called without locks.
 type Ended struct {
 	done   func(error)
 	err    error
 	source *sources.Readers
 }
 
-// call runs the callback, if there is one, and then gives up the source: after
-// Region.Close no callback is outstanding.
+// call runs the callback, if there is one, and then releases the source, so that no callback is
+// outstanding after Region.Close.
 func (x Ended) call() {
 	if x.done != nil {
 		x.done(x.err)
@@ -123,7 +121,7 @@ func (x Ended) call() {
 	}
 }
 
-// CallAll runs the callbacks and forgets them.
+// CallAll calls the callbacks and clears out.
 func CallAll(out []Ended) {
 	for i := range out {
 		out[i].call()

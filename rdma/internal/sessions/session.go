@@ -11,19 +11,18 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/peers"
 )
 
-// State is the part of a session that its engine looks at.
+// State is the part of a session that does not depend on the type of its operations.
 type State struct {
-	// Peer and Remote, the peer's address as this side sees it, do not change after
-	// Ready.
+	// Peer and Remote, the peer's address as seen from this side, do not change after Ready.
 	Peer   rdma.EngineID
 	Remote string
 	Dialed bool
-	// Where are the addresses that this side has dialed, Token the token that it has
-	// proved there. The side that accepted has neither.
+	// Where are the addresses that this side dialed, and Token the token that it proved there.
+	// On the accepting side both are empty.
 	Where []rdma.NetAddr
 	Token rdma.Token
-	// Ready is closed when the engine has the session among its peers, Dying when the
-	// session begins to end, Removed when nothing of it is left.
+	// Ready is closed when the session is in the engine's table, Dying when the session begins
+	// to end, Removed when it has ended completely.
 	Ready, Dying, Removed chan struct{}
 
 	Mu sync.Mutex
@@ -31,20 +30,20 @@ type State struct {
 	Why error
 	// Invariant: Active = ops reserved or submitted = len(Ops) - len(free).
 	Active int
-	// FreeBytes is the part of the budget that no operation is charged.
+	// FreeBytes is the part of the budget that is not charged to an operation.
 	FreeBytes int64
 }
 
 func (s *State) state() *State { return s }
 
-// PeerID is the session's peer, as far as it is known.
+// PeerID returns the session's peer; zero while it is unknown.
 func (s *State) PeerID() rdma.EngineID {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return s.Peer
 }
 
-// key is the session's in the table of peers.
+// key returns the session's key in the table.
 func (s *State) key() peers.Key { return peers.Key{ID: s.PeerID(), Dialed: s.Dialed} }
 
 // Dead reports whether the engine has begun to remove the session.
@@ -64,38 +63,37 @@ func (s *State) alive() bool {
 	return s.Why == nil
 }
 
-// Queues of waiters: for writes, and for operations that Rules.Room limits besides.
+// Queues of waiters: for writes, and for operations that are also limited by Rules.Room.
 const (
 	Plain   = 0
 	Limited = 1
 )
 
-// Rules are the parts of a session's accounts in which engines differ. The
-// functions are called with Mu held.
+// Rules are the parts of a session's accounts that differ between engines. The functions are
+// called with Mu held.
 type Rules[O Operation] struct {
 	// Ops and Bytes bound the operations in flight.
 	Ops   int
 	Bytes int64
 	// New makes an op.
 	New func() O
-	// Gone makes the error of an operation that finds the session ended for why.
+	// Gone returns the error of an operation on a session that has ended for the reason why.
 	Gone func(why error) error
-	// Room, unless nil, reports whether one more operation of the queue Limited may
-	// start; Taken is called when it has started, and Given when any operation ends.
+	// Room, if not nil, reports whether one more operation of the queue Limited may start. Taken
+	// is called when it has started, and Given when any operation ends.
 	Room  func() bool
 	Taken func(o O)
 	Given func(o O)
 }
 
-// Session is the accounts of the operations that this side has in flight to a peer:
-// slots, a budget of bytes, and the submitters that wait for either. The session of
-// an engine embeds it.
+// Session keeps the accounts of the local operations in flight to a peer: slots, a budget of
+// bytes, and the submitters that wait for either. The session of an engine embeds it.
 type Session[O Operation] struct {
 	State
 	rules    Rules[O]
 	counters *Counters
 
-	// Ops are by slot.
+	// Ops are indexed by slot.
 	Ops  []O
 	free []O
 	// waiters are served in order within a queue.
@@ -109,13 +107,13 @@ type waiter[O Operation] struct {
 	granted chan O
 }
 
-// Init makes the session ready for operations. Its ends are counted in counters.
+// Init initialises the session. The results of its operations are counted in counters.
 func (s *Session[O]) Init(peer rdma.EngineID, dialed bool, counters *Counters, r Rules[O]) {
 	s.Peer, s.Dialed, s.counters, s.rules, s.FreeBytes = peer, dialed, counters, r, r.Bytes
 	s.Ready, s.Dying, s.Removed = make(chan struct{}), make(chan struct{}), make(chan struct{})
 }
 
-// roomLocked reports whether an operation of that many bytes may start.
+// roomLocked reports whether an operation of the given size may start.
 func (s *Session[O]) roomLocked(queue int, bytes int64) bool {
 	return s.Active < s.rules.Ops && s.FreeBytes >= bytes && (queue == Plain || s.rules.Room())
 }
@@ -141,7 +139,7 @@ func (s *Session[O]) takeLocked(queue int, bytes int64) O {
 	return o
 }
 
-// giveLocked returns an op and its charge, and lets waiters in.
+// giveLocked releases an op and its charge, and grants waiters.
 func (s *Session[O]) giveLocked(o O) {
 	if s.rules.Given != nil {
 		s.rules.Given(o)
@@ -175,8 +173,8 @@ func (s *Session[O]) checkLocked() {
 	invariants.Assert(bytes == s.rules.Bytes, "reserved and free bytes are %d, the budget %d", bytes, s.rules.Bytes)
 }
 
-// Reserve takes an op for n bytes, waiting for room unless noWait. Waiters are
-// served in order.
+// Reserve takes an op for n bytes. It waits for room unless noWait. Waiters are served in
+// order.
 func (s *Session[O]) Reserve(ctx context.Context, queue int, n uint64, noWait bool) (none O, _ error) {
 	// An operation larger than the whole budget is charged all of it.
 	bytes := int64(min(n, uint64(s.rules.Bytes)))
@@ -212,7 +210,7 @@ func (s *Session[O]) await(ctx context.Context, queue int, w *waiter[O]) (none O
 		return o, nil
 	case <-ctx.Done():
 		if !s.leave(queue, w) {
-			// Granted meanwhile: give it back, as the caller's time is over.
+			// It was granted meanwhile: release it, because the caller's context has ended.
 			if o := <-w.granted; o != none {
 				s.Unreserve(o)
 			}
@@ -221,7 +219,7 @@ func (s *Session[O]) await(ctx context.Context, queue int, w *waiter[O]) (none O
 	}
 }
 
-// leave takes w out of the queue; false if it is not in it any more.
+// leave removes w from the queue. It returns false if w is not in it any more.
 func (s *Session[O]) leave(queue int, w *waiter[O]) bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -233,7 +231,7 @@ func (s *Session[O]) leave(queue int, w *waiter[O]) bool {
 	return true
 }
 
-// Unreserve gives back an op that was not submitted.
+// Unreserve releases an op that was not submitted.
 func (s *Session[O]) Unreserve(o O) {
 	s.Mu.Lock()
 	x := Ended{source: o.base().source}
@@ -242,8 +240,8 @@ func (s *Session[O]) Unreserve(o O) {
 	x.call()
 }
 
-// BeginLocked marks o as submitted at tick, unless the session has ended: then the
-// caller gives o back.
+// BeginLocked marks o as submitted at tick. If the session has ended it returns an error, and
+// the caller must release o.
 func (s *Session[O]) BeginLocked(o O, tick uint64) error {
 	if s.Why != nil {
 		return s.GoneLocked()
@@ -253,11 +251,11 @@ func (s *Session[O]) BeginLocked(o O, tick uint64) error {
 	return nil
 }
 
-// GoneLocked is the error of an operation that finds the session ended.
+// GoneLocked returns the error of an operation on the ended session.
 func (s *Session[O]) GoneLocked() error { return s.rules.Gone(s.Why) }
 
-// EndLocked counts the end of o, gives o back and returns what is left to do outside
-// of the lock.
+// EndLocked counts the end of o, releases o and returns the callback that must be called
+// without the lock.
 func (s *Session[O]) EndLocked(o O, message bool, err error) Ended {
 	b := o.base()
 	x := Ended{b.Done, err, b.source}
@@ -270,9 +268,8 @@ func (s *Session[O]) EndLocked(o O, message bool, err error) Ended {
 	return x
 }
 
-// FailLocked begins the end of the session, and lets no submitter wait any more. It
-// is false, and does nothing, where the end has begun before: only the first reason
-// counts.
+// FailLocked begins the end of the session and ends the wait of all submitters. If the end has
+// already begun it does nothing and returns false: only the first reason is kept.
 func (s *Session[O]) FailLocked(why error) bool {
 	if s.Why != nil {
 		return false
@@ -288,8 +285,8 @@ func (s *Session[O]) FailLocked(why error) bool {
 	return true
 }
 
-// Overdue reports whether an operation has waited for its end for more than rounds
-// of the engine's clock, which is at now.
+// Overdue reports whether an operation has been submitted for more than the given rounds of the
+// engine's clock, which is at now.
 func (s *Session[O]) Overdue(now, rounds uint64) bool {
 	if now <= rounds {
 		return false

@@ -35,8 +35,8 @@ func (s *fakeSession) Fail(why error) {
 	}
 }
 
-// newFake returns a session with room for ops operations of bytes in all, limited of
-// them in the queue Limited.
+// newFake returns a session with room for ops operations of bytes in total, and for limited
+// operations of the queue Limited.
 func newFake(c *Counters, ops int, bytes int64, limited int) *fakeSession {
 	s := &fakeSession{limited: limited}
 	s.Init(rdma.EngineID{7}, true, c, Rules[*fakeOp]{
@@ -49,7 +49,7 @@ func newFake(c *Counters, ops int, bytes int64, limited int) *fakeSession {
 	return s
 }
 
-// end ends an operation that was reserved.
+// end ends a reserved operation.
 func (s *fakeSession) end(o *fakeOp, err error) {
 	s.Mu.Lock()
 	x := s.EndLocked(o, false, err)
@@ -57,8 +57,8 @@ func (s *fakeSession) end(o *fakeOp, err error) {
 	CallAll([]Ended{x})
 }
 
-// TestReserveOrder: submitters that wait are let in by their order within a queue, each
-// when its bytes fit, and a queue does not wait for the other one.
+// TestReserveOrder: waiting submitters are granted in order within a queue, each when its bytes
+// fit, and the two queues do not wait for each other.
 func TestReserveOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Counters
@@ -91,8 +91,8 @@ func TestReserveOrder(t *testing.T) {
 		_, ops := next()
 		a, m := ops[0], ops[1]
 		reserve("b", Plain, 50)   // does not fit
-		reserve("c", Plain, 1)    // would fit, and stands behind b
-		reserve("n", Limited, 10) // fits, and is one more than Room
+		reserve("c", Plain, 1)    // would fit, but is behind b
+		reserve("n", Limited, 10) // fits, but exceeds Room
 		if names, _ := next(); len(names) != 0 {
 			t.Fatalf("%v did not wait", names)
 		}
@@ -117,12 +117,12 @@ func TestReserveOrder(t *testing.T) {
 	})
 }
 
-// TestReserveEnds: the wait for room ends with the submitter's context, which leaves no
-// trace, and with the session; nothing is reserved or begun after that.
+// TestReserveEnds: the wait for room ends with the submitter's context, and with the session.
+// Nothing is reserved or begun after that.
 func TestReserveEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFake(new(Counters), 1, 10, 0)
-		o, err := s.Reserve(t.Context(), Plain, 1<<40, false) // charged the whole budget
+		o, err := s.Reserve(t.Context(), Plain, 1<<40, false) // is charged the whole budget
 		if err != nil || s.FreeBytes != 0 {
 			t.Fatalf("%v, %d bytes free", err, s.FreeBytes)
 		}
@@ -141,7 +141,7 @@ func TestReserveEnds(t *testing.T) {
 			t.Errorf("a submitter whose context ended: %v", err)
 		}
 		s.Fail(rdma.ErrPeerDied)
-		s.Fail(rdma.ErrClosed) // only the first reason counts
+		s.Fail(rdma.ErrClosed) // only the first reason is kept
 		if err := <-ended; !errors.Is(err, rdma.ErrPeerDied) {
 			t.Errorf("a submitter whose session ended: %v", err)
 		}
@@ -159,8 +159,8 @@ func TestReserveEnds(t *testing.T) {
 	})
 }
 
-// TestSource: an operation keeps its region from being closed until its Done has
-// returned, or until it was given back.
+// TestSource: an operation keeps its region from being closed until its Done has returned, or
+// until it was unreserved.
 func TestSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFake(new(Counters), 4, 10, 0)
@@ -205,8 +205,8 @@ func TestSource(t *testing.T) {
 	})
 }
 
-// TestNumbers: an op that is used again has another number, and nothing of its use
-// before but the room for runs.
+// TestNumbers: a reused op has another number, and keeps nothing of its previous use except the
+// memory for runs.
 func TestNumbers(t *testing.T) {
 	s := newFake(new(Counters), 2, 10, 1)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -240,9 +240,9 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// TestEngine: a session is found from Activate until it begins to end, though it is in
-// the table for a moment longer; a second one of the same peer waits for the end of the
-// first; Connect dials only where no session is alive.
+// TestEngine: a session is found from Activate until it begins to end, although it stays in the
+// table for a short time. A second session of the same peer waits for the end of the first.
+// Connect dials only if no session is alive.
 func TestEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var e Engine[*fakeSession]
@@ -283,7 +283,7 @@ func TestEngine(t *testing.T) {
 		if err := <-again; err != nil || !slices.Equal(events, []string{"up", "down", "up"}) {
 			t.Errorf("%v, events %v", err, events)
 		}
-		e.Drop(one) // is not the peer's any more
+		e.Drop(one) // one is not the peer's session any more
 		if s, err := e.Session(peer); err != nil || s != two {
 			t.Errorf("found %p, %v; want the second session", s, err)
 		}

@@ -2,21 +2,21 @@ package sessions
 
 import "time"
 
-// ticksPerHeartbeat is how many rounds of Watch fit in a heartbeat.
+// ticksPerHeartbeat is the number of rounds of Watch in a heartbeat interval.
 const ticksPerHeartbeat = 4
 
 // WatchInterval is the time between two rounds of Watch.
 func WatchInterval(heartbeat time.Duration) time.Duration { return heartbeat / ticksPerHeartbeat }
 
-// Rounds returns how many rounds of Watch cover d.
+// Rounds returns the number of rounds of Watch that cover d.
 func Rounds(d, heartbeat time.Duration) uint64 {
 	interval := WatchInterval(heartbeat)
 	return uint64((d + interval - 1) / interval)
 }
 
-// Watch calls round again and again until Close begins, with the number of the round.
-// Time is counted in rounds, not read from a clock: when this process stands still
-// (suspended, starved), its peers do not age.
+// Watch calls round periodically with the number of the round, until Close begins. Time is
+// counted in rounds and not read from a clock, so that peers do not time out while this process
+// is suspended or starved.
 func (e *Engine[S]) Watch(heartbeat time.Duration, round func(now uint64)) {
 	ticker := time.NewTicker(WatchInterval(heartbeat))
 	defer ticker.Stop()
@@ -30,15 +30,15 @@ func (e *Engine[S]) Watch(heartbeat time.Duration, round func(now uint64)) {
 	}
 }
 
-// Silence is what Watch remembers of a connection between its rounds.
+// Silence is Watch's state of a connection between its rounds.
 type Silence struct {
 	lastRx, lastTx         uint64
 	silentTicks, idleTicks uint64
 }
 
-// Look takes the counts of what has come and gone on the connection, once a round.
-// silent is for how many rounds nothing has come; beat says that nothing has gone for
-// so long that a heartbeat is due.
+// Look must be called once a round with the counts of received and sent data. silent is the
+// number of rounds without received data. beat reports that a heartbeat is due because nothing
+// was sent.
 func (w *Silence) Look(rx, tx uint64) (silent uint64, beat bool) {
 	if rx != w.lastRx {
 		w.lastRx, w.silentTicks = rx, 0

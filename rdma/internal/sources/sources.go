@@ -1,5 +1,5 @@
-// Package sources counts who reads from a region, so that its Close can wait for
-// them. It knows nothing of those who write to it: that is the windows' matter.
+// Package sources counts the operations that read from a region, so that its Close can wait for
+// them. Windows handle the writes to a region.
 //
 //	Acquire ─► reads from the region ─► Release
 //	Close: no Acquire succeeds from here on ─► Wait: returns with the last Release
@@ -24,7 +24,7 @@ type Readers struct {
 	idle chan struct{}
 }
 
-// Acquire notes an operation; ErrClosed after Close.
+// Acquire adds an operation. It returns ErrClosed after Close.
 func (r *Readers) Acquire() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -35,7 +35,7 @@ func (r *Readers) Acquire() error {
 	return nil
 }
 
-// Release is the end of an operation that Acquire noted.
+// Release removes an operation that Acquire added.
 func (r *Readers) Release() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -46,14 +46,14 @@ func (r *Readers) Release() {
 	}
 }
 
-// Close lets no more in. It may be called again.
+// Close makes Acquire fail. It may be called again.
 func (r *Readers) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = true
 }
 
-// Wait returns once none is left, or with ctx's error.
+// Wait returns when no operation is left, or with ctx's error.
 func (r *Readers) Wait(ctx context.Context) error {
 	r.mu.Lock()
 	if r.count == 0 {

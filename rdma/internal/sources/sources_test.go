@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// TestReaders: Close lets nobody in any more, and Wait returns with the last who
-// is there, or gives up with its context.
+// TestReaders: after Close no Acquire succeeds, and Wait returns with the last Release, or when
+// its context ends.
 func TestReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Readers

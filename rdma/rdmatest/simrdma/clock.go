@@ -2,7 +2,7 @@ package simrdma
 
 import "time"
 
-// step is what an event does.
+// step is the kind of an event.
 type step uint8
 
 const (
@@ -10,26 +10,26 @@ const (
 	stepPlace
 	stepRepeat // place again
 	stepAnswer // the sender's completion
-	stepBreak  // an endpoint learns that it is broken
+	stepBreak  // an endpoint breaks
 	stepPipe   // bytes of a control connection arrive
 )
 
-// event is something that will happen. It holds what it is about by value, so
-// that scheduling allocates nothing.
+// event is a scheduled event. It holds its parameters by value, so that scheduling allocates
+// nothing.
 type event struct {
 	at    time.Duration
 	order uint64
 	step  step
 	piece uint8
-	// life is the flight's when the event was made: a flight that is used again
-	// is none of its business.
+	// life is the flight's life when the event was made. The event is ignored if the flight has
+	// been reused since.
 	life   uint32
 	flight *flight
 	ep     *Endpoint
 	pipe   *pipe
 }
 
-// events is a heap, the next on top.
+// events is a heap, with the next event on top.
 type events []event
 
 func (h events) less(i, j int) bool {
@@ -71,10 +71,10 @@ func (h *events) pop() event {
 	}
 }
 
-// now is the time since the fabric was made.
+// now returns the time since the fabric was made.
 func (f *Fabric) now() time.Duration { return time.Since(f.start) }
 
-// scheduleLocked makes e happen at its time.
+// scheduleLocked schedules e.
 func (f *Fabric) scheduleLocked(e event) {
 	e.order = f.order
 	f.order++
@@ -100,7 +100,7 @@ func (f *Fabric) armLocked() {
 	f.timer.Reset(wait)
 }
 
-// run does what is due.
+// run performs the events that are due.
 func (f *Fabric) run() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -42,21 +42,21 @@ func eachSeed(t *testing.T, few int, f func(t *testing.T, seed uint64)) {
 type world struct {
 	f     *Fabric
 	nic   NICOptions
-	nics  int // where the case does not say
+	nics  int // default number of NICs
 	hosts int
 	drawn bool
 }
 
-// newWorld is the network of a seed.
+// newWorld returns the network of a seed.
 func newWorld(t testing.TB, seed uint64) *world {
 	t.Helper()
 	d := drawsOf(seed, hash("world"))
 	w := &world{f: NewFabric(seed, RandomFabric(seed)), nic: RandomNIC(seed), nics: 1 + d.below(3)}
-	lawful(t, w.f)
+	failOnViolation(t, w.f)
 	return w
 }
 
-// engine is one of a world, which may lose a NIC or vanish.
+// engine is an engine of a world. Its NICs can be killed, and its host.
 type engine struct {
 	*group.Engine
 	t    testing.TB
@@ -64,8 +64,7 @@ type engine struct {
 	host string
 }
 
-// Close draws the fabric if the case has failed: afterwards there is nothing to
-// be seen.
+// Close draws the fabric if the case has failed, before its state is lost.
 func (e *engine) Close() error {
 	if e.t.Failed() && !e.w.drawn {
 		e.w.drawn = true
@@ -77,7 +76,7 @@ func (e *engine) Close() error {
 func (e *engine) KillNIC(i int) { e.w.f.KillNIC(NICName(e.host, i)) }
 func (e *engine) Vanish()       { e.w.f.KillHost(e.host) }
 
-// open starts an engine on a host of its own.
+// open starts an engine on its own host.
 func (w *world) open(t testing.TB, c rdmatest.Config) rdma.Engine {
 	t.Helper()
 	w.hosts++
@@ -89,7 +88,7 @@ func (w *world) open(t testing.TB, c rdmatest.Config) rdma.Engine {
 	o := Options{Fabric: w.f, Host: e.host, Listen: c.Listen, NICs: make([]NICOptions, nics), Group: group.Options{
 		Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes, EarlyImmediates: c.EarlyImmediates, OnPeerDown: c.OnPeerDown,
 		IdleTimeout: c.IdleTimeout, Logger: c.Logger, SeparateClasses: w.hosts%2 == 0,
-		// Small, as most of the time of many seeds would go into zeroing buffers.
+		// Small, because zeroing buffers would take most of the time of many seeds.
 		PieceBytes: 64 << 10, MaxMessage: 4 << 10, MessageBuffers: 8, SpinPolls: -1,
 	}}
 	if c.IdleTimeout > 0 {
@@ -106,8 +105,7 @@ func (w *world) open(t testing.TB, c rdmatest.Config) rdma.Engine {
 	return e
 }
 
-// TestConformance: the engine keeps its promises over every kind of NIC, in real
-// time.
+// TestConformance: the engine keeps its promises over every kind of NIC, in real time.
 func TestConformance(t *testing.T) {
 	testkit.Long(t, "the whole suite of rdma")
 	for _, k := range kinds {
@@ -118,7 +116,7 @@ func TestConformance(t *testing.T) {
 				if w == nil {
 					w = &world{f: NewFabric(1, FabricOptions{Delay: Span{Max: 20 * time.Microsecond}, Pieces: 3, RepeatChance: 0.2, GhostChance: 0.5}), nic: k.nic, nics: 2}
 					worlds[t.Name()] = w
-					lawful(t, w.f)
+					failOnViolation(t, w.f)
 				}
 				return w.open(t, c)
 			}}.Run(t)
@@ -126,7 +124,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestSeeds: it does so on random networks, in virtual time.
+// TestSeeds: the engine keeps its promises on random networks, in virtual time.
 func TestSeeds(t *testing.T) {
 	testkit.Long(t, "many simulated networks")
 	eachSeed(t, 3, func(t *testing.T, seed uint64) {

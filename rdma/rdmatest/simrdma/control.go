@@ -20,28 +20,28 @@ func (Addr) Network() string { return "sim" }
 // String returns the address.
 func (a Addr) String() string { return string(a) }
 
-// listener takes control connections to a host.
+// listener accepts control connections to a host.
 type listener struct {
 	f    *Fabric
 	addr Addr
-	// What follows is guarded by the fabric's lock.
+	// The fields below are guarded by the fabric's lock.
 	waiting []net.Conn
 	closed  bool
-	came    sync.Cond
+	arrived sync.Cond
 }
 
-// acceptMax is how many connections wait for Accept.
+// acceptMax is the largest number of connections that wait for Accept.
 const acceptMax = 128
 
-// Listen takes control connections to host. They are streams of bytes, delayed by
-// ControlDelay, held back by Part, and silent for good after KillHost.
+// Listen accepts control connections to host. They are streams of bytes, delayed by
+// ControlDelay, held back by Part, and silent after KillHost.
 func (f *Fabric) Listen(host string) (net.Listener, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.listeners[host] != nil {
 		return nil, fmt.Errorf("simrdma: %s listens already", host)
 	}
-	l := &listener{f: f, addr: Addr(host), came: sync.Cond{L: &f.mu}}
+	l := &listener{f: f, addr: Addr(host), arrived: sync.Cond{L: &f.mu}}
 	f.listeners[host] = l
 	return l, nil
 }
@@ -51,7 +51,7 @@ func (f *Fabric) Dial(ctx context.Context, from, to string) (net.Conn, error) {
 	f.mu.Lock()
 	dead := f.deadHosts[to] || f.deadHosts[from]
 	f.mu.Unlock()
-	if dead { // nobody answers
+	if dead { // no answer
 		<-ctx.Done()
 	}
 	if err := ctx.Err(); err != nil {
@@ -67,7 +67,7 @@ func (f *Fabric) Dial(ctx context.Context, from, to string) (net.Conn, error) {
 	dialed := &conn{f: f, in: back, out: out, local: Addr(from), remote: Addr(to)}
 	accepted := &conn{f: f, in: out, out: back, local: Addr(to), remote: Addr(from)}
 	l.waiting = append(l.waiting, accepted)
-	l.came.Signal()
+	l.arrived.Signal()
 	return dialed, nil
 }
 
@@ -76,7 +76,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	l.f.mu.Lock()
 	defer l.f.mu.Unlock()
 	for len(l.waiting) == 0 && !l.closed {
-		l.came.Wait()
+		l.arrived.Wait()
 	}
 	if l.closed {
 		return nil, fmt.Errorf("simrdma: accept on %s: %w", l.addr, net.ErrClosed)
@@ -86,7 +86,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// Close ends the listener, and the connections that nobody accepted.
+// Close ends the listener and the connections that were not accepted.
 func (l *listener) Close() error {
 	l.f.mu.Lock()
 	waiting := l.waiting
@@ -95,7 +95,7 @@ func (l *listener) Close() error {
 	if l.f.listeners[string(l.addr)] == l {
 		delete(l.f.listeners, string(l.addr))
 	}
-	l.came.Broadcast()
+	l.arrived.Broadcast()
 	l.f.mu.Unlock()
 	for _, c := range waiting {
 		_ = c.Close()
@@ -106,50 +106,49 @@ func (l *listener) Close() error {
 	return nil
 }
 
-// Addr returns the host's.
+// Addr returns the host's address.
 func (l *listener) Addr() net.Addr { return l.addr }
 
-// pipe is one direction of a control connection. All of it is guarded by the
-// fabric's lock.
+// pipe is one direction of a control connection. Its fields are guarded by the fabric's lock.
 type pipe struct {
 	f        *Fabric
 	from, to string
-	luck     draws
-	// sent are bytes on their way, in chunks; there holds what arrived.
-	sent  []chunk
-	there []byte
-	held  bool // by Part
-	last  time.Duration
+	draws    draws
+	// sent are the chunks in transit. readable holds the bytes that arrived.
+	sent     []chunk
+	readable []byte
+	held     bool // by Part
+	last     time.Duration
 	// bytes is the sum of both. Invariant: bytes <= ControlBuffer.
 	bytes int
-	// over: the writer closed, and all that it sent has arrived. deaf: the reader
-	// closed.
-	over, deaf bool
-	changed    sync.Cond
+	// eof: the writer has closed, and all its bytes have arrived. readerClosed: the reader has closed.
+	eof, readerClosed bool
+	changed           sync.Cond
 }
 
-// chunk is what one Write sent; nil is the end.
+// chunk is the data of one Write; nil data is the end of the stream.
 type chunk struct {
 	at   time.Duration
 	data []byte
 }
 
 func (f *Fabric) newPipe(from, to string) *pipe {
-	return &pipe{f: f, from: from, to: to, luck: drawsOf(f.seed, hash("pipe"), hash(from), hash(to)), changed: sync.Cond{L: &f.mu}}
+	return &pipe{f: f, from: from, to: to, draws: drawsOf(f.seed, hash("pipe"), hash(from), hash(to)), changed: sync.Cond{L: &f.mu}}
 }
 
-// sendLocked puts a chunk on its way, behind those before it.
+// sendLocked sends a chunk after the earlier chunks.
 func (p *pipe) sendLocked(data []byte) {
-	p.last = max(p.f.now()+p.luck.within(p.f.opts.ControlDelay), p.last)
+	p.last = max(p.f.now()+p.draws.within(p.f.opts.ControlDelay), p.last)
 	p.sent = append(p.sent, chunk{at: p.last, data: data})
 	p.bytes += len(data)
 	p.f.scheduleLocked(event{at: p.last, step: stepPipe, pipe: p})
 }
 
-// arriveLocked delivers the chunks whose time has come, unless the way is closed.
+// arriveLocked delivers the chunks whose time has come, unless the connection is parted or a
+// host is dead.
 func (p *pipe) arriveLocked() {
 	if p.f.deadHosts[p.from] || p.f.deadHosts[p.to] {
-		return // what fills the buffer stays there: silence
+		return // the bytes stay in the buffer
 	}
 	if p.f.parted[pairOf(p.from, p.to)] {
 		if !p.held {
@@ -168,11 +167,11 @@ func (p *pipe) pumpLocked() {
 		c := p.sent[0]
 		p.sent = append(p.sent[:0], p.sent[1:]...)
 		if c.data == nil {
-			p.over = true
-		} else if p.deaf {
+			p.eof = true
+		} else if p.readerClosed {
 			p.bytes -= len(c.data)
 		} else {
-			p.there = append(p.there, c.data...)
+			p.readable = append(p.readable, c.data...)
 		}
 	}
 	p.changed.Broadcast()
@@ -183,14 +182,14 @@ type conn struct {
 	f             *Fabric
 	in, out       *pipe
 	local, remote Addr
-	// What follows is guarded by the fabric's lock.
+	// The fields below are guarded by the fabric's lock.
 	closed      bool
 	read, write deadline
 }
 
 var _ net.Conn = (*conn)(nil)
 
-// deadline is when a call gives up; its timer wakes those who wait.
+// deadline is the deadline of a call. Its timer wakes up waiting calls.
 type deadline struct {
 	at    time.Time
 	timer *time.Timer
@@ -217,7 +216,7 @@ func (d *deadline) setLocked(p *pipe, at time.Time) {
 
 var errReset = errors.New("connection reset by peer")
 
-// Read takes what has arrived.
+// Read reads bytes that have arrived.
 func (c *conn) Read(b []byte) (int, error) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -230,20 +229,20 @@ func (c *conn) Read(b []byte) (int, error) {
 			return 0, c.failed("read", os.ErrDeadlineExceeded)
 		case len(b) == 0:
 			return 0, nil
-		case len(p.there) > 0:
-			n := copy(b, p.there)
-			p.there = append(p.there[:0], p.there[n:]...)
+		case len(p.readable) > 0:
+			n := copy(b, p.readable)
+			p.readable = append(p.readable[:0], p.readable[n:]...)
 			p.bytes -= n
 			p.changed.Broadcast()
 			return n, nil
-		case p.over:
+		case p.eof:
 			return 0, io.EOF
 		}
 		p.changed.Wait()
 	}
 }
 
-// Write sends all of b, waiting for room as needed.
+// Write sends all of b and waits for room if needed.
 func (c *conn) Write(b []byte) (int, error) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -254,7 +253,7 @@ func (c *conn) Write(b []byte) (int, error) {
 			return n, c.failed("write", net.ErrClosed)
 		case c.write.passed():
 			return n, c.failed("write", os.ErrDeadlineExceeded)
-		case p.deaf:
+		case p.readerClosed:
 			return n, c.failed("write", errReset)
 		case n == len(b):
 			return n, nil
@@ -273,7 +272,7 @@ func (c *conn) failed(op string, err error) error {
 	return &net.OpError{Op: op, Net: "sim", Source: c.local, Addr: c.remote, Err: err}
 }
 
-// Close ends both directions; the peer reads what was sent, then EOF.
+// Close closes both directions. The peer reads the bytes that were sent, then EOF.
 func (c *conn) Close() error {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -285,19 +284,19 @@ func (c *conn) Close() error {
 	c.write.setLocked(c.out, time.Time{})
 	c.out.sendLocked(nil)
 	if !c.f.deadHosts[c.in.from] && !c.f.deadHosts[c.in.to] {
-		c.in.deaf = true
-		c.in.bytes -= len(c.in.there)
-		c.in.there = nil
+		c.in.readerClosed = true
+		c.in.bytes -= len(c.in.readable)
+		c.in.readable = nil
 	}
 	c.in.changed.Broadcast()
 	c.out.changed.Broadcast()
 	return nil
 }
 
-// LocalAddr is the host on this side.
+// LocalAddr returns the host on this side.
 func (c *conn) LocalAddr() net.Addr { return c.local }
 
-// RemoteAddr is the host on the other side.
+// RemoteAddr returns the host on the other side.
 func (c *conn) RemoteAddr() net.Addr { return c.remote }
 
 // SetDeadline is SetReadDeadline and SetWriteDeadline.

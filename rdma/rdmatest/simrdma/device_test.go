@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
-// device is memory that the engine is not given an address of: a file. It begins
-// in the middle of a page.
+// device is memory without an address for the engine: a file. It begins in the middle of a
+// page.
 func device(t testing.TB, _ rdma.Engine, n int) rdmatest.Device {
 	t.Helper()
 	const skip = 4096 + 100

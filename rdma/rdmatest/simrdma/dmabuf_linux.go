@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// mapBuf maps a dma-buf: whole pages of it, and the part that is meant.
+// mapBuf maps a dma-buf: its whole pages, and the described part of them.
 func mapBuf(b *rdma.DMABuf) (mapped, part []byte, err error) {
 	page := uint64(os.Getpagesize())
 	skip := b.Offset % page
@@ -23,5 +23,5 @@ func mapBuf(b *rdma.DMABuf) (mapped, part []byte, err error) {
 	return mapped, mapped[skip:], nil
 }
 
-// unmapBuf ends what mapBuf mapped.
+// unmapBuf unmaps the pages that mapBuf mapped.
 func unmapBuf(mapped []byte) { _ = syscall.Munmap(mapped) }

@@ -14,31 +14,30 @@ import (
 // NICOptions describe a NIC. The zero value is unordered, like EFA's SRD, and
 // refuses one Work at a time.
 type NICOptions struct {
-	// Host is the machine that the NIC is in, for KillHost; Name is unique in
-	// the fabric.
+	// Host is the NIC's machine, for KillHost. Name is unique in the fabric.
 	Host, Name string
-	// Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked and KeyBits
-	// are those of group.Limits. Endpoints join only NICs that agree on the
-	// first two. Spans need Windows.
+	// Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked and KeyBits are those
+	// of group.Limits. Endpoints connect only NICs with the same first two. Spans requires
+	// Windows.
 	Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked bool
 	KeyBits                                                              int
-	// WindowMax is the longest window in bytes; 0: any. NoDeviceWindows: memory of a DMABuf
-	// has none. What is asked for beyond that is rdma.ErrUnsupported.
+	// WindowMax is the longest window in bytes; 0: no limit. NoDeviceWindows: memory of a DMABuf
+	// has no windows. Other windows return rdma.ErrUnsupported.
 	WindowMax       uint64
 	NoDeviceWindows bool
-	// VirtualAddresses counts memory by its address; otherwise from 0.
+	// VirtualAddresses makes Base the memory's address; otherwise Base is 0.
 	VirtualAddresses bool
 	// MaxWrite in bytes, default 1 GiB; MaxMessage, default 256 KiB.
 	MaxWrite   uint64
 	MaxMessage int
-	// QueueDepth is in Works; default 128.
+	// QueueDepth is a number of Works; default 128.
 	QueueDepth int
-	// CompletionDepth is how many completions wait to be polled before what
-	// arrives is put off; default 65536.
+	// CompletionDepth is the largest number of unpolled completions. Further arrivals are
+	// delayed. Default 65536.
 	CompletionDepth int
 }
 
-// ensureDefaults fills what is zero.
+// ensureDefaults sets each zero field to its default.
 func (o *NICOptions) ensureDefaults() {
 	if o.MaxWrite == 0 {
 		o.MaxWrite = 1 << 30
@@ -54,8 +53,8 @@ func (o *NICOptions) ensureDefaults() {
 	}
 }
 
-// LikeRC makes o a NIC that declares what a card under rdma/verbs does: reliable
-// connections, and memory windows of up to 2 GiB of host memory.
+// LikeRC makes o a NIC with the limits of a card under rdma/verbs: reliable connections, and
+// memory windows of up to 2 GiB of host memory.
 func (o NICOptions) LikeRC() NICOptions {
 	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows, o.Spans = true, true, true, true, false
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = true, 32, true
@@ -63,31 +62,31 @@ func (o NICOptions) LikeRC() NICOptions {
 	return o
 }
 
-// LikeRXE makes o a NIC that declares what rdma_rxe does under rdma/verbs: as a card, but
-// its windows let writes out, so it has none, and it may finish a packet after a key was
-// taken back.
+// LikeRXE makes o a NIC with the limits of rdma_rxe under rdma/verbs: as a card, but without
+// windows, because those of rxe do not confine writes, and it may finish a packet after its key
+// was closed.
 func (o NICOptions) LikeRXE() NICOptions {
 	o = o.LikeRC()
 	o.CloseIsFinal, o.Windows, o.WindowMax, o.NoDeviceWindows = false, false, 0, false
 	return o
 }
 
-// LikeSRD makes o a NIC that declares what Amazon's EFA does under rdma/fabric.
+// LikeSRD makes o a NIC with the limits of Amazon's EFA under rdma/fabric.
 func (o NICOptions) LikeSRD() NICOptions {
 	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows, o.Spans = false, true, false, false, false
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = false, 64, true
 	return o
 }
 
-// LikeShm makes o a NIC whose other end is software that minds every promise.
+// LikeShm makes o a NIC with the limits of the software NIC of rdma/shm.
 func (o NICOptions) LikeShm() NICOptions {
 	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows, o.Spans = true, false, true, true, true
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = false, 64, false
 	return o
 }
 
-// RandomNIC draws a kind of NIC: one of those that exist, or any mixture. All
-// NICs of one fabric are best drawn from one seed.
+// RandomNIC draws a kind of NIC: one that exists, or a random mixture. All NICs of one fabric
+// should be drawn from one seed.
 func RandomNIC(seed uint64) NICOptions {
 	d := drawsOf(seed, hash("nic options"))
 	var o NICOptions
@@ -117,22 +116,22 @@ type Domain struct {
 	f    *Fabric
 	id   uint32
 	opts NICOptions
-	// luck is where the NIC's own draws begin: its name and how often the name
-	// was opened before.
-	luck uint64
-	keys draws
+	// drawSeed is the start of the NIC's own draws: a hash of its name and of how often the name was
+	// opened before.
+	drawSeed uint64
+	keys     draws
 	// arrived wakes Wait; it uses the fabric's lock.
 	arrived sync.Cond
-	polling atomic.Bool // by some goroutine: only one may
+	polling atomic.Bool // true while a goroutine is in Poll or Wait; only one may be
 
-	// What follows is guarded by the fabric's lock.
+	// The fields below are guarded by the fabric's lock.
 	woken, dead, closed bool
-	why                 error // of death
+	why                 error // reason of its death
 	silent              bool  // died without completions
 	endpoints           map[uint32]*Endpoint
 	made                uint32 // endpoints
 	memories            map[uint64]*Memory
-	mapped              [][]byte // dma-bufs, until Close: what is late may still land there
+	mapped              [][]byte // mapped dma-bufs, kept until Close because late payload may still land there
 	completions         ring
 	receives            []receive
 }
@@ -146,7 +145,7 @@ type receive struct {
 
 var _ group.Domain = (*Domain)(nil)
 
-// Open plugs in a NIC.
+// Open adds a NIC to the fabric.
 func (f *Fabric) Open(o NICOptions) (*Domain, error) {
 	o.ensureDefaults()
 	if o.Name == "" {
@@ -161,20 +160,20 @@ func (f *Fabric) Open(o NICOptions) (*Domain, error) {
 		return nil, fmt.Errorf("simrdma: %s is open already", o.Name)
 	}
 	f.ids++
-	luck := hash(o.Name) + f.plugs[o.Name]
-	f.plugs[o.Name]++
+	drawSeed := hash(o.Name) + f.opened[o.Name]
+	f.opened[o.Name]++
 	d := &Domain{
-		f: f, id: f.ids, opts: o, luck: luck, keys: drawsOf(f.seed, hash("keys"), luck), arrived: sync.Cond{L: &f.mu},
+		f: f, id: f.ids, opts: o, drawSeed: drawSeed, keys: drawsOf(f.seed, hash("keys"), drawSeed), arrived: sync.Cond{L: &f.mu},
 		endpoints: make(map[uint32]*Endpoint), memories: make(map[uint64]*Memory),
 	}
 	f.nics[o.Name], f.byID[d.id] = d, d
 	return d, nil
 }
 
-// Name returns the NIC's.
+// Name returns the NIC's name.
 func (d *Domain) Name() string { return d.opts.Name }
 
-// Limits returns what NICOptions said.
+// Limits returns the limits of the NICOptions.
 func (d *Domain) Limits() group.Limits {
 	o := d.opts
 	return group.Limits{
@@ -203,8 +202,8 @@ func (d *Domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		return nil, err
 	}
 	d.made++
-	luck := drawsOf(d.f.seed, d.luck, uint64(d.made))
-	e := &Endpoint{d: d, number: d.made, cookie: cookie, class: class, works: luck.next(), luck: luck}
+	draws := drawsOf(d.f.seed, d.drawSeed, uint64(d.made))
+	e := &Endpoint{d: d, number: d.made, cookie: cookie, class: class, works: draws.next(), draws: draws}
 	binary.LittleEndian.PutUint32(e.addr[:], d.id)
 	binary.LittleEndian.PutUint32(e.addr[4:], e.number)
 	d.endpoints[e.number] = e
@@ -230,7 +229,7 @@ func (d *Domain) PostRecv(slot uint32, mem group.Memory, buf []byte) error {
 	return nil
 }
 
-// Poll hands out completions.
+// Poll returns completions.
 func (d *Domain) Poll(dst []group.Completion) (int, error) {
 	if !d.polling.CompareAndSwap(false, true) {
 		d.f.violation("%s: Poll beside another Poll or Wait", d.opts.Name)
@@ -258,7 +257,7 @@ func (d *Domain) Poll(dst []group.Completion) (int, error) {
 	return n, nil
 }
 
-// Wait blocks until there is something to poll.
+// Wait blocks until there is a completion to poll.
 func (d *Domain) Wait() {
 	if !d.polling.CompareAndSwap(false, true) {
 		d.f.violation("%s: Wait beside another Poll or Wait", d.opts.Name)
@@ -281,7 +280,7 @@ func (d *Domain) Wake() {
 	d.arrived.Signal()
 }
 
-// Close unplugs the NIC.
+// Close removes the NIC from the fabric.
 func (d *Domain) Close() error {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
@@ -316,13 +315,13 @@ func (d *Domain) Close() error {
 	return nil
 }
 
-// dieLocked is the NIC's death.
+// dieLocked ends the NIC.
 func (d *Domain) dieLocked(why error) {
 	if d.dead {
 		return
 	}
-	luck := drawsOf(d.f.seed, hash("death"), d.luck)
-	d.silent = luck.chance(0.5)
+	draws := drawsOf(d.f.seed, hash("death"), d.drawSeed)
+	d.silent = draws.chance(0.5)
 	d.why = why
 	for n := uint32(1); n <= d.made; n++ {
 		if e := d.endpoints[n]; e != nil {
@@ -339,7 +338,7 @@ func (d *Domain) pushLocked(c completion) {
 	d.arrived.Signal()
 }
 
-// completion is one that waits to be polled, and the endpoint it is of.
+// completion is a completion that waits to be polled, and its endpoint.
 type completion struct {
 	group.Completion
 	ep *Endpoint
@@ -372,7 +371,7 @@ func (r *ring) pop() completion {
 	return c
 }
 
-// remove takes out those of an endpoint.
+// remove removes the completions of an endpoint.
 func (r *ring) remove(e *Endpoint) {
 	kept := r.items[:0]
 	for _, c := range r.items[r.head:] {

@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// lawful fails t at its end if the user of f broke a rule.
-func lawful(t testing.TB, f *Fabric) {
+// failOnViolation fails t at its end if the user of f violated a rule.
+func failOnViolation(t testing.TB, f *Fabric) {
 	t.Cleanup(func() {
 		for _, v := range f.Violations() {
 			t.Errorf("seed %d: rule broken: %s", f.Seed(), v)
@@ -23,7 +23,7 @@ func lawful(t testing.TB, f *Fabric) {
 // twoNICs opens a pair for the suite.
 func twoNICs(t testing.TB, f *Fabric, o NICOptions) domaintest.Pair {
 	t.Helper()
-	lawful(t, f)
+	failOnViolation(t, f)
 	var pair [2]*Domain
 	for i := range pair {
 		o.Host, o.Name = fmt.Sprint("h", i), fmt.Sprint("n", i)

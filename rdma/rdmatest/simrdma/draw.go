@@ -14,7 +14,7 @@ type draws struct {
 	state uint64
 }
 
-// drawsOf is the stream of a thing with those coordinates.
+// drawsOf returns the stream for the given coordinates.
 func drawsOf(seed uint64, coordinates ...uint64) draws {
 	d := draws{state: seed}
 	for _, c := range coordinates {
@@ -23,7 +23,7 @@ func drawsOf(seed uint64, coordinates ...uint64) draws {
 	return d
 }
 
-// next is a 64-bit number.
+// next returns a 64-bit number.
 func (d *draws) next() uint64 {
 	d.state += 0x9e3779b97f4a7c15
 	z := d.state
@@ -32,7 +32,7 @@ func (d *draws) next() uint64 {
 	return z ^ z>>31
 }
 
-// chance is true with probability p.
+// chance returns true with probability p.
 func (d *draws) chance(p float64) bool { return float64(d.next()>>11)/(1<<53) < p }
 
 // below is a number under n, which is at least 1. The bias of the remainder is

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// endpointAddr is the length of Endpoint.Local: the NIC's number and the
-// endpoint's on it.
+// endpointAddr is the length of Endpoint.Local: the NIC's number and the endpoint's number on
+// the NIC.
 const endpointAddr = 8
 
 // Endpoint is one end of a connection between two NICs.
@@ -22,31 +22,28 @@ type Endpoint struct {
 	cookie uint64
 	class  rdma.Class
 	addr   [endpointAddr]byte
-	luck   draws  // for the endpoint's own fate
-	works  uint64 // where the draws of its Works begin
+	draws  draws  // for the endpoint's own draws
+	works  uint64 // the start of the draws of its Works
 
-	posting atomic.Bool // by some goroutine: only one may
+	posting atomic.Bool // true while a goroutine is in Post; only one may be
 
-	// What follows is guarded by the fabric's lock.
+	// The fields below are guarded by the fabric's lock.
 	peer *Endpoint
-	// shut, broken and closed come in this order, if they come.
+	// shut, broken and closed are set in this order, if at all.
 	shut, broken, closed bool
-	why                  error // of being broken, or about to
+	why                  error // reason for being broken, or for breaking soon
 	breaking             bool  // stepBreak is scheduled
-	// unpolled is how many Works have not been polled the completion of.
-	// Invariant: unpolled <= QueueDepth.
+	// unpolled is the number of Works whose completion has not been polled. Invariant: unpolled
+	// <= QueueDepth.
 	unpolled int
-	posted   uint64 // Works, ever
-	// flying are the Works that have not landed or not completed, in the order
-	// posted.
+	posted   uint64 // total number of Works
+	// flying are the Works that have not landed or not completed, in the order posted.
 	flying []*flight
-	// lastAdmit keeps admissions in order where that is promised.
+	// lastAdmit keeps admissions in order if the NIC is Ordered.
 	lastAdmit time.Duration
-	// lastLanded is one more than the highest number of the Works of the peer that
-	// landed here.
+	// lastLanded is one more than the highest number of the peer's Works that landed here.
 	lastLanded uint64
-	// refusing: a Work was refused and breaks the endpoint; nothing behind it is
-	// performed.
+	// refusing: a Work was refused and breaks the endpoint, so no later Work is performed.
 	refusing bool
 }
 
@@ -57,7 +54,7 @@ var errGone = errors.New("simrdma: the peer's endpoint is gone")
 // Local is the endpoint's address.
 func (e *Endpoint) Local() []byte { return append([]byte(nil), e.addr[:]...) }
 
-// Connect joins the endpoint to its peer.
+// Connect connects the endpoint to its peer.
 func (e *Endpoint) Connect(remote []byte) error {
 	if len(remote) != endpointAddr {
 		return fmt.Errorf("simrdma: endpoint address of %d bytes, want %d: %w", len(remote), endpointAddr, rdma.ErrMalformed)
@@ -94,8 +91,8 @@ func (e *Endpoint) Connect(remote []byte) error {
 // String names the endpoint in errors.
 func (e *Endpoint) String() string { return fmt.Sprintf("%s#%d", e.d.opts.Name, e.number) }
 
-// deafLocked: nothing that the peer posted lands here.
-func (e *Endpoint) deafLocked() bool { return e.shut || e.broken || e.closed || e.d.dead }
+// closedToPeerLocked reports whether nothing that the peer posted can land here.
+func (e *Endpoint) closedToPeerLocked() bool { return e.shut || e.broken || e.closed || e.d.dead }
 
 // Post submits Works.
 func (e *Endpoint) Post(works []group.Work) (int, error) {
@@ -124,7 +121,7 @@ func (e *Endpoint) Post(works []group.Work) (int, error) {
 	return len(works), nil
 }
 
-// postableLocked returns an error if the endpoint takes no Works.
+// postableLocked returns an error if the endpoint accepts no Works.
 func (e *Endpoint) postableLocked() error {
 	f := e.d.f
 	switch {
@@ -135,14 +132,14 @@ func (e *Endpoint) postableLocked() error {
 		return fmt.Errorf("simrdma: post to %v: broken: %w", e, e.why)
 	case e.d.dead:
 		return fmt.Errorf("simrdma: post to %v: %w", e, e.d.why)
-	case e.peer == nil || (e.peer.peer != e && !e.peer.deafLocked()):
+	case e.peer == nil || (e.peer.peer != e && !e.peer.closedToPeerLocked()):
 		f.violationLocked("%v: Post before Connect has returned on both sides", e)
 		return fmt.Errorf("simrdma: post to %v: it is not connected on both sides", e)
 	}
 	return nil
 }
 
-// checkLocked returns an error if w is none that the engine may post.
+// checkLocked returns an error if the engine may not post w.
 func (e *Endpoint) checkLocked(w *group.Work) error {
 	o := &e.d.opts
 	switch w.Op {
@@ -173,7 +170,7 @@ func (e *Endpoint) checkLocked(w *group.Work) error {
 	return rdma.Range("source", w.SrcOff, w.Len, uint64(len(src.buf)))
 }
 
-// breakLocked breaks the endpoint: its Works end, and whoever polls is told once.
+// breakLocked breaks the endpoint: its Works end, and one KindBroken is queued.
 func (e *Endpoint) breakLocked(why error) {
 	if e.broken || e.shut || e.closed || e.d.dead {
 		return
@@ -181,7 +178,7 @@ func (e *Endpoint) breakLocked(why error) {
 	e.broken, e.why = true, why
 	e.d.f.counts.Breaks++
 	tell := completion{ep: e, Completion: group.Completion{Kind: group.KindBroken, Status: group.StatusBroken, Cookie: e.cookie, Err: why}}
-	first := e.luck.chance(0.5)
+	first := e.draws.chance(0.5)
 	if first && !e.d.silent {
 		e.d.pushLocked(tell)
 	}
@@ -191,17 +188,17 @@ func (e *Endpoint) breakLocked(why error) {
 	}
 }
 
-// breakSoonLocked breaks the endpoint one packet from now.
+// breakSoonLocked breaks the endpoint after the delay of one packet.
 func (e *Endpoint) breakSoonLocked(why error) {
 	if e.breaking {
 		return
 	}
 	e.breaking, e.why = true, why
 	f := e.d.f
-	f.scheduleLocked(event{at: f.now() + f.delay(&e.luck), step: stepBreak, ep: e})
+	f.scheduleLocked(event{at: f.now() + f.delay(&e.draws), step: stepBreak, ep: e})
 }
 
-// Shut cuts the endpoint off.
+// Shut disconnects the endpoint.
 func (e *Endpoint) Shut() {
 	e.d.f.mu.Lock()
 	defer e.d.f.mu.Unlock()
@@ -219,8 +216,8 @@ func (e *Endpoint) shutLocked() {
 	e.endFlightsLocked()
 }
 
-// endFlightsLocked completes everything in flight with StatusBroken. Some of it
-// is on the wire and may land.
+// endFlightsLocked completes all Works in flight with StatusBroken. Some are on the wire and
+// may still land.
 func (e *Endpoint) endFlightsLocked() {
 	f := e.d.f
 	wire := true
@@ -230,14 +227,14 @@ func (e *Endpoint) endFlightsLocked() {
 			continue
 		}
 		if !fl.landed {
-			ghost := wire && !e.refusing && e.luck.chance(f.opts.GhostChance)
+			ghost := wire && !e.refusing && e.draws.chance(f.opts.GhostChance)
 			if e.d.opts.Ordered {
 				wire = ghost
 			}
 			if ghost {
-				fl.haunt()
+				fl.makeGhost()
 			} else {
-				f.landLocked(fl) // nowhere
+				f.landLocked(fl) // at no target
 			}
 		} else if fl.status == group.StatusOK {
 			f.counts.DeliveredBroken++

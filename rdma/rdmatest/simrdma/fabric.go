@@ -9,37 +9,36 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// FabricOptions say how bad the network is. The zero value is a perfect one
-// without delay.
+// FabricOptions are the properties of the network. The zero value is a perfect network without
+// delay.
 type FabricOptions struct {
-	// Delay of a packet, one way; every step of a Work is one packet. With
-	// TailChance it is Tail instead.
+	// Delay is the delay of a packet in one direction. Every step of a Work is one packet. With
+	// TailChance the delay is Tail instead.
 	Delay      Span
 	Tail       Span
 	TailChance float64
-	// Pieces is the largest number of parts, placed one by one, that a payload
-	// is cut into: 1 to 64; default 1.
+	// Pieces is the largest number of parts into which a payload is cut and which are placed one
+	// by one: 1 to 64; default 1.
 	Pieces int
 	// RepeatChance is the probability that a piece is attempted twice.
 	RepeatChance float64
 	// GhostChance is the probability that a Work in flight lands although its
 	// sender's endpoint has ended.
 	GhostChance float64
-	// RetryTimeout is how long a NIC tries to get an answer before the endpoint
-	// breaks; default 20 ms. RetryEvery is the pause between attempts; default
-	// an eighth of it.
+	// RetryTimeout is the time without an answer after which an endpoint breaks; default 20 ms.
+	// RetryEvery is the pause between attempts; default an eighth of RetryTimeout.
 	RetryTimeout, RetryEvery time.Duration
 	// ControlDelay is the delay of a chunk on a control connection, one way.
 	ControlDelay Span
-	// ControlBuffer is how many bytes a control connection holds in each
-	// direction before Write waits; default 64 KiB.
+	// ControlBuffer is the number of bytes that a control connection holds in each direction
+	// before Write blocks; default 64 KiB.
 	ControlBuffer int
-	// OnViolation, if set, is told of each breach of the rules of group.Domain
-	// by its user, as it happens. It must not call the fabric.
+	// OnViolation, if set, is called for each violation of the rules of group.Domain by its
+	// user. It must not call the fabric.
 	OnViolation func(string)
 }
 
-// ensureDefaults fills what is zero.
+// ensureDefaults sets each zero field to its default.
 func (o *FabricOptions) ensureDefaults() {
 	if o.Pieces == 0 {
 		o.Pieces = 1
@@ -55,9 +54,9 @@ func (o *FabricOptions) ensureDefaults() {
 	}
 }
 
-// RandomFabric draws a network from a seed: some are perfect, some reorder
-// wildly, some repeat nearly everything. Every packet takes some time: where
-// nothing does, virtual time does not pass while anyone is busy.
+// RandomFabric draws a network from a seed: some are perfect, some reorder strongly, some
+// repeat nearly everything. Every packet takes some time, because virtual time does not pass
+// while any goroutine is busy.
 func RandomFabric(seed uint64) FabricOptions {
 	d := drawsOf(seed, hash("fabric options"))
 	pick := func(s ...time.Duration) time.Duration { return s[d.below(len(s))] }
@@ -73,7 +72,7 @@ func RandomFabric(seed uint64) FabricOptions {
 	return o
 }
 
-// Fabric is a network that NICs are plugged into.
+// Fabric is a network of NICs.
 type Fabric struct {
 	seed  uint64
 	opts  FabricOptions
@@ -85,15 +84,15 @@ type Fabric struct {
 	events  events
 	order   uint64 // of the next event, so that equal times keep their order
 	timer   *time.Timer
-	// alarm is when timer goes off, or noAlarm.
+	// alarm is the time for which timer is set, or noAlarm.
 	alarm time.Duration
-	// running: what is due is being done, and the timer is set at the end of that.
+	// running: due events are being performed. The timer is set afterwards.
 	running bool
 
-	nics  map[string]*Domain
-	plugs map[string]uint64 // how often a NIC was opened under that name
-	ids   uint32            // of the next domain
-	byID  map[uint32]*Domain
+	nics   map[string]*Domain
+	opened map[string]uint64 // number of times that a NIC was opened under that name
+	ids    uint32            // of the next domain
+	byID   map[uint32]*Domain
 
 	deadNICs  map[string]bool
 	deadHosts map[string]bool
@@ -101,23 +100,23 @@ type Fabric struct {
 	parted    map[pair]bool // control connections, by the hosts' names
 
 	listeners map[string]*listener
-	held      []*pipe // that a parting stopped
+	held      []*pipe // held back by Part
 
-	idle    []*flight // to be used again
+	idle    []*flight // for reuse
 	counts  Counts
-	broken  []string // rules
-	dropped int      // broken rules beyond the limit
+	broken  []string // violations
+	dropped int      // violations beyond maxViolations
 }
 
 // noAlarm: the timer is not running.
 const noAlarm = time.Duration(-1)
 
-// Counts are what the fabric did.
+// Counts are the fabric's counters.
 type Counts struct {
-	// Works were posted; Delivered of them landed.
+	// Works were posted. Delivered Works landed.
 	Works, Delivered uint64
-	// Placements are copies of pieces; Repeated of them were not the first of
-	// their piece, Suppressed ones came after delivery and were dropped.
+	// Placements are copies of pieces. Repeated ones were not the first of their piece.
+	// Suppressed ones came after delivery and were dropped.
 	Placements, Repeated, Suppressed uint64
 	// Overtaken Works landed after one that was posted later on the same endpoint.
 	Overtaken uint64
@@ -129,7 +128,7 @@ type Counts struct {
 	// Accepted writes passed the check of their key at the target. Flying Works may still
 	// change memory at their target.
 	Accepted, Flying uint64
-	// Refused Works; Breaks of endpoints, however caused.
+	// Refused Works, and Breaks of endpoints for any reason.
 	Refused, Breaks uint64
 }
 
@@ -138,7 +137,7 @@ func NewFabric(seed uint64, o FabricOptions) *Fabric {
 	o.ensureDefaults()
 	f := &Fabric{
 		seed: seed, opts: o, start: time.Now(), alarm: noAlarm,
-		nics: make(map[string]*Domain), plugs: make(map[string]uint64), byID: make(map[uint32]*Domain),
+		nics: make(map[string]*Domain), opened: make(map[string]uint64), byID: make(map[uint32]*Domain),
 		deadNICs: make(map[string]bool), deadHosts: make(map[string]bool),
 		cut: make(map[pair]bool), parted: make(map[pair]bool), listeners: make(map[string]*listener),
 	}
@@ -146,10 +145,10 @@ func NewFabric(seed uint64, o FabricOptions) *Fabric {
 	return f
 }
 
-// Seed returns what the fabric was made with.
+// Seed returns the fabric's seed.
 func (f *Fabric) Seed() uint64 { return f.seed }
 
-// Counts returns what the fabric did until now.
+// Counts returns the current counters.
 func (f *Fabric) Counts() Counts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -171,11 +170,10 @@ func (f *Fabric) Await(ctx context.Context, ok func(Counts) bool) {
 	}
 }
 
-// maxViolations is how many are kept word for word.
+// maxViolations bounds the violations whose text is kept.
 const maxViolations = 50
 
-// Violations returns the breaches of the rules of group.Domain by its user, in
-// the order they happened.
+// Violations returns the violations of the rules of group.Domain by its user, in order of time.
 func (f *Fabric) Violations() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -186,7 +184,7 @@ func (f *Fabric) Violations() []string {
 	return out
 }
 
-// violationLocked notes that a rule was broken.
+// violationLocked records a violation.
 func (f *Fabric) violationLocked(format string, args ...any) {
 	text := fmt.Sprintf("at %v: ", f.now()) + fmt.Sprintf(format, args...)
 	if len(f.broken) < maxViolations {
@@ -199,14 +197,14 @@ func (f *Fabric) violationLocked(format string, args ...any) {
 	}
 }
 
-// violation is violationLocked for those who do not hold the lock.
+// violation is violationLocked for callers without the lock.
 func (f *Fabric) violation(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.violationLocked(format, args...)
 }
 
-// pair names two ends, the smaller name first.
+// pair is the names of two ends, the smaller name first.
 type pair [2]string
 
 func pairOf(a, b string) pair {
@@ -216,8 +214,7 @@ func pairOf(a, b string) pair {
 	return pair{a, b}
 }
 
-// KillNIC ends a NIC: its domain is dead, and Open of that name fails until
-// RepairNIC.
+// KillNIC ends a NIC: its domain is dead, and Open of that name fails until RepairNIC.
 func (f *Fabric) KillNIC(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -227,29 +224,29 @@ func (f *Fabric) KillNIC(name string) {
 	}
 }
 
-// RepairNIC lets the name be opened again. A domain that died stays dead.
+// RepairNIC lets the name be opened again. A dead domain stays dead.
 func (f *Fabric) RepairNIC(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.deadNICs, name)
 }
 
-// CutLink loses all packets between two NICs until HealLink.
+// CutLink makes the link between two NICs lose all packets until HealLink.
 func (f *Fabric) CutLink(a, b string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cut[pairOf(a, b)] = true
 }
 
-// HealLink ends a CutLink.
+// HealLink undoes CutLink.
 func (f *Fabric) HealLink(a, b string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.cut, pairOf(a, b))
 }
 
-// KillHost ends all NICs of a host and silences its control connections for
-// good: nobody is told.
+// KillHost ends all NICs of a host and silences its control connections permanently, without
+// notification.
 func (f *Fabric) KillHost(host string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -261,14 +258,14 @@ func (f *Fabric) KillHost(host string) {
 	}
 }
 
-// Part holds back what two hosts say on control connections until Join.
+// Part holds back the bytes on control connections between two hosts until Join.
 func (f *Fabric) Part(a, b string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.parted[pairOf(a, b)] = true
 }
 
-// Join ends a Part: what was held back arrives.
+// Join undoes Part: the held bytes arrive.
 func (f *Fabric) Join(a, b string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -281,7 +278,7 @@ func (f *Fabric) Join(a, b string) {
 	}
 }
 
-// upLocked reports whether a packet gets from one NIC to another.
+// upLocked reports whether a packet can get from one NIC to another.
 func (f *Fabric) upLocked(from, to *Domain, ghost bool) bool {
 	if to.dead || (from.dead && !ghost) {
 		return false

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// rig is two NICs without pollers, for tests that look at every completion.
+// rig is two NICs without pollers, for tests that check every completion.
 type rig struct {
 	t      testing.TB
 	f      *Fabric
@@ -66,12 +66,12 @@ func must[T any](v T, err error) func(testing.TB) T {
 	}
 }
 
-// write is a Work of n bytes to off with an immediate.
+// write returns a Work of n bytes to off with an immediate.
 func (r *rig) write(cookie uint64, n, off uint64) group.Work {
 	return group.Work{Cookie: cookie, Op: group.OpWriteImm, Imm: uint32(cookie), Src: r.am, Len: n, RemoteAddr: r.bm.Base() + off, RemoteKey: r.bm.Key()}
 }
 
-// poll returns what there is on a NIC.
+// poll returns the completions of a NIC.
 func poll(t testing.TB, d *Domain) []group.Completion {
 	t.Helper()
 	out := make([]group.Completion, 1000)
@@ -82,7 +82,7 @@ func poll(t testing.TB, d *Domain) []group.Completion {
 	return out[:n]
 }
 
-// close ends everything, lawfully.
+// close closes everything in the required order.
 func (r *rig) close() {
 	r.t.Helper()
 	for _, d := range []*Domain{r.a, r.b} {
@@ -111,16 +111,16 @@ func (r *rig) close() {
 	}
 }
 
-// wild is a network that does all that one can.
-var wild = FabricOptions{
+// allFaults is a network with all faults.
+var allFaults = FabricOptions{
 	Delay: Span{Min: time.Microsecond, Max: time.Millisecond}, Tail: Span{Max: 5 * time.Millisecond}, TailChance: 0.1,
 	Pieces: 8, RepeatChance: 0.5, GhostChance: 0.7,
 }
 
-// fates returns what becomes of 100 writes whose sender gives up in the middle.
-func fates(t *testing.T, seed uint64) (out []string) {
+// outcomes returns the results of 100 writes whose sender's endpoint ends half-way.
+func outcomes(t *testing.T, seed uint64) (out []string) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, seed, wild, NICOptions{})
+		r := newRig(t, seed, allFaults, NICOptions{})
 		start := time.Now()
 		for i := range uint64(100) {
 			if n, err := r.ea.Post([]group.Work{r.write(i, 9, i*9)}); n != 1 || err != nil {
@@ -143,9 +143,9 @@ func fates(t *testing.T, seed uint64) (out []string) {
 	return out
 }
 
-// The same posts meet the same fate with the same seed, and another with another.
+// The same posts have the same results with the same seed, and other results with another.
 func TestReplay(t *testing.T) {
-	one, again, other := fates(t, 1), fates(t, 1), fates(t, 2)
+	one, again, other := outcomes(t, 1), outcomes(t, 1), outcomes(t, 2)
 	if !slices.Equal(one, again) {
 		t.Error("the same seed, another fate")
 	}
@@ -157,12 +157,12 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// Everything that the fault model names happens.
+// Every fault of the fault model occurs.
 func TestFaultsHappen(t *testing.T) {
 	var sum Counts
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
-			r := newRig(t, seed, wild, NICOptions{Windows: true})
+			r := newRig(t, seed, allFaults, NICOptions{Windows: true})
 			win := must(r.bm.Window(0, 500))(t)
 			for i := range uint64(60) {
 				w := r.write(i, 8, 0)
@@ -204,8 +204,8 @@ func add(sum *Counts, c Counts) {
 	}
 }
 
-// A cut link breaks the endpoint of who posts after RetryTimeout; one that is
-// healed before costs time only.
+// A cut link breaks the endpoint of a sender after RetryTimeout. A link that is healed before
+// only costs time.
 func TestCutLink(t *testing.T) {
 	for _, heal := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -239,7 +239,8 @@ func TestCutLink(t *testing.T) {
 	}
 }
 
-// A dead NIC's name opens nothing until it is repaired; a dead host's, never.
+// The name of a dead NIC cannot be opened until it is repaired, and that of a dead host's NIC
+// never.
 func TestDeadNames(t *testing.T) {
 	f := NewFabric(1, FabricOptions{})
 	o := NICOptions{Host: "h", Name: "n"}
@@ -270,7 +271,7 @@ func TestDeadNames(t *testing.T) {
 	}
 }
 
-// Each rule that the user of a domain may break is noticed.
+// Each violation by the user of a domain is detected.
 func TestRules(t *testing.T) {
 	for want, breach := range map[string]func(r *rig){
 		"Post after Shut":                       func(r *rig) { r.ea.Shut(); _, _ = r.ea.Post([]group.Work{r.write(1, 1, 0)}) },
@@ -306,7 +307,7 @@ func TestRules(t *testing.T) {
 		"connect after Close":                   func(r *rig) { e, _ := r.a.NewEndpoint(1, 0); _ = r.a.Close(); _ = e.Connect(r.eb.Local()) },
 		"write of 1073741825 bytes, at most 10": func(r *rig) { _, _ = r.ea.Post([]group.Work{r.write(1, 1<<30+1, 0)}) },
 	} {
-		// In a bubble's time a Work stays in flight until the breach is done.
+		// In virtual time a Work stays in flight until the violation has been made.
 		synctest.Test(t, func(t *testing.T) {
 			told := 0
 			r := newRig(t, 1, FabricOptions{Delay: Span{Min: 1, Max: 100}, OnViolation: func(string) { told++ }}, NICOptions{Windows: true})
@@ -326,7 +327,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// A completion queue that is full puts off what arrives; nothing is lost.
+// A full completion queue delays arrivals, and nothing is lost.
 func TestFullQueue(t *testing.T) {
 	for _, ordered := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -359,8 +360,8 @@ func TestFullQueue(t *testing.T) {
 	}
 }
 
-// Posting and polling allocate nothing: a test that counts the allocations of
-// what lies above would find them.
+// Posting and polling allocate nothing, so that they do not affect tests that count the
+// allocations of the code above.
 func TestAllocs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 1, FabricOptions{Delay: Span{Min: 1, Max: 100}, Pieces: 3, RepeatChance: 0.5}, NICOptions{})
@@ -386,7 +387,7 @@ func TestAllocs(t *testing.T) {
 	})
 }
 
-// The picture shows where a Work is.
+// The picture shows the state of a Work.
 func TestString(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 7, FabricOptions{Delay: Span{Min: time.Second, Max: time.Second}}, NICOptions{Ordered: true})
@@ -432,7 +433,7 @@ b0  1 to poll, 0 buffers lent, dead: simrdma: b0 was killed: nic is dead
 	})
 }
 
-// FuzzConnect: no address breaks anything.
+// FuzzConnect: no address causes a panic.
 func FuzzConnect(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 1, 0, 0, 0})
 	f.Add([]byte{2, 0, 0, 0, 1, 0, 0, 0})
@@ -518,7 +519,7 @@ func TestControl(t *testing.T) {
 
 func second(_ int, err error) error { return err }
 
-// Deadlines end calls that wait, and those that begin after.
+// Deadlines end calls that wait, and calls that begin later.
 func TestControlDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := NewFabric(3, FabricOptions{ControlBuffer: 10})
@@ -550,8 +551,8 @@ func TestControlDeadlines(t *testing.T) {
 	})
 }
 
-// What is said while hosts are parted arrives when they are joined; what is said
-// to or by a dead host never does.
+// Bytes sent while hosts are parted arrive when they are joined. Bytes sent to or by a dead
+// host never arrive.
 func TestControlSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := NewFabric(3, FabricOptions{ControlDelay: Span{Max: time.Millisecond}})

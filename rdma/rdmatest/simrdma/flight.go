@@ -9,49 +9,49 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// flight is one Work on its way.
+// flight is one Work in transit.
 type flight struct {
-	// life tells one use of the struct from the next.
+	// life distinguishes successive uses of the struct.
 	life     uint32
 	from, to *Endpoint
 	number   uint64 // of the Work on its endpoint
 	work     group.Work
 	src      *Memory
-	// wire is the payload of a ghost, whose source is its owner's again.
-	wire []byte
-	luck draws
+	// wire is a copy of a ghost's payload, because its source has been returned to its owner.
+	wire  []byte
+	draws draws
 
-	// dst and off are the destination, once admitted.
+	// dst and off are the destination, set on admission.
 	dst *Memory
 	off uint64
-	// placed has a bit for each of the pieces that is in place.
+	// placed has a bit for each placed piece.
 	pieces  int
 	placed  uint64
 	inPlace bool
-	// status is what the sender will be told, why for people.
+	// status is the result for the sender, and why its reason for people.
 	status group.Status
 	why    error
-	// A flight goes through arrived (at the target's NIC), accepted (or not: key,
-	// bounds), over (in place or refused, not delivered yet) and landed (delivered,
-	// refused or lost: nothing of it happens at the target any more). ended: its
-	// completion was queued; a ghost's is before it has landed.
+	// The states of a flight: arrived (at the target's NIC), accepted (the key and bounds are
+	// valid), over (in place or refused, not delivered yet) and landed (delivered, refused or
+	// lost, so nothing more happens at the target). ended: its completion has been queued; for a
+	// ghost, before it has landed.
 	arrived, accepted, over, landed bool
 	ended, ghost                    bool
-	// unanswered is when the first packet was lost on a dead link, or noAlarm.
+	// unanswered is the time at which the first packet was lost on a cut link, or noAlarm.
 	unanswered time.Duration
 }
 
 func (fl *flight) refused() bool { return fl.status != group.StatusOK }
 
-// haunt makes the flight independent of its source.
-func (fl *flight) haunt() {
+// makeGhost makes the flight a ghost, independent of its source.
+func (fl *flight) makeGhost() {
 	fl.ghost = true
 	if fl.src != nil {
 		fl.wire = append(fl.wire[:0], fl.src.buf[fl.work.SrcOff:fl.work.SrcOff+fl.work.Len]...)
 	}
 }
 
-// sendLocked puts a Work on the wire.
+// sendLocked starts a Work.
 func (e *Endpoint) sendLocked(w *group.Work, now time.Duration) {
 	f := e.d.f
 	var fl *flight
@@ -60,7 +60,7 @@ func (e *Endpoint) sendLocked(w *group.Work, now time.Duration) {
 	} else {
 		fl = new(flight)
 	}
-	*fl = flight{life: fl.life, wire: fl.wire[:0], from: e, to: e.peer, number: e.posted, work: *w, unanswered: noAlarm, luck: drawsOf(e.works, e.posted)}
+	*fl = flight{life: fl.life, wire: fl.wire[:0], from: e, to: e.peer, number: e.posted, work: *w, unanswered: noAlarm, draws: drawsOf(e.works, e.posted)}
 	if w.Len > 0 {
 		fl.src = w.Src.(*Memory)
 		fl.src.reads++
@@ -70,7 +70,7 @@ func (e *Endpoint) sendLocked(w *group.Work, now time.Duration) {
 	e.flying = append(e.flying, fl)
 	f.counts.Works++
 	f.counts.Flying++
-	at := now + f.delay(&fl.luck)
+	at := now + f.delay(&fl.draws)
 	if e.d.opts.Ordered || e.d.opts.RefusalBreaks {
 		at = max(at, e.lastAdmit)
 		e.lastAdmit = at
@@ -83,8 +83,8 @@ func (f *Fabric) flyLocked(fl *flight, at time.Duration, s step, piece int) {
 	f.scheduleLocked(event{at: at, step: s, piece: uint8(piece), flight: fl, life: fl.life})
 }
 
-// lostLocked deals with a packet that can't get through: it is tried again until
-// the sender gives up. It reports whether the packet was lost.
+// lostLocked handles a packet on a cut link: it is sent again until the sender's timeout. It
+// reports whether the packet was lost.
 func (f *Fabric) lostLocked(fl *flight, e event) bool {
 	if f.upLocked(fl.from.d, fl.to.d, fl.ghost) {
 		fl.unanswered = noAlarm
@@ -92,7 +92,7 @@ func (f *Fabric) lostLocked(fl *flight, e event) bool {
 	}
 	now := f.now()
 	switch {
-	case fl.ghost: // nobody tries again
+	case fl.ghost: // a ghost is not sent again
 		f.loseGhostLocked(fl)
 	case fl.unanswered == noAlarm:
 		fl.unanswered = now
@@ -105,7 +105,7 @@ func (f *Fabric) lostLocked(fl *flight, e event) bool {
 	return true
 }
 
-// loseGhostLocked drops a ghost, and where order is kept all behind it.
+// loseGhostLocked drops a ghost and, on an Ordered NIC, all ghosts after it.
 func (f *Fabric) loseGhostLocked(fl *flight) {
 	if !fl.from.d.opts.Ordered {
 		f.landLocked(fl)
@@ -118,21 +118,21 @@ func (f *Fabric) loseGhostLocked(fl *flight) {
 	}
 }
 
-// deadEndLocked deals with a packet for an endpoint that takes none: its sender
-// learns that. It reports whether that was the case.
+// deadEndLocked handles a packet for an endpoint that accepts none: the sender's endpoint
+// breaks. It reports whether that was the case.
 func (f *Fabric) deadEndLocked(fl *flight) bool {
-	if !fl.to.deafLocked() {
+	if !fl.to.closedToPeerLocked() {
 		return false
 	}
 	fl.status, fl.why = group.StatusBroken, errGone
 	f.landLocked(fl)
-	if !fl.ended && !fl.from.refusing { // else a refusal is on its way, which says more
+	if !fl.ended && !fl.from.refusing { // otherwise a refusal is on its way, which has more information
 		fl.from.breakSoonLocked(errGone)
 	}
 	return true
 }
 
-// admitLocked: a Work has arrived at the target's NIC.
+// admitLocked handles the arrival of a Work at the target's NIC.
 func (f *Fabric) admitLocked(e event) {
 	fl := e.flight
 	if fl.landed || f.lostLocked(fl, e) || f.deadEndLocked(fl) {
@@ -146,8 +146,8 @@ func (f *Fabric) admitLocked(e event) {
 	}
 }
 
-// advanceLocked looks at the next Work of an endpoint that a refusal breaks: one
-// at a time, so that nothing behind a refused one is performed.
+// advanceLocked admits the next Work of an endpoint that a refusal breaks. It admits one at a
+// time, so that no Work after a refused one is performed.
 func (f *Fabric) advanceLocked(from *Endpoint) {
 	if from.refusing {
 		return
@@ -163,7 +163,7 @@ func (f *Fabric) advanceLocked(from *Endpoint) {
 	}
 }
 
-// acceptLocked: the target's NIC looks at the key.
+// acceptLocked checks the key at the target's NIC.
 func (f *Fabric) acceptLocked(fl *flight) {
 	fl.accepted = true
 	if fl.work.Op != group.OpSend {
@@ -176,12 +176,12 @@ func (f *Fabric) acceptLocked(fl *flight) {
 	now := f.now()
 	fl.pieces = 1
 	if fl.work.Op != group.OpSend && fl.work.Len > 0 {
-		fl.pieces = 1 + fl.luck.below(int(min(uint64(f.opts.Pieces), fl.work.Len, 64)))
+		fl.pieces = 1 + fl.draws.below(int(min(uint64(f.opts.Pieces), fl.work.Len, 64)))
 	}
 	for i := range fl.pieces {
-		f.flyLocked(fl, now+f.delay(&fl.luck), stepPlace, i)
-		if f.opts.RepeatChance > 0 && fl.luck.chance(f.opts.RepeatChance) {
-			f.flyLocked(fl, now+f.delay(&fl.luck)+f.delay(&fl.luck), stepRepeat, i)
+		f.flyLocked(fl, now+f.delay(&fl.draws), stepPlace, i)
+		if f.opts.RepeatChance > 0 && fl.draws.chance(f.opts.RepeatChance) {
+			f.flyLocked(fl, now+f.delay(&fl.draws)+f.delay(&fl.draws), stepRepeat, i)
 		}
 	}
 }
@@ -204,7 +204,7 @@ func (fl *flight) resolveLocked() error {
 	return nil
 }
 
-// placeLocked: one piece of the payload has arrived, perhaps for the second time.
+// placeLocked handles the arrival of one piece of the payload, possibly repeated.
 func (f *Fabric) placeLocked(e event) {
 	fl := e.flight
 	if e.step == stepRepeat && fl.inPlace {
@@ -237,7 +237,7 @@ func (f *Fabric) placeLocked(e event) {
 
 var errRevoked = errors.New("simrdma: the memory was closed while the payload was landing")
 
-// closedLocked: the destination was closed, and that is final.
+// closedLocked reports whether the destination was closed and CloseIsFinal is true.
 func (fl *flight) closedLocked() bool {
 	if fl.dst == nil || !fl.dst.closed {
 		return false
@@ -245,7 +245,7 @@ func (fl *flight) closedLocked() bool {
 	return fl.to.d.opts.CloseIsFinal
 }
 
-// copyLocked places one piece. A message is placed when its buffer is known.
+// copyLocked places one piece. A message is placed when its buffer has been chosen.
 func (fl *flight) copyLocked(piece int) {
 	f := fl.from.d.f
 	if fl.work.Len == 0 || fl.work.Op == group.OpSend {
@@ -259,7 +259,7 @@ func (fl *flight) copyLocked(piece int) {
 	copy(fl.dst.buf[fl.off+from:fl.off+to], fl.payload()[from:to])
 }
 
-// payload is what the Work carries.
+// payload returns the payload of the Work.
 func (fl *flight) payload() []byte {
 	switch {
 	case fl.work.Len == 0:
@@ -270,7 +270,7 @@ func (fl *flight) payload() []byte {
 	return fl.src.buf[fl.work.SrcOff : fl.work.SrcOff+fl.work.Len]
 }
 
-// refuseLocked: the target's NIC does not take the Work.
+// refuseLocked refuses the Work at the target's NIC.
 func (f *Fabric) refuseLocked(fl *flight, s group.Status, why error) {
 	f.counts.Refused++
 	fl.status, fl.why, fl.over = s, why, true
@@ -280,8 +280,8 @@ func (f *Fabric) refuseLocked(fl *flight, s group.Status, why error) {
 	f.settleLocked(fl)
 }
 
-// settleLocked delivers what can be: the flight itself, or, where order is kept,
-// all at the head of the line that are over.
+// settleLocked delivers the flight or, on an Ordered NIC, all flights at the head of the line
+// that are over.
 func (f *Fabric) settleLocked(fl *flight) {
 	if !fl.from.d.opts.Ordered {
 		f.deliverLocked(fl)
@@ -296,20 +296,20 @@ func (f *Fabric) settleLocked(fl *flight) {
 			}
 			f.deliverLocked(x)
 			if !x.landed {
-				return // put off
+				return // delayed
 			}
 		}
-		// Landing and ending both take a flight out of the line.
+		// Landing and ending both remove a flight from the line.
 		if i < len(from.flying) && from.flying[i] == x {
 			i++
 		}
 	}
 }
 
-// deliverLocked ends a Work at the target: immediate, message or refusal.
+// deliverLocked delivers a Work at the target: an immediate, a message or a refusal.
 func (f *Fabric) deliverLocked(fl *flight) {
 	to := fl.to
-	if to.deafLocked() {
+	if to.closedToPeerLocked() {
 		f.deadEndLocked(fl)
 		return
 	}
@@ -319,7 +319,8 @@ func (f *Fabric) deliverLocked(fl *flight) {
 	}
 	if !fl.refused() {
 		if to.d.completions.len() >= to.d.opts.CompletionDepth {
-			// The queue is full: come again. The bit makes it a first placement.
+			// The completion queue is full, so try again later. The cleared bit makes it a first
+			// placement.
 			fl.placed, fl.inPlace, fl.over = fl.placed&^1, false, false
 			f.flyLocked(fl, f.now()+f.opts.RetryEvery, stepPlace, 0)
 			return
@@ -333,11 +334,11 @@ func (f *Fabric) deliverLocked(fl *flight) {
 	ghost := fl.ghost
 	f.landLocked(fl)
 	if !ghost {
-		f.flyLocked(fl, f.now()+f.delay(&fl.luck), stepAnswer, 0)
+		f.flyLocked(fl, f.now()+f.delay(&fl.draws), stepAnswer, 0)
 	}
 }
 
-// arriveLocked queues what the target's user sees of a Work.
+// arriveLocked queues the target's completion of a Work.
 func (f *Fabric) arriveLocked(fl *flight) {
 	to := fl.to
 	c := completion{ep: to, Completion: group.Completion{Cookie: to.cookie, Len: fl.work.Len}}
@@ -375,7 +376,7 @@ func (f *Fabric) arriveLocked(fl *flight) {
 	}
 }
 
-// landLocked: nothing of the flight happens at the target any more.
+// landLocked marks the flight as landed.
 func (f *Fabric) landLocked(fl *flight) {
 	if !fl.landed {
 		f.counts.Flying--
@@ -386,7 +387,7 @@ func (f *Fabric) landLocked(fl *flight) {
 	}
 }
 
-// answerLocked: the sender's NIC learns how the Work ended.
+// answerLocked handles the answer at the sender's NIC.
 func (f *Fabric) answerLocked(e event) {
 	fl := e.flight
 	if fl.ended || f.lostLocked(fl, e) {
@@ -418,7 +419,7 @@ func (f *Fabric) completeLocked(fl *flight, s group.Status, why error) {
 	}
 }
 
-// freeLocked takes a flight out of its line and keeps it for another Work.
+// freeLocked removes a flight from its line and keeps it for reuse.
 func (f *Fabric) freeLocked(fl *flight) {
 	line := fl.from.flying
 	for i, x := range line {

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
-// Shape of a story of the ledger.
+// Parameters of a run of the ledger.
 const (
 	storyEngines = 3
 	storyOps     = 60
@@ -24,39 +24,39 @@ const (
 	storyTimeout = 10 * time.Minute
 )
 
-// entry is one operation in the ledger: what was written, how it ended, how often
-// it was counted. Its number is its immediate.
+// entry is one operation in the ledger: the written bytes, its result, and the number of
+// counted immediates. Its number is its immediate.
 type entry struct {
 	number   int
 	from, to int // engines
 	what     string
-	slot     []byte // where it lands, at the target
+	slot     []byte // its destination at the target
 	want     []byte
 	revoked  bool // its window was revoked before its end: it may be refused
 	keyless  bool // the target had no NIC when the Desc was made
-	// lives of the target's NICs when the Desc was made: one that died since, and
-	// perhaps came back, has other keys.
+	// lives of the target's NICs when the Desc was made. A NIC that has died since has other
+	// keys, even if it has returned.
 	lives    []uint64
-	expected bool // before it was submitted: what was counted stays counted
+	expected bool // expected before submission, so its counted immediates stay counted
 
-	// What follows is guarded by ledger.mu.
+	// The fields below are guarded by ledger.mu.
 	submitted error
 	ends      []error
 	counted   int
 	early     bool // counted before its bytes were in place
 }
 
-// ledger is the oracle: it knows what was written and counted, and nothing of
+// ledger is the oracle. It records the written bytes and counted immediates, and does not model
 // sessions, NICs or pieces.
 type ledger struct {
 	mu      sync.Mutex
 	entries []*entry
-	// down are the sessions that ended, as the first engine saw it of the second.
+	// down are the sessions that ended, as reported by the first engine about the second.
 	down map[[2]int]bool
 }
 
 // ended is the OnPeerDown of engine i.
-func (s *story) ended(i int) func(rdma.EngineID, error) {
+func (s *ledgerRun) ended(i int) func(rdma.EngineID, error) {
 	return func(id rdma.EngineID, _ error) {
 		s.ledger.mu.Lock()
 		defer s.ledger.mu.Unlock()
@@ -76,9 +76,9 @@ func (l *ledger) end(e *entry) func(error) {
 	}
 }
 
-// keysLost reports whether every NIC that a Desc has a key for has died since, or
-// was dead before its engine knew.
-func (s *story) keysLost(e *entry) bool {
+// keysLost reports whether every NIC for which a Desc has a key has died since, or was dead
+// before its engine detected it.
+func (s *ledgerRun) keysLost(e *entry) bool {
 	for i, now := range s.lives(e.to) {
 		if now != 0 && now == e.lives[i] {
 			return false
@@ -87,8 +87,8 @@ func (s *story) keysLost(e *entry) bool {
 	return true
 }
 
-// lives says which of its lives each NIC of an engine is in; 0 is dead.
-func (s *story) lives(i int) []uint64 {
+// lives returns the current life of each NIC of an engine; 0 is dead.
+func (s *ledgerRun) lives(i int) []uint64 {
 	f := s.w.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -96,14 +96,14 @@ func (s *story) lives(i int) []uint64 {
 	for n := range out {
 		name := NICName(s.engines[i].(*engine).host, n)
 		if d := f.nics[name]; d != nil && !d.dead {
-			out[n] = f.plugs[name]
+			out[n] = f.opened[name]
 		}
 	}
 	return out
 }
 
-// judge holds the ledger against the promises of package rdma.
-func (s *story) judge() {
+// judge checks the ledger against the promises of package rdma.
+func (s *ledgerRun) judge() {
 	l, t := &s.ledger, s.T
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,7 +127,7 @@ func (s *story) judge() {
 		}
 		switch err := e.ends[0]; {
 		case err == nil:
-			// What nobody expects is forgotten when its session ends.
+			// Unexpected immediates are discarded when their session ends.
 			if e.counted != 1 && (e.expected || !l.down[[2]int{e.to, e.from}]) {
 				t.Errorf("%s: ended well, counted %d times", name, e.counted)
 			}
@@ -145,9 +145,8 @@ func (s *story) judge() {
 	}
 }
 
-// story is one run: engines on a network, operations between them, and what
-// befalls the network meanwhile.
-type story struct {
+// ledgerRun is one run: engines on a network, operations between them, and faults of the network.
+type ledgerRun struct {
 	*testing.T
 	w       *world
 	rng     *rand.Rand
@@ -162,23 +161,23 @@ type story struct {
 	wg      sync.WaitGroup
 }
 
-// TestLedger: no immediate is lost, early or counted twice, and no operation ends
-// twice or not at all, whatever NICs, links, hosts and control connections do.
+// TestLedger: no immediate is lost, early or counted twice, and each operation ends exactly
+// once, under faults of NICs, links, hosts and control connections.
 func TestLedger(t *testing.T) {
 	eachSeed(t, 20, func(t *testing.T, seed uint64) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), storyTimeout)
 			defer cancel()
-			s := &story{T: t, w: newWorld(t, seed), rng: rand.New(rand.NewPCG(seed, 3)), ctx: ctx}
+			s := &ledgerRun{T: t, w: newWorld(t, seed), rng: rand.New(rand.NewPCG(seed, 3)), ctx: ctx}
 			s.open()
-			s.tell()
+			s.submitAll()
 			s.end()
 		})
 	})
 }
 
-// open starts the engines and joins them all.
-func (s *story) open() {
+// open starts the engines and connects them all.
+func (s *ledgerRun) open() {
 	token := rdma.Token("the token of every engine here")
 	s.bytes = make([]byte, 2*slotBytes)
 	for i := range s.bytes {
@@ -208,15 +207,15 @@ func (s *story) open() {
 	}
 }
 
-func (s *story) must(err error) {
+func (s *ledgerRun) must(err error) {
 	s.Helper()
 	if err != nil {
 		s.Fatal(err)
 	}
 }
 
-// tell submits the operations, at random times, while the network suffers.
-func (s *story) tell() {
+// submitAll submits the operations at random times while faults occur.
+func (s *ledgerRun) submitAll() {
 	faults := s.rng.IntN(4)
 	for range faults {
 		at := time.Duration(s.rng.Int64N(int64(20 * time.Millisecond)))
@@ -235,8 +234,8 @@ func (s *story) tell() {
 	s.wg.Wait()
 }
 
-// fault draws one misfortune. Those that a session survives are the more frequent.
-func (s *story) fault() func() {
+// fault draws one fault. Faults that a session survives are more frequent.
+func (s *ledgerRun) fault() func() {
 	f, nics := s.w.f, s.w.nics
 	a := s.rng.IntN(storyEngines)
 	b := (a + 1 + s.rng.IntN(storyEngines-1)) % storyEngines
@@ -270,7 +269,7 @@ func (s *story) fault() func() {
 }
 
 // submit draws an operation and submits it.
-func (s *story) submit(i int) {
+func (s *ledgerRun) submit(i int) {
 	from := s.rng.IntN(storyEngines)
 	to := (from + 1 + s.rng.IntN(storyEngines-1)) % storyEngines
 	e := &entry{number: i, from: from, to: to, lives: s.lives(to), slot: s.mem[to][i*slotBytes : (i+1)*slotBytes]}
@@ -324,9 +323,9 @@ func (s *story) submit(i int) {
 	}
 }
 
-// expect begins an expectation that looks at the bytes when it is told. One that
-// has ended otherwise is begun again at the end.
-func (s *story) expect(e *entry) {
+// expect begins an expectation that checks the bytes in its Done. An expectation that failed is
+// begun again at the end.
+func (s *ledgerRun) expect(e *entry) {
 	_, err := s.engines[e.to].ExpectImm(rdma.Expect{Imm: uint32(e.number), Count: 1, Done: func(err error) {
 		if err != nil {
 			return
@@ -340,9 +339,9 @@ func (s *story) expect(e *entry) {
 	s.must(err)
 }
 
-// revokeLater revokes the window of an operation at some time; nothing may change
-// it afterwards.
-func (s *story) revokeLater(e *entry, win rdma.Window) {
+// revokeLater revokes the window of an operation after some time. Its bytes must not change
+// afterwards.
+func (s *ledgerRun) revokeLater(e *entry, win rdma.Window) {
 	at := time.Duration(s.rng.Int64N(int64(3 * time.Millisecond)))
 	s.wg.Go(func() {
 		time.Sleep(at)
@@ -366,9 +365,9 @@ func (s *story) revokeLater(e *entry, win rdma.Window) {
 	})
 }
 
-// end waits until every operation has ended, counts what was not expected, and
+// end waits until every operation has ended, counts the immediates that were not expected, and
 // judges.
-func (s *story) end() {
+func (s *ledgerRun) end() {
 	for _, r := range s.src {
 		if err := r.Close(s.ctx); err != nil { // every operation that reads from it has ended
 			s.Fatalf("close a source: %v", err)
@@ -377,7 +376,7 @@ func (s *story) end() {
 	for !s.allEnded() && s.ctx.Err() == nil { // an operation without payload reads from no source
 		time.Sleep(100 * time.Millisecond)
 	}
-	time.Sleep(time.Second) // what is counted at the target is, by then
+	time.Sleep(time.Second) // by then every immediate has been counted at the target
 	for _, e := range s.ledger.entries {
 		s.recount(e)
 	}
@@ -386,7 +385,7 @@ func (s *story) end() {
 }
 
 // allEnded reports whether no operation is in flight.
-func (s *story) allEnded() bool {
+func (s *ledgerRun) allEnded() bool {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	for _, e := range s.ledger.entries {
@@ -397,9 +396,9 @@ func (s *story) allEnded() bool {
 	return true
 }
 
-// recount takes what was counted for an operation and not expected. A session's
-// end forgets that: then there is none.
-func (s *story) recount(e *entry) {
+// recount counts the immediates of an operation that were not expected. If its session has
+// ended they are discarded, and there are none.
+func (s *ledgerRun) recount(e *entry) {
 	for range 3 {
 		before := e.counted
 		x, err := s.engines[e.to].ExpectImm(rdma.Expect{Imm: uint32(e.number), Count: 1, Done: func(err error) {
@@ -408,7 +407,7 @@ func (s *story) recount(e *entry) {
 			}
 		}})
 		if errors.Is(err, rdma.ErrExists) {
-			return // the first expectation still waits
+			return // the first expectation is still waiting
 		}
 		s.must(err)
 		if e.counted == before {
@@ -418,8 +417,8 @@ func (s *story) recount(e *entry) {
 	}
 }
 
-// engage proves that the sessions that are left work.
-func (s *story) engage() {
+// engage checks that the remaining sessions work.
+func (s *ledgerRun) engage() {
 	for i, e := range s.engines {
 		for _, p := range e.Peers() {
 			for k, to := range s.engines {

@@ -7,22 +7,22 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Memory is memory that one NIC knows, or a window of it.
+// Memory is memory that is registered with one NIC, or a window of it.
 type Memory struct {
 	d      *Domain
-	parent *Memory // nil of a registration
+	parent *Memory // nil for a registration
 	key    uint64
 	base   uint64
 	buf    []byte
-	// spans, unless nil, are the parts of buf that are open.
+	// spans, if not nil, are the accessible parts of buf.
 	spans []rdma.Span
 
-	device bool // of a DMABuf
+	device bool // memory of a DMABuf
 
-	// What follows is guarded by the fabric's lock.
+	// The fields below are guarded by the fabric's lock.
 	closed  bool
 	windows int // open ones
-	reads   int // Works in flight that have it as their source
+	reads   int // Works in flight whose source it is
 }
 
 var (
@@ -30,8 +30,8 @@ var (
 	_ group.SpanMemory = (*Memory)(nil)
 )
 
-// Register makes mem known to the NIC. A DMABuf may be of any file that can be
-// mapped: a memfd stands for the memory of a device.
+// Register registers mem with the NIC. A DMABuf may be any file that can be mapped: a memfd
+// stands for device memory.
 func (d *Domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
 	if opts.Device != "" {
 		return nil, fmt.Errorf("simrdma: memory of device %q: there are no devices: %w", opts.Device, rdma.ErrUnsupported)
@@ -68,7 +68,7 @@ func (d *Domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, 
 	return m, nil
 }
 
-// keyLocked gives m a key and opens it to peers.
+// keyLocked gives m a key.
 func (d *Domain) keyLocked(m *Memory) {
 	for m.key == 0 || d.memories[m.key] != nil {
 		m.key = d.keys.next()
@@ -79,13 +79,13 @@ func (d *Domain) keyLocked(m *Memory) {
 	d.memories[m.key] = m
 }
 
-// Key opens the memory to peers.
+// Key returns the key.
 func (m *Memory) Key() uint64 { return m.key }
 
-// Base is where the memory begins for Work.RemoteAddr.
+// Base returns the memory's first address in terms of Work.RemoteAddr.
 func (m *Memory) Base() uint64 { return m.base }
 
-// Window opens a part of the memory.
+// Window makes a window of a part of the memory.
 func (m *Memory) Window(off, n uint64) (group.Memory, error) { return m.window(off, n, nil) }
 
 // WindowSpans implements group.SpanMemory.
@@ -96,7 +96,7 @@ func (m *Memory) WindowSpans(off, n uint64, spans []rdma.Span) (group.Memory, er
 	return m.window(off, n, spans)
 }
 
-// window opens a part of the memory; nil spans are all of the window.
+// window makes a window of a part of the memory. Nil spans are the whole window.
 func (m *Memory) window(off, n uint64, spans []rdma.Span) (group.Memory, error) {
 	if !m.d.opts.Windows {
 		return nil, fmt.Errorf("simrdma: %s has no windows: %w", m.d.opts.Name, rdma.ErrUnsupported)
@@ -125,7 +125,7 @@ func (m *Memory) window(off, n uint64, spans []rdma.Span) (group.Memory, error) 
 	return w, nil
 }
 
-// Close takes the key back.
+// Close invalidates the key.
 func (m *Memory) Close() error {
 	f := m.d.f
 	f.mu.Lock()
@@ -165,7 +165,7 @@ func (m *Memory) holds(buf []byte) bool {
 	return at >= from && at+uint64(len(buf)) <= from+uint64(len(m.buf))
 }
 
-// offset is where [addr, addr+n) lies in the memory, if it does and is open.
+// offset returns the offset of [addr, addr+n) in the memory, if the range is accessible.
 func (m *Memory) offset(addr, n uint64) (uint64, bool) {
 	off := addr - m.base
 	size := uint64(len(m.buf))

@@ -10,22 +10,22 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Provider is what Info tells of an engine on a fabric.
+// Provider is the value of Info.Provider for engines on a fabric.
 const Provider = "sim"
 
 // Options configure an engine on a fabric.
 type Options struct {
-	// Fabric is what the engine's NICs are plugged into.
+	// Fabric is the network of the engine's NICs.
 	Fabric *Fabric
 	// Host is the engine's machine, unique in the fabric.
 	Host string
-	// Listen makes the engine reachable as Host.
+	// Listen makes the engine reachable under the address Host.
 	Listen bool
-	// NICs are its NICs: default one. Host is filled in, and where Name is
-	// empty it is the host's and a number.
+	// NICs are its NICs. Default: one. Host is overwritten, and an empty Name becomes the host's
+	// name and a number.
 	NICs []NICOptions
-	// Group is the rest of the engine's options; Provider, Domains, Reopen and
-	// Control are overwritten.
+	// Group has the engine's other options. Provider, Domains, Reopen and Control are
+	// overwritten.
 	Group group.Options
 }
 
@@ -61,7 +61,7 @@ func New(ctx context.Context, o Options) (*group.Engine, error) {
 	return group.New(ctx, g)
 }
 
-// NICName is the name of a host's NIC that was given none.
+// NICName is the default name of a host's NIC.
 func NICName(host string, i int) string { return fmt.Sprintf("%s/%d", host, i) }
 
 func closeAll(domains []group.Domain) {
@@ -70,7 +70,7 @@ func closeAll(domains []group.Domain) {
 	}
 }
 
-// Control is how an engine on host reaches others, and, with listen, they it.
+// Control returns the transport for sessions of an engine on host. With listen it also accepts.
 func (f *Fabric) Control(host string, listen bool) (group.Control, error) {
 	c := group.Control{Dial: func(ctx context.Context, addr string) (net.Conn, error) { return f.Dial(ctx, host, addr) }}
 	if !listen {

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// String draws the fabric: each NIC, each of its endpoints with its peer, and
-// each Work in flight with where it is.
+// String draws the fabric: each NIC, each of its endpoints with its peer, and each Work in
+// flight with its state.
 //
 //	seed 7 at 1.2ms: 2 events to come, the next at 1.3ms
 //	a/0  2 to poll, 4 buffers lent
@@ -58,7 +58,7 @@ func (d *Domain) drawLocked(b *strings.Builder) {
 	}
 }
 
-// draw is one line about a Work.
+// draw writes one line about a Work.
 func (fl *flight) draw(b *strings.Builder) {
 	op := map[group.Op]string{group.OpWrite: "write", group.OpWriteImm: "writeImm", group.OpSend: "send"}[fl.work.Op]
 	where := "on its way"
