@@ -254,7 +254,7 @@ const maxBlockBytes = 1 << 32
 
 // leave ends a session. If the leader closed the stream, its group is removed. If the connection
 // was lost, the leader may reconnect within dualpath.Options.GroupTimeout.
-func (s *Service) leave(l *leader, goodBye bool) {
+func (s *Service) leave(l *leader, closed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l.end(nil)
@@ -262,8 +262,8 @@ func (s *Service) leave(l *leader, goodBye bool) {
 		return
 	}
 	delete(s.leaders, l.group)
-	s.log.Info("leader left", "group", s.groups.of(uint32(l.group)), "for_good", goodBye)
-	if goodBye {
+	s.log.Info("leader left", "group", s.groups.of(uint32(l.group)), "for_good", closed)
+	if closed {
 		s.stepLocked(dualpath.GroupDown{At: s.now(), Group: l.group})
 	}
 }
