@@ -26,7 +26,7 @@ func (r *planned) class(ask *gateway.Request, h http.Header, req *request) (err 
 	o := &r.front.opts
 	if o.TenantHeader != "" {
 		if ask.Tenant = h.Get(o.TenantHeader); len(ask.Tenant) > maxTenant {
-			return invalid(o.TenantHeader, fmt.Sprintf("the name has %d bytes; want at most %d", len(ask.Tenant), maxTenant))
+			return invalid(o.TenantHeader, fmt.Sprintf("the name has %d bytes; the maximum is %d", len(ask.Tenant), maxTenant))
 		}
 	}
 	if ask.Priority, err = priorityOf(req.fields); err != nil {

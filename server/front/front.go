@@ -172,29 +172,29 @@ func New(opts Options) (*Front, error) {
 
 func newEngines(opts Options) ([]*engine, error) {
 	if len(opts.Engines) == 0 {
-		return nil, errors.New("front: no engine is given")
+		return nil, errors.New("front: Options.Engines is empty")
 	}
 	if opts.LoadFactor < 1 || math.IsNaN(opts.LoadFactor) {
 		return nil, fmt.Errorf("front: LoadFactor is %v; must be at least 1", opts.LoadFactor)
 	}
 	if opts.BodyMemoryBytes < opts.MaxBodyBytes+bodyOverhead {
-		return nil, fmt.Errorf("front: BodyMemoryBytes, %d, is less than MaxBodyBytes, %d, and %d bytes of a request's own", opts.BodyMemoryBytes, opts.MaxBodyBytes, bodyOverhead)
+		return nil, fmt.Errorf("front: BodyMemoryBytes is %d; it must be at least MaxBodyBytes, %d, plus %d bytes", opts.BodyMemoryBytes, opts.MaxBodyBytes, bodyOverhead)
 	}
 	var engines []*engine
 	for _, given := range opts.Engines {
 		base, err := url.Parse(given.URL)
 		if err != nil {
-			return nil, fmt.Errorf("front: engine: want a URL such as http://10.0.0.1:8000: %w", errors.Unwrap(err)) // err itself contains the password
+			return nil, fmt.Errorf("front: an engine's URL is invalid; give a URL such as http://10.0.0.1:8000: %w", errors.Unwrap(err)) // err itself contains the password
 		}
 		if base.Scheme != "http" && base.Scheme != "https" || base.Host == "" || base.User != nil || base.RawQuery != "" || base.Fragment != "" {
-			return nil, fmt.Errorf("front: engine %q: want a URL such as http://10.0.0.1:8000", base.Redacted())
+			return nil, fmt.Errorf("front: the URL of engine %q is invalid; give a URL such as http://10.0.0.1:8000", base.Redacted())
 		}
 		name, planned := strings.TrimSuffix(base.String(), "/"), base.Host
 		if given.Name != "" {
 			name, planned = given.Name, given.Name
 		}
 		if slices.ContainsFunc(engines, func(e *engine) bool { return e.name == name }) {
-			return nil, fmt.Errorf("front: engine %s is given twice", name)
+			return nil, fmt.Errorf("front: engine %s is in the list twice", name)
 		}
 		if base.Path == "" {
 			base.Path = "/" // JoinPath would otherwise return a relative path
@@ -343,7 +343,7 @@ func (f *Front) authorized(r *http.Request) bool {
 // readBody returns the whole body. If it returns false, it has sent the response.
 func (f *Front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	tooLarge := func() {
-		f.reject(w, rejectBody, http.StatusRequestEntityTooLarge, "request_too_large", fmt.Sprintf("the body has more than %d bytes, the most that the gateway takes", f.opts.MaxBodyBytes))
+		f.reject(w, rejectBody, http.StatusRequestEntityTooLarge, "request_too_large", fmt.Sprintf("the body has more than %d bytes, the gateway's maximum", f.opts.MaxBodyBytes))
 	}
 	if r.ContentLength > f.opts.MaxBodyBytes {
 		w.Header().Set("Connection", "close") // the body is not read

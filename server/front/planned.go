@@ -83,7 +83,7 @@ func (r *planned) drain(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("front: requests have not ended: %w", ctx.Err())
+		return fmt.Errorf("front: some requests have not ended: %w", ctx.Err())
 	}
 }
 
@@ -233,7 +233,7 @@ func (r *planned) refusalOf(err error) error {
 			return busy(rejectPlanner, err.Error())
 		}
 		own.status, own.code, own.retry = http.StatusServiceUnavailable, "planner_failed", true
-		r.front.opts.Logger.Warn("the planner or storage failed a request", "err", err)
+		r.front.opts.Logger.Warn("a request failed at the planner or in storage", "err", err)
 	case refused.Refusal == gateway.Busy:
 		return busy(rejectPlanner, err.Error())
 	case refused.Refusal == gateway.Late:
@@ -262,7 +262,7 @@ func (r *planned) enginesOf(ev gateway.Event) (prefill, decode *engine, err erro
 	for _, name := range []string{ev.Prefill, ev.Decode} {
 		if r.engines[name] == nil {
 			if _, logged := r.unknown.LoadOrStore(name, true); !logged {
-				r.front.opts.Logger.Error("the planner names an engine that the gateway does not have; give it as --engine NAME=URL", "engine", name, "known", known)
+				r.front.opts.Logger.Error("the planner chose an engine that the gateway does not have; add it with --engine NAME=URL", "engine", name, "known", known)
 			}
 		}
 	}

@@ -208,7 +208,7 @@ func (p *pool) chooseLocked(t *ticket) *engine {
 	}
 	bound := max(boundMin, math.Ceil(p.loadFactor*float64(total+1)/float64(healthy)))
 	var idlest, best *engine
-	most := 0
+	bestHits := 0
 	for i := range p.engines {
 		e := p.engines[(i+p.turn)%len(p.engines)]
 		if !p.roomLocked(e) || slices.Contains(t.tried, e) {
@@ -221,11 +221,11 @@ func (p *pool) chooseLocked(t *ticket) *engine {
 			continue
 		}
 		hits := e.hits(t.prompt)
-		if 2*hits < t.prompt.blocks || hits < most || hits == 0 {
+		if 2*hits < t.prompt.blocks || hits < bestHits || hits == 0 {
 			continue
 		}
-		if hits > most || e.load < best.load {
-			best, most = e, hits
+		if hits > bestHits || e.load < best.load {
+			best, bestHits = e, hits
 		}
 	}
 	if best == nil {
@@ -268,7 +268,7 @@ func (p *pool) failed(e *engine, err error, lost bool) {
 		p.metrics.indexBlocks.WithLabelValues(e.name).Set(0)
 	}
 	if e.healthy {
-		p.log.Warn("an engine failed a request; it counts as failed until a poll succeeds", "engine", e.name, "err", err)
+		p.log.Warn("a request failed on an engine; the engine gets no requests until a poll succeeds", "engine", e.name, "err", err)
 		p.setHealthLocked(e, false)
 	}
 	select {
@@ -305,7 +305,7 @@ func (p *pool) polled(e *engine, err error) time.Duration {
 	}
 	e.badPolls++
 	if text := err.Error(); text != e.lastComplain {
-		p.log.Warn("an engine fails its health check", "engine", e.name, "err", err)
+		p.log.Warn("an engine failed its health checks", "engine", e.name, "err", err)
 		e.lastComplain = text
 	}
 	if e.healthy {

@@ -52,7 +52,7 @@ func (r *pooled) route(out *http.Request, req *request) (*http.Response, error) 
 			return nil, last
 		}
 		m.retries.WithLabelValues(e.name).Inc()
-		r.front.opts.Logger.Debug("another engine gets the request", "failed", last)
+		r.front.opts.Logger.Debug("the request goes to another engine", "err", last)
 		if err == nil {
 			_ = resp.Body.Close()
 		}

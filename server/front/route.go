@@ -101,7 +101,7 @@ func (f *Front) sendOnce(out *http.Request, e *engine, body payload) (_ *http.Re
 	if err := a.first(); err != nil && err != io.EOF {
 		_ = resp.Body.Close()
 		end()
-		return nil, reused, fmt.Errorf("the answer ended before its first byte: %w", err)
+		return nil, reused, fmt.Errorf("the response ended before its first byte: %w", err)
 	}
 	resp.Body = a
 	return resp, reused, nil

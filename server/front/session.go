@@ -185,7 +185,7 @@ func (s *session) on(ev gateway.Event) {
 		m.promptTokens.Add(float64(s.prompt))
 		m.hitTokens.Add(float64(ev.Hit))
 	case gateway.Waiting:
-		opts.Logger.Debug("the planner is away", "request", s.id, "reason", ev.Reason)
+		opts.Logger.Debug("the planner is unreachable", "request", s.id, "reason", ev.Reason)
 		if s.attempt == nil && s.waits == forNothing {
 			s.await(forPlanner, opts.QueueWait)
 		}
@@ -199,7 +199,7 @@ func (s *session) on(ev gateway.Event) {
 			s.start(ev)
 		}
 	case gateway.Replanned:
-		opts.Logger.Debug("the planner plans a request again", "request", s.id, "reason", ev.Reason)
+		opts.Logger.Debug("the planner is planning a request again", "request", s.id, "reason", ev.Reason)
 		m.replans.Inc()
 		s.lose(errors.New(ev.Reason))
 	case gateway.Done:
@@ -306,7 +306,7 @@ func (s *session) arrived(o outcome) {
 	}
 	if o.err != nil {
 		f.metrics.failures.WithLabelValues(o.engine.name, o.side).Inc()
-		f.opts.Logger.Debug("an engine failed its part of a request", "request", s.id, "err", o.err)
+		f.opts.Logger.Debug("a request failed on an engine", "request", s.id, "err", o.err)
 	}
 	s.prefilled = s.prefilled || o.side == prefillSide
 	switch {

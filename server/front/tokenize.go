@@ -157,11 +157,11 @@ func isChat(out *http.Request) bool { return strings.HasSuffix(out.URL.Path, "/c
 // of the request (4xx) is the client's response.
 func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Response, error) {
 	f := r.front
-	most := tokenBytes*ask.size() + answerBytes
-	if !f.bodies.TryAcquire(most) {
+	maxBytes := tokenBytes*ask.size() + answerBytes
+	if !f.bodies.TryAcquire(maxBytes) {
 		return nil, nil, busy(rejectMemory, noMemory)
 	}
-	defer f.bodies.Release(most)
+	defer f.bodies.Release(maxBytes)
 	req := out.Clone(out.Context())
 	req.URL.Path, req.URL.RawPath, req.URL.RawQuery = "/tokenize", "", ""
 	req.Header.Set("Content-Type", "application/json")
@@ -180,7 +180,7 @@ func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Re
 		}
 	}
 	defer resp.Body.Close()
-	tokens, err := tokensIn(resp, most)
+	tokens, err := tokensIn(resp, maxBytes)
 	if err == nil {
 		return tokens, nil, nil
 	}
@@ -193,26 +193,26 @@ func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Re
 	return nil, nil, &refusal{reason: rejectEngines, status: http.StatusBadGateway, code: "tokenize_failed", message: fmt.Sprintf("%s: POST /tokenize: %v", resp.Body.(*answer).engine.name, err)}
 }
 
-// tokensIn decodes the response of /tokenize, of at most maxBytes bytes.
-func tokensIn(resp *http.Response, most int64) ([]kv.Token, error) {
+// tokensIn decodes the response of /tokenize, of at maxBytes maxBytes bytes.
+func tokensIn(resp *http.Response, maxBytes int64) ([]kv.Token, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, errors.New(resp.Status)
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxBytes+1))
 	if err != nil {
 		return nil, err
 	}
-	if int64(len(text)) > most {
-		return nil, fmt.Errorf("the answer has more than %d bytes", most)
+	if int64(len(text)) > maxBytes {
+		return nil, fmt.Errorf("the response has more than %d bytes", maxBytes)
 	}
 	var got struct {
 		Tokens []kv.Token `json:"tokens"`
 	}
 	if err := json.Unmarshal(text, &got); err != nil {
-		return nil, fmt.Errorf("the answer is not understood: %w", err)
+		return nil, fmt.Errorf("the response is invalid: %w", err)
 	}
 	if len(got.Tokens) == 0 {
-		return nil, errors.New("the answer has no tokens")
+		return nil, errors.New("the response has no tokens")
 	}
 	return got.Tokens, nil
 }

@@ -80,11 +80,11 @@ func (o *Options) EnsureDefaults() {
 func (o *Options) Validate() error {
 	switch {
 	case o.Path == "":
-		return errors.New("handoff: no path for the unix socket")
+		return errors.New("handoff: Options.Path is required")
 	case o.Arena == nil || o.Arena.FD() < 0:
 		return errors.New("handoff: Options.Arena must be Shared, to be mapped by another process")
 	case o.SessionsMax < 1 || o.LoansMax < 1 || o.StagingBytesMax < 1:
-		return fmt.Errorf("handoff: limits of %d sessions, %d loans and %d bytes of staging memory; all must be positive", o.SessionsMax, o.LoansMax, o.StagingBytesMax)
+		return fmt.Errorf("handoff: SessionsMax is %d, LoansMax %d, StagingBytesMax %d; all must be positive", o.SessionsMax, o.LoansMax, o.StagingBytesMax)
 	}
 	return nil
 }
@@ -144,10 +144,10 @@ func bind(path string) (*net.UnixListener, error) {
 	}
 	info, statErr := os.Lstat(path)
 	if statErr != nil || info.Mode().Type() != os.ModeSocket || !errors.Is(dialErr, syscall.ECONNREFUSED) {
-		return nil, fmt.Errorf("%s exists and is not a socket that was left behind: %w", path, errors.Join(dialErr, statErr))
+		return nil, fmt.Errorf("%s exists and is not the socket of an ended process: %w", path, errors.Join(dialErr, statErr))
 	}
 	if err := os.Remove(path); err != nil {
-		return nil, fmt.Errorf("remove the socket that was left behind: %w", err)
+		return nil, fmt.Errorf("remove the socket of an ended process: %w", err)
 	}
 	return net.ListenUnix("unix", addr)
 }
@@ -203,7 +203,7 @@ func (l *Listener) Serve(handle Handler) error {
 		go func() {
 			defer l.leave(conn)
 			if err := l.serve(conn, handle); err != nil {
-				l.opts.Logger.Warn("local session", "socket", l.opts.Path, "err", err)
+				l.opts.Logger.Warn("local session ended", "socket", l.opts.Path, "err", err)
 			}
 		}()
 	}
@@ -314,15 +314,15 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET):
 			return nil
 		case err != nil:
-			return fmt.Errorf("handoff: hung up on an engine: %w", err)
+			return fmt.Errorf("handoff: ended a session: %w", err)
 		case msg[0] == api.KindReturn:
 			if back, err = api.ParseReturn(back[:0], msg); err != nil {
-				return fmt.Errorf("handoff: hung up on an engine: %w", err)
+				return fmt.Errorf("handoff: ended a session: %w", err)
 			}
 			s.Return(back)
 		case msg[0] == api.KindStage && len(msg) == 1:
 			if err := l.stage(conn, s); err != nil {
-				return fmt.Errorf("handoff: hung up on an engine: %w", err)
+				return fmt.Errorf("handoff: ended a session: %w", err)
 			}
 		case msg[0] == api.KindCall:
 			call := &callContext{Context: ctx, in: in, cancel: cancel}
@@ -338,7 +338,7 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 			}
 			<-watched
 		default:
-			return fmt.Errorf("handoff: hung up on an engine: a message of kind %d with %d bytes", msg[0], len(msg))
+			return fmt.Errorf("handoff: ended a session: a message of kind %d with %d bytes", msg[0], len(msg))
 		}
 	}
 }
@@ -425,13 +425,13 @@ func (l *Listener) stage(conn *net.UnixConn, s *Session) error {
 // newStaging makes the staging memory of a session, within StagingBytesMax.
 func (l *Listener) newStaging(s *Session) error {
 	if s.staging != nil {
-		return fmt.Errorf("handoff: the session has staging memory of %d bytes already: %w", len(s.staging.Bytes()), ErrFull)
+		return fmt.Errorf("handoff: the session already has %d bytes of staging memory: %w", len(s.staging.Bytes()), ErrFull)
 	}
 	size := l.StagingBytes()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if free := l.opts.StagingBytesMax - l.staged; size > free {
-		return fmt.Errorf("handoff: staging memory of %d bytes; %d of %d are free (limits.staging_bytes): %w", size, free, l.opts.StagingBytesMax, ErrFull)
+		return fmt.Errorf("handoff: %d bytes of staging memory requested, %d of %d are free (limits.staging_bytes): %w", size, free, l.opts.StagingBytesMax, ErrFull)
 	}
 	var err error
 	if s.staging, err = arena.NewStaging(size); err != nil {
@@ -474,13 +474,13 @@ func (l *Listener) end(s *Session) {
 // Session returns the session of the given number. Error: ErrSession.
 func (l *Listener) Session(id []byte) (*Session, error) {
 	if len(id) != len(api.LocalID{}) {
-		return nil, fmt.Errorf("handoff: a session's number of %d bytes: %w", len(id), ErrSession)
+		return nil, fmt.Errorf("handoff: the session's id has %d bytes: %w", len(id), ErrSession)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s, ok := l.sessions[api.LocalID(id)]
 	if !ok {
-		return nil, fmt.Errorf("handoff: %w: its connection to %s has ended, or was to another node", ErrSession, l.opts.Path)
+		return nil, fmt.Errorf("handoff: %w: the connection to %s has ended, or was to another node", ErrSession, l.opts.Path)
 	}
 	return s, nil
 }

@@ -444,7 +444,7 @@ func TestSocketFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := handoff.Listen(handoff.Options{Path: file, Arena: n.arena}); err == nil || !strings.Contains(err.Error(), "not a socket") {
+	if _, err := handoff.Listen(handoff.Options{Path: file, Arena: n.arena}); err == nil || !strings.Contains(err.Error(), "not the socket") {
 		t.Errorf("in place of a file: %v", err)
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != "precious" {

@@ -38,11 +38,11 @@ func (s *Session) Open(number uint64) (*Loan, error) {
 	defer s.mu.Unlock()
 	switch _, used := s.loans[number]; {
 	case s.ended:
-		return nil, fmt.Errorf("handoff: %w: its connection has ended", ErrSession)
+		return nil, fmt.Errorf("handoff: %w: the connection has ended", ErrSession)
 	case used:
 		return nil, fmt.Errorf("handoff: loan %d: %w", number, ErrLoan)
 	case len(s.loans) >= s.max:
-		return nil, fmt.Errorf("handoff: %d loans in one session: %w", s.max, ErrFull)
+		return nil, fmt.Errorf("handoff: the session has %d loans: %w", s.max, ErrFull)
 	}
 	loan := &Loan{session: s, number: number}
 	s.loans[number] = loan

@@ -121,10 +121,10 @@ func TestStaging(t *testing.T) {
 
 // TestStagingShares: the size of a session's memory depends on the bound for all sessions.
 func TestStagingShares(t *testing.T) {
-	for most, want := range map[int64]int64{1: 0, 2<<20 - 1: 0, 2 << 20: 2 << 20, 16 << 20: 2 << 20, 33 << 20: 4 << 20, 64 << 20: 8 << 20, 1 << 40: 8 << 20} {
-		n := newNode(t, func(o *handoff.Options) { o.StagingBytesMax = most })
+	for limit, want := range map[int64]int64{1: 0, 2<<20 - 1: 0, 2 << 20: 2 << 20, 16 << 20: 2 << 20, 33 << 20: 4 << 20, 64 << 20: 8 << 20, 1 << 40: 8 << 20} {
+		n := newNode(t, func(o *handoff.Options) { o.StagingBytesMax = limit })
 		if got := n.StagingBytes(); got != want {
-			t.Errorf("of %d bytes a session gets %d; want %d", most, got, want)
+			t.Errorf("of %d bytes a session gets %d; want %d", limit, got, want)
 		}
 	}
 }

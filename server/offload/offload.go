@@ -95,7 +95,7 @@ func (o *Options) Validate() error {
 	case o.Gateway == nil || o.There == nil || o.Link == nil || o.URL == nil:
 		return errors.New("offload: Gateway, There, Link and URL are required")
 	case !(o.Router.Threshold >= 0):
-		return fmt.Errorf("offload: a threshold of %v tokens; it must not be negative", o.Router.Threshold)
+		return fmt.Errorf("offload: the threshold is %v tokens; it must not be negative", o.Router.Threshold)
 	case o.InFlight < 1 || o.Timeout <= 0 || o.BacklogMax <= 0 || o.DownFor <= 0:
 		return fmt.Errorf("offload: InFlight is %d, Timeout %v, BacklogMax %v, DownFor %v; all must be above 0", o.InFlight, o.Timeout, o.BacklogMax, o.DownFor)
 	}
@@ -189,7 +189,7 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 	}
 	there, err := f.opts.There.Match(ctx, client.MatchRequest{Namespace: f.opts.Namespace, IDs: ids, Epoch: here.Epoch})
 	if err != nil {
-		return outcomeFailed, fmt.Errorf("storage there: %w", err)
+		return outcomeFailed, fmt.Errorf("remote storage: %w", err)
 	}
 	route, err := f.opts.Router.Route(prfaas.Request{
 		Total: r.Prompt, Cached: here.Tokens, Remote: []prfaas.Cluster{{Cached: there.Tokens}},
@@ -260,7 +260,7 @@ func (f *Offload) stored(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) 
 		select {
 		case <-t.C:
 		case <-ctx.Done():
-			return 0, fmt.Errorf("storage there has %d of %d blocks of the prompt: %w", m.Blocks, len(ids), context.Cause(ctx))
+			return 0, fmt.Errorf("remote storage has %d of %d blocks of the prompt: %w", m.Blocks, len(ids), context.Cause(ctx))
 		}
 	}
 }
