@@ -341,7 +341,7 @@ func TestRefused(t *testing.T) {
 	first.want(Started)
 	second := h.serve(h.ctx, g, Request{ID: "r", Tokens: tokens(20)}, 0)
 	second.want(Matched)
-	if err := second.end(); err == nil || !strings.Contains(err.Error(), "is being served") {
+	if err := second.end(); err == nil || !strings.Contains(err.Error(), "is in progress") {
 		t.Errorf("%v", err)
 	}
 	cancel()

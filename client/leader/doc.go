@@ -58,7 +58,7 @@
 //     confirmed it. The registration lists the request as ended, and the report is sent again.
 //
 // A planner of an earlier version confirms nothing. Then a report counts as taken when it was
-// sent, and the planner plans a request again if no group holds it.
+// sent, and the planner is planning a request again if no group holds it.
 //
 // When the context of Run ends, the leader closes the stream in order, and the planner
 // plans the group's requests again at once. Then the contexts of all requests end.

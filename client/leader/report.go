@@ -10,7 +10,7 @@ import (
 
 // registration returns the registration of the group, with the requests that it holds or
 // whose end is not confirmed, and the version of its members. It drops the other reports of
-// requests that have ended: the planner plans a request again if no group holds it, and the
+// requests that have ended: the planner is planning a request again if no group holds it, and the
 // next one may have its id.
 func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 	l.mu.Lock()

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// priorityField is vLLM's field of a request. Its lower values are earlier.
+	// priorityField is vLLM's field of a request. Requests with lower values are served earlier.
 	priorityField = "priority"
 	// maxTenant is the longest name of a tenant, in bytes.
 	maxTenant = 256
@@ -26,7 +26,7 @@ func (r *planned) class(ask *gateway.Request, h http.Header, req *request) (err 
 	o := &r.front.opts
 	if o.TenantHeader != "" {
 		if ask.Tenant = h.Get(o.TenantHeader); len(ask.Tenant) > maxTenant {
-			return invalid(o.TenantHeader, fmt.Sprintf("the name has %d bytes; want at most %d", len(ask.Tenant), maxTenant))
+			return invalid(o.TenantHeader, fmt.Sprintf("the name has %d bytes; the maximum is %d", len(ask.Tenant), maxTenant))
 		}
 	}
 	if ask.Priority, err = priorityOf(req.fields); err != nil {
@@ -44,8 +44,8 @@ func (r *planned) class(ask *gateway.Request, h http.Header, req *request) (err 
 	return nil
 }
 
-// priorityOf returns the planner's priority of a request, of which higher values are earlier.
-// Values beyond 32 bits count as the nearest one.
+// priorityOf returns the planner's priority of a request, in which higher values are served
+// earlier. Values beyond 32 bits are limited to the range.
 func priorityOf(f fields) (int32, error) {
 	raw := f.get(priorityField)
 	if raw == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// with sends a completion with headers, names and values in turn.
+// with sends a completion with headers, given as alternating names and values.
 func (c *cluster) with(body string, headers ...string) (*http.Response, string) {
 	c.T.Helper()
 	req, err := http.NewRequestWithContext(c.T.Context(), http.MethodPost, c.URL+"/v1/completions", strings.NewReader(body))
@@ -34,8 +34,9 @@ func (c *cluster) with(body string, headers ...string) (*http.Response, string) 
 	return resp, string(text)
 }
 
-// TestClass: tenant, priority and the deadline of the first token reach the planner, the
-// client's lower priority as a higher one. A request whose first token is late is a 429.
+// TestClass: tenant, priority and the deadline of the first token reach the planner, and a lower
+// priority of the client is a higher one of the planner. A request whose first token would be late
+// gets 429.
 func TestClass(t *testing.T) {
 	c := newCluster(t, Options{TenantHeader: "X-Tenant", FirstToken: time.Hour, FirstTokenHeader: "X-First-Token-Ms"}, dualpath.Options{Weights: map[string]float64{"team-7": 2.5}})
 	goOn, arrived := make(chan struct{}), make(chan struct{}, 4)
@@ -46,7 +47,7 @@ func TestClass(t *testing.T) {
 		good(w, r, q)
 	})
 	long := `"max_tokens":1,"prompt":"` + strings.Repeat("x", 60*16) + `"`
-	first := c.ask(`{` + long + `}`) // it fills the engines
+	first := c.ask(`{` + long + `}`) // it occupies the engines
 	receive(t, arrived)
 	second := make(chan int, 1)
 	go func() {
@@ -91,13 +92,13 @@ func TestRetryAfterEstimate(t *testing.T) {
 	}
 }
 
-// TestBadClass: a 400 names the field or header, the value, and what is right.
+// TestBadClass: a 400 has the field or header, the value, and the valid values.
 func TestBadClass(t *testing.T) {
 	c := newCluster(t, Options{TenantHeader: "X-Tenant", FirstTokenHeader: "X-First-Token-Ms"}, dualpath.Options{})
 	for _, v := range []struct{ body, header, value, want string }{
 		{`{"prompt":"x","priority":1.5}`, "", "", "priority: it is 1.5; want an integer"},
 		{`{"prompt":"x","priority":"high"}`, "", "", `priority: it is \"high\"; want an integer`},
-		{`{"prompt":"x"}`, "X-Tenant", strings.Repeat("t", 257), "X-Tenant: the name has 257 bytes; want at most 256"},
+		{`{"prompt":"x"}`, "X-Tenant", strings.Repeat("t", 257), "X-Tenant: the name has 257 bytes; the maximum is 256"},
 		{`{"prompt":"x"}`, "X-First-Token-Ms", "2s", `X-First-Token-Ms: it is \"2s\"; want a whole number of milliseconds from 0 to 86400000`},
 		{`{"prompt":"x"}`, "X-First-Token-Ms", "86400001", "X-First-Token-Ms"},
 		{`{"prompt":"x"}`, "X-First-Token-Ms", "-1", "X-First-Token-Ms"},
@@ -112,7 +113,7 @@ func TestBadClass(t *testing.T) {
 	}
 }
 
-// TestPriorityOf: vLLM's lower values are earlier, the planner's higher ones.
+// TestPriorityOf: vLLM serves lower values earlier, the planner higher values.
 func TestPriorityOf(t *testing.T) {
 	for given, want := range map[int64]int32{0: 0, 1: -1, -7: 7, math.MaxInt64: -math.MaxInt32, math.MinInt64: math.MaxInt32, math.MaxInt32: -math.MaxInt32} {
 		f, err := parseFields([]byte(`{"priority":` + strconv.FormatInt(given, 10) + `}`))

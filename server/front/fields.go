@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// maxFields bounds the members of a request's object, because each takes memory beside the
-// body's own.
+// maxFields bounds the members of a request's object, because each takes memory in addition to the
+// body.
 const maxFields = 1024
 
 var errManyFields = fmt.Errorf("the object has more than %d members", maxFields)
@@ -21,12 +21,12 @@ type field struct {
 	value []byte
 }
 
-// fields are the members of a JSON object in their order. Of members with the same name the
-// last one counts, as for the decoders of Go and Python.
+// fields are the members of a JSON object in order. Of several members with one name the last one
+// is used, as in the decoders of Go and Python.
 type fields []field
 
-// parseFields returns the members of a request's body. null has none. An error means that
-// the body is no JSON object, or has more than maxFields members.
+// parseFields returns the members of a request's body. For null it returns none. It returns an
+// error if the body is not a JSON object or has more than maxFields members.
 func parseFields(body []byte) (fields, error) {
 	if err := json.Unmarshal(body, new(struct{})); err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func membersOf(object []byte) (fields, error) {
 	return f, nil
 }
 
-// afterSpace returns the index of the first byte at or after from that is no white space.
+// afterSpace returns the index of the first byte at or after from that is not white space.
 func afterSpace(text []byte, from int) int {
 	for text[from] == ' ' || text[from] == '\t' || text[from] == '\r' || text[from] == '\n' {
 		from++
@@ -68,7 +68,7 @@ func afterSpace(text []byte, from int) int {
 	return from
 }
 
-// afterValue returns the index behind the value that begins at from, in valid JSON.
+// afterValue returns the index after the value that begins at from, in valid JSON.
 func afterValue(text []byte, from int) int {
 	depth := 0
 	for i := from; ; i++ {
@@ -130,8 +130,8 @@ type edit struct {
 	value []byte
 }
 
-// edited returns the object with these edits. The other members keep their spelling, and the
-// edited ones follow them.
+// edited returns the object with these edits. The other members keep their spelling, and the edited
+// members follow them.
 func (f fields) edited(edits ...edit) payload {
 	var out payload
 	add := func(parts ...[]byte) {
@@ -148,7 +148,7 @@ func (f fields) edited(edits ...edit) payload {
 	}
 	for _, e := range edits {
 		if e.value != nil {
-			name, _ := json.Marshal(e.name) // every string has JSON
+			name, _ := json.Marshal(e.name) // every string can be encoded
 			add(name, []byte(":"), e.value)
 		}
 	}
@@ -158,8 +158,8 @@ func (f fields) edited(edits ...edit) payload {
 	return append(out, []byte("}"))
 }
 
-// payload is the body of a request to an engine, in parts that are sent one after the other.
-// Most of them are parts of the client's body, so a payload takes little memory of its own.
+// payload is the body of a request to an engine, in parts that are sent in order. Most of them are
+// parts of the client's body, so a payload takes little memory of its own.
 type payload [][]byte
 
 // size returns the length in bytes.
@@ -170,7 +170,7 @@ func (p payload) size() (n int64) {
 	return n
 }
 
-// open returns a reader of the whole.
+// open returns a reader of all parts.
 func (p payload) open() io.ReadCloser {
 	readers := make([]io.Reader, len(p))
 	for i, part := range p {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// decoded is the dumbest reading of an object. Numbers keep their spelling.
+// decoded is the simplest parser of an object. Numbers keep their spelling.
 func decoded(t *testing.T, text []byte) map[string]any {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -22,7 +22,7 @@ func decoded(t *testing.T, text []byte) map[string]any {
 	return object
 }
 
-// text returns the bytes that an engine gets.
+// text returns the bytes that are sent to an engine.
 func text(t *testing.T, p payload) []byte {
 	t.Helper()
 	b, err := io.ReadAll(p.open())
@@ -54,8 +54,8 @@ func TestEdited(t *testing.T) {
 	}
 }
 
-// FuzzEdited compares edits of the text with those of a decoded map, where the last of two
-// members with the same name counts.
+// FuzzEdited compares edits of the text with edits of a decoded map, in which the last of two
+// members with the same name is used.
 func FuzzEdited(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"n":1.50,"max_tokens":1e3,"x":{"n":[{}]}}`, `{"n":2,"n":3}`, `{"":"\\\"","\u006e":[[]] , "stream":true}`, "{\"a\":\"\xff\"}", `null`} {
 		f.Add([]byte(seed), "n", "min_tokens", `{"a": 1.0}`)
@@ -99,6 +99,6 @@ func checkSame(t *testing.T, object []byte, want map[string]any) {
 
 // objectOf returns an object with one member.
 func objectOf(name string, value []byte) []byte {
-	key, _ := json.Marshal(name) // a string always has JSON
+	key, _ := json.Marshal(name) // every string can be encoded
 	return bytes.Join([][]byte{[]byte("{"), key, []byte(":"), value, []byte("}")}, nil)
 }

@@ -28,68 +28,72 @@ import (
 	"github.com/penstock-kv/penstock/internal/options"
 )
 
-// Engine is where an inference engine is.
+// Engine is the address of an inference engine.
 type Engine struct {
-	// Name is that of metrics and logs; the URL. The planner has the same, or else the URL's
-	// host:port.
+	// Name is the name in metrics and logs. Default: the URL. The planner must have the same name,
+	// or the URL's host:port.
 	Name string
 	// URL is the base URL, http or https.
 	URL string
 }
 
-// Options are what a Front is made of. Zeros are replaced by the defaults named here.
+// Options are the options of a Front. Zeros are replaced by the defaults named here.
 type Options struct {
-	// Engines are at least one.
+	// Engines has at least one engine.
 	Engines []Engine
-	// EngineTLS is for engines with https; nil is the system's default.
+	// EngineTLS is the configuration for engines with https. Nil means the system's default.
 	EngineTLS *tls.Config
-	// BearerToken must be in the Authorization header of each request; "" lets all in.
-	// The header is passed on in both cases.
+	// BearerToken must be in the Authorization header of each request. Without it every request is
+	// accepted. The header is passed on in both cases.
 	BearerToken string
-	// MaxInFlight is how many requests an engine serves at a time; 256.
+	// MaxInFlight bounds the concurrent requests of an engine. Default 256.
 	MaxInFlight int
-	// MaxQueue is how many requests wait for an engine; 1024. QueueWait is for how long; 10 s.
+	// MaxQueue bounds the requests that wait for an engine, default 1024. QueueWait bounds their
+	// wait, default 10 s.
 	MaxQueue  int
 	QueueWait time.Duration
-	// MaxAttempts is how many engines a request is sent to; 3.
+	// MaxAttempts bounds the engines to which a request is sent. Default 3.
 	MaxAttempts int
-	// LoadFactor is the load, as a multiple of the mean, up to which an engine is chosen
-	// for the prefix of a prompt; 1.25. It is at least 1.
+	// LoadFactor is the load, as a multiple of the mean, up to which an engine is chosen for the
+	// prefix of a prompt. It is at least 1. Default 1.25.
 	LoadFactor float64
-	// PrefixBlocks is how many blocks of prompts, of 256 bytes, are remembered for each
-	// engine; 65536.
+	// PrefixBlocks bounds the blocks of prompts, of 256 bytes, that are stored for each engine.
+	// Default 65536.
 	PrefixBlocks int
-	// MaxBodyBytes bounds the body of a request; 32 MiB. BodyMemoryBytes bounds all bodies
-	// together; 1 GiB.
+	// MaxBodyBytes bounds the body of a request, default 32 MiB. BodyMemoryBytes bounds all bodies
+	// together, default 1 GiB.
 	MaxBodyBytes    int64
 	BodyMemoryBytes int64
-	// HealthInterval is the time between two polls of an engine, 2 s. HealthTimeout is
-	// how long an engine may take to answer one, 5 s.
+	// HealthInterval is the time between two polls of an engine, default 2 s. HealthTimeout bounds
+	// the time of one poll, default 5 s.
 	HealthInterval time.Duration
 	HealthTimeout  time.Duration
 
 	// Planner, if set, chooses a prefill and a decode engine for each completion, and the pool
 	// chooses engines for all other requests.
 	Planner Planner
-	// Instance begins the IDs of requests at the planner. No other client of the planner has it.
+	// Instance is the prefix of the ids of requests at the planner. It is unique among the clients
+	// of the planner.
 	Instance string
-	// OutputTokens is how many tokens a request is expected to generate that does not say; 1024.
+	// OutputTokens is the expected output of a request without a limit of its own. Default 1024.
 	OutputTokens int
-	// TenantHeader names the header of requests that has their tenant. "": requests have none.
+	// TenantHeader is the name of the header with a request's tenant. If it is empty, requests have
+	// no tenant.
 	TenantHeader string
-	// FirstToken is how long after the arrival of a request its first token is of use; 0: no
-	// limit. FirstTokenHeader names the header with the same in milliseconds, for one request.
+	// FirstToken is the deadline of the first token after the arrival of a request. 0 means no
+	// limit. FirstTokenHeader is the name of a header with the deadline of one request, in
+	// milliseconds.
 	FirstToken       time.Duration
 	FirstTokenHeader string
-	// ReplanWait is how long a request whose engines have failed before the first byte of the
-	// answer waits for the planner to start it again; 30 s.
+	// ReplanWait bounds the wait of a request whose engines have failed before the first byte of
+	// the response until the planner starts it again. Default 30 s.
 	ReplanWait time.Duration
 
 	Logger   *slog.Logger
 	Registry prometheus.Registerer
 }
 
-// EnsureDefaults fills in the defaults.
+// EnsureDefaults sets the fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	options.SetDefault(&o.MaxInFlight, 256)
 	options.SetDefault(&o.MaxQueue, 1024)
@@ -126,8 +130,8 @@ type Front struct {
 	watchers sync.WaitGroup
 }
 
-// New begins to poll the engines, none of which is healthy before it has answered.
-// Close ends that. Errors are about the options.
+// New starts to poll the engines. An engine is healthy after its first successful poll. Close ends
+// the polls. An error is about the options.
 func New(opts Options) (*Front, error) {
 	opts.EnsureDefaults()
 	engines, err := newEngines(opts)
@@ -146,10 +150,10 @@ func New(opts Options) (*Front, error) {
 			TLSClientConfig:     opts.EngineTLS,
 			TLSHandshakeTimeout: 5 * time.Second,
 			MaxIdleConnsPerHost: opts.MaxInFlight,
-			// uvicorn, the HTTP server of vLLM and SGLang, closes idle connections after
-			// 5 s. A request that meets the end of its connection is one more attempt.
+			// uvicorn, the HTTP server of vLLM and SGLang, closes idle connections after 5 s. A
+			// request on a connection that was just closed takes one more attempt.
 			IdleConnTimeout: 3 * time.Second,
-			// The answer is passed through as it comes.
+			// The response is passed through unchanged.
 			DisableCompression: true,
 		},
 	}
@@ -168,40 +172,40 @@ func New(opts Options) (*Front, error) {
 
 func newEngines(opts Options) ([]*engine, error) {
 	if len(opts.Engines) == 0 {
-		return nil, errors.New("front: no engine is given")
+		return nil, errors.New("front: Options.Engines is empty")
 	}
 	if opts.LoadFactor < 1 || math.IsNaN(opts.LoadFactor) {
 		return nil, fmt.Errorf("front: LoadFactor is %v; must be at least 1", opts.LoadFactor)
 	}
 	if opts.BodyMemoryBytes < opts.MaxBodyBytes+bodyOverhead {
-		return nil, fmt.Errorf("front: BodyMemoryBytes, %d, is less than MaxBodyBytes, %d, and %d bytes of a request's own", opts.BodyMemoryBytes, opts.MaxBodyBytes, bodyOverhead)
+		return nil, fmt.Errorf("front: BodyMemoryBytes is %d; it must be at least MaxBodyBytes, %d, plus %d bytes", opts.BodyMemoryBytes, opts.MaxBodyBytes, bodyOverhead)
 	}
 	var engines []*engine
 	for _, given := range opts.Engines {
 		base, err := url.Parse(given.URL)
 		if err != nil {
-			return nil, fmt.Errorf("front: engine: want a URL such as http://10.0.0.1:8000: %w", errors.Unwrap(err)) // err itself has the password
+			return nil, fmt.Errorf("front: an engine's URL is invalid; give a URL such as http://10.0.0.1:8000: %w", errors.Unwrap(err)) // err itself contains the password
 		}
 		if base.Scheme != "http" && base.Scheme != "https" || base.Host == "" || base.User != nil || base.RawQuery != "" || base.Fragment != "" {
-			return nil, fmt.Errorf("front: engine %q: want a URL such as http://10.0.0.1:8000", base.Redacted())
+			return nil, fmt.Errorf("front: the URL of engine %q is invalid; give a URL such as http://10.0.0.1:8000", base.Redacted())
 		}
 		name, planned := strings.TrimSuffix(base.String(), "/"), base.Host
 		if given.Name != "" {
 			name, planned = given.Name, given.Name
 		}
 		if slices.ContainsFunc(engines, func(e *engine) bool { return e.name == name }) {
-			return nil, fmt.Errorf("front: engine %s is given twice", name)
+			return nil, fmt.Errorf("front: engine %s is in the list twice", name)
 		}
 		if base.Path == "" {
-			base.Path = "/" // JoinPath would make a relative path of it
+			base.Path = "/" // JoinPath would otherwise return a relative path
 		}
 		engines = append(engines, &engine{name: name, planned: planned, base: base, suspect: make(chan struct{}, 1), index: newPrefixIndex(opts.PrefixBlocks)})
 	}
 	return engines, nil
 }
 
-// Drain waits until the planner has ended the requests that clients have the answers of. It
-// returns ctx's error if that ends first. No request may be served any more.
+// Drain waits until the planner has ended the requests whose responses the clients have received.
+// If ctx ends first, it returns ctx's error. No request may be in progress.
 func (f *Front) Drain(ctx context.Context) error {
 	if f.planned == nil {
 		return nil
@@ -209,7 +213,8 @@ func (f *Front) Drain(ctx context.Context) error {
 	return f.planned.drain(ctx)
 }
 
-// Close ends the polls of engines, and what Drain waits for. The HTTP server ends the requests.
+// Close ends the polls of engines and the requests for which Drain waits. The HTTP server ends the
+// other requests.
 func (f *Front) Close() {
 	if f.planned != nil {
 		f.planned.close()
@@ -222,7 +227,7 @@ func (f *Front) Close() {
 // Ready reports whether any engine is healthy.
 func (f *Front) Ready() bool { return f.pool.anyHealthy() }
 
-// EngineHealth returns whether each engine is healthy, by its name.
+// EngineHealth returns the health of each engine by name.
 func (f *Front) EngineHealth() map[string]bool {
 	f.pool.mu.Lock()
 	defer f.pool.mu.Unlock()
@@ -233,7 +238,7 @@ func (f *Front) EngineHealth() map[string]bool {
 	return health
 }
 
-// ServeHTTP answers a request. It may be called concurrently.
+// ServeHTTP serves a request. It may be called concurrently.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.mux.ServeHTTP(w, r) }
 
 func (f *Front) routes() *http.ServeMux {
@@ -252,26 +257,26 @@ func (f *Front) routes() *http.ServeMux {
 	return mux
 }
 
-// health answers 200 if any engine is healthy, and else 503.
+// health responds 200 if any engine is healthy, and 503 otherwise.
 func (f *Front) health(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if !f.Ready() {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"engines": f.EngineHealth()}) // an error: the caller has gone
+	_ = json.NewEncoder(w).Encode(map[string]any{"engines": f.EngineHealth()}) // an error means that the caller has disconnected
 }
 
 const (
-	// bodyOverhead is what a request takes of BodyMemoryBytes beside its body. It bounds
-	// the number of requests.
+	// bodyOverhead is the amount that a request takes of BodyMemoryBytes in addition to its body.
+	// It bounds the number of requests.
 	bodyOverhead = 16 << 10
-	// noMemory is what clients read when it is used up.
+	// noMemory is the error message when BodyMemoryBytes is used up.
 	noMemory = "the requests in the gateway have taken all memory for bodies"
-	// bodyTimeout is how long the body of a request may take to arrive.
+	// bodyTimeout bounds the time in which the body of a request arrives.
 	bodyTimeout = time.Minute
 )
 
-// serve passes a request to an engine.
+// serve sends a request to an engine.
 func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	if !f.authorized(r) {
@@ -292,10 +297,10 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	f.bodies.Release(size - int64(len(body))) // of a body whose length was not given
+	f.bodies.Release(size - int64(len(body))) // for a body without Content-Length
 	size = int64(len(body))
 	req := &request{body: payload{body}, start: start, completion: r.Method == http.MethodPost}
-	// A compressed body is for the engine to read.
+	// Only the engine decodes a compressed body.
 	if req.completion && r.Header.Get("Content-Encoding") == "" {
 		var err error
 		if req.fields, err = parseFields(body); err != nil {
@@ -309,7 +314,8 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
-			// ReverseProxy removes these headers, and changes a query that it cannot parse.
+			// ReverseProxy removes these headers, and changes a query that it cannot parse. So both
+			// are set again.
 			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 				if values, ok := pr.In.Header[name]; ok {
 					pr.Out.Header[name] = values
@@ -334,10 +340,10 @@ func (f *Front) authorized(r *http.Request) bool {
 	return ok && subtle.ConstantTimeCompare([]byte(given), []byte(f.opts.BearerToken)) == 1
 }
 
-// readBody returns the whole body. If it cannot, it has answered.
+// readBody returns the whole body. If it returns false, it has sent the response.
 func (f *Front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	tooLarge := func() {
-		f.reject(w, rejectBody, http.StatusRequestEntityTooLarge, "request_too_large", fmt.Sprintf("the body has more than %d bytes, the most that the gateway takes", f.opts.MaxBodyBytes))
+		f.reject(w, rejectBody, http.StatusRequestEntityTooLarge, "request_too_large", fmt.Sprintf("the body has more than %d bytes, the gateway's maximum", f.opts.MaxBodyBytes))
 	}
 	if r.ContentLength > f.opts.MaxBodyBytes {
 		w.Header().Set("Connection", "close") // the body is not read
@@ -345,7 +351,7 @@ func (f *Front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) 
 		return nil, false
 	}
 	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout)) // not all writers have deadlines
+	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout)) // some writers do not support deadlines
 	var body bytes.Buffer
 	body.Grow(int(max(r.ContentLength, 0)))
 	_, err := body.ReadFrom(http.MaxBytesReader(w, r.Body, f.opts.MaxBodyBytes))
@@ -365,25 +371,25 @@ func (f *Front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) 
 	return nil, false
 }
 
-// refusal is an answer of the front in place of an engine's.
+// refusal is a response that the front makes itself.
 type refusal struct {
-	reason  string // of the metric
+	reason  string // for the metric
 	status  int
 	code    string
 	message string
-	retry   bool // the client may come again: after a time, or 0: after the wait of the queue
+	retry   bool // the client may try again after the given time, or, if that is 0, after the longest wait in the queue
 	after   time.Duration
 }
 
 // Error returns the message.
 func (r *refusal) Error() string { return r.message }
 
-// busy is a refusal for lack of room.
+// busy returns a refusal for lack of room.
 func busy(reason, message string) *refusal {
 	return &refusal{reason: reason, status: http.StatusTooManyRequests, code: "rate_limit_exceeded", message: message, retry: true}
 }
 
-// explain answers a request that no engine has answered.
+// explain responds to a request that no engine has served.
 func (f *Front) explain(w http.ResponseWriter, r *http.Request, err error) {
 	var own *refusal
 	switch {
@@ -404,7 +410,7 @@ func (f *Front) explain(w http.ResponseWriter, r *http.Request, err error) {
 	f.refuse(w, own)
 }
 
-// refuse answers with a refusal.
+// refuse responds with a refusal.
 func (f *Front) refuse(w http.ResponseWriter, r *refusal) {
 	if r.retry {
 		w.Header().Set("Retry-After", f.retryAfter(r.after))
@@ -412,8 +418,8 @@ func (f *Front) refuse(w http.ResponseWriter, r *refusal) {
 	f.reject(w, r.reason, r.status, r.code, r.message)
 }
 
-// retryAfter returns a time in whole seconds. If it is 0, it returns the longest wait of the
-// queue: by then each request that waits has an engine or was refused.
+// retryAfter returns a time in whole seconds. For 0 it returns the longest wait in the queue,
+// because by then each waiting request has an engine or was refused.
 func (f *Front) retryAfter(after time.Duration) string {
 	if after == 0 {
 		after = f.opts.QueueWait
@@ -426,7 +432,7 @@ func (f *Front) reject(w http.ResponseWriter, reason string, status int, code, m
 	writeError(w, status, code, message)
 }
 
-// writeError answers with an error object as OpenAI's API has it.
+// writeError responds with an error object of OpenAI's API.
 func writeError(w http.ResponseWriter, status int, code, message string) {
 	kind := "invalid_request_error"
 	switch {
@@ -437,10 +443,10 @@ func writeError(w http.ResponseWriter, status int, code, message string) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"message": message, "type": kind, "param": nil, "code": code}}) // an error: the caller has gone
+	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"message": message, "type": kind, "param": nil, "code": code}}) // an error means that the caller has disconnected
 }
 
-// poll asks an engine for its health.
+// poll requests an engine's health.
 func (f *Front) poll(ctx context.Context, e *engine) error {
 	ctx, cancel := context.WithTimeout(ctx, f.opts.HealthTimeout)
 	defer cancel()
@@ -453,7 +459,7 @@ func (f *Front) poll(ctx context.Context, e *engine) error {
 		return err
 	}
 	defer resp.Body.Close()
-	_, _ = io.CopyN(io.Discard, resp.Body, 4096) // for the connection to be used again
+	_, _ = io.CopyN(io.Discard, resp.Body, 4096) // so that the connection can be reused
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("GET /health: %s", resp.Status)
 	}

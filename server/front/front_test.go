@@ -22,7 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// fakeEngine answers /health, and other requests by answer.
+// fakeEngine serves /health, and other requests with the function answer.
 type fakeEngine struct {
 	*httptest.Server
 	answer atomic.Pointer[http.HandlerFunc]
@@ -50,7 +50,7 @@ func say(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, text) }
 }
 
-// reset ends the connection without an answer.
+// reset ends the connection without a response.
 func reset(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }
 
 // started is a front on the network.
@@ -77,7 +77,7 @@ func start(t testing.TB, o Options, engines ...*fakeEngine) *started {
 		t.Fatal(err)
 	}
 	s.Server = httptest.NewServer(s.front)
-	s.Client().Timeout = time.Minute // only a defect reaches it
+	s.Client().Timeout = time.Minute // only a defect makes a request reach this limit
 	t.Cleanup(func() {
 		s.Client().CloseIdleConnections()
 		s.Close()
@@ -91,8 +91,8 @@ func start(t testing.TB, o Options, engines ...*fakeEngine) *started {
 	return s
 }
 
-// receive returns what comes from ch, or the zero when it is closed. It fails the test
-// after a minute.
+// receive returns the next element of ch, or zero if ch is closed. It fails the test after a
+// minute.
 func receive[T any](t testing.TB, ch <-chan T) T {
 	t.Helper()
 	limit := time.NewTimer(time.Minute)
@@ -138,7 +138,7 @@ func (s *started) post(body string) (int, string, http.Header) {
 	return code, text, header
 }
 
-// ask posts in a goroutine of its own. The channel gets the status, or 0 if there is none.
+// ask sends a request in a goroutine. The channel receives the status, or 0 if there is none.
 func (s *started) ask(body string) <-chan int {
 	status := make(chan int, 1)
 	go func() {
@@ -162,7 +162,7 @@ func post(client *http.Client, url, body string) (int, string, http.Header, erro
 	return resp.StatusCode, string(text), resp.Header, err
 }
 
-// value is the sum of a metric's series whose labels have all of want as values.
+// value returns the sum of a metric's series whose labels have all of want as values.
 func (s *started) value(name string, want ...string) (sum float64) {
 	s.t.Helper()
 	families, err := s.registry.Gather()
@@ -190,7 +190,7 @@ func (s *started) value(name string, want ...string) (sum float64) {
 	return sum
 }
 
-// checkError fails unless the text is an error object as OpenAI's API has it.
+// checkError fails unless the text is an error object of OpenAI's API.
 func checkError(t *testing.T, text, code string) {
 	t.Helper()
 	var got struct {
@@ -201,8 +201,7 @@ func checkError(t *testing.T, text, code string) {
 	}
 }
 
-// TestPassThrough: the engine gets the client's bytes and headers, and the client the
-// engine's.
+// TestPassThrough: the engine receives the client's bytes and headers, and the client the engine's.
 func TestPassThrough(t *testing.T) {
 	var got http.Request
 	var gotBody []byte
@@ -246,8 +245,7 @@ func TestPassThrough(t *testing.T) {
 	}
 }
 
-// TestStream: each event arrives before the engine sends the next one, and bytes stay as
-// they are.
+// TestStream: each event arrives before the engine sends the next one, and the bytes are unchanged.
 func TestStream(t *testing.T) {
 	next := make(chan struct{}, 1)
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
@@ -287,8 +285,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// TestClientGone: the engine's request ends when the client leaves, before the answer and
-// within it.
+// TestClientGone: the engine's request ends when the client disconnects, before or during the
+// response.
 func TestClientGone(t *testing.T) {
 	for _, begun := range []bool{false, true} {
 		arrived, ended := make(chan struct{}), make(chan struct{})
@@ -327,7 +325,8 @@ func TestClientGone(t *testing.T) {
 	}
 }
 
-// TestAnotherEngine: an engine that fails before its first byte is left for the other one.
+// TestAnotherEngine: after an engine fails before its first byte, the request goes to the other
+// engine.
 func TestAnotherEngine(t *testing.T) {
 	status := func(code int) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(code) }
@@ -344,7 +343,7 @@ func TestAnotherEngine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bad, good := newEngine(t, fail), newEngine(t, say("good"))
 			s := start(t, Options{HealthInterval: time.Minute}, bad, good)
-			for range 4 { // one of two goes to each at first
+			for range 4 { // at first, half of the requests go to each engine
 				if code, text, _ := s.post(`{"prompt":"x"}`); code != 200 || text != "good" {
 					t.Fatalf("%d %s", code, text)
 				}
@@ -359,8 +358,8 @@ func TestAnotherEngine(t *testing.T) {
 	}
 }
 
-// TestEngineThatIsGone: requests go to the other engine when nothing listens, and come
-// back when something does.
+// TestEngineThatIsGone: when no process listens at an engine's address, requests go to the other
+// engine. They return when the engine listens again.
 func TestEngineThatIsGone(t *testing.T) {
 	gone, good := newEngine(t, say("good")), newEngine(t, say("good"))
 	s := start(t, Options{}, gone, good)
@@ -385,7 +384,7 @@ func TestEngineThatIsGone(t *testing.T) {
 	s.await(func() bool { return s.front.EngineHealth()["http://"+addr] })
 }
 
-// TestNoSecondAnswer: an answer that has begun is cut off where the engine fails, and the
+// TestNoSecondAnswer: when an engine fails during a response, the response is cut off, and the
 // other engine does not get the request.
 func TestNoSecondAnswer(t *testing.T) {
 	var served atomic.Int32
@@ -407,7 +406,7 @@ func TestNoSecondAnswer(t *testing.T) {
 	}
 }
 
-// TestLastFailure: what the last engine answers is passed on, and attempts are bounded.
+// TestLastFailure: the last engine's response is passed on, and attempts are bounded.
 func TestLastFailure(t *testing.T) {
 	busy := func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
@@ -430,8 +429,8 @@ func TestLastFailure(t *testing.T) {
 	checkError(t, text, "engine_failed")
 }
 
-// TestStaleConnection: an engine that ends an idle connection as a request arrives gets the
-// request again, and is not taken for lost.
+// TestStaleConnection: an engine closes an idle connection as a request arrives. The request is
+// sent again to the engine, which does not count as failed.
 func TestStaleConnection(t *testing.T) {
 	e := newEngine(t, say("ok"))
 	s := start(t, Options{HealthInterval: time.Hour}, e)
@@ -452,8 +451,7 @@ func TestStaleConnection(t *testing.T) {
 	}
 }
 
-// TestBackPressure: the request for which neither an engine nor the queue has room is
-// answered with 429.
+// TestBackPressure: a request without room in an engine and in the queue gets 429.
 func TestBackPressure(t *testing.T) {
 	arrived, goOn := make(chan struct{}, 10), make(chan struct{})
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
@@ -479,7 +477,7 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
-// TestQueueWait: the wait in the queue ends with 429.
+// TestQueueWait: a request that has waited too long in the queue gets 429.
 func TestQueueWait(t *testing.T) {
 	arrived, goOn := make(chan struct{}, 10), make(chan struct{})
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
@@ -500,7 +498,7 @@ func TestQueueWait(t *testing.T) {
 	}
 }
 
-// TestRefusals: what the front answers by itself.
+// TestRefusals: the responses that the front makes itself.
 func TestRefusals(t *testing.T) {
 	e := newEngine(t, say("ok"))
 	s := start(t, Options{MaxBodyBytes: 100, BearerToken: "secret"}, e)
@@ -549,7 +547,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestBodyMemory: bodies have a bound together.
+// TestBodyMemory: the total size of bodies is bounded.
 func TestBodyMemory(t *testing.T) {
 	arrived, goOn := make(chan struct{}), make(chan struct{})
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
@@ -570,8 +568,8 @@ func TestBodyMemory(t *testing.T) {
 	}
 }
 
-// TestBodyMemoryOfUnknownLength: a body whose length is not given takes the longest one's
-// memory until it has arrived, and then its own.
+// TestBodyMemoryOfUnknownLength: a body without Content-Length counts with the maximum length until
+// it has arrived, and then with its own length.
 func TestBodyMemoryOfUnknownLength(t *testing.T) {
 	arrived, goOn := make(chan struct{}, 2), make(chan struct{})
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
@@ -599,7 +597,7 @@ func TestBodyMemoryOfUnknownLength(t *testing.T) {
 	}
 }
 
-// TestPaths: the engine gets the path as the client has spelled it, behind that of its URL.
+// TestPaths: the engine gets the path in the client's spelling, after the path of its URL.
 func TestPaths(t *testing.T) {
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.EscapedPath()) })
 	for _, base := range []string{"", "/behind/a%20proxy"} {
@@ -651,7 +649,7 @@ func TestHealth(t *testing.T) {
 	s.await(func() bool { return health() == http.StatusServiceUnavailable })
 }
 
-// TestConversationsStay: over HTTP the turns of a conversation meet one engine.
+// TestConversationsStay: all turns of a conversation over HTTP go to one engine.
 func TestConversationsStay(t *testing.T) {
 	engines := []*fakeEngine{newEngine(t, say("0")), newEngine(t, say("1")), newEngine(t, say("2"))}
 	s := start(t, Options{}, engines...)
@@ -705,15 +703,15 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestMetricsPage: docs/metrics.md and the registry agree about the gateway.
+// TestMetricsPage compares docs/metrics.md with the registry.
 func TestMetricsPage(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newMetrics(registry, nil)
 	testkit.CheckMetricsPage(t, "penstock_gateway_", registry.Describe)
 }
 
-// BenchmarkOverhead compares requests through the front with requests straight to the
-// engine, one of each in turn, by the medians.
+// BenchmarkOverhead compares requests through the front with requests to the engine, sent
+// alternately, by their medians.
 func BenchmarkOverhead(b *testing.B) {
 	for _, size := range []int{1 << 10, 64 << 10} {
 		b.Run(fmt.Sprintf("prompt=%dKiB", size>>10), func(b *testing.B) {

@@ -2,15 +2,15 @@ package front
 
 import "sort"
 
-// prefixIndex is a set of block hashes of bounded size, the least recently used of which
-// leave first. A chain is touched from its end to its start.
+// prefixIndex is a bounded set of block hashes that evicts the least recently used first. A chain
+// is touched from its end to its start.
 //
-// Invariant: the parent of each hash is in the set, and was used later than the hash. A
-// chain's hashes in the set are therefore a prefix of the chain.
+// Invariant: the parent of each hash is in the set and was used later than the hash. So the hashes of a
+// chain that are in the set are a prefix of the chain.
 type prefixIndex struct {
 	capacity int
 	at       map[uint64]int32
-	entries  []indexEntry // entries[0] is the head of the ring: next is the most, prev the least recently used
+	entries  []indexEntry // entries[0] is the head of the ring: next is the most, prev the least recently used entry
 }
 
 type indexEntry struct {
@@ -40,8 +40,8 @@ func (x *prefixIndex) match(chain []uint64) int {
 	})
 }
 
-// touch makes the hashes of the chain the most recently used ones, the first of them
-// most of all. Of a chain longer than the capacity it takes the start.
+// touch makes the hashes of the chain the most recently used, with the first hash at the front. If
+// the chain is longer than the capacity, it uses the start of the chain.
 func (x *prefixIndex) touch(chain []uint64) {
 	for i := min(len(chain), x.capacity) - 1; i >= 0; i-- {
 		x.use(chain[i])

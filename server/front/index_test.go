@@ -28,8 +28,8 @@ func (m *modelIndex) match(chain []uint64) int {
 	return n
 }
 
-// FuzzPrefixIndex compares the index with a list. Three bytes are a step: the first
-// chooses touch or match and the length of a chain, the others choose its tokens.
+// FuzzPrefixIndex compares the index with a list. Three bytes are a step: the first chooses touch
+// or match and the length of a chain, the others choose its tokens.
 func FuzzPrefixIndex(f *testing.F) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 20 {

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are what the front counts; docs/metrics.md documents each.
+// metrics are the front's metrics. docs/metrics.md documents each.
 type metrics struct {
 	requests      *prometheus.CounterVec // engine, code
 	retries       *prometheus.CounterVec // engine
@@ -19,7 +19,7 @@ type metrics struct {
 	queriedBlocks prometheus.Counter
 	hitBlocks     prometheus.Counter
 
-	// Of requests on a prefill/decode cluster.
+	// For requests on a prefill/decode cluster.
 	planned        *prometheus.CounterVec // outcome
 	attempts       prometheus.Counter
 	replans        prometheus.Counter
@@ -32,7 +32,7 @@ type metrics struct {
 	confirming     prometheus.Gauge
 }
 
-// The reasons for which the front itself answers.
+// The reasons for responses that the front makes itself.
 const (
 	rejectAuth    = "auth"
 	rejectBody    = "body"
@@ -41,7 +41,7 @@ const (
 	rejectWait    = "wait"
 	rejectEngines = "engines"
 	rejectGone    = "gone"
-	// Of requests on a prefill/decode cluster.
+	// For requests on a prefill/decode cluster.
 	rejectUnsupported = "unsupported"
 	rejectPlanner     = "planner"
 	rejectLate        = "late"
@@ -56,7 +56,7 @@ const (
 // firstByteBuckets span 5 ms to 160 s, a factor 2 apart.
 var firstByteBuckets = prometheus.ExponentialBuckets(0.005, 2, 16)
 
-// newMetrics registers the metrics with r. Each series of an engine is there from the start.
+// newMetrics registers the metrics with r. Each series of an engine exists from the start.
 func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 	const prefix = "penstock_gateway_"
 	outcomes := []string{outcomeDone, outcomeUnconfirmed, outcomeEngine, outcomeRefused, outcomeFailed, outcomeCut, outcomeGone}

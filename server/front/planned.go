@@ -28,31 +28,30 @@ type Planner interface {
 }
 
 const (
-	// confirmWait is how long a request may wait for the planner's Done when the client has
-	// the whole answer.
+	// confirmWait bounds the wait for the planner's Done after the client has the whole response.
 	confirmWait = 30 * time.Second
-	// maxConfirming bounds the requests that wait for that. The planner aborts further ones.
+	// maxConfirming bounds the requests that wait for Done. The planner aborts further ones.
 	maxConfirming = 1024
 )
 
-// planned sends a request to the prefill and to the decode engine that the planner has chosen
-// for it. The answer of the decode engine is the client's.
+// planned sends a request to the prefill engine and the decode engine that the planner has chosen.
+// The client gets the decode engine's response.
 type planned struct {
 	front   *Front
 	planner Planner
 	engines map[string]*engine // by the planner's name
 	numbers atomic.Uint64      // of requests
-	// confirming has an element for each request that waits for the planner's Done only.
+	// confirming has an element for each request that waits only for the planner's Done.
 	confirming  chan struct{}
 	confirmWait time.Duration
-	// unknown has the names of engines that were logged because no engine has them.
+	// unknown has the names of planned engines that the front lacks and has logged.
 	unknown sync.Map
 
-	ctx  context.Context // of all sessions
+	ctx  context.Context // the context of all sessions
 	stop context.CancelFunc
 
 	mu       sync.Mutex
-	closing  bool           // no further session begins
+	closing  bool           // no further session may begin
 	sessions sync.WaitGroup // Add is called with mu held and closing unset
 }
 
@@ -84,14 +83,14 @@ func (r *planned) drain(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("front: requests have not ended: %w", ctx.Err())
+		return fmt.Errorf("front: some requests have not ended: %w", ctx.Err())
 	}
 }
 
 // close ends the sessions.
 func (r *planned) close() {
 	r.stop()
-	_ = r.drain(context.Background()) // which does not end
+	_ = r.drain(context.Background()) // without an end of its context, drain returns no error
 }
 
 // route serves one completion request.
@@ -153,21 +152,21 @@ func (r *planned) serve(out *http.Request, req *request) (*http.Response, error)
 	return first.resp, first.err
 }
 
-// errClosing: the front ends.
+// errClosing: the front is closing.
 var errClosing = &refusal{reason: rejectPlanner, status: http.StatusServiceUnavailable, code: "shutting_down", message: "the gateway is shutting down", retry: true}
 
 // The outcomes of a request on a cluster, for metrics.
 const (
-	outcomeDone        = "done"        // the client has the answer, and the planner has ended the request
-	outcomeUnconfirmed = "unconfirmed" // the client has the answer, but the planner did not end the request in time
-	outcomeEngine      = "engine"      // the client has the refusal of an engine
-	outcomeRefused     = "refused"     // 4xx of the gateway
-	outcomeFailed      = "failed"      // 5xx of the gateway
-	outcomeCut         = "cut"         // the answer ended early
-	outcomeGone        = "gone"        // the client has closed its connection
+	outcomeDone        = "done"        // the client has the response, and the planner has ended the request
+	outcomeUnconfirmed = "unconfirmed" // the client has the response, but the planner did not end the request in time
+	outcomeEngine      = "engine"      // an engine has refused the request
+	outcomeRefused     = "refused"     // the gateway responded with 4xx
+	outcomeFailed      = "failed"      // the gateway responded with 5xx
+	outcomeCut         = "cut"         // the response ended early
+	outcomeGone        = "gone"        // the client has disconnected
 )
 
-// outcomeOf classifies the error of a request that was not answered.
+// outcomeOf returns the outcome of a request that got an error.
 func outcomeOf(ctx context.Context, err error) string {
 	var own *refusal
 	switch {
@@ -179,8 +178,8 @@ func outcomeOf(ctx context.Context, err error) string {
 	return outcomeFailed
 }
 
-// transferField is the field of a request that engines pass to their KV connector, and
-// transferKey the member of its value that is the gateway's.
+// transferField is the field that engines pass to their KV connector. transferKey is the member of
+// its value that the gateway sets.
 const (
 	transferField = "kv_transfer_params"
 	transferKey   = "penstock"
@@ -213,7 +212,7 @@ type attemptParams struct {
 
 // bodies returns the bodies of the requests to both engines of an attempt.
 func bodies(f, params fields, attempt attemptParams) (prefill, decode payload) {
-	own, _ := json.Marshal(attempt) // a string and a number have JSON
+	own, _ := json.Marshal(attempt) // a string and a number can always be encoded
 	transfer := edit{transferField, bytes.Join(params.edited(edit{transferKey, own}), nil)}
 	edits := []edit{
 		transfer, {"max_tokens", []byte("1")}, {"min_tokens", nil}, {"stream", []byte("false")}, {"stream_options", nil}, {"n", []byte("1")},
@@ -224,7 +223,7 @@ func bodies(f, params fields, attempt attemptParams) (prefill, decode payload) {
 	return f.edited(edits...), f.edited(transfer)
 }
 
-// refusalOf is the answer to a request that the planner, or storage, has failed.
+// refusalOf returns the response for a request that the planner or storage has failed.
 func (r *planned) refusalOf(err error) error {
 	own := &refusal{reason: rejectPlanner, message: err.Error()}
 	var refused *gateway.RefusedError
@@ -234,7 +233,7 @@ func (r *planned) refusalOf(err error) error {
 			return busy(rejectPlanner, err.Error())
 		}
 		own.status, own.code, own.retry = http.StatusServiceUnavailable, "planner_failed", true
-		r.front.opts.Logger.Warn("the planner or storage failed a request", "err", err)
+		r.front.opts.Logger.Warn("a request failed at the planner or in storage", "err", err)
 	case refused.Refusal == gateway.Busy:
 		return busy(rejectPlanner, err.Error())
 	case refused.Refusal == gateway.Late:
@@ -251,7 +250,7 @@ func (r *planned) refusalOf(err error) error {
 	return own
 }
 
-// enginesOf returns the engines that the planner has named.
+// enginesOf returns the engines that the planner has chosen.
 func (r *planned) enginesOf(ev gateway.Event) (prefill, decode *engine, err error) {
 	prefill, decode = r.engines[ev.Prefill], r.engines[ev.Decode]
 	if prefill != nil && decode != nil {
@@ -263,7 +262,7 @@ func (r *planned) enginesOf(ev gateway.Event) (prefill, decode *engine, err erro
 	for _, name := range []string{ev.Prefill, ev.Decode} {
 		if r.engines[name] == nil {
 			if _, logged := r.unknown.LoadOrStore(name, true); !logged {
-				r.front.opts.Logger.Error("the planner names an engine that the gateway does not have; give it as --engine NAME=URL", "engine", name, "known", known)
+				r.front.opts.Logger.Error("the planner chose an engine that the gateway does not have; add it with --engine NAME=URL", "engine", name, "known", known)
 			}
 		}
 	}

@@ -31,9 +31,8 @@ import (
 // geo has blocks of 16 tokens and 4 KiB.
 var geo = kv.SingleGroup(2, 16, 128)
 
-// cluster is a planner, a storage node, and two engines, with a front before them. Planner,
-// node and leaders are real. The engines stand for their HTTP alone: they have no model, and
-// a token is a byte of the text.
+// cluster is a planner, a storage node and two engines, with a front. Planner, node and leaders are
+// real. The engines simulate only HTTP: they have no model, and a token is a byte of the text.
 type cluster struct {
 	*testing.T
 	*testplanner.Planner
@@ -43,18 +42,18 @@ type cluster struct {
 	p, d  *member
 }
 
-// member is an engine. The front knows the prefill engine by its name, and the decode engine
-// by its host and port.
+// member is an engine. The front has the name of the prefill engine, and the host and port of the
+// decode engine.
 type member struct {
 	*fakeEngine
 	t      *testing.T
 	starts chan *leader.Request
-	gone   chan *leader.Request // those whose context has ended
+	gone   chan *leader.Request // requests whose context has ended
 	asked  chan string          // bodies of requests
-	open   atomic.Int32         // requests of completions under way
-	// work answers a request over HTTP. The leader has the attempt.
+	open   atomic.Int32         // open completion requests
+	// work handles a request over HTTP. The leader has the attempt.
 	work    atomic.Pointer[func(w http.ResponseWriter, r *http.Request, q *leader.Request)]
-	current atomic.Pointer[leader.Request] // the last of starts that a request was for
+	current atomic.Pointer[leader.Request] // the last request that the leader started
 }
 
 // Start, Read, Cut and Recompute implement leader.Engine.
@@ -98,7 +97,7 @@ func newMember(t *testing.T, text string) *member {
 		}
 		e.asked <- string(body)
 		q := e.current.Load()
-		for q == nil || q.Name != got.Params.Penstock.Attempt { // the front has learned of a later attempt, or the leader has not yet
+		for q == nil || q.Name != got.Params.Penstock.Attempt { // the front or the leader may not have learned of the attempt yet
 			select {
 			case q = <-e.starts:
 				e.current.Store(q)
@@ -116,12 +115,12 @@ func newMember(t *testing.T, text string) *member {
 	return e
 }
 
-// does changes the engine's work.
+// does sets the engine's work.
 func (e *member) does(work func(w http.ResponseWriter, r *http.Request, q *leader.Request)) {
 	e.work.Store(&work)
 }
 
-// tokenize answers as vLLM's POST /tokenize.
+// tokenize responds like vLLM's POST /tokenize.
 func tokenize(w http.ResponseWriter, body []byte) {
 	var ask struct {
 		Prompt   string
@@ -142,7 +141,7 @@ func tokenize(w http.ResponseWriter, body []byte) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"count": len(tokens), "tokens": tokens})
 }
 
-// waitGone sends the headers of an answer, and blocks the engine's handler until the front has
+// waitGone sends the headers of a response, and blocks the engine's handler until the front has
 // closed the request.
 func waitGone(w http.ResponseWriter, r *http.Request) {
 	w.(http.Flusher).Flush()
@@ -156,7 +155,7 @@ func readAll(q *leader.Request) {
 	}
 }
 
-// newCluster starts one. Engines have room for 100 blocks.
+// newCluster starts a cluster. Engines have room for 100 blocks.
 func newCluster(t *testing.T, o Options, schedule dualpath.Options) *cluster {
 	t.Helper()
 	testkit.VerifyNone(t)
@@ -217,7 +216,7 @@ func (c *cluster) ended(outcome string, n float64) {
 	c.await(func() bool { return c.value("planned_requests_total", outcome) == n })
 }
 
-// ask is a client's request on a path of the API.
+// call sends a client's request to a path of the API.
 func (c *cluster) call(ctx context.Context, path, body string) (*http.Response, string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+path, strings.NewReader(body))
 	if err != nil {
@@ -233,8 +232,8 @@ func (c *cluster) call(ctx context.Context, path, body string) (*http.Response, 
 	return resp, string(text), err
 }
 
-// TestPlanned: the tokens of a text, of token ids and of a chat go to the planner, and both
-// engines get the client's body with the attempt in it. A second request has a hit.
+// TestPlanned: the tokens of a text, of token ids and of a chat reach the planner, and both engines
+// get the client's body with the attempt. A second request has a hit.
 func TestPlanned(t *testing.T) {
 	c := newCluster(t, Options{OutputTokens: 7}, dualpath.Options{})
 	words := strings.Repeat("0123456789abcdef", 3)
@@ -321,8 +320,8 @@ func TestPlanned(t *testing.T) {
 	}
 }
 
-// TestPlannedStream: each event of the decode engine reaches the client before the next one is
-// sent, byte for byte, after the end of prefill.
+// TestPlannedStream: after the prefill, each event of the decode engine reaches the client
+// unchanged before the next one is sent.
 func TestPlannedStream(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})
 	next := make(chan struct{}, 1)
@@ -358,8 +357,9 @@ func TestPlannedStream(t *testing.T) {
 	c.ended(outcomeDone, 1)
 }
 
-// TestReplanned: before the first byte of the answer an engine fails its part. The front closes
-// both requests, the planner starts the request again, and the client sees nothing of it.
+// TestReplanned: an engine fails its part before the first byte of the response. The front closes
+// both requests, the planner starts the request again, and the client sees only the second
+// response.
 func TestReplanned(t *testing.T) {
 	for _, side := range []string{"prefill", "decode", "the decode engine's connection"} {
 		t.Run(side, func(t *testing.T) {
@@ -394,11 +394,11 @@ func TestReplanned(t *testing.T) {
 	}
 }
 
-// errLost is why engines fail.
+// errLost is the failure of the engines.
 var errLost = errors.New("the device is lost")
 
-// checkAborted waits until the contexts of both leaders have ended, and until the front has
-// closed both requests to engines.
+// checkAborted waits until the contexts of both leaders have ended and the front has closed both
+// requests to engines.
 func (c *cluster) checkAborted() {
 	c.T.Helper()
 	for _, e := range []*member{c.p, c.d} {
@@ -407,11 +407,11 @@ func (c *cluster) checkAborted() {
 	}
 }
 
-// silent is the work of an engine that does not answer.
+// silent is the work of an engine that does not respond.
 func silent(w http.ResponseWriter, r *http.Request, _ *leader.Request) { waitGone(w, r) }
 
-// TestDecodeConnectionLost: the connection to the decode engine fails and its leader does not
-// notice. Before the first byte the front waits for the planner and then answers; after it the
+// TestDecodeConnectionLost: the connection to the decode engine fails without its leader noticing.
+// Before the first byte the front waits for the planner and then responds. After the first byte the
 // client's stream ends. Both engines end the request.
 func TestDecodeConnectionLost(t *testing.T) {
 	c := newCluster(t, Options{ReplanWait: time.Millisecond}, dualpath.Options{})
@@ -440,8 +440,8 @@ func TestDecodeConnectionLost(t *testing.T) {
 	}
 }
 
-// TestReplannedAfterTheFirstByte: the leader of the decode engine fails the attempt while the
-// stream goes on. The client's stream ends, and the request is not started again.
+// TestReplannedAfterTheFirstByte: the leader of the decode engine fails the attempt during the
+// stream. The client's stream ends, and the request is not started again.
 func TestReplannedAfterTheFirstByte(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})
 	fail := make(chan struct{})
@@ -465,8 +465,8 @@ func TestReplannedAfterTheFirstByte(t *testing.T) {
 	c.ended(outcomeCut, 1)
 }
 
-// TestPlannedClientGone: the client closes its connection before the answer and within it. The
-// planner aborts the request on both engines.
+// TestPlannedClientGone: the client disconnects before or during the response. The planner aborts
+// the request on both engines.
 func TestPlannedClientGone(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})
 	c.p.does(silent)
@@ -505,7 +505,7 @@ func TestPlannedClientGone(t *testing.T) {
 	}
 }
 
-// TestPlannerRefuses: the classes of the planner's refusals.
+// TestPlannerRefuses covers the classes of the planner's refusals.
 func TestPlannerRefuses(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{MaxQueue: 1})
 	goOn := make(chan struct{})
@@ -556,8 +556,8 @@ func TestEveryAttemptFails(t *testing.T) {
 	checkError(t, text, "planner_refused")
 }
 
-// TestPlannerRestarts: the planner is replaced when the prefill engine has done its part and the
-// decode engine answers. The answer goes on, and the new planner ends the request.
+// TestPlannerRestarts: the planner is replaced after the prefill engine's part, during the response
+// of the decode engine. The response continues, and the new planner ends the request.
 func TestPlannerRestarts(t *testing.T) {
 	var log testkit.Log
 	c := newCluster(t, Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}, dualpath.Options{})
@@ -585,7 +585,7 @@ func TestPlannerRestarts(t *testing.T) {
 		over <- result{text, err}
 	}()
 	receive(t, arrived)
-	receive(t, prefilled) // without its Start there, the new planner would plan the request again
+	receive(t, prefilled) // without this Start, the new planner would plan the request again
 	c.Planner.Restart()
 	c.await(func() bool {
 		if strings.Count(log.String(), "the planner has accepted a request") < 2 {
@@ -604,8 +604,8 @@ func TestPlannerRestarts(t *testing.T) {
 	}
 }
 
-// TestPlannerAway: without a planner a request fails after the wait of the queue, and the next
-// one is served when there is one.
+// TestPlannerAway: without a planner a request fails after the queue's wait. When a planner is
+// available again, requests are served.
 func TestPlannerAway(t *testing.T) {
 	c := newCluster(t, Options{QueueWait: time.Millisecond}, dualpath.Options{})
 	c.Planner.Stop()
@@ -619,8 +619,8 @@ func TestPlannerAway(t *testing.T) {
 	c.ended(outcomeFailed, 1)
 }
 
-// TestUnknownEngine: the planner chooses an engine that the front does not have. The error and
-// the log name that engine, and the engines that the front has.
+// TestUnknownEngine: the planner chooses an engine that the front lacks. Error and log have the
+// name of that engine and the names of the front's engines.
 func TestUnknownEngine(t *testing.T) {
 	var log testkit.Log
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) { tokenize(w, []byte(`{"prompt":"x"}`)) })
@@ -638,7 +638,7 @@ func TestUnknownEngine(t *testing.T) {
 	}
 }
 
-// TestUnsupported: requests that cannot be planned are refused, and no engine gets them.
+// TestUnsupported: requests that cannot be planned are refused without a request to an engine.
 func TestUnsupported(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})
 	for _, s := range []struct{ path, body, want string }{
@@ -680,8 +680,8 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestTokenize: another engine is asked when one fails, the refusal of an engine is the
-// client's answer, and other answers are failures.
+// TestTokenize: after a failure another engine is used, the refusal of an engine is the client's
+// response, and other responses are failures.
 func TestTokenize(t *testing.T) {
 	var answer atomic.Pointer[http.HandlerFunc]
 	var asked atomic.Int32
@@ -740,8 +740,8 @@ func TestTokenize(t *testing.T) {
 	}
 }
 
-// TestEngineRefuses: the refusal of either engine is the client's answer, and the planner aborts
-// the request. A prefill engine that is overloaded refuses nothing.
+// TestEngineRefuses: the refusal of either engine is the client's response, and the planner aborts
+// the request. An overloaded prefill engine is not a refusal.
 func TestEngineRefuses(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})
 	refuse := func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
@@ -770,8 +770,9 @@ func TestEngineRefuses(t *testing.T) {
 	}
 }
 
-// TestConfirming: the client has the answer before the planner has ended the request. The front
-// waits for the planner, but neither long nor for many requests, and Drain waits for the front.
+// TestConfirming: the client has the response before the planner has ended the request. The front
+// waits for the planner for a bounded time and a bounded number of requests, and Drain waits for
+// the front.
 func TestConfirming(t *testing.T) {
 	for _, s := range []struct {
 		name    string
@@ -818,7 +819,7 @@ func TestConfirming(t *testing.T) {
 	}
 }
 
-// TestCloseEndsRequests: Close ends what Drain did not wait for.
+// TestCloseEndsRequests: Close ends the requests for which Drain did not wait.
 func TestCloseEndsRequests(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})
 	c.p.does(silent)
@@ -836,7 +837,7 @@ func TestCloseEndsRequests(t *testing.T) {
 	c.checkAborted()
 }
 
-// FuzzBodies compares what engines get with edits of a decoded map.
+// FuzzBodies compares the bodies for the engines with edits of a decoded map.
 func FuzzBodies(f *testing.F) {
 	for _, seed := range []string{`{"prompt":"x"}`, `{"n":2,"stream":true,"max_tokens":1e2,"max_completion_tokens":7}`, `{"kv_transfer_params":{"a":1.0,"a":[2]},"min_tokens":3}`, `{"kv_transfer_params":null,"max_completion_tokens":null}`} {
 		f.Add([]byte(seed))
@@ -871,8 +872,8 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
-// TestWeightsAbort: a change of weights with policy abort ends the request at both engines, and
-// the client gets a 503 with a code of its own that it may try again.
+// TestWeightsAbort: a change of weights with policy abort ends the request at both engines. The
+// client gets a 503 with a separate code and may try again.
 func TestWeightsAbort(t *testing.T) {
 	c := newCluster(t, Options{}, dualpath.Options{})
 	c.p.does(silent)

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// The reasons why no engine takes a request.
+// The reasons why no engine serves a request.
 var (
 	errNoEngine  = errors.New("no engine is healthy")
 	errQueueFull = errors.New("all engines are busy and the queue is full")
@@ -19,36 +19,36 @@ var (
 )
 
 const (
-	// boundMin is the load up to which an engine is chosen for its blocks without regard to what the
-	// others have: an engine computes so few requests in one batch.
+	// boundMin is the load up to which an engine is chosen for its blocks regardless of the other
+	// engines' loads. An engine computes that many requests in one batch.
 	boundMin = 8
-	// pollsToFail is how many polls of an engine in a row must fail before it gets no
-	// more requests. One may fail because the engine is busy.
+	// pollsToFail is the number of consecutive failed polls after which an engine gets no more
+	// requests. A busy engine may miss a poll.
 	pollsToFail = 3
 	backoffMax  = 10 * time.Second
 )
 
 // engine is one inference engine.
 type engine struct {
-	name    string // of metrics and logs
-	planned string // the planner's name of it
+	name    string // for metrics and logs
+	planned string // the planner's name of the engine
 	base    *url.URL
-	// suspect has an element when a request has failed and the engine is to be polled.
+	// suspect has an element when a request has failed, so that the engine is polled.
 	suspect chan struct{}
 
 	// Guarded by pool.mu.
 	index        *prefixIndex
-	load         int // requests that it serves
+	load         int // running requests
 	healthy      bool
-	badPolls     int // since the last good one
-	badRequests  int // since the last good one
+	badPolls     int // since the last successful poll
+	badRequests  int // since the last successful request
 	lastComplain string
 }
 
-// pool chooses engines for requests. Requests for which no engine has room wait in it.
+// pool chooses engines for requests. Requests wait in it while no engine has room.
 type pool struct {
 	engines    []*engine
-	maxLoad    int // of an engine
+	maxLoad    int // of one engine
 	maxWaiting int
 	maxWait    time.Duration
 	loadFactor float64
@@ -57,22 +57,21 @@ type pool struct {
 	metrics    *metrics
 
 	mu      sync.Mutex
-	waiting []*ticket // in the order of arrival; attempts after the first come first
-	turn    int       // rotates the choice among equals
+	waiting []*ticket // in order of arrival; requests with a failed attempt come first
+	turn    int       // rotates the choice among equal engines
 }
 
-// ticket is one request on its way through the pool.
+// ticket is one request in the pool.
 type ticket struct {
 	prompt prompt
 	tried  []*engine
-	// granted gets the engine, or nil when there is none left to wait for. It has room
-	// for that one element.
+	// granted receives the engine, or nil if no engine is left. It has room for that one element.
 	granted chan *engine
 }
 
-// acquire returns an engine for the request, which counts as the engine's load until
-// release. It waits while all healthy engines that were not tried are full. Errors:
-// errNoEngine, errQueueFull, errQueueWait, and that of ctx.
+// acquire returns an engine for the request. The request counts as the engine's load until release.
+// acquire waits while all healthy engines that were not tried are full. Errors: errNoEngine,
+// errQueueFull, errQueueWait, and ctx's.
 func (p *pool) acquire(ctx context.Context, t *ticket) (*engine, error) {
 	again := len(t.tried) > 0
 	p.mu.Lock()
@@ -113,7 +112,7 @@ func (p *pool) acquire(ctx context.Context, t *ticket) (*engine, error) {
 		if p.leave(t) {
 			return nil, gaveUp
 		}
-		e = <-t.granted // it was dispatched meanwhile
+		e = <-t.granted // it was dispatched concurrently
 	}
 	switch {
 	case e == nil:
@@ -138,7 +137,7 @@ func (p *pool) leave(t *ticket) bool {
 	return true
 }
 
-// release ends a request's load on an engine.
+// release removes a request from an engine's load.
 func (p *pool) release(e *engine) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -146,8 +145,8 @@ func (p *pool) release(e *engine) {
 	p.dispatchLocked()
 }
 
-// dispatchLocked gives engines to those waiting requests for which there is room. It looks
-// at no more requests than needed to fill the engines.
+// dispatchLocked assigns engines to waiting requests for which there is room. It examines no more
+// requests than needed to fill the engines.
 func (p *pool) dispatchLocked() {
 	for i := 0; i < len(p.waiting) && slices.ContainsFunc(p.engines, p.roomLocked); {
 		t := p.waiting[i]
@@ -163,7 +162,7 @@ func (p *pool) dispatchLocked() {
 	p.metrics.queued.Set(float64(len(p.waiting)))
 }
 
-// dismissLocked gives nil to those waiting requests that have no engine left.
+// dismissLocked ends the wait of requests that have no engine left.
 func (p *pool) dismissLocked() {
 	p.waiting = slices.DeleteFunc(p.waiting, func(t *ticket) bool {
 		if p.leftLocked(t) {
@@ -186,7 +185,7 @@ func (p *pool) takeLocked(t *ticket, e *engine) {
 	p.turn++
 }
 
-// hits returns how many blocks of the prompt the engine was sent before.
+// hits returns how many blocks of the prompt were sent to the engine before.
 func (e *engine) hits(prompt prompt) (n int) {
 	for _, chain := range prompt.chains {
 		n += e.index.match(chain)
@@ -194,11 +193,11 @@ func (e *engine) hits(prompt prompt) (n int) {
 	return n
 }
 
-// roomLocked reports whether the engine takes one more request.
+// roomLocked reports whether the engine can take another request.
 func (p *pool) roomLocked(e *engine) bool { return e.healthy && e.load < p.maxLoad }
 
-// chooseLocked returns the engine for a request, or nil if none that it has not tried has
-// room.
+// chooseLocked returns the engine for a request, or nil if no engine that the request has not tried
+// has room.
 func (p *pool) chooseLocked(t *ticket) *engine {
 	total, healthy := 0, 0
 	for _, e := range p.engines {
@@ -209,7 +208,7 @@ func (p *pool) chooseLocked(t *ticket) *engine {
 	}
 	bound := max(boundMin, math.Ceil(p.loadFactor*float64(total+1)/float64(healthy)))
 	var idlest, best *engine
-	most := 0
+	bestHits := 0
 	for i := range p.engines {
 		e := p.engines[(i+p.turn)%len(p.engines)]
 		if !p.roomLocked(e) || slices.Contains(t.tried, e) {
@@ -222,11 +221,11 @@ func (p *pool) chooseLocked(t *ticket) *engine {
 			continue
 		}
 		hits := e.hits(t.prompt)
-		if 2*hits < t.prompt.blocks || hits < most || hits == 0 {
+		if 2*hits < t.prompt.blocks || hits < bestHits || hits == 0 {
 			continue
 		}
-		if hits > most || e.load < best.load {
-			best, most = e, hits
+		if hits > bestHits || e.load < best.load {
+			best, bestHits = e, hits
 		}
 	}
 	if best == nil {
@@ -235,31 +234,31 @@ func (p *pool) chooseLocked(t *ticket) *engine {
 	return best
 }
 
-// leftLocked reports whether a healthy engine is left that the request has not tried.
+// leftLocked reports whether there is a healthy engine that the request has not tried.
 func (p *pool) leftLocked(t *ticket) bool {
 	return slices.ContainsFunc(p.engines, func(e *engine) bool { return e.healthy && !slices.Contains(t.tried, e) })
 }
 
-// another is leftLocked, and takes the lock itself.
+// another is leftLocked with the lock.
 func (p *pool) another(t *ticket) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.leftLocked(t)
 }
 
-// anyHealthy reports whether any engine takes requests.
+// anyHealthy reports whether any engine is healthy.
 func (p *pool) anyHealthy() bool { return p.another(&ticket{}) }
 
-// served notes that an engine has answered a request.
+// served records that an engine has served a request.
 func (p *pool) served(e *engine) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.badRequests = 0
 }
 
-// failed notes that a request failed on an engine. The engine gets no more requests until
-// a poll succeeds. lost: the connection failed, so the engine's process may have ended,
-// and the KV in its memory with it.
+// failed records that a request failed on an engine. The engine gets no more requests until a poll
+// succeeds. lost means that the connection failed, so the engine's process and the KV in its memory
+// may be lost.
 func (p *pool) failed(e *engine, err error, lost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -269,7 +268,7 @@ func (p *pool) failed(e *engine, err error, lost bool) {
 		p.metrics.indexBlocks.WithLabelValues(e.name).Set(0)
 	}
 	if e.healthy {
-		p.log.Warn("an engine failed a request; it counts as failed until a poll succeeds", "engine", e.name, "err", err)
+		p.log.Warn("a request failed on an engine; the engine gets no requests until a poll succeeds", "engine", e.name, "err", err)
 		p.setHealthLocked(e, false)
 	}
 	select {
@@ -292,7 +291,7 @@ func (p *pool) setHealthLocked(e *engine, healthy bool) {
 	}
 }
 
-// polled notes the result of a poll, and returns the time until the next one.
+// polled records the result of a poll and returns the time until the next one.
 func (p *pool) polled(e *engine, err error) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -306,7 +305,7 @@ func (p *pool) polled(e *engine, err error) time.Duration {
 	}
 	e.badPolls++
 	if text := err.Error(); text != e.lastComplain {
-		p.log.Warn("an engine fails its health check", "engine", e.name, "err", err)
+		p.log.Warn("an engine failed its health checks", "engine", e.name, "err", err)
 		e.lastComplain = text
 	}
 	if e.healthy {
@@ -318,8 +317,8 @@ func (p *pool) polled(e *engine, err error) time.Duration {
 	return backoff(p.interval, e.badPolls)
 }
 
-// suspected returns the time until the poll of an engine that has failed a request: none
-// after its first failure, longer if its polls succeed and its requests go on to fail.
+// suspected returns the time until the poll of an engine that has failed a request. It is 0 after
+// the first failure, and longer if polls succeed while requests continue to fail.
 func (p *pool) suspected(e *engine) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -329,7 +328,7 @@ func (p *pool) suspected(e *engine) time.Duration {
 	return backoff(p.interval, e.badRequests-1)
 }
 
-// backoff returns interval after the first failure, and twice as long after each further one.
+// backoff returns interval after the first failure, and twice as much after each further failure.
 func backoff(interval time.Duration, failures int) time.Duration {
 	limit := max(backoffMax, interval)
 	for ; failures > 1 && interval < limit; failures-- {

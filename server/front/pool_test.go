@@ -27,8 +27,8 @@ func newPool(n, maxLoad, maxWaiting int) *pool {
 	return p
 }
 
-// conversation returns the ticket of a prompt of n blocks; prompts of one seed share their
-// beginning.
+// conversation returns the ticket of a prompt of n blocks. Prompts with the same seed share a
+// prefix.
 func conversation(seed uint64, n int) *ticket {
 	return &ticket{prompt: prompt{chains: [][]uint64{appendChain(nil, seed, make([]byte, n*blockBytes))}, blocks: n}}
 }
@@ -42,8 +42,8 @@ func (p *pool) must(t *testing.T, c *ticket) *engine {
 	return e
 }
 
-// TestPrefixesStay: the turns of a conversation go to one engine, and conversations are
-// spread over all.
+// TestPrefixesStay: the turns of a conversation go to one engine, and conversations are spread over
+// all engines.
 func TestPrefixesStay(t *testing.T) {
 	p := newPool(4, 100, 100)
 	home := make(map[uint64]*engine)
@@ -68,8 +68,7 @@ func TestPrefixesStay(t *testing.T) {
 	}
 }
 
-// TestShortPromptsRotate: prompts without a whole block go to the engine with the fewest
-// requests.
+// TestShortPromptsRotate: prompts without a whole block go to the engine with the fewest requests.
 func TestShortPromptsRotate(t *testing.T) {
 	p := newPool(3, 100, 100)
 	for range 30 {
@@ -82,7 +81,7 @@ func TestShortPromptsRotate(t *testing.T) {
 	}
 }
 
-// TestPopularPrefixSpreads: no engine gets more than the bound, with any prompts.
+// TestPopularPrefixSpreads: with any prompts, no engine gets more than the bound.
 func TestPopularPrefixSpreads(t *testing.T) {
 	p := newPool(4, 1000, 100)
 	for i := range 400 {
@@ -98,7 +97,7 @@ func TestPopularPrefixSpreads(t *testing.T) {
 	}
 }
 
-// TestLostEngineForgets: an engine whose connection failed has lost its memory.
+// TestLostEngineForgets: the blocks of an engine are forgotten when its connection fails.
 func TestLostEngineForgets(t *testing.T) {
 	p := newPool(2, 100, 100)
 	e := p.must(t, conversation(1, 20))
@@ -178,8 +177,8 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestNoEngineLeft: a waiting request that has tried all healthy engines ends. An engine
-// with room gets the first waiting request that has not tried it.
+// TestNoEngineLeft: a waiting request that has tried all healthy engines ends. An engine with room
+// gets the first waiting request that has not tried it.
 func TestNoEngineLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPool(3, 1, 10)
@@ -224,8 +223,8 @@ func TestNoEngineLeft(t *testing.T) {
 	})
 }
 
-// TestWatch: an engine is polled at its start, then in intervals, more rarely while it is
-// down, and at once after a failed request.
+// TestWatch: an engine is polled at the start, then at intervals, less often while it is down, and
+// at once after a failed request.
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPool(1, 1, 1)
@@ -300,7 +299,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// BenchmarkRelease ends a request and gives its engine to one of 1024 that wait.
+// BenchmarkRelease ends a request and assigns its engine to one of 1024 waiting requests.
 func BenchmarkRelease(b *testing.B) {
 	for _, blocks := range []int{0, 64} {
 		b.Run(fmt.Sprintf("blocks=%d", blocks), func(b *testing.B) {

@@ -6,15 +6,15 @@ import (
 	"net/http"
 )
 
-// pooled sends a request to the engine that the pool chooses, and to one after another until
-// one has answered.
+// pooled sends a request to the engine that the pool chooses. After a failure it sends the request
+// to another one.
 type pooled struct {
 	front *Front
 }
 
 var _ router = (*pooled)(nil)
 
-// route returns the first answer, or the last failure.
+// route returns the first response, or the last failure.
 func (r *pooled) route(out *http.Request, req *request) (*http.Response, error) {
 	p, m, t := r.front.pool, r.front.metrics, &ticket{prompt: newPrompt(req.fields)}
 	var last error
@@ -47,12 +47,12 @@ func (r *pooled) route(out *http.Request, req *request) (*http.Response, error) 
 		t.tried = append(t.tried, e)
 		if attempt >= r.front.opts.MaxAttempts || !p.another(t) {
 			if err == nil {
-				return resp, nil // an answer of the engine, whose reason the client gets
+				return resp, nil // an engine's response, which the client gets with its reason
 			}
 			return nil, last
 		}
 		m.retries.WithLabelValues(e.name).Inc()
-		r.front.opts.Logger.Debug("another engine gets the request", "failed", last)
+		r.front.opts.Logger.Debug("the request goes to another engine", "err", last)
 		if err == nil {
 			_ = resp.Body.Close()
 		}

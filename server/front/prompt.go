@@ -8,26 +8,27 @@ import (
 )
 
 const (
-	// blockBytes is the length of a block of a prompt: some 64 tokens of text.
+	// blockBytes is the size of a block of a prompt, about 64 tokens of text.
 	blockBytes = 256
-	// maxBlocks bounds the blocks of one request, so that a choice takes a bounded time.
+	// maxBlocks bounds the blocks of one request, and so the time of a choice.
 	maxBlocks = 4096
 )
 
-// prompt is what the choice of an engine depends on.
+// prompt is the input for the choice of an engine.
 type prompt struct {
-	// chains has, for each prompt of the request, a hash of everything up to the end of
-	// each whole block. Equal hashes are equal prefixes, but for collisions.
+	// chains has, for each prompt of the request, a hash of the text up to the end of each whole
+	// block. Except for collisions, equal hashes mean equal prefixes.
 	chains [][]uint64
-	blocks int // of all chains; at most maxBlocks
+	blocks int // of all chains, at most maxBlocks
 }
 
-// newPrompt returns the prompt of a request. It returns no error for a malformed prompt, which the engine refuses.
+// newPrompt returns the prompt of a request. It returns no error for a malformed prompt, because the engine
+// refuses it.
 //
-// Text is hashed as text, token ids and messages as compact JSON. Two spellings of one
-// prompt may differ in their hashes: then they are routed apart.
+// Text is hashed as text, token ids and messages as compact JSON. Two spellings of one prompt may have
+// different hashes and so different engines.
 func newPrompt(f fields) prompt {
-	// Engines share no KV between models and salts.
+	// Engines do not share KV between models or salts.
 	seed := xxh3.HashSeed(f.get("cache_salt"), xxh3.Hash(f.get("model")))
 	var p prompt
 	p.addMessages(seed, f.get("tools"), f.get("messages"))
@@ -35,7 +36,7 @@ func newPrompt(f fields) prompt {
 	return p
 }
 
-// addMessages adds a chat. Tools stand before the messages, as in chat templates.
+// addMessages adds a chat. Tools come before the messages, as in chat templates.
 func (p *prompt) addMessages(seed uint64, tools, messages json.RawMessage) {
 	var each []json.RawMessage
 	if len(messages) == 0 || json.Unmarshal(messages, &each) != nil {
@@ -44,7 +45,7 @@ func (p *prompt) addMessages(seed uint64, tools, messages json.RawMessage) {
 	var text bytes.Buffer
 	for _, part := range append([]json.RawMessage{tools}, each...) {
 		if len(part) > 0 && text.Len() < maxBlocks*blockBytes {
-			_ = json.Compact(&text, part) // valid: it was parsed
+			_ = json.Compact(&text, part) // it was parsed before, so it is valid
 		}
 	}
 	p.add(seed, text.Bytes())

@@ -51,7 +51,7 @@ func TestPromptChains(t *testing.T) {
 	}
 }
 
-// TestPromptPrefixes: requests whose prompts begin alike have chains that begin alike.
+// TestPromptPrefixes: requests whose prompts share a prefix have chains that share a prefix.
 func TestPromptPrefixes(t *testing.T) {
 	turn := func(n int, extra string) string {
 		var messages []string
@@ -97,7 +97,7 @@ func TestPromptIsBounded(t *testing.T) {
 	}
 }
 
-// FuzzPrompt: every JSON object has a prompt, of bounded length, and nothing else has.
+// FuzzPrompt: every JSON object has a prompt of bounded length, and no other text has one.
 func FuzzPrompt(f *testing.F) {
 	for _, seed := range []string{`{"prompt":[[1,2],["a"]]}`, `{"prompt":"\ud800"}`, `{"messages":[{}, 1, "x"],"tools":[]}`, `{"prompt":[ ]}`, `[]`, `{"prompt":[null]}`} {
 		f.Add([]byte(seed))

@@ -14,23 +14,22 @@ import (
 
 // router sends requests to engines.
 type router interface {
-	// route returns the answer for the client, the first byte of whose body has arrived. The
+	// route returns the response for the client after the first byte of its body has arrived. The
 	// body is an *answer. out is the client's request as engines get it, without a body.
-	// Front.explain turns its errors into answers.
+	// Front.explain converts errors to responses.
 	route(out *http.Request, r *request) (*http.Response, error)
 }
 
-// request is a client's request that has passed the front's own checks.
+// request is a client's request that has passed the front's checks.
 type request struct {
 	body   payload
 	fields fields // of the body of a completion; nil if the body is compressed
 	start  time.Time
-	// completion is whether an engine computes for it.
+	// completion reports whether an engine computes for the request.
 	completion bool
 }
 
-// transport passes a request to a router, on behalf of a ReverseProxy, which passes the
-// answer on.
+// transport passes a request to a router. A ReverseProxy uses it and passes the response on.
 type transport struct {
 	front   *Front
 	router  router
@@ -39,7 +38,7 @@ type transport struct {
 
 var _ http.RoundTripper = (*transport)(nil)
 
-// RoundTrip returns the router's answer and counts it.
+// RoundTrip returns the router's response and counts it.
 func (t *transport) RoundTrip(out *http.Request) (*http.Response, error) {
 	resp, err := t.router.route(out, t.request)
 	if err != nil {
@@ -53,16 +52,16 @@ func (t *transport) RoundTrip(out *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// unavailable reports whether a status means that another engine may do better.
+// unavailable reports whether a status means that another engine may succeed.
 func unavailable(status int) bool {
 	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
 }
 
-// send sends a request to an engine, and returns the engine's response once the first byte of its
-// body has arrived. The body of the response is an *answer.
+// send sends a request to an engine. It returns the engine's response once the first byte of its body has
+// arrived. The body of the response is an *answer.
 //
-// An engine may close an idle connection when a request is on its way to it. The request is
-// then sent once more.
+// An engine may close an idle connection while a request is in flight. The request is then sent a second
+// time.
 func (f *Front) send(out *http.Request, e *engine, body payload) (*http.Response, error) {
 	resp, reused, err := f.sendOnce(out, e, body)
 	if err != nil && reused && out.Context().Err() == nil {
@@ -102,29 +101,29 @@ func (f *Front) sendOnce(out *http.Request, e *engine, body payload) (_ *http.Re
 	if err := a.first(); err != nil && err != io.EOF {
 		_ = resp.Body.Close()
 		end()
-		return nil, reused, fmt.Errorf("the answer ended before its first byte: %w", err)
+		return nil, reused, fmt.Errorf("the response ended before its first byte: %w", err)
 	}
 	resp.Body = a
 	return resp, reused, nil
 }
 
-// answer is the body of an engine's response, the start of which has arrived.
+// answer is the body of an engine's response whose first bytes have arrived.
 type answer struct {
 	front  *Front
 	engine *engine
 	body   io.ReadCloser
 	start  []byte
-	failed error // of the read that brought start
+	failed error // the error of the read that filled start
 	end    func()
 	once   sync.Once
 
-	// closed, if set, is called by the first Close with the error of the last Read: io.EOF if
-	// the body was read to its end, nil if it was not.
+	// closed, if not nil, is called by the first Close with the error of the last Read: io.EOF if
+	// the body was read to its end, nil otherwise.
 	closed func(error)
 	last   error
 }
 
-// first reads until something has arrived, or returns why nothing has.
+// first reads until a byte has arrived, or returns the error.
 func (a *answer) first() error {
 	buffer := make([]byte, 4096)
 	for len(a.start) == 0 && a.failed == nil {

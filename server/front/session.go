@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/client/gateway"
 )
 
-// session is a request on its way through the cluster. run makes the decisions, on a
-// goroutine of its own. follow sends it the planner's events, and ask the engines' answers.
+// session is a request on the cluster. run makes the decisions in a goroutine of its own. follow
+// sends it the planner's events, and ask the engines' responses.
 type session struct {
 	router *planned
 	out    *http.Request // the client's request without a body
@@ -21,38 +21,38 @@ type session struct {
 	params fields // of kv_transfer_params
 	id     string
 	prompt int                // tokens
-	ctx    context.Context    // of the planner's part
-	cancel context.CancelFunc // leaves the planner, which aborts the request unless it is done
+	ctx    context.Context    // of the planner's session
+	cancel context.CancelFunc // ends the planner's session; the planner aborts the request unless it is done
 	parts  sync.WaitGroup     // follow and ask
 
 	events   chan gateway.Event // follow closes it
 	failure  error              // of the planner, once events is closed
 	outcomes chan outcome
-	over     chan struct{} // run takes no more outcomes
-	reply    chan reply    // gets one
-	closed   chan error    // gets answer.closed's error
+	over     chan struct{} // run receives no more outcomes
+	reply    chan reply    // receives one element
+	closed   chan error    // receives the error of answer.closed
 
-	// run owns the rest.
-	gone      <-chan struct{} // the client has closed its connection, or its answer was closed
+	// run owns the following fields.
+	gone      <-chan struct{} // the client has disconnected, or its response was closed
 	submitted time.Time
-	matched   bool     // storage has answered
+	matched   bool     // storage has responded
 	started   bool     // the first attempt was started
-	done      bool     // the planner has ended the request in order
-	attempt   *attempt // nil: none is under way
-	answered  bool     // the client has the start of an answer
-	refused   bool     // of that, an engine's refusal
-	prefilled bool     // the prefill engine has answered this attempt, or failed it
-	complete  bool     // the client has the whole answer
+	done      bool     // the planner has ended the request normally
+	attempt   *attempt // nil: none is running
+	answered  bool     // the client has the start of a response
+	refused   bool     // that response is an engine's refusal
+	prefilled bool     // the prefill engine has responded to this attempt, or failed it
+	complete  bool     // the client has the whole response
 	ended     bool
 	slot      bool  // the session has an element in planned.confirming
-	last      error // why the last attempt failed
+	last      error // the failure of the last attempt
 
-	// timer fires when the request has waited too long for what waits says.
+	// timer fires when the request has waited too long for the event in waits.
 	timer *time.Timer
 	waits wait
 }
 
-// wait names the event that a request waits for, within a time limit.
+// wait is an event for which a request waits, with a time limit.
 type wait uint8
 
 const (
@@ -69,7 +69,7 @@ type attempt struct {
 	cancel context.CancelFunc
 }
 
-// outcome is the answer of one of these engines, or why there is none.
+// outcome is the response of one of these engines, or its failure.
 type outcome struct {
 	attempt *attempt
 	engine  *engine
@@ -85,13 +85,13 @@ func (o *outcome) close() {
 	}
 }
 
-// reply is the answer to the client, or the error in place of one.
+// reply is the response to the client, or an error.
 type reply struct {
 	resp *http.Response
 	err  error
 }
 
-// follow passes the planner's events on.
+// follow passes on the planner's events.
 func (s *session) follow(r gateway.Request) {
 	defer close(s.events)
 	for ev, err := range s.router.planner.Serve(s.ctx, r) {
@@ -107,8 +107,8 @@ func (s *session) follow(r gateway.Request) {
 	}
 }
 
-// ask sends an attempt to one engine. The answer of the prefill engine is read and dropped,
-// unless it is a refusal for the client.
+// ask sends an attempt to one engine. The prefill engine's response is read and dropped, unless it
+// is a refusal for the client.
 func (s *session) ask(o outcome, body payload) {
 	o.resp, o.err = s.router.front.send(s.out.WithContext(o.attempt.ctx), o.engine, body)
 	if o.err == nil && o.side == prefillSide && !badRequest(o.resp.StatusCode) {
@@ -122,7 +122,7 @@ func (s *session) ask(o outcome, body payload) {
 	}
 }
 
-// badRequest reports whether a prefill engine's status means that the request itself is wrong.
+// badRequest reports whether a prefill engine's status means that the request itself is invalid.
 func badRequest(status int) bool {
 	return status >= 400 && status < 500 && status != http.StatusNotFound && status != http.StatusTooManyRequests
 }
@@ -164,7 +164,8 @@ func (s *session) run() {
 	}
 }
 
-// await sets the event that the request waits for. The request fails if the event does not come within d.
+// await sets the event for which the request waits. The request fails if the event does not come
+// within d.
 func (s *session) await(what wait, d time.Duration) {
 	s.waits = what
 	s.timer.Reset(d)
@@ -175,7 +176,7 @@ func (s *session) goOn() {
 	s.timer.Stop()
 }
 
-// on takes an event of the planner.
+// on handles an event of the planner.
 func (s *session) on(ev gateway.Event) {
 	m, opts := s.router.front.metrics, &s.router.front.opts
 	switch ev.Kind {
@@ -184,7 +185,7 @@ func (s *session) on(ev gateway.Event) {
 		m.promptTokens.Add(float64(s.prompt))
 		m.hitTokens.Add(float64(ev.Hit))
 	case gateway.Waiting:
-		opts.Logger.Debug("the planner is away", "request", s.id, "reason", ev.Reason)
+		opts.Logger.Debug("the planner is unreachable", "request", s.id, "reason", ev.Reason)
 		if s.attempt == nil && s.waits == forNothing {
 			s.await(forPlanner, opts.QueueWait)
 		}
@@ -198,20 +199,20 @@ func (s *session) on(ev gateway.Event) {
 			s.start(ev)
 		}
 	case gateway.Replanned:
-		opts.Logger.Debug("the planner plans a request again", "request", s.id, "reason", ev.Reason)
+		opts.Logger.Debug("the planner is planning a request again", "request", s.id, "reason", ev.Reason)
 		m.replans.Inc()
 		s.lose(errors.New(ev.Reason))
 	case gateway.Done:
 		s.done = true
 		if s.waits == forAttempt {
-			s.late() // there is no further attempt
+			s.late() // there will be no further attempt
 		}
 		s.settle()
 	}
 }
 
-// settle ends the request if all of its parts have ended in order. The prefill engine may still
-// be storing KV when the decode engine has generated the output.
+// settle ends the request if all its parts have ended normally. The prefill engine may still be
+// storing KV when the decode engine has generated the output.
 func (s *session) settle() {
 	if s.complete && s.done && s.prefilled {
 		s.end(outcomeDone)
@@ -256,8 +257,8 @@ func (s *session) start(ev gateway.Event) {
 	}
 }
 
-// lose ends the attempt, if there is one, because the engines have lost it. The planner starts
-// another one. With the start of an answer the client cannot get another.
+// lose ends the attempt, if there is one, because an engine has failed it. The planner starts
+// another one. A client that has the start of a response cannot get another response.
 func (s *session) lose(why error) {
 	switch {
 	case s.refused: // the client gets the rest of the refusal
@@ -287,7 +288,7 @@ func (s *session) retry(why error) {
 	}
 }
 
-// arrived takes the answer of an engine.
+// arrived handles the response of an engine.
 func (s *session) arrived(o outcome) {
 	if o.attempt != s.attempt {
 		o.close()
@@ -305,7 +306,7 @@ func (s *session) arrived(o outcome) {
 	}
 	if o.err != nil {
 		f.metrics.failures.WithLabelValues(o.engine.name, o.side).Inc()
-		f.opts.Logger.Debug("an engine failed its part of a request", "request", s.id, "err", o.err)
+		f.opts.Logger.Debug("a request failed on an engine", "request", s.id, "err", o.err)
 	}
 	s.prefilled = s.prefilled || o.side == prefillSide
 	switch {
@@ -321,12 +322,12 @@ func (s *session) arrived(o outcome) {
 	default:
 		o.close()
 		if s.retry(o.err); s.done {
-			s.late() // there is no further attempt
+			s.late() // there will be no further attempt
 		}
 	}
 }
 
-// answer gives the client an engine's answer.
+// answer gives the client an engine's response.
 func (s *session) answer(o outcome) {
 	s.goOn()
 	s.answered = true
@@ -337,7 +338,7 @@ func (s *session) answer(o outcome) {
 	s.reply <- reply{resp: o.resp}
 }
 
-// leave takes the end of the client's request, which the end of the answer precedes.
+// leave handles the end of the client's request, which follows the end of the response.
 func (s *session) leave() {
 	s.gone = nil
 	select {
@@ -355,8 +356,8 @@ func (s *session) leave() {
 	}
 }
 
-// passed takes the end of the answer: io.EOF if the client has all of it, nil if the client
-// has gone, and otherwise the engine's failure.
+// passed handles the end of the response: io.EOF if the client has all of it, nil if the client has
+// disconnected, and otherwise the engine's failure.
 func (s *session) passed(err error) {
 	r := s.router
 	switch {
@@ -370,7 +371,7 @@ func (s *session) passed(err error) {
 		s.end(outcomeDone)
 	default:
 		s.complete = true
-		s.fields, s.params = nil, nil // the client's body is not in the bound of bodies any more
+		s.fields, s.params = nil, nil // the client's body no longer counts towards the bound of bodies
 		select {
 		case r.confirming <- struct{}{}:
 			s.slot = true
@@ -382,7 +383,7 @@ func (s *session) passed(err error) {
 	}
 }
 
-// left takes the end of the planner's events.
+// left handles the end of the planner's events.
 func (s *session) left() {
 	switch {
 	case s.refused, s.failure == nil:
@@ -395,7 +396,7 @@ func (s *session) left() {
 	}
 }
 
-// late takes the end of a wait.
+// late handles the end of a wait.
 func (s *session) late() {
 	opts := &s.router.front.opts
 	switch s.waits {
@@ -416,7 +417,7 @@ func (s *session) late() {
 	}
 }
 
-// fail ends the request with an error for the client, or cuts off its answer.
+// fail ends the request with an error for the client, or cuts off its response.
 func (s *session) fail(err error) {
 	switch {
 	case s.complete:
@@ -429,7 +430,7 @@ func (s *session) fail(err error) {
 	}
 }
 
-// end ends a request that was answered.
+// end ends a request that got a response.
 func (s *session) end(outcome string) {
 	s.ended = true
 	s.router.front.metrics.planned.WithLabelValues(outcome).Inc()

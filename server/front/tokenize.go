@@ -15,22 +15,22 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// The fields of a request that its tokens follow from. They are those of vLLM's POST /tokenize.
+// The fields of a request that determine its tokens. They are the fields of vLLM's POST /tokenize.
 var (
 	textFields = []string{"model", "add_special_tokens"} // and prompt
 	chatFields = []string{"model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens", "tools", "chat_template", "chat_template_kwargs"}
 )
 
-// notPlanned are fields with which the KV of a prompt depends on more than the tokens that
-// /tokenize returns.
+// notPlanned are fields that make the KV of a prompt depend on more than the tokens from /tokenize.
 var notPlanned = []string{"cache_salt", "prompt_embeds", "truncate_prompt_tokens", "documents"}
 
 // textParts are the types of the parts of a message that are text.
 var textParts = []string{"text", "input_text", "output_text", "refusal", "thinking"}
 
 const (
-	// tokenBytes bounds the answer of /tokenize: a token is at most one byte of text on
-	// average, and at most 8 bytes of JSON. answerBytes is room for the tokens of the chat template and for the other members of the answer.
+	// tokenBytes bounds the response of /tokenize: on average a token is at least one byte of text,
+	// and at most 8 bytes of JSON. answerBytes is room for the tokens of the chat template and the
+	// other members of the response.
 	tokenBytes  = 8
 	answerBytes = 64 << 10
 )
@@ -40,12 +40,12 @@ func unsupported(field, why string) error {
 	return &refusal{reason: rejectUnsupported, status: http.StatusBadRequest, code: "unsupported", message: fmt.Sprintf("%s: %s; the gateway sends requests to a prefill/decode cluster (--planner), where that is not supported yet", field, why)}
 }
 
-// invalid refuses a request with a field that no engine takes.
+// invalid refuses a request with a field that is invalid for every engine.
 func invalid(field, why string) error {
 	return &refusal{reason: rejectUnsupported, status: http.StatusBadRequest, code: "invalid_request", message: field + ": " + why}
 }
 
-// checkFields returns an error that names the first field which the planned router does not support.
+// checkFields returns an error with the first field that the planned router does not support.
 func checkFields(f fields) error {
 	for _, name := range notPlanned {
 		if f.get(name) != nil {
@@ -55,7 +55,7 @@ func checkFields(f fields) error {
 	return nil
 }
 
-// checkMessages refuses a chat with parts that are no text.
+// checkMessages refuses a chat with parts that are not text.
 func checkMessages(raw json.RawMessage) error {
 	var messages []struct {
 		Content json.RawMessage `json:"content"`
@@ -84,8 +84,7 @@ func checkMessages(raw json.RawMessage) error {
 	return nil
 }
 
-// onePrompt returns the only prompt of a completion request, which is a text or a list of
-// token ids.
+// onePrompt returns the only prompt of a completion request: a text, or a list of token ids.
 func onePrompt(raw json.RawMessage) (json.RawMessage, error) {
 	if raw == nil {
 		return nil, invalid("prompt", "there is none")
@@ -107,8 +106,9 @@ func onePrompt(raw json.RawMessage) (json.RawMessage, error) {
 	return each[0], nil
 }
 
-// tokensOf returns the tokens of a request's prompt: its own, or those that an engine makes of
-// its text. resp is an answer of that engine that the client gets in place of a completion.
+// tokensOf returns the tokens of a request's prompt: the token ids of the request, or those from an
+// engine's /tokenize. If resp is not nil, it is that engine's refusal, which is the client's
+// response.
 func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, resp *http.Response, err error) {
 	if err := checkFields(req.fields); err != nil {
 		return nil, nil, err
@@ -153,19 +153,19 @@ func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, 
 // isChat reports whether a request is one of a chat.
 func isChat(out *http.Request) bool { return strings.HasSuffix(out.URL.Path, "/chat/completions") }
 
-// tokenize asks an engine, and after its failure another one. The engine's refusal of the
-// request (4xx) is the answer for the client.
+// tokenize sends the request to an engine, and after a failure to another one. The engine's refusal
+// of the request (4xx) is the client's response.
 func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Response, error) {
 	f := r.front
-	most := tokenBytes*ask.size() + answerBytes
-	if !f.bodies.TryAcquire(most) {
+	maxBytes := tokenBytes*ask.size() + answerBytes
+	if !f.bodies.TryAcquire(maxBytes) {
 		return nil, nil, busy(rejectMemory, noMemory)
 	}
-	defer f.bodies.Release(most)
+	defer f.bodies.Release(maxBytes)
 	req := out.Clone(out.Context())
 	req.URL.Path, req.URL.RawPath, req.URL.RawQuery = "/tokenize", "", ""
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Del("Accept-Encoding") // the gateway reads the answer
+	req.Header.Del("Accept-Encoding") // the gateway decodes the response
 	resp, err := f.pooled.route(req, &request{body: ask})
 	if err != nil {
 		if out.Context().Err() == nil {
@@ -180,7 +180,7 @@ func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Re
 		}
 	}
 	defer resp.Body.Close()
-	tokens, err := tokensIn(resp, most)
+	tokens, err := tokensIn(resp, maxBytes)
 	if err == nil {
 		return tokens, nil, nil
 	}
@@ -193,31 +193,32 @@ func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Re
 	return nil, nil, &refusal{reason: rejectEngines, status: http.StatusBadGateway, code: "tokenize_failed", message: fmt.Sprintf("%s: POST /tokenize: %v", resp.Body.(*answer).engine.name, err)}
 }
 
-// tokensIn reads the answer of /tokenize, which has at most the given bytes.
-func tokensIn(resp *http.Response, most int64) ([]kv.Token, error) {
+// tokensIn decodes the response of /tokenize, of at maxBytes maxBytes bytes.
+func tokensIn(resp *http.Response, maxBytes int64) ([]kv.Token, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, errors.New(resp.Status)
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxBytes+1))
 	if err != nil {
 		return nil, err
 	}
-	if int64(len(text)) > most {
-		return nil, fmt.Errorf("the answer has more than %d bytes", most)
+	if int64(len(text)) > maxBytes {
+		return nil, fmt.Errorf("the response has more than %d bytes", maxBytes)
 	}
 	var got struct {
 		Tokens []kv.Token `json:"tokens"`
 	}
 	if err := json.Unmarshal(text, &got); err != nil {
-		return nil, fmt.Errorf("the answer is not understood: %w", err)
+		return nil, fmt.Errorf("the response is invalid: %w", err)
 	}
 	if len(got.Tokens) == 0 {
-		return nil, errors.New("the answer has no tokens")
+		return nil, errors.New("the response has no tokens")
 	}
 	return got.Tokens, nil
 }
 
-// outputTokens returns how many tokens a request may generate: its own number, or otherwise.
+// outputTokens returns how many tokens a request may generate: the number in the request, or
+// otherwise.
 func outputTokens(f fields, chat bool, otherwise int) (int, error) {
 	names := []string{"max_tokens"}
 	if chat {

@@ -22,42 +22,41 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
-// Sentinels, by what the caller should do.
+// Sentinel errors, one for each reaction of a caller.
 var (
-	// ErrSession: no such session, or it has ended; connect again.
+	// ErrSession: the session does not exist or has ended. Connect again.
 	ErrSession = errors.New("local session unknown")
-	// ErrLoan: the number is in use; choose one that was not used before.
+	// ErrLoan: the number is in use. Choose a number that was not used before.
 	ErrLoan = errors.New("loan number in use")
-	// ErrFull: the session has as many loans, or the sessions have as much staging memory, as
-	// they may; return some loans, or write over the data plane.
+	// ErrFull: the session has its maximum of loans, or the sessions have their maximum of staging
+	// memory. Return some loans, or write over the data plane.
 	ErrFull = errors.New("limit reached")
-	// ErrInUse: another process answers at the socket; choose another path.
+	// ErrInUse: another process listens at the socket. Choose another path.
 	ErrInUse = errors.New("socket in use")
 )
 
-// Options are what a Listener is made of. Path and Arena are required; the zero
-// value of every other field is its default.
+// Options are the options of a Listener. Path and Arena are required. Every other field has a
+// default for its zero value.
 type Options struct {
-	// Path is where the unix socket is made. One that was left behind by a
-	// process that has ended is replaced.
+	// Path is the path of the unix socket. A socket file left by an ended process is replaced.
 	Path string
-	// Arena is what is lent; it is Shared.
+	// Arena is the lent arena. It must be Shared.
 	Arena *arena.Arena
-	// SessionsMax is how many engines may be connected at once. Default 256.
+	// SessionsMax bounds the connected engines. Default 256.
 	SessionsMax int
-	// LoansMax bounds the loans open in one session; default 65,536. How much
-	// memory they hold is bounded elsewhere.
+	// LoansMax bounds the open loans of one session. Default 65,536. storage.Options.LoanBytesMax
+	// bounds their memory.
 	LoansMax int
 	// StagingBytesMax bounds the staging memory of all sessions, in bytes. Default: a quarter
 	// of the arena's size.
 	StagingBytesMax int64
-	// UID is the user whose processes may connect. Default: this process's.
+	// UID is the user whose processes may connect. Default: the user of this process.
 	UID *uint32
-	// Logger takes what a person should act on. Default: discard.
+	// Logger receives messages that need an operator's action. Default: discard.
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills the fields that are zero.
+// EnsureDefaults sets the fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	if o.SessionsMax == 0 {
 		o.SessionsMax = 256
@@ -77,21 +76,20 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate reports the first thing that is wrong with o, or nil.
+// Validate returns an error for the first invalid field of o, or nil.
 func (o *Options) Validate() error {
 	switch {
 	case o.Path == "":
-		return errors.New("handoff: no path for the unix socket")
+		return errors.New("handoff: Options.Path is required")
 	case o.Arena == nil || o.Arena.FD() < 0:
 		return errors.New("handoff: Options.Arena must be Shared, to be mapped by another process")
 	case o.SessionsMax < 1 || o.LoansMax < 1 || o.StagingBytesMax < 1:
-		return fmt.Errorf("handoff: limits of %d sessions, %d loans and %d bytes of staging memory; all must be positive", o.SessionsMax, o.LoansMax, o.StagingBytesMax)
+		return fmt.Errorf("handoff: SessionsMax is %d, LoansMax %d, StagingBytesMax %d; all must be positive", o.SessionsMax, o.LoansMax, o.StagingBytesMax)
 	}
 	return nil
 }
 
-// Listener is the node's end of the unix socket. All methods may be called
-// concurrently.
+// Listener is the node's end of the unix socket. Its methods may be called concurrently.
 type Listener struct {
 	opts    Options
 	id      api.LocalID
@@ -100,20 +98,19 @@ type Listener struct {
 
 	mu     sync.Mutex
 	closed bool
-	// conns are those being served, welcome or not yet.
+	// conns are the open connections, also those without a session.
 	conns    map[*net.UnixConn]struct{}
 	sessions map[api.LocalID]*Session
-	// connected counts connections, refused those that were not welcome.
+	// connected counts all connections. refused counts the connections that got no session.
 	connected, refused uint64
-	// staged is the staging memory of all sessions, in bytes. Invariant: staged <=
-	// StagingBytesMax.
+	// staged is the staging memory of all sessions, in bytes. Invariant: staged <= StagingBytesMax.
 	staged int64
 	// ctx ends at Close.
 	ctx    context.Context
 	cancel context.CancelFunc
 }
 
-// Listen binds the socket. Serve accepts.
+// Listen binds the socket. Serve accepts connections.
 func Listen(opts Options) (*Listener, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -126,14 +123,14 @@ func Listen(opts Options) (*Listener, error) {
 	if l.unix, err = bind(opts.Path); err != nil {
 		return nil, fmt.Errorf("handoff: %w", err)
 	}
-	// Until here another user could connect; he would be refused all the same.
+	// Until the mode is set, another user could connect. serve refuses such a connection.
 	if err := os.Chmod(opts.Path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("handoff: %w", err), l.unix.Close())
 	}
 	return l, nil
 }
 
-// bind listens at path, in place of a socket at which nobody answers.
+// bind listens at path. It replaces a socket on which no process listens.
 func bind(path string) (*net.UnixListener, error) {
 	addr := &net.UnixAddr{Name: path, Net: "unix"}
 	l, err := net.ListenUnix("unix", addr)
@@ -142,33 +139,34 @@ func bind(path string) (*net.UnixListener, error) {
 	}
 	conn, dialErr := net.DialUnix("unix", nil, addr)
 	if dialErr == nil {
-		_ = conn.Close() // it was opened to see whether that works
+		_ = conn.Close() // the connection was a probe
 		return nil, fmt.Errorf("%s: %w: another process listens there; give each node a local_socket of its own", path, ErrInUse)
 	}
 	info, statErr := os.Lstat(path)
 	if statErr != nil || info.Mode().Type() != os.ModeSocket || !errors.Is(dialErr, syscall.ECONNREFUSED) {
-		return nil, fmt.Errorf("%s exists and is not a socket that was left behind: %w", path, errors.Join(dialErr, statErr))
+		return nil, fmt.Errorf("%s exists and is not the socket of an ended process: %w", path, errors.Join(dialErr, statErr))
 	}
 	if err := os.Remove(path); err != nil {
-		return nil, fmt.Errorf("remove the socket that was left behind: %w", err)
+		return nil, fmt.Errorf("remove the socket of an ended process: %w", err)
 	}
 	return net.ListenUnix("unix", addr)
 }
 
-// ID names this run of the node.
+// ID identifies this run of the node.
 func (l *Listener) ID() api.LocalID { return l.id }
 
-// Path is where the socket is.
+// Path returns the path of the socket.
 func (l *Listener) Path() string { return l.opts.Path }
 
-// The staging memory of a session is at most stagingBytes, and less where fewer than stagingShare
-// sessions could have it.
+// The staging memory of a session is at most stagingBytes. It is less if fewer than stagingShare
+// sessions would fit StagingBytesMax.
 const (
 	stagingBytes = 8 << 20
 	stagingShare = 8
 )
 
-// StagingBytes is the staging memory that a session gets, a multiple of 2 MiB. 0: none gets any.
+// StagingBytes returns the size of a session's staging memory, a multiple of 2 MiB. 0 means that
+// sessions get none.
 func (l *Listener) StagingBytes() int64 {
 	size := min(stagingBytes, l.opts.StagingBytesMax/stagingShare)
 	size = max(size/sys.HugePageSize, 1) * sys.HugePageSize
@@ -178,12 +176,12 @@ func (l *Listener) StagingBytes() int64 {
 	return size
 }
 
-// A Handler answers a call that an engine sent over the socket: msg is an api.Call,
-// which it may keep, and the api.Reply is appended to dst. ctx ends with the
-// engine's connection, and with the Listener. The first use of ctx.Done costs a goroutine.
+// A Handler performs a call that an engine sent over the socket. msg is an api.Call, which the
+// Handler may keep. It appends the api.Reply to dst. ctx ends with the engine's connection and with
+// the Listener. The first use of ctx.Done starts a goroutine.
 type Handler func(ctx context.Context, session api.LocalID, msg, dst []byte) []byte
 
-// Serve accepts engines until Close.
+// Serve accepts connections until Close.
 func (l *Listener) Serve(handle Handler) error {
 	for {
 		conn, err := l.unix.AcceptUnix()
@@ -199,20 +197,20 @@ func (l *Listener) Serve(handle Handler) error {
 			}
 		}
 		if !l.enter(conn) {
-			_ = conn.Close() // the listener is closed, and so is everything
+			_ = conn.Close() // the listener is closed
 			return nil
 		}
 		go func() {
 			defer l.leave(conn)
 			if err := l.serve(conn, handle); err != nil {
-				l.opts.Logger.Warn("local session", "socket", l.opts.Path, "err", err)
+				l.opts.Logger.Warn("local session ended", "socket", l.opts.Path, "err", err)
 			}
 		}()
 	}
 }
 
-// waitOut reports whether accept should be tried again, after a while: something
-// was short, which passes, or a person sees it in the log.
+// waitOut reports whether accept should be tried again. It logs an error such as a lack of
+// descriptors and waits, because such an error may pass.
 func (l *Listener) waitOut(err error) bool {
 	shortages := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED}
 	if !slices.ContainsFunc(shortages, func(e error) bool { return errors.Is(err, e) }) {
@@ -229,10 +227,10 @@ func (l *Listener) waitOut(err error) bool {
 	}
 }
 
-// acceptAgain is how long accept rests when something is short.
+// acceptAgain is the pause after a failed accept.
 const acceptAgain = 100 * time.Millisecond
 
-// enter notes a connection, so that Close can end it.
+// enter records a connection, so that Close can end it.
 func (l *Listener) enter(conn *net.UnixConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -246,18 +244,18 @@ func (l *Listener) enter(conn *net.UnixConn) bool {
 }
 
 func (l *Listener) leave(conn *net.UnixConn) {
-	_ = conn.Close() // nothing is in flight on it
+	_ = conn.Close() // no call is in progress
 	l.mu.Lock()
 	delete(l.conns, conn)
 	l.mu.Unlock()
 	l.serving.Done()
 }
 
-// helloWithin bounds the sending of 56 bytes to a fresh socket, which has room
-// for more: it is there for a kernel that does otherwise.
+// helloWithin bounds the time to send the hello of 56 bytes to a new socket. The socket has room
+// for it, so the limit matters only if the kernel behaves differently.
 const helloWithin = 5 * time.Second
 
-// serve greets a connection and keeps its session until it ends.
+// serve sends the hello to a connection and serves its session until it ends.
 func (l *Listener) serve(conn *net.UnixConn, handle Handler) error {
 	uid, err := sys.PeerUID(conn)
 	if err != nil {
@@ -296,15 +294,14 @@ func (l *Listener) serve(conn *net.UnixConn, handle Handler) error {
 	return l.converse(conn, s, handle)
 }
 
-// readBufferBytes holds the usual request whole.
+// readBufferBytes is enough for a typical request.
 const readBufferBytes = 16 << 10
 
-// replyWithin is how long an engine may leave a reply unread; then its session,
-// and with it its loans, end.
+// replyWithin bounds the time for which an engine may leave a reply unread. Then its session and
+// its loans end.
 const replyWithin = 30 * time.Second
 
-// converse answers an engine until it hangs up, dies, or sends what it should
-// not: the session lasts as long.
+// converse handles an engine's calls until the connection ends or the engine violates the protocol.
 func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) error {
 	ctx, cancel := context.WithCancel(l.ctx)
 	defer cancel()
@@ -317,22 +314,22 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET):
 			return nil
 		case err != nil:
-			return fmt.Errorf("handoff: hung up on an engine: %w", err)
+			return fmt.Errorf("handoff: ended a session: %w", err)
 		case msg[0] == api.KindReturn:
 			if back, err = api.ParseReturn(back[:0], msg); err != nil {
-				return fmt.Errorf("handoff: hung up on an engine: %w", err)
+				return fmt.Errorf("handoff: ended a session: %w", err)
 			}
 			s.Return(back)
 		case msg[0] == api.KindStage && len(msg) == 1:
 			if err := l.stage(conn, s); err != nil {
-				return fmt.Errorf("handoff: hung up on an engine: %w", err)
+				return fmt.Errorf("handoff: ended a session: %w", err)
 			}
 		case msg[0] == api.KindCall:
 			call := &callContext{Context: ctx, in: in, cancel: cancel}
 			out = handle(call, s.id, msg, append(out[:0], make([]byte, api.LocalFrameHeaderBytes)...))
 			watched := call.end()
 			if !reply(conn, out) {
-				_ = conn.CloseRead() // for the watch, which waits for the next message
+				_ = conn.CloseRead() // makes the watch return, which waits for the next message
 				<-watched
 				return nil
 			}
@@ -341,14 +338,13 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 			}
 			<-watched
 		default:
-			return fmt.Errorf("handoff: hung up on an engine: a message of kind %d with %d bytes", msg[0], len(msg))
+			return fmt.Errorf("handoff: ended a session: a message of kind %d with %d bytes", msg[0], len(msg))
 		}
 	}
 }
 
-// callContext is the context of one call. It ends with the connection. The connection is
-// watched from the first use of Done on: most calls end without one, and are spared a
-// goroutine that wakes a thread.
+// callContext is the context of one call. It ends with the connection. The connection is watched
+// only from the first use of Done on. Most calls do not use Done, and so need no goroutine.
 type callContext struct {
 	context.Context
 	in     *bufio.Reader
@@ -356,7 +352,7 @@ type callContext struct {
 
 	mu    sync.Mutex
 	ended bool
-	// watched is closed when the watch has ended; nil: there is none.
+	// watched is closed when the watch has ended. It is nil if there is no watch.
 	watched chan struct{}
 }
 
@@ -371,8 +367,8 @@ func (c *callContext) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// watch waits for the engine's next message. At the end of the stream nothing waits for the
-// reply any more.
+// watch waits for the engine's next message, or for the end of the stream, which cancels the
+// context.
 func (c *callContext) watch(watched chan struct{}) {
 	defer close(watched)
 	if _, err := c.in.Peek(1); err != nil {
@@ -380,7 +376,7 @@ func (c *callContext) watch(watched chan struct{}) {
 	}
 }
 
-// end is called when the call has been handled. in may be read again when the channel is
+// end is called when the call has been handled. in may be read again after the returned channel is
 // closed.
 func (c *callContext) end() <-chan struct{} {
 	c.mu.Lock()
@@ -393,22 +389,21 @@ func (c *callContext) end() <-chan struct{} {
 	return c.watched
 }
 
-// keptReplyBytes is the largest reply buffer that is used again.
+// keptReplyBytes bounds a reply buffer that is reused.
 const keptReplyBytes = 64 << 10
 
-// reply sends a frame, and reports false where the engine has gone, or does not
-// want the answer.
+// reply sends a frame. It returns false if the engine has disconnected or does not read.
 func reply(conn *net.UnixConn, frame []byte) bool {
 	api.PutLocalFrame(frame)
 	if err := conn.SetWriteDeadline(time.Now().Add(replyWithin)); err != nil {
-		return false // closed meanwhile
+		return false // closed concurrently
 	}
 	_, err := conn.Write(frame)
 	return err == nil
 }
 
-// stage gives a session staging memory and answers the engine. A refusal is an answer. An
-// error ends the session.
+// stage gives staging memory to a session and replies to the engine. A refusal is a reply. An error
+// ends the session.
 func (l *Listener) stage(conn *net.UnixConn, s *Session) error {
 	refused := l.newStaging(s)
 	answer, text := api.Reply{}, ""
@@ -430,13 +425,13 @@ func (l *Listener) stage(conn *net.UnixConn, s *Session) error {
 // newStaging makes the staging memory of a session, within StagingBytesMax.
 func (l *Listener) newStaging(s *Session) error {
 	if s.staging != nil {
-		return fmt.Errorf("handoff: the session has staging memory of %d bytes already: %w", len(s.staging.Bytes()), ErrFull)
+		return fmt.Errorf("handoff: the session already has %d bytes of staging memory: %w", len(s.staging.Bytes()), ErrFull)
 	}
 	size := l.StagingBytes()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if free := l.opts.StagingBytesMax - l.staged; size > free {
-		return fmt.Errorf("handoff: staging memory of %d bytes; %d of %d are free (limits.staging_bytes): %w", size, free, l.opts.StagingBytesMax, ErrFull)
+		return fmt.Errorf("handoff: %d bytes of staging memory requested, %d of %d are free (limits.staging_bytes): %w", size, free, l.opts.StagingBytesMax, ErrFull)
 	}
 	var err error
 	if s.staging, err = arena.NewStaging(size); err != nil {
@@ -446,7 +441,7 @@ func (l *Listener) newStaging(s *Session) error {
 	return nil
 }
 
-// begin opens a session; nil if there are too many.
+// begin opens a session. It returns nil if there are SessionsMax sessions.
 func (l *Listener) begin() *Session {
 	s := &Session{max: l.opts.LoansMax, loans: make(map[uint64]*Loan)}
 	_, _ = rand.Read(s.id[:]) // never fails
@@ -479,29 +474,29 @@ func (l *Listener) end(s *Session) {
 // Session returns the session of the given number. Error: ErrSession.
 func (l *Listener) Session(id []byte) (*Session, error) {
 	if len(id) != len(api.LocalID{}) {
-		return nil, fmt.Errorf("handoff: a session's number of %d bytes: %w", len(id), ErrSession)
+		return nil, fmt.Errorf("handoff: the session's id has %d bytes: %w", len(id), ErrSession)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s, ok := l.sessions[api.LocalID(id)]
 	if !ok {
-		return nil, fmt.Errorf("handoff: %w: its connection to %s has ended, or was to another node", ErrSession, l.opts.Path)
+		return nil, fmt.Errorf("handoff: %w: the connection to %s has ended, or was to another node", ErrSession, l.opts.Path)
 	}
 	return s, nil
 }
 
-// Stats are the state of a Listener.
+// Stats has counters and the current state of a Listener.
 type Stats struct {
-	// Sessions are open, with Loans loans altogether.
+	// Sessions counts the open sessions, Loans their loans.
 	Sessions, Loans int
-	// StagingBytes of memory are lent to sessions for the bytes of writes.
+	// StagingBytes is the staging memory of all sessions.
 	StagingBytes int64
-	// Connections counts all that were accepted; Refused those of another user,
-	// and those beyond SessionsMax.
+	// Connections counts all accepted connections. Refused counts the connections of other users
+	// and those above SessionsMax.
 	Connections, Refused uint64
 }
 
-// Stats returns the figures now.
+// Stats returns the current values.
 func (l *Listener) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -512,15 +507,15 @@ func (l *Listener) Stats() Stats {
 	return s
 }
 
-// Close removes the socket, ends every session, returns all loans, and waits for
-// that. It may be called twice.
+// Close removes the socket, ends every session, returns all loans, and waits for the sessions to
+// end. It may be called twice.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	first := !l.closed
 	l.closed = true
 	l.cancel()
 	for conn := range l.conns {
-		_ = conn.CloseRead() // its session ends by that, after a call under way
+		_ = conn.CloseRead() // ends the session after the call in progress
 	}
 	l.mu.Unlock()
 	var err error

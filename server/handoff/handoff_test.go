@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// node is a Listener that serves.
+// node is a serving Listener.
 type node struct {
 	*handoff.Listener
 	t     testing.TB
@@ -59,7 +59,7 @@ func newNodeServing(t testing.TB, edit func(*handoff.Options), handle handoff.Ha
 	return n
 }
 
-// echo answers with the session and the message.
+// echo replies with the session and the message.
 func echo(_ context.Context, session api.LocalID, msg, dst []byte) []byte {
 	return append(append(dst, session[:]...), msg...)
 }
@@ -72,7 +72,7 @@ func frame(kind byte, payload string) []byte {
 	return f
 }
 
-// engine is the other end.
+// engine is the engine's end of the socket.
 type engine struct {
 	conn  *net.UnixConn
 	hello api.LocalHello
@@ -104,7 +104,7 @@ func (e *engine) hangUp() {
 	}
 }
 
-// until gives other goroutines the processor until f is true.
+// until yields the processor until f returns true.
 func until(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	for !f() {
@@ -124,7 +124,7 @@ func (n *node) session(e *engine) *handoff.Session {
 	return s
 }
 
-// counter counts releases.
+// counter counts the calls of release.
 type counter struct{ atomic.Int32 }
 
 func (c *counter) release() { c.Add(1) }
@@ -182,15 +182,15 @@ func TestLoans(t *testing.T) {
 	if got := back.Load(); got != 2 {
 		t.Errorf("2 pieces were released %d times", got)
 	}
-	// A read that is still under way when its caller has returned the loan.
+	// A read that is still running when its caller has returned the loan.
 	one.Add(back.release)
 	if got := back.Load(); got != 3 {
 		t.Errorf("a piece that came late was kept")
 	}
 }
 
-// TestCalls: calls over the socket are answered in order, loans are given back
-// there, and garbage ends the session.
+// TestCalls: calls over the socket are answered in order, loans can be returned there, and invalid
+// messages end the session.
 func TestCalls(t *testing.T) {
 	n := newNode(t, nil)
 	e := n.connect()
@@ -227,8 +227,8 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// TestDeathEndsItsCall: the context of a call ends with the engine that made it,
-// and no other's does.
+// TestDeathEndsItsCall: the context of a call ends with the engine's connection, and not with
+// another engine's.
 func TestDeathEndsItsCall(t *testing.T) {
 	begun, ended := make(chan api.LocalID), make(chan api.LocalID, 2)
 	n := newNodeServing(t, nil, func(ctx context.Context, session api.LocalID, _, dst []byte) []byte {
@@ -251,11 +251,10 @@ func TestDeathEndsItsCall(t *testing.T) {
 	if _, err := n.Session(living.hello.Session[:]); err != nil || len(ended) > 0 {
 		t.Errorf("the other engine: session %v, %d calls ended", err, len(ended))
 	}
-	// Close ends the other's.
+	// Close ends the call of the other engine.
 }
 
-// TestDeathReturnsLoans: whatever a session holds is returned when its
-// connection ends, and no other's.
+// TestDeathReturnsLoans: the end of a connection returns all loans of its session and no others.
 func TestDeathReturnsLoans(t *testing.T) {
 	n := newNode(t, nil)
 	dying, living := n.connect(), n.connect()
@@ -291,7 +290,7 @@ func TestDeathReturnsLoans(t *testing.T) {
 	}
 }
 
-// TestReturnsAndReadsRace: releases happen once each, whoever ends the loan.
+// TestReturnsAndReadsRace: each release function is called once, by whichever call ends the loan.
 func TestReturnsAndReadsRace(t *testing.T) {
 	n := newNode(t, nil)
 	e := n.connect()
@@ -366,7 +365,7 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// TestAnotherUserIsRefused connects as another user, who may open the socket.
+// TestAnotherUserIsRefused connects as another user with permission to open the socket.
 func TestAnotherUserIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to become another user")
@@ -383,7 +382,7 @@ func TestAnotherUserIsRefused(t *testing.T) {
 	done := make(chan error)
 	var hello api.LocalHello
 	go func() {
-		// The thread that became another user ends with this goroutine.
+		// The thread with the other user id ends with this goroutine.
 		runtime.LockOSThread()
 		done <- func() error {
 			const nobody = 65534
@@ -422,7 +421,7 @@ func TestSocketFile(t *testing.T) {
 	if _, err := handoff.Listen(handoff.Options{Path: n.Path(), Arena: n.arena}); !errors.Is(err, handoff.ErrInUse) {
 		t.Errorf("a second node at the socket: %v", err)
 	}
-	// One that a killed process left behind.
+	// The socket file of a killed process.
 	stale := filepath.Join(t.TempDir(), "stale.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale, Net: "unix"})
 	if err != nil {
@@ -440,12 +439,12 @@ func TestSocketFile(t *testing.T) {
 	if _, err := os.Stat(stale); !os.IsNotExist(err) {
 		t.Errorf("after Close the socket is still there: %v", err)
 	}
-	// Something else is not removed.
+	// A file that is not a socket is not removed.
 	file := filepath.Join(t.TempDir(), "data")
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := handoff.Listen(handoff.Options{Path: file, Arena: n.arena}); err == nil || !strings.Contains(err.Error(), "not a socket") {
+	if _, err := handoff.Listen(handoff.Options{Path: file, Arena: n.arena}); err == nil || !strings.Contains(err.Error(), "not the socket") {
 		t.Errorf("in place of a file: %v", err)
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != "precious" {

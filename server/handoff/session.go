@@ -8,13 +8,12 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// Session is one engine's connection and what it has borrowed. Its methods may
-// be called concurrently.
+// Session is one engine's connection with its loans. Its methods may be called concurrently.
 type Session struct {
 	id  api.LocalID
 	max int
-	// staging is the memory from which Write calls of the session are copied; nil: none was
-	// asked for. Only the connection's goroutine, which handles the calls, uses it.
+	// staging is the memory from which Write calls of the session are copied. It is nil until the
+	// engine requests it. Only the connection's goroutine, which handles the calls, uses it.
 	staging *arena.Staging
 
 	mu    sync.Mutex
@@ -22,9 +21,9 @@ type Session struct {
 	loans map[uint64]*Loan
 }
 
-// Staging returns the memory in which the engine puts the bytes of a Write call; nil if it has
-// asked for none. The engine can change the bytes at any time. Only a Handler calls Staging,
-// for the session of its call. The memory stays mapped until the Handler returns.
+// Staging returns the memory in which the engine puts the bytes of a Write call, or nil if the
+// engine has requested none. The engine can change the bytes at any time. Only a Handler calls
+// Staging, for the session of its call. The memory stays mapped until the Handler returns.
 func (s *Session) Staging() []byte {
 	if s.staging == nil {
 		return nil
@@ -32,27 +31,25 @@ func (s *Session) Staging() []byte {
 	return s.staging.Bytes()
 }
 
-// Open begins a loan under a number that the engine chose. It is the engine's to
-// return; the caller, if nothing comes of it, calls End. Errors: ErrSession,
-// ErrLoan, ErrFull.
+// Open begins a loan under a number that the engine chose. The engine returns the loan. If the call
+// fails afterwards, the caller of Open calls End. Errors: ErrSession, ErrLoan, ErrFull.
 func (s *Session) Open(number uint64) (*Loan, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch _, used := s.loans[number]; {
 	case s.ended:
-		return nil, fmt.Errorf("handoff: %w: its connection has ended", ErrSession)
+		return nil, fmt.Errorf("handoff: %w: the connection has ended", ErrSession)
 	case used:
 		return nil, fmt.Errorf("handoff: loan %d: %w", number, ErrLoan)
 	case len(s.loans) >= s.max:
-		return nil, fmt.Errorf("handoff: %d loans in one session: %w", s.max, ErrFull)
+		return nil, fmt.Errorf("handoff: the session has %d loans: %w", s.max, ErrFull)
 	}
 	loan := &Loan{session: s, number: number}
 	s.loans[number] = loan
 	return loan, nil
 }
 
-// Return ends loans. A number that is not lent is passed over: to return twice
-// is no mistake.
+// Return ends loans. It ignores numbers without a loan, so a repeated return is no error.
 func (s *Session) Return(numbers []uint64) {
 	for _, n := range numbers {
 		s.mu.Lock()
@@ -64,7 +61,7 @@ func (s *Session) Return(numbers []uint64) {
 	}
 }
 
-// end returns everything; nothing can be borrowed any more.
+// end returns all loans and refuses new ones.
 func (s *Session) end() {
 	s.mu.Lock()
 	s.ended = true
@@ -82,7 +79,7 @@ func (s *Session) count() int {
 	return len(s.loans)
 }
 
-// Loan is what one Read has lent.
+// Loan holds the memory that one Read has lent.
 type Loan struct {
 	session *Session
 	number  uint64
@@ -92,8 +89,8 @@ type Loan struct {
 	held  []func()
 }
 
-// Add puts something into the loan: release is called once, when the loan ends,
-// or now if it has ended.
+// Add adds memory to the loan. release is called once: when the loan ends, or at once if it has
+// ended.
 func (l *Loan) Add(release func()) {
 	l.session.mu.Lock()
 	ended := l.ended

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/server/handoff"
 )
 
-// stage asks for staging memory and maps it. Without memory it returns the node's reason.
+// stage requests staging memory and maps it. Without memory it returns the node's reason.
 func (e *engine) stage(t testing.TB) (staging *arena.Staging, refusal string) {
 	t.Helper()
 	if _, err := e.conn.Write(api.AppendStage(nil)); err != nil {
@@ -54,8 +54,8 @@ func mappings(t testing.TB) (n int) {
 	return strings.Count(string(maps), "memfd:penstock-staging")
 }
 
-// TestStaging: a session gets memory once, within the bound of all sessions, and the node reads
-// there. A refusal does not end the session. The memory is free when the session has ended.
+// TestStaging: a session gets memory once, within the bound of all sessions, and the node reads its
+// bytes. A refusal does not end the session. The memory is freed after the session has ended.
 func TestStaging(t *testing.T) {
 	var n *node
 	n = newNodeServing(t, func(o *handoff.Options) { o.StagingBytesMax = 5 << 20 }, func(_ context.Context, id api.LocalID, _, dst []byte) []byte {
@@ -119,12 +119,12 @@ func TestStaging(t *testing.T) {
 	}
 }
 
-// TestStagingShares: the size of a session's memory follows from the bound for all sessions.
+// TestStagingShares: the size of a session's memory depends on the bound for all sessions.
 func TestStagingShares(t *testing.T) {
-	for most, want := range map[int64]int64{1: 0, 2<<20 - 1: 0, 2 << 20: 2 << 20, 16 << 20: 2 << 20, 33 << 20: 4 << 20, 64 << 20: 8 << 20, 1 << 40: 8 << 20} {
-		n := newNode(t, func(o *handoff.Options) { o.StagingBytesMax = most })
+	for limit, want := range map[int64]int64{1: 0, 2<<20 - 1: 0, 2 << 20: 2 << 20, 16 << 20: 2 << 20, 33 << 20: 4 << 20, 64 << 20: 8 << 20, 1 << 40: 8 << 20} {
+		n := newNode(t, func(o *handoff.Options) { o.StagingBytesMax = limit })
 		if got := n.StagingBytes(); got != want {
-			t.Errorf("of %d bytes a session gets %d; want %d", most, got, want)
+			t.Errorf("of %d bytes a session gets %d; want %d", limit, got, want)
 		}
 	}
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// complete has the engines there prefill a prompt: a completion of one token. Its output is dropped.
+// complete makes the remote engines prefill a prompt, by a completion of one token whose output is
+// dropped.
 func (f *Offload) complete(ctx context.Context, tokens []kv.Token) error {
 	model, err := f.modelName(ctx)
 	if err != nil {
@@ -51,12 +52,13 @@ func (f *Offload) modelName(ctx context.Context) (string, error) {
 }
 
 const (
-	// answerMax bounds an answer of the engines there, errorMax the part of an error that is logged.
+	// answerMax bounds a response of the remote engines. errorMax bounds the part of an error that
+	// is logged.
 	answerMax = 4 << 20
 	errorMax  = 1 << 10
 )
 
-// call sends a request to the URL, and decodes its answer into out unless that is nil.
+// call sends a request to the URL and decodes the response into out, unless out is nil.
 func (f *Offload) call(ctx context.Context, method, path string, body []byte, out any) (err error) {
 	req, err := http.NewRequestWithContext(ctx, method, f.opts.URL.JoinPath(path).String(), bytes.NewReader(body))
 	if err != nil {

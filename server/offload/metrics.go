@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are the counters of an Offload; docs/metrics.md documents each.
+// metrics are the counters of an Offload. docs/metrics.md documents each.
 type metrics struct {
 	requests *prometheus.CounterVec // outcome
 	seconds  prometheus.Histogram

@@ -27,42 +27,44 @@ type Storage interface {
 
 // Options of an Offload.
 type Options struct {
-	// Gateway serves the requests. Namespace is that of its Options; storage on both sides has it,
-	// with the same definition. Required.
+	// Gateway serves the requests. Both storages have the Namespace of its Options, with the same
+	// definition. Required.
 	Gateway   *gateway.Gateway
 	Namespace kv.Namespace
-	// There is the storage of the other datacenter, Link the copies from there to here. Both stay the
-	// caller's. Required.
+	// There is the remote storage. Link copies from remote to local storage. The caller closes
+	// both. Required.
 	There Storage
 	Link  *relay.Relay
-	// URL is the base of the OpenAI-compatible API of the engines there, such as
+	// URL is the base of the OpenAI-compatible API of the remote engines, such as
 	// http://10.1.0.1:7440. Required.
 	URL *url.URL
-	// Model is the name of the model in requests to URL. Default: the first one that /v1/models lists.
+	// Model is the name of the model in requests to URL. Default: the first model that /v1/models
+	// lists.
 	Model string
 	// BearerToken is sent to URL.
 	BearerToken string
-	// Router has the threshold in tokens, and whether the link has spare bandwidth (Abundant): then a
-	// prefix that only storage there has crosses the link too.
+	// Router has the threshold in tokens, and Abundant, which means that the link has spare
+	// bandwidth. With Abundant a prefix that only remote storage has is copied too.
 	Router prfaas.Router
-	// InFlight bounds the requests that are prefilled there at a time. Default 64.
+	// InFlight bounds the concurrent remote prefills. Default 64.
 	InFlight int
 	// Timeout bounds prefill and copy of one request. Default 5 s. The gateway's queue wait counts
 	// from the arrival of the request, so it must be longer.
 	Timeout time.Duration
-	// BacklogMax is the time that the link may need for the waiting bytes when a request begins.
+	// BacklogMax bounds the time that the link needs for the waiting bytes when a request begins.
 	// Default 2 s.
 	BacklogMax time.Duration
-	// DownFor is the time without requests after one that failed there, or on the link. Default 5 s.
+	// DownFor is the time without remote requests after a failure. Default 5 s.
 	DownFor time.Duration
-	// Client sends the requests to URL. Default: http.DefaultTransport's, without a time limit of its own.
+	// Client sends the requests to URL. Default: a client with http.DefaultTransport and no time
+	// limit.
 	Client *http.Client
-	// Logger, default: discard. Registry, if set, gets the metrics.
+	// Logger defaults to discard. Registry, if not nil, receives the metrics.
 	Logger   *slog.Logger
 	Registry prometheus.Registerer
 }
 
-// EnsureDefaults fills the fields that are zero.
+// EnsureDefaults sets the fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	if o.InFlight == 0 {
 		o.InFlight = 64
@@ -93,26 +95,26 @@ func (o *Options) Validate() error {
 	case o.Gateway == nil || o.There == nil || o.Link == nil || o.URL == nil:
 		return errors.New("offload: Gateway, There, Link and URL are required")
 	case !(o.Router.Threshold >= 0):
-		return fmt.Errorf("offload: a threshold of %v tokens; it must not be negative", o.Router.Threshold)
+		return fmt.Errorf("offload: the threshold is %v tokens; it must not be negative", o.Router.Threshold)
 	case o.InFlight < 1 || o.Timeout <= 0 || o.BacklogMax <= 0 || o.DownFor <= 0:
 		return fmt.Errorf("offload: InFlight is %d, Timeout %v, BacklogMax %v, DownFor %v; all must be above 0", o.InFlight, o.Timeout, o.BacklogMax, o.DownFor)
 	}
 	return nil
 }
 
-// Offload serves requests through a gateway, some of them after a prefill in the other datacenter. Its
-// methods may be called concurrently.
+// Offload serves requests through a gateway, some of them after a remote prefill. Its methods may
+// be called concurrently.
 type Offload struct {
 	opts    Options
 	metrics *metrics
-	slots   chan struct{} // has an element for each request that is prefilled there
+	slots   chan struct{} // has an element for each request that is prefilled remotely
 
 	mu        sync.Mutex
 	downUntil time.Time
-	model     string // Options.Model, or the first name that URL listed
+	model     string // Options.Model, or the first model that URL listed
 }
 
-// New returns an Offload, which needs no Close.
+// New returns an Offload. It needs no Close.
 func New(o Options) (*Offload, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -130,7 +132,7 @@ func (f *Offload) Serve(ctx context.Context, r gateway.Request) iter.Seq2[gatewa
 			begin := time.Now()
 			f.prefill(ctx, r)
 			if r.FirstToken > 0 {
-				r.FirstToken = max(1, r.FirstToken-time.Since(begin)) // which counts from the call of Serve
+				r.FirstToken = max(1, r.FirstToken-time.Since(begin)) // FirstToken counts from the call of Serve
 			}
 		}
 		for ev, err := range f.opts.Gateway.Serve(ctx, r) {
@@ -143,14 +145,14 @@ func (f *Offload) Serve(ctx context.Context, r gateway.Request) iter.Seq2[gatewa
 
 // The outcomes of requests, for metrics.
 const (
-	outcomeLocal   = "local"   // prefilled here, as the threshold says
-	outcomeBusy    = "busy"    // prefilled here, because the link or the other datacenter was busy or down
-	outcomeRemote  = "remote"  // prefilled there
-	outcomeFetched = "fetched" // prefilled here, after its prefix has crossed the link
-	outcomeFailed  = "failed"  // prefilled here, because the other datacenter failed
+	outcomeLocal   = "local"   // prefilled locally, because of the threshold
+	outcomeBusy    = "busy"    // prefilled locally, because the link or the remote datacenter was busy or down
+	outcomeRemote  = "remote"  // prefilled remotely
+	outcomeFetched = "fetched" // prefilled locally, after its prefix was copied
+	outcomeFailed  = "failed"  // prefilled locally, because the remote datacenter failed
 )
 
-// prefill has a prompt prefilled in the other datacenter if the router decides so, and copies its KV.
+// prefill prefills a prompt remotely if the router decides so, and copies its KV.
 func (f *Offload) prefill(ctx context.Context, r gateway.Request) {
 	begin := time.Now()
 	outcome, err := f.try(ctx, r)
@@ -170,7 +172,8 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 		return outcomeLocal, nil // Serve returns the error
 	}
 	bt := f.opts.Namespace.Geometry.BlockTokens
-	// The cluster here computes at least one token, because its logits give the first token of the output.
+	// The local cluster computes at least one token, because its logits give the first token of the
+	// output.
 	ids := r.IDs[:(r.Prompt-1)/bt]
 	here, err := f.opts.Gateway.Match(ctx, ids)
 	if err != nil {
@@ -186,7 +189,7 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 	}
 	there, err := f.opts.There.Match(ctx, client.MatchRequest{Namespace: f.opts.Namespace, IDs: ids, Epoch: here.Epoch})
 	if err != nil {
-		return outcomeFailed, fmt.Errorf("storage there: %w", err)
+		return outcomeFailed, fmt.Errorf("remote storage: %w", err)
 	}
 	route, err := f.opts.Router.Route(prfaas.Request{
 		Total: r.Prompt, Cached: here.Tokens, Remote: []prfaas.Cluster{{Cached: there.Tokens}},
@@ -216,8 +219,8 @@ func (f *Offload) try(ctx context.Context, r gateway.Request) (outcome string, e
 	return outcomeRemote, nil
 }
 
-// remote has the engines there prefill a prompt, unless storage there has it already, and copies its
-// blocks.
+// remote makes the remote engines prefill a prompt, unless remote storage has the prompt already,
+// and copies its blocks.
 func (f *Offload) remote(ctx context.Context, tokens []kv.Token, ids []kv.BlockID, here client.MatchResult, there int) error {
 	if there < len(ids) {
 		if err := f.complete(ctx, tokens); err != nil {
@@ -239,12 +242,13 @@ func (f *Offload) remote(ctx context.Context, tokens []kv.Token, ids []kv.BlockI
 }
 
 const (
-	// storeEvery is the time between two looks for the blocks of a prompt, which engines store after
-	// they have answered.
+	// storeEvery is the interval at which remote storage is polled for the blocks of a prompt.
+	// Engines store the blocks after their response.
 	storeEvery = 20 * time.Millisecond
 )
 
-// stored waits until storage there has all blocks, and returns how many it has when ctx ends.
+// stored waits until remote storage has all blocks. If ctx ends first, it returns the number of
+// blocks that remote storage has.
 func (f *Offload) stored(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) (int, error) {
 	t := time.NewTicker(storeEvery)
 	defer t.Stop()
@@ -256,12 +260,12 @@ func (f *Offload) stored(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) 
 		select {
 		case <-t.C:
 		case <-ctx.Done():
-			return 0, fmt.Errorf("storage there has %d of %d blocks of the prompt: %w", m.Blocks, len(ids), context.Cause(ctx))
+			return 0, fmt.Errorf("remote storage has %d of %d blocks of the prompt: %w", m.Blocks, len(ids), context.Cause(ctx))
 		}
 	}
 }
 
-// up reports whether a request may go to the other datacenter now.
+// up reports whether a remote request may be made now.
 func (f *Offload) up() bool {
 	if f.opts.Link.Backlog() > f.opts.BacklogMax || len(f.slots) == cap(f.slots) {
 		return false
@@ -271,7 +275,7 @@ func (f *Offload) up() bool {
 	return time.Now().After(f.downUntil)
 }
 
-// down notes that a request has failed there.
+// down records a failed remote request.
 func (f *Offload) down() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

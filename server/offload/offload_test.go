@@ -37,7 +37,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // geo has blocks of 16 tokens and 4 KiB in two layers.
 var geo = kv.SingleGroup(2, 16, 128)
 
-// site is the storage of a datacenter, with memory of the test's own.
+// site is the storage of one datacenter, with memory for the test's reads and writes.
 type site struct {
 	t      *testing.T
 	node   *testnode.Node
@@ -77,7 +77,7 @@ func (s *site) chain(tokens []kv.Token) []kv.BlockID {
 	return ids
 }
 
-// put computes the KV of a prompt's full blocks, and stores it. Only one call may run at a time.
+// put computes the KV of a prompt's full blocks and stores it. It must not be called concurrently.
 func (s *site) put(tokens []kv.Token) error {
 	ids := s.chain(tokens)
 	for b, id := range ids {
@@ -109,14 +109,14 @@ func (s *site) check(tokens []kv.Token, blocks int) {
 	}
 }
 
-// world has two datacenters, and an engine in the other one, which computes KV and stores it there.
+// world has two datacenters, and a remote engine that computes KV and stores it in remote storage.
 type world struct {
 	*testing.T
 	here, there *site
 	offload     *Offload
 	engine      *httptest.Server
-	asked       atomic.Int64 // completions
-	// answer, if set, answers a completion in place of the engine.
+	asked       atomic.Int64 // the number of completion requests
+	// answer, if set, handles a completion instead of the engine.
 	answer atomic.Pointer[http.HandlerFunc]
 }
 
@@ -145,7 +145,7 @@ func newWorld(t *testing.T, o Options, budget float64) *world {
 	return w
 }
 
-// ServeHTTP is the engine.
+// ServeHTTP is the remote engine.
 func (w *world) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Authorization") != "Bearer secret" {
 		w.Errorf("authorization %q", r.Header.Get("Authorization"))
@@ -169,7 +169,7 @@ func (w *world) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 			return
 		}
 		fmt.Fprint(out, `{"choices":[{"text":"x"}]}`)
-		if err := w.there.put(ask.Prompt); err != nil { // after the answer, as engines do
+		if err := w.there.put(ask.Prompt); err != nil { // after the response, like engines
 			w.Error(err)
 		}
 	default:
@@ -177,7 +177,7 @@ func (w *world) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// hit serves a prompt until the cached prefix is known, and returns its length.
+// hit serves a prompt until its cached prefix is known, and returns the length of the prefix.
 func (w *world) hit(tokens []kv.Token) int {
 	w.Helper()
 	for ev, err := range w.offload.Serve(w.Context(), gateway.Request{ID: "r", Tokens: tokens}) {
@@ -218,15 +218,15 @@ func prompt(seed, tokens int) []kv.Token {
 	return out
 }
 
-// TestOffload: a short prompt is not sent, a long one is prefilled in the other datacenter, and only
-// blocks that storage here lacks cross the link.
+// TestOffload: a short prompt is not sent, and a long one is prefilled remotely. Only blocks that
+// local storage lacks are copied.
 func TestOffload(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 320}, Registry: registry}, 1<<30)
 	if hit := w.hit(prompt(1, 320)); hit != 0 || w.asked.Load() != 0 {
 		t.Errorf("a prompt at the threshold: a hit of %d tokens, %d requests", hit, w.asked.Load())
 	}
-	long := prompt(2, 640) // 40 blocks, the last of which is computed here
+	long := prompt(2, 640) // 40 blocks, the last of which is computed locally
 	if hit := w.hit(long); hit != 624 || w.asked.Load() != 1 {
 		t.Errorf("a long prompt: a hit of %d tokens, %d requests", hit, w.asked.Load())
 	}
@@ -240,7 +240,7 @@ func TestOffload(t *testing.T) {
 	if s := w.offload.opts.Link.Stats(); s.CopiedBytes != (39+25)*4096 || s.WaitingBytes != 0 {
 		t.Errorf("%+v", s)
 	}
-	// Storage there has the prompt: no engine is needed.
+	// Remote storage has the prompt, so no engine is needed.
 	known := prompt(4, 645)
 	w.here.must(w.there.put(known))
 	if hit := w.hit(known); hit != 640 || w.asked.Load() != 2 {
@@ -251,8 +251,8 @@ func TestOffload(t *testing.T) {
 	}
 }
 
-// TestAbundant: with spare bandwidth, the prefix that storage there has crosses the link, and the rest
-// is prefilled here if it is within the threshold.
+// TestAbundant: with spare bandwidth, the prefix in remote storage is copied. The rest is prefilled
+// locally if it is within the threshold.
 func TestAbundant(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 320, Abundant: true}, Registry: registry}, 1<<30)
@@ -270,7 +270,8 @@ func TestAbundant(t *testing.T) {
 	}
 }
 
-// TestFailures: whatever happens there, the request goes on here, with what has arrived.
+// TestFailures: after each remote failure the request continues locally, with the blocks copied so
+// far.
 func TestFailures(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 100}, DownFor: time.Hour, Registry: registry}, 1<<30)
@@ -294,7 +295,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestTimeout: an engine that answers and does not store, and one that does not answer.
+// TestTimeout: an engine that responds and does not store, and one that does not respond.
 func TestTimeout(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 100}, Timeout: 300 * time.Millisecond, Registry: registry}, 1<<30)
@@ -314,15 +315,15 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// TestMetricsPage: docs/metrics.md and the registry agree.
+// TestMetricsPage compares docs/metrics.md with the registry.
 func TestMetricsPage(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newMetrics(&Offload{opts: Options{Registry: registry}})
 	testkit.CheckMetricsPage(t, "penstock_offload_", registry.Describe)
 }
 
-// TestFirstToken: the time in the other datacenter counts in the limit of the first token, so the planner
-// refuses a request whose limit it has used up.
+// TestFirstToken: the time of the remote prefill counts towards the deadline of the first token.
+// The planner refuses a request whose deadline has passed.
 func TestFirstToken(t *testing.T) {
 	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 100}, Timeout: 50 * time.Millisecond}, 1<<30)
 	silent := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
@@ -342,7 +343,7 @@ func TestFirstToken(t *testing.T) {
 	t.Error("the request has ended without a refusal")
 }
 
-// TestBusy: no request is added to a link whose waiting bytes take too long, or beyond the bound of
+// TestBusy: no request is added to a link whose waiting bytes take too long, or above the bound of
 // requests. The first request's context ends in the middle of its copy.
 func TestBusy(t *testing.T) {
 	registry := prometheus.NewRegistry()
@@ -385,7 +386,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestEpochs: KV of other weights is not copied. When both storages have the same epoch again, it is.
+// TestEpochs: KV of other weights is not copied. After both storages have the same epoch again, it
+// is.
 func TestEpochs(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 100}, Timeout: 2 * time.Second, Registry: registry}, 1<<30)
@@ -414,7 +416,7 @@ func TestEpochs(t *testing.T) {
 	}
 }
 
-// TestOptions: options that are refused, and a list of models without one.
+// TestOptions: invalid options are refused, and so is an empty list of models.
 func TestOptions(t *testing.T) {
 	w := newWorld(t, Options{Router: prfaas.Router{Threshold: 100}}, 1<<30)
 	for name, change := range map[string]func(*Options){

@@ -13,9 +13,9 @@ import (
 )
 
 var (
-	errClosing     = status.Error(codes.Unavailable, "the planner is shutting down; submit again under the same id when it is back")
-	errSlowGateway = status.Error(codes.ResourceExhausted, "this stream did not take its updates; submit again under the same id")
-	errTaken       = status.Error(codes.AlreadyExists, "a request of that id is being served and has a stream")
+	errClosing     = status.Error(codes.Unavailable, "the planner is shutting down; submit again with the same id after its restart")
+	errSlowGateway = status.Error(codes.ResourceExhausted, "the gateway read its updates too slowly; submit again with the same id")
+	errTaken       = status.Error(codes.AlreadyExists, "a request with this id is in progress on another stream")
 )
 
 // Submit implements penstock.v1.Planner.
@@ -56,13 +56,13 @@ func checkSubmit(r *pb.SubmitRequest) error {
 	case r.Id == "" || len(r.Id) > maxNameBytes:
 		return status.Errorf(codes.InvalidArgument, "the request's id has %d bytes; it must have 1 to %d", len(r.Id), maxNameBytes)
 	case len(r.Payload) > maxPayloadBytes:
-		return status.Errorf(codes.InvalidArgument, "request %q: a payload of %d bytes; at most %d", r.Id, len(r.Payload), maxPayloadBytes)
+		return status.Errorf(codes.InvalidArgument, "request %q: the payload has %d bytes; the maximum is %d", r.Id, len(r.Payload), maxPayloadBytes)
 	case len(r.Resident) > maxResident:
-		return status.Errorf(codes.InvalidArgument, "request %q: resident with %d engines; at most %d", r.Id, len(r.Resident), maxResident)
+		return status.Errorf(codes.InvalidArgument, "request %q: %d engines in resident; the maximum is %d", r.Id, len(r.Resident), maxResident)
 	case len(r.Tenant) > maxNameBytes:
-		return status.Errorf(codes.InvalidArgument, "request %q: the name of its tenant has %d bytes; at most %d", r.Id, len(r.Tenant), maxNameBytes)
+		return status.Errorf(codes.InvalidArgument, "request %q: the tenant's name has %d bytes; the maximum is %d", r.Id, len(r.Tenant), maxNameBytes)
 	case r.PromptTokens > maxTokens || r.HitTokens > maxTokens || r.OutputTokens > maxTokens:
-		return status.Errorf(codes.InvalidArgument, "request %q: %d prompt, %d cached and %d output tokens; at most %d each", r.Id, r.PromptTokens, r.HitTokens, r.OutputTokens, maxTokens)
+		return status.Errorf(codes.InvalidArgument, "request %q: %d prompt, %d cached and %d output tokens; the maximum is %d each", r.Id, r.PromptTokens, r.HitTokens, r.OutputTokens, maxTokens)
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func (s *Service) admit(ctx context.Context, r *pb.SubmitRequest) (updates chan 
 	}
 	held := j != nil
 	if !held && s.payload+len(r.Payload) > s.payloadMax {
-		return nil, nil, status.Errorf(codes.ResourceExhausted, "the payloads of the requests being served take %d of %d bytes; try again when some have ended", s.payload, s.payloadMax)
+		return nil, nil, status.Errorf(codes.ResourceExhausted, "the payloads of the requests in progress take %d of %d bytes; try again when some requests have ended", s.payload, s.payloadMax)
 	}
 	if !held {
 		j = s.jobLocked(r)
@@ -147,7 +147,7 @@ func (s *Service) Explain(_ context.Context, r *pb.ExplainRequest) (*pb.ExplainR
 	}
 	x, ok := s.planner.Explain(id)
 	if !ok {
-		return nil, status.Errorf(codes.NotFound, "request %q was refused before it was planned, or is too long ago", r.Request)
+		return nil, status.Errorf(codes.NotFound, "request %q was refused before it was planned, or its record was dropped", r.Request)
 	}
 	out := &pb.ExplainResponse{Lost: uint32(x.Lost), Serving: s.jobs[id] != nil}
 	for _, l := range x.Lines() {

@@ -15,11 +15,11 @@ import (
 )
 
 var (
-	errSlowLeader = status.Error(codes.ResourceExhausted, "this leader did not take its actions; register again, with what its engines hold")
-	errReplaced   = status.Error(codes.Aborted, "another session has registered this group; only the leader engine may")
+	errSlowLeader = status.Error(codes.ResourceExhausted, "the leader read its actions too slowly; register again with the requests that the engines hold")
+	errReplaced   = status.Error(codes.Aborted, "another session has registered this group; only one leader may register a group")
 	errNoRegister = status.Error(codes.InvalidArgument, "the first message of a leader must register its group")
-	errSilent     = status.Error(codes.Aborted, "the group was silent for longer than the planner waits (schedule.group_timeout) and its requests are planned anew; register again, with what its engines hold")
-	errTwice      = status.Error(codes.InvalidArgument, "this session has registered a group already; a leader leads one group")
+	errSilent     = status.Error(codes.Aborted, "the planner received no message of the group for schedule.group_timeout and plans its requests again; register again with the requests that the engines hold")
+	errTwice      = status.Error(codes.InvalidArgument, "this session has already registered a group; a leader has one group")
 )
 
 // leader is the session of one group.
@@ -204,34 +204,34 @@ func partOf(p *pb.Part) dualpath.Part {
 // checkGroup refuses registrations that are invalid for every planner.
 func checkGroup(r *pb.RegisterGroup) error {
 	if r.Role != pb.Side_SIDE_PREFILL && r.Role != pb.Side_SIDE_DECODE {
-		return status.Errorf(codes.InvalidArgument, "group %q: role %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
+		return status.Errorf(codes.InvalidArgument, "group %q: the role is %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
 	}
 	if r.Switching != pb.Side_SIDE_UNSPECIFIED && r.Switching != pb.Side_SIDE_PREFILL && r.Switching != pb.Side_SIDE_DECODE {
-		return status.Errorf(codes.InvalidArgument, "group %q: switching to role %v; it must be SIDE_PREFILL, SIDE_DECODE, or left out", r.Group, r.Switching)
+		return status.Errorf(codes.InvalidArgument, "group %q: switching is %v; it must be SIDE_PREFILL, SIDE_DECODE, or left out", r.Group, r.Switching)
 	}
 	if len(r.Engines) == 0 || len(r.Engines) > maxGroupEngines {
 		return status.Errorf(codes.InvalidArgument, "group %q: %d engines; it must have 1 to %d", r.Group, len(r.Engines), maxGroupEngines)
 	}
 	for _, e := range r.Engines {
 		if len(e.Address) > maxAddressBytes {
-			return status.Errorf(codes.InvalidArgument, "engine %q: an address of %d bytes; at most %d", e.Engine, len(e.Address), maxAddressBytes)
+			return status.Errorf(codes.InvalidArgument, "engine %q: the address has %d bytes; the maximum is %d", e.Engine, len(e.Address), maxAddressBytes)
 		}
 		if b := e.Buffer; b != nil && (max(b.BlockBytes, b.SumsBytes, b.RequestBytes) > maxBlockBytes) {
-			return status.Errorf(codes.InvalidArgument, "engine %q: a block takes %d bytes of its buffer, its checksums %d, a request %d; at most %d each", e.Engine, b.BlockBytes, b.SumsBytes, b.RequestBytes, maxBlockBytes)
+			return status.Errorf(codes.InvalidArgument, "engine %q: a block takes %d bytes of the buffer, its checksums %d, a request %d; the maximum is %d each", e.Engine, b.BlockBytes, b.SumsBytes, b.RequestBytes, maxBlockBytes)
 		}
 		if r.Role == pb.Side_SIDE_DECODE && e.HbmTokens == 0 {
-			return status.Errorf(codes.InvalidArgument, "decode engine %q: no hbm_tokens; without it nothing can be placed there", e.Engine)
+			return status.Errorf(codes.InvalidArgument, "decode engine %q: hbm_tokens is 0, so no request can be placed on the engine", e.Engine)
 		}
 	}
 	if r.Seen > maxSeq {
-		return status.Errorf(codes.InvalidArgument, "group %q has seen action %d; no planner has numbered one above %d", r.Group, r.Seen, uint64(maxSeq))
+		return status.Errorf(codes.InvalidArgument, "group %q has seen action %d; action numbers end at %d", r.Group, r.Seen, uint64(maxSeq))
 	}
 	for _, h := range r.Holding {
 		if h.Request == nil {
-			return status.Errorf(codes.InvalidArgument, "group %q: holding something that is no request", r.Group)
+			return status.Errorf(codes.InvalidArgument, "group %q: an element of holding has no request", r.Group)
 		}
-		if most := max(h.Attempt, h.Order); most > maxSeq {
-			return status.Errorf(codes.InvalidArgument, "group %q holds request %q with action %d; no planner has numbered one above %d", r.Group, h.Request.Id, most, uint64(maxSeq))
+		if highest := max(h.Attempt, h.Order); highest > maxSeq {
+			return status.Errorf(codes.InvalidArgument, "group %q holds request %q with action %d; action numbers end at %d", r.Group, h.Request.Id, highest, uint64(maxSeq))
 		}
 		if err := checkSubmit(h.Request); err != nil {
 			return err
@@ -254,7 +254,7 @@ const maxBlockBytes = 1 << 32
 
 // leave ends a session. If the leader closed the stream, its group is removed. If the connection
 // was lost, the leader may reconnect within dualpath.Options.GroupTimeout.
-func (s *Service) leave(l *leader, goodBye bool) {
+func (s *Service) leave(l *leader, closed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l.end(nil)
@@ -262,8 +262,8 @@ func (s *Service) leave(l *leader, goodBye bool) {
 		return
 	}
 	delete(s.leaders, l.group)
-	s.log.Info("leader left", "group", s.groups.of(uint32(l.group)), "for_good", goodBye)
-	if goodBye {
+	s.log.Info("leader left", "group", s.groups.of(uint32(l.group)), "removed", closed)
+	if closed {
 		s.stepLocked(dualpath.GroupDown{At: s.now(), Group: l.group})
 	}
 }
@@ -310,7 +310,7 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 	case *pb.LeaderMessage_Register:
 		return errTwice
 	default:
-		return status.Error(codes.InvalidArgument, "a leader's message says nothing that this planner knows; it may be of a later version")
+		return status.Error(codes.InvalidArgument, "the leader's message has no content that this planner supports; the leader may have a later version")
 	}
 	return nil
 }

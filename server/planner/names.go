@@ -28,7 +28,7 @@ func (n *names) id(name string) (uint32, error) {
 		return 0, status.Errorf(codes.InvalidArgument, "a name among the %s has %d bytes; it must have 1 to %d", n.what, len(name), maxNameBytes)
 	}
 	if len(n.list) > maxNames {
-		return 0, status.Errorf(codes.ResourceExhausted, "%d names of %s were used since the planner started; use stable names, or restart it", maxNames, n.what)
+		return 0, status.Errorf(codes.ResourceExhausted, "the planner has seen its maximum of %d names of %s since its start; use stable names, or restart the planner", maxNames, n.what)
 	}
 	id := uint32(len(n.list))
 	n.ids[name] = id

@@ -36,7 +36,7 @@ func drainOf(d, unspecified pb.Drain) (dualpath.Drain, error) {
 	case pb.Drain_DRAIN_ABORT:
 		return dualpath.DrainAbort, nil
 	}
-	return 0, status.Errorf(codes.InvalidArgument, "policy %v; it must be recompute, finish or abort", d)
+	return 0, status.Errorf(codes.InvalidArgument, "the policy is %v; it must be recompute, finish or abort", d)
 }
 
 // BumpWeights implements penstock.v1.Planner.
@@ -46,7 +46,7 @@ func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.
 		return nil, err
 	}
 	if r.Epoch == 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "namespace %q: epoch 0; epochs count from 1", r.Namespace)
+		return nil, status.Errorf(codes.InvalidArgument, "namespace %q: the epoch is 0; epochs begin at 1", r.Namespace)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +59,7 @@ func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.
 	}
 	ns := dualpath.NamespaceID(id)
 	if newest := s.planner.Newest(ns); r.Epoch < newest {
-		return nil, status.Errorf(codes.FailedPrecondition, "namespace %q: epoch %d; the planner has its weights at epoch %d already", r.Namespace, r.Epoch, newest)
+		return nil, status.Errorf(codes.FailedPrecondition, "namespace %q: the epoch is %d, but the planner has already seen epoch %d", r.Namespace, r.Epoch, newest)
 	}
 	older := s.planner.Older(ns, r.Epoch)
 	if !r.DryRun {
@@ -92,9 +92,9 @@ func (s *Service) SwitchRole(_ context.Context, r *pb.SwitchRoleRequest) (*pb.Sw
 	case err != nil:
 		return nil, err
 	case policy == dualpath.DrainAbort:
-		return nil, status.Error(codes.InvalidArgument, "policy abort; a switch of roles loses no request: it must be finish or recompute")
+		return nil, status.Error(codes.InvalidArgument, "the policy is abort, but a switch of roles must not end requests; it must be finish or recompute")
 	case r.Role != pb.Side_SIDE_PREFILL && r.Role != pb.Side_SIDE_DECODE:
-		return nil, status.Errorf(codes.InvalidArgument, "group %q: role %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
+		return nil, status.Errorf(codes.InvalidArgument, "group %q: the role is %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,7 +107,7 @@ func (s *Service) SwitchRole(_ context.Context, r *pb.SwitchRoleRequest) (*pb.Sw
 		return nil, status.Errorf(codes.FailedPrecondition, "group %q cannot change its role to %v: %v", r.Group, role, why)
 	}
 	if !s.roles[g].switches {
-		return nil, status.Errorf(codes.FailedPrecondition, "group %q cannot change its role to %v: its engines have a fixed role, as vLLM's by kv_role; start them again with the other one", r.Group, role)
+		return nil, status.Errorf(codes.FailedPrecondition, "group %q cannot change its role to %v: its engines have a fixed role, such as kv_role of vLLM; restart them with the other role", r.Group, role)
 	}
 	out := &pb.SwitchRoleResponse{Requests: uint32(s.planner.Holding()[g])}
 	if !r.DryRun {
@@ -135,7 +135,7 @@ func (s *Service) switchedLocked(a *dualpath.Action) {
 	if a.Why == dualpath.RoleRefused {
 		g.kept = fmt.Sprintf("%s: %s", g.kept, g.refusal)
 	}
-	s.log.Warn("group keeps its role", "group", name, "asked", a.Side.String(), "why", g.kept)
+	s.log.Warn("group keeps its role", "group", name, "requested", a.Side.String(), "why", g.kept)
 }
 
 // Roles implements penstock.v1.Planner.

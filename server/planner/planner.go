@@ -126,7 +126,7 @@ func New(opts Options) (*Service, error) {
 		opts.PayloadBytes = 256 << 20
 	}
 	if opts.TickEvery < time.Millisecond {
-		return nil, fmt.Errorf("planner: a tick every %v; at least 1ms", opts.TickEvery)
+		return nil, fmt.Errorf("planner: TickEvery is %v; the minimum is 1ms", opts.TickEvery)
 	}
 	opts.Planner.EnsureDefaults()
 	s := &Service{

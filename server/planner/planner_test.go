@@ -263,7 +263,7 @@ func TestRestart(t *testing.T) {
 	de := h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: held.Request, Engine: "D/0", Attempt: 7})
 	gw := h.submit("r1")
 	second := h.ask(held.Request)
-	wantCode(t, func() error { _, err := second.stream.Recv(); return err }, codes.AlreadyExists, "has a stream")
+	wantCode(t, func() error { _, err := second.stream.Recv(); return err }, codes.AlreadyExists, "on another stream")
 	de.send(finished("r1", pb.Side_SIDE_DECODE))
 	gw.want(pb.RequestUpdate_KIND_FINISHED)
 }
@@ -400,7 +400,7 @@ func TestBadInput(t *testing.T) {
 		{&pb.SubmitRequest{}, codes.InvalidArgument, "id has 0 bytes"},
 		{&pb.SubmitRequest{Id: strings.Repeat("x", 257)}, codes.InvalidArgument, "257 bytes"},
 		{&pb.SubmitRequest{Id: "a", Namespace: ""}, codes.InvalidArgument, "namespaces"},
-		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 3<<20+1)}, codes.InvalidArgument, "payload of 3145729"},
+		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 3<<20+1)}, codes.InvalidArgument, "payload has 3145729"},
 		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 101)}, codes.ResourceExhausted, "0 of 100 bytes"},
 		{&pb.SubmitRequest{Id: "a", Namespace: "m", PromptTokens: 1 << 29}, codes.InvalidArgument, "536870912 prompt"},
 	} {
@@ -421,7 +421,7 @@ func TestBadInput(t *testing.T) {
 		"must register":          {Message: &pb.LeaderMessage_Fetch{Fetch: &pb.FetchWork{}}},
 		"0 engines":              {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL}}},
 		"must be SIDE_PREFILL":   {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Engines: engine("e")}}},
-		"no hbm_tokens":          {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_DECODE, Engines: engine("e")}}},
+		"hbm_tokens is 0":        {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_DECODE, Engines: engine("e")}}},
 		"among the groups":       {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Role: pb.Side_SIDE_PREFILL, Engines: engine("e")}}},
 		"among the engines":      {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("")}}},
 		"listed twice":           {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: append(engine("e"), engine("e")...)}}},
@@ -429,7 +429,7 @@ func TestBadInput(t *testing.T) {
 		"register it as it was ": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e", Request: &pb.SubmitRequest{Id: "x", Namespace: "m", PromptTokens: 10, HitTokens: 11}}}}}},
 		"has seen action 1397":   {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Seen: 97 << 57}}},
 		"\"x\" with action 1397": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e", Order: 97 << 57, Request: &pb.SubmitRequest{Id: "x", Namespace: "m", PromptTokens: 1}}}}}},
-		"that is no request":     {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e"}}}}},
+		"holding has no request": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e"}}}}},
 	} {
 		ctx, cancel := context.WithCancel(h.ctx)
 		s, err := h.client.Lead(ctx)
@@ -535,7 +535,7 @@ func TestTenants(t *testing.T) {
 		t.Errorf("%v, %d in all and %d more; want %s, …, %d and 3", got, len(top.Tenants), top.MoreTenants, want, topTenants)
 	}
 	long := h.ask(&pb.SubmitRequest{Id: "long", Namespace: "m", PromptTokens: 100, Tenant: strings.Repeat("t", 257)})
-	wantCode(t, func() error { _, err := long.stream.Recv(); return err }, codes.InvalidArgument, `request "long": the name of its tenant has 257 bytes; at most 256`)
+	wantCode(t, func() error { _, err := long.stream.Recv(); return err }, codes.InvalidArgument, `request "long": the tenant's name has 257 bytes; the maximum is 256`)
 }
 
 // TestTenantMetrics: a series for each tenant that has a weight, and one for all others.

@@ -32,8 +32,8 @@ const (
 )
 
 var (
-	errRecordBehind = errors.New("it was written too slowly")
-	errRecordFull   = errors.New("it has reached its limit of bytes")
+	errRecordBehind = errors.New("the destination is too slow")
+	errRecordFull   = errors.New("the limit of bytes is reached")
 )
 
 // recorder writes the lines of a record.
@@ -111,7 +111,7 @@ func (r *recorder) end(why error) {
 	r.over = true
 	close(r.lines)
 	if why != nil {
-		r.log.Warn("the record of events ends here; the planner goes on", "why", why)
+		r.log.Warn("the record of events has ended; the planner continues without it", "why", why)
 	}
 }
 
@@ -124,7 +124,7 @@ func (r *recorder) write(to io.Writer) {
 	check := func(err error) {
 		if err != nil && !failed {
 			failed = true
-			r.log.Error("the record of events cannot be written and is cut; the planner goes on", "err", err)
+			r.log.Error("the record of events ends, because it cannot be written; the planner continues without it", "err", err)
 		}
 	}
 	for line := range r.lines {

@@ -427,7 +427,7 @@ func TestFixedRole(t *testing.T) {
 	f.await("three groups", func(top *pb.TopResponse) bool { return len(top.Groups) == 3 })
 	planner := pb.NewPlannerClient(f.planner.Conn)
 	_, err := planner.SwitchRole(t.Context(), &pb.SwitchRoleRequest{Group: "other", Role: pb.Side_SIDE_PREFILL})
-	if status.Code(err) != grpccodes.FailedPrecondition || !strings.Contains(err.Error(), "its engines have a fixed role, as vLLM's by kv_role") {
+	if status.Code(err) != grpccodes.FailedPrecondition || !strings.Contains(err.Error(), "its engines have a fixed role, such as kv_role of vLLM") {
 		t.Errorf("a switch: %v", err)
 	}
 	r, err := planner.Roles(t.Context(), &pb.RolesRequest{})
