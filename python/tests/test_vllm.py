@@ -689,16 +689,16 @@ def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) ->
         older.num_computed_tokens = 12
         # The engine's scheduler has given blocks of it to another request in the same step, and none to a third one.
         sharer, apart = of_epochs(prompt("sharer", 4), 5, 6), of_epochs(prompt("apart", 4), 5, 6)
-        assert e.lookup(sharer, 8) == e.lookup(apart, 4) == 0  # the engine's own blocks may be of newer weights
-        blocks = {"older": [[1, 2, 3, 4, 5]], "sharer": [[1, 2, 8, 9, 10]], "apart": [[21, 22, 23, 24, 25]]}
+        assert e.lookup(sharer, 12) == e.lookup(apart, 12) == 0
+        blocks = {"older": [[1, 2, 3, 4, 5]], "sharer": [[1, 2, 3, 9, 10]], "apart": [[21, 22, 23, 24, 25]]}
         e.side.allocated(sharer, blocks["sharer"], 0)
         e.side.allocated(apart, blocks["apart"], 0)
         plan = e.side.plan({"older": 5, "sharer": 17, "apart": 17}, blocks.__getitem__)
         assert [load.epoch for load in plan.loads] == [5]
         assert [(save.epoch, save.first, save.blocks) for save in plan.saves] == [
-            (5, 3, [[4]]), (5, 0, [[1, 2, 8, 9]]), (6, 0, [[21, 22, 23, 24]]),
+            (5, 3, [[4]]), (5, 0, [[1, 2, 3, 9]]), (6, 0, [[21, 22, 23, 24]]),
         ]  # fmt: skip
-        assert e.pool.evicted == {1, 2, 3, 4, 5, 8, 9, 10}
+        assert e.pool.evicted == {1, 2, 3, 4, 5, 9, 10}
         assert e.counters["older_hits"] == 1
         e.saved(plan)
         assert e.counters["dropped_blocks"] == 0
@@ -706,7 +706,7 @@ def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) ->
         e.pool.evicted.clear()
         e.side._down_until = e.now + 1
         e.side.plan({"older": 1}, {"older": [[1, 2, 3, 4, 5, 30], [0, 0, 0, 0, 0, 31]]}.__getitem__)
-        assert e.pool.evicted == {1, 2, 3, 4, 5, 30, 31, 8, 9, 10}
+        assert e.pool.evicted == {1, 2, 3, 4, 5, 30, 31, 9, 10}
         e.now += 1
         for request in (older, sharer, apart):
             e.side.finished(request, blocks[request.request_id])
@@ -722,6 +722,22 @@ def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) ->
         plan = e.plan(newer, 5)
         assert ([load.epoch for load in plan.loads], [save.epoch for save in plan.saves]) == ([6], [6])
         assert not e.pool.evicted
+
+
+def test_older_kv_behind_a_block_that_the_engine_has(node: testing.Node, name: str) -> None:
+    with Engine(node, name, live_epochs=2) as e:
+        first = of_epochs(prompt("of 5", 3), 5, 5)
+        assert e.lookup(first) == 0
+        e.save_all(first)
+        request = of_epochs(prompt("a", 5), 5, 6)
+        assert e.lookup(request, 4) == 8
+        e.side.allocated(request, [[41, 42, 43, 44, 45]], 8)
+        request.num_computed_tokens = 12
+        plan = e.plan(request, 9, [[41, 42, 43, 44, 45]])
+        assert [(load.epoch, load.first, load.blocks) for load in plan.loads] == [(5, 1, [[42, 43]])]
+        assert [(save.epoch, save.first, save.blocks) for save in plan.saves] == [(5, 3, [[44, 45]])]
+        e.saved(plan)
+        assert e.counters["dropped_blocks"] == 0
 
 
 def test_a_preempted_request_that_took_kv_of_an_older_epoch(node: testing.Node, name: str) -> None:

@@ -204,9 +204,8 @@ class Scheduler:
             state.found = self._found(state, opened, blocks)
             if state.found is None:
                 return None
-        if state.at != state.base and computed:
-            return 0  # the engine's blocks are of newer weights than the stored ones
-        state.stored = max(state.stored, state.found)
+            if state.at == state.base:
+                state.stored = max(state.stored, state.found)
         state.computed = computed
         return max(0, state.found * self._block - computed)
 
@@ -328,9 +327,10 @@ class Scheduler:
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        if tokens:
-            state.base = state.at
-            self._counters.add("older_hits", int(state.at != state.epoch))
+        if tokens and state.found is not None and state.at != state.base:
+            state.base, state.stored = state.at, state.found
+        if tokens and state.at != state.epoch:
+            self._counters.add("older_hits")
         if state.oldest:
             self._mark_older(state, blocks)
         if not tokens or state.found is None:
