@@ -267,7 +267,14 @@ def rollout(policy: str, trainer: Trainer, options: argparse.Namespace) -> Rollo
         "kv_connector_module_path": "penstock.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"servers": options.servers, "model": name, "live_epochs": max(2, options.engines)},
+        "kv_connector_extra_config": {
+            "servers": options.servers,
+            "model": name,
+            "live_epochs": max(2, options.engines),
+            # A rollout can wait for a busy node. What an engine gives up to wait for is computed.
+            "lookup_timeout": 30,
+            "load_timeout": 60,
+        },
     }
     result = Rollout(policy)
     engines: list[Engine] = []
