@@ -500,8 +500,9 @@ func TestPlannedClientGone(t *testing.T) {
 		c.checkAborted()
 		c.ended(outcomeGone, float64(i+1))
 	}
-	if c.value("in_flight_requests") != 0 || c.value("engine_failures_total") != 0 {
-		t.Errorf("%v in flight, %v failures", c.value("in_flight_requests"), c.value("engine_failures_total"))
+	c.await(func() bool { return c.value("in_flight_requests") == 0 })
+	if n := c.value("engine_failures_total"); n != 0 {
+		t.Errorf("%v failures", n)
 	}
 }
 

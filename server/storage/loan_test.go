@@ -6,6 +6,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -194,6 +195,7 @@ func TestLoansFillTheirBound(t *testing.T) {
 func TestLoanIsWhole(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 64 << 20, segmentBytes: 32 << 20, arenaBytes: 64 << 20, edit: func(o *storage.Options) {
 		o.LoadBytesMax, o.WriteBytesMax = 16<<20, 16<<20
+		o.ReadWait = time.Minute // a busy machine may take long for a block of this size
 	}})
 	ns := r.namespace("m", kv.SingleGroup(12, 16, 64<<10)) // 12 MiB
 	ids := chain(ns, 1, 1)
