@@ -18,8 +18,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestCounters: veth counts its peer's index, so a pair would do; here whatever
-// interface has counters is compared with what the names say of it.
+// TestCounters compares the counters of an interface, any that has some, with its counter
+// names.
 func TestCounters(t *testing.T) {
 	if _, err := Counters("no-such-if0"); err == nil {
 		t.Error("counters of an interface that is not there")
@@ -62,7 +62,7 @@ func TestCounters(t *testing.T) {
 func TestZip(t *testing.T) {
 	names, values := make([]byte, 12+2*stringLen), make([]byte, 8+2*8)
 	binary.NativeEndian.PutUint32(names[8:], 2)
-	binary.NativeEndian.PutUint32(values[4:], 1) // one went away in between
+	binary.NativeEndian.PutUint32(values[4:], 1) // a counter was removed in between
 	copy(names[12:], "rx_prio3_pause")
 	copy(names[12+stringLen:], "tx_prio3_pause")
 	binary.NativeEndian.PutUint64(values[8:], 7)
