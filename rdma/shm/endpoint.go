@@ -41,9 +41,9 @@ type endpoint struct {
 	// recvMu is held while a chunk of an entry of the peer is performed. It guards deaf and
 	// views.
 	recvMu sync.Mutex
-	// deaf: no entry of the peer is performed any more.
-	deaf  bool
-	views map[uint64]*arena.View
+	// stopped: no entry of the peer is performed any more.
+	stopped bool
+	views   map[uint64]*arena.View
 	// peer is the ring to which the peer posts.
 	peer    *ring
 	peerMem []byte
@@ -355,7 +355,7 @@ func (e *endpoint) Shut() {
 	e.cancel()
 	// Wait for a chunk that is being placed.
 	e.recvMu.Lock()
-	e.deaf = true
+	e.stopped = true
 	e.recvMu.Unlock()
 	if conn != nil {
 		_ = conn.Close() // so that the peer notices
