@@ -25,13 +25,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// List first: the provider opens descriptors once in a process and never closes them,
+	// Call List first: the provider opens descriptors once in a process and never closes them,
 	// which is no leak of a test.
 	_, _ = List(provider)
 	testkit.Main(m)
 }
 
-// provider is libfabric's provider that needs no hardware.
+// provider is a libfabric provider that needs no hardware.
 const provider = "tcp"
 
 // loopback is the NIC of every test.
@@ -72,7 +72,7 @@ func TestDomainPolled(t *testing.T) {
 	})
 }
 
-// TestAPIVersion: a domain has the behaviour of the version that is asked for.
+// TestAPIVersion: a domain has the behaviour of the requested version.
 func TestAPIVersion(t *testing.T) {
 	d := openDomain(t)
 	if major, minor := askedVersion(libraryVersion()); d.traits.api != uint32(major)<<16|uint32(minor) {
@@ -116,8 +116,8 @@ func TestNapper(t *testing.T) {
 	})
 }
 
-// TestDeclared: the EFA that package simrdma simulates declares what this package declares
-// of the provider efa, with the properties that efa's manual lists.
+// TestDeclared: the EFA of package simrdma has the limits that this package reports for the
+// provider efa, with the properties in efa's manual.
 func TestDeclared(t *testing.T) {
 	efa := &domain{
 		traits: traits{provider: "efa", maxWrite: 1 << 30, virtAddr: true, providerKeys: true, localKeys: true, source: true, keyBytes: 8, dataBytes: 4, depth: 256},

@@ -18,8 +18,8 @@ func TestAskedVersion(t *testing.T) {
 	}
 }
 
-// TestPickNICs: the loopback is the last resort, and more domains than an engine takes are
-// refused with their names.
+// TestPickNICs: the loopback is used only if there is no other domain, and more domains than an
+// engine takes are refused with their names.
 func TestPickNICs(t *testing.T) {
 	lo, eth := NIC{Domain: "lo", Addr: "127.0.0.1"}, NIC{Domain: "eth0", Addr: "10.0.0.1"}
 	if got, err := pickNICs("tcp", []NIC{lo, eth}); err != nil || len(got) != 1 || got[0] != eth {

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// frames is one of each kind.
+// frames returns a frame of each kind.
 var frames = []frame{
 	{kind: frameMessage, tag: 7, ref: 1<<40 | 3, payload: []byte("payload")},
 	{kind: frameMessage, tag: 7, ref: 2},
@@ -42,7 +42,7 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// A question for every work of an endpoint fits, and so do its receipts.
+// A question for every work of an endpoint fits into a frame, and so do its receipts.
 func TestFrameRoom(t *testing.T) {
 	if maxQuestion < maxQueueDepth || maxReceipts < maxQueueDepth {
 		t.Errorf("%d asks and %d receipts fit, a queue has %d", maxQuestion, maxReceipts, maxQueueDepth)
@@ -74,7 +74,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// someLocal is what an endpoint over IPv4 tells its peer.
+// someLocal is the Local of an endpoint over IPv4.
 var someLocal = local{
 	format: 2, tag: 77, handshake: target{key: 3, addr: 1 << 40, size: handshakeSize},
 	provider: "net", endpoint: bytes.Repeat([]byte{2}, 16), hub: []byte{},
@@ -139,7 +139,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestSeparate: classes that are marked apart travel apart.
+// TestSeparate: classes with different marks use different endpoints.
 func TestSeparate(t *testing.T) {
 	for _, c := range []struct {
 		o    Options
@@ -156,7 +156,7 @@ func TestSeparate(t *testing.T) {
 	}
 }
 
-// A program without libfabric says how to get one with it.
+// The error of a program without libfabric names the build options.
 func TestNotBuilt(t *testing.T) {
 	if Built {
 		t.Skip("this program has libfabric: the plain build runs this test")

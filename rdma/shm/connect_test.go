@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// memfd makes a file in memory, sealed against shrinking or not.
+// memfd creates a file in memory, optionally sealed against shrinking.
 func memfd(t *testing.T, bytes int64, sealed bool) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -35,9 +35,8 @@ func memfd(t *testing.T, bytes int64, sealed bool) int {
 	return fd
 }
 
-// TestForeignDescriptors: files that could be cut short under a mapping, are of
-// another size, or are no bell, end the Connect with an error that says what is
-// wrong with them.
+// TestForeignDescriptors: files that could be truncated under a mapping, have another size, or
+// are not eventfds, end the Connect with an error that names the defect.
 func TestForeignDescriptors(t *testing.T) {
 	testkit.VerifyNone(t)
 	d := openDomain(t)
@@ -88,8 +87,8 @@ func TestForeignDescriptors(t *testing.T) {
 	}
 }
 
-// strange opens a connection to the domain of e, and makes up an endpoint for it
-// that waits for nothing: its number is greater, so that e waits for it to dial.
+// strange opens a connection to the domain of e and acts as an endpoint with a greater number,
+// so that e waits for it to dial.
 func strange(t *testing.T, e *endpoint) (*net.UnixConn, address) {
 	t.Helper()
 	peer := address{endpoint: id{}}
@@ -101,8 +100,8 @@ func strange(t *testing.T, e *endpoint) (*net.UnixConn, address) {
 	return conn, peer
 }
 
-// TestStrangers: connections that are for no endpoint, or say nothing that makes
-// sense, are closed, and leave nothing behind; a foreign segment ends its endpoint.
+// TestStrangers: connections for no endpoint, or with invalid messages, are closed and leave no
+// resources behind. A foreign segment ends its endpoint.
 func TestStrangers(t *testing.T) {
 	testkit.VerifyNone(t)
 	d := openDomain(t)
@@ -132,8 +131,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestForeignSegment: a segment that its owner could cut short, or that comes
-// twice, ends the endpoint.
+// TestForeignSegment: a segment that its owner could truncate, or that is sent twice, ends the
+// endpoint.
 func TestForeignSegment(t *testing.T) {
 	testkit.VerifyNone(t)
 	for name, tc := range map[string]struct {
@@ -201,8 +200,8 @@ func pair(t testing.TB, a, b *Domain) (*endpoint, *endpoint) {
 	return ea.(*endpoint), eb.(*endpoint)
 }
 
-// TestUnreadableSource: a source that the peer can't read is refused with an error
-// that says what to do, and the endpoint goes on.
+// TestUnreadableSource: a source that the peer can't read is refused with an error that names
+// the remedy, and the endpoint continues to work.
 func TestUnreadableSource(t *testing.T) {
 	testkit.VerifyNone(t)
 	space := openArena(t, 2<<20)
@@ -236,8 +235,7 @@ func TestUnreadableSource(t *testing.T) {
 	}
 }
 
-// forbid makes the peer's own memory unreadable, as a kernel does whose
-// ptrace_scope is 1.
+// forbid makes the peer's own memory unreadable, as a kernel with ptrace_scope 1 does.
 func (e *endpoint) forbid() {
 	e.d.pollMu.Lock()
 	defer e.d.pollMu.Unlock()

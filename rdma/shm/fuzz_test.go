@@ -11,26 +11,25 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// liar is one end of a connection that does not keep to the protocol: it writes
-// what it likes into both rings. The other end, honest, is what is tested.
+// liar is one end of a connection that violates the protocol: it writes arbitrary values into
+// both rings. The other end is the one under test.
 type liar struct {
 	t        testing.TB
 	a, b     *Domain
 	ea, eb   *endpoint
 	space    *arena.Arena
-	private  []byte // memory of the process, readable
-	memory   []byte // all of the target's; the window is a part
+	private  []byte // readable memory of the process
+	memory   []byte // the target's whole memory; the window is a part
 	window   *memory
 	polled   []group.Completion
 	closable []interface{ Close() error }
 
-	// The model: what the target must do.
+	// The model: the required behaviour of the target.
 	want       []byte
 	statuses   []uint32
 	immediates int
 	posted     uint64
-	// broken: the endpoint must end. stuck: an entry waits for a segment that
-	// will not come.
+	// broken: the endpoint must end. stuck: an entry waits for a segment that is never sent.
 	broken, stuck bool
 }
 
@@ -54,7 +53,7 @@ func newLiar(t testing.TB, space *arena.Arena) *liar {
 	l.window = w.(*memory)
 	l.closable = append(l.closable, w, m)
 	l.ea, l.eb = l.connect()
-	// A write that keeps to the rules: after it the target has the segment.
+	// A valid write, after which the target has the segment.
 	src, err := l.a.Register(space.Bytes()[:8], rdma.RegisterOptions{})
 	l.must(err)
 	l.closable = append([]interface{ Close() error }{src}, l.closable...)
@@ -69,7 +68,7 @@ func (l *liar) must(err error) {
 	}
 }
 
-// connect joins a new pair of endpoints.
+// connect connects a new pair of endpoints.
 func (l *liar) connect() (*endpoint, *endpoint) {
 	l.t.Helper()
 	ea, err := l.a.NewEndpoint(1, rdma.ClassKV)
@@ -84,7 +83,7 @@ func (l *liar) connect() (*endpoint, *endpoint) {
 	return ea.(*endpoint), eb.(*endpoint)
 }
 
-// honest writes the first bytes of the arena to the window, as Post does it.
+// honest writes the first bytes of the arena to the window, as Post does.
 func (l *liar) honest(e *endpoint, src group.Memory) {
 	l.t.Helper()
 	works := []group.Work{{Op: group.OpWrite, Src: src, Len: 8, RemoteKey: l.window.Key()}}
@@ -109,7 +108,7 @@ func (l *liar) honest(e *endpoint, src group.Memory) {
 		}
 		_, err = l.b.Poll(l.polled)
 		l.must(err)
-		runtime.Gosched() // the segment may still be on its way
+		runtime.Gosched() // the segment may still be in transit
 	}
 }
 
@@ -129,7 +128,7 @@ func (l *liar) close() {
 	}
 }
 
-// put posts an entry as it is, and says in the model what must come of it.
+// put posts an entry unchanged, and records the required result in the model.
 func (l *liar) put(w work) {
 	if l.broken || l.posted-uint64(len(l.statuses)) == depth {
 		return
@@ -150,12 +149,12 @@ func (l *liar) put(w work) {
 	}
 }
 
-// expect is the naive target: it returns how the entry ends; !known if it does not.
+// expect is the naive target: it returns the entry's status; !known if it does not end.
 func (l *liar) expect(w work) (status uint32, known bool) {
 	switch w.op {
 	case 1, 2:
 	case 3:
-		return statusNoBuffer, true // none was posted
+		return statusNoBuffer, true // no buffer was posted
 	default:
 		return 0, false
 	}
@@ -186,7 +185,7 @@ func (l *liar) expect(w work) (status uint32, known bool) {
 	return statusOK, true
 }
 
-// settle polls the target until it has nothing to do, and compares.
+// settle polls the target until it is idle, and compares.
 func (l *liar) settle() {
 	l.t.Helper()
 	for {
@@ -227,9 +226,8 @@ func (l *liar) settle() {
 	}
 }
 
-// FuzzRing: whatever stands in the rings, the target does what a naive one would,
-// touches nothing outside the window, ends an endpoint that can't be right, and
-// serves others.
+// FuzzRing: for any contents of the rings, the target does the same as a naive target, changes
+// nothing outside the window, ends invalid endpoints, and serves other endpoints.
 func FuzzRing(f *testing.F) {
 	f.Add([]byte{0, 2, 1, 1, 0, 8, 0, 0, 3})
 	f.Add([]byte{0, 2, 1, 1, 0, 255, 255, 0, 0, 1, 0, 1, 0, 16, 0, 0, 3, 0, 3, 0, 0, 0, 9, 0, 0})
@@ -270,7 +268,7 @@ func FuzzRing(f *testing.F) {
 	})
 }
 
-// entry makes an entry from the input: near the edges of what is allowed.
+// entry makes an entry from the input, near the limits of valid values.
 func (l *liar) entry(in *fuzzInput) work {
 	w := work{op: uint32(in.byte()), imm: uint32(len(in.rest)), key: l.window.key}
 	if in.byte()%4 == 0 {
@@ -290,17 +288,17 @@ func (l *liar) entry(in *fuzzInput) work {
 	return w
 }
 
-// lie says that so many entries were posted.
+// lie sets the counter of posted entries.
 func (l *liar) lie(tail uint64) {
 	l.settle()
 	if l.broken || l.stuck || tail-uint64(len(l.statuses)) <= depth {
-		return // entries that were never written are what they are
+		return // entries that were never written have arbitrary contents
 	}
 	l.ea.own.tail.Store(tail)
 	l.broken = true
 }
 
-// answer says that entries were performed that the target has not posted.
+// answer sets the counter of performed entries beyond the posted ones.
 func (l *liar) answer(done uint64) {
 	l.settle()
 	if l.broken || done == 0 {
@@ -310,7 +308,7 @@ func (l *liar) answer(done uint64) {
 	l.broken = true
 }
 
-// fuzzInput hands out bytes; zeroes when there are no more.
+// fuzzInput returns input bytes, and zeroes after the end.
 type fuzzInput struct{ rest []byte }
 
 func (in *fuzzInput) byte() byte {
@@ -328,7 +326,7 @@ func (in *fuzzInput) word() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// FuzzWire: what decodes encodes to the same bytes.
+// FuzzWire: a message that decodes encodes to the same bytes.
 func FuzzWire(f *testing.F) {
 	f.Add(address{newID(), newID()}.encode())
 	h := hello{to: newID(), from: newID(), probe: newID(), where: 7}
