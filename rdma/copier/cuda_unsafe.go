@@ -207,7 +207,7 @@ func (m *cudaMemory) Close(ctx context.Context) error {
 	return m.giveErr
 }
 
-// giveBack returns the memory to the driver. c.driver is held.
+// freeDevice returns the memory to the driver. c.driver is held.
 func (m *cudaMemory) giveBack() error {
 	c := m.cuda
 	switch m.from {

@@ -150,7 +150,7 @@ func (t *transfer) post(ctx context.Context, noWait bool) error {
 		n, err := t.postRun(ctx, &t.runs[i], noWait)
 		posted += n
 		if err != nil && posted == 0 {
-			t.abandon()
+			t.release()
 			return err
 		}
 		if err != nil {
@@ -194,8 +194,8 @@ func (t *transfer) postRun(ctx context.Context, r *run, noWait bool) (posted int
 	return 1, nil
 }
 
-// one records the end of one write.
-func (t *transfer) one(err error) { t.end(1, err) }
+// writeEnded records the end of one write.
+func (t *transfer) writeEnded(err error) { t.end(1, err) }
 
 // end records writes that have ended or will not be posted.
 func (t *transfer) end(writes int, err error) {
@@ -224,8 +224,8 @@ func (t *transfer) finish() {
 	n.leave()
 }
 
-// abandon ends a batch that was not submitted.
-func (t *transfer) abandon() {
+// release ends a batch that was not submitted.
+func (t *transfer) release() {
 	n, src, dst := t.nic, t.src, t.dst
 	n.recycle(t)
 	src.users.done()
@@ -244,7 +244,7 @@ func (n *NIC) take() (*transfer, error) {
 	t := n.free
 	if t == nil {
 		t = &transfer{nic: n}
-		t.ended = t.one
+		t.ended = t.writeEnded
 		return t, nil
 	}
 	n.free = t.next

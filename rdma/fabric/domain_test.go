@@ -83,12 +83,12 @@ func TestAPIVersion(t *testing.T) {
 	}
 }
 
-// TestNapper: a poller whose completion queue has no descriptor does not pause just after a
+// TestBackoffWaiter: a poller whose completion queue has no descriptor does not pause just after a
 // work, and later for 50 us at a time. Wake ends a pause. The time is virtual.
-func TestNapper(t *testing.T) {
+func TestBackoffWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &native{}
-		w := &napper{n: n, woken: make(chan struct{}, 1)}
+		w := &backoffWaiter{n: n, woken: make(chan struct{}, 1)}
 		took := func() time.Duration {
 			began := time.Now()
 			w.wait(time.Hour)
@@ -158,8 +158,8 @@ func kill(d *domain) {
 // TestSenderBesideImmediate: for a provider without source addresses, the tag sent with
 // an immediate names the sender. An immediate with an unknown tag is dropped.
 func TestSenderBesideImmediate(t *testing.T) {
-	theirs := endpoint{d: &domain{quirks: quirks{sourceLies: true}}}
-	d := &domain{quirks: quirks{sourceLies: true}, byTag: map[uint32]*endpoint{7: {cookie: 70}, 8: {cookie: 80}}}
+	theirs := endpoint{d: &domain{quirks: quirks{noSourceAddress: true}}}
+	d := &domain{quirks: quirks{noSourceAddress: true}, byTag: map[uint32]*endpoint{7: {cookie: 70}, 8: {cookie: 80}}}
 	for _, tag := range []uint32{7, 8, 9} {
 		theirs.peerTag = tag
 		var ev event

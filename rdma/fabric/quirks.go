@@ -5,8 +5,8 @@ package fabric
 // quirks are properties of a provider that fi_getinfo does not report. They were found by
 // experiment or in the provider's documentation.
 type quirks struct {
-	// sourceLies: completions have no source address, or a wrong one.
-	sourceLies bool
+	// noSourceAddress: completions have no source address, or a wrong one.
+	noSourceAddress bool
 	// dearWindows: registering a part of a region pins its pages again.
 	dearWindows bool
 	// connects: the first work of an endpoint makes a connection. If an endpoint is

@@ -15,10 +15,10 @@ import (
 var frames = []frame{
 	{kind: frameMessage, tag: 7, ref: 1<<40 | 3, payload: []byte("payload")},
 	{kind: frameMessage, tag: 7, ref: 2},
-	{kind: frameQuestion, tag: 2, ref: 11, asks: []target{{1, 2, 3}, {1 << 63, 5, 0}}},
-	{kind: frameAnswer, tag: 3, ref: 11, refused: []bool{true, false}},
+	{kind: frameKeyQuery, tag: 2, ref: 11, targets: []target{{1, 2, 3}, {1 << 63, 5, 0}}},
+	{kind: frameKeyReply, tag: 3, ref: 11, refused: []bool{true, false}},
 	{kind: frameReceipts, tag: 4, receipts: []receipt{{1, group.StatusOK}, {2, group.StatusNoBuffer}}},
-	{kind: frameGoodbye, tag: 5},
+	{kind: frameClosed, tag: 5},
 }
 
 func TestFrame(t *testing.T) {
@@ -42,12 +42,12 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// A question for every work of an endpoint fits into a frame, and so do its receipts.
+// A key query for every work of an endpoint fits into a frame, and so do its receipts.
 func TestFrameRoom(t *testing.T) {
-	if maxQuestion < maxQueueDepth || maxReceipts < maxQueueDepth {
-		t.Errorf("%d asks and %d receipts fit, a queue has %d", maxQuestion, maxReceipts, maxQueueDepth)
+	if maxKeyQuery < maxQueueDepth || maxReceipts < maxQueueDepth {
+		t.Errorf("%d asks and %d receipts fit, a queue has %d", maxKeyQuery, maxReceipts, maxQueueDepth)
 	}
-	q := frame{kind: frameQuestion, asks: make([]target, maxQuestion)}
+	q := frame{kind: frameKeyQuery, targets: make([]target, maxKeyQuery)}
 	r := frame{kind: frameReceipts, receipts: make([]receipt, maxReceipts)}
 	for _, f := range []frame{q, r} {
 		if n := len(f.append(nil)); n > maxControl {

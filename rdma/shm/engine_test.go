@@ -147,9 +147,9 @@ func TestNICComesBack(t *testing.T) {
 	}
 }
 
-// TestUnreadableSourceIsTold: a write whose source the peer can't read, but which the peer
+// TestUnreadableSourceError: a write whose source the peer can't read, but which the peer
 // would otherwise accept, ends with the NIC's error. The next write lands.
-func TestUnreadableSourceIsTold(t *testing.T) {
+func TestUnreadableSourceError(t *testing.T) {
 	testkit.VerifyNone(t)
 	space := openArena(t, 2<<20)
 	var engines [2]*group.Engine

@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// liar is one end of a connection that violates the protocol: it writes arbitrary values into
+// misbehavingPeer is one end of a connection that violates the protocol: it writes arbitrary values into
 // both rings. The other end is the one under test.
-type liar struct {
+type misbehavingPeer struct {
 	t        testing.TB
 	a, b     *Domain
 	ea, eb   *endpoint
@@ -39,8 +39,8 @@ const (
 	windowLen  = 4096
 )
 
-func newLiar(t testing.TB, space *arena.Arena) *liar {
-	l := &liar{t: t, a: openDomain(t), b: openDomain(t), space: space, private: make([]byte, 8192), polled: make([]group.Completion, 16)}
+func newLiar(t testing.TB, space *arena.Arena) *misbehavingPeer {
+	l := &misbehavingPeer{t: t, a: openDomain(t), b: openDomain(t), space: space, private: make([]byte, 8192), polled: make([]group.Completion, 16)}
 	for i := range l.private {
 		l.private[i] = byte(i * 31)
 	}
@@ -57,11 +57,11 @@ func newLiar(t testing.TB, space *arena.Arena) *liar {
 	src, err := l.a.Register(space.Bytes()[:8], rdma.RegisterOptions{})
 	l.must(err)
 	l.closable = append([]interface{ Close() error }{src}, l.closable...)
-	l.honest(l.ea, src)
+	l.writeValid(l.ea, src)
 	return l
 }
 
-func (l *liar) must(err error) {
+func (l *misbehavingPeer) must(err error) {
 	l.t.Helper()
 	if err != nil {
 		l.t.Fatal(err)
@@ -69,7 +69,7 @@ func (l *liar) must(err error) {
 }
 
 // connect connects a new pair of endpoints.
-func (l *liar) connect() (*endpoint, *endpoint) {
+func (l *misbehavingPeer) connect() (*endpoint, *endpoint) {
 	l.t.Helper()
 	ea, err := l.a.NewEndpoint(1, rdma.ClassKV)
 	l.must(err)
@@ -83,8 +83,8 @@ func (l *liar) connect() (*endpoint, *endpoint) {
 	return ea.(*endpoint), eb.(*endpoint)
 }
 
-// honest writes the first bytes of the arena to the window, as Post does.
-func (l *liar) honest(e *endpoint, src group.Memory) {
+// writeValid writes the first bytes of the arena to the window, as Post does.
+func (l *misbehavingPeer) writeValid(e *endpoint, src group.Memory) {
 	l.t.Helper()
 	works := []group.Work{{Op: group.OpWrite, Src: src, Len: 8, RemoteKey: l.window.Key()}}
 	n, err := e.Post(works)
@@ -112,7 +112,7 @@ func (l *liar) honest(e *endpoint, src group.Memory) {
 	}
 }
 
-func (l *liar) close() {
+func (l *misbehavingPeer) close() {
 	for _, c := range l.closable {
 		if e, ok := c.(*endpoint); ok {
 			e.Shut()
@@ -129,7 +129,7 @@ func (l *liar) close() {
 }
 
 // put posts an entry unchanged, and records the required result in the model.
-func (l *liar) put(w work) {
+func (l *misbehavingPeer) put(w work) {
 	if l.broken || l.posted-uint64(len(l.statuses)) == depth {
 		return
 	}
@@ -150,7 +150,7 @@ func (l *liar) put(w work) {
 }
 
 // expect is the naive target: it returns the entry's status; !known if it does not end.
-func (l *liar) expect(w work) (status uint32, known bool) {
+func (l *misbehavingPeer) expect(w work) (status uint32, known bool) {
 	switch w.op {
 	case 1, 2:
 	case 3:
@@ -186,7 +186,7 @@ func (l *liar) expect(w work) (status uint32, known bool) {
 }
 
 // settle polls the target until it is idle, and compares.
-func (l *liar) settle() {
+func (l *misbehavingPeer) settle() {
 	l.t.Helper()
 	for {
 		n, err := l.b.Poll(l.polled)
@@ -252,7 +252,7 @@ func FuzzRing(f *testing.F) {
 			case 0:
 				l.put(l.entry(&in))
 			case 1:
-				l.lie(in.word())
+				l.setPosted(in.word())
 			case 2:
 				l.answer(in.word())
 			default:
@@ -264,12 +264,12 @@ func FuzzRing(f *testing.F) {
 		src, err := l.a.Register(space.Bytes()[:8], rdma.RegisterOptions{})
 		l.must(err)
 		l.closable = append([]interface{ Close() error }{src}, l.closable...)
-		l.honest(ea, src)
+		l.writeValid(ea, src)
 	})
 }
 
 // entry makes an entry from the input, near the limits of valid values.
-func (l *liar) entry(in *fuzzInput) work {
+func (l *misbehavingPeer) entry(in *fuzzInput) work {
 	w := work{op: uint32(in.byte()), imm: uint32(len(in.rest)), key: l.window.key}
 	if in.byte()%4 == 0 {
 		w.key = in.word()
@@ -288,8 +288,8 @@ func (l *liar) entry(in *fuzzInput) work {
 	return w
 }
 
-// lie sets the counter of posted entries.
-func (l *liar) lie(tail uint64) {
+// setPosted sets the counter of posted entries.
+func (l *misbehavingPeer) setPosted(tail uint64) {
 	l.settle()
 	if l.broken || l.stuck || tail-uint64(len(l.statuses)) <= depth {
 		return // entries that were never written have arbitrary contents
@@ -299,7 +299,7 @@ func (l *liar) lie(tail uint64) {
 }
 
 // answer sets the counter of performed entries beyond the posted ones.
-func (l *liar) answer(done uint64) {
+func (l *misbehavingPeer) answer(done uint64) {
 	l.settle()
 	if l.broken || done == 0 {
 		return
