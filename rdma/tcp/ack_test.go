@@ -173,7 +173,7 @@ func TestCloseWritesAcks(t *testing.T) {
 		if err := errors.Join(<-done, <-done); err != nil {
 			t.Fatal(err)
 		}
-		if why := <-down; !errors.Is(why, sessions.ErrHungUp) {
+		if why := <-down; !errors.Is(why, sessions.ErrPeerClosed) {
 			t.Fatalf("the session ended with: %v", why)
 		}
 	}

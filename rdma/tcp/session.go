@@ -268,5 +268,5 @@ func (s *session) idle() bool {
 func (s *session) endedNormally() bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	return errors.Is(s.Why, sessions.ErrHungUp)
+	return errors.Is(s.Why, sessions.ErrPeerClosed)
 }

@@ -32,7 +32,7 @@ const (
 )
 
 // ErrHungUp is the reason of a session that the peer closed with no operation in flight.
-var ErrHungUp = errors.New("hung up, and nothing was in flight")
+var ErrPeerClosed = errors.New("closed the session with nothing in flight")
 
 // ErrDisconnected is the reason of a session that this engine's caller ended.
 var ErrDisconnected = errors.New("disconnected")
@@ -198,7 +198,7 @@ func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdm
 		if !peer.IsZero() && e.Alive(peer) {
 			return peer, nil
 		}
-		return none, fmt.Errorf("%s: engine %v does not listen; it has to connect to us: %w", e.Name, peer, rdma.ErrNoPeer)
+		return none, fmt.Errorf("%s: engine %v does not listen; it must connect to this engine: %w", e.Name, peer, rdma.ErrNoPeer)
 	}
 	giveUp, err := e.connecting.Take(ctx, where[0])
 	if err != nil {
@@ -310,7 +310,7 @@ func (e *Engine[S]) Remove(live S) {
 func (e *Engine[S]) logEnd(s *State) {
 	args := []any{"peer", s.Peer.String(), "remote", s.Remote}
 	switch {
-	case errors.Is(s.Why, ErrHungUp):
+	case errors.Is(s.Why, ErrPeerClosed):
 		e.Log.Debug("data-plane session ended by the peer, with nothing in flight", args...)
 	case errors.Is(s.Why, ErrDisconnected), errors.Is(s.Why, rdma.ErrClosed):
 		e.Log.Debug("data-plane session ended here", append(args, "why", s.Why)...)
