@@ -64,7 +64,7 @@ func list(provider string) ([]found, error) {
 	const size = 64 << 10
 	out := (*C.char)(C.malloc(size))
 	defer C.free(unsafe.Pointer(out))
-	ret := C.pf_list(C.uint32_t(apiVersion()), p, out, size)
+	ret := C.pf_list(C.requestedVersionVersion()), p, out, size)
 	if ret == -C.FI_ENODATA {
 		return nil, nil
 	}
