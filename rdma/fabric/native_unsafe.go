@@ -53,7 +53,7 @@ func libraryVersion() (major, minor int) {
 
 // apiVersion returns the version whose behaviour is requested, in the format of FI_VERSION.
 func apiVersion() uint32 {
-	major, minor := askedVersion(libraryVersion())
+	major, minor := requestedVersion(libraryVersion())
 	return uint32(major)<<16 | uint32(minor)
 }
 
@@ -64,7 +64,7 @@ func list(provider string) ([]found, error) {
 	const size = 64 << 10
 	out := (*C.char)(C.malloc(size))
 	defer C.free(unsafe.Pointer(out))
-	ret := C.pf_list(C.requestedVersionVersion()), p, out, size)
+	ret := C.pf_list(C.uint32_t(apiVersion()), p, out, size)
 	if ret == -C.FI_ENODATA {
 		return nil, nil
 	}
