@@ -8,31 +8,31 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Copier copies between memories that were registered with it. All methods may
-// be called concurrently.
+// Copier copies between memories that were registered with it. All methods may be called
+// concurrently.
 type Copier interface {
-	// Register makes mem usable as source and destination; opts names device
-	// memory, as for an engine. The memory must stay allocated until Close of
-	// the Memory has returned. ErrUnsupported for memory that it can't reach.
+	// Register makes mem usable as source and destination. opts names device memory, as for an
+	// engine. The memory must stay allocated until Close of the Memory has returned. Register
+	// returns ErrUnsupported for memory that it can't access.
 	Register(mem []byte, opts rdma.RegisterOptions) (Memory, error)
-	// Submit starts a batch. It waits for room until ctx ends, or answers
-	// ErrBusy at once where b.NoWait is set. A non-nil error: nothing was
-	// submitted, Done is not called. b.Spans may be reused when it returns.
+	// Submit starts a batch. It waits for room until ctx ends, or returns ErrBusy immediately
+	// with b.NoWait. After an error nothing was submitted and Done is not called. b.Spans may be
+	// reused when Submit returns.
 	Submit(ctx context.Context, b Batch) error
-	// Info says what it is; it does not change.
+	// Info describes the copier. It is constant.
 	Info() Info
-	// Close ends what is in flight, with nil or ErrClosed, and returns when the
-	// last Done has. It may be called twice.
+	// Close ends the batches in flight, with nil or ErrClosed, and returns after the last Done
+	// has returned. It may be called twice.
 	Close() error
 }
 
-// Memory is a range that a copier reads and writes.
+// Memory is a range that a copier can read and write.
 type Memory interface {
 	// Len is the size in bytes.
 	Len() uint64
-	// Close waits until the last Done of a batch that uses the memory has
-	// returned. Later batches answer
-	// ErrClosed. If ctx ends first, Close may be called again to wait on.
+	// Close waits until the last Done of a batch that uses the memory has returned. Later
+	// batches fail with ErrClosed. If ctx ends first, Close may be called again to continue
+	// waiting.
 	Close(ctx context.Context) error
 }
 
@@ -40,25 +40,24 @@ type Memory interface {
 // Dst, an offset in the destination. The two ranges must not overlap.
 type Span struct{ Src, Dst, Len uint64 }
 
-// Batch is copied as a whole.
+// Batch is a set of copies with one completion.
 type Batch struct {
 	Src, Dst Memory
 	Spans    []Span
-	// Done is called when every byte is in place (nil), or the batch has failed.
-	// May be nil. It must not block, and submits only with NoWait.
+	// Done is called when every byte is in place (nil), or when the batch has failed. It may be
+	// nil. It must not block, and may submit only with NoWait.
 	Done func(error)
-	// NoWait answers ErrBusy instead of waiting for room. A batch whose spans
-	// have several lengths may then also end with ErrBusy, half done.
+	// NoWait makes Submit return ErrBusy instead of waiting for room. A batch whose spans have
+	// several lengths may then also end with ErrBusy after a part of it was copied.
 	NoWait bool
 }
 
 // MaxSpans is the largest number of spans in one batch.
 const MaxSpans = rdma.MaxPages
 
-// Copy copies a batch and returns when it has ended; b.Done is not used. ctx
-// bounds the wait for room alone: what is under way uses both memories, and is
-// waited for. A Plain copies on the goroutine of the caller, who would wait for
-// another one otherwise.
+// Copy copies a batch and returns when it has ended. It ignores b.Done. ctx bounds only the
+// wait for room: Copy waits for a started batch, because it uses both memories. A Plain copies
+// on the caller's goroutine, because the caller would have to wait for another one.
 func Copy(ctx context.Context, c Copier, b Batch) error {
 	if p, ok := c.(*Plain); ok {
 		return p.copyHere(b)
@@ -79,7 +78,7 @@ type Info struct {
 	Detail string
 }
 
-// check returns ErrRange unless every span lies in both memories.
+// check returns ErrRange unless every span is within both memories.
 func (b *Batch) check() error {
 	if len(b.Spans) > MaxSpans {
 		return fmt.Errorf("copier: batch of %d spans, at most %d: %w", len(b.Spans), MaxSpans, rdma.ErrRange)
@@ -101,7 +100,7 @@ type users struct {
 	mu     sync.Mutex
 	closed bool
 	count  int
-	idle   chan struct{} // closed when count reaches zero; nil unless waited for
+	idle   chan struct{} // closed when count reaches zero; nil unless close waits
 }
 
 func (u *users) add() error {
@@ -124,7 +123,7 @@ func (u *users) done() {
 	}
 }
 
-// close lets no batch in any more, and waits for those that are.
+// close makes add fail and waits for the batches that use the memory.
 func (u *users) close(ctx context.Context) error {
 	u.mu.Lock()
 	u.closed = true
@@ -145,7 +144,7 @@ func (u *users) close(ctx context.Context) error {
 	}
 }
 
-// both enters a batch with two memories, which may be one.
+// both adds a batch to its two memories, which may be the same.
 func both(src, dst *users) error {
 	if err := src.add(); err != nil {
 		return err
@@ -157,7 +156,7 @@ func both(src, dst *users) error {
 	return nil
 }
 
-// foreign is the error about a memory of another copier.
+// foreign returns the error for a memory of another copier.
 func foreign(what string) error {
 	return fmt.Errorf("copier: the %s was registered with another copier: %w", what, rdma.ErrForeign)
 }

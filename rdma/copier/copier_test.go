@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
@@ -96,7 +94,7 @@ func closeAtEnd(t testing.TB, c Copier) {
 	})
 }
 
-// implementation is one that the suite runs on.
+// implementation is an implementation on which the suite runs.
 type implementation struct {
 	name string
 	open func(testing.TB) Copier
@@ -117,7 +115,7 @@ func TestCopiers(t *testing.T) {
 	}
 }
 
-// suite holds each sentence of doc.go against an implementation.
+// suite checks each promise of doc.go for an implementation.
 func suite(t *testing.T, open func(testing.TB) Copier) {
 	for name, f := range map[string]func(*testing.T, Copier){
 		"bytes": testBytes, "refusals": testRefusals, "close memory": testCloseMemory,
@@ -155,8 +153,8 @@ func do(t testing.TB, c Copier, b Batch) error {
 	return f.Wait(t.Context())
 }
 
-// deal cuts n bytes into spans whose destinations don't overlap, with lengths of
-// one or of several sizes.
+// deal cuts n bytes into spans whose destinations don't overlap, with equal or different
+// lengths.
 func deal(r *rand.Rand, n int) []Span {
 	sizes := []uint64{uint64(1 + r.IntN(300)), uint64(1 + r.IntN(40))}[:1+r.IntN(2)]
 	var spans []Span
@@ -207,8 +205,8 @@ func testBytes(t *testing.T, c Copier) {
 	}
 }
 
-// Copy returns with every byte in place and no other changed, also when its
-// context has ended, if it could begin; what it can't copy it refuses.
+// Copy returns with every byte in place and no other byte changed, also if its context has
+// ended after it started. It refuses copies that it cannot perform.
 func testCopy(t *testing.T, c Copier) {
 	const n = 1 << 14
 	r := rand.New(rand.NewPCG(3, 4))
@@ -232,11 +230,11 @@ func testCopy(t *testing.T, c Copier) {
 		}
 		err := Copy(ctx, c, Batch{Src: from, Dst: to, Spans: spans, Done: unused})
 		if errors.Is(err, context.Canceled) && round%2 == 1 {
-			// It was refused, or ended between two writes of the batch: nothing moves
-			// any more, so that the bytes are one's or the other's for good.
+			// It was refused, or ended between two writes of the batch. No copy is in progress, so
+			// each byte has its final value.
 			for i := range dst {
 				if dst[i] != want[i] && dst[i] != before[i] {
-					t.Fatalf("round %d: byte %d is nobody's", round, i)
+					t.Fatalf("round %d: byte %d has no writer", round, i)
 				}
 			}
 			continue
@@ -261,7 +259,7 @@ func testCopy(t *testing.T, c Copier) {
 	closeMemory(t, to)
 }
 
-// slow takes every batch, whatever its context, and ends it later.
+// slow accepts every batch, whatever its context, and ends it later.
 type slow struct{ Copier }
 
 func (slow) Submit(_ context.Context, b Batch) error {
@@ -269,7 +267,7 @@ func (slow) Submit(_ context.Context, b Batch) error {
 	return nil
 }
 
-// A batch that was taken is waited for, though its context has ended: it uses the
+// Copy waits for an accepted batch even if its context has ended, because the batch uses the
 // memory.
 func TestCopyOutlivesContext(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
@@ -281,7 +279,7 @@ func TestCopyOutlivesContext(t *testing.T) {
 	}
 }
 
-// Close waits for the copies of Copy: the memory is the caller's after it.
+// Close waits for the copies of Copy: the memory belongs to the caller after it.
 func testCopyAndClose(t *testing.T, c Copier) {
 	const part, parts = 64 << 10, 4
 	src, dst := make([]byte, part*parts), make([]byte, part*parts)
@@ -311,14 +309,14 @@ func testCopyAndClose(t *testing.T, c Copier) {
 		t.Error(err)
 	}
 	for i := range dst {
-		dst[i] = 1 // the race detector sees who else writes
+		dst[i] = 1 // the race detector reports other writes
 	}
 	wg.Wait()
 	closeMemory(t, from)
 	closeMemory(t, to)
 }
 
-// What cannot be copied is refused at once, with Done not called.
+// A copy that is not possible is refused immediately, and Done is not called.
 func testRefusals(t *testing.T, c Copier) {
 	mem := register(t, c, make([]byte, 1000))
 	defer closeMemory(t, mem)
@@ -355,7 +353,7 @@ func testRefusals(t *testing.T, c Copier) {
 	}
 }
 
-// Close of a memory waits for the batches that use it; none enters after it.
+// Close of a memory waits for the batches that use it, and later batches fail.
 func testCloseMemory(t *testing.T, c Copier) {
 	src, dst := make([]byte, 1<<20), make([]byte, 1<<20)
 	from, to := register(t, c, src), register(t, c, dst)
@@ -386,7 +384,7 @@ func testCloseMemory(t *testing.T, c Copier) {
 	closeMemory(t, to)
 }
 
-// Close ends every batch once and refuses later ones; it may be called twice.
+// Close ends every batch once and refuses later batches. It may be called twice.
 func testClose(t *testing.T, c Copier) {
 	mem := register(t, c, make([]byte, 1<<16))
 	var mu sync.Mutex
@@ -431,7 +429,7 @@ func testClose(t *testing.T, c Copier) {
 	closeMemory(t, mem)
 }
 
-// Many goroutines copy at once, each its own part, there and back.
+// Many goroutines copy concurrently, each its own part, in both directions.
 func testManyAtOnce(t *testing.T, c Copier) {
 	const part, parts = 8 << 10, 8
 	host, device := make([]byte, part*parts), make([]byte, part*parts)
@@ -461,17 +459,17 @@ func testManyAtOnce(t *testing.T, c Copier) {
 	}
 	wg.Wait()
 	if !bytes.Equal(host, want) || !bytes.Equal(device, want) {
-		t.Error("bytes were lost on the way there and back")
+		t.Error("bytes were lost in the round trip")
 	}
 }
 
-// A batch without bytes ends well, and not from inside Submit.
+// A batch without bytes succeeds, and Done is not called from inside Submit.
 func testEmpty(t *testing.T, c Copier) {
 	mem := register(t, c, make([]byte, 10))
 	defer closeMemory(t, mem)
 	for _, spans := range [][]Span{nil, {{Src: 10, Dst: 10}}} {
 		var mu sync.Mutex
-		mu.Lock() // Done would wait for ever inside of Submit
+		mu.Lock() // Done would deadlock inside Submit
 		f := rdma.NewFlag()
 		err := c.Submit(t.Context(), Batch{Src: mem, Dst: mem, Spans: spans, Done: func(err error) {
 			mu.Lock()
@@ -486,12 +484,12 @@ func testEmpty(t *testing.T, c Copier) {
 			t.Error(err)
 		}
 	}
-	if err := c.Submit(t.Context(), Batch{Src: mem, Dst: mem}); err != nil { // no Done
+	if err := c.Submit(t.Context(), Batch{Src: mem, Dst: mem}); err != nil { // without Done
 		t.Error(err)
 	}
 }
 
-// Done may submit the next batch: its own place is free.
+// Done may submit the next batch, because the place of its own batch is free.
 func testResubmit(t *testing.T, c Copier) {
 	src, dst := make([]byte, 100), make([]byte, 100)
 	from, to := register(t, c, src), register(t, c, dst)
@@ -516,7 +514,7 @@ func testResubmit(t *testing.T, c Copier) {
 	}
 }
 
-// TestNoRoom: a full copier answers Busy, or waits as long as it may.
+// TestNoRoom: a full copier returns ErrBusy, or waits until its context ends.
 func TestNoRoom(t *testing.T) {
 	for _, i := range []implementation{
 		{"nic", func(t testing.TB) Copier { return newNIC(t, tcp.Options{InFlightOps: 1}) }},
@@ -526,8 +524,8 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// noRoom needs a copier with room for one batch; the engine's room is free when
-// Done runs, so the memory is what a busy copier is busy with.
+// noRoom needs a copier with room for one batch. The engine's room is free when Done runs, so
+// the test keeps the memory in use.
 func noRoom(t *testing.T, c Copier) {
 	mem := register(t, c, make([]byte, 64<<20))
 	defer closeMemory(t, mem)
@@ -549,7 +547,7 @@ func noRoom(t *testing.T, c Copier) {
 				t.Fatal(err)
 			}
 			busy++
-			// Busy: it may wait, but not for longer than its context.
+			// It waits, but not longer than its context.
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			b := big
@@ -582,8 +580,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestNICDies: when the far engine is gone, batches end with an error, once, and
-// Close still returns.
+// TestNICDies: when the far engine is gone, each batch ends once with an error, and Close still
+// returns.
 func TestNICDies(t *testing.T) {
 	near, far := engines(t, tcp.Options{})
 	n, err := NewNIC(t.Context(), NICOptions{Near: near, Far: far, Token: rdma.Token(testToken)})
@@ -600,8 +598,8 @@ func TestNICDies(t *testing.T) {
 	}
 }
 
-// FuzzLayout: the runs hold every span with bytes once, and every offset can be
-// had back from its index.
+// FuzzLayout: the runs contain every span with bytes once, and every offset can be computed
+// from its index.
 func FuzzLayout(f *testing.F) {
 	f.Add([]byte{0, 0, 1, 8, 8, 1, 16, 16, 1}, uint64(4096))
 	f.Add([]byte{1, 2, 3, 7, 7, 3, 9, 9, 0}, uint64(1))
@@ -645,7 +643,7 @@ func FuzzLayout(f *testing.F) {
 	})
 }
 
-// TestOneWrite: a batch of equal spans is one paged write, for one doorbell.
+// TestOneWrite: a batch of equal spans is one paged write, with one doorbell.
 func TestOneWrite(t *testing.T) {
 	near, far := engines(t, tcp.Options{})
 	n, err := NewNIC(t.Context(), NICOptions{Near: near, Far: far, Token: rdma.Token(testToken)})
@@ -674,8 +672,8 @@ func TestOneWrite(t *testing.T) {
 	}
 }
 
-// TestSubmitAllocatesNothing: a batch in flight is used again. What the engine
-// allocates is the engine's matter.
+// TestSubmitAllocatesNothing: batches in flight are recycled. Allocations of the engine are not
+// counted.
 func TestSubmitAllocatesNothing(t *testing.T) {
 	c := newPlain(t, PlainOptions{})
 	mem := register(t, c, make([]byte, 1<<16))
@@ -693,53 +691,3 @@ func TestSubmitAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations for a batch", n)
 	}
 }
-
-// BenchmarkSubmit: the time that Submit takes from its caller, for each span, and
-// the whole batch; spans of 4 KiB. DualPath, section 5.2: cudaMemcpyAsync 5 to
-// 7 µs, an RDMA write about 1 µs, less with doorbell batching.
-func BenchmarkSubmit(b *testing.B) {
-	for _, i := range implementations()[:3] {
-		for _, count := range []int{1, 16, 256} {
-			b.Run(i.name+"/"+sizeName(count), func(b *testing.B) { benchmarkSubmit(b, i.open(b), count) })
-		}
-	}
-}
-
-// sizeName names a batch of count spans.
-func sizeName(count int) string { return fmt.Sprintf("spans=%d", count) }
-
-func benchmarkSubmit(b *testing.B, c Copier, count int) {
-	const page = 4096
-	src, dst := make([]byte, count*page), make([]byte, count*page)
-	from, to := register(b, c, src), register(b, c, dst)
-	spans := make([]Span, count)
-	for i := range spans {
-		spans[i] = Span{Src: uint64(i) * page, Dst: uint64(i) * page, Len: page}
-	}
-	ended := make(chan error, 1)
-	batch := Batch{Src: from, Dst: to, Spans: spans, Done: func(err error) { ended <- err }}
-	var inSubmit clock
-	b.SetBytes(int64(count * page))
-	b.ReportAllocs()
-	for b.Loop() {
-		inSubmit.start()
-		err := c.Submit(b.Context(), batch)
-		inSubmit.stop()
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := <-ended; err != nil {
-			b.Fatal(err)
-		}
-	}
-	b.ReportMetric(float64(inSubmit.total.Nanoseconds())/float64(b.N*count), "submit-ns/span")
-}
-
-// clock sums intervals.
-type clock struct {
-	begin time.Time
-	total time.Duration
-}
-
-func (c *clock) start() { c.begin = time.Now() }
-func (c *clock) stop()  { c.total += time.Since(c.begin) }

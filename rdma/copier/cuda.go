@@ -8,16 +8,15 @@ import (
 
 // CUDAOptions configure NewCUDA. The zero value is the first GPU.
 type CUDAOptions struct {
-	// Device is the index that the CUDA driver gives the GPU.
+	// Device is the GPU's index in the CUDA driver.
 	Device int
-	// Library is the driver's. Default libcuda.so.1, found as the dynamic linker
-	// does.
+	// Library is the driver's library. Default libcuda.so.1, found by the dynamic linker.
 	Library string
 	// Queue is how many batches may be in flight. Default 64.
 	Queue int
 }
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults sets each zero field to its default.
 func (o *CUDAOptions) EnsureDefaults() {
 	if o.Library == "" {
 		o.Library = "libcuda.so.1"
@@ -45,6 +44,6 @@ type DeviceCopier interface {
 	// process has allocated, such as an inference engine's KV cache. It must stay allocated until
 	// Close of the Memory has returned. ErrRange for an empty range, or one that wraps around.
 	Import(address, sizeBytes uint64) (Memory, error)
-	// Alloc takes sizeBytes of the device's memory; Close gives it back.
+	// Alloc allocates sizeBytes of device memory, which Close frees.
 	Alloc(sizeBytes uint64) (Memory, error)
 }

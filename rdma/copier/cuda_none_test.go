@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// TestWithoutCUDA: the error says how to build it.
+// TestWithoutCUDA: the error names the build options that are needed.
 func TestWithoutCUDA(t *testing.T) {
 	if _, err := NewCUDA(CUDAOptions{}); !errors.Is(err, rdma.ErrUnsupported) || !strings.Contains(err.Error(), "-tags=cuda") {
 		t.Errorf("%v", err)

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier/copiertest"
 )
 
-// watchReport returns a check that every driver loaded since has been unloaded,
-// with nothing left: drivers is how many.
+// watchReport returns a check that every driver loaded since has been unloaded without leaks.
+// drivers is their number.
 func watchReport(t testing.TB) (check func(drivers int)) {
 	path := filepath.Join(t.TempDir(), "report")
 	if s, ok := t.(interface{ Setenv(k, v string) }); ok {
@@ -33,7 +33,7 @@ func watchReport(t testing.TB) (check func(drivers int)) {
 	}
 }
 
-// onGPU reports whether the tests that fit any driver are to use that of the machine.
+// onGPU reports whether tests that work with any driver use that of the machine.
 func onGPU() bool { return os.Getenv("PENSTOCK_GPU") == "1" }
 
 func newCUDA(t testing.TB) DeviceCopier {
@@ -44,7 +44,7 @@ func newCUDA(t testing.TB) DeviceCopier {
 	return newTestCUDA(t)
 }
 
-// newTestCUDA is newCUDA over the driver of the tests, also on a machine with a GPU.
+// newTestCUDA is newCUDA with the tests' driver, also on a machine with a GPU.
 func newTestCUDA(t testing.TB) DeviceCopier {
 	t.Helper()
 	check := watchReport(t)
@@ -99,15 +99,15 @@ func TestCUDADevice(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(host, back) {
-		t.Error("bytes were lost on the way there and back")
+		t.Error("bytes were lost in the round trip")
 	}
 	if _, err := c.Alloc(1 << 40); err == nil || !strings.Contains(err.Error(), "out of memory") {
 		t.Errorf("1 TiB of device memory: %v", err)
 	}
 }
 
-// TestCUDAFaults: each call of the driver that fails surfaces, with the call's
-// purpose, as the error of what asked for it; later batches go on.
+// TestCUDAFaults: each failed call of the driver is returned, with the call's purpose, as the
+// error of the operation that made it. Later batches still work.
 func TestCUDAFaults(t *testing.T) {
 	for fault, want := range map[string]string{
 		"cuInit 1":                   "open GPU 0",
@@ -126,7 +126,7 @@ func TestCUDAFaults(t *testing.T) {
 			t.Setenv("FAKE_CUDA_FAIL", fault)
 			check := watchReport(t)
 			err := session(t, copiertest.Driver(t))
-			if fault != "cuMemFree_v2 1" { // that one stays
+			if fault != "cuMemFree_v2 1" { // this memory stays allocated
 				check(1)
 			}
 			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "made to fail") {
@@ -136,7 +136,7 @@ func TestCUDAFaults(t *testing.T) {
 	}
 }
 
-// session does one of everything, and returns the first error.
+// session performs one operation of each kind and returns the first error.
 func session(t *testing.T, library string) (first error) {
 	note := func(err error) {
 		if first == nil {
@@ -185,7 +185,7 @@ func TestCUDAMissing(t *testing.T) {
 	}
 }
 
-// TestCUDAClosesMemory: what is open when the copier closes is given back once.
+// TestCUDAClosesMemory: Close of the copier frees each open memory once.
 func TestCUDAClosesMemory(t *testing.T) {
 	c := newCUDA(t)
 	h := register(t, c, make([]byte, 100))
@@ -200,9 +200,8 @@ func TestCUDAClosesMemory(t *testing.T) {
 	closeMemory(t, d)
 }
 
-// TestCUDAAfterClose: memory that is asked for, or given back, while the copier
-// closes or later finds no driver any more, and no memory of one that was
-// unloaded is touched.
+// TestCUDAAfterClose: allocating or freeing memory while the copier closes or afterwards finds
+// no driver, and no memory of an unloaded driver is accessed.
 func TestCUDAAfterClose(t *testing.T) {
 	c := newCUDA(t)
 	const n = 64
@@ -259,7 +258,8 @@ func BenchmarkCUDA(b *testing.B) {
 					batch.Src, batch.Dst = d, h
 				}
 				for at := uint64(0); at < size; at += page {
-					// Pages lie in reverse order at the destination, so that neighbours are not copied as one.
+					// Pages are in reverse order at the destination, so that adjacent pages are not
+					// copied as one.
 					batch.Spans = append(batch.Spans, Span{at, size - page - at, page})
 				}
 				b.SetBytes(size)
@@ -273,8 +273,8 @@ func BenchmarkCUDA(b *testing.B) {
 	}
 }
 
-// TestCUDAImport: memory that another library of the process has allocated on the GPU is copied to and
-// from, and is not given back to the driver.
+// TestCUDAImport: memory that another library of the process has allocated on the GPU is copied
+// to and from, and is not given back to the driver.
 func TestCUDAImport(t *testing.T) {
 	const n = 3 << 10
 	device := copiertest.Device(t, 2*n)

@@ -19,47 +19,45 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// A span has C's layout: a slice of them is handed over as it is.
+// A span has C's layout, so a slice of spans can be passed to C.
 var _ [unsafe.Sizeof(C.copier_span{})]byte = [unsafe.Sizeof(Span{})]byte{}
 
-// cuda copies with a GPU's copy engine: one stream, one call from Go to C for a
-// batch, one event behind it, one goroutine that waits for the events in their
-// order.
+// cuda copies with a GPU's copy engine. It uses one stream, one call from Go to C for each
+// batch, one event after the batch, and one goroutine that waits for the events in their order.
 type cuda struct {
-	api     *C.copier_cuda // C memory: C keeps pointers to it in no place
+	api     *C.copier_cuda // C memory; C keeps no pointer to it
 	device  C.int
-	context unsafe.Pointer // of CUDA
+	context unsafe.Pointer // the CUDA context
 	stream  unsafe.Pointer
 	name    string
-	events  []unsafe.Pointer // of all batches
+	events  []unsafe.Pointer // events of all batches
 	free    chan *cudaBatch
 	started chan *cudaBatch // in the stream's order
 	waiter  sync.WaitGroup
-	submit  sync.Mutex // orders the stream as started is ordered
+	submit  sync.Mutex // makes the order of started that of the stream
 	closed  bool
-	// driver is held shared while memory is taken from the driver or given back
-	// to it, which ends with shut; gone is set there.
+	// driver is held shared while memory is allocated from or returned to the driver. shut ends
+	// this by setting gone.
 	driver   sync.RWMutex
 	gone     bool
 	mu       sync.Mutex
-	memories map[*cudaMemory]struct{} // not given back yet
+	memories map[*cudaMemory]struct{} // not freed yet
 	once     sync.Once
 	closeErr error
 }
 
 var _ DeviceCopier = (*cuda)(nil)
 
-// cudaBatch is one batch in flight; there are as many as the queue is long.
+// cudaBatch is one batch in flight. There are as many as the queue is long.
 type cudaBatch struct {
 	event    unsafe.Pointer
 	src, dst *cudaMemory
 	done     func(error)
-	err      error // of its start
+	err      error // error of its start
 }
 
-// NewCUDA loads the CUDA driver and opens a GPU's primary context, which it
-// shares with the engine that runs in the same process. It was tested against a
-// driver of the tests' own, not on a GPU.
+// NewCUDA loads the CUDA driver and opens a GPU's primary context, which it shares with the
+// engine in the same process. It has been tested with the tests' driver, not on a GPU.
 func NewCUDA(o CUDAOptions) (DeviceCopier, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -101,7 +99,7 @@ func (c *cuda) open(o CUDAOptions) error {
 }
 
 func (c *cuda) failure(doing string, r C.int) error {
-	return fmt.Errorf("copier: %s: CUDA says %d, %s", doing, int(r), C.GoString(C.copier_cuda_error(c.api, r)))
+	return fmt.Errorf("copier: %s: CUDA error %d, %s", doing, int(r), C.GoString(C.copier_cuda_error(c.api, r)))
 }
 
 // Info implements Copier.
@@ -116,7 +114,7 @@ const (
 	imported                // device memory that its owner frees
 )
 
-// cudaMemory is memory that a copier reaches.
+// cudaMemory is memory that a copier can access.
 type cudaMemory struct {
 	cuda    *cuda
 	address C.uint64_t
@@ -129,7 +127,7 @@ type cudaMemory struct {
 	giveErr error
 }
 
-// Register implements Copier, for host memory; Alloc gives a device's.
+// Register implements Copier, for host memory. For device memory use Alloc.
 func (c *cuda) Register(mem []byte, opts rdma.RegisterOptions) (Memory, error) {
 	if opts.DMABuf != nil || opts.Device != "" {
 		return nil, fmt.Errorf("copier: memory of device %q: CUDA copies to memory of Alloc: %w", opts.Device, rdma.ErrUnsupported)
@@ -143,8 +141,8 @@ func (c *cuda) Register(mem []byte, opts rdma.RegisterOptions) (Memory, error) {
 		return nil, fmt.Errorf("copier: %w", rdma.ErrClosed)
 	}
 	m := &cudaMemory{cuda: c, len: uint64(len(mem))}
-	// Safety: the memory is pinned as long as the driver knows its address; for
-	// memory outside of the Go heap Pin does nothing, and it must stay mapped.
+	// Safety: the memory is pinned while the driver has its address. For memory outside of the
+	// Go heap Pin does nothing, and the memory must stay mapped.
 	m.pinner.Pin(unsafe.SliceData(mem))
 	m.address = C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
 	if r := C.copier_cuda_pin(c.api, c.context, m.address, C.size_t(len(mem))); r != 0 {
@@ -200,17 +198,17 @@ func (m *cudaMemory) Close(ctx context.Context) error {
 		return err
 	}
 	c := m.cuda
-	c.driver.RLock() // shut gives back what we do not
+	c.driver.RLock() // shut frees the memory if this does not
 	defer c.driver.RUnlock()
 	c.mu.Lock()
 	delete(c.memories, m)
 	c.mu.Unlock()
-	m.give.Do(func() { m.giveErr = m.giveBack() })
+	m.give.Do(func() { m.giveErr = m.freeDevice() })
 	return m.giveErr
 }
 
-// giveBack hands the memory back to the driver. c.driver is held.
-func (m *cudaMemory) giveBack() error {
+// freeDevice returns the memory to the driver. c.driver is held.
+func (m *cudaMemory) freeDevice() error {
 	c := m.cuda
 	switch m.from {
 	case imported:
@@ -258,8 +256,8 @@ func (c *cuda) Submit(ctx context.Context, b Batch) error {
 	return nil
 }
 
-// start puts the batch into the stream. A copy that the driver refuses is the
-// batch's end, which comes when those before it have moved.
+// start puts the batch into the stream. If the driver refuses a copy, the batch ends with that
+// error after the copies before it have completed.
 func (c *cuda) start(p *cudaBatch, src, dst *cudaMemory, b Batch) error {
 	c.submit.Lock()
 	defer c.submit.Unlock()
@@ -268,12 +266,12 @@ func (c *cuda) start(p *cudaBatch, src, dst *cudaMemory, b Batch) error {
 	}
 	p.src, p.dst, p.done, p.err = src, dst, b.Done, nil
 	var started C.size_t
-	// Safety: C reads the spans during the call and keeps none of them.
+	// Safety: C reads the spans during the call and keeps no pointer to them.
 	spans := (*C.copier_span)(unsafe.Pointer(unsafe.SliceData(b.Spans)))
 	if r := C.copier_cuda_submit(c.api, c.context, c.stream, p.event, src.address, dst.address, spans, C.size_t(len(b.Spans)), &started); r != 0 {
 		p.err = c.failure(fmt.Sprintf("copy span %d of %d", int(started), len(b.Spans)), r)
 	}
-	c.started <- p // a batch has its place
+	c.started <- p // does not block: there is room for every batch
 	return nil
 }
 
@@ -294,7 +292,7 @@ func (c *cuda) take(ctx context.Context, noWait bool) (*cudaBatch, error) {
 	}
 }
 
-// wait ends the batches, in the order of the stream.
+// wait ends the batches in the order of the stream.
 func (c *cuda) wait() {
 	for p := range c.started {
 		err := p.err
@@ -312,8 +310,7 @@ func (c *cuda) wait() {
 	}
 }
 
-// Close implements Copier: what is in the stream is copied first, and memories
-// that are open are given back.
+// Close implements Copier. It completes the copies in the stream and frees the open memories.
 func (c *cuda) Close() error {
 	c.once.Do(func() {
 		c.submit.Lock()
@@ -326,7 +323,7 @@ func (c *cuda) Close() error {
 	return c.closeErr
 }
 
-// shut gives back what open and NewCUDA took.
+// shut releases the resources of open and NewCUDA.
 func (c *cuda) shut() error {
 	var errs []error
 	c.driver.Lock()
@@ -335,11 +332,11 @@ func (c *cuda) shut() error {
 	c.mu.Lock()
 	for m := range c.memories {
 		m.users.shut()
-		m.give.Do(func() { m.giveErr = m.giveBack() })
+		m.give.Do(func() { m.giveErr = m.freeDevice() })
 		errs = append(errs, m.giveErr)
 	}
 	c.mu.Unlock()
-	// By this list: a Submit that comes too late may still hold a batch.
+	// Use this list, because a late Submit may still hold a batch.
 	for _, event := range c.events {
 		if r := C.copier_cuda_event_free(c.api, c.context, event); r != 0 {
 			errs = append(errs, c.failure("destroy an event", r))
@@ -353,7 +350,7 @@ func (c *cuda) shut() error {
 	return errors.Join(errs...)
 }
 
-// shut lets no batch in any more.
+// shut makes add fail.
 func (u *users) shut() {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -1,8 +1,8 @@
-// Package copier copies between host and device memory of one machine, in
-// batches: many spans, one completion.
+// Package copier copies between host and device memory of one machine, in batches: many spans
+// with one completion.
 //
-// It is not a transfer between machines, orders nothing, and checks no payload.
-// It allocates no memory but a device's (CUDA).
+// It does not transfer between machines, orders nothing, and checks no payload. It allocates
+// only device memory (CUDA).
 //
 //	       Batch{Src, Dst, Spans, Done}
 //	                   │
@@ -13,27 +13,25 @@
 //	                   ▼
 //	           Done(nil): every byte is in place
 //
-// Which one: NIC where a GPU has a NIC of its own (rdma/topo, role cnic). The
-// copies then pass the NIC's arbiter, on the lane of cache traffic, so that they
-// give way to the collectives of model execution; PCIe and the copy engine have
-// no such arbiter (DualPath, section 5.2). CUDA where there is no such NIC. Plain
-// where both sides are host memory.
+// The choice: NIC if a GPU has its own NIC (rdma/topo, role cnic). The copies then pass through
+// the NIC's arbiter on the lane of cache traffic, and yield to the collectives of model
+// execution. PCIe and the copy engine have no such arbiter (DualPath, section 5.2). CUDA if
+// there is no such NIC. Plain if both sides are host memory.
 //
-// Who makes one: client/traffic makes a Plain where its caller gives it no copier. libpenstock
-// makes a CUDA for an engine whose KV is on a CUDA device (penstock_traffic_options.cuda).
-// Nothing in this repository makes a NIC: it is for a process that embeds client/traffic
-// beside a GPU with a NIC of its own (Options.Copier). CUDA is tested against the driver of
-// copiertest; NIC over rdma/shm and, in the guest of lab/rdmalab, over rdma/verbs.
+// Users: client/traffic makes a Plain if its caller passes no copier. libpenstock makes a CUDA
+// for an engine whose KV is on a CUDA device (penstock_traffic_options.cuda). No code in this
+// repository makes a NIC: it is for a process that embeds client/traffic and has a GPU with its
+// own NIC (Options.Copier). CUDA is tested with the driver of copiertest, NIC over rdma/shm
+// and, in the guest of lab/rdmalab, over rdma/verbs.
 //
-// NIC takes two engines on the same NIC, near and far, since an engine does not
-// connect to itself: near holds every memory as a source, far as a destination,
-// and each batch is a few paged writes from the one to the other; a provider
-// posts a paged write with one doorbell.
+// NIC takes two engines on the same NIC, near and far, because an engine does not connect to
+// itself. near holds every memory as a source, far as a destination. Each batch is a few paged
+// writes from near to far; a provider posts a paged write with one doorbell.
 //
 //	        near engine ════ RDMA writes, out of the NIC and back in ════► far engine
 //	host memory, source only                                      device memory, writable
 //
-// What is promised of each implementation, and tested of all:
+// Promises of each implementation, all tested:
 //
 //   - Done is called exactly once for a batch that Submit took, never from inside
 //     Submit; after nil every byte is in place, after an error any part may be.
@@ -43,6 +41,6 @@
 //   - Copy returns when the batch has ended, whatever becomes of its context.
 //   - Memory.Close waits for the batches that use it; Close ends all.
 //
-// Lock order: of CUDA, driver → mu → a memory's; of the others, a memory's lock
-// and a copier's are never held together. None is held while Done runs.
+// Lock order: in CUDA, driver → mu → a memory's lock. In the others, a memory's lock and a
+// copier's lock are never held together. No lock is held while Done runs.
 package copier

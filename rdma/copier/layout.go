@@ -11,12 +11,11 @@ type run struct {
 	len      uint64
 	from, to int // in the batch's spans, after layout has sorted them
 	src, dst grid
-	// single: the offsets fit no grid of 32-bit indices, so each span is a write
-	// of its own.
+	// single: the offsets fit no grid of 32-bit indices, so each span is a separate write.
 	single bool
 }
 
-// writes is how many operations of the engine the run is.
+// writes returns the number of engine operations of the run.
 func (r *run) writes() int {
 	if r.single {
 		return r.to - r.from
@@ -24,15 +23,14 @@ func (r *run) writes() int {
 	return 1
 }
 
-// grid is places at base + index*stride.
+// grid is the offsets base + index*stride.
 type grid struct{ base, stride uint64 }
 
-// layout sorts spans by their length and cuts them into runs, which it appends
-// to runs. Spans without bytes are dropped: they come first, before the first
-// run.
+// layout sorts spans by length and cuts them into runs, which it appends to runs. It drops
+// spans without bytes, which are first in the order.
 func layout(spans []Span, runs []run) []run {
 	byLen := func(a, b Span) int { return cmp.Compare(a.Len, b.Len) }
-	if !slices.IsSortedFunc(spans, byLen) { // one length is the rule
+	if !slices.IsSortedFunc(spans, byLen) { // usually all spans have one length
 		slices.SortFunc(spans, byLen)
 	}
 	from := 0
@@ -55,8 +53,8 @@ func layout(spans []Span, runs []run) []run {
 	return runs
 }
 
-// gridOf finds the coarsest grid that all offsets are on. It is not ok if an
-// index would not fit into 32 bits.
+// gridOf finds the coarsest grid that has all offsets. ok is false if an index would not fit
+// into 32 bits.
 func gridOf(spans []Span, at func(Span) uint64) (g grid, ok bool) {
 	g.base = math.MaxUint64
 	most := uint64(0)
@@ -70,7 +68,7 @@ func gridOf(spans []Span, at func(Span) uint64) (g grid, ok bool) {
 	return g, g.stride == 0 || (most-g.base)/g.stride <= math.MaxUint32
 }
 
-// index is where on the grid an offset is.
+// index returns the index of an offset in the grid.
 func (g grid) index(off uint64) uint32 {
 	if g.stride == 0 {
 		return 0

@@ -25,13 +25,12 @@ var _ Copier = (*NIC)(nil)
 
 // NICOptions configure NewNIC.
 type NICOptions struct {
-	// Near and Far are two engines on the same NIC; far listens. They stay the
-	// caller's, who closes them after the copier.
+	// Near and Far are two engines on the same NIC. Far listens. The caller keeps ownership and
+	// closes them after the copier.
 	Near, Far rdma.Engine
-	// Token is far's.
+	// Token is the token of Far.
 	Token rdma.Token
-	// Class is the lane of the copies; the zero value is rdma.ClassKV, the low
-	// one.
+	// Class is the lane of the copies. The zero value is rdma.ClassKV, the lane of low priority.
 	Class rdma.Class
 }
 
@@ -54,9 +53,9 @@ func (n *NIC) Info() Info {
 // nicMemory is registered with both engines.
 type nicMemory struct {
 	nic *NIC
-	src rdma.Region // near's: peers can't write it
-	dst rdma.Region // far's
-	// desc is far's, made once.
+	src rdma.Region // of near, which peers can't write to
+	dst rdma.Region // of far
+	// desc is the Desc of dst, made once.
 	desc rdma.Desc
 	users
 }
@@ -87,8 +86,8 @@ func (m *nicMemory) Close(ctx context.Context) error {
 	return errors.Join(m.src.Close(ctx), m.dst.Close(ctx))
 }
 
-// transfer is one batch in flight. It is used again, so that a batch allocates
-// nothing once enough of them exist.
+// transfer is one batch in flight. Transfers are recycled, so a batch allocates nothing once
+// enough of them exist.
 type transfer struct {
 	nic      *NIC
 	next     *transfer
@@ -133,8 +132,8 @@ func (n *NIC) Submit(ctx context.Context, b Batch) error {
 	return t.post(ctx, b.NoWait)
 }
 
-// post submits the writes of a batch. If the first is not taken the batch was
-// not submitted; a later one that fails ends the batch with its error.
+// post submits the writes of a batch. If the first write is refused the batch is not submitted.
+// If a later one fails the batch ends with its error.
 func (t *transfer) post(ctx context.Context, noWait bool) error {
 	writes := 0
 	for i := range t.runs {
@@ -142,7 +141,7 @@ func (t *transfer) post(ctx context.Context, noWait bool) error {
 	}
 	t.left, t.err = writes, nil
 	if writes == 0 {
-		// Nothing to move: the end must still not come from inside Submit.
+		// There is nothing to copy, but Done must not be called inside Submit.
 		go t.finish()
 		return nil
 	}
@@ -151,11 +150,11 @@ func (t *transfer) post(ctx context.Context, noWait bool) error {
 		n, err := t.postRun(ctx, &t.runs[i], noWait)
 		posted += n
 		if err != nil && posted == 0 {
-			t.abandon()
+			t.release()
 			return err
 		}
 		if err != nil {
-			// A goroutine, since what is left may be the last.
+			// In a goroutine, because these writes may be the last.
 			go t.end(writes-posted, err)
 			return nil
 		}
@@ -163,7 +162,7 @@ func (t *transfer) post(ctx context.Context, noWait bool) error {
 	return nil
 }
 
-// postRun submits one run, and returns how many writes were taken.
+// postRun submits one run and returns the number of accepted writes.
 func (t *transfer) postRun(ctx context.Context, r *run, noWait bool) (posted int, err error) {
 	if r.single {
 		for _, s := range t.spans[r.from:r.to] {
@@ -195,10 +194,10 @@ func (t *transfer) postRun(ctx context.Context, r *run, noWait bool) (posted int
 	return 1, nil
 }
 
-// one is the end of one write.
-func (t *transfer) one(err error) { t.end(1, err) }
+// writeEnded records the end of one write.
+func (t *transfer) writeEnded(err error) { t.end(1, err) }
 
-// end counts writes that have ended, or will not be posted.
+// end records writes that have ended or will not be posted.
 func (t *transfer) end(writes int, err error) {
 	t.mu.Lock()
 	if t.err == nil {
@@ -212,8 +211,8 @@ func (t *transfer) end(writes int, err error) {
 	}
 }
 
-// finish is the end of the batch. Its place is free before Done runs, which may
-// submit; its memories are used until Done has returned.
+// finish ends the batch. Its place is free before Done runs, which may submit. Its memories are
+// in use until Done has returned.
 func (t *transfer) finish() {
 	n, src, dst, done, err := t.nic, t.src, t.dst, t.done, t.err
 	n.recycle(t)
@@ -225,8 +224,8 @@ func (t *transfer) finish() {
 	n.leave()
 }
 
-// abandon is the end of a batch that was not submitted.
-func (t *transfer) abandon() {
+// release ends a batch that was not submitted.
+func (t *transfer) release() {
 	n, src, dst := t.nic, t.src, t.dst
 	n.recycle(t)
 	src.users.done()
@@ -245,7 +244,7 @@ func (n *NIC) take() (*transfer, error) {
 	t := n.free
 	if t == nil {
 		t = &transfer{nic: n}
-		t.ended = t.one
+		t.ended = t.writeEnded
 		return t, nil
 	}
 	n.free = t.next
@@ -259,7 +258,7 @@ func (n *NIC) recycle(t *transfer) {
 	t.next, n.free = n.free, t
 }
 
-// leave is the end of what take began.
+// leave undoes take.
 func (n *NIC) leave() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -269,8 +268,8 @@ func (n *NIC) leave() {
 	}
 }
 
-// Close implements Copier. It waits for the batches in flight, which the engines
-// end by a deadline of their own; the engines stay open.
+// Close implements Copier. It waits for the batches in flight, which the engines' timeouts
+// bound. The engines stay open.
 func (n *NIC) Close() error {
 	n.mu.Lock()
 	if !n.closed && n.pending == 0 {

@@ -8,13 +8,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Plain copies host memory with the CPU, on goroutines of its own.
+// Plain copies host memory with the CPU, on its own goroutines.
 type Plain struct {
 	queue   chan *job
 	free    chan *job
 	workers sync.WaitGroup
 
-	mu     sync.RWMutex // held shared while a job is put into the queue, or copied by Copy
+	mu     sync.RWMutex // held shared while a job is queued, or copied by Copy
 	closed bool
 	once   sync.Once
 }
@@ -23,14 +23,14 @@ var _ Copier = (*Plain)(nil)
 
 // PlainOptions configure NewPlain. The zero value works.
 type PlainOptions struct {
-	// Workers is how many goroutines copy. Default 1: one core saturates a
-	// memory channel, and the others have work of their own.
+	// Workers is the number of copying goroutines. Default 1: one core saturates a memory
+	// channel, and the other cores have other work.
 	Workers int
-	// Queue is how many batches may be in flight. Default 64.
+	// Queue is the number of batches that may be in flight. Default 64.
 	Queue int
 }
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults sets each zero field to its default.
 func (o *PlainOptions) EnsureDefaults() {
 	if o.Workers == 0 {
 		o.Workers = 1
@@ -94,15 +94,15 @@ func (m *plainMemory) Len() uint64 { return uint64(len(m.mem)) }
 // Close implements Memory.
 func (m *plainMemory) Close(ctx context.Context) error { return m.users.close(ctx) }
 
-// job is one batch in flight; there are as many as the queue is long, so that a
-// job that was taken has its place.
+// job is one batch in flight. There are as many jobs as the queue is long, so that there is
+// room in the queue for every job.
 type job struct {
 	src, dst *plainMemory
 	spans    []Span
 	done     func(error)
 }
 
-// memories returns the two of a batch that can be copied.
+// memories returns the memories of a batch after checking them.
 func (p *Plain) memories(b *Batch) (src, dst *plainMemory, err error) {
 	src, ok := b.Src.(*plainMemory)
 	if !ok || src.plain != p {
@@ -115,7 +115,7 @@ func (p *Plain) memories(b *Batch) (src, dst *plainMemory, err error) {
 	return src, dst, b.check()
 }
 
-// copyHere is Copy. Close waits for the lock that it holds.
+// copyHere implements Copy. Close waits for the lock that it holds.
 func (p *Plain) copyHere(b Batch) error {
 	src, dst, err := p.memories(&b)
 	if err != nil {
@@ -138,7 +138,7 @@ func (p *Plain) copyHere(b Batch) error {
 	return nil
 }
 
-// move copies spans that were checked.
+// move copies spans that have been checked.
 func move(dst, src *plainMemory, spans []Span) {
 	for _, s := range spans {
 		copy(dst.mem[s.Dst:s.Dst+s.Len], src.mem[s.Src:s.Src+s.Len])
@@ -169,7 +169,7 @@ func (p *Plain) Submit(ctx context.Context, b Batch) error {
 		dst.users.done()
 		return fmt.Errorf("copier: %w", rdma.ErrClosed)
 	}
-	p.queue <- j // a job has its place
+	p.queue <- j // does not block: there is room for every job
 	return nil
 }
 
@@ -194,8 +194,8 @@ func (p *Plain) take(ctx context.Context, noWait bool) (*job, error) {
 func (p *Plain) work() {
 	for j := range p.queue {
 		move(j.dst, j.src, j.spans)
-		// The place is free before Done runs, which may submit; the memories are
-		// used until Done has returned.
+		// The job is free before Done runs, which may submit. The memories are in use until Done
+		// has returned.
 		src, dst, done := j.src, j.dst, j.done
 		p.recycle(j)
 		if done != nil {
@@ -211,7 +211,7 @@ func (p *Plain) recycle(j *job) {
 	p.free <- j
 }
 
-// Close implements Copier: what is queued is copied first.
+// Close implements Copier. It first copies the queued batches.
 func (p *Plain) Close() error {
 	p.once.Do(func() {
 		p.mu.Lock()

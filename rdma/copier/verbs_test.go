@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/verbs"
 )
 
-// port names an RDMA port of this machine that is up.
+// port returns an RDMA port of this machine that is up.
 func port(t testing.TB) string {
 	t.Helper()
 	all, err := verbs.List()
@@ -29,7 +29,7 @@ func port(t testing.TB) string {
 	return ""
 }
 
-// newVerbs copies over loopback of one RDMA port.
+// newVerbs returns a copier over loopback of one RDMA port.
 func newVerbs(t testing.TB) Copier {
 	t.Helper()
 	open := func(at string) rdma.Engine {

@@ -10,12 +10,12 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// A write costs no allocation, from Post to the completions on both sides. What
-// would break that: a closure on the way, or an event that is not read in place.
+// A write allocates nothing, from Post to the completions on both sides. A closure on this
+// path, or an event that is copied, would break that.
 func TestWriteAllocatesNothing(t *testing.T) {
 	a, b := openDomain(t), openDomain(t)
 	t.Cleanup(func() {
-		// At once: what one still says to the other, the other has to hear.
+		// Poll both concurrently, because each must receive the other's frames.
 		var closing sync.WaitGroup
 		for _, d := range []*domain{a, b} {
 			closing.Go(func() {

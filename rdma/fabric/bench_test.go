@@ -17,27 +17,25 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// benchSizes are rows of fabric-lib's Table 2, and what lies between.
+// benchSizes are rows of fabric-lib's Table 2 and sizes between them.
 var benchSizes = []int{1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}
 
-// benchBytes is what one round moves, as far as benchOps allows it.
+// benchBytes is the number of bytes of one round, within benchOps operations.
 const (
 	benchBytes = 256 << 20
 	benchOps   = 1 << 14
 	benchDepth = 64 // writes in flight
 )
 
-// rounds returns how many writes of a size one round has, and how many are in
-// flight.
+// rounds returns the number of writes of a size in one round, and the number in flight.
 func rounds(size int) (count, depth int) {
 	count = max(16, min(benchBytes/size, benchOps))
 	return count, max(1, min(benchDepth, (32<<20)/size))
 }
 
-// BenchmarkWrite compares writes of this engine into another process with the
-// same writes by the provider's own calls (testdata/peak.c), which does nothing
-// else; the two take turns. of-peak is the ratio of the best rounds of each: what
-// else runs on the machine only ever takes away.
+// BenchmarkWrite compares writes of this engine into another process with the same writes by
+// direct calls of the provider (testdata/peak.c), in alternation. of-peak is the ratio of the
+// best rounds of each, because other load on the machine can only lower a rate.
 func BenchmarkWrite(b *testing.B) {
 	peak := startPeak(b)
 	ours := startOurs(b)
@@ -49,7 +47,7 @@ func BenchmarkWrite(b *testing.B) {
 			name := map[bool]string{false: "single", true: "paged"}[paged]
 			b.Run(fmt.Sprintf("%s/%dKiB", name, size>>10), func(b *testing.B) {
 				count, depth := rounds(size)
-				peak.run(b, size, count/4, depth) // warm
+				peak.run(b, size, count/4, depth) // warm up
 				ours.run(b, size, count/4, depth, paged)
 				theirs, own := time.Duration(1<<62), time.Duration(1<<62)
 				for b.Loop() {
@@ -66,7 +64,7 @@ func BenchmarkWrite(b *testing.B) {
 // envPeak names testdata/peak.c compiled, for a machine without gcc.
 const envPeak = "PENSTOCK_FABRIC_PEAK"
 
-// peak is the provider by itself: two processes of testdata/peak.c.
+// peak is the provider alone: two processes of testdata/peak.c.
 type peak struct{ source *process }
 
 func startPeak(b *testing.B) *peak {
@@ -119,7 +117,7 @@ func startOurs(b *testing.B) *ours {
 	if _, err := e.Connect(b.Context(), dst.Addr(), rdma.Token(childToken)); err != nil {
 		b.Fatal(err)
 	}
-	// Memory that was never written is one page of zeroes, and always in the cache.
+	// Memory that was never written is one page of zeroes, which is always in the cache.
 	src, err := e.Register(slices.Repeat([]byte{1}, sinkBytes), rdma.RegisterOptions{Local: true})
 	if err != nil {
 		b.Fatal(err)
@@ -127,13 +125,13 @@ func startOurs(b *testing.B) *ours {
 	o := &ours{e: e, src: src, dst: dst, ends: make(chan error, benchDepth)}
 	o.one = func(err error) { o.ends <- err }
 	for i := range uint32(benchDepth) {
-		o.idx = append(o.idx, i*2) // no two are neighbours, which would be merged
+		o.idx = append(o.idx, i*2) // no two are adjacent and would be merged
 	}
 	return o
 }
 
-// run submits count writes of size, depth in flight; paged, in operations of
-// depth pages, two of them in flight.
+// run submits count writes of size, depth in flight. With paged, in operations of depth pages,
+// two of them in flight.
 func (o *ours) run(b *testing.B, size, count, depth int, paged bool) time.Duration {
 	b.Helper()
 	ctx := context.Background()

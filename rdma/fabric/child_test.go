@@ -24,10 +24,10 @@ const envChild = "PENSTOCK_FABRIC_CHILD"
 // childToken is the secret of every server here.
 const childToken = "a token for the peers of fabric"
 
-// sinkBytes is how much memory a sink opens.
+// sinkBytes is the size of a sink's memory.
 const sinkBytes = 64 << 20
 
-// child is the body of such a process.
+// child runs such a process.
 func child(role string) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -45,7 +45,7 @@ func child(role string) error {
 	return fmt.Errorf("no such child: %s", role)
 }
 
-// sink opens memory to every peer that has its Desc, until stdin ends.
+// sink gives access to its memory to every peer that has its Desc, until stdin ends.
 func sink(ctx context.Context, in io.Reader) error {
 	e, err := childEngine(ctx, "127.0.0.1:0")
 	if err != nil {
@@ -64,7 +64,7 @@ func sink(ctx context.Context, in io.Reader) error {
 	return errors.Join(err, e.Close())
 }
 
-// source writes to the memory that text describes until it is killed.
+// source writes to the memory described by text until it is killed.
 func source(ctx context.Context, text string) error {
 	b, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
@@ -102,14 +102,14 @@ func childEngine(ctx context.Context, listen string) (*group.Engine, error) {
 	})
 }
 
-// process is a child that runs.
+// process is a running child.
 type process struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-// start starts a program that the end of the test kills.
+// start starts a program, which is killed at the end of the test.
 func start(t testing.TB, cmd *exec.Cmd) *process {
 	t.Helper()
 	cmd.Stderr = os.Stderr
@@ -130,18 +130,18 @@ func start(t testing.TB, cmd *exec.Cmd) *process {
 	return p
 }
 
-// kill is kill -9.
+// kill sends SIGKILL.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
 }
 
-// line reads what the program says next.
+// line reads the program's next line.
 func (p *process) line(t testing.TB) string {
 	t.Helper()
 	s, err := p.out.ReadString('\n')
 	if err != nil {
-		t.Fatalf("a child says %q: %v", s, err)
+		t.Fatalf("a child sends %q: %v", s, err)
 	}
 	return s[:len(s)-1]
 }

@@ -30,7 +30,7 @@
 // So Post takes QueueDepth works at any time. fi_writemsg is called with
 // FI_DELIVERY_COMPLETE: its completion means that the bytes are in place. The low half
 // of the remote CQ data is the immediate. The high half is the length, or the sender's
-// tag for a provider without source addresses (quirks.go, sourceLies). EFA has only 4
+// tag for a provider without source addresses (quirks.go, noSourceAddress). EFA has only 4
 // bytes of CQ data, which hold the immediate.
 //
 // # The hub
@@ -41,12 +41,12 @@
 // and with it the whole connection, but a NIC has to report "no buffer" to the sender.
 // The hub sends that in receipts. It also sends
 //
-//   - a question, when an endpoint breaks: which of these keys do you refuse? Over
+//   - a key query, when an endpoint breaks: the target replies which keys it refuses. Over
 //     TCP, libfabric closes the connection after a bad key and gives no reason. The
 //     target looks the keys up: the first write that it refuses ends with
 //     StatusRefused, the others with StatusBroken. The key of a window that was
 //     revoked in the meantime is refused.
-//   - a goodbye, when an endpoint is shut or broken. Without it the peer's libfabric
+//   - a closed frame, when an endpoint is shut or broken. Without it the peer's libfabric
 //     would try to connect forever.
 //
 // # Providers

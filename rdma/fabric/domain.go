@@ -43,18 +43,18 @@ type domain struct {
 	// recvLate are the hub's buffers that the provider has not taken yet.
 	recvLate []uint32
 	// sendFree are the hub's free send buffers. The frames in outbox and the receipts of
-	// the endpoints in owing wait for a free buffer, or for the provider.
-	sendFree []uint32
-	outbox   []pendingFrame
-	owing    []*endpoint
-	// asking are the endpoints whose question has no answer yet, by the question's number.
-	asking    map[uint64]*endpoint
-	questions uint64
-	delayed   []delayedClose
-	nextSweep time.Time
-	fatal     error // becomes dead at the end of the turn
-	dead      error
-	closed    bool
+	// the endpoints in receiptQueue wait for a free buffer, or for the provider.
+	sendFree     []uint32
+	outbox       []pendingFrame
+	receiptQueue []*endpoint
+	// querying are the endpoints whose key query has no answer yet, by the key query's number.
+	querying   map[uint64]*endpoint
+	queryCount uint64
+	delayed    []delayedClose
+	nextSweep  time.Time
+	fatal      error // becomes dead at the end of the turn
+	dead       error
+	closed     bool
 
 	wait waiter
 
@@ -120,11 +120,11 @@ func open(o DomainOptions) (*domain, error) {
 func newDomain(n *native, t traits, o DomainOptions) (*domain, error) {
 	q := quirksOf(t.provider)
 	if !t.source {
-		q.sourceLies = true
+		q.noSourceAddress = true
 	}
 	d := &domain{
 		native: n, name: t.domain, traits: t, quirks: q, opts: o,
-		asking: make(map[uint64]*endpoint), byTag: make(map[uint32]*endpoint), bySource: make(map[uint64]*endpoint),
+		querying: make(map[uint64]*endpoint), byTag: make(map[uint32]*endpoint), bySource: make(map[uint64]*endpoint),
 		hubs: make(map[string]*peerHub), memories: make(map[uint64]*memory),
 	}
 	d.limits = d.limitsOf()
@@ -171,9 +171,9 @@ func (d *domain) usable() error {
 			d.opts.TrafficClass, rdma.ErrUnsupported)
 	case d.traits.dataBytes < 4:
 		return fmt.Errorf("%d bytes of remote CQ data; 4 are needed: %w", d.traits.dataBytes, rdma.ErrUnsupported)
-	case d.quirks.connects && (d.quirks.sourceLies || d.traits.dataBytes < 8):
+	case d.quirks.connects && (d.quirks.noSourceAddress || d.traits.dataBytes < 8):
 		return fmt.Errorf("this provider makes connections, and their handshake needs source addresses and 8 bytes of remote CQ data: %w", rdma.ErrUnsupported)
-	case d.quirks.sourceLies && d.traits.dataBytes < 8:
+	case d.quirks.noSourceAddress && d.traits.dataBytes < 8:
 		return fmt.Errorf("neither source addresses nor 8 bytes of remote CQ data: immediates have no sender: %w", rdma.ErrUnsupported)
 	}
 	return nil
@@ -190,7 +190,7 @@ func (d *domain) limitsOf() group.Limits {
 		// Software providers check the key when the header arrives and then copy the whole
 		// payload. No document promises more for the other providers.
 		CloseIsFinal: false,
-		Windows:      !d.quirks.dearWindows,
+		Windows:      !d.quirks.costlyWindows,
 		KeyBits:      8 * min(t.keyBytes, 8),
 	}
 }
@@ -259,7 +259,7 @@ func (d *domain) Poll(dst []group.Completion) (int, error) {
 		return d.n, nil
 	}
 	if d.dead == nil {
-		d.again()
+		d.retryPosts()
 		d.turn(len(dst) - d.n)
 	}
 	if d.dead != nil && d.n == 0 {
@@ -278,7 +278,7 @@ func (d *domain) turn(room int) {
 		d.handle(&events[i])
 	}
 	d.breakFailing()
-	d.payReceipts()
+	d.sendReceipts()
 	if d.busy.Load() {
 		d.sweep()
 	}
@@ -297,8 +297,8 @@ func (d *domain) emit(c group.Completion) {
 	d.backlog = append(d.backlog, c)
 }
 
-// again posts the works and buffers that the provider did not accept before.
-func (d *domain) again() {
+// retryPosts posts the works and buffers that the provider did not accept before.
+func (d *domain) retryPosts() {
 	if len(d.recvLate) > 0 {
 		late := d.recvLate
 		d.recvLate = nil
@@ -368,7 +368,7 @@ func (d *domain) handleRemote(ev *event) {
 	}
 	var e *endpoint
 	size := uint64(ev.len)
-	if d.quirks.sourceLies {
+	if d.quirks.noSourceAddress {
 		e = d.endpointOf(uint32(ev.data >> 32))
 	} else {
 		d.mu.RLock()
@@ -378,7 +378,7 @@ func (d *domain) handleRemote(ev *event) {
 			size = uint64(ev.data >> 32)
 		}
 	}
-	if e == nil || e.deaf {
+	if e == nil || e.closedToPeer {
 		return
 	}
 	d.emit(group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: uint32(ev.data), Len: size})
@@ -399,7 +399,7 @@ func (d *domain) breakFailing() {
 	d.failing = nil
 	d.noted.Unlock()
 	for _, e := range failing {
-		d.breakDown(e)
+		d.breakAndQuery(e)
 	}
 }
 
@@ -444,7 +444,7 @@ func (d *domain) die(err error) {
 	d.mu.RUnlock()
 	for _, e := range all {
 		e.close()
-		d.goodbye(e) // if the hub can still send
+		d.sendClosed(e) // if the hub can still send
 	}
 	d.drain()
 	d.dead = fmt.Errorf("fabric: %s of provider %s: %w: %w", d.traits.domain, d.traits.provider, err, group.ErrDead)

@@ -25,13 +25,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// List first: the provider opens descriptors once in a process and never closes them,
+	// Call List first: the provider opens descriptors once in a process and never closes them,
 	// which is no leak of a test.
 	_, _ = List(provider)
 	testkit.Main(m)
 }
 
-// provider is libfabric's provider that needs no hardware.
+// provider is a libfabric provider that needs no hardware.
 const provider = "tcp"
 
 // loopback is the NIC of every test.
@@ -72,10 +72,10 @@ func TestDomainPolled(t *testing.T) {
 	})
 }
 
-// TestAPIVersion: a domain has the behaviour of the version that is asked for.
+// TestAPIVersion: a domain has the behaviour of the requested version.
 func TestAPIVersion(t *testing.T) {
 	d := openDomain(t)
-	if major, minor := askedVersion(libraryVersion()); d.traits.api != uint32(major)<<16|uint32(minor) {
+	if major, minor := requestedVersion(libraryVersion()); d.traits.api != uint32(major)<<16|uint32(minor) {
 		t.Errorf("the domain has the behaviour of version %d.%d; %d.%d is asked for", d.traits.api>>16, d.traits.api&0xffff, major, minor)
 	}
 	if err := d.Close(); err != nil {
@@ -83,12 +83,12 @@ func TestAPIVersion(t *testing.T) {
 	}
 }
 
-// TestNapper: a poller whose completion queue has no descriptor does not pause just after a
+// TestBackoffWaiter: a poller whose completion queue has no descriptor does not pause just after a
 // work, and later for 50 us at a time. Wake ends a pause. The time is virtual.
-func TestNapper(t *testing.T) {
+func TestBackoffWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &native{}
-		w := &napper{n: n, woken: make(chan struct{}, 1)}
+		w := &backoffWaiter{n: n, woken: make(chan struct{}, 1)}
 		took := func() time.Duration {
 			began := time.Now()
 			w.wait(time.Hour)
@@ -116,8 +116,8 @@ func TestNapper(t *testing.T) {
 	})
 }
 
-// TestDeclared: the EFA that package simrdma simulates declares what this package declares
-// of the provider efa, with the properties that efa's manual lists.
+// TestDeclared: the EFA of package simrdma has the limits that this package reports for the
+// provider efa, with the properties in efa's manual.
 func TestDeclared(t *testing.T) {
 	efa := &domain{
 		traits: traits{provider: "efa", maxWrite: 1 << 30, virtAddr: true, providerKeys: true, localKeys: true, source: true, keyBytes: 8, dataBytes: 4, depth: 256},
@@ -158,8 +158,8 @@ func kill(d *domain) {
 // TestSenderBesideImmediate: for a provider without source addresses, the tag sent with
 // an immediate names the sender. An immediate with an unknown tag is dropped.
 func TestSenderBesideImmediate(t *testing.T) {
-	theirs := endpoint{d: &domain{quirks: quirks{sourceLies: true}}}
-	d := &domain{quirks: quirks{sourceLies: true}, byTag: map[uint32]*endpoint{7: {cookie: 70}, 8: {cookie: 80}}}
+	theirs := endpoint{d: &domain{quirks: quirks{noSourceAddress: true}}}
+	d := &domain{quirks: quirks{noSourceAddress: true}, byTag: map[uint32]*endpoint{7: {cookie: 70}, 8: {cookie: 80}}}
 	for _, tag := range []uint32{7, 8, 9} {
 		theirs.peerTag = tag
 		var ev event

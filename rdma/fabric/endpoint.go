@@ -30,14 +30,14 @@ type endpoint struct {
 	// side makes it. closeDelayed: the endpoint was shut before the handshake and is
 	// closed later (handshake.go).
 	handshakeDone, closeDelayed bool
-	// peerGone: the peer's endpoint is gone, so this side sends it no question and no
-	// goodbye.
-	deaf, broken, closed, joined, peerGone bool
-	source                                 uint64 // the peer's address
-	hub                                    *peerHub
-	question                               question
-	receipts                               []receipt // to be sent to the peer
-	owing                                  bool      // the endpoint is in d.owing
+	// peerGone: the peer's endpoint is gone, so this side sends it no key query and no
+	// closed frame.
+	closedToPeer, broken, closed, joined, peerGone bool
+	source                                         uint64 // the peer's address
+	hub                                            *peerHub
+	query                                          keyQuery
+	receipts                                       []receipt // to be sent to the peer
+	receiptsQueued                                 bool      // the endpoint is in d.receiptQueue
 
 	mu        sync.Mutex
 	native    *nativeEndpoint // used by Post and by close
@@ -155,7 +155,7 @@ func (e *endpoint) join(l *local) error {
 	if d.dead != nil {
 		return d.dead
 	}
-	if e.joined || e.deaf || e.broken {
+	if e.joined || e.closedToPeer || e.broken {
 		return errors.New("the endpoint is connected or shut already")
 	}
 	source, err := d.native.insert(l.endpoint)
@@ -204,7 +204,7 @@ func (e *endpoint) handshake(at target) error {
 	e.mu.Unlock()
 	for deadline := time.Now().Add(lateTimeout); err == nil; {
 		var done bool
-		if done, err = e.answered(i); done {
+		if done, err = e.handshakeDoneIn(i); done {
 			return nil
 		}
 		if time.Now().After(deadline) {
@@ -215,8 +215,8 @@ func (e *endpoint) handshake(at target) error {
 	return err
 }
 
-// answered polls the queue and reports whether the handshake in slot i has completed.
-func (e *endpoint) answered(i uint32) (bool, error) {
+// handshakeDoneIn polls the queue and reports whether the handshake in slot i has completed.
+func (e *endpoint) handshakeDoneIn(i uint32) (bool, error) {
 	d := e.d
 	d.poll.Lock()
 	defer d.poll.Unlock()
@@ -238,7 +238,7 @@ func (e *endpoint) answered(i uint32) (bool, error) {
 // checkPeer returns an error if l cannot be an endpoint of this domain's provider.
 func (d *domain) checkPeer(l *local) error {
 	if l.provider != d.traits.provider || l.format != d.traits.format {
-		return fmt.Errorf("fabric: connect: the peer's provider is %q (format %d), ours %q (format %d)",
+		return fmt.Errorf("fabric: connect: the peer's provider is %q (format %d), this side's %q (format %d)",
 			l.provider, l.format, d.traits.provider, d.traits.format)
 	}
 	for _, a := range [][]byte{l.endpoint, l.hub} {
@@ -261,7 +261,7 @@ func checkAddress(format uint32, a []byte, ours int) error {
 		return nil
 	}
 	if len(a) != ours {
-		return fmt.Errorf("%w: address of %d bytes, ours has %d", errLocal, len(a), ours)
+		return fmt.Errorf("%w: address of %d bytes, this side's has %d", errLocal, len(a), ours)
 	}
 	return nil
 }
@@ -336,7 +336,7 @@ func (e *endpoint) putLocked(w *group.Work) {
 // otherwise the length of the payload, which some providers do not report.
 func (e *endpoint) data(w *group.Work) uint64 {
 	switch {
-	case e.d.quirks.sourceLies:
+	case e.d.quirks.noSourceAddress:
 		return uint64(w.Imm) | uint64(e.peerTag)<<32
 	case e.d.traits.dataBytes >= 8:
 		return uint64(w.Imm) | w.Len<<32
@@ -382,7 +382,7 @@ func (e *endpoint) flushLate() {
 	case e.lateSince.IsZero():
 		e.lateSince = time.Now()
 	case time.Since(e.lateSince) > lateTimeout:
-		e.failLocked(fmt.Errorf("the peer's endpoint took nothing for %v", lateTimeout))
+		e.failLocked(fmt.Errorf("the peer's endpoint accepted no work for %v", lateTimeout))
 	}
 }
 
@@ -524,14 +524,14 @@ func (e *endpoint) Shut() {
 	d := e.d
 	d.poll.Lock()
 	defer d.poll.Unlock()
-	if e.deaf {
+	if e.closedToPeer {
 		return
 	}
 	d.cut(e)
 	d.forget(e)
-	e.deaf = true
+	e.closedToPeer = true
 	e.settle(0)
-	d.goodbye(e)
+	d.sendClosed(e)
 	d.Wake()
 }
 
@@ -543,7 +543,7 @@ func (e *endpoint) Close() error {
 	if e.closed {
 		return nil
 	}
-	if !e.deaf {
+	if !e.closedToPeer {
 		return errors.New("fabric: close of an endpoint that is not shut")
 	}
 	e.closed = true

@@ -17,10 +17,10 @@ type pendingFrame struct {
 	deadline time.Time
 }
 
-// question is a question of this side that has no answer yet.
-type question struct {
+// keyQuery is a key query of this side that has no answer yet.
+type keyQuery struct {
 	id uint64 // 0: none
-	// seqs are the works asked about, in the order of the question.
+	// seqs are the works of the query, in its order.
 	seqs     []uint64
 	deadline time.Time
 }
@@ -28,9 +28,9 @@ type question struct {
 const (
 	// sweepInterval is how often sweep runs.
 	sweepInterval = 20 * time.Millisecond
-	// answerTimeout is how long the works of a broken endpoint wait for the target's
+	// keyReplyTimeout is how long the works of a broken endpoint wait for the target's
 	// answer. Without an answer they end as broken.
-	answerTimeout = time.Second
+	keyReplyTimeout = time.Second
 	// maxOutbox bounds the waiting frames.
 	maxOutbox = 256
 )
@@ -49,44 +49,44 @@ func (d *domain) takeFrame(b []byte) {
 	switch f.kind {
 	case frameMessage:
 		d.takeMessage(e, &f)
-	case frameQuestion:
-		d.answer(e, &f)
-	case frameAnswer:
-		d.takeAnswer(e, &f)
+	case frameKeyQuery:
+		d.replyKeyQuery(e, &f)
+	case frameKeyReply:
+		d.takeKeyReply(e, &f)
 	case frameReceipts:
 		for _, r := range f.receipts {
 			e.takeReceipt(r)
 		}
-	case frameGoodbye:
+	case frameClosed:
 		e.peerGone = true
 		e.mu.Lock()
-		e.failLocked(errGoodbye)
+		e.failLocked(errPeerClosed)
 		e.mu.Unlock()
 	}
 }
 
-// errGoodbye: the peer shut its end.
-var errGoodbye = fmt.Errorf("fabric: the peer's endpoint is gone")
+// errPeerClosed: the peer shut its end.
+var errPeerClosed = fmt.Errorf("fabric: the peer's endpoint is gone")
 
 // takeMessage copies a message into the buffer that was lent first.
 func (d *domain) takeMessage(e *endpoint, f *frame) {
-	if e.deaf {
+	if e.closedToPeer {
 		return
 	}
 	if len(d.lent) == 0 || len(f.payload) > len(d.lent[0].buf) {
-		d.owe(e, receipt{ref: f.ref, status: group.StatusNoBuffer})
+		d.queueReceipt(e, receipt{ref: f.ref, status: group.StatusNoBuffer})
 		return
 	}
 	l := d.lent[0]
 	d.lent = d.lent[1:]
 	n := copy(l.buf, f.payload)
 	d.emit(group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: l.slot, Len: uint64(n)})
-	d.owe(e, receipt{ref: f.ref})
+	d.queueReceipt(e, receipt{ref: f.ref})
 }
 
-// owe adds a receipt to be sent. A peer may have at most maxQueueDepth works in flight; a
+// queueReceipt adds a receipt to be sent. A peer may have at most maxQueueDepth works in flight; a
 // peer that sends more is cut off.
-func (d *domain) owe(e *endpoint, r receipt) {
+func (d *domain) queueReceipt(e *endpoint, r receipt) {
 	if len(e.receipts) >= maxReceipts {
 		e.mu.Lock()
 		e.failLocked(fmt.Errorf("the peer has more than %d messages in flight", maxQueueDepth))
@@ -94,16 +94,16 @@ func (d *domain) owe(e *endpoint, r receipt) {
 		return
 	}
 	e.receipts = append(e.receipts, r)
-	if !e.owing {
-		e.owing = true
-		d.owing = append(d.owing, e)
+	if !e.receiptsQueued {
+		e.receiptsQueued = true
+		d.receiptQueue = append(d.receiptQueue, e)
 	}
 }
 
-// payReceipts sends the waiting receipts, as far as there is room.
-func (d *domain) payReceipts() {
-	for len(d.owing) > 0 {
-		e := d.owing[0]
+// sendReceipts sends the waiting receipts, as far as there is room.
+func (d *domain) sendReceipts() {
+	for len(d.receiptQueue) > 0 {
+		e := d.receiptQueue[0]
 		if !e.closed && !e.peerGone {
 			f := frame{kind: frameReceipts, tag: e.peerTag, receipts: e.receipts}
 			if !d.send(e.hub, &f) {
@@ -111,8 +111,8 @@ func (d *domain) payReceipts() {
 				return
 			}
 		}
-		e.receipts, e.owing = e.receipts[:0], false
-		d.owing = d.owing[1:]
+		e.receipts, e.receiptsQueued = e.receipts[:0], false
+		d.receiptQueue = d.receiptQueue[1:]
 	}
 }
 
@@ -162,24 +162,24 @@ func (d *domain) deliver(now time.Time) {
 	d.outbox = kept
 }
 
-// goodbye tells the peer, if it can be reached, that e is closed. Without it the peer's
+// sendClosed notifies the peer, if it can be reached, that e is closed. Without it the peer's
 // libfabric would try to connect forever.
-func (d *domain) goodbye(e *endpoint) {
+func (d *domain) sendClosed(e *endpoint) {
 	if e.joined && !e.peerGone && d.dead == nil {
 		e.peerGone = true
-		d.post(pendingFrame{to: e.hub, frame: frame{kind: frameGoodbye, tag: e.peerTag}, deadline: time.Now().Add(answerTimeout)})
+		d.post(pendingFrame{to: e.hub, frame: frame{kind: frameClosed, tag: e.peerTag}, deadline: time.Now().Add(keyReplyTimeout)})
 	}
 }
 
-// breakDown cuts off a broken endpoint. Before the endpoint's works end, it asks the target
+// breakAndQuery cuts off a broken endpoint. Before the endpoint's works end, it asks the target
 // which work the target would have refused.
-func (d *domain) breakDown(e *endpoint) {
-	if e.deaf || e.broken {
+func (d *domain) breakAndQuery(e *endpoint) {
+	if e.closedToPeer || e.broken {
 		return
 	}
 	e.broken = true
 	d.cut(e)
-	if !e.joined || e.peerGone || !d.ask(e) {
+	if !e.joined || e.peerGone || !d.sendKeyQuery(e) {
 		d.finish(e, 0)
 	}
 }
@@ -192,51 +192,51 @@ func (d *domain) finish(e *endpoint, refused uint64) {
 	why := e.why
 	e.mu.Unlock()
 	d.emit(group.Completion{Kind: group.KindBroken, Status: group.StatusBroken, Cookie: e.cookie, Err: why})
-	d.goodbye(e)
+	d.sendClosed(e)
 }
 
-// ask sends a question about every write in flight on e, and reports whether an answer is
+// sendKeyQuery sends a key query about every write in flight on e, and reports whether an answer is
 // to be expected.
-func (d *domain) ask(e *endpoint) bool {
-	f := frame{kind: frameQuestion, tag: e.peerTag}
-	q := question{deadline: time.Now().Add(answerTimeout)}
+func (d *domain) sendKeyQuery(e *endpoint) bool {
+	f := frame{kind: frameKeyQuery, tag: e.peerTag}
+	q := keyQuery{deadline: time.Now().Add(keyReplyTimeout)}
 	for _, i := range e.pending() {
 		e.mu.Lock()
 		if s := &e.slots[i]; !s.framed {
-			f.asks = append(f.asks, s.target)
+			f.targets = append(f.targets, s.target)
 			q.seqs = append(q.seqs, s.seq)
 		}
 		e.mu.Unlock()
 	}
-	if len(f.asks) == 0 {
+	if len(f.targets) == 0 {
 		return false
 	}
-	d.questions++
-	q.id, f.ref = d.questions, d.questions
+	d.queryCount++
+	q.id, f.ref = d.queryCount, d.queryCount
 	if !d.post(pendingFrame{to: e.hub, frame: f, deadline: q.deadline}) {
 		return false
 	}
-	e.question = q
-	d.asking[q.id] = e
+	e.query = q
+	d.querying[q.id] = e
 	d.busy.Store(true)
 	return true
 }
 
-// forget drops the question of e, if it has one.
+// forget drops the key query of e, if it has one.
 func (d *domain) forget(e *endpoint) {
-	if e.question.id != 0 {
-		delete(d.asking, e.question.id)
-		e.question = question{}
+	if e.query.id != 0 {
+		delete(d.querying, e.query.id)
+		e.query = keyQuery{}
 	}
 }
 
-// answer sends which writes of a question this side would refuse now.
-func (d *domain) answer(e *endpoint, f *frame) {
-	a := frame{kind: frameAnswer, tag: e.peerTag, ref: f.ref, refused: make([]bool, len(f.asks))}
-	for i, t := range f.asks {
+// replyKeyQuery answers a key query: which of its writes this side would refuse.
+func (d *domain) replyKeyQuery(e *endpoint, f *frame) {
+	a := frame{kind: frameKeyReply, tag: e.peerTag, ref: f.ref, refused: make([]bool, len(f.targets))}
+	for i, t := range f.targets {
 		a.refused[i] = !d.opens(t)
 	}
-	d.post(pendingFrame{to: e.hub, frame: a, deadline: time.Now().Add(answerTimeout)})
+	d.post(pendingFrame{to: e.hub, frame: a, deadline: time.Now().Add(keyReplyTimeout)})
 }
 
 // opens reports whether a peer may write to t.
@@ -251,16 +251,16 @@ func (d *domain) opens(t target) bool {
 	return carry == 0 && end <= m.size
 }
 
-// takeAnswer ends the works of an endpoint according to the target's answer. The first
+// takeKeyReply ends the works of an endpoint according to the target's answer. The first
 // refused work broke the endpoint; the works after it were not performed.
-func (d *domain) takeAnswer(e *endpoint, f *frame) {
-	if d.asking[f.ref] != e || len(f.refused) != len(e.question.seqs) {
+func (d *domain) takeKeyReply(e *endpoint, f *frame) {
+	if d.querying[f.ref] != e || len(f.refused) != len(e.query.seqs) {
 		return
 	}
 	var refused uint64
 	for i, r := range f.refused {
 		if r {
-			refused = e.question.seqs[i]
+			refused = e.query.seqs[i]
 			break
 		}
 	}
@@ -268,7 +268,7 @@ func (d *domain) takeAnswer(e *endpoint, f *frame) {
 }
 
 // sweep does the periodic work: it sends waiting frames and receipts, and it ends
-// questions without an answer and delayed closes.
+// key queries without an answer and delayed closes.
 func (d *domain) sweep() {
 	now := time.Now()
 	if now.Before(d.nextSweep) {
@@ -276,12 +276,12 @@ func (d *domain) sweep() {
 	}
 	d.nextSweep = now.Add(sweepInterval)
 	d.deliver(now)
-	d.payReceipts()
+	d.sendReceipts()
 	d.endDelayedCloses(now)
-	for _, e := range d.asking {
-		if now.After(e.question.deadline) {
+	for _, e := range d.querying {
+		if now.After(e.query.deadline) {
 			d.finish(e, 0)
 		}
 	}
-	d.busy.Store(len(d.asking) > 0 || len(d.outbox) > 0 || len(d.owing) > 0 || len(d.delayed) > 0)
+	d.busy.Store(len(d.querying) > 0 || len(d.outbox) > 0 || len(d.receiptQueue) > 0 || len(d.delayed) > 0)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// killTimeout bounds each of these tests: what takes longer hangs.
+// killTimeout bounds each of these tests.
 const killTimeout = 3 * time.Minute
 
 // TestKilledTarget: kill -9 of the target process ends each operation in flight to it
@@ -72,10 +72,10 @@ func killTarget(t *testing.T) int {
 	return w.died
 }
 
-// writer submits writes until the peer is gone, and counts how they end.
+// writer submits writes until the peer is gone, and counts their results.
 type writer struct {
 	running                 sync.WaitGroup
-	landing                 chan struct{} // closed once a number have landed
+	landing                 chan struct{} // closed when a number of writes have landed
 	mu                      sync.Mutex
 	submitted, landed, died int
 }
@@ -121,8 +121,8 @@ func closeEngine(t *testing.T, e rdma.Engine) {
 	}
 }
 
-// TestKilledSource: once OnPeerDown was called for a writer that was killed in
-// the middle of its writes, nothing of them touches memory any more.
+// TestKilledSource: after OnPeerDown was called for a writer that was killed during its writes,
+// none of its writes changes memory.
 func TestKilledSource(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx, cancel := context.WithTimeout(t.Context(), killTimeout)

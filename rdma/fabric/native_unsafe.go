@@ -53,7 +53,7 @@ func libraryVersion() (major, minor int) {
 
 // apiVersion returns the version whose behaviour is requested, in the format of FI_VERSION.
 func apiVersion() uint32 {
-	major, minor := askedVersion(libraryVersion())
+	major, minor := requestedVersion(libraryVersion())
 	return uint32(major)<<16 | uint32(minor)
 }
 
@@ -217,7 +217,8 @@ func (n *native) send(i uint32, size int, to uint64) error {
 
 // insert adds a peer's address to the provider.
 func (n *native) insert(addr []byte) (uint64, error) {
-	// Providers read as many bytes as an address of their format has, so the padding must be readable.
+	// Providers read as many bytes as an address of their format has, so the padding must be
+	// readable.
 	var padded [C.PF_NAME_MAX]byte
 	copy(padded[:], addr)
 	var out C.uint64_t

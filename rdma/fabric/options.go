@@ -31,7 +31,7 @@ type DomainOptions struct {
 	TrafficClass [rdma.Classes]uint32
 }
 
-// maxQueueDepth is the largest queue depth: a question must have space for all works of a queue.
+// maxQueueDepth is the largest queue depth: a key query must have space for all works of a queue.
 const maxQueueDepth = 128
 
 // EnsureDefaults sets the fields that are zero.

@@ -12,14 +12,14 @@ import (
 
 func TestAskedVersion(t *testing.T) {
 	for _, c := range []struct{ major, minor, wantMajor, wantMinor int }{{1, 17, 1, 17}, {1, 18, 1, 18}, {1, 22, 1, 18}, {2, 0, 1, 18}} {
-		if major, minor := askedVersion(c.major, c.minor); major != c.wantMajor || minor != c.wantMinor {
+		if major, minor := requestedVersion(c.major, c.minor); major != c.wantMajor || minor != c.wantMinor {
 			t.Errorf("of a library %d.%d version %d.%d is asked for", c.major, c.minor, major, minor)
 		}
 	}
 }
 
-// TestPickNICs: the loopback is the last resort, and more domains than an engine takes are
-// refused with their names.
+// TestPickNICs: the loopback is used only if there is no other domain, and more domains than an
+// engine takes are refused with their names.
 func TestPickNICs(t *testing.T) {
 	lo, eth := NIC{Domain: "lo", Addr: "127.0.0.1"}, NIC{Domain: "eth0", Addr: "10.0.0.1"}
 	if got, err := pickNICs("tcp", []NIC{lo, eth}); err != nil || len(got) != 1 || got[0] != eth {

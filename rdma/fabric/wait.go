@@ -23,10 +23,11 @@ type waiter interface {
 	close() error
 }
 
-// newWaiter returns the waiter for a queue with descriptor fd, or for a queue without (fd is negative).
+// newWaiter returns the waiter for a queue with descriptor fd, or for a queue without (fd is
+// negative).
 func newWaiter(n *native, fd int) (waiter, error) {
 	if fd < 0 {
-		return &napper{n: n, woken: make(chan struct{}, 1)}, nil
+		return &backoffWaiter{n: n, woken: make(chan struct{}, 1)}, nil
 	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -108,10 +109,10 @@ func (w *fdWaiter) wake() {
 
 func (w *fdWaiter) close() error { return w.file.Close() }
 
-// napper waits for a queue without a descriptor. For napAfter after the last work it polls without
-// a pause. After that it polls every napPause, which is the largest latency that it adds, apart
-// from the latency of the runtime's timers.
-type napper struct {
+// backoffWaiter waits for a queue without a descriptor. For backoffAfter after the last work it
+// polls without a pause. After that it polls every backoffPause, which is the largest latency
+// that it adds, apart from the latency of the runtime's timers.
+type backoffWaiter struct {
 	n     *native
 	woken chan struct{}
 	// seen is native.taken at the last wait, worked the time when it last increased.
@@ -120,20 +121,20 @@ type napper struct {
 }
 
 const (
-	napAfter = time.Millisecond
-	napPause = 50 * time.Microsecond
+	backoffAfter = time.Millisecond
+	backoffPause = 50 * time.Microsecond
 )
 
-func (w *napper) wait(time.Duration) {
+func (w *backoffWaiter) wait(time.Duration) {
 	now := time.Now()
 	if taken := w.n.taken.Load(); taken != w.seen {
 		w.seen, w.worked = taken, now
 	}
-	if now.Sub(w.worked) < napAfter {
+	if now.Sub(w.worked) < backoffAfter {
 		runtime.Gosched()
 		return
 	}
-	t := time.NewTimer(napPause)
+	t := time.NewTimer(backoffPause)
 	select {
 	case <-w.woken:
 	case <-t.C:
@@ -141,11 +142,11 @@ func (w *napper) wait(time.Duration) {
 	t.Stop()
 }
 
-func (w *napper) wake() {
+func (w *backoffWaiter) wake() {
 	select {
 	case w.woken <- struct{}{}:
 	default:
 	}
 }
 
-func (w *napper) close() error { return nil }
+func (w *backoffWaiter) close() error { return nil }

@@ -88,14 +88,14 @@ func parseLocal(b []byte) (local, error) {
 //	magic   "PFH1"
 //	count   entries of the body; 0 for a message, whose body is its payload
 //	tag     of the receiver's endpoint
-//	ref     message: echoed in the receipt; question: echoed in the answer;
+//	ref     message: echoed in the receipt; key query: echoed in the answer;
 //	        otherwise 0
 type frame struct {
 	kind     frameKind
 	tag      uint32
 	ref      uint64
 	payload  []byte    // message; a slice of the parsed bytes
-	asks     []target  // question
+	targets  []target  // key query
 	refused  []bool    // answer
 	receipts []receipt // receipts
 }
@@ -106,16 +106,16 @@ type frameKind uint16
 const (
 	// frameMessage carries the payload of an OpSend.
 	frameMessage frameKind = 1
-	// frameQuestion asks which of some writes the receiver would refuse;
+	// frameKeyQuery asks which of some writes the receiver would refuse;
 	// entries key 8 | address 8 | length 8.
-	frameQuestion frameKind = 2
-	// frameAnswer answers a question; an entry is 1 if the write would be refused, else 0.
-	frameAnswer frameKind = 3
+	frameKeyQuery frameKind = 2
+	// frameKeyReply answers a key query; an entry is 1 if the write would be refused, else 0.
+	frameKeyReply frameKind = 3
 	// frameReceipts carries the results of messages; entries ref 8 | status 1, a
 	// group.Status.
 	frameReceipts frameKind = 4
-	// frameGoodbye: the sender's endpoint is closed.
-	frameGoodbye frameKind = 5
+	// frameClosed: the sender's endpoint is closed.
+	frameClosed frameKind = 5
 )
 
 // target is the remote part of a work.
@@ -133,8 +133,8 @@ const (
 	receiptLen = 9
 	// maxControl is the longest frame but for messages, in bytes.
 	maxControl = 4096
-	// maxQuestion and maxReceipts are how many entries fit.
-	maxQuestion = (maxControl - headLen) / targetLen
+	// maxKeyQuery and maxReceipts are how many entries fit.
+	maxKeyQuery = (maxControl - headLen) / targetLen
 	maxReceipts = (maxControl - headLen) / receiptLen
 )
 
@@ -155,8 +155,8 @@ func (f *frame) appendHead(b []byte, count int) []byte {
 
 // append appends the encoding of f.
 func (f *frame) append(b []byte) []byte {
-	b = f.appendHead(b, len(f.asks)+len(f.refused)+len(f.receipts))
-	for _, t := range f.asks {
+	b = f.appendHead(b, len(f.targets)+len(f.refused)+len(f.receipts))
+	for _, t := range f.targets {
 		b = binary.LittleEndian.AppendUint64(b, t.key)
 		b = binary.LittleEndian.AppendUint64(b, t.addr)
 		b = binary.LittleEndian.AppendUint64(b, t.size)
@@ -185,7 +185,7 @@ func parseFrame(b []byte) (frame, error) {
 	if err := f.parseBody(int(le.Uint16(b[6:])), b[headLen:]); err != nil {
 		return frame{}, err
 	}
-	if f.ref != 0 && (f.kind == frameReceipts || f.kind == frameGoodbye) {
+	if f.ref != 0 && (f.kind == frameReceipts || f.kind == frameClosed) {
 		return frame{}, fmt.Errorf("%w: kind %d with ref %d, it has none", errFrame, f.kind, f.ref)
 	}
 	return f, nil
@@ -198,11 +198,11 @@ func (f *frame) parseBody(count int, body []byte) error {
 	case frameMessage:
 		f.payload = body
 		body = nil
-	case frameGoodbye:
-	case frameQuestion:
-		entry, most = targetLen, maxQuestion
-	case frameAnswer:
-		entry, most = 1, maxQuestion
+	case frameClosed:
+	case frameKeyQuery:
+		entry, most = targetLen, maxKeyQuery
+	case frameKeyReply:
+		entry, most = 1, maxKeyQuery
 	case frameReceipts:
 		entry, most = receiptLen, maxReceipts
 	default:
@@ -223,9 +223,9 @@ func (f *frame) parseBody(count int, body []byte) error {
 func (f *frame) parseEntry(b []byte) error {
 	le := binary.LittleEndian
 	switch f.kind {
-	case frameQuestion:
-		f.asks = append(f.asks, target{key: le.Uint64(b), addr: le.Uint64(b[8:]), size: le.Uint64(b[16:])})
-	case frameAnswer:
+	case frameKeyQuery:
+		f.targets = append(f.targets, target{key: le.Uint64(b), addr: le.Uint64(b[8:]), size: le.Uint64(b[16:])})
+	case frameKeyReply:
 		if b[0] > 1 {
 			return fmt.Errorf("%w: verdict %d", errFrame, b[0])
 		}

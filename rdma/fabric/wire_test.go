@@ -11,14 +11,14 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// frames is one of each kind.
+// frames returns a frame of each kind.
 var frames = []frame{
 	{kind: frameMessage, tag: 7, ref: 1<<40 | 3, payload: []byte("payload")},
 	{kind: frameMessage, tag: 7, ref: 2},
-	{kind: frameQuestion, tag: 2, ref: 11, asks: []target{{1, 2, 3}, {1 << 63, 5, 0}}},
-	{kind: frameAnswer, tag: 3, ref: 11, refused: []bool{true, false}},
+	{kind: frameKeyQuery, tag: 2, ref: 11, targets: []target{{1, 2, 3}, {1 << 63, 5, 0}}},
+	{kind: frameKeyReply, tag: 3, ref: 11, refused: []bool{true, false}},
 	{kind: frameReceipts, tag: 4, receipts: []receipt{{1, group.StatusOK}, {2, group.StatusNoBuffer}}},
-	{kind: frameGoodbye, tag: 5},
+	{kind: frameClosed, tag: 5},
 }
 
 func TestFrame(t *testing.T) {
@@ -32,7 +32,7 @@ func TestFrame(t *testing.T) {
 			got.payload = nil
 		}
 		if !reflect.DeepEqual(got, f) {
-			t.Errorf("kind %d: %+v came back as %+v", f.kind, f, got)
+			t.Errorf("kind %d: %+v decoded as %+v", f.kind, f, got)
 		}
 		for n := range b {
 			if g, err := parseFrame(b[:n]); err == nil && !(f.kind == frameMessage && n >= headLen) {
@@ -42,12 +42,12 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// A question for every work of an endpoint fits, and so do its receipts.
+// A key query for every work of an endpoint fits into a frame, and so do its receipts.
 func TestFrameRoom(t *testing.T) {
-	if maxQuestion < maxQueueDepth || maxReceipts < maxQueueDepth {
-		t.Errorf("%d asks and %d receipts fit, a queue has %d", maxQuestion, maxReceipts, maxQueueDepth)
+	if maxKeyQuery < maxQueueDepth || maxReceipts < maxQueueDepth {
+		t.Errorf("%d asks and %d receipts fit, a queue has %d", maxKeyQuery, maxReceipts, maxQueueDepth)
 	}
-	q := frame{kind: frameQuestion, asks: make([]target, maxQuestion)}
+	q := frame{kind: frameKeyQuery, targets: make([]target, maxKeyQuery)}
 	r := frame{kind: frameReceipts, receipts: make([]receipt, maxReceipts)}
 	for _, f := range []frame{q, r} {
 		if n := len(f.append(nil)); n > maxControl {
@@ -69,12 +69,12 @@ func FuzzFrame(f *testing.F) {
 			return
 		}
 		if got := x.append(nil); !bytes.Equal(got, b) {
-			t.Errorf("%x is read as what is written %x", b, got)
+			t.Errorf("%x decodes to the value encoded as %x", b, got)
 		}
 	})
 }
 
-// someLocal is what an endpoint over IPv4 tells its peer.
+// someLocal is the Local of an endpoint over IPv4.
 var someLocal = local{
 	format: 2, tag: 77, handshake: target{key: 3, addr: 1 << 40, size: handshakeSize},
 	provider: "net", endpoint: bytes.Repeat([]byte{2}, 16), hub: []byte{},
@@ -114,7 +114,7 @@ func FuzzLocal(f *testing.F) {
 			return
 		}
 		if got := l.append(nil); !bytes.Equal(got, b) {
-			t.Errorf("%x is read as what is written %x", b, got)
+			t.Errorf("%x decodes to the value encoded as %x", b, got)
 		}
 	})
 }
@@ -139,7 +139,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestSeparate: classes that are marked apart travel apart.
+// TestSeparate: classes with different marks use different endpoints.
 func TestSeparate(t *testing.T) {
 	for _, c := range []struct {
 		o    Options
@@ -156,7 +156,7 @@ func TestSeparate(t *testing.T) {
 	}
 }
 
-// A program without libfabric says how to get one with it.
+// The error of a program without libfabric names the build options.
 func TestNotBuilt(t *testing.T) {
 	if Built {
 		t.Skip("this program has libfabric: the plain build runs this test")

@@ -63,7 +63,7 @@ func newSession(e *Engine, peer rdma.EngineID, dialed bool, ctl *stream, theirs 
 	s.Init(peer, dialed, &e.core.Counters, sessions.Rules[*op]{
 		Ops: e.opts.InFlightOps, Bytes: e.opts.InFlightBytes,
 		New: func() *op { return &op{kind: opWrite, final: noRun} }, Gone: s.gone,
-		Room: s.messageRoom, Taken: s.beginMessage, Given: s.endMessage,
+		Room: s.messageRoom, Started: s.beginMessage, Ended: s.endMessage,
 	})
 	if e.opts.SeparateClasses || theirs.separate {
 		s.classes = rdma.Classes

@@ -185,7 +185,7 @@ func (s *session) readFailed(err error) {
 	case errors.Is(err, errFrame):
 		s.malformed(err)
 	case err == io.EOF && s.idle():
-		s.Fail(fmt.Errorf("rdma: %v %w: %w", s.Peer, sessions.ErrHungUp, rdma.ErrPeerDied))
+		s.Fail(fmt.Errorf("rdma: %v %w: %w", s.Peer, sessions.ErrPeerClosed, rdma.ErrPeerDied))
 	case err == io.EOF:
 		s.Fail(fmt.Errorf("rdma: %v closed the connection: %w", s.Peer, rdma.ErrPeerDied))
 	default:

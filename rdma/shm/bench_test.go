@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// lane is two domains, an endpoint between them, and a poller on the target's
-// side, all in this process.
+// lane is two domains, an endpoint between them, and a poller on the target's side, in this
+// process.
 type lane struct {
 	a, b     *Domain
 	ea, eb   group.Endpoint
@@ -23,7 +23,7 @@ type lane struct {
 	polled   []group.Completion
 }
 
-// newLane connects two domains; the sources lie in space, shared or not.
+// newLane connects two domains. The sources are in space, which is shared or not.
 func newLane(tb testing.TB, mem []byte, share func(d *Domain)) *lane {
 	tb.Helper()
 	l := &lane{a: openDomain(tb), b: openDomain(tb), stop: make(chan struct{}), ended: make(chan struct{}), polled: make([]group.Completion, 64)}
@@ -99,9 +99,9 @@ func (l *lane) await(tb testing.TB, count int) {
 	}
 }
 
-// BenchmarkWrite compares writes between two domains with copy, in turns of a
-// twentieth of a second over the same memory, larger than the caches: the median
-// of the ratios of rate, and the rate itself.
+// BenchmarkWrite alternates writes between two domains with copy, for a twentieth of a second
+// each, over the same memory, which is larger than the caches. It reports the median of the
+// ratios of the rates, and the rate.
 func BenchmarkWrite(b *testing.B) {
 	const half = 128 << 20
 	space := openArena(b, 2*half)
@@ -195,7 +195,7 @@ type writer struct {
 	tb    testing.TB
 	from  *group.Engine
 	w     rdma.Write
-	free  []uint64 // offsets that no write in flight has
+	free  []uint64 // offsets that no write in flight uses
 	ended chan writeEnd
 }
 
@@ -239,7 +239,7 @@ func newWriter(tb testing.TB, space *arena.Arena, pieceBytes int, size uint64) *
 	return w
 }
 
-// rate writes for that long and returns the bytes a second.
+// rate writes for the given time and returns the bytes per second.
 func (w *writer) rate(turn time.Duration) float64 {
 	began, bytes := time.Now(), uint64(0)
 	for over := false; !over || len(w.free) < cap(w.ended); over = time.Since(began) > turn {
@@ -261,8 +261,8 @@ func (w *writer) rate(turn time.Duration) float64 {
 	return float64(bytes) / time.Since(began).Seconds()
 }
 
-// BenchmarkPost is the time of a Post of one Work while the target is awake, and
-// what it allocates.
+// BenchmarkPost measures the time of a Post of one Work while the target is awake, and its
+// allocations.
 func BenchmarkPost(b *testing.B) {
 	space := openArena(b, 2<<20)
 	l := newLane(b, space.Bytes(), func(d *Domain) {
@@ -287,7 +287,7 @@ func BenchmarkPost(b *testing.B) {
 	l.await(b, posted)
 }
 
-// BenchmarkRoundTrip is the time from a Post to the poll of its completion.
+// BenchmarkRoundTrip measures the time from a Post to the poll of its completion.
 func BenchmarkRoundTrip(b *testing.B) {
 	space := openArena(b, 2<<20)
 	l := newLane(b, space.Bytes(), func(d *Domain) {
@@ -305,8 +305,8 @@ func BenchmarkRoundTrip(b *testing.B) {
 	}
 }
 
-// TestPostAllocatesNothing: nor does polling its completion. A Work that escapes,
-// or an error that is made for nothing, would break it.
+// TestPostAllocatesNothing: neither Post nor polling its completion allocates. A Work that
+// escapes, or an error that is made without need, would break it.
 func TestPostAllocatesNothing(t *testing.T) {
 	if raceEnabled {
 		t.Skip("needs a build without the race detector, which allocates by itself")

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// memfd makes a file in memory, sealed against shrinking or not.
+// memfd creates a file in memory, optionally sealed against shrinking.
 func memfd(t *testing.T, bytes int64, sealed bool) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -35,9 +35,8 @@ func memfd(t *testing.T, bytes int64, sealed bool) int {
 	return fd
 }
 
-// TestForeignDescriptors: files that could be cut short under a mapping, are of
-// another size, or are no bell, end the Connect with an error that says what is
-// wrong with them.
+// TestForeignDescriptors: files that could be truncated under a mapping, have another size, or
+// are not eventfds, end the Connect with an error that names the defect.
 func TestForeignDescriptors(t *testing.T) {
 	testkit.VerifyNone(t)
 	d := openDomain(t)
@@ -82,14 +81,14 @@ func TestForeignDescriptors(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := ep.Connect(peer.encode()); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("connected: %v; want it to say %q", err, tc.want)
+				t.Errorf("connected: %v; want %q in it", err, tc.want)
 			}
 		})
 	}
 }
 
-// strange opens a connection to the domain of e, and makes up an endpoint for it
-// that waits for nothing: its number is greater, so that e waits for it to dial.
+// strange opens a connection to the domain of e and acts as an endpoint with a greater number,
+// so that e waits for it to dial.
 func strange(t *testing.T, e *endpoint) (*net.UnixConn, address) {
 	t.Helper()
 	peer := address{endpoint: id{}}
@@ -101,8 +100,8 @@ func strange(t *testing.T, e *endpoint) (*net.UnixConn, address) {
 	return conn, peer
 }
 
-// TestStrangers: connections that are for no endpoint, or say nothing that makes
-// sense, are closed, and leave nothing behind; a foreign segment ends its endpoint.
+// TestStrangers: connections for no endpoint, or with invalid messages, are closed and leave no
+// resources behind. A foreign segment ends its endpoint.
 func TestStrangers(t *testing.T) {
 	testkit.VerifyNone(t)
 	d := openDomain(t)
@@ -132,8 +131,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestForeignSegment: a segment that its owner could cut short, or that comes
-// twice, ends the endpoint.
+// TestForeignSegment: a segment that its owner could truncate, or that is sent twice, ends the
+// endpoint.
 func TestForeignSegment(t *testing.T) {
 	testkit.VerifyNone(t)
 	for name, tc := range map[string]struct {
@@ -168,7 +167,7 @@ func TestForeignSegment(t *testing.T) {
 				}
 			}
 			if told.Kind != group.KindBroken || told.Err == nil || !strings.Contains(told.Err.Error(), tc.want) {
-				t.Errorf("polled %+v; want a break that says %q", told, tc.want)
+				t.Errorf("polled %+v; want a break with %q in it", told, tc.want)
 			}
 			for _, e := range []*endpoint{ea, eb} {
 				if err := e.Close(); err != nil {
@@ -201,8 +200,8 @@ func pair(t testing.TB, a, b *Domain) (*endpoint, *endpoint) {
 	return ea.(*endpoint), eb.(*endpoint)
 }
 
-// TestUnreadableSource: a source that the peer can't read is refused with an error
-// that says what to do, and the endpoint goes on.
+// TestUnreadableSource: a source that the peer can't read is refused with an error that names
+// the remedy, and the endpoint continues to work.
 func TestUnreadableSource(t *testing.T) {
 	testkit.VerifyNone(t)
 	space := openArena(t, 2<<20)
@@ -229,15 +228,14 @@ func TestUnreadableSource(t *testing.T) {
 		}
 	}
 	if n := strings.Count(log.String(), "Options.Shared"); n != 1 {
-		t.Errorf("the log was told %d times:\n%s", n, log.String())
+		t.Errorf("the log has %d lines:\n%s", n, log.String())
 	}
 	if c := poll(group.Work{Op: group.OpWrite, RemoteKey: l.dst.Key()}); c.Status != group.StatusOK {
 		t.Errorf("the next Work: %+v", c)
 	}
 }
 
-// forbid makes the peer's own memory unreadable, as a kernel does whose
-// ptrace_scope is 1.
+// forbid makes the peer's own memory unreadable, as a kernel with ptrace_scope 1 does.
 func (e *endpoint) forbid() {
 	e.d.pollMu.Lock()
 	defer e.d.pollMu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group/domaintest"
 )
 
-// openPair opens two domains. With shared, the memory of the case lies in an arena
-// that both know; otherwise each reads the other's process.
+// openPair opens two domains. With shared, the memory of the case is in an arena that both
+// share; otherwise each reads the other's process.
 func openPair(t testing.TB, shared bool) domaintest.Pair {
 	t.Helper()
 	a, b := openDomain(t), openDomain(t)

@@ -41,9 +41,9 @@ type endpoint struct {
 	// recvMu is held while a chunk of an entry of the peer is performed. It guards deaf and
 	// views.
 	recvMu sync.Mutex
-	// deaf: no entry of the peer is performed any more.
-	deaf  bool
-	views map[uint64]*arena.View
+	// stopped: no entry of the peer is performed any more.
+	stopped bool
+	views   map[uint64]*arena.View
 	// peer is the ring to which the peer posts.
 	peer    *ring
 	peerMem []byte
@@ -149,7 +149,7 @@ func (e *endpoint) dial(ctx context.Context, to address) (*arrival, error) {
 	conn := c.(*net.UnixConn)
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	a, err := e.greet(conn, to)
+	a, err := e.exchangeHello(conn, to)
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -157,8 +157,8 @@ func (e *endpoint) dial(ctx context.Context, to address) (*arrival, error) {
 	return a, nil
 }
 
-// greet is the dialing side's exchange of hellos.
-func (e *endpoint) greet(conn *net.UnixConn, to address) (*arrival, error) {
+// exchangeHello is the dialing side's exchange of hellos.
+func (e *endpoint) exchangeHello(conn *net.UnixConn, to address) (*arrival, error) {
 	if err := sameUser(conn); err != nil {
 		return nil, err
 	}
@@ -235,7 +235,7 @@ func (e *endpoint) join(a *arrival) error {
 		return err
 	}
 	_ = unix.Close(a.ring)
-	if err := e.d.welcome(e); err != nil {
+	if err := e.d.sendSegments(e); err != nil {
 		e.broke(err)
 		return err
 	}
@@ -355,7 +355,7 @@ func (e *endpoint) Shut() {
 	e.cancel()
 	// Wait for a chunk that is being placed.
 	e.recvMu.Lock()
-	e.deaf = true
+	e.stopped = true
 	e.recvMu.Unlock()
 	if conn != nil {
 		_ = conn.Close() // so that the peer notices

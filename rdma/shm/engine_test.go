@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
-// engine is one whose NICs a case may kill.
+// engine is an engine whose NICs a case may kill.
 type engine struct {
 	*group.Engine
 	host   *host
@@ -36,7 +36,7 @@ func (e *engine) KillNIC(i int) {
 	d.fail(errors.New("killed by a test"))
 }
 
-// mayOpen says whether a NIC is there.
+// mayOpen returns an error if a NIC was killed.
 func (e *engine) mayOpen(i int) error {
 	e.reopen.Lock()
 	defer e.reopen.Unlock()
@@ -46,14 +46,14 @@ func (e *engine) mayOpen(i int) error {
 	return nil
 }
 
-// provider is what the suite runs against; with space, sources lie in it.
+// provider is the provider under test. With space, sources are in it.
 func provider(space *arena.Arena) rdmatest.Provider {
 	p := rdmatest.Provider{NICs: 4, Uneven: true}
 	p.Open = func(t testing.TB, c rdmatest.Config) rdma.Engine {
 		o := Options{Pollers: c.NICs, Group: group.Options{
 			Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes, EarlyImmediates: c.EarlyImmediates,
 			OnPeerDown: c.OnPeerDown, IdleTimeout: c.IdleTimeout, Logger: c.Logger,
-			HandshakeTimeout: time.Minute, // many engines at once, each with a poller
+			HandshakeTimeout: time.Minute, // many engines run concurrently, each with a poller
 		}}
 		if c.IdleTimeout > 0 {
 			o.Group.HeartbeatInterval = c.IdleTimeout / 4
@@ -92,8 +92,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestNICComesBack: a domain that dies is replaced, knows the arenas that the dead
-// one knew, and what waits for it lands.
+// TestNICComesBack: a domain that dies is replaced. The new domain has the arenas of the dead
+// one, and waiting writes land.
 func TestNICComesBack(t *testing.T) {
 	testkit.VerifyNone(t)
 	space := openArena(t, 4<<20)
@@ -129,8 +129,8 @@ func TestNICComesBack(t *testing.T) {
 		h.mu.Unlock()
 		d.fail(errors.New("killed by a test"))
 		clear(mem[2<<20:])
-		// The key that the dead domain gave out opens nothing: a Desc made now is of
-		// the new one, or of none yet.
+		// The key of the dead domain is invalid. A Desc made now has the key of the new one, or
+		// none yet.
 		err := rdma.ErrNoPeer
 		for err != nil {
 			landed := rdma.NewFlag()
@@ -147,9 +147,9 @@ func TestNICComesBack(t *testing.T) {
 	}
 }
 
-// TestUnreadableSourceIsTold: a write whose source the peer can't read, while it
-// would take the write, ends with what the NIC said; the next one lands.
-func TestUnreadableSourceIsTold(t *testing.T) {
+// TestUnreadableSourceError: a write whose source the peer can't read, but which the peer
+// would otherwise accept, ends with the NIC's error. The next write lands.
+func TestUnreadableSourceError(t *testing.T) {
 	testkit.VerifyNone(t)
 	space := openArena(t, 2<<20)
 	var engines [2]*group.Engine

@@ -11,26 +11,25 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// liar is one end of a connection that does not keep to the protocol: it writes
-// what it likes into both rings. The other end, honest, is what is tested.
-type liar struct {
+// misbehavingPeer is one end of a connection that violates the protocol: it writes arbitrary
+// values into both rings. The other end is the one under test.
+type misbehavingPeer struct {
 	t        testing.TB
 	a, b     *Domain
 	ea, eb   *endpoint
 	space    *arena.Arena
-	private  []byte // memory of the process, readable
-	memory   []byte // all of the target's; the window is a part
+	private  []byte // readable memory of the process
+	memory   []byte // the target's whole memory; the window is a part
 	window   *memory
 	polled   []group.Completion
 	closable []interface{ Close() error }
 
-	// The model: what the target must do.
+	// The model: the required behaviour of the target.
 	want       []byte
 	statuses   []uint32
 	immediates int
 	posted     uint64
-	// broken: the endpoint must end. stuck: an entry waits for a segment that
-	// will not come.
+	// broken: the endpoint must end. stuck: an entry waits for a segment that is never sent.
 	broken, stuck bool
 }
 
@@ -40,8 +39,8 @@ const (
 	windowLen  = 4096
 )
 
-func newLiar(t testing.TB, space *arena.Arena) *liar {
-	l := &liar{t: t, a: openDomain(t), b: openDomain(t), space: space, private: make([]byte, 8192), polled: make([]group.Completion, 16)}
+func newMisbehavingPeer(t testing.TB, space *arena.Arena) *misbehavingPeer {
+	l := &misbehavingPeer{t: t, a: openDomain(t), b: openDomain(t), space: space, private: make([]byte, 8192), polled: make([]group.Completion, 16)}
 	for i := range l.private {
 		l.private[i] = byte(i * 31)
 	}
@@ -54,23 +53,23 @@ func newLiar(t testing.TB, space *arena.Arena) *liar {
 	l.window = w.(*memory)
 	l.closable = append(l.closable, w, m)
 	l.ea, l.eb = l.connect()
-	// A write that keeps to the rules: after it the target has the segment.
+	// A valid write, after which the target has the segment.
 	src, err := l.a.Register(space.Bytes()[:8], rdma.RegisterOptions{})
 	l.must(err)
 	l.closable = append([]interface{ Close() error }{src}, l.closable...)
-	l.honest(l.ea, src)
+	l.writeValid(l.ea, src)
 	return l
 }
 
-func (l *liar) must(err error) {
+func (l *misbehavingPeer) must(err error) {
 	l.t.Helper()
 	if err != nil {
 		l.t.Fatal(err)
 	}
 }
 
-// connect joins a new pair of endpoints.
-func (l *liar) connect() (*endpoint, *endpoint) {
+// connect connects a new pair of endpoints.
+func (l *misbehavingPeer) connect() (*endpoint, *endpoint) {
 	l.t.Helper()
 	ea, err := l.a.NewEndpoint(1, rdma.ClassKV)
 	l.must(err)
@@ -84,8 +83,8 @@ func (l *liar) connect() (*endpoint, *endpoint) {
 	return ea.(*endpoint), eb.(*endpoint)
 }
 
-// honest writes the first bytes of the arena to the window, as Post does it.
-func (l *liar) honest(e *endpoint, src group.Memory) {
+// writeValid writes the first bytes of the arena to the window, as Post does.
+func (l *misbehavingPeer) writeValid(e *endpoint, src group.Memory) {
 	l.t.Helper()
 	works := []group.Work{{Op: group.OpWrite, Src: src, Len: 8, RemoteKey: l.window.Key()}}
 	n, err := e.Post(works)
@@ -109,11 +108,11 @@ func (l *liar) honest(e *endpoint, src group.Memory) {
 		}
 		_, err = l.b.Poll(l.polled)
 		l.must(err)
-		runtime.Gosched() // the segment may still be on its way
+		runtime.Gosched() // the segment may still be in transit
 	}
 }
 
-func (l *liar) close() {
+func (l *misbehavingPeer) close() {
 	for _, c := range l.closable {
 		if e, ok := c.(*endpoint); ok {
 			e.Shut()
@@ -129,8 +128,8 @@ func (l *liar) close() {
 	}
 }
 
-// put posts an entry as it is, and says in the model what must come of it.
-func (l *liar) put(w work) {
+// put posts an entry unchanged, and records the required result in the model.
+func (l *misbehavingPeer) put(w work) {
 	if l.broken || l.posted-uint64(len(l.statuses)) == depth {
 		return
 	}
@@ -150,12 +149,12 @@ func (l *liar) put(w work) {
 	}
 }
 
-// expect is the naive target: it returns how the entry ends; !known if it does not.
-func (l *liar) expect(w work) (status uint32, known bool) {
+// expect is the naive target: it returns the entry's status; !known if it does not end.
+func (l *misbehavingPeer) expect(w work) (status uint32, known bool) {
 	switch w.op {
 	case 1, 2:
 	case 3:
-		return statusNoBuffer, true // none was posted
+		return statusNoBuffer, true // no buffer was posted
 	default:
 		return 0, false
 	}
@@ -186,8 +185,8 @@ func (l *liar) expect(w work) (status uint32, known bool) {
 	return statusOK, true
 }
 
-// settle polls the target until it has nothing to do, and compares.
-func (l *liar) settle() {
+// settle polls the target until it is idle, and compares.
+func (l *misbehavingPeer) settle() {
 	l.t.Helper()
 	for {
 		n, err := l.b.Poll(l.polled)
@@ -209,7 +208,7 @@ func (l *liar) settle() {
 		}
 	}
 	if !bytes.Equal(l.memory, l.want) {
-		l.t.Fatal("the target's memory is not what the entries say")
+		l.t.Fatal("the target's memory does not match the entries")
 	}
 	if l.immediates != 0 {
 		l.t.Fatalf("%d immediates are missing", l.immediates)
@@ -223,13 +222,12 @@ func (l *liar) settle() {
 		}
 	}
 	if l.broken && !l.eb.ending.Load() {
-		l.t.Fatal("the target goes on with an endpoint that lies")
+		l.t.Fatal("the target continues with an invalid endpoint")
 	}
 }
 
-// FuzzRing: whatever stands in the rings, the target does what a naive one would,
-// touches nothing outside the window, ends an endpoint that can't be right, and
-// serves others.
+// FuzzRing: for any contents of the rings, the target does the same as a naive target, changes
+// nothing outside the window, ends invalid endpoints, and serves other endpoints.
 func FuzzRing(f *testing.F) {
 	f.Add([]byte{0, 2, 1, 1, 0, 8, 0, 0, 3})
 	f.Add([]byte{0, 2, 1, 1, 0, 255, 255, 0, 0, 1, 0, 1, 0, 16, 0, 0, 3, 0, 3, 0, 0, 0, 9, 0, 0})
@@ -246,7 +244,7 @@ func FuzzRing(f *testing.F) {
 		for i := range space.Bytes()[:8192] {
 			space.Bytes()[i] = byte(i*13 + 5)
 		}
-		l := newLiar(t, space)
+		l := newMisbehavingPeer(t, space)
 		defer l.close()
 		in := fuzzInput{data}
 		for len(in.rest) > 0 && !l.broken {
@@ -254,7 +252,7 @@ func FuzzRing(f *testing.F) {
 			case 0:
 				l.put(l.entry(&in))
 			case 1:
-				l.lie(in.word())
+				l.setPosted(in.word())
 			case 2:
 				l.answer(in.word())
 			default:
@@ -266,12 +264,12 @@ func FuzzRing(f *testing.F) {
 		src, err := l.a.Register(space.Bytes()[:8], rdma.RegisterOptions{})
 		l.must(err)
 		l.closable = append([]interface{ Close() error }{src}, l.closable...)
-		l.honest(ea, src)
+		l.writeValid(ea, src)
 	})
 }
 
-// entry makes an entry from the input: near the edges of what is allowed.
-func (l *liar) entry(in *fuzzInput) work {
+// entry makes an entry from the input, near the limits of valid values.
+func (l *misbehavingPeer) entry(in *fuzzInput) work {
 	w := work{op: uint32(in.byte()), imm: uint32(len(in.rest)), key: l.window.key}
 	if in.byte()%4 == 0 {
 		w.key = in.word()
@@ -290,18 +288,18 @@ func (l *liar) entry(in *fuzzInput) work {
 	return w
 }
 
-// lie says that so many entries were posted.
-func (l *liar) lie(tail uint64) {
+// setPosted sets the counter of posted entries.
+func (l *misbehavingPeer) setPosted(tail uint64) {
 	l.settle()
 	if l.broken || l.stuck || tail-uint64(len(l.statuses)) <= depth {
-		return // entries that were never written are what they are
+		return // entries that were never written have arbitrary contents
 	}
 	l.ea.own.tail.Store(tail)
 	l.broken = true
 }
 
-// answer says that entries were performed that the target has not posted.
-func (l *liar) answer(done uint64) {
+// answer sets the counter of performed entries beyond the posted ones.
+func (l *misbehavingPeer) answer(done uint64) {
 	l.settle()
 	if l.broken || done == 0 {
 		return
@@ -310,7 +308,7 @@ func (l *liar) answer(done uint64) {
 	l.broken = true
 }
 
-// fuzzInput hands out bytes; zeroes when there are no more.
+// fuzzInput returns input bytes, and zeroes after the end.
 type fuzzInput struct{ rest []byte }
 
 func (in *fuzzInput) byte() byte {
@@ -328,7 +326,7 @@ func (in *fuzzInput) word() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// FuzzWire: what decodes encodes to the same bytes.
+// FuzzWire: a message that decodes encodes to the same bytes.
 func FuzzWire(f *testing.F) {
 	f.Add(address{newID(), newID()}.encode())
 	h := hello{to: newID(), from: newID(), probe: newID(), where: 7}

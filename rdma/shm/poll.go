@@ -156,7 +156,7 @@ func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved 
 	acquired()
 	e.recvMu.Lock()
 	first := e.next
-	for i := 0; i < turnEntries && e.next != tail && n < len(dst) && placed < chunkBytes && !e.deaf; i++ {
+	for i := 0; i < turnEntries && e.next != tail && n < len(dst) && placed < chunkBytes && !e.stopped; i++ {
 		if !e.now.loaded {
 			e.now = e.peer.get(e.next)
 		}
@@ -192,7 +192,7 @@ func (e *endpoint) step() (status uint32, c group.Completion, bytes uint64, done
 	case group.OpSend:
 		return e.stepSend()
 	}
-	e.deaf = true
+	e.stopped = true
 	e.broke(fmt.Errorf("shm: the peer posted an entry of kind %d", e.now.op))
 	return 0, c, 0, false
 }
@@ -222,7 +222,7 @@ func (e *endpoint) stepWrite() (status uint32, c group.Completion, bytes uint64,
 	if w.placed += bytes; w.placed < w.len {
 		return 0, c, bytes, false
 	}
-	if !e.stands() {
+	if !e.sourceValid() {
 		return 0, c, bytes, false
 	}
 	if group.Op(w.op) == group.OpWriteImm {
@@ -247,22 +247,22 @@ func (e *endpoint) stepSend() (status uint32, c group.Completion, bytes uint64, 
 	case fetchRefused:
 		return statusUnreadable, c, 0, true
 	}
-	if !e.stands() {
+	if !e.sourceValid() {
 		return 0, c, 0, false
 	}
 	e.d.buffers.pop()
 	return statusOK, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: b.slot, Len: w.len}, w.len, true
 }
 
-// stands reports whether the placed bytes were the source's: the poster has not withdrawn the entry
-// meanwhile, and was alive. If not, stands sets deaf. recvMu is held.
-func (e *endpoint) stands() bool {
+// sourceValid reports whether the placed bytes were the source's: the poster has not withdrawn
+// the entry meanwhile, and was alive. If not, stands sets deaf. recvMu is held.
+func (e *endpoint) sourceValid() bool {
 	// The bytes must be read before the flag. An atomic load would not keep earlier reads from
 	// moving after it, but an atomic read-modify-write does.
 	if atomic.AddUint32(&e.d.fence, 1); e.peer.withdrawn.Load() == 0 && (e.now.segment != 0 || e.now.len == 0 || !e.process.gone()) {
 		return true
 	}
-	e.deaf = true
+	e.stopped = true
 	e.broke(errors.New("shm: the peer has withdrawn its entries"))
 	return false
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// childEnv makes the test binary the other process: "arena" or "process" says
-// where its sources lie.
+// childEnv makes the test binary the other process. "arena" or "process" selects the location
+// of its sources.
 const childEnv = "PENSTOCK_SHM_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -40,23 +40,23 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// What a case and its child agree on.
+// Constants shared by a case and its child.
 const (
 	slotBytes = 1 << 20
 	slots     = 96
 	testToken = "a token for two processes"
 )
 
-// fill is what slot i holds in the source of a flood.
+// fill returns the contents of slot i in the source of a flood.
 func fill(i int, b []byte) {
 	for k := range b {
 		b[k] = byte(k>>3) ^ byte(k>>11) ^ byte(i*7+1)
 	}
 }
 
-// runChild listens, offers memory, and answers messages: the Desc of the parent's
-// memory, to which it writes its own back as one write ('b'), or slot by slot with
-// the slot's number as immediate ('f'). It ends with its standard input.
+// runChild listens, registers memory, and answers messages. A message contains the Desc of the
+// parent's memory, to which the child writes its own memory back as one write ('b'), or slot by
+// slot with the slot's number as immediate ('f'). It ends when its standard input closes.
 func runChild(kind string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -94,7 +94,7 @@ func runChild(kind string) error {
 	return e.Close()
 }
 
-// answer does what a message asks for.
+// answer performs the request of a message.
 func answer(ctx context.Context, e *group.Engine, r rdma.Region, msg []byte) error {
 	var to rdma.Desc
 	if err := to.UnmarshalBinary(msg[1:]); err != nil {
@@ -142,7 +142,7 @@ func startChild(t testing.TB, kind string) (rdma.Desc, *os.Process) {
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		t.Fatalf("the child says nothing: %v", err)
+		t.Fatalf("the child sends no line: %v", err)
 	}
 	b, err := base64.StdEncoding.DecodeString(line)
 	var d rdma.Desc
@@ -152,8 +152,7 @@ func startChild(t testing.TB, kind string) (rdma.Desc, *os.Process) {
 	return d, cmd.Process
 }
 
-// parent is this process's engine, connected to a child, with memory of the same
-// size.
+// parent is this process's engine, connected to a child, with memory of the same size.
 type parent struct {
 	*group.Engine
 	ctx    context.Context
@@ -202,7 +201,7 @@ func (p *parent) ask(t *testing.T, what byte) {
 	}
 }
 
-// each runs a case with sources in shared arenas and in the processes' memory.
+// each runs a case with sources in shared arenas, and with sources in the processes' memory.
 func each(t *testing.T, f func(t *testing.T, kind string)) {
 	for _, kind := range []string{"arena", "process"} {
 		t.Run(kind, func(t *testing.T) {
@@ -212,7 +211,7 @@ func each(t *testing.T, f func(t *testing.T, kind string)) {
 	}
 }
 
-// TestTwoProcesses: bytes that go to another process and come back are the same.
+// TestTwoProcesses: bytes that are written to another process and back are unchanged.
 func TestTwoProcesses(t *testing.T) {
 	each(t, func(t *testing.T, kind string) {
 		child, _ := startChild(t, kind)
@@ -236,13 +235,13 @@ func TestTwoProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(p.mem, want) {
-			t.Error("other bytes came back")
+			t.Error("the returned bytes differ")
 		}
 	})
 }
 
-// TestKilledTarget: kill -9 of a process that is being written to ends what is in
-// flight to it with ErrPeerDied, each operation once.
+// TestKilledTarget: kill -9 of the target process ends each operation in flight to it once,
+// with ErrPeerDied.
 func TestKilledTarget(t *testing.T) {
 	each(t, func(t *testing.T, kind string) {
 		testkit.Repeat(t, "no write was in flight when the process was killed", func() bool { return killTarget(t, kind) > 0 })
@@ -304,8 +303,8 @@ func killTarget(t *testing.T, kind string) int {
 	return died
 }
 
-// TestKilledSender: kill -9 of a process in the middle of its writes leaves whole
-// what it was counted for, and nothing changes after OnPeerDown.
+// TestKilledSender: after kill -9 of a process during its writes, each counted write is
+// complete, and nothing changes after OnPeerDown.
 func TestKilledSender(t *testing.T) {
 	testkit.Long(t, "starts and kills a process for each kind of engine")
 	each(t, func(t *testing.T, kind string) {
@@ -345,7 +344,7 @@ func TestKilledSender(t *testing.T) {
 		for i := 0; i < len(p.mem); i += 8 {
 			binary.LittleEndian.PutUint64(p.mem[i:], 0xA5A5A5A5A5A5A5A5)
 		}
-		// Another peer's whole life fits in here.
+		// The whole life of another peer passes in this time.
 		other, _ := startChild(t, kind)
 		if _, err := p.Connect(p.ctx, other.Addr(), rdma.Token(testToken)); err != nil {
 			t.Fatal(err)
@@ -358,8 +357,8 @@ func TestKilledSender(t *testing.T) {
 	})
 }
 
-// BenchmarkTwoProcesses compares writes of 1 MiB to another process, eight in
-// flight, with copy, in turns of a tenth of a second: the median of the ratios.
+// BenchmarkTwoProcesses alternates writes of 1 MiB to another process, eight in flight, with
+// copy, a tenth of a second each, and reports the median of the ratios.
 func BenchmarkTwoProcesses(b *testing.B) {
 	for _, kind := range []string{"arena", "process"} {
 		b.Run(kind, func(b *testing.B) {

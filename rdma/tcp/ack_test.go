@@ -47,8 +47,8 @@ func (c *conn) signalled() bool {
 	}
 }
 
-// TestDelayedAcks: the ack of a message with flagAckMayWait is written with the answer, after ackWait, or
-// with delayedAcksMax others. Any other ack is written immediately.
+// TestDelayedAcks: the ack of a message with flagAckMayWait is written with the answer, after
+// ackWait, or with delayedAcksMax others. Any other ack is written immediately.
 func TestDelayedAcks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := idleConn(t)
@@ -173,7 +173,7 @@ func TestCloseWritesAcks(t *testing.T) {
 		if err := errors.Join(<-done, <-done); err != nil {
 			t.Fatal(err)
 		}
-		if why := <-down; !errors.Is(why, sessions.ErrHungUp) {
+		if why := <-down; !errors.Is(why, sessions.ErrPeerClosed) {
 			t.Fatalf("the session ended with: %v", why)
 		}
 	}

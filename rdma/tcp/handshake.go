@@ -48,7 +48,7 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 		return
 	}
 	_ = nc.Close()
-	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, sessions.ErrHungUp) && !errors.Is(err, errRailBusy) {
+	if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, sessions.ErrPeerClosed) && !errors.Is(err, errRailBusy) {
 		e.core.Log.Warn(sessions.LogAuth, "data-plane connection refused", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
@@ -96,7 +96,7 @@ func (e *Engine) sessionOf(h *hello) (*session, handshake.Verdict, error) {
 		return s, handshake.OK, nil
 	}
 	if h.generation > 1 {
-		return nil, handshake.Gone, fmt.Errorf("%v comes back to a session that has ended: %w", h.engine, sessions.ErrHungUp)
+		return nil, handshake.Gone, fmt.Errorf("%v joins a session that has ended: %w", h.engine, sessions.ErrPeerClosed)
 	}
 	if len(e.core.All) >= e.opts.MaxPeers {
 		return nil, handshake.Full, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.core.All), e.opts.MaxPeers)
@@ -202,7 +202,7 @@ func (s *session) awaitRail(c *conn, a *assembly, verdict func(handshake.Verdict
 	if err != nil {
 		c.abandon(fmt.Errorf("rdma: connection to %v not assembled: %w: %w", s.Peer, rdma.ErrPeerDied, err))
 		if s.endedNormally() {
-			return sessions.ErrHungUp
+			return sessions.ErrPeerClosed
 		}
 		return err
 	}
@@ -319,7 +319,7 @@ func (s *session) setPeer(id rdma.EngineID) error {
 		s.Peer = id
 	}
 	if s.Peer != id {
-		return fmt.Errorf("engines %v and %v answer there: %w", s.Peer, id, rdma.ErrNoPeer)
+		return fmt.Errorf("engines %v and %v answer at the same addresses: %w", s.Peer, id, rdma.ErrNoPeer)
 	}
 	return nil
 }

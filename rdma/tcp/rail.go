@@ -131,8 +131,8 @@ func (c *conn) abandon(why error) {
 	c.goroutinesEnded(2)
 }
 
-// goroutinesEnded records that n goroutines of a connection have ended. With the last one the rail is down
-// on this side.
+// goroutinesEnded records that n goroutines of a connection have ended. With the last one the
+// rail is down on this side.
 func (c *conn) goroutinesEnded(n int) {
 	s, r := c.s, c.rail
 	s.Mu.Lock()
@@ -153,11 +153,11 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 		s.Mu.Unlock()
 		return
 	}
-	closed := errors.Is(why, sessions.ErrHungUp)
+	closed := errors.Is(why, sessions.ErrPeerClosed)
 	s.peerClosed = s.peerClosed || closed
 	if s.up == 1 {
 		if s.peerClosed && !closed && s.idleLocked() {
-			why = fmt.Errorf("rdma: %v %w: %w", s.Peer, sessions.ErrHungUp, rdma.ErrPeerDied)
+			why = fmt.Errorf("rdma: %v %w: %w", s.Peer, sessions.ErrPeerClosed, rdma.ErrPeerDied)
 		}
 		conns, first := s.beginEndLocked(why)
 		s.Mu.Unlock()

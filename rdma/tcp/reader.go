@@ -31,7 +31,7 @@ func (c *conn) readError(err error) error {
 		c.s.e.core.MalformedFrames.Add(1)
 		c.s.e.core.Log.Warn(sessions.LogMalformed, "data-plane peer sent a malformed frame; session closed", "peer", c.s.Peer.String(), "remote", c.nc.RemoteAddr(), "err", err)
 	}
-	if err == sessions.ErrHungUp {
+	if err == sessions.ErrPeerClosed {
 		return fmt.Errorf("rdma: %v %w: %w", c.s.Peer, err, rdma.ErrPeerDied)
 	}
 	if errors.Is(err, io.EOF) {
@@ -96,9 +96,9 @@ const (
 	normalEndRailWait = 100 * time.Millisecond
 )
 
-// endedNormally returns sessions.ErrHungUp if the peer closed the session with no operation in flight,
-// otherwise nil. The peer's last acks may still be in other connections, so endedNormally waits for
-// their ends.
+// awaitNormalEnd returns sessions.ErrPeerClosed if the peer closed the session with no
+// operation in flight, otherwise nil. The peer's last acks may still be in other connections,
+// so endedNormally waits for their ends.
 func (c *conn) awaitNormalEnd() error {
 	s := c.s
 	s.Mu.Lock()
@@ -118,7 +118,7 @@ func (c *conn) awaitNormalEnd() error {
 		}
 	}
 	if s.idle() {
-		return sessions.ErrHungUp
+		return sessions.ErrPeerClosed
 	}
 	return nil
 }

@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// Severity says whether a finding stops work or slows it.
+// Severity is the severity of a finding.
 type Severity string
 
 // The severities.
 const (
-	// Failure: it does not work.
+	// Failure: the NIC or function does not work.
 	Failure Severity = "fail"
 	// Warning: it works, but slower or less safely than it could.
 	Warning Severity = "warn"
 )
 
-// Finding is one thing that is wrong, and what to do about it.
+// Finding is one problem and its remedy.
 type Finding struct {
 	Severity Severity `json:"severity"`
-	// NIC is the NIC or GPU it is about; "" is the host.
+	// NIC is the NIC or GPU with the problem; "" is the host.
 	NIC string `json:"nic,omitempty"`
 	// Code names the check: "port-down". It does not change between versions.
 	Code string `json:"code"`
@@ -32,29 +32,29 @@ type Finding struct {
 	Do   string `json:"do"`
 }
 
-// Facts are what sysfs does not know. A nil pointer, map or zero value was not
-// looked at, and is not judged.
+// Facts are the inputs of Check that sysfs does not have. A nil pointer, map or zero value was
+// not collected and is not checked.
 type Facts struct {
-	// MemlockBytes is the process's limit of locked memory; math.MaxUint64: none.
+	// MemlockBytes is the process's limit of locked memory; math.MaxUint64 means unlimited.
 	MemlockBytes *uint64
-	// RateGbps is what the administrator expects of each RDMA NIC; 0: what the
-	// others of its model do.
+	// RateGbps is the expected rate of each RDMA NIC; 0: the rate of the other NICs of its
+	// model.
 	RateGbps float64
 	// Kernel is the release, "6.1.0-28-amd64".
 	Kernel string
-	// DeviceErr is why /dev/infiniband can't be used, by RDMA device.
+	// DeviceErr is, by RDMA device, the reason why its file in /dev/infiniband can't be used.
 	DeviceErr map[string]error
-	// Before and After are two looks at the driver's counters of an interface
-	// (ethtool -S), Interval apart.
+	// Before and After are the driver's counters of each interface (ethtool -S), read Interval
+	// apart.
 	Before, After map[string]map[string]uint64
 	Interval      time.Duration
 }
 
-// MemlockMin is the locked memory that an RDMA NIC cannot do with less than, in
-// bytes: the smallest arena that the node accepts, with the queues beside it.
+// MemlockMin is the least amount of locked memory for an RDMA NIC, in bytes: the smallest arena
+// that the node accepts, plus the queues.
 const MemlockMin = 64 << 20
 
-// Check judges the host. Failures come first.
+// Check checks the host. Failures come first.
 func Check(h Host, f Facts) []Finding {
 	c := &checker{host: h, facts: f, out: []Finding{}}
 	c.hostWide()
@@ -80,8 +80,8 @@ func Failed(findings []Finding) bool {
 	return slices.ContainsFunc(findings, func(f Finding) bool { return f.Severity == Failure })
 }
 
-// Report is the text that `penstock nic check` prints: a finding is a line, and
-// what to do the next.
+// Report is the text that `penstock nic check` prints: each finding takes a line, and its
+// remedy the next.
 func Report(findings []Finding) string {
 	if len(findings) == 0 {
 		return "nothing to complain of\n"
@@ -92,7 +92,7 @@ func Report(findings []Finding) string {
 		row(w, string(f.Severity), orHost(f.NIC), f.Code, f.What)
 		row(w, "", "", "", "→ "+f.Do)
 	}
-	_ = w.Flush() // into memory
+	_ = w.Flush() // writes to memory cannot fail
 	return trimLines(b.String())
 }
 
@@ -113,7 +113,7 @@ func (c *checker) add(s Severity, nic, code, do, format string, args ...any) {
 	c.out = append(c.out, Finding{Severity: s, NIC: nic, Code: code, What: fmt.Sprintf(format, args...), Do: do})
 }
 
-// hostWide judges what all NICs share.
+// hostWide checks the properties that all NICs share.
 func (c *checker) hostWide() {
 	h := &c.host
 	rdma := slices.ContainsFunc(h.NICs, func(n NIC) bool { return n.IsRDMA() })
@@ -144,9 +144,9 @@ func (c *checker) hostWide() {
 	}
 }
 
-// gpuMemory: NICs reach GPU memory through nvidia_peermem, or through dma-buf,
-// which takes a kernel of 5.12 or later and NVIDIA's open modules. EFA's driver
-// sees to that itself.
+// gpuMemory checks access to GPU memory. NICs access it through nvidia_peermem, or through
+// dma-buf, which requires kernel 5.12 or later and NVIDIA's open modules. EFA's driver does not
+// need either.
 func (c *checker) gpuMemory() {
 	if len(c.host.GPUs) == 0 {
 		return
@@ -172,7 +172,7 @@ func kernelBefore(release string, major, minor int) bool {
 	return a < major || a == major && b < minor
 }
 
-// nic judges one NIC. One that is left alone is not judged.
+// nic checks one NIC, unless its role is Unused.
 func (c *checker) nic(n NIC) {
 	if n.Role == Unused {
 		return
@@ -209,8 +209,8 @@ func (c *checker) unusable(n NIC) {
 	c.add(Failure, n.Name, code, do, "%s", n.Problem)
 }
 
-// rate: fewer lanes than four, or slower than expected, or than the others of
-// its model.
+// rate checks for fewer than four lanes, and for a rate below the expected one or that of other
+// NICs of its model.
 func (c *checker) rate(n NIC) {
 	want, why := c.facts.RateGbps, "as expected"
 	if want == 0 {
@@ -229,10 +229,10 @@ func (c *checker) rate(n NIC) {
 	}
 }
 
-// slot: the PCIe link below what the NIC can, or below what its port needs.
+// slot checks whether the PCIe link is slower than the NIC's maximum or than its port needs.
 func (c *checker) slot(n NIC) {
 	now, most := n.PCI.Link, n.PCI.LinkMax
-	if now == (Link{}) || n.Software || n.VFOf != "" { // a VF shows no link of its own
+	if now == (Link{}) || n.Software || n.VFOf != "" { // a VF has no link of its own
 		return
 	}
 	do := "seat the card anew, look at the slot's width and at the BIOS's PCIe setting"
@@ -246,9 +246,9 @@ func (c *checker) slot(n NIC) {
 	}
 }
 
-// RoCEMTU is the least MTU of an interface, in bytes, at which RoCE packets
-// carry 4096: the headers take 96 (GRH 40, UDP 8, BTH 12, XRC 4, atomic 28,
-// ICRC 4; iboe_get_mtu in the kernel).
+// RoCEMTU is the least MTU of an interface, in bytes, at which RoCE packets carry 4096 bytes:
+// the headers take 96 (GRH 40, UDP 8, BTH 12, XRC 4, atomic 28, ICRC 4; iboe_get_mtu in the
+// kernel).
 const RoCEMTU = 4096 + 96
 
 func (c *checker) mtu(n NIC) {
@@ -265,7 +265,7 @@ func (c *checker) mtu(n NIC) {
 	}
 }
 
-// rocePayload is the largest InfiniBand MTU that fits an interface's.
+// rocePayload returns the largest InfiniBand MTU that fits into an interface's MTU.
 func rocePayload(mtu int) int {
 	for _, p := range []int{4096, 2048, 1024, 512} {
 		if mtu >= p+RoCEMTU-4096 {
@@ -275,8 +275,8 @@ func rocePayload(mtu int) int {
 	return 256
 }
 
-// bond: a hash over MAC or IP addresses puts all traffic between two hosts on
-// one member.
+// bond checks the hash policy: a hash over MAC or IP addresses sends all traffic between two
+// hosts over one member.
 func (c *checker) bond(n NIC) {
 	if n.Bond == nil || len(n.Bond.Members) < 2 {
 		return
@@ -291,8 +291,8 @@ func (c *checker) bond(n NIC) {
 	}
 }
 
-// pause: PFC pause frames between the two looks. Sent ones say that this host
-// does not drain its NIC, received ones that the network holds it back.
+// pause checks for PFC pause frames between the two reads of the counters. Sent frames mean
+// that this host does not drain its NIC, received frames that the network throttles it.
 func (c *checker) pause(n NIC) {
 	interfaces := []string{n.Netdev}
 	if n.Bond != nil {
@@ -323,13 +323,13 @@ func (c *checker) pauseOf(n NIC, netdev string) {
 	}
 }
 
-// isPause recognises the counters of PFC pause frames: mlx5 and bnxt count them
-// by priority (rx_prio3_pause), ice and others as rx_priority_3_xoff.
+// isPause reports whether a counter counts PFC pause frames. mlx5 and bnxt name them by
+// priority (rx_prio3_pause), ice and others rx_priority_3_xoff.
 func isPause(name string) bool {
 	return strings.Contains(name, "prio") && (strings.HasSuffix(name, "_pause") || strings.Contains(name, "xoff") && strings.HasPrefix(strings.TrimLeft(name, "rt"), "x_"))
 }
 
-// gpu judges the way from a GPU to its NIC.
+// gpu checks the path from a GPU to its NIC.
 func (c *checker) gpu(g GPU) {
 	serving := slices.ContainsFunc(c.host.NICs, func(n NIC) bool { return n.IsRDMA() && n.Role != Unused })
 	if !serving {
@@ -350,7 +350,7 @@ func (c *checker) gpu(g GPU) {
 	}
 }
 
-// lostNIC names an unusable NIC under the GPU's switch.
+// lostNIC returns the name of an unusable NIC under the GPU's switch.
 func (c *checker) lostNIC(g GPU) string {
 	for _, n := range c.host.NICs {
 		if n.IsRDMA() && !n.Usable && n.Role != Unused && relate(n.PCI, g.PCI).distance == ViaSwitch {

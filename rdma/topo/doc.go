@@ -1,9 +1,8 @@
-// Package topo says what NICs and GPUs a host has, and which belong together.
-// It reads sysfs; what a GPU is called comes from the driver's library
-// (rdma/topo/gpus), where there is one.
+// Package topo lists the NICs and GPUs of a host and pairs them. It reads sysfs. The names of
+// GPUs come from the driver's library (rdma/topo/gpus), if it is installed.
 //
-// It opens no device, changes no setting and moves no byte: a provider asks it
-// which NIC to open, a person asks it why that one.
+// It opens no device, changes no setting and moves no data. Providers use it to choose NICs,
+// and `penstock nic list` prints the reason of each choice.
 //
 //	        /sys/class/infiniband/*   /sys/class/net/*   /sys/bus/pci/devices/*
 //	                      │                 │                   │
@@ -16,21 +15,19 @@
 //	 root         root      switch └ 17:01.0 ─ 1b:00.0 gpu0     switch 16:00.0 with gpu0
 //	 complex      port
 //
-// How far two devices are from each other is the first of these that holds:
+// The distance of two devices is the first of these that applies:
 //
 //	switch   their paths share a bridge: bytes turn around below the CPU
 //	root     they share the host bridge only
 //	numa     they hang on the same NUMA node
 //	far      neither: bytes cross the link between the sockets
 //
-// Roles, in DualPath's words (section 3): a CNIC is a GPU's own NIC on the
-// compute network, an SNIC reaches the storage network. Where nothing tells the
-// two apart, a NIC is shared and serves both. Role, Reason says why: see
-// roles.go for the rules, in their order.
+// Roles, in DualPath's terms (section 3): a CNIC is a GPU's own NIC on the compute network, an
+// SNIC is on the storage network. If the two cannot be distinguished, a NIC is shared and
+// serves both. NIC.Reason explains the role; roles.go has the rules in their order.
 //
-// A file that is not there, or that the kernel refuses to read (the speed of an
-// interface that is down), is a value that is not known, never an error: a host
-// without RDMA is a host without RDMA.
+// If a file is missing, or the kernel refuses to read it (the speed of an interface that is
+// down), its value is unknown. That is never an error: a host without RDMA is valid.
 //
 // There are no locks and no goroutines: Read returns a value.
 package topo

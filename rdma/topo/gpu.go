@@ -12,12 +12,11 @@ type GPU struct {
 	// Name is "gpu" and the index, which is NVML's.
 	Name string `json:"name"`
 	PCI  PCI    `json:"pci"`
-	// Model, UUID and MemoryBytes are what the driver says; "" and 0 where its
-	// library is not there.
+	// Model, UUID and MemoryBytes come from the driver; "" and 0 if its library is missing.
 	Model       string `json:"model,omitempty"`
 	UUID        string `json:"uuid,omitempty"`
 	MemoryBytes uint64 `json:"memory_bytes,omitempty"`
-	// Pairs are the NICs for this GPU, the first choice first.
+	// Pairs are the NICs for this GPU, the preferred one first.
 	Pairs []Pair `json:"pairs,omitempty"`
 }
 
@@ -28,9 +27,8 @@ type Pair struct {
 	Reason   string   `json:"reason"`
 }
 
-// gpus lists the NVIDIA GPUs that PCI shows: vendor 10de, class display (0300)
-// or 3D controller (0302). What the driver knows beyond that is taken from
-// known.
+// gpus lists the NVIDIA GPUs on PCI: vendor 10de, class display (0300) or 3D controller (0302).
+// It takes the driver's data from known.
 func (t tree) gpus(known []GPU) []GPU {
 	out := []GPU{}
 	for _, name := range t.names("bus/pci/devices") {

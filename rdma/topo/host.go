@@ -8,42 +8,41 @@ import (
 	"strings"
 )
 
-// Host is what a host has. NICs are sorted by kind (RDMA first), then by the
-// number in their names; GPUs by PCI address, which is the order of NVML.
+// Host is the NICs and GPUs of a host. NICs are sorted by kind (RDMA first), then by the number
+// in their names, GPUs by PCI address, which is NVML's order.
 type Host struct {
 	NICs []NIC `json:"nics"`
 	GPUs []GPU `json:"gpus"`
-	// Skipped are interfaces that are no NICs: bridges, veth pairs, tunnels.
+	// Skipped are interfaces that are not NICs: bridges, veth pairs, tunnels.
 	Skipped []string `json:"skipped,omitempty"`
-	// Modules are those kernel modules of the RDMA stack that are loaded.
+	// Modules are the loaded kernel modules of the RDMA stack.
 	Modules []string `json:"modules,omitempty"`
 	// Orphans are PCI devices whose RDMA driver is not loaded.
 	Orphans []Orphan `json:"orphans,omitempty"`
 }
 
-// Orphan is a PCI device that could do RDMA, but has no RDMA device.
+// Orphan is a PCI device that supports RDMA but has no RDMA device.
 type Orphan struct {
 	PCI PCI `json:"pci"`
-	// Module is the kernel module that would give it one.
+	// Module is the kernel module that creates the RDMA device.
 	Module string `json:"module"`
 }
 
-// Options say where to look.
+// Options are the inputs of Read.
 type Options struct {
-	// Sysfs is the tree that is mounted at /sys; it must know links
-	// (fs.ReadLinkFS). Nil: /sys.
+	// Sysfs is the tree mounted at /sys. It must support links (fs.ReadLinkFS). Nil: /sys.
 	Sysfs fs.FS
-	// Roles gives NICs their roles by name, before all rules.
+	// Roles sets the roles of NICs by name and overrides all rules.
 	Roles map[string]Role
-	// Addrs returns the addresses of an interface: sysfs does not have them.
-	// Nil: they are not known, and no interface is judged by them.
+	// Addrs returns the addresses of an interface, which sysfs does not have. Nil: addresses are
+	// unknown and not checked.
 	Addrs func(netdev string) []netip.Prefix
-	// GPUs are what the driver says of its GPUs (rdma/topo/gpus), by PCI
-	// address. Nil: sysfs alone.
+	// GPUs are the driver's data of its GPUs (rdma/topo/gpus), by PCI address. Nil: only sysfs
+	// is used.
 	GPUs []GPU
 }
 
-// Read looks at the host.
+// Read reads the host.
 func Read(o Options) Host {
 	if o.Sysfs == nil {
 		o.Sysfs = os.DirFS("/sys")
@@ -69,7 +68,7 @@ func Read(o Options) Host {
 	return h
 }
 
-// modules lists what is loaded of the modules that matter here.
+// modules lists the loaded modules of the RDMA stack.
 func (t tree) modules() []string {
 	var out []string
 	for _, m := range []string{"ib_core", "ib_uverbs", "rdma_cm", "mlx5_core", "mlx5_ib", "efa", "irdma", "bnxt_re", "rdma_rxe", "siw", "nvidia", "nvidia_peermem", "gdrdrv"} {
@@ -83,8 +82,8 @@ func (t tree) modules() []string {
 // hasModule reports whether the module is loaded.
 func (h *Host) hasModule(name string) bool { return slices.Contains(h.Modules, name) }
 
-// rdmaModule is the module that makes an RDMA device of a PCI device, by what
-// lspci -n shows of those whose every function can do RDMA.
+// rdmaModule returns the module that creates an RDMA device for a PCI device. It knows the ids
+// (as in lspci -n) of devices whose every function supports RDMA.
 func rdmaModule(id string) string {
 	switch {
 	case strings.HasPrefix(id, "15b3:"): // Mellanox, NVIDIA
@@ -95,7 +94,7 @@ func rdmaModule(id string) string {
 	return ""
 }
 
-// orphans finds network devices (PCI class 0x02) that could do RDMA and don't.
+// orphans finds network devices (PCI class 0x02) that support RDMA but have no RDMA device.
 func (t tree) orphans(nics []NIC) []Orphan {
 	var out []Orphan
 	for _, name := range t.names("bus/pci/devices") {
@@ -105,7 +104,7 @@ func (t tree) orphans(nics []NIC) []Orphan {
 		}
 		module := rdmaModule(pciID(t.text(dir+"/vendor"), t.text(dir+"/device")))
 		has := slices.ContainsFunc(nics, func(n NIC) bool { return n.PCI.Address == name && n.IsRDMA() })
-		// A port of a bond hands its RDMA device over to the bond's.
+		// A port of a bond passes its RDMA device to the bond.
 		bonded := slices.ContainsFunc(nics, func(n NIC) bool { return n.IsRDMA() && n.Bond != nil && sameCard(n.PCI.Address, name) })
 		if module != "" && !has && !bonded {
 			out = append(out, Orphan{PCI: t.readPCI(t.real(dir)), Module: module})
@@ -142,7 +141,7 @@ func compareNames(a, b string) int {
 	return len(a) - len(b)
 }
 
-// digits is the length of the number that s begins with.
+// digits returns the length of the number at the start of s.
 func digits(s string) int {
 	n := 0
 	for n < len(s) && s[n] >= '0' && s[n] <= '9' {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Kind is the transport that a NIC speaks.
+// Kind is the transport of a NIC.
 type Kind string
 
 // The kinds.
@@ -21,54 +21,53 @@ const (
 	TCP        Kind = "tcp"
 )
 
-// NIC is one port: of an RDMA device, or an interface without one.
+// NIC is a port of an RDMA device, or an interface without an RDMA device.
 type NIC struct {
-	// Name is the RDMA device's, with ":port" where it has several, or the
-	// interface's.
+	// Name is the name of the RDMA device, with ":port" if it has several ports, or of the
+	// interface.
 	Name string `json:"name"`
 	Kind Kind   `json:"kind"`
 	Role Role   `json:"role"`
-	// Reason is why it has that role.
+	// Reason explains the role.
 	Reason string `json:"reason"`
-	// Usable is whether it could carry traffic now; Problem says why not.
+	// Usable reports whether it can carry traffic now. Problem is the reason if it can't.
 	Usable  bool   `json:"usable"`
 	Problem string `json:"problem,omitempty"`
 
 	PCI PCI `json:"pci"`
-	// Software is whether the CPU does the RDMA: rxe, siw.
+	// Software is true if the CPU performs the RDMA: rxe, siw.
 	Software bool `json:"software,omitempty"`
 	// VerbsDevice is the device's name in /dev/infiniband: uverbs0.
 	VerbsDevice string `json:"verbs_device,omitempty"`
 	// Port is the RDMA device's port, from 1.
 	Port int `json:"port,omitempty"`
-	// State is the port's, or the interface's, in lower case: active, init,
-	// down; up.
+	// State is the state of the port or the interface in lower case: active, init, down; up.
 	State string `json:"state"`
-	// Physical is what the wire does, of an RDMA port: LinkUp, Polling, Disabled.
+	// Physical is the physical state of an RDMA port: LinkUp, Polling, Disabled.
 	Physical string `json:"physical,omitempty"`
-	// RateGbps is in Gb/s; 0: not known. Lanes is how many make it up: 4 of a 4X.
+	// RateGbps is in Gb/s; 0: unknown. Lanes is the number of lanes: 4 for 4X.
 	RateGbps float64 `json:"rate_gbps"`
 	Lanes    int     `json:"lanes,omitempty"`
 
-	// Netdev is the interface of the port, "" if it has none (EFA).
+	// Netdev is the interface of the port; "" if it has none (EFA).
 	Netdev string `json:"netdev,omitempty"`
 	// NetdevUp is whether an administrator has set the interface up.
 	NetdevUp bool `json:"netdev_up,omitempty"`
-	// MTUBytes is the interface's.
+	// MTUBytes is the MTU of the interface.
 	MTUBytes int            `json:"mtu_bytes,omitempty"`
 	Addrs    []netip.Prefix `json:"addrs,omitempty"`
 	Bond     *Bond          `json:"bond,omitempty"`
 
-	// GIDs are those that are set, and GID the one to use.
+	// GIDs are the GIDs that are set, and GID the one to use.
 	GIDs []GID `json:"gids,omitempty"`
 	GID  *GID  `json:"gid,omitempty"`
 
-	// VFOf is the PCI address of the physical function, of a virtual one. VFs is
-	// how many virtual functions a physical one has given out.
+	// VFOf is, for a virtual function, the PCI address of its physical function. VFs is the
+	// number of virtual functions of a physical one.
 	VFOf string `json:"vf_of,omitempty"`
 	VFs  int    `json:"vfs,omitempty"`
 
-	// GPUs are those that this NIC serves.
+	// GPUs are the GPUs that this NIC serves.
 	GPUs []string `json:"gpus,omitempty"`
 }
 
@@ -79,7 +78,7 @@ func (n *NIC) IsRDMA() bool { return n.Kind != TCP }
 type GID struct {
 	Index int        `json:"index"`
 	Addr  netip.Addr `json:"addr"`
-	// Type is as the kernel writes it: "RoCE v2", "IB/RoCE v1".
+	// Type is the kernel's name: "RoCE v2", "IB/RoCE v1".
 	Type   string `json:"type"`
 	Netdev string `json:"netdev,omitempty"`
 }
@@ -89,9 +88,9 @@ func (g GID) String() string { return fmt.Sprintf("%d %s", g.Index, g.Addr.Unmap
 
 const typeRoCEv2 = "RoCE v2"
 
-// Bond is several interfaces behind one.
+// Bond is several interfaces combined into one.
 type Bond struct {
-	// Mode and HashPolicy are the kernel's words: "802.3ad", "layer3+4".
+	// Mode and HashPolicy are the kernel's names: "802.3ad", "layer3+4".
 	Mode       string   `json:"mode"`
 	HashPolicy string   `json:"hash_policy,omitempty"`
 	Members    []string `json:"members"`
@@ -158,7 +157,7 @@ func (t tree) verbsDevice(device string) string {
 	return ""
 }
 
-// readFunctions says what is virtual and what physical about a PCI function.
+// readFunctions reads the virtual and physical functions of a PCI function.
 func (t tree) readFunctions(n *NIC, dir string) {
 	if dir == "" {
 		return
@@ -181,7 +180,7 @@ func kindOf(driver, layer, node string) Kind {
 	return RoCE
 }
 
-// rdmaProblem says why the port could not carry traffic now, or "".
+// rdmaProblem returns why the port cannot carry traffic now, or "".
 func (n *NIC) rdmaProblem() string {
 	switch {
 	case n.State == "":
@@ -199,7 +198,7 @@ func (n *NIC) rdmaProblem() string {
 	return ""
 }
 
-// afterColon is the word of "4: ACTIVE".
+// afterColon returns the word after the colon in "4: ACTIVE".
 func afterColon(s string) string {
 	_, word, _ := strings.Cut(s, ": ")
 	return word
@@ -243,16 +242,17 @@ func (t tree) gids(dir string) []GID {
 	return out
 }
 
-// gidIsSet: an empty entry is all zeroes, or a prefix with an id of zeroes.
+// gidIsSet reports whether an entry is set. An empty entry is all zeroes, or a prefix with an
+// interface id of zeroes.
 func gidIsSet(a netip.Addr) bool {
 	b := a.As16()
 	return [8]byte(b[8:]) != [8]byte{}
 }
 
-// bestGID returns the one to use. For RoCE: version 2, which is routed and
-// carries a DSCP; an IPv4 address first, since it is what administrators give
-// out and what a peer's list is sure to have; then a global IPv6 one, then a
-// link-local one. Elsewhere: the first.
+// bestGID returns the GID to use. For RoCE it prefers version 2, which can be routed and
+// carries a DSCP: first an IPv4 address, because administrators assign it and a peer's list
+// includes it, then a global IPv6 address, then a link-local one. For other kinds it is the
+// first.
 func bestGID(kind Kind, gids []GID) *GID {
 	best, rank := -1, 0
 	for i, g := range gids {
@@ -281,8 +281,8 @@ func gidRank(kind Kind, g GID) int {
 	return 1
 }
 
-// netdevOf finds the interface of an RDMA port: the GID table names it; else it
-// is the one of the same PCI function; software devices name it as their parent.
+// netdevOf finds the interface of an RDMA port: the one in the GID table, otherwise the one of
+// the same PCI function. Software devices name it as their parent.
 func (t tree) netdevOf(dev, real string, port int, n NIC) string {
 	if n.GID != nil && n.GID.Netdev != "" {
 		return n.GID.Netdev
@@ -308,11 +308,11 @@ func (t tree) netdevOf(dev, real string, port int, n NIC) string {
 	return ""
 }
 
-// netdev is what sysfs says of one interface.
+// netdev is the state of one interface in sysfs.
 type netdev struct {
 	name     string
 	pci      PCI
-	dir      string // of the PCI device; "" if there is none
+	dir      string // directory of the PCI device; "" if there is none
 	virtual  bool
 	loopback bool
 	up       bool // set up by an administrator
@@ -373,12 +373,11 @@ func firstWord(s string) string {
 	return word
 }
 
-// uppersMax bounds how many interfaces may be stacked on one another: VLAN on
-// bridge on bond on NIC.
+// uppersMax bounds the number of interfaces that are stacked: VLAN on bridge on bond on NIC.
 const uppersMax = 4
 
-// addrs returns the addresses of an interface and of those that are stacked on
-// it: of a NIC in a bridge, the bridge has them.
+// addrs returns the addresses of an interface and of the interfaces stacked on it. For a NIC in
+// a bridge, the bridge has the addresses.
 func (t tree) addrs(name string, o Options, depth int) []netip.Prefix {
 	if o.Addrs == nil || depth > uppersMax {
 		return nil
@@ -392,8 +391,8 @@ func (t tree) addrs(name string, o Options, depth int) []netip.Prefix {
 	return out
 }
 
-// tcpNICs lists the interfaces that no RDMA device stands for. Virtual ones
-// count only where there is nothing else, as in a container.
+// tcpNICs lists the interfaces without an RDMA device. Virtual interfaces count only if there
+// are no others, as in a container.
 func (t tree) tcpNICs(o Options, rdma []NIC) (nics []NIC, skipped []string) {
 	var virtual []netdev
 	found := len(rdma) > 0
@@ -427,7 +426,7 @@ func (t tree) tcpNIC(d netdev, o Options) NIC {
 		Netdev: d.name, NetdevUp: d.up, MTUBytes: d.mtu, Bond: d.bond,
 		Addrs: t.addrs(d.name, o, 0),
 	}
-	// Drivers without a notion of a link leave the state unknown.
+	// Drivers that do not detect a link report the state unknown.
 	if d.oper == "unknown" && d.up && d.carrier {
 		n.State = "up"
 	}
@@ -449,5 +448,5 @@ func orUnknown(s string) string {
 	return s
 }
 
-// model is what makes two NICs alike: same PCI id.
+// model returns a string that is equal for NICs with the same PCI id.
 func (n *NIC) model() string { return path.Join(string(n.Kind), n.PCI.ID) }

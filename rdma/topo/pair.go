@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// pair gives GPUs their NICs, so that no NIC idles and no GPU goes without:
-// first every NIC goes to the closest GPU, among equals to the one with the
-// fewest; then a GPU that got none shares the closest NIC, among equals the one
-// that serves the fewest. TCP serves GPUs only where no RDMA NIC does.
+// pair assigns NICs to GPUs so that every NIC serves a GPU and every GPU has a NIC. First every
+// NIC goes to the closest GPU, among equals to the one with the fewest NICs. Then a GPU without
+// a NIC shares the closest NIC, among equals the one that serves the fewest GPUs. TCP NICs
+// serve GPUs only if no RDMA NIC does.
 func (h *Host) pair() {
 	nics := h.serving(true)
 	if len(nics) == 0 {
@@ -40,7 +40,7 @@ func (h *Host) pair() {
 	}
 }
 
-// serving lists the NICs that may serve GPUs, those with RDMA or those without.
+// serving lists the NICs that may serve GPUs, with RDMA or without.
 func (h *Host) serving(rdma bool) (nics []int) {
 	for i, n := range h.NICs {
 		if n.Usable && (n.Role == CNIC || n.Role == Shared) && n.IsRDMA() == rdma {
@@ -57,24 +57,23 @@ func (h *Host) join(gpu, nic int) {
 	n.GPUs = append(n.GPUs, g.Name)
 }
 
-// Want says which NICs a caller needs.
+// Want is a caller's requirement for NICs.
 type Want struct {
-	// NICs names them, or gives an address of each; all must be usable, and of
-	// Kinds. Empty: by the rest.
+	// NICs names the NICs, or gives an address of each. All must be usable and of one of Kinds.
+	// Empty: choose by the other fields.
 	NICs []string
-	// GPU asks for the NICs paired with that GPU.
+	// GPU selects the NICs paired with that GPU.
 	GPU string
-	// Role asks for the NICs that have it, or are shared. "": CNIC, SNIC and
-	// shared.
+	// Role selects the NICs with that role or the role Shared. "": CNIC, SNIC and Shared.
 	Role Role
-	// RDMA leaves TCP out.
+	// RDMA excludes TCP NICs.
 	RDMA bool
-	// Kinds are those that will do. Empty: any.
+	// Kinds are the accepted kinds. Empty: any.
 	Kinds []Kind
 }
 
-// Choose returns the NICs to use, in the order of the table. If there are none
-// the error is a *NoNICError, whose text ends with the table of what is there.
+// Choose returns the NICs to use, in the order of the table. If there are none it returns a
+// *NoNICError, whose text ends with the table of the host's NICs.
 func (h *Host) Choose(w Want) ([]NIC, error) {
 	if len(w.NICs) > 0 {
 		return h.named(w)
@@ -119,7 +118,7 @@ func (n *NIC) answersTo(text string) bool {
 		slices.ContainsFunc(n.GIDs, func(g GID) bool { return g.Addr.Unmap() == ip })
 }
 
-// speaks reports whether the NIC is of a kind that will do.
+// speaks reports whether the NIC is of an accepted kind.
 func (w Want) speaks(n NIC) bool {
 	return (!w.RDMA || n.IsRDMA()) && (len(w.Kinds) == 0 || slices.Contains(w.Kinds, n.Kind))
 }
@@ -136,7 +135,7 @@ func (w Want) fits(n NIC) bool {
 	return true
 }
 
-// String words the wish: "usable RDMA NIC for gpu3".
+// String describes the requirement: "usable RDMA NIC for gpu3".
 func (w Want) String() string {
 	s := "usable NIC"
 	if w.RDMA {
@@ -152,7 +151,7 @@ func (w Want) String() string {
 	return s
 }
 
-// kinds words Kinds: " of kind ib or roce".
+// kinds describes Kinds: " of kind ib or roce".
 func (w Want) kinds() string {
 	if len(w.Kinds) == 0 {
 		return ""
@@ -164,9 +163,9 @@ func (w Want) kinds() string {
 	return " of kind " + strings.Join(words, " or ")
 }
 
-// NoNICError says that no NIC does what was asked for, and shows what there is.
+// NoNICError reports that no NIC meets the requirement, and contains the host.
 type NoNICError struct {
-	// What was asked for.
+	// What describes the requirement.
 	What string
 	Host Host
 }

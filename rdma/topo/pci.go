@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// PCI is where a device sits. The zero value: not on PCI, or not known.
+// PCI is the position of a device. The zero value: not on PCI, or unknown.
 type PCI struct {
 	// Address is domain:bus:device.function.
 	Address string `json:"address,omitempty"`
@@ -16,14 +16,14 @@ type PCI struct {
 	// ID is vendor:device, in hexadecimal: "15b3:1021".
 	ID     string `json:"id,omitempty"`
 	Driver string `json:"driver,omitempty"`
-	// NUMA is the node; -1 if the firmware does not say.
+	// NUMA is the node; -1 if the firmware does not report it.
 	NUMA int `json:"numa"`
-	// Link is what was negotiated with the slot, LinkMax what the device can.
+	// Link is the link negotiated with the slot, LinkMax the device's maximum.
 	Link    Link `json:"link,omitzero"`
 	LinkMax Link `json:"link_max,omitzero"`
 }
 
-// Link is a PCIe link. The zero value is not known.
+// Link is a PCIe link. The zero value is unknown.
 type Link struct {
 	// GTs is the signalling rate in GT/s: 32 for PCIe 5.
 	GTs   float64 `json:"gts"`
@@ -38,9 +38,9 @@ func (l Link) String() string {
 	return fmt.Sprintf("%g GT/s x%d", l.GTs, l.Lanes)
 }
 
-// Gbps is what the link carries in Gb/s, without the overhead of packets: line
-// code 128b/130b from 8 GT/s on, 8b/10b below (PCI Express Base Specification,
-// section 4.2; flit mode at 64 GT/s is within 2 % of the former).
+// Gbps is the capacity of the link in Gb/s, without the overhead of packets: line code
+// 128b/130b from 8 GT/s on, 8b/10b below (PCI Express Base Specification, section 4.2; flit
+// mode at 64 GT/s is within 2 % of the former).
 func (l Link) Gbps() float64 {
 	code := 128.0 / 130
 	if l.GTs < 8 {
@@ -79,8 +79,8 @@ func pciID(vendor, device string) string {
 	return v + ":" + d
 }
 
-// parseLink reads "32.0 GT/s PCIe" and "16"; "Unknown" and a width of 0 or 255
-// are what a link that is down says.
+// parseLink reads "32.0 GT/s PCIe" and "16". A link that is down has the speed "Unknown" and a
+// width of 0 or 255.
 func parseLink(speed, width string) Link {
 	rate, _, _ := strings.Cut(speed, " ")
 	gts, err := strconv.ParseFloat(rate, 64)
@@ -91,22 +91,22 @@ func parseLink(speed, width string) Link {
 	return Link{GTs: gts, Lanes: lanes}
 }
 
-// Distance is how far two devices are from each other. Less is closer.
+// Distance is the distance of two devices. Smaller is closer.
 type Distance int
 
 // The distances, as doc.go defines them.
 const (
-	// ViaSwitch: they share a PCIe bridge below the host bridge.
+	// ViaSwitch: both are below the same PCIe bridge under the host bridge.
 	ViaSwitch Distance = iota
-	// ViaRoot: they share the host bridge.
+	// ViaRoot: both are below the same host bridge.
 	ViaRoot
-	// ViaNUMA: they hang on the same NUMA node.
+	// ViaNUMA: both are on the same NUMA node.
 	ViaNUMA
-	// Far: neither, or not known.
+	// Far: none of these, or unknown.
 	Far
 )
 
-// String returns the word of the tables.
+// String returns the distance as in the tables.
 func (d Distance) String() string {
 	switch d {
 	case ViaSwitch:
@@ -121,16 +121,15 @@ func (d Distance) String() string {
 	return fmt.Sprintf("distance %d", int(d))
 }
 
-// MarshalText writes the word.
+// MarshalText returns String.
 func (d Distance) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// relation is how two devices reach each other.
+// relation is the position of two devices relative to each other.
 type relation struct {
 	distance Distance
-	// via is the lowest bridge, or the host bridge, that both are under.
+	// via is the lowest bridge, or the host bridge, above both.
 	via string
-	// hops is the number of links between the two, where they share a bridge or
-	// a host bridge.
+	// hops is the number of links between the two, if they share a bridge or a host bridge.
 	hops int
 }
 
@@ -163,7 +162,7 @@ func relate(a, b PCI) relation {
 	return r
 }
 
-// words says a relation to a person.
+// words describes a relation for people.
 func (r relation) words(a, b PCI) string {
 	switch r.distance {
 	case ViaSwitch:

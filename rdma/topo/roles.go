@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// Role is what a NIC is for.
+// Role is the use of a NIC.
 type Role string
 
 // The roles.
 const (
-	// CNIC is a GPU's NIC on the compute network.
+	// CNIC: a GPU's NIC on the compute network.
 	CNIC Role = "cnic"
-	// SNIC reaches storage.
+	// SNIC: a NIC on the storage network.
 	SNIC Role = "snic"
-	// Shared serves both.
+	// Shared: a NIC for both.
 	Shared Role = "shared"
-	// Unused is left alone.
+	// Unused: a NIC that is not used.
 	Unused Role = "none"
 )
 
@@ -29,18 +29,18 @@ func ParseRole(s string) (Role, error) {
 	return "", fmt.Errorf("topo: %q is no role of a NIC; roles are cnic, snic, shared and none", s)
 }
 
-// assignRoles gives every NIC its role. In this order:
+// assignRoles gives every NIC the role of the first rule that applies:
 //
-//  1. what configuration says;
-//  2. a virtual function beside its own physical one is left alone, and so is
-//     software RDMA beside hardware;
-//  3. no GPU here: an RDMA NIC reaches storage;
+//  1. the role in the configuration;
+//  2. a virtual function is unused if its own physical function is on this host, and
+//     software RDMA is unused if there is hardware RDMA;
+//  3. without GPUs, an RDMA NIC is an SNIC;
 //  4. an RDMA NIC under a GPU's PCIe switch is a CNIC;
-//  5. the RDMA NICs beside those reach storage;
-//  6. where none is under a GPU's switch, an RDMA NIC is shared;
-//  7. TCP steps in for what no usable RDMA NIC does, over the fastest
-//     interface that is up;
-//  8. where still nothing reaches storage, the CNICs do that too.
+//  5. the other RDMA NICs of a host with such CNICs are SNICs;
+//  6. if no RDMA NIC is under a GPU's switch, an RDMA NIC is shared;
+//  7. TCP, over the fastest interface that is up, takes each function for which there is no
+//     usable RDMA NIC;
+//  8. if there is still no SNIC, the CNICs serve storage too.
 func (h *Host) assignRoles(config map[string]Role) {
 	anyCNIC := slices.ContainsFunc(h.NICs, func(n NIC) bool {
 		r, _ := h.nearestGPU(n)
@@ -57,8 +57,8 @@ func (h *Host) assignRoles(config map[string]Role) {
 	h.shareCNICs(config)
 }
 
-// configured applies rule 1. It runs before TCP is judged, which depends on
-// what the others do, and again for TCP.
+// configured applies rule 1. It runs before TCP is assigned, which depends on the other roles,
+// and again for TCP.
 func (h *Host) configured(config map[string]Role) {
 	for i := range h.NICs {
 		n := &h.NICs[i]
@@ -68,7 +68,7 @@ func (h *Host) configured(config map[string]Role) {
 	}
 }
 
-// nearestGPU returns the relation to the closest GPU, and all GPUs that close.
+// nearestGPU returns the relation to the closest GPU, and all GPUs at that distance.
 func (h *Host) nearestGPU(n NIC) (best relation, gpus []int) {
 	best = relation{distance: Far, hops: 1 << 30}
 	for i, g := range h.GPUs {
@@ -136,7 +136,7 @@ func (h *Host) assignTCP() {
 	}
 }
 
-// tcpRole says what is left for TCP to do.
+// tcpRole returns the functions that are left for TCP.
 func (h *Host) tcpRole() (Role, string) {
 	usable := func(roles ...Role) bool {
 		return slices.ContainsFunc(h.NICs, func(n NIC) bool { return n.IsRDMA() && n.Usable && slices.Contains(roles, n.Role) })

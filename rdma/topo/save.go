@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Save copies into dir what Read looks at in a tree, so that Read of the copy
-// gives the same host: for a bug report, or for a test. A nil tree is /sys. dir
-// is made, and must be empty if it is there.
+// Save copies into dir the parts of a tree that Read reads, so that Read of the copy gives the
+// same host: for a bug report, or for a test. A nil tree is /sys. dir is created if necessary
+// and must be empty.
 func Save(dir string, sysfs fs.FS) error {
 	if sysfs == nil {
 		sysfs = os.DirFS("/sys")
@@ -33,14 +33,13 @@ func Save(dir string, sysfs fs.FS) error {
 	return nil
 }
 
-// saver is a tree that writes down what is read of it. It is read by one
-// goroutine.
+// saver is a tree that copies the parts that are read. One goroutine uses it.
 type saver struct {
 	tree tree
 	dir  string
-	err  error // of the writing
-	// dirs are the places of directories that are made: a port has a file for
-	// each of up to 1024 GIDs.
+	err  error // error of writing
+	// dirs are the locations of created directories: a port has a file for each of up to 1024
+	// GIDs.
 	dirs map[string]string
 }
 
@@ -49,8 +48,8 @@ var (
 	_ fs.ReadLinkFS = (*saver)(nil)
 )
 
-// place is where a file of the tree goes in the copy: not through links, which
-// may lead to what is not there yet.
+// place returns the location of a file of the tree in the copy. It does not follow links, which
+// may lead to files that are not copied yet.
 func (s *saver) place(name string) string {
 	parts := strings.Split(name, "/")
 	for n := 3; n <= 4 && n <= len(parts); n++ { // class/net/eth0, bus/pci/devices/0000:00:03.0
@@ -65,7 +64,7 @@ func (s *saver) place(name string) string {
 	return filepath.Join(s.dir, filepath.FromSlash(name))
 }
 
-// file is the place of a file, whose directory it makes.
+// file returns the location of a file and creates its directory.
 func (s *saver) file(name string) string {
 	dir := path.Dir(name)
 	at, made := s.dirs[dir]
@@ -93,7 +92,7 @@ func (s *saver) link(name, target string) {
 	}
 }
 
-// Open implements fs.FS. What the reader takes of a file is its copy.
+// Open implements fs.FS. Reading the file also copies it.
 func (s *saver) Open(name string) (fs.File, error) {
 	f, err := s.tree.fs.Open(name)
 	if err != nil {
@@ -133,8 +132,8 @@ func (f *saved) Close() error {
 	return f.File.Close()
 }
 
-// ReadDir implements fs.ReadDirFS. Links and directories are copied as such,
-// files when they are read.
+// ReadDir implements fs.ReadDirFS. It copies links and directories; files are copied when they
+// are read.
 func (s *saver) ReadDir(name string) ([]fs.DirEntry, error) {
 	entries, err := fs.ReadDir(s.tree.fs, name)
 	if err != nil {
@@ -161,7 +160,7 @@ func (s *saver) ReadLink(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The link of a device below a class lies where the device is.
+	// The link of a device below a class is resolved at the device's location.
 	at, err := filepath.Rel(s.dir, filepath.Join(s.place(path.Dir(name)), path.Base(name)))
 	if err != nil {
 		return "", err

@@ -10,8 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/topo/topotest"
 )
 
-// TestSave: Read of a copy gives the host that the copy was made of; also this
-// machine's.
+// TestSave: Read of a copy gives the same host as Read of the original, also for this machine.
 func TestSave(t *testing.T) {
 	testkit.Long(t, "copies the /sys of this machine")
 	hosts, err := filepath.Glob("testdata/*.host")

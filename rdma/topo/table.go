@@ -19,7 +19,7 @@ func (h Host) String() string {
 		row(w, n.Name, string(n.Kind), string(n.Role), n.stateWord(), n.rateWord(), numaWord(n.PCI.NUMA),
 			dash(shortPCI(n.PCI.Address)), dash(n.Netdev), n.gidWord(), dash(strings.Join(n.GPUs, " ")), n.Reason)
 	}
-	_ = w.Flush() // into memory
+	_ = w.Flush() // writes to memory cannot fail
 	if len(h.GPUs) > 0 {
 		fmt.Fprintln(w)
 		row(w, "GPU", "MODEL", "NUMA", "PCI", "NICS", "DISTANCE", "REASON")
@@ -36,7 +36,7 @@ func (h Host) String() string {
 
 func row(w *tabwriter.Writer, cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
 
-// trimLines drops the blanks that pad the last column.
+// trimLines removes the padding of the last column.
 func trimLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i := range lines {
@@ -45,8 +45,8 @@ func trimLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// pairWords are the columns about the NICs of a GPU: those of one GPU are
-// equally far, or it would not have got them.
+// pairWords returns the columns about the NICs of a GPU. All NICs of one GPU are at the same
+// distance.
 func (g *GPU) pairWords() []string {
 	if len(g.Pairs) == 0 {
 		return []string{"-", "-", "no usable NIC"}
@@ -58,7 +58,7 @@ func (g *GPU) pairWords() []string {
 	return []string{strings.Join(names, " "), g.Pairs[0].Distance.String(), g.Pairs[0].Reason}
 }
 
-// stateWord is the state, or what keeps the NIC from being used.
+// stateWord returns the state, or the reason why the NIC can't be used.
 func (n *NIC) stateWord() string {
 	if n.Usable {
 		return n.State
@@ -73,7 +73,7 @@ func (n *NIC) rateWord() string {
 	return fmt.Sprintf("%g Gb/s", n.RateGbps)
 }
 
-// gidWord is the GID to use, or the first address where there are no GIDs.
+// gidWord returns the GID to use, or the first address if there are no GIDs.
 func (n *NIC) gidWord() string {
 	switch {
 	case n.GID != nil:

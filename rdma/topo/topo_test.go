@@ -153,7 +153,7 @@ func rolesOf(t testing.TB, text string) map[string]Role {
 	return m
 }
 
-// readHost reads the host of a description, changed by more lines.
+// readHost reads the host of a description with additional lines.
 func readHost(t testing.TB, file, more string) Host {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join("testdata", file))
@@ -181,8 +181,8 @@ func TestPairsOfDGX(t *testing.T) {
 	}
 }
 
-// TestNoNICIdles: on hosts of any shape each usable NIC serves a GPU, each GPU
-// has its share of the NICs, and no NIC serves more GPUs than it must.
+// TestNoNICIdles: on hosts of any shape each usable NIC serves a GPU, each GPU has its share of
+// the NICs, and no NIC serves more GPUs than necessary.
 func TestNoNICIdles(t *testing.T) {
 	for gpus := 1; gpus <= 8; gpus *= 2 {
 		for nics := 1; nics <= 32; nics *= 2 {
@@ -196,8 +196,8 @@ func TestNoNICIdles(t *testing.T) {
 	}
 }
 
-// shape is a host whose GPUs and NICs are dealt out over switches of perSwitch
-// GPUs each, one after the other.
+// shape is a host whose GPUs and NICs are distributed in order over switches of perSwitch GPUs
+// each.
 func shape(gpus, nics, perSwitch int) Host {
 	switches := gpus / perSwitch
 	under := func(i int, name string) PCI {
@@ -248,7 +248,7 @@ func TestCompareNames(t *testing.T) {
 	}
 }
 
-// TestLinkGbps: what the slots carry, as NVIDIA's and AMD's data sheets give it.
+// TestLinkGbps: the capacities of slots agree with NVIDIA's and AMD's data sheets.
 func TestLinkGbps(t *testing.T) {
 	for _, c := range []struct {
 		link Link

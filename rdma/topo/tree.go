@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// tree reads sysfs. What can't be read is the empty string, or not known.
+// tree reads sysfs. An unreadable value is the empty string, or unknown.
 type tree struct{ fs fs.FS }
 
-// valueMax bounds what is read of one file: sysfs gives at most a page.
+// valueMax bounds the bytes read from one file: sysfs returns at most a page.
 const valueMax = 4096
 
 // text returns the trimmed content of a file.
@@ -54,8 +54,8 @@ func (t tree) exists(name string) bool {
 	return err == nil
 }
 
-// link returns the last element of the link's target: the driver's name of
-// .../driver, the address of .../physfn.
+// link returns the last element of the link's target: the driver's name for .../driver, the
+// address for .../physfn.
 func (t tree) link(name string) string {
 	target, err := fs.ReadLink(t.fs, name)
 	if err != nil {
@@ -79,8 +79,8 @@ var (
 	pciRootName = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 )
 
-// pciPath cuts a path below /sys to the part that PCI has a say in: the host
-// bridge, the bridges, and the device last. Nil: not a PCI device.
+// pciPath returns the PCI part of a path below /sys: the host bridge, the bridges, and the
+// device last. Nil: not a PCI device.
 func pciPath(real string) []string {
 	var out []string
 	for part := range strings.SplitSeq(real, "/") {

@@ -19,8 +19,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// BenchmarkFill is what Post costs in Go for each Work: entering it in the ring
-// and filling in the request. It needs no card.
+// BenchmarkFill measures Post's cost in Go per Work: adding it to the ring and filling in the
+// request. It needs no card.
 func BenchmarkFill(b *testing.B) {
 	q := newQueueWithoutCard()
 	defer q.close()
@@ -42,9 +42,8 @@ func BenchmarkFill(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(works)), "ns/work")
 }
 
-// TestWriteAllocatesNothing: a write that ends leaves nothing for the garbage
-// collector, on neither side. What would break it: an error or a closure made
-// for each Work, a completion queue that grows.
+// TestWriteAllocatesNothing: a write allocates nothing on either side. An error or a closure
+// per Work, or a completion queue that grows, would break it.
 func TestWriteAllocatesNothing(t *testing.T) {
 	names := ports(t, 1)
 	ctx := testContext(t)
@@ -73,16 +72,15 @@ func TestWriteAllocatesNothing(t *testing.T) {
 		}
 	}
 	for range 300 {
-		write() // whatever grows has grown
+		write() // everything that grows has grown
 	}
 	if a := testing.AllocsPerRun(500, write); a >= 0.5 {
 		t.Errorf("%.2f allocations for each write", a)
 	}
 }
 
-// BenchmarkToPost is the time from the call of Write to the card's library,
-// fabric-lib's "time to first post". Where the CPUs are emulated it says nothing
-// about others.
+// BenchmarkToPost measures the time from the call of Write to the call of the card's library,
+// fabric-lib's "time to first post". Figures from emulated CPUs are not comparable with others.
 func BenchmarkToPost(b *testing.B) {
 	names := ports(b, 1)
 	ctx := testContext(b)
@@ -117,9 +115,8 @@ func BenchmarkToPost(b *testing.B) {
 	b.ReportMetric(float64(waits[len(waits)/2].Nanoseconds()), "ns-to-post-p50")
 }
 
-// row is one line of the comparison with ib_write_bw, after fabric-lib's Table 2:
-// single writes one at a time, paged ones with as many in flight as ib_write_bw
-// has by default.
+// row is one line of the comparison with ib_write_bw, after fabric-lib's Table 2: single writes
+// one at a time, and paged ones with ib_write_bw's default number in flight.
 type row struct {
 	page  bool
 	bytes int
@@ -139,12 +136,12 @@ func (r row) name() string {
 // depthPaged is ib_write_bw's default depth.
 const depthPaged = 128
 
-// BenchmarkAgainstIBWriteBW measures both in turn over the same two ports: the
-// engine in two processes, and ib_write_bw in two. x-ib_write_bw is the median of
-// the rounds' ratios (target: 0.9).
+// BenchmarkAgainstIBWriteBW alternates both over the same two ports: the engine in two
+// processes, and ib_write_bw in two. x-ib_write_bw is the median of the rounds' ratios (target:
+// 0.9).
 //
-// rdma_rxe takes messages up to 8 MiB, so that a write of 32 MiB is compared with
-// four of them, one after the other.
+// rdma_rxe accepts messages up to 8 MiB, so a write of 32 MiB is compared with four messages in
+// sequence.
 func BenchmarkAgainstIBWriteBW(b *testing.B) {
 	rows := []row{
 		{false, 64 << 10}, {false, 256 << 10}, {false, 1 << 20}, {false, 8 << 20}, {false, 32 << 20},
@@ -155,8 +152,7 @@ func BenchmarkAgainstIBWriteBW(b *testing.B) {
 	}
 }
 
-// compareBytes is what each round moves: a second or two where the CPUs are
-// emulated.
+// compareBytes is the number of bytes of each round: a second or two on emulated CPUs.
 const compareBytes = 16 << 20
 
 func (r row) compare(b *testing.B) {
@@ -176,7 +172,7 @@ func (r row) compare(b *testing.B) {
 	if r.page {
 		depth = depthPaged
 	}
-	f.run(b, r, total) // connections and memory are warm
+	f.run(b, r, total) // warm up connections and memory
 	var ratios, rates []float64
 	for b.Loop() {
 		peer := ibWriteBW(b, names[0], names[1], message, max(total/message, 5), depth)
@@ -188,7 +184,7 @@ func (r row) compare(b *testing.B) {
 	if r.page {
 		b.ReportMetric(median(rates)/float64(r.bytes), "pages/s")
 	}
-	b.ReportMetric(0, "ns/op") // a round has both in it
+	b.ReportMetric(0, "ns/op") // a round includes both
 }
 
 func median(x []float64) float64 {
@@ -196,7 +192,7 @@ func median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// flow writes to a process of its own.
+// flow writes to another process.
 type flow struct {
 	e   *killable
 	src rdma.Region
@@ -238,8 +234,8 @@ func (f *flow) run(b *testing.B, r row, total int) float64 {
 		}
 		return float64(total) / time.Since(began).Seconds()
 	}
-	// Pages in no order, so that no two are merged; two operations in flight keep
-	// the card busy while one ends.
+	// Pages are not in order, so that no two are merged. Two operations in flight keep the card
+	// busy while one ends.
 	const inFlight = 2
 	var idx []uint32
 	for _, i := range rand.Perm(min(total, int(f.dst.Len)) / r.bytes / inFlight) {
@@ -265,10 +261,10 @@ func (f *flow) run(b *testing.B, r row, total int) float64 {
 	return float64(sent) / time.Since(began).Seconds()
 }
 
-// ibWriteBW measures with ib_write_bw and returns bytes per second. It counts CPU
-// cycles and first measures how long one is: where the CPUs are emulated and busy
-// that may fail, and its answer is 0. It is asked again then, for minutes: where it
-// can run it must be compared with.
+// ibWriteBW measures with ib_write_bw and returns bytes per second. ib_write_bw counts CPU
+// cycles and first measures the length of a cycle. On busy emulated CPUs that may fail, and it
+// reports 0. ibWriteBW then runs it again, for minutes, because a comparison is required where
+// ib_write_bw can run.
 func ibWriteBW(b *testing.B, from, to string, size, iterations, depth int) float64 {
 	b.Helper()
 	for began := time.Now(); time.Since(began) < testTimeout; {
@@ -283,7 +279,7 @@ func ibWriteBW(b *testing.B, from, to string, size, iterations, depth int) float
 // askIBWriteBW runs the card vendors' own benchmark over the two ports once.
 func askIBWriteBW(b *testing.B, from, to string, size, iterations, depth int) float64 {
 	b.Helper()
-	// On rdma_rxe it tries for ever where an answer is lost for good.
+	// On rdma_rxe it retries for ever if an answer is lost permanently.
 	ctx, cancel := context.WithTimeout(b.Context(), testTimeout)
 	defer cancel()
 	args := []string{"-s", strconv.Itoa(size), "-n", strconv.Itoa(iterations), "-t", strconv.Itoa(depth), "--report_gbits", "-F"}
@@ -297,7 +293,7 @@ func askIBWriteBW(b *testing.B, from, to string, size, iterations, depth int) fl
 		_ = server.Process.Kill()
 		_ = server.Wait()
 	}()
-	// The server says nothing when it listens, so the client tries until it does.
+	// The server does not report that it listens, so the client retries until it does.
 	for deadline := time.Now().Add(time.Minute); ; {
 		out, err := exec.CommandContext(ctx, "ib_write_bw", append(append([]string{"-d", from}, args...), "127.0.0.1")...).CombinedOutput()
 		if err == nil {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cable joins cards without hardware. A post is performed at once, under mu.
+// cable connects cards without hardware. A post is performed immediately, under mu.
 type cable struct {
 	mu    sync.Mutex
 	pairs map[uint32]*testPair // by number
@@ -26,7 +26,7 @@ func newCable() *cable {
 	return &cable{pairs: make(map[uint32]*testPair), hold: make(map[string]chan struct{}), entered: make(chan string, 16)}
 }
 
-// command stands for the time that a command takes the device.
+// command stands for the time that a command takes on the device.
 func (c *cable) command(name string) {
 	c.mu.Lock()
 	hold := c.hold[name]
@@ -37,14 +37,14 @@ func (c *cable) command(name string) {
 	}
 }
 
-// testCard is a card as mlx5 drives one: it refuses a dma-buf whose registration is to
-// allow windows, and a window of more than 2 GiB, and it keeps writes inside of windows.
+// testCard is a card with the behaviour of mlx5: it refuses to register a dma-buf with the
+// right to bind windows, and windows of more than 2 GiB, and it confines writes to windows.
 type testCard struct {
 	cable *cable
 	// d is the domain, whose memories have the bytes at an address; nil until it is open.
 	d *domain
 
-	// The rest is guarded by cable.mu.
+	// The fields below are guarded by cable.mu.
 	attr      deviceAttr
 	port      portAttr
 	partition []pkey
@@ -55,11 +55,11 @@ type testCard struct {
 	lent      []testBuffer
 	keyed     map[uint32]*testKey
 	lastKey   uint32
-	queues    []rights // of newQueue, in order
+	queues    []rights // arguments of newQueue, in order
 	announce  [2]int   // writing ends of the channels
 	reading   [2]int
 	armed     bool
-	failed    error // of poll
+	failed    error // error of poll
 }
 
 type testEvent struct {
@@ -165,7 +165,7 @@ func (n *testCard) channels() (completions, async int, err error) {
 		}
 		n.reading[i], n.announce[i] = ends[0], ends[1]
 	}
-	// What the domain closes is its own copy.
+	// The domain closes its own copy.
 	if completions, err = unix.FcntlInt(uintptr(n.reading[0]), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return -1, -1, err
 	}
@@ -228,7 +228,7 @@ func (n *testCard) asyncEvent() (e asyncEvent, qpn uint32, ok bool) {
 	return first.e, first.qpn, true
 }
 
-// happens announces an event.
+// happens delivers an event.
 func (n *testCard) happens(e asyncEvent, qpn uint32) {
 	n.cable.mu.Lock()
 	defer n.cable.mu.Unlock()
@@ -360,8 +360,8 @@ func (p *testPair) destroy() error {
 
 func (p *testPair) close() error { return p.destroy() }
 
-// post performs the requests in order. One that fails ends the queue pair at both ends, and
-// those behind it are flushed.
+// post performs the requests in order. A request that fails breaks the queue pair at both ends,
+// and later requests are flushed.
 func (p *testPair) post(count int) (int, error) {
 	p.card.cable.mu.Lock()
 	defer p.card.cable.mu.Unlock()
@@ -428,7 +428,7 @@ func (p *testPair) performLocked(r *request) wcStatus {
 	return wcSuccess
 }
 
-// bytes returns the memory at an address, or nil where it is a device's.
+// bytes returns the memory at an address, or nil for device memory.
 func (n *testCard) bytes(addr, size uint64) []byte {
 	if size == 0 || n.d == nil {
 		return nil

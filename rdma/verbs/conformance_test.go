@@ -10,11 +10,11 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group/domaintest"
 )
 
-// envLab is set by `make test-rdma` in the guest, where the devices must be.
+// envLab is set by `make test-rdma` in the guest, where the devices must exist.
 const envLab = "PENSTOCK_RDMA_LAB"
 
-// ports returns the names of n ports that are up; without them the test is
-// skipped, or fails in the lab.
+// ports returns the names of n ports that are up. If there are fewer the test is skipped, or
+// fails in the lab.
 func ports(t testing.TB, n int) []string {
 	t.Helper()
 	devices, err := List()
@@ -37,15 +37,15 @@ func ports(t testing.TB, n int) []string {
 	return nil
 }
 
-// topologies are the pairs of ports that everything runs over: one port to
-// itself, and two ends of a cable.
+// topologies are the pairs of ports for all tests: one port connected to itself, and two ends
+// of a cable.
 var topologies = []struct {
 	name string
 	a, b int
 }{{"loopback", 0, 0}, {"cable", 0, 1}}
 
-// openPorts opens a port for each of two sides: one that polls on for long before it
-// sleeps, and one that sleeps at once.
+// openPorts opens a port for each of two sides: one polls for a long time before it sleeps, and
+// one sleeps immediately.
 func openPorts(t testing.TB, a, b string) (x, y *domain) {
 	t.Helper()
 	x, err := open(NICOptions{Device: a, Spin: maxSpin})

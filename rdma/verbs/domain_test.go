@@ -57,7 +57,7 @@ func TestOpenRefused(t *testing.T) {
 	name := ports(t, 1)[0]
 	testkit.VerifyNone(t)
 	for _, c := range []struct{ device, want string }{
-		{"none", name}, // what there is instead
+		{"none", name}, // the error names the existing device
 		{name + "/9", "port 9"},
 		{name + "@200", "GID index 200"},
 	} {
@@ -74,8 +74,8 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// TestDeviceMemory: device memory comes as a dma-buf or not at all, and a driver
-// that takes none says so. Registering one for real needs a card and a GPU.
+// TestDeviceMemory: device memory is registered as a dma-buf only. The error names a driver
+// that does not support it. A real registration needs a card and a GPU.
 func TestDeviceMemory(t *testing.T) {
 	name := ports(t, 1)[0]
 	testkit.VerifyNone(t)
@@ -102,9 +102,9 @@ func TestDeviceMemory(t *testing.T) {
 	}
 }
 
-// TestWindowsAreBound: windows are bound, open what they cover and die alone.
-// That rdma_rxe does not keep writes inside of them is why it has none for the
-// engine (probeWindows); the rest of the way is the same on every card.
+// TestWindowsAreBound: windows are bound, give access to their range, and are closed
+// individually. The engine uses no windows of rdma_rxe because it does not confine writes to
+// them (probeWindows). The other steps are the same on every card.
 func TestWindowsAreBound(t *testing.T) {
 	names := ports(t, 2)
 	testkit.VerifyNone(t)
@@ -142,7 +142,7 @@ func TestWindowsAreBound(t *testing.T) {
 	if one.Key() == two.Key() || one.Key() == whole.Key() {
 		t.Errorf("keys %#x, %#x of memory %#x", one.Key(), two.Key(), whole.Key())
 	}
-	// write does one write and returns how it ended; a refusal ends the endpoints.
+	// write performs one write and returns its status. A refusal breaks the endpoints.
 	write := func(to group.Memory) group.Status {
 		la, lb := joined(t, a, b, rdma.ClassKV)
 		defer ended(t, lb)
@@ -172,7 +172,7 @@ func TestWindowsAreBound(t *testing.T) {
 	}
 }
 
-// TestLendRefused: buffers that are not the domain's to lend.
+// TestLendRefused: PostRecv refuses buffers outside the domain's memory.
 func TestLendRefused(t *testing.T) {
 	name := ports(t, 1)[0]
 	testkit.VerifyNone(t)
@@ -215,8 +215,8 @@ func TestLendRefused(t *testing.T) {
 	}
 }
 
-// TestEndpointsAreBounded: the completion queue grows with the endpoints, and
-// what the device has bounds them; their room comes back.
+// TestEndpointsAreBounded: the completion queue grows with the endpoints, up to the device's
+// limit. Closed endpoints release their entries.
 func TestEndpointsAreBounded(t *testing.T) {
 	name := ports(t, 1)[0]
 	testkit.VerifyNone(t)

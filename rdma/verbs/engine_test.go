@@ -13,15 +13,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
-// full runs the conformance suite at its full size: minutes where the CPUs are
-// emulated.
+// full runs the conformance suite at its full size, which takes minutes on emulated CPUs.
 var full = flag.Bool("verbs.full", false, "run the conformance suite of engines at its full size")
 
-// errKilled is what kills a NIC in a test.
+// errKilled is the reason of a killed NIC in a test.
 var errKilled = errors.New("killed by the test")
 
-// killable is an engine whose NICs can be killed: they die and are not opened
-// again.
+// killable is an engine whose NICs can be killed. A killed NIC dies and cannot be opened again.
 type killable struct {
 	*group.Engine
 
@@ -63,10 +61,10 @@ func (k *killable) open(i int, n NICOptions) (port, error) {
 	return d, nil
 }
 
-// watched, as group.Options.Detail, makes startEngine watch what is posted.
+// watched, as group.Options.Detail, makes startEngine watch posts.
 const watched = "watched"
 
-// watchedPort tells of each Post before it happens.
+// watchedPort calls firstPost before each Post.
 type watchedPort struct {
 	*domain
 	k *killable
@@ -94,8 +92,8 @@ func (e *watchedEndpoint) Post(works []group.Work) (int, error) {
 	return e.Endpoint.Post(works)
 }
 
-// startEngine starts an engine over devices; a listening one is reached through
-// the loopback device.
+// startEngine starts an engine over devices. A listening engine is reached over the loopback
+// interface.
 func startEngine(t testing.TB, devices []string, listen bool, g group.Options) *killable {
 	t.Helper()
 	at := ""
@@ -114,8 +112,7 @@ func startEngine(t testing.TB, devices []string, listen bool, g group.Options) *
 	return k
 }
 
-// TestConformance: the promises of package rdma. Servers have the ports a, and
-// clients b.
+// TestConformance: the promises of package rdma. Servers have the ports a, and clients b.
 func TestConformance(t *testing.T) {
 	for _, top := range []struct {
 		name string

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netdev returns the network interface of a port, which a test may take down:
-// in the lab alone.
+// netdev returns the network interface of a port, which a test may take down. It runs in the
+// lab only.
 func netdev(t testing.TB, device string) string {
 	t.Helper()
 	if os.Getenv(envLab) == "" {
@@ -43,9 +43,8 @@ func setLink(t testing.TB, dev, state string) {
 	}
 }
 
-// TestLinkDown: of two NICs one loses its link in the middle of many writes.
-// Nothing is lost, each immediate is counted once, and the NIC is used again
-// after its link has come back.
+// TestLinkDown: one of two NICs loses its link during many writes. Nothing is lost, each
+// immediate is counted once, and the NIC is used again when its link is up.
 func TestLinkDown(t *testing.T) {
 	names := ports(t, 4)
 	testkit.VerifyNone(t)
@@ -108,7 +107,7 @@ func TestLinkDown(t *testing.T) {
 		}
 	}
 	setLink(t, cut, "up")
-	// The NIC comes back by itself: what is written then goes over both again.
+	// The NIC is opened again automatically, and later writes use both.
 	before := target.NICs()[1].BytesIn
 	for target.NICs()[1].BytesIn == before {
 		done := rdma.NewFlag()
@@ -121,8 +120,7 @@ func TestLinkDown(t *testing.T) {
 	}
 }
 
-// TestPortDown: a port that is down is not opened, with a reason, and is listed
-// with it.
+// TestPortDown: a port that is down is not opened, and the error and the list have the reason.
 func TestPortDown(t *testing.T) {
 	names := ports(t, 4)
 	dev := netdev(t, names[2])
@@ -152,7 +150,7 @@ func TestPortDown(t *testing.T) {
 	}
 }
 
-// TestAddressRemoved: a port whose address is taken away is dead, with a reason.
+// TestAddressRemoved: a port whose address is removed is dead, with the reason.
 func TestAddressRemoved(t *testing.T) {
 	name := ports(t, 4)[2]
 	dev := netdev(t, name)
@@ -182,8 +180,8 @@ func TestAddressRemoved(t *testing.T) {
 	}
 }
 
-// gidIndex waits until the port has a row of RoCE v2 for the address, which the
-// kernel makes in its own time.
+// gidIndex waits until the port has a RoCE v2 row for the address, which the kernel adds
+// asynchronously.
 func gidIndex(t *testing.T, device, addr string) uint32 {
 	t.Helper()
 	ctx := testContext(t)
@@ -208,8 +206,7 @@ func gidIndex(t *testing.T, device, addr string) uint32 {
 	return 0
 }
 
-// TestMarking: the packets of a traffic class carry its marking, as seen on the
-// cable.
+// TestMarking: the packets of a traffic class carry its marking, as captured on the cable.
 func TestMarking(t *testing.T) {
 	names := ports(t, 2)
 	dev := netdev(t, names[1])
@@ -259,7 +256,7 @@ func closeDomain(t *testing.T, d *domain) {
 	}
 }
 
-// joined returns two endpoints that are connected.
+// joined returns two connected endpoints.
 func joined(t testing.TB, a, b *domain, class rdma.Class) (x, y group.Endpoint) {
 	t.Helper()
 	x, err := a.NewEndpoint(1, class)
@@ -275,8 +272,8 @@ func joined(t testing.TB, a, b *domain, class rdma.Class) (x, y group.Endpoint) 
 	return x, y
 }
 
-// sniff listens on a network interface; seen returns the type of service of the
-// first RoCE v2 packet that came in since.
+// sniff captures packets of a network interface. seen returns the type of service of the first
+// RoCE v2 packet that arrived since.
 func sniff(t *testing.T, dev string) (seen func() (uint8, error)) {
 	t.Helper()
 	const roce = 4791 // UDP port of RoCE v2
@@ -307,8 +304,7 @@ func sniff(t *testing.T, dev string) (seen func() (uint8, error)) {
 				return 0, err
 			}
 			l, ok := from.(*unix.SockaddrLinklayer)
-			// 17 is UDP, in a header of 20 bytes; what we send ourselves is not
-			// what is looked for.
+			// 17 is UDP, in a header of 20 bytes. Packets sent by this host are skipped.
 			if ok && l.Pkttype != unix.PACKET_OUTGOING && n > 28 && b[0] == 0x45 && b[9] == 17 && int(b[22])<<8|int(b[23]) == roce {
 				return b[1], nil
 			}

@@ -31,7 +31,7 @@ func TestDomainWithoutCard(t *testing.T) {
 	})
 }
 
-// linked returns two endpoints that are connected.
+// linked returns two connected endpoints.
 func linked(t testing.TB, a, b *domain) (x, y *endpoint) {
 	t.Helper()
 	var ends [2]*endpoint
@@ -48,8 +48,8 @@ func linked(t testing.TB, a, b *domain) (x, y *endpoint) {
 	return ends[0], ends[1]
 }
 
-// errLate: the event that a test waits for did not come.
-var errLate = errors.New("nothing came for a minute")
+// errLate: the expected event did not occur in time.
+var errLate = errors.New("no event for a minute")
 
 // pollFor polls until ok accepts a completion, or the domain is dead, or errLate.
 func pollFor(d *domain, ok func(group.Completion) bool) error {
@@ -97,8 +97,8 @@ func endAll(t testing.TB, domains []*domain, ends ...*endpoint) {
 	}
 }
 
-// TestCommandsBesidePeers: while the device performs a command for one peer, for as long as
-// that takes, the Works of another peer are posted, end and are polled.
+// TestCommandsBesidePeers: while the device performs a command for one peer, the Works of
+// another peer are posted, end and are polled.
 func TestCommandsBesidePeers(t *testing.T) {
 	for _, command := range []string{"new queue pair", "resize", "connect", "error state", "destroy", "register", "window", "take back a key", "query port"} {
 		t.Run(command, func(t *testing.T) {
@@ -157,7 +157,7 @@ func TestCommandsBesidePeers(t *testing.T) {
 				case "query port":
 					card.happens(eventLIDChange, 0)
 					ended <- nil
-				default: // of memory
+				default: // command for memory
 					m, err := a.Register(mem, rdma.RegisterOptions{})
 					if err != nil {
 						ended <- err
@@ -231,9 +231,9 @@ func TestRights(t *testing.T) {
 	endAll(t, []*domain{a, b}, x, y)
 }
 
-// TestDMABufAndLongRegions: a dma-buf is registered without the right to windows, which
-// mlx5 refuses. A part of it, and a part of more than 2 GiB, is no window: the caller
-// registers that part by itself.
+// TestDMABufAndLongRegions: a dma-buf is registered without the right to bind windows, which
+// mlx5 refuses. A part of it, and a part of more than 2 GiB, cannot be a window, so the caller
+// registers that part separately.
 func TestDMABufAndLongRegions(t *testing.T) {
 	testkit.VerifyNone(t)
 	card := newCard(newCable())
@@ -287,9 +287,8 @@ func TestDMABufAndLongRegions(t *testing.T) {
 	endAll(t, []*domain{d})
 }
 
-// TestStray: a completion of the other kind than its receive queue is for breaks the
-// endpoint that it came over. It is neither a message nor an immediate for the engine, and
-// a message buffer is lent again.
+// TestStray: a completion of the wrong kind for its receive queue breaks the endpoint. The
+// engine gets neither a message nor an immediate from it, and the message buffer is lent again.
 func TestStray(t *testing.T) {
 	const sendWithImmediate = 1 << 30 // PK_OP_SEND_IMM
 	for name, stray := range map[string]completion{
@@ -312,7 +311,7 @@ func TestStray(t *testing.T) {
 			}
 			c.mu.Lock()
 			if stray.id&idMessage != 0 {
-				card.lent = nil // the stray has it
+				card.lent = nil // the stray completion has it
 			}
 			stray.qpn = x.lanes[writes].q.qpn
 			if stray.id&idMessage != 0 {
@@ -430,8 +429,8 @@ func TestQueueEvents(t *testing.T) {
 	endAll(t, []*domain{a, b}, x, y, u, v)
 }
 
-// TestDeclared: the cards that package simrdma simulates declare what this package declares
-// of them.
+// TestDeclared: the cards of package simrdma have the limits that this package reports for
+// them.
 func TestDeclared(t *testing.T) {
 	f := simrdma.NewFabric(1, simrdma.FabricOptions{})
 	for name, c := range map[string]struct {

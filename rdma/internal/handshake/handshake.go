@@ -74,9 +74,9 @@ func (v Verdict) String() string {
 	case Request:
 		return "session could not be assembled"
 	case Gone:
-		return "session has ended there"
+		return "the peer has ended the session"
 	case Later:
-		return "the NIC pair is still in use there"
+		return "the peer still uses the NIC pair"
 	}
 	return fmt.Sprintf("verdict %d", uint8(v))
 }
@@ -86,10 +86,10 @@ var (
 	// ErrMalformed: the other side does not use this protocol.
 	ErrMalformed = errors.New("malformed handshake")
 	// ErrSilent: the connection was closed without any data, as health checks do.
-	ErrSilent = errors.New("closed without a word")
+	ErrSilent = errors.New("closed without data")
 	// ErrGone and ErrLater are the verdicts Gone and Later.
-	ErrGone  = errors.New("the session has ended there")
-	ErrLater = errors.New("not yet free there")
+	ErrGone  = errors.New("the peer has ended the session")
+	ErrLater = errors.New("still in use on the peer")
 )
 
 // Roles of the two proofs, so that neither can be replayed as the other.
@@ -167,7 +167,7 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 	}
 	copy(peer[:], challenge[8:24])
 	if peer == h.Engine {
-		return peer, fmt.Errorf("that is this engine itself: %w", rdma.ErrNoPeer)
+		return peer, fmt.Errorf("the address is this engine's own: %w", rdma.ErrNoPeer)
 	}
 	if !want.IsZero() && peer != want {
 		return peer, fmt.Errorf("engine %v answers, not %v: %w", peer, want, rdma.ErrNoPeer)
@@ -193,7 +193,7 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 		return peer, fmt.Errorf("%v: %w", v, rdma.ErrPeerDied)
 	}
 	if !bytes.Equal(verdict[1:8], make([]byte, 7)) || !hmac.Equal(verdict[8:], prove(token, roleAcceptor, hello, challenge, verdict[:1])) {
-		return peer, fmt.Errorf("the other side did not prove the token: %w", rdma.ErrAuth)
+		return peer, fmt.Errorf("the peer did not prove the token: %w", rdma.ErrAuth)
 	}
 	return peer, nil
 }
@@ -209,7 +209,7 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) 
 	}
 	if err == nil {
 		if err := otherVersion(hello[:4], p.Hello[:]); err != nil {
-			return h, nil, errors.Join(err, p.tellVersion(c))
+			return h, nil, errors.Join(err, p.sendVersion(c))
 		}
 		_, err = io.ReadFull(c, hello[n:])
 	}
@@ -245,14 +245,14 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) 
 	return h, verdict, nil
 }
 
-// otherHelloMax bounds the bytes that tellVersion reads. A hello of another version may have
+// otherHelloMax bounds the bytes that sendVersion reads. A hello of another version may have
 // another length.
 const otherHelloMax = 4 << 10
 
-// tellVersion sends a dialer of another version the magic of this side's challenge, and reads
+// sendVersion sends a dialer of another version the magic of this side's challenge, and reads
 // until the dialer closes the connection. Closing with unread bytes would reset the connection,
 // and the dialer might not receive the answer.
-func (p Protocol) tellVersion(c io.ReadWriter) error {
+func (p Protocol) sendVersion(c io.ReadWriter) error {
 	// Write concurrently with the read: on an unbuffered connection the dialer would block in
 	// the rest of its hello.
 	wrote := make(chan error, 1)

@@ -67,18 +67,18 @@ func Scatter[S any](ctx context.Context, x rdma.Scatter, find func(rdma.EngineID
 			return fmt.Errorf("rdma: scatter destination %d: %w", i, err)
 		}
 	}
-	return rdma.ScatterOver(ctx, over[S]{find: find, write: write}, x)
+	return rdma.ScatterOver(ctx, scatterEngine[S]{find: find, write: write}, x)
 }
 
-// over performs an engine's writes in the sessions that find returns.
-type over[S any] struct {
+// scatterEngine performs an engine's writes in the sessions that find returns.
+type scatterEngine[S any] struct {
 	rdma.Engine
 	find  func(rdma.EngineID) (S, error)
 	write func(context.Context, S, *rdma.Write) error
 }
 
 // Write implements rdma.Engine.
-func (o over[S]) Write(ctx context.Context, w rdma.Write) error {
+func (o scatterEngine[S]) Write(ctx context.Context, w rdma.Write) error {
 	s, err := o.find(w.Dst.Engine)
 	if err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/internal/inbox"
 	"github.com/penstock-kv/penstock/rdma/internal/peers"
-	"github.com/penstock-kv/penstock/rdma/internal/quiet"
+	"github.com/penstock-kv/penstock/rdma/internal/ratelog"
 )
 
 // LogKind is a kind of event with its own rate limit.
@@ -31,8 +31,8 @@ const (
 	LogNIC
 )
 
-// ErrHungUp is the reason of a session that the peer closed with no operation in flight.
-var ErrHungUp = errors.New("hung up, and nothing was in flight")
+// ErrPeerClosed is the reason of a session that the peer closed with no operation in flight.
+var ErrPeerClosed = errors.New("closed the session with nothing in flight")
 
 // ErrDisconnected is the reason of a session that this engine's caller ended.
 var ErrDisconnected = errors.New("disconnected")
@@ -51,7 +51,7 @@ type Engine[S Peer] struct {
 	Counters
 	Imms  *rdma.ImmCounters
 	Inbox atomic.Pointer[inbox.Inbox]
-	Log   *quiet.Log[LogKind]
+	Log   *ratelog.Log[LogKind]
 	// Ticks is the engine's coarse clock: it counts the rounds of Watch.
 	Ticks atomic.Uint64
 
@@ -88,7 +88,7 @@ type Options struct {
 
 // Init initialises the engine.
 func (e *Engine[S]) Init(o Options) {
-	e.Options, e.Imms, e.Log = o, rdma.NewImmCounters(o.EarlyImmediates), quiet.New[LogKind](o.Logger)
+	e.Options, e.Imms, e.Log = o, rdma.NewImmCounters(o.EarlyImmediates), ratelog.New[LogKind](o.Logger)
 	e.Ctx, e.Cancel = context.WithCancel(context.Background())
 	e.Closed, e.All = make(chan struct{}), make(map[S]struct{})
 }
@@ -198,7 +198,7 @@ func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdm
 		if !peer.IsZero() && e.Alive(peer) {
 			return peer, nil
 		}
-		return none, fmt.Errorf("%s: engine %v does not listen; it has to connect to us: %w", e.Name, peer, rdma.ErrNoPeer)
+		return none, fmt.Errorf("%s: engine %v does not listen; it must connect to this engine: %w", e.Name, peer, rdma.ErrNoPeer)
 	}
 	giveUp, err := e.connecting.Take(ctx, where[0])
 	if err != nil {
@@ -229,8 +229,8 @@ func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdm
 	return peer, nil
 }
 
-// dialedTo returns the engine of a session that was dialed at the same addresses, with the same token,
-// and has not begun to end.
+// dialedTo returns the engine of a session that was dialed at the same addresses, with the same
+// token, and has not begun to end.
 func (e *Engine[S]) dialedTo(where []rdma.NetAddr, token rdma.Token) (rdma.EngineID, bool) {
 	for _, live := range e.Sessions() {
 		s := live.state()
@@ -310,10 +310,10 @@ func (e *Engine[S]) Remove(live S) {
 func (e *Engine[S]) logEnd(s *State) {
 	args := []any{"peer", s.Peer.String(), "remote", s.Remote}
 	switch {
-	case errors.Is(s.Why, ErrHungUp):
+	case errors.Is(s.Why, ErrPeerClosed):
 		e.Log.Debug("data-plane session ended by the peer, with nothing in flight", args...)
 	case errors.Is(s.Why, ErrDisconnected), errors.Is(s.Why, rdma.ErrClosed):
-		e.Log.Debug("data-plane session ended here", append(args, "why", s.Why)...)
+		e.Log.Debug("data-plane session ended by this engine", append(args, "why", s.Why)...)
 	default:
 		e.Log.Warn(LogSession, "data-plane session ended", append(args, "why", s.Why)...)
 	}

@@ -79,11 +79,11 @@ type Rules[O Operation] struct {
 	New func() O
 	// Gone returns the error of an operation on a session that has ended for the reason why.
 	Gone func(why error) error
-	// Room, if not nil, reports whether one more operation of the queue Limited may start. Taken
-	// is called when it has started, and Given when any operation ends.
-	Room  func() bool
-	Taken func(o O)
-	Given func(o O)
+	// Room, if not nil, reports whether one more operation of the queue Limited may start.
+	// Started is called when it has started, and Ended when any operation ends.
+	Room    func() bool
+	Started func(o O)
+	Ended   func(o O)
 }
 
 // Session keeps the accounts of the local operations in flight to a peer: slots, a budget of
@@ -134,15 +134,15 @@ func (s *Session[O]) takeLocked(queue int, bytes int64) O {
 	s.Active++
 	s.FreeBytes -= bytes
 	if queue == Limited {
-		s.rules.Taken(o)
+		s.rules.Started(o)
 	}
 	return o
 }
 
-// giveLocked releases an op and its charge, and grants waiters.
-func (s *Session[O]) giveLocked(o O) {
-	if s.rules.Given != nil {
-		s.rules.Given(o)
+// releaseLocked releases an op and its charge, and grants waiters.
+func (s *Session[O]) releaseLocked(o O) {
+	if s.rules.Ended != nil {
+		s.rules.Ended(o)
 	}
 	s.Active--
 	s.FreeBytes += o.base().bytes
@@ -169,7 +169,7 @@ func (s *Session[O]) checkLocked() {
 			bytes += b.bytes
 		}
 	}
-	invariants.Assert(active == s.Active && active+len(s.free) == len(s.Ops), "%d ops, %d free, %d reserved, Active says %d", len(s.Ops), len(s.free), active, s.Active)
+	invariants.Assert(active == s.Active && active+len(s.free) == len(s.Ops), "%d ops, %d free, %d reserved, Active is %d", len(s.Ops), len(s.free), active, s.Active)
 	invariants.Assert(bytes == s.rules.Bytes, "reserved and free bytes are %d, the budget %d", bytes, s.rules.Bytes)
 }
 
@@ -235,7 +235,7 @@ func (s *Session[O]) leave(queue int, w *waiter[O]) bool {
 func (s *Session[O]) Unreserve(o O) {
 	s.Mu.Lock()
 	x := Ended{source: o.base().source}
-	s.giveLocked(o)
+	s.releaseLocked(o)
 	s.Mu.Unlock()
 	x.call()
 }
@@ -264,7 +264,7 @@ func (s *Session[O]) EndLocked(o O, message bool, err error) Ended {
 	} else {
 		s.counters.WriteEnded(b.RunBytes(), err)
 	}
-	s.giveLocked(o)
+	s.releaseLocked(o)
 	return x
 }
 

@@ -41,10 +41,10 @@ func newFake(c *Counters, ops int, bytes int64, limited int) *fakeSession {
 	s := &fakeSession{limited: limited}
 	s.Init(rdma.EngineID{7}, true, c, Rules[*fakeOp]{
 		Ops: ops, Bytes: bytes, New: func() *fakeOp { return &fakeOp{} },
-		Gone:  func(why error) error { return fmt.Errorf("gone: %w", why) },
-		Room:  func() bool { return s.taken < s.limited },
-		Taken: func(o *fakeOp) { s.taken++; o.Class = 1 },
-		Given: func(o *fakeOp) { s.taken -= int(o.Class) },
+		Gone:    func(why error) error { return fmt.Errorf("gone: %w", why) },
+		Room:    func() bool { return s.taken < s.limited },
+		Started: func(o *fakeOp) { s.taken++; o.Class = 1 },
+		Ended:   func(o *fakeOp) { s.taken -= int(o.Class) },
 	})
 	return s
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/topo"
 )
 
-// List returns the GPUs that the driver manages, each with its PCI address,
-// model, UUID and memory. The error says what is missing.
+// List returns the GPUs that the driver manages, each with its PCI address, model, UUID and
+// memory. The error names the missing part.
 func List() ([]topo.GPU, error) { return list(nvml.New()) }
 
 func list(lib nvml.Interface) ([]topo.GPU, error) {
@@ -46,7 +46,7 @@ func one(lib nvml.Interface, index int) (topo.GPU, error) {
 		return g, failure(fmt.Sprintf("ask GPU %d for its PCI address", index), r)
 	}
 	g.PCI.Address = pciAddress(pci)
-	// What a driver does not say stays empty.
+	// Values that the driver does not report stay empty.
 	if name, r := d.GetName(); r == nvml.SUCCESS {
 		g.Model = name
 	}
@@ -59,8 +59,8 @@ func one(lib nvml.Interface, index int) (topo.GPU, error) {
 	return g, nil
 }
 
-// pciAddress writes the address as sysfs does. NVML gives function 0 only: a
-// GPU's others are its audio and USB.
+// pciAddress returns the address in sysfs format. NVML reports function 0 only; a GPU's other
+// functions are its audio and USB.
 func pciAddress(p nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", p.Domain, p.Bus, p.Device)
 }

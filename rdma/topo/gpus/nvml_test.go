@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/topo"
 )
 
-// driver is a driver with GPUs; fail names the call that does not work.
+// driver is a driver with GPUs. fail names the call that fails.
 func driver(fail string) nvml.Interface {
 	answer := func(call string) nvml.Return {
 		if call == fail {
@@ -60,7 +60,7 @@ func TestListSaysWhatFailed(t *testing.T) {
 			t.Errorf("%s fails: %v, want %q in it", fail, err, word)
 		}
 	}
-	// What the driver does not say of a GPU leaves the GPU.
+	// A GPU is kept if the driver does not report its other values.
 	for _, fail := range []string{"name", "uuid", "memory"} {
 		if got, err := list(driver(fail)); err != nil || len(got) != 2 {
 			t.Errorf("%s fails: %d GPUs, %v; want 2", fail, len(got), err)
@@ -68,7 +68,7 @@ func TestListSaysWhatFailed(t *testing.T) {
 	}
 }
 
-// TestWithoutLibrary: on a host without the driver the answer says so.
+// TestWithoutLibrary: on a host without the driver the error names the library.
 func TestWithoutLibrary(t *testing.T) {
 	_, err := list(nvml.New(nvml.WithLibraryPath("libnvidia-ml-that-is-not-there.so.1")))
 	if err == nil || !strings.Contains(err.Error(), "libnvidia-ml") {

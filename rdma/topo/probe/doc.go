@@ -1,8 +1,8 @@
-// Package probe asks the running kernel what sysfs does not say: the addresses
-// of interfaces, how much memory this process may lock, whether it may open the
-// RDMA devices, and the drivers' counters, which hold the PFC pause frames.
+// Package probe queries the running kernel for values that sysfs does not have: the addresses
+// of interfaces, the limit of locked memory, access to the RDMA devices, and the drivers'
+// counters, which include the PFC pause frames.
 //
-// It changes nothing, and keeps nothing open.
+// It changes nothing and keeps no file open.
 //
 //	net.Interfaces ──────────► Addrs ──► topo.Options
 //	getrlimit, uname ────────┐

@@ -21,17 +21,16 @@ type ifreq struct {
 
 var _ [40]byte = [unsafe.Sizeof(ifreq{})]byte{}
 
-// stringLen is ETH_GSTRING_LEN: a name's room, in bytes.
+// stringLen is ETH_GSTRING_LEN: the size of a name in bytes.
 const stringLen = 32
 
-// countersMax bounds what a driver may answer; mlx5 has about 2,000.
+// countersMax bounds the counters that a driver may report; mlx5 has about 2,000.
 const countersMax = 1 << 16
 
-// statistics is ETH_SS_STATS, the set of names that counters have.
+// statistics is ETH_SS_STATS, the string set with the names of counters.
 const statistics = 1
 
-// Counters returns a driver's counters of an interface, as ethtool -S prints
-// them.
+// Counters returns a driver's counters of an interface, as ethtool -S prints them.
 func Counters(netdev string) (map[string]uint64, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -66,8 +65,8 @@ func Counters(netdev string) (map[string]uint64, error) {
 	return zip(names, values, n), nil
 }
 
-// zip joins names and values. The kernel says again how many it wrote: a driver
-// that has fewer by now gives fewer.
+// zip joins names and values. The kernel reports the written number again, which is smaller if
+// the driver has fewer counters by then.
 func zip(names, values []byte, n int) map[string]uint64 {
 	n = min(n, int(binary.NativeEndian.Uint32(names[8:])), int(binary.NativeEndian.Uint32(values[4:])))
 	out := make(map[string]uint64, n)
@@ -80,9 +79,9 @@ func zip(names, values []byte, n int) map[string]uint64 {
 
 // ethtool performs one request; b begins with the command.
 //
-// Safety: the kernel writes at most what the lengths in b say, which the caller
-// has made room for; drivers write as many counters as they claimed in
-// N_stats, and the kernel's own buffer is of the same length.
+// Safety: the kernel writes at most the lengths given in b, for which the caller has allocated
+// b. Drivers write as many counters as they reported in N_stats, and the kernel's own buffer
+// has the same length.
 func ethtool(fd int, netdev string, b []byte) error {
 	r := ifreq{data: unsafe.Pointer(&b[0])}
 	if len(netdev) >= len(r.name) {

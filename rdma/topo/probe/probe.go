@@ -13,8 +13,8 @@ import (
 // ErrUnsupported: the system is not Linux.
 var ErrUnsupported = errors.New("probe: only Linux is asked")
 
-// Addrs returns the addresses of an interface, in the kernel's order; none if
-// there is no such interface.
+// Addrs returns the addresses of an interface in the kernel's order; none if there is no such
+// interface.
 func Addrs(netdev string) []netip.Prefix {
 	i, err := net.InterfaceByName(netdev)
 	if err != nil {
@@ -33,8 +33,8 @@ func Addrs(netdev string) []netip.Prefix {
 	return out
 }
 
-// Facts looks at the machine for topo.Check, twice at the counters of the NICs'
-// interfaces, interval apart; once if interval is zero. It ends early with ctx.
+// Facts collects the inputs of topo.Check. It reads the counters of the NICs' interfaces twice,
+// interval apart, or once if interval is zero. It returns early if ctx ends.
 func Facts(ctx context.Context, h topo.Host, interval time.Duration) (topo.Facts, error) {
 	f := topo.Facts{Kernel: kernel(), DeviceErr: map[string]error{}, Interval: interval}
 	if n, err := memlock(); err == nil {
@@ -60,8 +60,7 @@ func Facts(ctx context.Context, h topo.Host, interval time.Duration) (topo.Facts
 	return f, nil
 }
 
-// counters reads those of all interfaces of the NICs; a driver that has none is
-// left out.
+// counters reads the counters of all interfaces of the NICs. It skips drivers without counters.
 func counters(h topo.Host) map[string]map[string]uint64 {
 	all := make(map[string]map[string]uint64)
 	for _, n := range h.NICs {

@@ -8,5 +8,5 @@ func memlock() (uint64, error) { return 0, ErrUnsupported }
 
 func openable(string) error { return nil }
 
-// Counters answers ErrUnsupported.
+// Counters returns ErrUnsupported.
 func Counters(string) (map[string]uint64, error) { return nil, ErrUnsupported }

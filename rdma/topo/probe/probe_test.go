@@ -18,11 +18,11 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestCounters: veth counts its peer's index, so a pair would do; here whatever
-// interface has counters is compared with what the names say of it.
+// TestCounters compares the counters of an interface, any that has some, with its counter
+// names.
 func TestCounters(t *testing.T) {
 	if _, err := Counters("no-such-if0"); err == nil {
-		t.Error("counters of an interface that is not there")
+		t.Error("counters of an interface that does not exist")
 	}
 	if _, err := Counters("a-name-that-is-longer-than-any"); err == nil {
 		t.Error("counters of a name that can't be")
@@ -62,7 +62,7 @@ func TestCounters(t *testing.T) {
 func TestZip(t *testing.T) {
 	names, values := make([]byte, 12+2*stringLen), make([]byte, 8+2*8)
 	binary.NativeEndian.PutUint32(names[8:], 2)
-	binary.NativeEndian.PutUint32(values[4:], 1) // one went away in between
+	binary.NativeEndian.PutUint32(values[4:], 1) // a counter was removed in between
 	copy(names[12:], "rx_prio3_pause")
 	copy(names[12+stringLen:], "tx_prio3_pause")
 	binary.NativeEndian.PutUint64(values[8:], 7)
@@ -109,14 +109,14 @@ func TestAddrs(t *testing.T) {
 		t.Errorf("%s has %v", loopback, Addrs(loopback))
 	}
 	if a := Addrs("no-such-if0"); a != nil {
-		t.Errorf("an interface that is not there has %v", a)
+		t.Errorf("an interface that does not exist has %v", a)
 	}
 }
 
 func TestOpenable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "uverbs0")
 	if err := openable(path); err == nil {
-		t.Error("a device that is not there can be opened")
+		t.Error("a device that does not exist can be opened")
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)

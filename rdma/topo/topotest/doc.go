@@ -1,6 +1,6 @@
-// Package topotest writes sysfs trees from descriptions, so that tests see
-// hosts that they don't run on. The trees have the links of the real one; what
-// they leave out is what package topo does not read.
+// Package topotest writes sysfs trees from descriptions, so that tests can read other hosts
+// than their own. The trees have the links of real ones, and only the files that package topo
+// reads.
 //
 // A description is a line for each device; '#' begins a comment:
 //

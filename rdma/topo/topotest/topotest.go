@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Write makes the tree that text describes below dir.
+// Write writes the tree that text describes below dir.
 func Write(dir, text string) error {
 	w := &writer{dir: dir}
 	line := 0
@@ -28,7 +28,7 @@ func Write(dir, text string) error {
 	return nil
 }
 
-// split cuts a line into words; double quotes keep blanks together.
+// split splits a line into words. Double quotes group words.
 func split(line string) ([]string, error) {
 	var words []string
 	var b strings.Builder
@@ -63,7 +63,7 @@ type writer struct {
 	dir string
 }
 
-// device writes what one line says.
+// device writes the device of one line.
 func (w *writer) device(kind string, words []string) error {
 	switch kind {
 	case "file":
@@ -295,15 +295,15 @@ func (w *writer) files(files map[string]string) error {
 	return nil
 }
 
-// links makes links from one path below the root to another, relative as the
-// kernel's are.
+// links makes links from one path below the root to another, relative as the kernel's links
+// are.
 func (w *writer) links(links map[string]string) error {
 	for name, target := range maps.All(links) {
 		path := filepath.Join(w.dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
-		// The kernel's links count from where the file really is.
+		// The kernel's links are relative to the real location of the file.
 		real, err := filepath.EvalSymlinks(filepath.Dir(path))
 		if err != nil {
 			return err
