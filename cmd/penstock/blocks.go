@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// blockLine is one block as block stat and block list print it.
+// blockLine is one block in the output of block stat and block list.
 type blockLine struct {
 	Index      int    `json:"index"`
 	ID         string `json:"id"`
@@ -92,7 +92,7 @@ func (a admin) statBlocks(ctx context.Context, ns string, ids []kv.BlockID) (lin
 	return lines, absent, nil
 }
 
-// verifyResult is what block verify prints.
+// verifyResult is the output of block verify.
 type verifyResult struct {
 	Namespace string       `json:"namespace"`
 	Intact    int          `json:"intact"`
@@ -110,7 +110,7 @@ type verifyLine struct {
 	Reason string `json:"reason"`
 }
 
-// verifyPage is how many blocks one call verifies.
+// verifyPage is the number of blocks in one Verify call.
 const verifyPage = 256
 
 func newBlockVerify(w world, c *connection) *cobra.Command {
@@ -222,7 +222,7 @@ func newBlockList(c *connection) *cobra.Command {
 	})
 }
 
-// listPage is how many blocks one call lists.
+// listPage is the number of blocks in one ListBlocks call.
 const listPage = 4096
 
 func newBlockDelete(c *connection) *cobra.Command {

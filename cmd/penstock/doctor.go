@@ -54,14 +54,14 @@ failed.`,
 	return cmd
 }
 
-// diagnosis is what doctor prints.
+// diagnosis is the output of doctor.
 type diagnosis struct {
 	Server  string  `json:"server"`
 	Healthy bool    `json:"healthy"`
 	Layers  []layer `json:"layers"`
 }
 
-// layer is the finding about one layer of the path that a block takes.
+// layer is the result for one layer of the path of a block.
 type layer struct {
 	Layer   string  `json:"layer"`
 	State   string  `json:"state"` // ok, warning, failed, skipped
@@ -90,8 +90,8 @@ func printDiagnosis(t *table, r diagnosis) {
 	}
 }
 
-// Geometry of the doctor's blocks: 256 KiB each, in several layers, so that a
-// wrong layer is told from a wrong block.
+// Geometry of the doctor's blocks: 256 KiB each, in several layers, so that a wrong layer can be
+// distinguished from a wrong block.
 const (
 	doctorBlocks      = 16
 	doctorLayers      = 8
@@ -99,7 +99,7 @@ const (
 	doctorTokenBytes  = 512
 )
 
-// doctor examines one node, layer by layer.
+// doctor examines one node layer by layer.
 type doctor struct {
 	connection *connection
 	cmd        *cobra.Command
@@ -109,8 +109,8 @@ type doctor struct {
 	failed int
 }
 
-// look examines one layer: f returns what to say about it, and a hint that is
-// printed if it fails or, with a nil error, as a warning.
+// look examines one layer. f returns the detail to print, and a hint that is printed if f fails or,
+// with a nil error, as a warning.
 func (d *doctor) look(name string, f func() (detail, hint string, err error)) bool {
 	start := time.Now()
 	detail, hint, err := f()
@@ -118,7 +118,7 @@ func (d *doctor) look(name string, f func() (detail, hint string, err error)) bo
 	switch {
 	case err != nil:
 		l.State = layerFailed
-		l.Detail, _, _ = strings.Cut(explain(err), "\n") // the hint is ours
+		l.Detail, _, _ = strings.Cut(explain(err), "\n") // the hint is doctor's own
 		d.failed++
 	case hint != "":
 		l.State = layerWarning
@@ -183,7 +183,7 @@ func versionHint(s *pb.StatusResponse) string {
 	return ""
 }
 
-// examineStatus judges what the node says of itself.
+// examineStatus judges the node's status.
 func (d *doctor) examineStatus(s *pb.StatusResponse) {
 	d.look("state", func() (string, string, error) {
 		if s.GetState() != "serving" {
@@ -227,7 +227,7 @@ func corruptHint(s *pb.StatusResponse) string {
 	return ""
 }
 
-// examineData moves blocks there and back.
+// examineData stores blocks in the node and reads them back.
 func (d *doctor) examineData(ctx context.Context, a admin) {
 	names := []string{"data plane", "index", "write", "checksums", "read", "drop"}
 	opened := len(d.layers)
@@ -245,7 +245,7 @@ func (d *doctor) examineData(ctx context.Context, a admin) {
 	d.skip(names[min(done, len(names)):]...)
 }
 
-// moveBlocks stops at the first layer that fails.
+// moveBlocks examines the layers of the data path. It stops at the first layer that fails.
 func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 	if !d.look("data plane", func() (string, string, error) { return d.reachData(ctx, a) }) {
 		return
@@ -261,7 +261,7 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 	}
 	deleted := false
 	defer func() {
-		if !deleted { // on the way out of a failure: nothing may stay
+		if !deleted { // after a failure; no test block may be left
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropWait)
 			defer cancel()
 			_, _ = a.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: ns.Name})
@@ -272,7 +272,7 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 		d.look("write", func() (string, string, error) { return "", "this machine, not the node", err })
 		return
 	}
-	defer func() { _ = p.win.close() }() // the process ends soon; the node holds no window on it
+	defer func() { _ = p.win.close() }() // the process ends soon, and the node has no window on the memory
 	ok := d.look("write", func() (string, string, error) { return p.write(ctx, s) }) &&
 		d.look("checksums", func() (string, string, error) { return p.verify(ctx, a) }) &&
 		d.look("read", func() (string, string, error) { return p.read(ctx, s) })
@@ -282,8 +282,8 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 	deleted = d.look("drop", func() (string, string, error) { return p.drop(ctx, a, s) })
 }
 
-// reachData connects to the port of the data plane, so that a firewall is told
-// from everything else.
+// reachData connects to the port of the data plane, so that a firewall is distinguished from other
+// failures.
 func (d *doctor) reachData(ctx context.Context, a admin) (detail, hint string, err error) {
 	desc, err := pb.NewCacheClient(a.conn).Describe(ctx, &pb.DescribeRequest{})
 	if err != nil {
@@ -305,7 +305,7 @@ func (d *doctor) reachData(ctx context.Context, a admin) (detail, hint string, e
 	return "TCP to " + addr, "", conn.Close()
 }
 
-// patient is the doctor's blocks.
+// testBlocks are the doctor's blocks.
 type patient struct {
 	ns   kv.Namespace
 	ids  []kv.BlockID
@@ -350,8 +350,7 @@ func (p *patient) write(ctx context.Context, s *client.Store) (detail, hint stri
 	return fmt.Sprintf("%d random blocks, %s, to the disk and into the index", r.Stored, size(r.Bytes)), "", nil
 }
 
-// verify has the node read the blocks from its disks, past everything that is
-// still in memory.
+// verify makes the node read the blocks from its disks, even if they are in memory.
 func (p *patient) verify(ctx context.Context, a admin) (detail, hint string, err error) {
 	resp, err := a.VerifyBlocks(ctx, &pb.VerifyBlocksRequest{Namespace: p.ns.Name, BlockIds: api.AppendIDs(nil, p.ids)})
 	if err != nil {
@@ -370,8 +369,8 @@ func (p *patient) verify(ctx context.Context, a admin) (detail, hint string, err
 }
 
 func (p *patient) read(ctx context.Context, s *client.Store) (detail, hint string, err error) {
-	// What was sent is still there: without this a read that does nothing would
-	// look right.
+	// The buffer still has the sent bytes. It is overwritten, so that a read that does nothing
+	// fails the comparison.
 	got := p.win.bytes(doctorBlocks)
 	for i := range got {
 		got[i] = ^got[i]

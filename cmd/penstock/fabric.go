@@ -36,7 +36,7 @@ func newFabricCommand(w world) *cobra.Command {
 	return noun(cmd, newFabricProbe(w))
 }
 
-// fabricProbe are the flags of `penstock fabric probe`.
+// fabricProbe has the flags of `penstock fabric probe`.
 type fabricProbe struct {
 	provider, listen, peer, tokenFile, name, write string
 	rows                                           []int
@@ -102,10 +102,10 @@ What --write saves is what penstock plan redistribute --fabric takes.`,
 	return cmd
 }
 
-// rowsMax bounds a batch: 64 MiB of queries.
+// rowsMax bounds the rows of a batch, to 64 MiB of queries.
 const rowsMax = 1 << 16
 
-// check returns an error about the command line.
+// check returns an error for an invalid command line.
 func (p fabricProbe) check() error {
 	if len(p.rows) < 2 || len(p.rows) >= roundtrip.MaxShapes {
 		return fmt.Errorf("--rows: %d batches; a line takes at least 2, and at most %d are measured", len(p.rows), roundtrip.MaxShapes-1)
@@ -142,11 +142,11 @@ func (p fabricProbe) check() error {
 	return nil
 }
 
-// loopbackToken is the secret of both ends where none is given: they are on one
-// machine then, and what is open is scratch memory.
+// loopbackToken is the secret of both ends if no secret is given. Then both ends are on this
+// machine, and only scratch memory is registered.
 const loopbackToken = "penstock-fabric-probe-on-loopback"
 
-// token is the secret of both ends.
+// token returns the secret of both ends.
 func (p fabricProbe) token() (rdma.Token, error) {
 	switch {
 	case p.tokenFile != "":
@@ -168,7 +168,7 @@ type end struct {
 
 func (e end) Close() error { return errors.Join(e.Engine.Close(), e.memory.Close()) }
 
-// open starts an engine; listen is "" for none.
+// open starts an engine. It does not listen if listen is "".
 func (p fabricProbe) open(ctx context.Context, listen string, token rdma.Token) (_ end, err error) {
 	half := int64(slices.Max(p.rows)) * int64(redistribute.DeepSeekV2Lite().Query)
 	half = (half + 1<<20 - 1) >> 20 << 20
@@ -210,7 +210,7 @@ func (p fabricProbe) open(ctx context.Context, listen string, token rdma.Token) 
 	return end{e, memory}, nil
 }
 
-// answer is the far end, until ctx ends.
+// answer runs the far end until ctx ends.
 func (p fabricProbe) answer(ctx context.Context, w world) (err error) {
 	token, err := p.token()
 	if err != nil {
@@ -231,14 +231,14 @@ func (p fabricProbe) answer(ctx context.Context, w world) (err error) {
 	return nil
 }
 
-// closeAnswerer has its own limit, after ctx.
+// closeAnswerer closes with its own time limit, because ctx has ended.
 func closeAnswerer(ctx context.Context, a *roundtrip.Answerer) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	return a.Close(ctx)
 }
 
-// nicsOf is where an engine listens.
+// nicsOf returns the addresses on which an engine listens.
 func nicsOf(e rdma.Engine) string {
 	if nics := e.Addr().NICs; len(nics) > 0 {
 		return string(nics[0])
@@ -246,7 +246,7 @@ func nicsOf(e rdma.Engine) string {
 	return "no address"
 }
 
-// run connects to the far end, which it starts where there is none.
+// run connects to the far end. Without --peer it starts the far end itself.
 func (p fabricProbe) run(ctx context.Context, w world) (_ fabricResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
@@ -285,7 +285,7 @@ func (p fabricProbe) run(ctx context.Context, w world) (_ fabricResult, err erro
 	return r, near.load(ctx, &r)
 }
 
-// nearEnds makes requesters of one far end: an engine measures once.
+// nearEnds makes requesters of one far end. Each measurement needs a new engine.
 type nearEnds struct {
 	fabricProbe
 	w     world
@@ -293,7 +293,7 @@ type nearEnds struct {
 	token rdma.Token
 }
 
-// connect opens an engine for the length of f.
+// connect opens an engine, calls f, and closes the engine.
 func (n nearEnds) connect(ctx context.Context, f func(e end, to rdma.EngineID) error) (err error) {
 	e, err := n.open(ctx, "", n.token)
 	if err != nil {
@@ -303,14 +303,14 @@ func (n nearEnds) connect(ctx context.Context, f func(e end, to rdma.EngineID) e
 	id, err := e.Connect(ctx, n.to, n.token)
 	if err != nil {
 		if strings.Contains(err.Error(), n.where()) {
-			return err // it says to whom
+			return err // the error has the peer
 		}
 		return fmt.Errorf("connect to %s: %w", n.where(), err)
 	}
 	return f(e, id)
 }
 
-// measure makes and fits the round trips of all batches.
+// measure measures the round trips of all batches and fits the constants.
 func (n nearEnds) measure(ctx context.Context) (r fabricResult, err error) {
 	err = n.connect(ctx, func(e end, to rdma.EngineID) error {
 		r, err = n.fabricProbe.measure(ctx, n.w, e, to)
@@ -319,7 +319,7 @@ func (n nearEnds) measure(ctx context.Context) (r fabricResult, err error) {
 	return r, err
 }
 
-// load measures again beside one flow more each time.
+// load repeats the measurement with one, two, … concurrent flows.
 func (n nearEnds) load(ctx context.Context, r *fabricResult) error {
 	others, stop := context.WithCancel(ctx)
 	g, others := errgroup.WithContext(others)
@@ -362,10 +362,10 @@ func (n nearEnds) load(ctx context.Context, r *fabricResult) error {
 	return ctx.Err()
 }
 
-// decodeRows is the batch by which a link is judged to be full.
+// decodeRows is the batch size at which the load of a link is judged.
 const decodeRows = 256
 
-// where words the far end.
+// where describes the far end.
 func (p fabricProbe) where() string {
 	if p.peer == "" {
 		return "loopback"
@@ -373,7 +373,7 @@ func (p fabricProbe) where() string {
 	return p.peer
 }
 
-// measure makes the round trips and fits them. Shape 0 is the signal.
+// measure measures and fits the round trips. Shape 0 has no payload.
 func (p fabricProbe) measure(ctx context.Context, w world, e end, to rdma.EngineID) (fabricResult, error) {
 	payload := redistribute.DeepSeekV2Lite()
 	shapes := []roundtrip.Shape{{}}
@@ -417,12 +417,12 @@ func (p fabricProbe) measure(ctx context.Context, w world, e end, to rdma.Engine
 	return r, nil
 }
 
-// quantileOf sorted values.
+// quantileOf returns a quantile of sorted values.
 func quantileOf(sorted []float64, q float64) float64 {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// fabricResult is what the command prints.
+// fabricResult is the output of the command.
 type fabricResult struct {
 	Provider string              `json:"provider"`
 	Peer     string              `json:"peer"`
@@ -430,23 +430,23 @@ type fabricResult struct {
 	Fabric   redistribute.Fabric `json:"fabric"`
 	// Signal is the median round trip without payload.
 	Signal float64 `json:"signal_seconds"`
-	// MAPE is over the medians of all batches, Amortised over those whose bytes
-	// take longer than the rest; null if there are none.
+	// MAPE is computed over the medians of all batches, Amortised over the batches whose bytes take
+	// longer than the constant part. Amortised is null if there are none.
 	MAPE      float64     `json:"mape"`
 	Amortised *float64    `json:"mape_amortised"`
 	Samples   int         `json:"samples"`
 	Outliers  int         `json:"outliers"`
 	Batches   []fabricRow `json:"batches"`
-	// Beside other flows, where that was asked for.
+	// Beside has the measurements with concurrent flows, if requested.
 	Beside []fabricLoad `json:"beside,omitempty"`
 }
 
-// fabricLoad is the fabric beside other flows.
+// fabricLoad is a measurement with concurrent flows.
 type fabricLoad struct {
 	Flows  int                 `json:"flows"`
 	Signal float64             `json:"signal_seconds"`
 	Fabric redistribute.Fabric `json:"fabric"`
-	// RoundTrip of a decoding step by the fit, in seconds.
+	// RoundTrip is the fitted time of a decoding step, in seconds.
 	RoundTrip float64 `json:"decode_seconds"`
 }
 
@@ -454,14 +454,14 @@ type fabricLoad struct {
 type fabricRow struct {
 	Rows  int `json:"rows"`
 	Bytes int `json:"bytes"`
-	// Median and P99 as measured, Fit as the line says, in seconds.
+	// Median and P99 are measured, Fit is the fitted value, all in seconds.
 	Median float64 `json:"median_seconds"`
 	P99    float64 `json:"p99_seconds"`
 	Fit    float64 `json:"fit_seconds"`
 	Error  float64 `json:"error"`
 }
 
-// judge compares the medians with the line, as the paper compares means of 200.
+// judge compares the medians with the fit. The paper compares means of 200.
 func (r *fabricResult) judge(rows []int, times [][]float64, shapes []roundtrip.Shape, fit redistribute.Fit) {
 	var all, large, n float64
 	for i, t := range times {
@@ -481,7 +481,7 @@ func (r *fabricResult) judge(rows []int, times [][]float64, shapes []roundtrip.S
 	}
 }
 
-// print shows the result to a person.
+// print writes the result as a table.
 func (r fabricResult) print(t *table) {
 	t.row("rows", "bytes", "median", "p99", "fit", "error")
 	t.row(0, size(0), spell(r.Signal), "", spell(r.Fabric.Probe), "")
@@ -515,7 +515,7 @@ func (r fabricResult) print(t *table) {
 	}
 }
 
-// writeFabric saves the constants.
+// writeFabric saves the constants in a file.
 func writeFabric(path string, f redistribute.Fabric) error {
 	b, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {

@@ -67,8 +67,8 @@ SIGTERM and SIGINT drain: no connection is accepted, and requests in flight fini
 	return cmd
 }
 
-// storageOf returns a connection to storage nodes with the credentials of a gateway. flag is the one
-// that names the nodes.
+// storageOf returns a connection to storage nodes with the credentials of a gateway. flag is the
+// flag that names the nodes.
 func storageOf(cfg *config.Gateway, flag string, servers []string, startWithin time.Duration) *connection {
 	return &connection{
 		endpoint: endpoint{flag: flag}, servers: strings.Join(servers, ","), tokenFile: cfg.TokenFile, ca: cfg.CA, cert: cfg.Cert, key: cfg.CertKey,
@@ -76,7 +76,7 @@ func storageOf(cfg *config.Gateway, flag string, servers []string, startWithin t
 	}
 }
 
-// withCluster calls run with a session with the planner and the storage nodes.
+// withCluster calls run with a session at the planner and the storage nodes.
 func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Duration, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) error {
 	c := storageOf(&cfg, "servers", cfg.Servers, startWithin)
 	return c.store(ctx, log, func(store *client.Store) error {
@@ -106,7 +106,7 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 	})
 }
 
-// withOffload calls run with a session that has long prompts prefilled in another datacenter, whose
+// withOffload calls run with a session that prefills long prompts in another datacenter, whose
 // storage is far.
 func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gateway, ns kv.Namespace, store, far *client.Store, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) (err error) {
 	o := &cfg.Offload
@@ -145,7 +145,7 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 	return run(f)
 }
 
-// frontOf turns the configuration into the front's options.
+// frontOf converts the configuration to the front's options.
 func frontOf(cfg config.Gateway) (front.Options, error) {
 	o := front.Options{
 		MaxInFlight: cfg.MaxInFlight, MaxQueue: cfg.MaxQueue, QueueWait: cfg.QueueWait.Std(),

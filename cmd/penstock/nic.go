@@ -58,7 +58,7 @@ the same PCIe switch, else root complex, else NUMA node.`,
 	return cmd
 }
 
-// hostFlags say which host to look at.
+// hostFlags are the flags that select the host to examine.
 type hostFlags struct {
 	sysfs string
 	roles []string
@@ -71,7 +71,7 @@ func addHostFlags(cmd *cobra.Command) *hostFlags {
 	return f
 }
 
-// tree is what --sysfs says; nil is this host's.
+// tree returns the tree of --sysfs. Nil means this host's.
 func (f *hostFlags) tree() fs.FS {
 	if f.sysfs == "" {
 		return nil
@@ -145,13 +145,13 @@ type nicCheck struct {
 	marks    string
 }
 
-// nicReport is what nic check prints.
+// nicReport is the output of nic check.
 type nicReport struct {
 	Healthy  bool           `json:"healthy"`
 	NICs     int            `json:"nics"`
 	Usable   int            `json:"usable"`
 	Findings []topo.Finding `json:"findings"`
-	// QoS is there if a configuration was given.
+	// QoS is set if a configuration was given.
 	QoS *qos.Report `json:"qos,omitempty"`
 }
 
@@ -193,7 +193,7 @@ func (c *nicCheck) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// checkQoS compares the configuration of --qos.
+// checkQoS checks the configuration of --qos.
 func (c *nicCheck) checkQoS(cmd *cobra.Command, marks qos.Map, r *nicReport) error {
 	if c.qos == "" {
 		return nil
@@ -216,11 +216,11 @@ func (c *nicCheck) checkQoS(cmd *cobra.Command, marks qos.Map, r *nicReport) err
 	return nil
 }
 
-// qosFileMax bounds what is read from standard input, in bytes.
+// qosFileMax bounds the input from standard input, in bytes.
 const qosFileMax = 1 << 20
 
-// portQoS asks dcb how the RoCE ports of this host sort packets. A port that
-// can't be asked is not judged.
+// portQoS reads with dcb how the RoCE ports of this host classify packets. A port that cannot be
+// read has no finding.
 func portQoS(ctx context.Context, h topo.Host, marks qos.Map) []topo.Finding {
 	var out []topo.Finding
 	for _, n := range h.NICs {
@@ -245,7 +245,7 @@ func portQoS(ctx context.Context, h topo.Host, marks qos.Map) []topo.Finding {
 	return out
 }
 
-// dcbTimeout bounds one question to the kernel.
+// dcbTimeout bounds one query to the kernel.
 const dcbTimeout = 5 * time.Second
 
 func dcbShow(ctx context.Context, netdev string) (string, error) {
@@ -278,8 +278,7 @@ func printNICReport(t *table, r nicReport) {
 	fmt.Fprintf(t, "\n%d of %d NICs can be used\n", r.Usable, r.NICs)
 }
 
-// withNICs adds what NICs this host has to an error about an address that it does
-// not have.
+// withNICs adds the NICs of this host to an error about an address that the host does not have.
 func withNICs(err error) error {
 	if !errors.Is(err, syscall.EADDRNOTAVAIL) {
 		return err

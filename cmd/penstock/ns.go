@@ -73,7 +73,7 @@ The full group, if there is one, comes first.`,
 	f.StringVar(&g.saltFile, "salt-file", "", "file with the secret of --salt; a line end after it does not count")
 	cmd.MarkFlagsMutuallyExclusive("salt", "salt-file")
 	f.Var(sizeFlag{&g.quota}, "quota", "cap on the storage of this namespace, e.g. 500GiB; 0: none")
-	_ = cmd.MarkFlagRequired("block-tokens") // it was defined above
+	_ = cmd.MarkFlagRequired("block-tokens") // the flag was defined above
 	for _, name := range []string{"layers", "token-bytes", "block-tokens"} {
 		annotate(cmd, name, ownRange) // kv.Geometry.Validate checks them
 	}
@@ -88,7 +88,7 @@ The full group, if there is one, comes first.`,
 			if err != nil {
 				return err
 			}
-			// The node cannot tell --quota 0 from none.
+			// The node cannot distinguish --quota 0 from no flag.
 			if cmd.Flags().Changed("quota") && ns.GetQuotaBytes() != g.quota {
 				return fmt.Errorf("namespace %q was there already, with a quota of %s; lift it with: penstock ns quota %s 0", ns.GetName(), size(ns.GetQuotaBytes()), ns.GetName())
 			}
@@ -98,7 +98,7 @@ The full group, if there is one, comes first.`,
 	return cmd
 }
 
-// namespace builds the definition and checks it here, before the node is asked.
+// namespace makes the definition and checks it before a node is contacted.
 func (g *geometryFlags) namespace(name string) (kv.Namespace, error) {
 	index, err := kv.ParseIndexKind(g.index)
 	if err != nil {
@@ -142,7 +142,7 @@ func (g *geometryFlags) namespace(name string) (kv.Namespace, error) {
 	return ns, nil
 }
 
-// parseSalt reads a salt that flag gave. Its errors do not repeat the salt.
+// parseSalt parses the salt of a flag. Its errors do not contain the salt.
 func parseSalt(flag, text string) ([]byte, error) {
 	digits, ok := strings.CutPrefix(text, "hex:")
 	if !ok {
@@ -158,7 +158,7 @@ func parseSalt(flag, text string) ([]byte, error) {
 	return salt, nil
 }
 
-// parseGroup reads kind:layers:bytes[:window].
+// parseGroup parses kind:layers:bytes[:window].
 func parseGroup(text string) (kv.Group, error) {
 	bad := func(why string) (kv.Group, error) {
 		return kv.Group{}, usagef("--group %q: %s; write full:LAYERS:BYTES, window:LAYERS:BYTES:TOKENS or state:LAYERS:BYTES", text, why)
@@ -204,7 +204,7 @@ func printNamespace(t *table, ns *pb.Namespace) {
 	t.pair("leases", count(ns.GetLeases()))
 }
 
-// printLive prints what each live epoch holds; a node that does not list them has one.
+// printLive prints the contents of each live epoch. A node that does not list them has one.
 func printLive(t *table, live []*pb.LiveEpoch) {
 	if len(live) == 0 {
 		return
@@ -223,7 +223,7 @@ func printLive(t *table, live []*pb.LiveEpoch) {
 	}
 }
 
-// saltWord says that there is a salt, not which: tables are pasted into tickets.
+// saltWord shows that there is a salt without the salt, because tables are pasted into tickets.
 func saltWord(salt []byte) string {
 	if len(salt) == 0 {
 		return ""
@@ -327,7 +327,7 @@ func newNamespaceDelete(c *connection) *cobra.Command {
 	return cmd
 }
 
-// removed is what every command that removes blocks prints.
+// removed is the output of every command that removes blocks.
 type removed struct {
 	Blocks int64 `json:"blocks"`
 	Bytes  int64 `json:"bytes"`
@@ -343,7 +343,7 @@ func emitRemoved(cmd *cobra.Command, verb string, dryRun bool, blocks, bytes int
 	})
 }
 
-// bumped is what ns bump-epoch prints.
+// bumped is the output of ns bump-epoch.
 type bumped struct {
 	Namespace string   `json:"namespace"`
 	OldEpoch  uint64   `json:"old_epoch"`
@@ -387,7 +387,7 @@ oldest pinned ones are retired. When space is short, blocks of the oldest epoch 
 	})
 }
 
-// joinNumbers writes 3, 2, 1.
+// joinNumbers returns numbers separated by commas, like 3, 2, 1.
 func joinNumbers(numbers []uint64) string {
 	words := make([]string, len(numbers))
 	for i, n := range numbers {
@@ -429,7 +429,7 @@ refused, unless --force is given, which ends its pins.`,
 	return cmd
 }
 
-// pinnedEpoch is what ns pin-epoch prints.
+// pinnedEpoch is the output of ns pin-epoch.
 type pinnedEpoch struct {
 	Namespace  string  `json:"namespace"`
 	Epoch      uint64  `json:"epoch"`

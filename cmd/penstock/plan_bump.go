@@ -12,25 +12,25 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// drains are the policies by their names.
+// drains maps the names of the policies.
 var drains = map[string]pb.Drain{
 	dualpath.DrainRecompute.String(): pb.Drain_DRAIN_RECOMPUTE,
 	dualpath.DrainFinish.String():    pb.Drain_DRAIN_FINISH,
 	dualpath.DrainAbort.String():     pb.Drain_DRAIN_ABORT,
 }
 
-// pollEvery is the time between two questions of a command that waits for the planner.
+// pollEvery is the polling interval of a command that waits for the planner.
 const pollEvery = 100 * time.Millisecond
 
-// planBumped is what plan bump prints.
+// planBumped is the output of plan bump.
 type planBumped struct {
 	Namespace string `json:"namespace"`
 	Epoch     uint64 `json:"epoch"`
 	Policy    string `json:"policy"`
 	DryRun    bool   `json:"dry_run"`
 	// Queued, Prefilling, Decoding and Exact count the requests that used older weights before the
-	// bump. The planner rejected Aborted of the started ones, planned Replanned again, and lets
-	// GoingOn go on.
+	// bump. Of the started ones, the planner rejected Aborted, planned Replanned again, and lets
+	// GoingOn continue.
 	Queued     uint32 `json:"queued"`
 	Prefilling uint32 `json:"prefilling"`
 	Decoding   uint32 `json:"decoding"`
@@ -38,7 +38,7 @@ type planBumped struct {
 	Aborted    uint32 `json:"aborted"`
 	Replanned  uint32 `json:"replanned"`
 	GoingOn    uint32 `json:"going_on"`
-	// Left are the started requests of older weights that have not ended.
+	// Left counts the started requests of older weights that have not ended.
 	Left uint32 `json:"left"`
 }
 
@@ -73,7 +73,7 @@ to the requests that are left. After a restart of the planner, give the epoch ag
 	completeValues(cmd, "policy", "recompute", "finish", "abort")
 	f.BoolVar(&b.DryRun, "dry-run", false, "say what the bump would do and change nothing")
 	f.BoolVar(&wait, "wait", false, "wait until no started request of older weights is left, at most --timeout")
-	_ = cmd.MarkFlagRequired("epoch") // it was defined above
+	_ = cmd.MarkFlagRequired("epoch") // the flag was defined above
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if b.Epoch == 0 {
 			return usagef("--epoch 0: epochs count from 1; ns show prints the newest")
@@ -107,8 +107,8 @@ func (b *planBumped) run(ctx context.Context, cmd *cobra.Command, planner pb.Pla
 	return outputOf(cmd).emit(b, b.print)
 }
 
-// wait asks until no started request of older weights is left, and prints each change for a
-// person.
+// wait polls until no started request of older weights is left. In text format it prints each
+// change.
 func (b *planBumped) wait(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient) error {
 	ask := &pb.BumpWeightsRequest{Namespace: b.Namespace, Epoch: b.Epoch, Policy: pb.Drain_DRAIN_FINISH, DryRun: true}
 	for shown := uint32(0); ; {
@@ -131,7 +131,7 @@ func (b *planBumped) wait(ctx context.Context, cmd *cobra.Command, planner pb.Pl
 	}
 }
 
-// print shows the bump to a person.
+// print writes the bump as a table.
 func (b *planBumped) print(t *table) {
 	what := "namespace %s: weights of epoch %d\n"
 	if b.DryRun {

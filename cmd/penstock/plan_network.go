@@ -37,7 +37,7 @@ type networkTier struct {
 	Congestion float64 `json:"congestion"`
 }
 
-// transferView is one transfer on a network that carries nothing else of ours.
+// transferView is one transfer on a network without other transfers of Penstock.
 type transferView struct {
 	From    string  `json:"from"`
 	To      string  `json:"to"`
@@ -90,12 +90,12 @@ its configuration.`,
 	return cmd
 }
 
-// networkKeys are the keys of the section network.
+// networkKeys returns the keys of the section network.
 func networkKeys(c *config.Planner) []config.Key {
 	return slices.DeleteFunc(c.Keys(), func(k config.Key) bool { return !strings.HasPrefix(k.Path, "network.") })
 }
 
-// viewNetwork asks the sources once and prints.
+// viewNetwork polls the sources once and prints the result.
 func viewNetwork(cmd *cobra.Command, c config.Network, from, to string, tokens int) error {
 	sources, err := networkSources(c)
 	if err != nil {
@@ -122,7 +122,7 @@ func viewNetwork(cmd *cobra.Command, c config.Network, from, to string, tokens i
 	return nil
 }
 
-// networkViewOf is a state as it is shown, and whether a source failed.
+// networkViewOf converts a state for output, and reports whether a source failed.
 func networkViewOf(s netoracle.State) (v networkView, failed bool) {
 	for _, src := range s.Sources {
 		shown := networkSource{Name: src.Name}
@@ -144,7 +144,7 @@ func networkViewOf(s netoracle.State) (v networkView, failed bool) {
 	return v, failed
 }
 
-// transferOf prices one transfer as netcost does.
+// transferOf returns the cost of one transfer according to netcost.
 func transferOf(s netoracle.State, c config.Network, from, to string, tokens int) (*transferView, error) {
 	for _, name := range []string{from, to} {
 		if _, ok := s.Places[name]; !ok {

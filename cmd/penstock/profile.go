@@ -22,7 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// profiling are the flags of `penstock profile`.
+// profiling has the flags of `penstock profile`.
 type profiling struct {
 	namespace, samples, write string
 	duration, quota           time.Duration
@@ -94,7 +94,7 @@ seconds a token in the rest.`,
 	return cmd
 }
 
-// check returns an error about the command line.
+// check returns an error for an invalid command line.
 func (p profiling) check() error {
 	switch {
 	case p.namespace == "" && p.samples == "" && p.emulated == nil:
@@ -113,7 +113,7 @@ func (p profiling) check() error {
 	return nil
 }
 
-// profileResult is what the command prints.
+// profileResult is the output of the command.
 type profileResult struct {
 	Namespace string            `json:"namespace,omitempty"`
 	Read      *profile.Read     `json:"read,omitempty"`
@@ -146,8 +146,7 @@ func (p profiling) run(cmd *cobra.Command, w world, c *connection) (r profileRes
 	return r, nil
 }
 
-// forwards are the passes of the log, or of the emulated engine; none without
-// either.
+// forwards returns the passes of the log or of the emulated engine, or none without either.
 func (p profiling) forwards(w world) (_ []profile.Forward, err error) {
 	switch {
 	case p.emulated != nil:
@@ -165,8 +164,8 @@ func (p profiling) forwards(w world) (_ []profile.Forward, err error) {
 	return profile.ReadForwards(p.samples, f)
 }
 
-// emulatedForwards are passes of an emulated engine over prompts and contexts as
-// agents have them (DualPath, Table 2).
+// emulatedForwards returns passes of an emulated engine over prompts and contexts of agents
+// (DualPath, Table 2).
 func emulatedForwards(numbers []float64) (out []profile.Forward, err error) {
 	m := emulate.Model{Layers: 1, Attention: batch.Model{PerToken: numbers[0], PerPair: numbers[1]}, Linear: numbers[2]}
 	if err := errors.Join(m.Validate(), m.Attention.Validate()); err != nil {
@@ -225,10 +224,10 @@ func (p profiling) read(cmd *cobra.Command, w world, c *connection) (out profile
 	return out, err
 }
 
-// linksMost bounds the blocks that are read: more tell nothing new.
+// linksMax bounds the number of blocks that are listed.
 const linksMost = 1 << 20
 
-// links lists blocks of a namespace and their parents.
+// links returns blocks of a namespace with their parents.
 func (a admin) links(ctx context.Context, name string) ([]profile.Link, error) {
 	var out []profile.Link
 	var cursor []byte
@@ -249,7 +248,7 @@ func (a admin) links(ctx context.Context, name string) ([]profile.Link, error) {
 	}
 }
 
-// save puts the settings into the file, if a planner would take it.
+// save writes the settings into the file if they are valid for a planner.
 func (p profiling) save(settings []profile.Setting) error {
 	raw, err := os.ReadFile(p.write)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -259,12 +258,12 @@ func (p profiling) save(settings []profile.Setting) error {
 	if err != nil {
 		return err
 	}
-	// A file beside it that is renamed: a planner never reads half of one.
+	// A new file is renamed, so that a planner never reads a partial file.
 	f, err := os.CreateTemp(filepath.Dir(p.write), filepath.Base(p.write)+".*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // once it is renamed there is nothing of that name
+	defer os.Remove(f.Name()) // after the rename there is no file of that name
 	_, err = io.Copy(f, bytes.NewReader(text))
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
@@ -286,7 +285,7 @@ func (p profiling) save(settings []profile.Setting) error {
 	return os.Rename(f.Name(), p.write)
 }
 
-// print shows the result to a person.
+// print writes the result as a table.
 func (r profileResult) print(t *table) {
 	if d := r.Read; d != nil {
 		t.row("storage NIC", fmt.Sprintf("%s tokens/s, %s/s", count(int64(d.TokensPerSecond)), size(int64(d.BytesPerSecond))))
@@ -305,7 +304,7 @@ func (r profileResult) print(t *table) {
 		} else {
 			what := "attention"
 			if c.Whole {
-				what = "forward pass" // the log does not tell attention apart
+				what = "forward pass" // the log does not separate attention
 			}
 			t.row(what, fmt.Sprintf("%s a token and %s a pair, MAPE %.1f %%", spell(c.PerToken), spell(c.PerPair), 100*c.MAPE))
 			t.row("quota", fmt.Sprintf("%v: %s tokens from nothing, %s after %s", seconds(c.Quota), count(c.FromNothing), count(c.AtContext), count(c.Context)))

@@ -65,7 +65,7 @@ func completeScenarios(*cobra.Command, []string, string) ([]string, cobra.ShellC
 	return scenario.Names(), cobra.ShellCompDirectiveDefault
 }
 
-// scenarioFlags are those of the commands that run scenarios.
+// scenarioFlags are the flags of the commands that run scenarios.
 type scenarioFlags struct {
 	seeds   int
 	workers int
@@ -85,7 +85,7 @@ func (f *scenarioFlags) check() error {
 	return nil
 }
 
-// run loads a scenario and runs it under a bar.
+// run loads a scenario and runs it with a progress bar.
 func (f *scenarioFlags) run(ctx context.Context, w world, name string) (*scenario.Result, error) {
 	s, err := scenario.Find(name, scenario.Options{Traces: traceDirs(w.env("PENSTOCK_TRACES"))})
 	if err != nil {
@@ -135,7 +135,7 @@ shared/traces in or beside this directory.`,
 	return cmd
 }
 
-// spread words a standard deviation; nothing for none.
+// spread returns a standard deviation as text, or "" if there is none.
 func spread(m scenario.Metric) string {
 	if m.Std == 0 {
 		return ""
@@ -221,7 +221,7 @@ func readResult(name string) (*scenario.Result, error) {
 	return &r, nil
 }
 
-// compare joins the metrics that both have, in the order of a.
+// compare joins the metrics that both results have, in the order of a.
 func compare(a, b *scenario.Result) ([]comparison, error) {
 	if a.Simulator != b.Simulator {
 		return nil, fmt.Errorf("%s is of the simulator %s, %s of %s; they measure different things", a.Scenario, a.Simulator, b.Scenario, b.Simulator)

@@ -32,7 +32,7 @@ func newStoreCommand(w world) *cobra.Command {
 	return noun(cmd, newStoreCheck(w), newStoreInspect(w), newStoreRebuild(w))
 }
 
-// offlineFlags say which volumes an offline command works on.
+// offlineFlags are the flags that name the volumes of an offline command.
 type offlineFlags struct {
 	data []string
 	io   string
@@ -48,11 +48,11 @@ func addOfflineFlags(cmd *cobra.Command) *offlineFlags {
 
 func (f *offlineFlags) addData(cmd *cobra.Command) {
 	cmd.Flags().StringSliceVar(&f.data, "data", nil, "directories of the volumes, as given to serve")
-	_ = cmd.MarkFlagRequired("data") // it was defined above
+	_ = cmd.MarkFlagRequired("data") // the flag was defined above
 	_ = cmd.MarkFlagDirname("data")
 }
 
-// exist refuses directories that are not there: an offline command makes none.
+// exist refuses directories that do not exist, because an offline command makes none.
 func (f *offlineFlags) exist() error {
 	for _, dir := range f.data {
 		if info, err := os.Stat(dir); err != nil {
@@ -67,8 +67,8 @@ func (f *offlineFlags) exist() error {
 	return nil
 }
 
-// open opens the volumes under their locks, but gives nothing away: the
-// capacity is whatever there is, and nothing is written ahead.
+// open opens the volumes under their locks without changing them: the capacity is the present size,
+// and nothing is allocated in advance.
 func (f *offlineFlags) open(ctx context.Context, w world, memory *arena.Arena) (_ *blockstore.Store, cfg config.Config, err error) {
 	cfg = config.Default()
 	cfg.Data = f.data
@@ -100,12 +100,12 @@ func (f *offlineFlags) open(ctx context.Context, w world, memory *arena.Arena) (
 	return store, cfg, nil
 }
 
-// offlineLogger prints what a person should act on.
+// offlineLogger prints messages that need an operator's action.
 func offlineLogger(w world) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-// offlineArena is the memory of an offline command, large enough for any slot.
+// offlineArena is the memory of an offline command. It is large enough for every slot size.
 func offlineArena() (*arena.Arena, error) {
 	return arena.New(arena.Options{SizeBytes: offlineArenaBytes})
 }
@@ -170,7 +170,7 @@ func (f *offlineFlags) rebuild(ctx context.Context, w world, dryRun, verify bool
 	return rebuildIndex(ctx, cfg, dir, store, nil, opts)
 }
 
-// rebuilt is the JSON of store rebuild-index.
+// rebuilt is the JSON output of store rebuild-index.
 type rebuilt struct {
 	DryRun     bool    `json:"dry_run"`
 	Namespaces int     `json:"namespaces"`
@@ -271,7 +271,7 @@ func (f *offlineFlags) check(ctx context.Context, w world, verify bool) (report 
 	return storage.Check(ctx, opts)
 }
 
-// checked is the JSON of store check.
+// checked is the JSON output of store check.
 type checked struct {
 	Blocks        int64     `json:"blocks"`
 	StaleEntries  int64     `json:"stale_entries"`

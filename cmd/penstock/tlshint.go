@@ -7,8 +7,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A hintedError is an error of a command with a guess at its cause, which explain
-// prints in place of its own.
+// A hintedError is an error with a hint at its probable cause. explain prints the hint instead of
+// the error.
 type hintedError struct {
 	error
 	hint string
@@ -17,9 +17,8 @@ type hintedError struct {
 // Unwrap implements the convention of package errors.
 func (e *hintedError) Unwrap() error { return e.error }
 
-// hinted adds to err what it may have to do with TLS, if anything: the two ends
-// of a connection learn little from each other where one of them speaks TLS and
-// the other does not, or refuses the other's certificate.
+// hinted adds a hint about TLS to err if TLS is a probable cause. Neither end of a connection gets
+// a clear error if only one end uses TLS or if an end refuses the other's certificate.
 func (c *connection) hinted(err error) error {
 	if err == nil {
 		return nil
@@ -33,7 +32,7 @@ func (c *connection) hinted(err error) error {
 	return err
 }
 
-// tlsHint says which flag to look at, or "".
+// tlsHint returns the flag to check, or "".
 func (c *connection) tlsHint(text string) string {
 	says := func(phrases ...string) bool {
 		for _, p := range phrases {
