@@ -102,17 +102,17 @@ func (w world) serveMemory(ctx context.Context, bytes int, serve func(ctx contex
 	defer func() { err = errors.Join(err, memory.Close()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	told := make(chan error, 1)
-	told <- nil // if ready was not called
+	done := make(chan error, 1)
+	done <- nil // if ready was not called
 	err = serve(ctx, memory.Bytes()[:bytes], func(addr string) {
-		<-told
+		<-done
 		go func() {
 			defer cancel()
-			told <- w.ready(ctx, addr)
+			done <- w.ready(ctx, addr)
 		}()
 	})
 	cancel()
-	return errors.Join(err, <-told)
+	return errors.Join(err, <-done)
 }
 
 // newBenchSink registers memory for writes from the parent's transfer engine.

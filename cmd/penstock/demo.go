@@ -244,7 +244,7 @@ func (a *agentFlags) String() string {
 }
 
 // agentsMax bounds the agents that one gateway replays.
-const agentsMost = 4096
+const agentsMax = 4096
 
 // trajectories generates the agents' trajectories.
 func (a *agentFlags) trajectories() ([]workload.Trajectory, error) {
@@ -252,8 +252,8 @@ func (a *agentFlags) trajectories() ([]workload.Trajectory, error) {
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--set: %w", err)}
 	}
-	if a.agents < 1 || a.agents > agentsMost || a.rounds < 1 || a.divide < 1 {
-		return nil, usageError{fmt.Errorf("--agents %d --rounds %d --divide %d: 1 to %d agents, and at least 1 of the others are needed", a.agents, a.rounds, a.divide, agentsMost)}
+	if a.agents < 1 || a.agents > agentsMax || a.rounds < 1 || a.divide < 1 {
+		return nil, usageError{fmt.Errorf("--agents %d --rounds %d --divide %d: 1 to %d agents, and at least 1 of the others are needed", a.agents, a.rounds, a.divide, agentsMax)}
 	}
 	return workload.Scale{Rounds: a.rounds, Tokens: 1 / float64(a.divide)}.Apply(set.Generate(a.agents, a.seed)), nil
 }

@@ -146,7 +146,7 @@ const demoSpare = 128 << 20
 
 // haveSpace returns an error if a temporary directory in dir, or the system's if dir is empty, has
 // less than bytes free. hint is the part of the error that describes how to need less.
-func haveSpace(dir string, bytes int64, less string) error {
+func haveSpace(dir string, bytes int64, hint string) error {
 	if dir == "" {
 		dir = os.TempDir()
 	}
@@ -155,7 +155,7 @@ func haveSpace(dir string, bytes int64, less string) error {
 		return usagef("--dir %s: %w", dir, err)
 	}
 	if free < bytes {
-		return fmt.Errorf("%s has %s free and the demo needs %s: name another directory with --dir, or %s", dir, size(free), size(bytes), less)
+		return fmt.Errorf("%s has %s free and the demo needs %s: name another directory with --dir, or %s", dir, size(free), size(bytes), hint)
 	}
 	return nil
 }

@@ -267,7 +267,7 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 			_, _ = a.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: ns.Name})
 		}
 	}()
-	p, err := newPatient(ctx, s, ns)
+	p, err := newTestBlocks(ctx, s, ns)
 	if err != nil {
 		d.look("write", func() (string, string, error) { return "", "this machine, not the node", err })
 		return
@@ -306,14 +306,14 @@ func (d *doctor) reachData(ctx context.Context, a admin) (detail, hint string, e
 }
 
 // testBlocks are the doctor's blocks.
-type patient struct {
+type testBlocks struct {
 	ns   kv.Namespace
 	ids  []kv.BlockID
 	win  *window
 	data []byte
 }
 
-func newPatient(ctx context.Context, s *client.Store, def kv.Namespace) (*patient, error) {
+func newTestBlocks(ctx context.Context, s *client.Store, def kv.Namespace) (*testBlocks, error) {
 	ns, err := s.Namespace(ctx, def.Name)
 	if err != nil {
 		return nil, err
@@ -326,7 +326,7 @@ func newPatient(ctx context.Context, s *client.Store, def kv.Namespace) (*patien
 	for i := range tokens {
 		tokens[i] = kv.Token(i)
 	}
-	p := &patient{ns: ns, data: make([]byte, doctorBlocks*ns.Geometry.BlockBytes())}
+	p := &testBlocks{ns: ns, data: make([]byte, doctorBlocks*ns.Geometry.BlockBytes())}
 	p.ids, _ = chain.Append(nil, tokens)
 	if _, err := rand.Read(p.data); err != nil {
 		return nil, err
@@ -335,7 +335,7 @@ func newPatient(ctx context.Context, s *client.Store, def kv.Namespace) (*patien
 	return p, err
 }
 
-func (p *patient) write(ctx context.Context, s *client.Store) (detail, hint string, err error) {
+func (p *testBlocks) write(ctx context.Context, s *client.Store) (detail, hint string, err error) {
 	const look = "see the node's log; `penstock status` says whether writes are refused, and why"
 	copy(p.win.bytes(doctorBlocks), p.data)
 	r, err := s.Write(ctx, client.WriteRequest{Namespace: p.ns, IDs: p.ids, From: p.win.mem, Pieces: p.win.pieces(0, doctorBlocks)})
@@ -351,7 +351,7 @@ func (p *patient) write(ctx context.Context, s *client.Store) (detail, hint stri
 }
 
 // verify makes the node read the blocks from its disks, even if they are in memory.
-func (p *patient) verify(ctx context.Context, a admin) (detail, hint string, err error) {
+func (p *testBlocks) verify(ctx context.Context, a admin) (detail, hint string, err error) {
 	resp, err := a.VerifyBlocks(ctx, &pb.VerifyBlocksRequest{Namespace: p.ns.Name, BlockIds: api.AppendIDs(nil, p.ids)})
 	if err != nil {
 		return "", "see the node's log", err
@@ -368,7 +368,7 @@ func (p *patient) verify(ctx context.Context, a admin) (detail, hint string, err
 	return fmt.Sprintf("%d blocks read from the disk, every layer as it was sent", len(resp.GetPieces())), "", nil
 }
 
-func (p *patient) read(ctx context.Context, s *client.Store) (detail, hint string, err error) {
+func (p *testBlocks) read(ctx context.Context, s *client.Store) (detail, hint string, err error) {
 	// The buffer still has the sent bytes. It is overwritten, so that a read that does nothing
 	// fails the comparison.
 	got := p.win.bytes(doctorBlocks)
@@ -391,7 +391,7 @@ func (p *patient) read(ctx context.Context, s *client.Store) (detail, hint strin
 	return fmt.Sprintf("%s over the data plane, verified and compared", size(r.Bytes)), "", nil
 }
 
-func (p *patient) drop(ctx context.Context, a admin, s *client.Store) (detail, hint string, err error) {
+func (p *testBlocks) drop(ctx context.Context, a admin, s *client.Store) (detail, hint string, err error) {
 	const look = "a block that can still be matched after it was dropped is stale KV: report this"
 	if _, err := a.DeleteBlocks(ctx, &pb.DeleteBlocksRequest{Namespace: p.ns.Name, BlockId: p.ids[doctorBlocks/2][:]}); err != nil {
 		return "", "see the node's log", err

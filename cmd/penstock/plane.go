@@ -382,13 +382,13 @@ func clientPlane(provider string, w planeWorld) (plane, error) {
 
 // providerOf returns the transfer engine of the nodes, from the first node that responds. If none
 // responds, it returns TCP, and the next call reports the error.
-func (c *connection) speaks(ctx context.Context) string {
+func (c *connection) providerOf(ctx context.Context) string {
 	for _, target := range c.list() {
 		conn, err := c.dial(target)
 		if err != nil {
 			continue
 		}
-		ask, cancel := context.WithTimeout(ctx, speaksWithin)
+		ask, cancel := context.WithTimeout(ctx, providerTimeout)
 		d, err := pb.NewCacheClient(conn).Describe(ask, &pb.DescribeRequest{})
 		cancel()
 		_ = conn.Close() // no call is in progress
@@ -403,11 +403,11 @@ func (c *connection) speaks(ctx context.Context) string {
 }
 
 // providerTimeout bounds the call to one node. The client's own attempts to connect follow.
-const speaksWithin = 5 * time.Second
+const providerTimeout = 5 * time.Second
 
 // engine opens the transfer engine that the nodes use.
 func (c *connection) engine(ctx context.Context, secure *tls.Config) (rdma.Engine, error) {
-	p, err := clientPlane(c.speaks(ctx), thisHost())
+	p, err := clientPlane(c.providerOf(ctx), thisHost())
 	var e rdma.Engine
 	if err == nil {
 		e, err = p.open(ctx, planeOptions{tls: secure})

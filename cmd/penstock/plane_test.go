@@ -104,7 +104,7 @@ func TestChoosePlane(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := wordPlane(p); got != c.want || p.reason == "" {
+			if got := planeText(p); got != c.want || p.reason == "" {
 				t.Errorf("plane %q because %q, want %q", got, p.reason, c.want)
 			}
 		})
@@ -112,7 +112,7 @@ func TestChoosePlane(t *testing.T) {
 }
 
 // planeText returns a plane as one line.
-func wordPlane(p plane) string {
+func planeText(p plane) string {
 	words := append([]string{p.provider}, p.devices...)
 	if p.libfabric != "" {
 		words = append(words, p.libfabric)

@@ -225,7 +225,7 @@ func (p profiling) read(cmd *cobra.Command, w world, c *connection) (out profile
 }
 
 // linksMax bounds the number of blocks that are listed.
-const linksMost = 1 << 20
+const linksMax = 1 << 20
 
 // links returns blocks of a namespace with their parents.
 func (a admin) links(ctx context.Context, name string) ([]profile.Link, error) {
@@ -242,7 +242,7 @@ func (a admin) links(ctx context.Context, name string) ([]profile.Link, error) {
 			copy(l.Parent[:], b.GetParent())
 			out = append(out, l)
 		}
-		if cursor = resp.GetCursor(); len(cursor) == 0 || len(out) >= linksMost {
+		if cursor = resp.GetCursor(); len(cursor) == 0 || len(out) >= linksMax {
 			return out, nil
 		}
 	}

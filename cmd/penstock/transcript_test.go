@@ -84,7 +84,7 @@ func (tr *transcript) command(d *datadriven.TestData) string {
 		}
 		said := tr.stable(b.String())
 		for line := range strings.Lines(said) {
-			if twice := saidTwice(line); twice != "" {
+			if twice := repeatedPart(line); twice != "" {
 				tr.t.Errorf("%q is said twice: %s", twice, line)
 			}
 		}
@@ -155,7 +155,7 @@ func (tr *transcript) runLine(b *strings.Builder, line string) {
 }
 
 // repeatedPart returns a part of an error, between colons, that occurs twice.
-func saidTwice(line string) string {
+func repeatedPart(line string) string {
 	text, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "penstock: ")
 	if !ok {
 		return ""
