@@ -29,10 +29,10 @@ func newBenchCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure this machine and this node, as ratios taken in one run",
-		Long: `Measure this node against what else could do its work on this machine. Contenders
+		Long: `Compare this node with other programs for the same work on this machine. Contenders
 take turns in shuffled order, the ratio is formed within each round, and its median
-and spread are printed with what the design asks for. What cannot run here is named,
-with the reason. docs/benchmarks.md holds the last run.
+and spread are printed with the target of the design. Contenders that cannot run are
+listed with the reason. docs/benchmarks.md has the last run.
 
 Progress goes to standard error, the result to standard output.`,
 	}
@@ -56,13 +56,13 @@ type benchFlags struct {
 func addBenchFlags(cmd *cobra.Command) *benchFlags {
 	f := &benchFlags{}
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&f.data, "data", os.TempDir(), "directory on the disk to be measured; what is put there is removed again")
+	flags.StringVar(&f.data, "data", os.TempDir(), "directory on the disk to be measured; its files are removed at the end")
 	flags.IntVar(&f.rounds, "rounds", 5, "turns of each contender")
 	flags.Float64Var(&f.seconds, "seconds", 1, "length of one turn")
 	flags.StringVar(&f.only, "only", "", "run only the comparisons whose name matches this regular expression")
 	flags.StringVar(&f.among, "contenders", "", "run only the contenders whose name matches this regular expression")
-	flags.StringVar(&f.save, "save", "", "also write the results to this file, as JSON; with --only they replace those of the same name in it")
-	flags.Uint64Var(&f.seed, "seed", 0, "seed of the order of contenders and of offsets; 0 takes one at random")
+	flags.StringVar(&f.save, "save", "", "also write the results to this file, as JSON; with --only they replace the results of the same name in it")
+	flags.Uint64Var(&f.seed, "seed", 0, "seed of the order of contenders and of offsets; 0: random")
 	flags.StringVar(&f.profile, "cpuprofile", "", "write a CPU profile of this process (not of its children) to this file")
 	return f
 }

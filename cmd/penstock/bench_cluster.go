@@ -26,9 +26,9 @@ of it takes about 25 minutes; --only chooses.`,
 		Args: args(cobra.NoArgs),
 	}
 	fl := cmd.Flags()
-	fl.IntVar(&a.agents, "agents", a.agents, "how many agents work at the same time")
+	fl.IntVar(&a.agents, "agents", a.agents, "number of concurrent agents")
 	fl.IntVar(&a.rounds, "turns", a.rounds, "turns of each agent that are replayed")
-	fl.IntVar(&skip, "skip", skip, "turns of each agent that are in storage beforehand, where storage is to be the limit")
+	fl.IntVar(&skip, "skip", skip, "turns of each agent that are in storage at the start, in the comparisons that storage limits")
 	fl.IntVar(&a.divide, "divide", a.divide, "divide all lengths in tokens by this")
 	fl.IntVar(&rate, "rate", rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

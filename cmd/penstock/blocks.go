@@ -54,7 +54,7 @@ func newBlockStat(w world, c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stat NS --tokens-file F",
 		Short: "Show where each block of a prompt lies",
-		Long:  `Show where each block of a prompt lies. The exit code is 3 if one is absent.`,
+		Long:  `Show the location of each block of a prompt. The exit code is 3 if one is absent.`,
 	}
 	flags := addChainFlags(cmd)
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
@@ -117,7 +117,7 @@ func newBlockVerify(w world, c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify NS --tokens-file F",
 		Short: "Read the blocks of a prompt from the disks and check every checksum",
-		Long: `Read the blocks of a prompt from the disks, whatever is in memory, and check every
+		Long: `Read the blocks of a prompt from the disks, even if they are in memory, and check every
 checksum. A broken block is dropped and becomes a miss. The exit code is 1 if one was
 broken, 3 if one is absent.`,
 	}
@@ -233,7 +233,7 @@ func newBlockDelete(c *connection) *cobra.Command {
 		Args:              args(cobra.MinimumNArgs(2)),
 		ValidArgsFunction: c.completeNamespaces,
 	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be deleted and change nothing")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be deleted, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, given []string) error {
 		ids := make([]kv.BlockID, len(given)-1)
 		for i, text := range given[1:] {

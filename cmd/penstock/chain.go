@@ -25,7 +25,7 @@ type chainFlags struct {
 func addChainFlags(cmd *cobra.Command) *chainFlags {
 	f := &chainFlags{}
 	cmd.Flags().StringVar(&f.tokensFile, "tokens-file", "", "file with the prompt's token ids, decimal, separated by white space (- reads standard input)")
-	cmd.Flags().StringVar(&f.idsFile, "ids-file", "", "file with the block ids themselves, 32 hexadecimal digits each: for keys that an engine made")
+	cmd.Flags().StringVar(&f.idsFile, "ids-file", "", "file with block ids, 32 hexadecimal digits each, for keys that an engine made")
 	cmd.MarkFlagsMutuallyExclusive("tokens-file", "ids-file")
 	cmd.MarkFlagsOneRequired("tokens-file", "ids-file")
 	return f

@@ -59,7 +59,7 @@ func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 		annotate(cmd, flag, emptyAllowed) // an empty value overrides the variable
 	}
 	env(&c.servers, e.flag, e.variable, e.def, e.usage)
-	env(&c.tokenFile, "token-file", "PENSTOCK_TOKEN_FILE", "", "file with the bearer token that the node wants")
+	env(&c.tokenFile, "token-file", "PENSTOCK_TOKEN_FILE", "", "file with the bearer token that the node requires")
 	env(&c.ca, "ca", "PENSTOCK_CA", "", "CA (PEM) that the node's certificate is signed by; implies --tls")
 	env(&c.cert, "cert", "PENSTOCK_CERT", "", "client certificate (PEM); implies --tls")
 	env(&c.key, "key", "PENSTOCK_KEY", "", "private key (PEM) of the client certificate")

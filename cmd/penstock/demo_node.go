@@ -43,9 +43,9 @@ The exit code is 1 if a byte differs or the node needs more memory than its budg
 		Args: args(cobra.NoArgs),
 	}
 	d.replay.add(cmd)
-	cmd.Flags().StringVar(&d.dir, "dir", "", "make the temporary directory in this one (default: the system's)")
+	cmd.Flags().StringVar(&d.dir, "dir", "", "directory for the temporary directory (default: the system's)")
 	cmd.Flags().Var(sizeFlag{&d.capacity}, "capacity", "capacity of the node")
-	cmd.Flags().StringVar(&d.io, "io", "auto", "how the node drives its disk: auto, uring or posix")
+	cmd.Flags().StringVar(&d.io, "io", "auto", "I/O backend: auto, uring or posix")
 	completeValues(cmd, "io", "auto", "uring", "posix")
 	cmd.Flags().StringVar(&d.trace, "trace", d.trace, "replay this trace instead of the sample")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

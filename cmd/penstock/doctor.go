@@ -27,8 +27,8 @@ func newDoctorCommand(w world) *cobra.Command {
 		Short: "Write, read back and drop blocks, and say what each layer did",
 		Long: `Write random blocks into a temporary namespace, read them back from the node's disks,
 compare every byte, drop them, and see that they are gone. Each layer is one line,
-with its time; where one failed there is a hint what to look at, and those that
-depend on it are not tried. Nothing is left behind. The exit code is 1 if a layer
+with its time. A failed layer has a hint what to check, and the layers that
+depend on it are skipped. Nothing is left behind. The exit code is 1 if a layer
 failed.`,
 		Args: args(cobra.NoArgs),
 	}

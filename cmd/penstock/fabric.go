@@ -53,7 +53,7 @@ func newFabricProbe(w world) *cobra.Command {
 write, 1032 bytes a row back in another, for batches of many sizes by turns; and without
 payload, the signal alone. A straight line is fitted to them (robust least squares of the
 relative error): time = probe + turnaround + bytes/bandwidth. The error of the fit is
-said (MAPE), so that a fabric which is no straight line is seen to be none.
+printed (MAPE), which shows whether the fabric is linear.
 
 Both ends are in this process, over loopback, unless one of them is elsewhere:
 
@@ -61,10 +61,10 @@ Both ends are in this process, over loopback, unless one of them is elsewhere:
   host B    penstock fabric probe --peer 10.0.0.1:7440 --token-file secret --write ab.json
 
 With --flows K it measures again beside 1 to K other flows, which make round trips of the
-largest batch all the time, and says from which on the link is full.
+largest batch all the time, and prints from which number of flows on the link is full.
 
 --listen answers until interrupted. With --provider shm addresses are paths of sockets.
-What --write saves is what penstock plan redistribute --fabric takes.`,
+The file of --write is an input of penstock plan redistribute --fabric.`,
 		Example: `  penstock fabric probe
   penstock fabric probe --provider shm --write shm.json`,
 		Args: args(cobra.NoArgs),
@@ -72,16 +72,16 @@ What --write saves is what penstock plan redistribute --fabric takes.`,
 	f := cmd.Flags()
 	f.StringVar(&p.provider, "provider", "tcp", "transfer engine: tcp, shm, verbs or fabric")
 	completeValues(cmd, "provider", "tcp", "shm", "verbs", "fabric")
-	f.StringVar(&p.listen, "listen", "", "answer here, host:port, until interrupted")
-	f.StringVar(&p.peer, "peer", "", "measure to the end that listens there, host:port")
-	f.StringVar(&p.tokenFile, "token-file", "", "file with the secret that both ends know; needed beyond loopback")
+	f.StringVar(&p.listen, "listen", "", "address on which to run the far end, host:port, until interrupted")
+	f.StringVar(&p.peer, "peer", "", "address of the far end, host:port")
+	f.StringVar(&p.tokenFile, "token-file", "", "file with the secret of both ends; required beyond loopback")
 	f.StringVar(&p.name, "name", "", "name of the fabric in the result (default: the provider's, and the peer)")
 	f.StringVar(&p.write, "write", "", "also write the constants to this file, as JSON")
 	f.IntSliceVar(&p.rows, "rows", []int{1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096}, "batches, in query rows")
 	f.IntVar(&p.warmup, "warmup", 50, "round trips of each batch before it is measured")
 	f.IntVar(&p.repeats, "repeats", 200, "round trips of each batch")
-	f.IntVar(&p.flows, "flows", 0, "measure beside up to this many other flows as well")
-	f.DurationVar(&p.timeout, "timeout", 2*time.Minute, "give up after this long")
+	f.IntVar(&p.flows, "flows", 0, "also measure with up to this many other flows")
+	f.DurationVar(&p.timeout, "timeout", 2*time.Minute, "time limit of the command")
 	cmd.MarkFlagsMutuallyExclusive("listen", "peer")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := p.check(); err != nil {

@@ -42,7 +42,7 @@ a request waits, at most --queue-wait, and is then answered with 429 and Retry-A
 With --planner the gateway is in front of a prefill/decode cluster: it has an engine
 tokenize the prompt, asks the storage nodes (--servers, --namespace) for its cached
 prefix, and sends each request to the prefill and the decode engine that the planner has
-chosen. --engine NAME=URL then names each engine as its leader does. docs/gateway.md has
+chosen. --engine NAME=URL then has the name that the engine's leader registers. docs/gateway.md has
 the rest.
 
 A setting comes from a flag, else from the environment (PENSTOCK_ and the path of

@@ -42,7 +42,7 @@ the same PCIe switch, else root complex, else NUMA node.`,
 		Args: args(cobra.NoArgs),
 	}
 	f := addHostFlags(cmd)
-	save := cmd.Flags().String("save", "", "copy what is looked at of /sys into this directory, for --sysfs elsewhere or a bug report")
+	save := cmd.Flags().String("save", "", "copy the relevant part of /sys to this directory, for --sysfs or a bug report")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		h, err := f.read(cmd.ErrOrStderr())
 		if err != nil {
@@ -66,7 +66,7 @@ type hostFlags struct {
 
 func addHostFlags(cmd *cobra.Command) *hostFlags {
 	f := &hostFlags{}
-	cmd.Flags().StringVar(&f.sysfs, "sysfs", "", "a copy of another host's /sys (nic list --save makes one); what is not in /sys is then not looked at")
+	cmd.Flags().StringVar(&f.sysfs, "sysfs", "", "a copy of another host's /sys, as made by nic list --save; other properties are then not checked")
 	cmd.Flags().StringArrayVar(&f.roles, "role", nil, "NIC=ROLE: the NIC is a cnic, an snic, shared or none, whatever the rules say; may be repeated")
 	return f
 }
@@ -121,15 +121,15 @@ func newNICCheckCommand() *cobra.Command {
 links below what they could be, missing RoCE v2 GIDs, small MTUs, GPUs far from their
 NIC, bonds that use one member, PFC pause frames that grow, a low limit of locked
 memory, missing kernel modules. Each finding is one line and what to do about it. The
-exit code is 1 if something does not work; what is merely slower is a warning.
+exit code is 1 if something does not work. Something that is only slower is a warning.
 
 With --qos the lanes that the fabric gives to collectives and to cache traffic are
 compared with penstock's marks (deploy/qos); a deviation there is a failure.`,
 		Args: args(cobra.NoArgs),
 	}
 	c := &nicCheck{host: addHostFlags(cmd)}
-	cmd.Flags().DurationVar(&c.interval, "interval", time.Second, "how long to watch the counters of pause frames; 0: not at all")
-	cmd.Flags().Float64Var(&c.rate, "rate", 0, "the Gb/s that every RDMA NIC must run at; 0: what others of its model and role do")
+	cmd.Flags().DurationVar(&c.interval, "interval", time.Second, "time for which the counters of pause frames are observed; 0: not at all")
+	cmd.Flags().Float64Var(&c.rate, "rate", 0, "required rate of every RDMA NIC, in Gb/s; 0: the rate of others of its model and role")
 	cmd.Flags().StringVar(&c.qos, "qos", "", "an OpenSM file, or what `dcb` prints, to compare with the marks; - is standard input")
 	cmd.Flags().StringVar(&c.marks, "qos-map", "", "marks of the traffic classes, if not the default: "+qos.Default().String())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return c.run(cmd) }

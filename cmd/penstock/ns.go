@@ -25,8 +25,8 @@ func newNamespaceCommand(w world) *cobra.Command {
 		Short:   "Create, show and delete namespaces, and bump their weight epochs",
 		Long: `A namespace is one model's KV cache under one geometry: layers, tokens in a block,
 bytes per token and layer. Its epoch is the version of the model's weights. A bump begins
-a new epoch and makes every block of the old weights unmatchable at once, unless it is
-told to keep older epochs live. A block of one epoch is never served as one of another.`,
+a new epoch and makes every block of the old weights unmatchable at once, unless --keep
+keeps older epochs live. A block of one epoch is never served as one of another.`,
 	}
 	c := addConnectionFlags(cmd, w)
 	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c))
@@ -68,8 +68,8 @@ The full group, if there is one, comes first.`,
 	f.StringVar(&g.dtype, "dtype", "", "tag of the element type, part of the geometry's identity")
 	f.StringVar(&g.layout, "layout", "", "tag of the parallel layout, part of the geometry's identity")
 	f.StringVar(&g.index, "index", "trie", "trie: chained blocks; flat: opaque keys without parents")
-	f.StringVar(&g.tenant, "tenant", "", "whose cache it is; mixed into every block id")
-	f.StringVar(&g.salt, "salt", "", "secret mixed into every block id; hex: or plain text. Other users of this machine can see it: prefer --salt-file")
+	f.StringVar(&g.tenant, "tenant", "", "tenant of the cache; part of every block id")
+	f.StringVar(&g.salt, "salt", "", "secret that is part of every block id, as text or as hex:DIGITS. Other users of this machine can see the flag: prefer --salt-file")
 	f.StringVar(&g.saltFile, "salt-file", "", "file with the secret of --salt; a line end after it does not count")
 	cmd.MarkFlagsMutuallyExclusive("salt", "salt-file")
 	f.Var(sizeFlag{&g.quota}, "quota", "cap on the storage of this namespace, e.g. 500GiB; 0: none")
@@ -310,8 +310,8 @@ func newNamespaceDelete(c *connection) *cobra.Command {
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeNamespaces,
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "really delete it")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be deleted and change nothing")
+	cmd.Flags().BoolVar(&yes, "yes", false, "confirm the deletion")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be deleted, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if !yes && !dryRun {
 			return usagef("namespace %q would be deleted with all its blocks, which cannot be undone; say --yes, or see what it holds with --dry-run", names[0])
@@ -367,7 +367,7 @@ oldest pinned ones are retired. When space is short, blocks of the oldest epoch 
 		Example: `  penstock ns bump-epoch llama-3/70b
   penstock ns bump-epoch llama-3/70b --keep 2`,
 	}
-	cmd.Flags().Uint64Var(&to, "to", 0, fmt.Sprintf("the new epoch, greater than the present one and at most %d; 0: the next", kv.MaxEpoch))
+	cmd.Flags().Uint64Var(&to, "to", 0, fmt.Sprintf("the new epoch, above the current one and at most %d; 0: the next", kv.MaxEpoch))
 	cmd.Flags().Uint32Var(&keep, "keep", 1, fmt.Sprintf("how many epochs stay live, the new one included, at most %d", kv.MaxLive))
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
 		if keep < 1 || keep > kv.MaxLive {

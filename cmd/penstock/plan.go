@@ -71,7 +71,7 @@ until interrupted.`,
 		Args:    args(cobra.NoArgs),
 	}
 	c := addPlannerFlags(cmd, w)
-	every := cmd.Flags().Duration("every", 0, "print again after this long; 0: once")
+	every := cmd.Flags().Duration("every", 0, "interval of repeated output; 0: print once")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *every > 0 {
 			c.waitForever(cmd)

@@ -140,9 +140,9 @@ printed from which prompts are prefilled in the other datacenter.`,
 	}
 	cmd.Flags().StringVar(&tracePath, "trace", "", "file with the agents, plain or gzip")
 	cmd.Flags().StringVar(&clusterPath, "cluster", "", "file with the cluster (YAML; - reads standard input)")
-	cmd.Flags().BoolVar(&sample, "print-config", false, "print a cluster to begin with: DualPath's 2P4D")
+	cmd.Flags().BoolVar(&sample, "print-config", false, "print an example: DualPath's 2P4D")
 	cmd.Flags().BoolVar(&predictOnly, "predict", false, "predict only, do not simulate")
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "of the agents beyond the trace's, and of the simulation")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of the agents beyond the trace's, and of the simulation")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if sample {
 			_, err := fmt.Fprint(cmd.OutOrStdout(), advisorYAML)

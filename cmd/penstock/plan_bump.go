@@ -71,7 +71,7 @@ to the requests that are left. After a restart of the planner, give the epoch ag
 	f.Uint64Var(&b.Epoch, "epoch", 0, "the new epoch, as ns bump-epoch printed it")
 	f.StringVar(&b.Policy, "policy", dualpath.DrainRecompute.String(), "what happens to started requests of older weights: recompute, finish or abort")
 	completeValues(cmd, "policy", "recompute", "finish", "abort")
-	f.BoolVar(&b.DryRun, "dry-run", false, "say what the bump would do and change nothing")
+	f.BoolVar(&b.DryRun, "dry-run", false, "print what the bump would do, and change nothing")
 	f.BoolVar(&wait, "wait", false, "wait until no started request of older weights is left, at most --timeout")
 	_ = cmd.MarkFlagRequired("epoch") // the flag was defined above
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {

@@ -52,9 +52,9 @@ func newPlanNetwork(w world) *cobra.Command {
 	var tokens int
 	cmd := &cobra.Command{
 		Use:   "network --network-file FILE",
-		Short: "Ask the sources of the network's cost, and show what the planner would be told",
-		Long: `Ask each source of the planner's section network once (docs/network.md) and print what
-they say: bandwidth, latency and congestion of each tier, and how many machines have a
+		Short: "Poll the sources of the network's cost, and show the resulting network",
+		Long: `Poll each source of the planner's section network once (docs/network.md) and print the
+result: bandwidth, latency and congestion of each tier, and how many machines have a
 place. With --from and --to the tier between two machines, and how long the KV of a
 prompt takes. Exits with 1 if a source fails: run it before the planner is given
 its configuration.`,

@@ -55,7 +55,7 @@ profile cannot say how fast the local accelerator prefills.`,
 		Args: args(cobra.MaximumNArgs(1)),
 	}
 	cmd.Flags().StringVar(&profile, "profile", "", "file with the model's profile, instead of the one that FILE.yaml names")
-	cmd.Flags().BoolVar(&sample, "print-config", false, "print a file to begin with: the paper's case study")
+	cmd.Flags().BoolVar(&sample, "print-config", false, "print an example: the paper's case study")
 	cmd.Flags().BoolVar(&expected, "expected", false, "mean service times, E[T(l)], instead of the time at the mean length that the paper takes")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if sample {

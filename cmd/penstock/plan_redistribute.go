@@ -99,8 +99,8 @@ layer before, ask with --trips set to the layers that attend.
 	}
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "file with the numbers (YAML)")
-	show := f.Bool("print-config", false, "print the file that would give these numbers, and decide nothing")
-	f.BoolVar(&transport, "transport", false, "leave out compute, merge and host: the wire alone, as the paper's figures do")
+	show := f.Bool("print-config", false, "print the configuration with these numbers, and compute no plan")
+	f.BoolVar(&transport, "transport", false, "count only the wire, without compute, merge and host, as in the paper's figures")
 	f.StringVar(&r.Fabric, "fabric", r.Fabric, "fabric between the instances: a name or a file")
 	f.IntVar(&r.Ranks, "ranks", r.Ranks, "tensor-parallel degree: costs are those of one pair of ranks")
 	f.IntVar(&r.Request.Rows, "rows", r.Request.Rows, "query rows of the batch")
@@ -109,16 +109,16 @@ layer before, ask with --trips set to the layers that attend.
 	f.IntVar(&r.Request.Holders, "holders", r.Request.Holders, "instances that hold the selected entries")
 	f.IntVar(&r.Request.Steps, "steps", r.Request.Steps, "decoding steps that attend to the chunk")
 	f.IntVar(&r.Request.Trips, "trips", r.Request.Trips, "round trips of route in a step")
-	f.IntVar(&r.Request.Requesters, "requesters", r.Request.Requesters, "requesters that the holder serves at once")
+	f.IntVar(&r.Request.Requesters, "requesters", r.Request.Requesters, "requesters that the holder serves concurrently")
 	f.IntVar(&r.Request.Flows, "flows", r.Request.Flows, "flows of others on the same link")
-	f.StringSliceVar(&r.Request.Without, "without", nil, "what cannot be done: route, fetch, local")
+	f.StringSliceVar(&r.Request.Without, "without", nil, "methods that are not available: route, fetch, local")
 	completeFlag(cmd, "fabric", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return fabricNames(), cobra.ShellCompDirectiveDefault // the default adds file names
 	})
 	completeValues(cmd, "reuse", redistribute.Moved.String(), redistribute.Prefix.String(), redistribute.Selected.String())
 	completeList(cmd, "without", redistribute.Route.String(), redistribute.Fetch.String(), redistribute.Local.String())
-	splice := f.Duration("splice", secondsOf(r.Splice), "adapting a fetched chunk to its new position")
-	prefill := f.Duration("prefill-token", secondsOf(r.Prefill), "computing one token of one layer again")
+	splice := f.Duration("splice", secondsOf(r.Splice), "time to adapt a fetched chunk to its new position")
+	prefill := f.Duration("prefill-token", secondsOf(r.Prefill), "time to recompute one token of one layer")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		flags := r
 		flags.Splice, flags.Prefill = splice.Seconds(), prefill.Seconds()

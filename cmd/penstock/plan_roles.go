@@ -82,7 +82,7 @@ switch back, until its leader has the order.`,
 		Args: args(cobra.MaximumNArgs(1)),
 	}
 	c := addPlannerFlags(cmd, w)
-	cmd.Flags().BoolVar(&apply, "apply", false, "have the group change its role; without GROUP=ROLE, the proposed one")
+	cmd.Flags().BoolVar(&apply, "apply", false, "change the role of the group, or make the proposed change without GROUP=ROLE")
 	cmd.Flags().BoolVar(&wait, "wait", false, "with --apply: wait until the group has changed its role or keeps it, at most --timeout")
 	cmd.Flags().StringVar(&policy, "policy", dualpath.DrainFinish.String(), "what happens to requests that the group has: finish or recompute")
 	completeValues(cmd, "policy", "finish", "recompute")

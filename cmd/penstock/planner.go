@@ -24,7 +24,7 @@ func newPlannerCommand(w world) *cobra.Command {
 		Long: `Run the planner: it decides which prefill and which decode engine take a request, and
 through which storage NICs its cached prefix is read. Gateways submit requests to it,
 the leaders of engine groups fetch work from it; it moves no KV and keeps nothing on
-disk. After a restart it learns from the leaders what is being served.
+disk. After a restart the leaders report the requests in progress.
 
 A setting comes from a flag, else from the environment (PENSTOCK_ and the path of
 the key: PENSTOCK_SCHEDULE_READ_RATE), else from --config FILE (YAML), else it has the

@@ -90,8 +90,8 @@ func (a admin) match(ctx context.Context, w world, flags *chainFlags, name strin
 
 // Help of flags of prefix match and block get.
 const (
-	oldestEpochHelp = "the longest match of any live epoch from this one to --epoch; 0: of --epoch alone"
-	mixHelp         = "let each block be of the newest epoch from --oldest-epoch to --epoch that has it, and print the epochs"
+	oldestEpochHelp = "return the longest match of any live epoch from this one to --epoch; 0: only --epoch"
+	mixHelp         = "match each block in the newest epoch from --oldest-epoch to --epoch that has the block, and print the epochs"
 )
 
 func newPrefixMatch(w world, c *connection) *cobra.Command {

@@ -37,7 +37,7 @@ func newProfileCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "profile [--namespace NS] [--samples FILE]",
 		Short: "Measure the constants that the planner decides by",
-		Long: `Measure what the planner's section schedule should say, and print it; --write puts it
+		Long: `Measure the values of the planner's section schedule and print them; --write puts them
 into a configuration file, whose other keys and comments stay.
 
 With --namespace the blocks of a namespace are read from a running storage node, as an
@@ -50,9 +50,9 @@ With --samples the log of a prefill engine is read: forward passes over one requ
 each, as CSV with the columns tokens (computed), context (cached before), seconds and,
 if it is known, attention_seconds, or as JSON with these keys. prefill_rate is how many
 tokens it computes in a second over all of them, beta in five; the attention times are
-fitted, so that the compute quota can be told in tokens. --emulated stands for the log of
-an emulated engine: seconds a token and seconds a pair of query and key in attention, and
-seconds a token in the rest.`,
+fitted, so that the compute quota can be given in tokens. --emulated replaces the log by
+an emulated engine: seconds per token and seconds per pair of query and key in attention, and
+seconds per token in the rest.`,
 		Example: `  penstock profile --namespace llama-3-70b --duration 30s
   penstock profile --namespace llama-3-70b --samples forwards.csv --write planner.yaml`,
 		Args: args(cobra.NoArgs),
@@ -62,13 +62,13 @@ seconds a token in the rest.`,
 	f.StringVar(&p.namespace, "namespace", "", "namespace whose blocks are read")
 	c.completeNamespaceFlag(cmd)
 	f.StringVar(&p.samples, "samples", "", "log of a prefill engine's forward passes (CSV or JSON; - reads standard input)")
-	f.Float64SliceVar(&p.emulated, "emulated", nil, "seconds a token, a pair and a token in the rest, of an emulated engine")
-	f.StringVar(&p.write, "write", "", "planner configuration file (YAML) to put the section schedule into; made if it is not there")
+	f.Float64SliceVar(&p.emulated, "emulated", nil, "seconds per token, per pair, and per token in the rest, of an emulated engine")
+	f.StringVar(&p.write, "write", "", "planner configuration file (YAML) for the section schedule; made if it does not exist")
 	f.DurationVar(&p.duration, "duration", p.duration, "how long to read")
-	f.IntVar(&p.parallel, "parallel", p.parallel, "reads under way at once")
+	f.IntVar(&p.parallel, "parallel", p.parallel, "concurrent reads")
 	f.Var(sizeFlag{&p.window}, "window", "memory of each")
-	f.DurationVar(&p.quota, "quota", p.quota, "attention time of a forward pass that engines are packed up to")
-	f.Uint64Var(&p.seed, "seed", p.seed, "order in which blocks are read")
+	f.DurationVar(&p.quota, "quota", p.quota, "maximum attention time of a forward pass")
+	f.Uint64Var(&p.seed, "seed", p.seed, "seed of the order in which blocks are read")
 	cmd.MarkFlagsMutuallyExclusive("samples", "emulated")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := p.check(); err != nil {

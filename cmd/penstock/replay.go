@@ -47,9 +47,9 @@ func (f *replayFlags) add(cmd *cobra.Command) {
 	fs.IntVar(&f.layers, "layers", f.layers, "layers of the geometry")
 	fs.IntVar(&f.tokenBytes, "token-bytes", f.tokenBytes, "bytes per token and layer of the geometry")
 	fs.IntVar(&f.requests, "requests", f.requests, "stop after this many requests; 0: replay all")
-	fs.IntVar(&f.concurrency, "concurrency", f.concurrency, "requests under way at once; those of one session stay in order")
+	fs.IntVar(&f.concurrency, "concurrency", f.concurrency, "concurrent requests; the requests of one session stay in order")
 	fs.IntVar(&f.sessions, "sessions", f.sessions, "sessions of an agentic trace that are open at once; 0: all")
-	fs.Var(sizeFlag{&f.window}, "window", "memory of each request under way")
+	fs.Var(sizeFlag{&f.window}, "window", "memory of each concurrent request")
 }
 
 func newTraceCommand(w world) *cobra.Command {
@@ -81,7 +81,7 @@ is 1 if any byte differs.`,
 	f.add(cmd)
 	cmd.Flags().StringVar(&f.namespace, "namespace", "", "replay into this namespace, which must exist and have one full layer group; otherwise one is made")
 	c.completeNamespaceFlag(cmd)
-	cmd.Flags().BoolVar(&f.keep, "keep", false, "keep the namespace that was made")
+	cmd.Flags().BoolVar(&f.keep, "keep", false, "keep the namespace")
 	cmd.RunE = func(cmd *cobra.Command, files []string) error {
 		target, err := c.one()
 		if err != nil {

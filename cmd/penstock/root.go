@@ -202,9 +202,9 @@ func newRootCommand(w world) *cobra.Command {
 		Long: `Penstock keeps the KV cache of language models on SSDs: blocks in, longest cached
 prefix out, every byte verified.
 
-Exit codes: 0 done; 1 it failed; 2 the command line or the configuration is
-wrong; 3 what was asked for is not there, or not all of it; 4 the node is busy, try
-again; 130 it was interrupted (Ctrl-C). With --format json an error is one line of
+Exit codes: 0 success; 1 failure; 2 the command line or the configuration is
+invalid; 3 the requested object does not exist, or not all of it; 4 the node is busy, try
+again; 130 interrupted (Ctrl-C). With --format json an error is one line of
 JSON on standard error.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,

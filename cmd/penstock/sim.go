@@ -55,10 +55,10 @@ numbers, on any machine.`,
 			return suiteNames(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().StringVar(&f.out, "out", "", "directory for results.json and each figure as PNG and SVG; made if it is not there")
+	cmd.Flags().StringVar(&f.out, "out", "", "directory for results.json and each figure as PNG and SVG; made if it does not exist")
 	cmd.Flags().StringVar(&f.page, "write", "", "page to write, as markdown: the tables of the suites that were run; figures go to a directory beside it")
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "omit the longest simulations and all seeds but the first, and list what was omitted; the accepted ranges stay the same")
-	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "simulations that run at once")
+	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "concurrent simulations")
 	cmd.Flag("workers").DefValue = "one a core"
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		suites, err := reproduce.Find(names)

@@ -72,8 +72,8 @@ type scenarioFlags struct {
 }
 
 func (f *scenarioFlags) add(cmd *cobra.Command) {
-	cmd.Flags().IntVar(&f.seeds, "seeds", 0, "how many runs, each with a seed of its own; 0: as the scenario says")
-	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "runs at once")
+	cmd.Flags().IntVar(&f.seeds, "seeds", 0, "number of runs, each with its own seed; 0: the scenario's number")
+	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "concurrent runs")
 	cmd.Flag("workers").DefValue = "one a core"
 	cmd.ValidArgsFunction = completeScenarios
 }

@@ -41,7 +41,7 @@ type offlineFlags struct {
 func addOfflineFlags(cmd *cobra.Command) *offlineFlags {
 	f := &offlineFlags{}
 	f.addData(cmd)
-	cmd.Flags().StringVar(&f.io, "io", "auto", "how the disks are driven: auto, uring or posix")
+	cmd.Flags().StringVar(&f.io, "io", "auto", "I/O backend: auto, uring or posix")
 	completeValues(cmd, "io", "auto", "uring", "posix")
 	return f
 }
@@ -117,9 +117,9 @@ func newStoreRebuild(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rebuild-index --data DIR[,DIR…]",
 		Short: "Make the index anew from the volumes' slot headers",
-		Long: `Make the index anew from nothing but the volumes: every slot's header names its
+		Long: `Rebuild the index from the volumes alone: every slot's header has its
 block, parent, namespace, epoch and checksums. The old index is replaced only when
-the new one is whole. It refuses to run beside a node that serves the volumes.
+the new one is complete. It refuses to run while a node serves the volumes.
 
 If several slots hold a block, their payloads are read, and the newest intact slot is
 indexed.
@@ -129,8 +129,8 @@ bytes that were written for it. Deleted blocks stay deleted.`,
 		Args: args(cobra.NoArgs),
 	}
 	f := addOfflineFlags(cmd)
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "read the volumes and say what would be indexed, change nothing")
-	cmd.Flags().BoolVar(&verify, "verify", false, "read every block too and leave out what is damaged, instead of finding out when it is read")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "read the volumes and print what would be indexed, and change nothing")
+	cmd.Flags().BoolVar(&verify, "verify", false, "also read every block, and leave out damaged blocks")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		report, err := f.rebuild(cmd.Context(), w, dryRun, verify)
 		if err != nil {
@@ -217,7 +217,7 @@ func newStoreCheck(w world) *cobra.Command {
 		Short: "Prove the invariants that hold between index and volumes",
 		Long: `Compare the index with the volumes and name every invariant that is broken:
 one-owner, prefix-closed, data-before-index, exact-or-miss (ARCHITECTURE.md).
-It refuses to run beside a node that serves the volumes. The exit code is 1 if
+It refuses to run while a node serves the volumes. The exit code is 1 if
 anything was found.`,
 		Args: args(cobra.NoArgs),
 	}
@@ -317,8 +317,8 @@ func newStoreInspect(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect --data DIR[,DIR…]",
 		Short: "Print what is on a volume: superblock, catalogue, segments, slots",
-		Long: `Print what is on the volumes, as it is: damaged volumes and those of other versions
-too, and also beside a node that serves them. Nothing is locked and nothing written,
+		Long: `Print the raw contents of volumes, also of damaged volumes and of other versions,
+and while a node serves them. Nothing is locked and nothing written,
 so that the file system may be mounted read-only.`,
 		Args: args(cobra.NoArgs),
 	}
