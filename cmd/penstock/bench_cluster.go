@@ -33,7 +33,7 @@ of it takes about 25 minutes; --only chooses.`,
 	fl.IntVar(&rate, "rate", rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if a.agents < 1 || a.agents > agentsMax || a.rounds < 1 || a.divide < 1 || rate < 1 || skip < 0 {
-			return usagef("--agents %d --turns %d --divide %d --rate %d --skip %d: 1 to %d agents, at least 1 of the others and 0 skipped are needed", a.agents, a.rounds, a.divide, rate, skip, agentsMax)
+			return usagef("--agents %d --turns %d --divide %d --rate %d --skip %d: --agents must be 1 to %d, --skip at least 0, and the others at least 1", a.agents, a.rounds, a.divide, rate, skip, agentsMax)
 		}
 		o := suite.ClusterOptions{Agents: a.agents, Rounds: a.rounds, Divide: a.divide, Skip: skip, RateBits: uint64(rate) * 1e6, Env: withoutSettings(w.environ)}
 		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Cluster(ctx, sw, o) })

@@ -154,7 +154,7 @@ type putCommand struct {
 
 func (p *putCommand) run(ctx context.Context, s *client.Store, name string) (r putResult, err error) {
 	if p.dataFile == "-" && (p.chain.tokensFile == "-" || p.chain.idsFile == "-") {
-		return r, usagef("standard input can be the tokens or the data, not both")
+		return r, usagef("only one of --tokens-file and --data-file can be standard input")
 	}
 	ns, err := s.Namespace(ctx, name)
 	if err != nil {
@@ -218,7 +218,7 @@ func checkLength(name string, in io.Reader, want int64, ns kv.Namespace, blocks 
 // atEnd returns an error if the stream has bytes after the last block.
 func (p *putCommand) atEnd(name string, in io.Reader) error {
 	if n, err := in.Read(make([]byte, 1)); n > 0 {
-		return fmt.Errorf("%s goes on behind the last block of the prompt; the blocks before it have been stored", name)
+		return fmt.Errorf("%s has bytes after the last block of the prompt; the blocks before these bytes have been stored", name)
 	} else if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -298,7 +298,7 @@ func (p *putCommand) compareStored(ctx context.Context, win *window, ids []kv.Bl
 			}
 			block, group := int(piece.GetBlock()), int(piece.GetGroup())
 			if layer := win.differs(block, group, piece.GetLayerSums()); layer >= 0 {
-				return fmt.Errorf("block %d (%v) is stored with other bytes: layer %d of group %d differs. An id names one content, so nothing was stored; if the stored one is wrong, remove it first: penstock block delete %s %v", first+block, ids[block], layer, group, win.ns.Name, ids[block])
+				return fmt.Errorf("block %d (%v) is stored with other bytes: layer %d of group %d differs. A block id must always have the same bytes, so nothing was stored; if the stored block is wrong, delete it first: penstock block delete %s %v", first+block, ids[block], layer, group, win.ns.Name, ids[block])
 			}
 		}
 	}

@@ -58,7 +58,7 @@ func (f *chainFlags) load(w world, ns kv.Namespace) (chain, error) {
 	}
 	ids, _ := hashed.Append(nil, tokens)
 	if len(ids) == 0 {
-		return chain{}, fmt.Errorf("%s holds %d tokens; namespace %q has blocks of %d, so there is no whole one", name, len(tokens), ns.Name, ns.Geometry.BlockTokens)
+		return chain{}, fmt.Errorf("%s holds %d tokens; namespace %q has blocks of %d, so there is no whole block", name, len(tokens), ns.Name, ns.Geometry.BlockTokens)
 	}
 	return chain{ids: ids, tokens: len(tokens)}, nil
 }

@@ -108,14 +108,14 @@ func (c *connection) checkServers() error {
 // one returns the address of the node for an admin command, which must be the only one.
 func (c *connection) one() (string, error) {
 	if l := c.list(); len(l) != 1 || l[0] == "" {
-		return "", usagef("--%s %q: this command talks to one node; give one address", c.endpoint.flag, c.servers)
+		return "", usagef("--%s %q: this command uses one node; give one address", c.endpoint.flag, c.servers)
 	}
 	return c.servers, c.checkServers()
 }
 
 func (c *connection) tlsConfig() (*tls.Config, error) {
 	if (c.cert == "") != (c.key == "") {
-		return nil, usagef("--cert %q, --key %q: a certificate and its key go together", c.cert, c.key)
+		return nil, usagef("--cert %q, --key %q: give both a certificate and its key", c.cert, c.key)
 	}
 	if !c.tls && c.ca == "" && c.cert == "" {
 		return nil, nil

@@ -253,7 +253,7 @@ func (a *agentFlags) trajectories() ([]workload.Trajectory, error) {
 		return nil, usageError{fmt.Errorf("--set: %w", err)}
 	}
 	if a.agents < 1 || a.agents > agentsMax || a.rounds < 1 || a.divide < 1 {
-		return nil, usageError{fmt.Errorf("--agents %d --rounds %d --divide %d: 1 to %d agents, and at least 1 of the others are needed", a.agents, a.rounds, a.divide, agentsMax)}
+		return nil, usageError{fmt.Errorf("--agents %d --rounds %d --divide %d: --agents must be 1 to %d, and the others at least 1", a.agents, a.rounds, a.divide, agentsMax)}
 	}
 	return workload.Scale{Rounds: a.rounds, Tokens: 1 / float64(a.divide)}.Apply(set.Generate(a.agents, a.seed)), nil
 }

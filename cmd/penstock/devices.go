@@ -92,7 +92,7 @@ func notAmong(others []string, dir string) error {
 	}
 	for _, other := range others {
 		if same, err := os.Stat(other); err == nil && os.SameFile(info, same) {
-			return fmt.Errorf("it is the same directory as %s; name it once", other)
+			return fmt.Errorf("it is the same directory as %s; give each directory once", other)
 		}
 	}
 	return nil
@@ -114,7 +114,7 @@ func openDevice(dir, how string, memory []byte) (device, error) {
 			why = err.Error()
 		}
 		if how == "uring" {
-			return device{}, fmt.Errorf("io uring was asked for and does not work here: %s (io auto takes posix instead)", why)
+			return device{}, fmt.Errorf("io is uring, which does not work on this host: %s (io auto uses posix)", why)
 		}
 		reason = why
 	}

@@ -359,10 +359,10 @@ func (p *testBlocks) verify(ctx context.Context, a admin) (detail, hint string, 
 	for _, piece := range resp.GetPieces() {
 		block := int(piece.GetBlock())
 		if piece.GetState() != pb.PieceResult_STATE_DELIVERED {
-			return "", "the disk did not give back what was written: replace it", fmt.Errorf("block %d: %s %s", block, enumWord(piece.GetState().Descriptor(), piece.GetState().Number()), piece.GetReason())
+			return "", "the disk returned other bytes than were written: replace the disk", fmt.Errorf("block %d: %s %s", block, enumWord(piece.GetState().Descriptor(), piece.GetState().Number()), piece.GetReason())
 		}
 		if i := p.win.differs(block, int(piece.GetGroup()), piece.GetLayerSums()); i >= 0 {
-			return "", "the node stored something else: report this", fmt.Errorf("block %d: the checksum of layer %d is not that of what was sent", block, i)
+			return "", "the node stored other bytes: report this", fmt.Errorf("block %d: the checksum of layer %d differs from the sent bytes", block, i)
 		}
 	}
 	return fmt.Sprintf("%d blocks read from the disk, every layer as it was sent", len(resp.GetPieces())), "", nil
@@ -384,9 +384,9 @@ func (p *testBlocks) read(ctx context.Context, s *client.Store) (detail, hint st
 		if len(r.Lost) > 0 {
 			detail += fmt.Sprintf("; block %d: %s %s", r.Lost[0].Block, r.Lost[0].Reason, r.Lost[0].Detail)
 		}
-		return "", "see the node's log; an MTU that is too large or a firewall in between shows here first", errors.New(detail)
+		return "", "see the node's log; an MTU that is too large or a firewall in between causes failures in this layer first", errors.New(detail)
 	case !bytes.Equal(got, p.data):
-		return "", "this must never be: report it", errors.New("the bytes that arrived are not those that were written")
+		return "", "this is a defect: report it", errors.New("the bytes that arrived differ from the written bytes")
 	}
 	return fmt.Sprintf("%s over the data plane, verified and compared", size(r.Bytes)), "", nil
 }
@@ -408,7 +408,7 @@ func (p *testBlocks) drop(ctx context.Context, a admin, s *client.Store) (detail
 	}
 	_, err = pb.NewCacheClient(a.conn).Match(ctx, &pb.MatchRequest{Namespace: p.ns.Name, BlockIds: api.AppendIDs(nil, p.ids)})
 	if status.Code(err) != codes.NotFound {
-		return "", look, fmt.Errorf("the namespace was deleted and still answers: %w", err)
+		return "", look, fmt.Errorf("the namespace was deleted and still exists: %w", err)
 	}
 	return "deleted, and gone", "", nil
 }

@@ -43,7 +43,7 @@ func (f *choiceFlag) Set(s string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is none of %s", s, strings.Join(f.words, ", "))
+	return fmt.Errorf("%q is not one of %s", s, strings.Join(f.words, ", "))
 }
 
 func addZMQFlags(cmd *cobra.Command) *zmqFlags {

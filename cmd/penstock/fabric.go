@@ -108,7 +108,7 @@ const rowsMax = 1 << 16
 // check returns an error for an invalid command line.
 func (p fabricProbe) check() error {
 	if len(p.rows) < 2 || len(p.rows) >= roundtrip.MaxShapes {
-		return fmt.Errorf("--rows: %d batches; a line takes at least 2, and at most %d are measured", len(p.rows), roundtrip.MaxShapes-1)
+		return fmt.Errorf("--rows: %d batches; give 2 to %d", len(p.rows), roundtrip.MaxShapes-1)
 	}
 	for _, n := range p.rows {
 		if n < 1 || n > rowsMax {
@@ -119,9 +119,9 @@ func (p fabricProbe) check() error {
 	case !slices.Contains([]string{"tcp", "shm", "verbs", "fabric"}, p.provider):
 		return fmt.Errorf("--provider %q: want tcp, shm, verbs or fabric", p.provider)
 	case p.repeats < 1 || p.warmup < 0 || p.repeats > 1e5 || p.warmup > 1e5:
-		return fmt.Errorf("--repeats %d --warmup %d: at least one repeat, and neither above 100000", p.repeats, p.warmup)
+		return fmt.Errorf("--repeats %d --warmup %d: --repeats must be 1 to 100000, and --warmup 0 to 100000", p.repeats, p.warmup)
 	case len(p.rows)*p.repeats > 1<<20:
-		return fmt.Errorf("%d batches, %d repeats of each: at most %d round trips are fitted", len(p.rows), p.repeats, 1<<20)
+		return fmt.Errorf("%d batches with %d repeats each: the maximum is %d round trips", len(p.rows), p.repeats, 1<<20)
 	case p.flows < 0 || p.flows >= roundtrip.MaxRequesters-1:
 		return fmt.Errorf("--flows %d: it must be between 0 and %d", p.flows, roundtrip.MaxRequesters-2)
 	case p.timeout <= 0:

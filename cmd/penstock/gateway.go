@@ -85,7 +85,7 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 			return err
 		}
 		if ns.Index != kv.IndexTrie {
-			return fmt.Errorf("config: namespace: %q is flat; a gateway looks for prefixes and needs a chained one: %w", ns.Name, config.ErrConfig)
+			return fmt.Errorf("config: namespace: %q is flat, but a gateway matches prefixes and needs a namespace with --index trie: %w", ns.Name, config.ErrConfig)
 		}
 		conn, err := c.dial(cfg.Planner)
 		if err != nil {
@@ -115,7 +115,7 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 		return fmt.Errorf("offload.servers: %w", err)
 	}
 	if there.Geometry.Digest() != ns.Geometry.Digest() || there.Index != ns.Index || !bytes.Equal(there.Salt, ns.Salt) {
-		return fmt.Errorf("config: offload.servers: namespace %q has another definition there than at servers: %w", ns.Name, config.ErrConfig)
+		return fmt.Errorf("config: offload.servers: namespace %q has another definition than at servers: %w", ns.Name, config.ErrConfig)
 	}
 	base, err := url.Parse(o.URL)
 	if err != nil {

@@ -103,7 +103,7 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 		return memory.Close()
 	})
 	if memory.Kind() == arena.Small {
-		log.Warn("the arena is made of 4 KiB pages: expect half the disk bandwidth; "+smallPagesRemedy(cfg), "arena", cfg.Arena)
+		log.Warn("the arena has 4 KiB pages, which halve the disk bandwidth; "+smallPagesRemedy(cfg), "arena", cfg.Arena)
 	}
 	store, index, err := n.openStore(ctx, memory)
 	if err != nil {
@@ -227,7 +227,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 func (n *node) warnOfMemory(devices []device) {
 	for i, d := range devices {
 		if !d.missing && d.Info().Volatile {
-			n.log.Warn("this volume is in memory: what is stored takes memory, and is lost when the machine restarts; name a directory on a disk",
+			n.log.Warn("this volume is in memory: stored blocks take memory and are lost when the machine restarts; use a directory on a disk",
 				"volume", n.cfg.Data[i], "file_system", d.Info().Detail)
 		}
 	}
@@ -238,7 +238,7 @@ func (n *node) warnOfMemory(devices []device) {
 func (n *node) warnOfCapacity(devices []device) {
 	most, err := reachable(n.cfg.Data, devices)
 	if err == nil && int64(n.cfg.Capacity) > most {
-		n.log.Warn("the capacity is more than the file systems have room for: the store grows until free_floor is reached",
+		n.log.Warn("the capacity exceeds the free space of the file systems: the store grows until free_floor is reached",
 			"capacity", n.cfg.Capacity, "room", config.Size(most), "free_floor", n.cfg.FreeFloor)
 	}
 }
@@ -248,7 +248,7 @@ func (n *node) warnOfSpace(devices []device) {
 	for i, d := range devices {
 		space, err := d.Stat()
 		if err == nil && !d.missing && space.FreeBytes < int64(n.cfg.FreeFloor) {
-			n.log.Warn("no writes are taken on this volume: its file system has less free space than free_floor; free some, or lower it",
+			n.log.Warn("this volume takes no writes: its file system has less free space than free_floor; free some space, or lower free_floor",
 				"volume", n.cfg.Data[i], "free", config.Size(space.FreeBytes), "free_floor", n.cfg.FreeFloor)
 		}
 	}
@@ -286,7 +286,7 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 	if err := index.Close(); err != nil {
 		return nil, err
 	}
-	n.log.Warn("the index is empty and the volumes are not: it is rebuilt from their slot headers")
+	n.log.Warn("the index is empty and the volumes are not: rebuilding the index from the slot headers")
 	report, err := rebuildIndex(ctx, n.cfg, dir, store, n.budget.setIndex, storage.RebuildOptions{Logger: n.log})
 	if err != nil {
 		return nil, err
@@ -303,7 +303,7 @@ func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store
 		return err
 	}
 	for _, old := range stale {
-		n.log.Warn("an index that is out of date is renamed: its volume was missing when the other index was made, or the index was moved from there", "old", old, "index", dir)
+		n.log.Warn("renamed an outdated index: its volume was missing when the current index was made, or the index was moved to another volume", "old", old, "index", dir)
 		if err := os.RemoveAll(old + retiredSuffix); err != nil {
 			return err
 		}
@@ -316,7 +316,7 @@ func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store
 
 // withRebuild adds the advice to rebuild the index to an error of opening it.
 func withRebuild(err error, data []string) error {
-	return fmt.Errorf("%w\n(the index can be made anew from the data: penstock store rebuild-index --data %s)", err, commaList(data))
+	return fmt.Errorf("%w\n(to rebuild the index from the volumes: penstock store rebuild-index --data %s)", err, commaList(data))
 }
 
 // indexOptions returns the options of the node's index, and of the index that rebuild-index makes.
@@ -631,7 +631,7 @@ func indexDirs(data []string) (dir string, stale []string, err error) {
 	}
 	slices.SortStableFunc(all, func(a, b found) int { return b.use.compare(a.use) })
 	if len(all) > 1 && all[0].use == all[1].use {
-		return "", nil, fmt.Errorf("%d volumes hold an index (%s and %s among them), and neither is newer; one is left over from another node: move it away", len(all), all[0].dir, all[1].dir)
+		return "", nil, fmt.Errorf("%d volumes have an index (%s and %s among them) of the same age; one index is from another node: move it away", len(all), all[0].dir, all[1].dir)
 	}
 	for _, f := range all[1:] {
 		stale = append(stale, f.dir)

@@ -90,7 +90,7 @@ The full group, if there is one, comes first.`,
 			}
 			// The node cannot distinguish --quota 0 from no flag.
 			if cmd.Flags().Changed("quota") && ns.GetQuotaBytes() != g.quota {
-				return fmt.Errorf("namespace %q was there already, with a quota of %s; lift it with: penstock ns quota %s 0", ns.GetName(), size(ns.GetQuotaBytes()), ns.GetName())
+				return fmt.Errorf("namespace %q already exists with a quota of %s; to remove the quota: penstock ns quota %s 0", ns.GetName(), size(ns.GetQuotaBytes()), ns.GetName())
 			}
 			return emitNamespace(cmd, ns)
 		})
@@ -149,11 +149,11 @@ func parseSalt(flag, text string) ([]byte, error) {
 		return []byte(text), nil
 	}
 	if digits == "" {
-		return nil, usagef("%s: nothing follows hex:", flag)
+		return nil, usagef("%s: there are no digits after hex:", flag)
 	}
 	salt, err := hex.DecodeString(digits)
 	if err != nil {
-		return nil, usagef("%s: what follows hex: is not pairs of hexadecimal digits", flag)
+		return nil, usagef("%s: the text after hex: must be pairs of hexadecimal digits", flag)
 	}
 	return salt, nil
 }
@@ -314,7 +314,7 @@ func newNamespaceDelete(c *connection) *cobra.Command {
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be deleted, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if !yes && !dryRun {
-			return usagef("namespace %q would be deleted with all its blocks, which cannot be undone; say --yes, or see what it holds with --dry-run", names[0])
+			return usagef("namespace %q would be deleted with all its blocks, which cannot be undone; give --yes, or show the contents with --dry-run", names[0])
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			resp, err := a.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: names[0], DryRun: dryRun})
@@ -416,7 +416,7 @@ refused, unless --force is given, which ends its pins.`,
 			return usagef("%q is not an epoch; ns show lists the live ones", given[1])
 		}
 		if !yes && !dryRun {
-			return usagef("the blocks of epoch %d of namespace %q would be deleted, which cannot be undone; say --yes, or see what it holds with --dry-run", epoch, given[0])
+			return usagef("the blocks of epoch %d of namespace %q would be deleted, which cannot be undone; give --yes, or show the contents with --dry-run", epoch, given[0])
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			resp, err := a.RetireEpoch(ctx, &pb.RetireEpochRequest{Name: given[0], Epoch: epoch, Force: force, DryRun: dryRun})

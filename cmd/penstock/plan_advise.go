@@ -149,7 +149,7 @@ printed from which prompts are prefilled in the other datacenter.`,
 			return err
 		}
 		if tracePath == "" || clusterPath == "" {
-			return usagef("name a trace with --trace and a cluster with --cluster; --print-config prints a cluster to begin with")
+			return usagef("give a trace with --trace and a cluster with --cluster; --print-config prints an example")
 		}
 		a, err := readAdvisor(cmd, clusterPath)
 		if err != nil {

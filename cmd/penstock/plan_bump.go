@@ -76,10 +76,10 @@ to the requests that are left. After a restart of the planner, give the epoch ag
 	_ = cmd.MarkFlagRequired("epoch") // the flag was defined above
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if b.Epoch == 0 {
-			return usagef("--epoch 0: epochs count from 1; ns show prints the newest")
+			return usagef("--epoch 0: epochs begin at 1; ns show prints the newest")
 		}
 		if b.DryRun && wait {
-			return usagef("--dry-run changes nothing; there is nothing to --wait for")
+			return usagef("--dry-run and --wait exclude each other")
 		}
 		b.Namespace = names[0]
 		return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
@@ -126,7 +126,7 @@ func (b *planBumped) wait(ctx context.Context, cmd *cobra.Command, planner pb.Pl
 			fmt.Fprintf(cmd.ErrOrStderr(), "%d requests of older weights are left\n", b.Left)
 		}
 		if !pause(ctx, pollEvery) {
-			return fmt.Errorf("%d requests of weights older than epoch %d are left, and the planner goes on without this command: %w", b.Left, b.Epoch, context.Cause(ctx))
+			return fmt.Errorf("%d requests of weights older than epoch %d are left, and the planner continues after the end of this command: %w", b.Left, b.Epoch, context.Cause(ctx))
 		}
 	}
 }

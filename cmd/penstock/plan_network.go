@@ -77,13 +77,13 @@ its configuration.`,
 			return err
 		}
 		if !cfg.Network.On() {
-			return usagef("no source of the network: name one with --network-file or --config")
+			return usagef("there is no source of the network; give one with --network-file or --config")
 		}
 		if err := cfg.Validate(); err != nil {
 			return err
 		}
 		if (from == "") != (to == "") {
-			return usagef("--from and --to go together")
+			return usagef("give both --from and --to")
 		}
 		return viewNetwork(cmd, cfg.Network, from, to, tokens)
 	}

@@ -63,7 +63,7 @@ profile cannot say how fast the local accelerator prefills.`,
 			return err
 		}
 		if len(names) == 0 {
-			return usagef("name a FILE.yaml with the system; --print-config prints one to begin with")
+			return usagef("give a FILE.yaml with the system; --print-config prints an example")
 		}
 		s, c, err := prfaasSystem(cmd, names[0], profile)
 		if err != nil {

@@ -88,7 +88,7 @@ switch back, until its leader has the order.`,
 	completeValues(cmd, "policy", "finish", "recompute")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if wait && !apply {
-			return usagef("--wait: there is nothing to wait for without --apply")
+			return usagef("--wait needs --apply")
 		}
 		var want *planSwitched
 		if len(names) == 1 {
@@ -153,14 +153,14 @@ func awaitSwitch(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClie
 			case g.Switching == 0 && g.Kept != "":
 				return nil, fmt.Errorf("group %q keeps its role: %s", g.Group, g.Kept)
 			case g.Switching == 0:
-				return nil, fmt.Errorf("group %q keeps its role: the planner was restarted and does not have the switch; ask again", g.Group)
+				return nil, fmt.Errorf("group %q keeps its role: the planner was restarted and lost the switch; repeat the command", g.Group)
 			case state != shown:
 				shown = state
 				fmt.Fprintf(cmd.ErrOrStderr(), "group %s: %s\n", g.Group, state)
 			}
 		}
 		if !pause(ctx, pollEvery) {
-			return nil, fmt.Errorf("group %q has not changed its role, and the planner goes on without this command: %w", want.Group, context.Cause(ctx))
+			return nil, fmt.Errorf("group %q has not changed its role, and the planner continues after the end of this command: %w", want.Group, context.Cause(ctx))
 		}
 	}
 }

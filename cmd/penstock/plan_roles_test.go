@@ -110,7 +110,7 @@ func TestPlanBump(t *testing.T) {
 	if out := bump("--policy", "finish").must(t); !strings.Contains(out, "going on with older weights") || !strings.Contains(out, "left") {
 		t.Errorf("finish printed\n%s", out)
 	}
-	fails(t, bump("--policy", "finish", "--wait", "--timeout", "3s"), exitFailed, "1 requests of weights older than epoch 1 are left", "the planner goes on")
+	fails(t, bump("--policy", "finish", "--wait", "--timeout", "3s"), exitFailed, "1 requests of weights older than epoch 1 are left", "the planner continues")
 	p.finish(de)
 	bump("--policy", "finish", "--wait").must(t)
 	p.plan("bump", "m", "--epoch", "5").must(t)
@@ -143,7 +143,7 @@ func TestPlanRoles(t *testing.T) {
 	if out := p.plan("roles").must(t); !strings.Contains(out, "drained for prefill, 1 requests left") || !strings.Contains(out, "group D is changing its role") {
 		t.Errorf("while D is drained, roles printed\n%s", out)
 	}
-	fails(t, p.plan("roles", "D=prefill", "--apply", "--wait", "--timeout", "3s"), exitFailed, `group "D" has not changed its role`, "the planner goes on")
+	fails(t, p.plan("roles", "D=prefill", "--apply", "--wait", "--timeout", "3s"), exitFailed, `group "D" has not changed its role`, "the planner continues")
 	p.finish(de)
 	p.next(de, pb.LeaderAction_KIND_SWITCH)
 	p.send(de, &pb.LeaderMessage{Message: &pb.LeaderMessage_RoleRefused{RoleRefused: &pb.RoleRefused{Reason: "not now"}}})

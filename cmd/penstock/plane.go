@@ -93,7 +93,7 @@ func choosePlane(cfg *config.Config, w planeWorld) (plane, error) {
 		return p, nil
 	}
 	if cfg.Encrypted() {
-		return p, fmt.Errorf("config: data_plane.provider: %s: NICs write in plain text what data_plane.tls %s would encrypt; take provider tcp, or, on a network of its own, data_plane.tls off: %w",
+		return p, fmt.Errorf("config: data_plane.provider: %s: it cannot encrypt, but data_plane.tls is %s; use provider tcp or, on an isolated network, data_plane.tls off: %w",
 			p.provider, cfg.DataPlane.TLS, config.ErrConfig)
 	}
 	err = p.chooseRDMA(cfg.DataPlane.NICs, cfg.DataPlane.Libfabric, w)
@@ -142,7 +142,7 @@ func marksOf(text string) (*qos.Map, error) {
 // chooseTCP determines the addresses of the NICs.
 func (p *plane) chooseTCP(cfg *config.Config) error {
 	if len(cfg.DataPlane.NICs) > tcp.MaxNICs {
-		return fmt.Errorf("config: data_plane.nics: %d NICs, at most %d: %w", len(cfg.DataPlane.NICs), tcp.MaxNICs, config.ErrConfig)
+		return fmt.Errorf("config: data_plane.nics: %d NICs; the maximum is %d: %w", len(cfg.DataPlane.NICs), tcp.MaxNICs, config.ErrConfig)
 	}
 	for _, name := range cfg.DataPlane.NICs {
 		_, port, err := net.SplitHostPort(cfg.DataListen)
@@ -348,7 +348,7 @@ func removeStale(path string) error {
 	switch {
 	case err == nil:
 		_ = c.Close() // the connection was a probe
-		return fmt.Errorf("another process listens on %s: give each node a data_listen of its own", path)
+		return fmt.Errorf("another process listens on %s; give each node its own data_listen", path)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return os.Remove(path)
 	}
@@ -369,7 +369,7 @@ func listensOn(e rdma.Engine) string {
 
 // clientPlane returns the data plane of a client.
 func clientPlane(provider string, w planeWorld) (plane, error) {
-	p := plane{provider: provider, reason: "the node speaks it"}
+	p := plane{provider: provider, reason: "the node uses this provider"}
 	switch provider {
 	case providerTCP, providerSHM:
 		return p, nil
@@ -377,7 +377,7 @@ func clientPlane(provider string, w planeWorld) (plane, error) {
 		err := p.chooseRDMA(nil, "auto", w)
 		return p, err
 	}
-	return p, fmt.Errorf("provider %q, which this program does not know: take one of the node's version", provider)
+	return p, fmt.Errorf("provider %q is unknown to this program; use a program of the node's version", provider)
 }
 
 // providerOf returns the transfer engine of the nodes, from the first node that responds. If none
@@ -413,7 +413,7 @@ func (c *connection) engine(ctx context.Context, secure *tls.Config) (rdma.Engin
 		e, err = p.open(ctx, planeOptions{tls: secure})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the data plane of %s is of provider %s: %w", c.servers, p.provider, err)
+		return nil, fmt.Errorf("the data plane of %s has provider %s: %w", c.servers, p.provider, err)
 	}
 	return e, nil
 }

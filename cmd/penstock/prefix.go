@@ -292,7 +292,7 @@ func newUnpinCommand(w world) *cobra.Command {
 		for i, text := range given {
 			var err error
 			if leases[i], err = strconv.ParseUint(text, 10, 64); err != nil || leases[i] == 0 {
-				return usagef("%q is not a lease; pin prints it", text)
+				return usagef("%q is not a lease; pin prints the lease", text)
 			}
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {

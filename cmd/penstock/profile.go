@@ -108,7 +108,7 @@ func (p profiling) check() error {
 	case p.window < 1 || p.window > 1<<30:
 		return fmt.Errorf("--window %s: it must be positive and at most 1 GiB", size(p.window))
 	case p.emulated != nil && len(p.emulated) != 3:
-		return fmt.Errorf("--emulated: %d numbers; it takes three", len(p.emulated))
+		return fmt.Errorf("--emulated: %d numbers; give three", len(p.emulated))
 	}
 	return nil
 }
@@ -277,10 +277,10 @@ func (p profiling) save(settings []profile.Setting) error {
 	}
 	cfg := config.DefaultPlanner()
 	if err := config.LoadInto(&cfg, f.Name(), nil); err != nil {
-		return fmt.Errorf("%s: a planner would not take it, so it was left as it is: %v", p.write, err)
+		return fmt.Errorf("%s was not changed, because it would be invalid for a planner: %v", p.write, err)
 	}
 	if _, err := scheduleOf(cfg.Schedule); err != nil {
-		return fmt.Errorf("%s: a planner would not take it, so it was left as it is: %v", p.write, err)
+		return fmt.Errorf("%s was not changed, because it would be invalid for a planner: %v", p.write, err)
 	}
 	return os.Rename(f.Name(), p.write)
 }

@@ -202,7 +202,7 @@ func readToken(path string) (string, error) {
 	}
 	token := strings.TrimSpace(string(b))
 	if len(token) < minTokenChars {
-		return "", fmt.Errorf("token file %s: a token of %d characters can be guessed; want at least %d (openssl rand -hex 32 > %s)", path, len(token), minTokenChars, path)
+		return "", fmt.Errorf("token file %s: a token of %d characters can be guessed; use at least %d (openssl rand -hex 32 > %s)", path, len(token), minTokenChars, path)
 	}
 	return token, nil
 }

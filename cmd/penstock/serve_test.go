@@ -415,7 +415,7 @@ func TestTLSIsTheNodesChoice(t *testing.T) {
 			}
 		}
 	}
-	hint(startServed(t, dir+"/plain"), "the node speaks plain text", "--ca", ca)
+	hint(startServed(t, dir+"/plain"), "the node does not use TLS", "--ca", ca)
 	old := t.TempDir()
 	oldCA, oldCert, oldKey := certificatesUntil(t, old, time.Now().Add(-time.Minute))
 	hint(startServed(t, dir+"/old", "--auth-tls-cert", oldCert, "--auth-tls-key", oldKey), "has expired", "--ca", oldCA)

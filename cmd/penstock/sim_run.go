@@ -213,10 +213,10 @@ func readResult(name string) (*scenario.Result, error) {
 	defer in.Close()
 	var r scenario.Result
 	if err := json.NewDecoder(io.LimitReader(in, resultMax)).Decode(&r); err != nil {
-		return nil, fmt.Errorf("%s: %w; it must be what penstock sim run --format json printed", name, err)
+		return nil, fmt.Errorf("%s: %w; it must be the output of penstock sim run --format json", name, err)
 	}
 	if r.Scenario == "" || len(r.Metrics) == 0 {
-		return nil, fmt.Errorf("%s holds no result; it must be what penstock sim run --format json printed", name)
+		return nil, fmt.Errorf("%s holds no result; it must be the output of penstock sim run --format json", name)
 	}
 	return &r, nil
 }
@@ -224,7 +224,7 @@ func readResult(name string) (*scenario.Result, error) {
 // compare joins the metrics that both results have, in the order of a.
 func compare(a, b *scenario.Result) ([]comparison, error) {
 	if a.Simulator != b.Simulator {
-		return nil, fmt.Errorf("%s is of the simulator %s, %s of %s; they measure different things", a.Scenario, a.Simulator, b.Scenario, b.Simulator)
+		return nil, fmt.Errorf("%s is of the simulator %s and %s of %s, so they have different metrics", a.Scenario, a.Simulator, b.Scenario, b.Simulator)
 	}
 	other := make(map[string]scenario.Metric)
 	for _, m := range b.Metrics {

@@ -255,7 +255,7 @@ func (f *offlineFlags) check(ctx context.Context, w world, verify bool) (report 
 		return report, err
 	}
 	if _, err := os.Stat(dir); err != nil {
-		return report, fmt.Errorf("no index: %w\n(make it anew: penstock store rebuild-index --data %s)", err, commaList(f.data))
+		return report, fmt.Errorf("no index: %w\n(to rebuild it: penstock store rebuild-index --data %s)", err, commaList(f.data))
 	}
 	index, err := trie.Open(indexOptions(cfg, dir, store, 1<<30, offlineLogger(w)))
 	if err != nil {

@@ -160,7 +160,7 @@ func untilDrained(ctx context.Context, w world, a admin, name string) error {
 		start = max(start, left)
 		switch {
 		case v.GetDuty() != dutyDraining:
-			return fmt.Errorf("volume %s is no longer draining; its state is %s", name, v.GetState())
+			return fmt.Errorf("volume %s has stopped draining; its state is %s", name, v.GetState())
 		case left == 0:
 			return nil
 		}

@@ -362,7 +362,7 @@ quota     none
 used      0 B
 blocks    0
 leases    0
-penstock: namespace "m" would be deleted with all its blocks, which cannot be undone; say --yes, or see what it holds with --dry-run
+penstock: namespace "m" would be deleted with all its blocks, which cannot be undone; give --yes, or show the contents with --dry-run
 Run 'penstock ns delete --help' for usage.
 exit 2
 would be deleted: 0 blocks, 0 B

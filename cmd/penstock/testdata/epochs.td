@@ -89,7 +89,7 @@ exit 1
 penstock: --ttl DURATION: want at least DURATION
 Run 'penstock ns pin-epoch --help' for usage.
 exit 2
-penstock: the blocks of epoch 1 of namespace "m" would be deleted, which cannot be undone; say --yes, or see what it holds with --dry-run
+penstock: the blocks of epoch 1 of namespace "m" would be deleted, which cannot be undone; give --yes, or show the contents with --dry-run
 Run 'penstock ns retire-epoch --help' for usage.
 exit 2
 penstock: "one" is not an epoch; ns show lists the live ones
