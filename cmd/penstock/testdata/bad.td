@@ -196,7 +196,7 @@ exit 1
 penstock: --first-block 5: the prompt has blocks 0 to 4
 Run 'penstock block put --help' for usage.
 exit 2
-penstock: client: reserve: SERVER: namespace differs: epoch 3; namespace "m" is at 1: bump its epoch first
+penstock: client: reserve: SERVER: namespace differs: the epoch is 3, but namespace "m" is at 1; bump its epoch first
 exit 1
 matched  0 of 20 tokens, 0 of 5 blocks, 0 B
 cut      absent
@@ -270,7 +270,7 @@ exit 3
 penstock: --ttl -DURATION: must not be negative
 Run 'penstock pin --help' for usage.
 exit 2
-penstock: "0" is not a lease; pin prints it
+penstock: "0" is not a lease; pin prints the lease
 Run 'penstock unpin --help' for usage.
 exit 2
 penstock: "many" is not a size; write it like 512MiB, 2TiB or 4096
@@ -282,7 +282,7 @@ penstock: namespace "nope": namespace unknown
 exit 3
 penstock: token file: open DIR/absent: no such file or directory
 exit 1
-penstock: token file DIR/short: a token of 5 characters can be guessed; want at least 16 (openssl rand -hex 32 > DIR/short)
+penstock: token file DIR/short: a token of 5 characters can be guessed; use at least 16 (openssl rand -hex 32 > DIR/short)
 exit 1
 penstock: --ca: DIR/prompt holds no certificate in PEM
 exit 1

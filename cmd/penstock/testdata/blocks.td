@@ -281,7 +281,7 @@ evicted: 0 blocks, 0 B
 released: [12884901888]
 penstock: trie: lease 12884901888: lease unknown
 exit 3
-penstock: "x" is not a lease; pin prints it
+penstock: "x" is not a lease; pin prints the lease
 Run 'penstock unpin --help' for usage.
 exit 2
 would be evicted: 5 blocks, 60 KiB
@@ -338,7 +338,7 @@ epoch    2
 matched  0 of 22 tokens, 0 of 5 blocks, 0 B
 cut      epoch
 epoch    2
-penstock: bad request: namespace "m" is at epoch 2; it cannot go to 1: bad epoch
+penstock: bad request: namespace "m" is at epoch 2 and cannot be bumped to 1: bad epoch
 exit 1
 {
   "namespace": "m",
