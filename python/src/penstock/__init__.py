@@ -1,9 +1,9 @@
 """Penstock, a storage tier for KV cache in LLM inference: the client.
 
 ``Store`` opens a connection, and ``Store.namespace`` opens the KV of one model, whose ``match``, ``get`` and ``put``
-transfer blocks. ``Leader`` and ``Gateway`` are an engine's and a front end's side of a prefill/decode cluster, and
+transfer blocks. ``Leader`` and ``Gateway`` are the sides of an engine and of a front end in a prefill/decode cluster, and
 ``Traffic`` moves the KV of an engine there. The first Store loads the library, so a process that imports this package may
-fork.
+fork before that.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Leaders and gateways: an engine's and a front end's side of a prefill/decode cluster.
+"""Leaders and gateways: the sides of an engine and of a front end in a prefill/decode cluster.
 
     Gateway.submit ──► planner ──► Leader: START on a prefill and on a decode engine ──► Attempt
       events       ◄──         ◄── Attempt.progress, stopped, passed, done
 
-A Leader has a queue of the planner's actions for a group of engines, a Gateway a queue of the events of its requests.
-Each queue is taken in one of three ways: ``wait`` blocks, ``async for`` is for asyncio, and ``drain`` with ``fileno`` is
-for other event loops. Nothing calls back into the program. No method waits for the planner, except ``close``.
+A Leader has a queue of the planner's actions for a group of engines. A Gateway has a queue of the events of its requests.
+Each queue can be read in three ways: ``wait`` blocks, ``async for`` is for asyncio, and ``drain`` with ``fileno`` is
+for other event loops. There are no callbacks into the program. No method waits for the planner, except ``close``.
 
 The engine moves the KV with a Traffic, or itself, for example with the calls of Namespace, whose keys are the ids of the
 attempt if the namespace has ``ids=True``.
@@ -45,12 +45,12 @@ _DRAIN = 64  # the greatest number of elements that one call returns
 
 
 class Role(enum.IntEnum):
-    """The part of inference that the engines of a group do."""
+    """The role of a group of engines in inference."""
 
     PREFILL = 1
-    """They compute prompts."""
+    """The engines compute prompts."""
     DECODE = 2
-    """They generate from them."""
+    """The engines generate output."""
 
 
 class Part(NamedTuple):
@@ -65,36 +65,36 @@ class Member(NamedTuple):
 
     name: str
     device_blocks: int = 0
-    """How many blocks of KV device memory holds. 0, only for prefill: the planner does not account for it."""
+    """Number of blocks of KV in device memory. 0, only for prefill: the planner does not account for it."""
     address: bytes = b""
-    """At most 255 bytes for the engines on the other side, which get them as ``Attempt.peer_address``."""
+    """At most 255 bytes for the engines on the other side, which receive them as ``Attempt.peer_address``."""
     token: bytes = b""
-    """The same as ``Attempt.peer_token``."""
+    """At most 255 bytes, which the engines on the other side receive as ``Attempt.peer_token``."""
     prompt_blocks: int = 0
     """The longest prompt that the engine takes. 0: no limit."""
     buffer_bytes: int = 0
-    """The host buffer that KV passes through. 0: the planner does not account for it."""
+    """Size of the host buffer through which KV passes. 0: the planner does not account for it."""
     block_bytes: int = 0
-    """What a block takes of the buffer while it passes."""
+    """Buffer bytes of a block in transit."""
     sums_bytes: int = 0
-    """What each block of the prompt takes of the buffer in addition."""
+    """Additional buffer bytes for each block of the prompt."""
     request_bytes: int = 0
-    """What each request takes of the buffer in addition."""
+    """Additional buffer bytes for each request."""
 
 
 class ActionKind(enum.IntEnum):
-    """What an engine has to do."""
+    """The order to an engine."""
 
     START = 1
     """Begin the attempt."""
     READ = 2
     """Read the action's part too."""
     CUT = 3
-    """Stop the attempt's reads. Report each one that stops with ``Attempt.stopped``."""
+    """Stop the attempt's reads. Report each stopped read with ``Attempt.stopped``."""
     RECOMPUTE = 4
-    """Compute the action's part, and do not read it (prefill only)."""
+    """Compute the action's part instead of reading it (prefill only)."""
     END = 5
-    """Give the attempt up, and call ``Attempt.done``."""
+    """End the attempt, and call ``Attempt.done``."""
 
 
 class EventKind(enum.IntEnum):
@@ -103,9 +103,10 @@ class EventKind(enum.IntEnum):
     MATCHED = 1
     """The cached prefix is known: ``hit``, ``epoch``."""
     WAITING = 2
-    """The planner is away: ``reason``. The request is submitted again until the planner answers; the engines continue."""
+    """The planner does not answer: ``reason``. The request is submitted again until the planner answers; the engines
+    continue."""
     ACCEPTED = 3
-    """The planner has the request."""
+    """The planner has accepted the request."""
     STARTED = 4
     """Both engines are chosen: ``prefill``, ``decode``, ``attempt``, ``epoch``, ``read_by_prefill``, ``read_by_decode``."""
     PREFILLED = 5
@@ -115,7 +116,7 @@ class EventKind(enum.IntEnum):
     DONE = 7
     """The decode engine has completed the output."""
     FAILED = 8
-    """The request has ended otherwise: ``error``, a RefusedError if the planner refuses it."""
+    """The request has failed: ``error``, a RefusedError if the planner refuses the request."""
 
 
 class _Queue(Generic[_T]):
@@ -127,8 +128,8 @@ class _Queue(Generic[_T]):
     def __init__(self, core: _Core) -> None:
         self._core = core
         self._handle = 0
-        # What the library returned last: elements from _at on are not in _ready yet. An exception of a signal handler can
-        # end _pull at any point, and the next one goes on from there.
+        # The elements that the library returned last. Elements from _at on are not in _ready yet. An exception of a signal
+        # handler can end _pull at any point, and the next _pull continues from there.
         self._room = (self._RAW * _DRAIN)()
         self._n = ctypes.c_uint32(0)
         self._at = 0
@@ -174,11 +175,11 @@ class _Queue(Generic[_T]):
             self._pulling = False
 
     def _accept(self, raw: Any) -> None:
-        """Add one to ``_at``, and what the element raw is to ``_ready``. The lock is held."""
+        """Increment ``_at``, and append the element raw to ``_ready``. The lock is held."""
         raise NotImplementedError
 
     def fileno(self) -> int:
-        """Return a file descriptor that is readable while something waits for ``drain``.
+        """Return a file descriptor that is readable while elements wait for ``drain``.
 
         It belongs to the library; do not read it. A duplicate of it is readable after ``close`` too.
         """
@@ -188,11 +189,11 @@ class _Queue(Generic[_T]):
 
     def _dup(self) -> int:
         self._open_handle()  # before the lock, which is never free in a forked child
-        with self._core.lock:  # the library must not close the descriptor meanwhile
+        with self._core.lock:  # the library must not close the descriptor during the call
             return os.dup(self.fileno())
 
     def drain(self) -> list[_T]:
-        """Return what waits, in order. It does not wait."""
+        """Return the waiting elements in order, without blocking."""
         self._open_handle()
         with self._core.lock:
             self._pull()
@@ -201,9 +202,10 @@ class _Queue(Generic[_T]):
         return items
 
     def wait(self, timeout: float | None = None) -> list[_T]:
-        """Wait until there is something and return it, in order. After ``timeout`` seconds it returns an empty list.
+        """Wait until there is an element, and return all elements in order. After ``timeout`` seconds it returns an empty
+        list.
 
-        Raises ClosedError when another thread closes it meanwhile.
+        Raises ClosedError when another thread closes the queue during the wait.
         """
         until = None if timeout is None else time.monotonic() + timeout
         fd = self._dup()
@@ -226,7 +228,7 @@ class _Queue(Generic[_T]):
             return self._ready.popleft() if self._ready else None
 
     async def __aiter__(self) -> AsyncIterator[_T]:
-        """Yield what comes, until it is closed."""
+        """Yield elements until the queue is closed."""
         loop, fd = asyncio.get_running_loop(), self._dup()
         try:
             while True:
@@ -251,7 +253,7 @@ class _Queue(Generic[_T]):
         return not self._handle or not self._core.usable()
 
     def close(self) -> None:
-        """Close it. A second call does nothing. In a forked child, close does nothing."""
+        """Close the queue. A second call does nothing. In a forked child, close does nothing."""
         if os.getpid() != self._core.pid:
             return
         with self._core.lock:
@@ -394,9 +396,9 @@ class Leader(_Queue[Action]):
     """The session of a group of engines with the planner, and the queue of their actions.
 
     ``ns`` is the KV that the engines serve. ``group`` is unique in the cluster, and ``node`` is the machine of the engines. The
-    leader reports the engines' load; it begins the session again when it is lost, and attempts continue while the planner
-    is restarted. A planner that does not answer, or refuses the token, is in the log, and is tried until it answers. ``read_rate``
-    is the rate of the machine's storage NIC in tokens a second; by default the leader measures it. ``fetch_every`` is
+    leader reports the engines' load. It reconnects after the session is lost, and attempts continue while the planner
+    is restarted. If the planner does not answer, or refuses the token, the leader logs that and retries. ``read_rate``
+    is the rate of the machine's storage NIC in tokens per second; by default the leader measures it. ``fetch_every`` is
     in seconds.
 
     >>> from penstock import Store
@@ -456,7 +458,7 @@ class Leader(_Queue[Action]):
         _abi.call(self._core.lib.penstock_leader_add, self._open_handle(), byref(_member(member)))
 
     def remove(self, name: str) -> None:
-        """Take an engine out of the group, for example because it has died. Its attempts get END.
+        """Remove an engine from the group, for example because it has failed. Its attempts get END.
 
         Raises NotFoundError if the group has no engine of that name.
         """
@@ -616,13 +618,13 @@ class Gateway(_Queue[Event]):
         resident: Mapping[str, int] | None = None,
         extra: object = None,
     ) -> Request:
-        """Submit a request and return at once. Its events come from the queue.
+        """Submit a request and return at once. Its events are in the queue.
 
-        No other request under way has its ``id``. The prompt is ``tokens``, or a number of tokens ``prompt`` with the ``ids``
-        of its full blocks (``Namespace.chain``), which may go on with blocks of the output. ``output`` is the expected
-        number of tokens. After ``deadline`` seconds without engines the planner refuses the request. ``resident`` has the
-        number of leading tokens that decode engines have in device memory. ``extra``, of JSON's types, is
-        ``Attempt.extra`` on both engines.
+        ``id`` must differ from the ids of the other requests in progress. The prompt is ``tokens``, or a number of tokens
+        ``prompt`` with the ``ids`` of its full blocks (``Namespace.chain``), which may include blocks of the output.
+        ``output`` is the expected number of tokens. After ``deadline`` seconds without engines the planner refuses the
+        request. ``resident`` has the number of leading tokens that decode engines have in device memory. ``extra``, of
+        JSON's types, is ``Attempt.extra`` on both engines.
 
         Raises BusyError if ``requests_max`` requests have not ended.
         """
@@ -715,7 +717,8 @@ class Gateway(_Queue[Event]):
     ) -> AsyncIterator[Event]:
         """Submit a request, and yield its events up to DONE. The arguments are those of ``submit``.
 
-        Raises the error of FAILED. A task that is cancelled, or leaves the loop and closes it (``aclose``), gives the request up.
+        Raises the error of FAILED. If its task is cancelled, or leaves the loop and closes it (``aclose``), the request is
+        cancelled.
         """
         loop = asyncio.get_running_loop()
         request = Request(self, id)
@@ -744,7 +747,7 @@ class Gateway(_Queue[Event]):
         return reader
 
     def close(self) -> None:
-        """Close the gateway and give up its requests, whose events are lost.
+        """Close the gateway and cancel its requests, whose events are lost.
 
         A second call does nothing. In a forked child, close does nothing.
         """
@@ -755,7 +758,7 @@ class Gateway(_Queue[Event]):
 
 
 class _Reader:
-    """Takes a gateway's events in a loop, while requests of the loop are served. Only the loop's thread uses it."""
+    """Reads a gateway's events in a loop, while requests of the loop are served. Only the loop's thread uses it."""
 
     def __init__(self, gateway: Gateway, loop: asyncio.AbstractEventLoop, fd: int) -> None:
         self.users = 0

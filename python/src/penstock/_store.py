@@ -37,7 +37,7 @@ class KeyResult(IntEnum):
     """The result of one key or piece. OK and EXISTS are successes."""
 
     MISS = 0
-    """The key is not stored. After a put: the value was not tried."""
+    """The key is not stored. After a put: the value was not sent."""
     OK = 1
     """get: loaded and verified. put: stored. exists, touch: stored. delete: removed."""
     EXISTS = 2
@@ -296,8 +296,8 @@ class _Core:
         self.flags = 0  # the flags of every batch
         self.lock = threading.RLock()
         self.jobs: dict[int, Job] = {}
-        # Jobs that are being submitted and are not in ``jobs`` yet. If a signal handler raises an exception meanwhile,
-        # the job's memory stays referenced here, because the library may already use it.
+        # Jobs that are being submitted and are not in ``jobs`` yet. If a signal handler raises an exception during the
+        # submission, the job's memory stays referenced here, because the library may already use it.
         self.starting: set[Job] = set()
         self.collected: list[Job] = []
         self.ended = threading.Event()  # set after penstock_close has returned
@@ -523,7 +523,7 @@ class _Core:
         return job.result()
 
     def _give_up(self, job: Job) -> None:
-        """End a job whose submission or wait raised an exception."""
+        """End a job after its submission or its wait raised an exception."""
         if job._id.value:
             self._abandon(job)
             return
@@ -535,7 +535,7 @@ class _Core:
     # -- asyncio
 
     async def run_async(self, ns: int, job: Job, batch: _abi.CBatch) -> Result:
-        """Do the same without blocking the event loop. A cancelled task raises CancelledError after its job has ended."""
+        """Like run, without blocking the event loop. A cancelled task raises CancelledError after its job has ended."""
         if not batch.n_keys:
             return job.empty()
         self.submit(ns, job, batch, asyncio.get_running_loop())
@@ -909,9 +909,9 @@ class Namespace(Calls[Match, Result]):
         return epoch.value
 
     def pin(self, seconds: float, *, epoch: int = 0) -> Lease:
-        """Keep an epoch live for ``seconds``, whatever bumps follow; 0 means the epoch of the namespace.
+        """Keep an epoch live for ``seconds``, despite later bumps; 0 means the epoch of the namespace.
 
-        A group of rollouts can so continue with the weights that it began with. The keys of the epoch may still be
+        A group of rollouts can then continue with the weights with which it began. The keys of the epoch may still be
         evicted. Raises MismatchError if the epoch is not live.
         """
         self._core.open_handle()
@@ -965,13 +965,13 @@ _ID_BYTES = 16
 class Store:
     """A connection to one or several storage nodes.
 
-    ``servers`` are the ``host:port`` of the nodes, as a list or separated by commas. All clients must spell the addresses
-    alike. Times are in seconds; None selects the library's default. By default the library registers the memory of values
-    for each call. With ``any_memory=False`` it refuses values outside of memory that was registered with ``register``,
-    which costs less.
+    ``servers`` are the ``host:port`` of the nodes, as a list or separated by commas. All clients must use the same spelling
+    of the addresses. Times are in seconds; None selects the library's default. By default the library registers the memory
+    of values for each call. With ``any_memory=False`` it refuses values outside of memory that was registered with
+    ``register``, which is cheaper.
 
-    A node that does not answer is not an error: its keys are misses until it answers. Any thread may call any method.
-    The library logs to the logger ``penstock``, at the level that the logger has when the store is opened.
+    A node that does not answer is not an error: its keys are misses until it answers. Any thread may call any method. The
+    library logs to the logger ``penstock``, at the level that the logger has when the store is opened.
     """
 
     def __init__(

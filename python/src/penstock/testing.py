@@ -54,7 +54,7 @@ class Server:
     """A program of Penstock as a child process. Only one thread at a time may call the methods."""
 
     _COMMAND: str
-    # The flags that take an address, and the names of these addresses in the log line "ready". The first one is ``address``.
+    # The flags with an address, and the names of these addresses in the log line "ready". The first one is ``address``.
     _LISTEN: ClassVar[dict[str, str]]
 
     def __init__(self, directory: Path, *, args: Sequence[str], timeout: float) -> None:
@@ -72,7 +72,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """The ``host:port`` of gRPC, to open a Store, a Leader or a Gateway with. ``start`` does not change it."""
+        """The ``host:port`` of gRPC, for a Store, a Leader or a Gateway. ``start`` does not change it."""
         return self._listen[0]
 
     @property
