@@ -21,10 +21,7 @@ from penstock._cluster import (
     Request,
     Role,
 )
-from penstock._keys import Key, Keys
-from penstock._memory import Buffer, Pointers, Tensor, Value
-from penstock._store import (
-    Calls,
+from penstock._core import (
     Cut,
     Group,
     GroupKind,
@@ -33,10 +30,11 @@ from penstock._store import (
     Lease,
     Match,
     Memory,
-    Namespace,
     Result,
-    Store,
 )
+from penstock._keys import Key, Keys
+from penstock._memory import Buffer, Pointers, Tensor, Value
+from penstock._store import Calls, Namespace, Store
 from penstock._traffic import DecodeJob, PrefillJob, Traffic, TransferEvent, TransferKind
 from penstock.errors import (
     AuthError,

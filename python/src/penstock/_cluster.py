@@ -31,9 +31,11 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from penstock import _abi, errors
+from penstock._checks import _ID_BYTES, _count, _ms, _text
+from penstock._core import _Core
 from penstock._keys import Keys
 from penstock._memory import Pins
-from penstock._store import _ID_BYTES, Namespace, _Core, _count, _ms, _text
+from penstock._store import Namespace
 
 __all__ = ["Action", "ActionKind", "Attempt", "Event", "EventKind", "Gateway", "Leader", "Member", "Part", "Request", "Role"]
 

@@ -23,10 +23,12 @@ from ctypes import byref
 from typing import Any, NamedTuple, TypeVar
 
 from penstock import _abi, errors
+from penstock._checks import _ID_BYTES, _count, _ms, _text
 from penstock._cluster import Member, Part, _part, _Queue, _string
+from penstock._core import _NO_LIMIT, _WAIT_MS
 from penstock._keys import Keys
 from penstock._memory import Buffer, Pins, Pointers, Tensor, _numbers
-from penstock._store import _ID_BYTES, _NO_LIMIT, _WAIT_MS, Namespace, _count, _ms, _text
+from penstock._store import Namespace
 
 __all__ = ["DecodeJob", "PrefillJob", "Traffic", "TransferEvent", "TransferKind"]
 

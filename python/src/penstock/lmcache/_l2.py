@@ -26,9 +26,10 @@ from typing import NamedTuple
 
 from penstock import errors
 from penstock._adapter import Connection, Counters, options, release, row
+from penstock._core import Job, KeyResult
 from penstock._keys import KEY_MAX
 from penstock._memory import Buffer
-from penstock._store import Job, KeyResult, Namespace
+from penstock._store import Namespace
 
 __all__ = ["PenstockL2"]
 

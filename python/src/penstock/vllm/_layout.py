@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock._core import Group
 from penstock._memory import Pointers
-from penstock._store import Group
 from penstock.errors import InvalidError
 from penstock.vllm._plan import NULL, Blocks
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import _adapter, errors
+from penstock._core import Cut, Job
 from penstock._keys import Keys
-from penstock._store import Cut, Job, Namespace, Store
+from penstock._store import Namespace, Store
 from penstock.vllm._extra import Extra, Extras
 from penstock.vllm._layout import Definition
 from penstock.vllm._plan import LIVE_MAX, NULL, Blocks, Load, Options, Plan, Report, Save

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import _adapter, errors
+from penstock._core import Group, GroupKind, Job, KeyResult
 from penstock._keys import Keys
-from penstock._store import Group, GroupKind, Job, KeyResult, Namespace, Store
+from penstock._store import Namespace, Store
 from penstock.vllm._layout import Definition, Layout, Part, read_layout
 from penstock.vllm._plan import Load, Options, Plan, Report, Save
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from penstock import errors
 from penstock._adapter import Connection, Counters, Link, digest, namespace_name, options, row
+from penstock._core import Job, KeyResult
 from penstock._memory import Pointers
-from penstock._store import Job, KeyResult, Namespace, Store
+from penstock._store import Namespace, Store
 from penstock.vllm import _compat as compat
 
 __all__ = ["Options", "PenstockTier"]
