@@ -8,19 +8,7 @@ fork before that.
 
 from __future__ import annotations
 
-from penstock._cluster import (
-    Action,
-    ActionKind,
-    Attempt,
-    Event,
-    EventKind,
-    Gateway,
-    Leader,
-    Member,
-    Part,
-    Request,
-    Role,
-)
+from penstock._cluster import Action, ActionKind, Attempt, Leader, Member, Part, Role
 from penstock._core import (
     Cut,
     Group,
@@ -32,6 +20,7 @@ from penstock._core import (
     Memory,
     Result,
 )
+from penstock._gateway import Event, EventKind, Gateway, Request
 from penstock._keys import Key, Keys
 from penstock._memory import Buffer, Pointers, Tensor, Value
 from penstock._store import Calls, Namespace, Store
