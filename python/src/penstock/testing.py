@@ -100,7 +100,7 @@ class Server:
         Raises NodeError if the node ends before it is ready, or takes longer than the timeout.
         """
         if self._shell is not None:
-            raise NodeError(f"the node runs already as process {self._pid}")
+            raise NodeError(f"the node is already running as process {self._pid}")
         command = [str(program()), self._COMMAND, "--log-format", "json"]
         for flag, at in zip(self._LISTEN, self._listen, strict=True):
             command += [flag, at]

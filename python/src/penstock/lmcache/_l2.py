@@ -407,7 +407,7 @@ class PenstockL2:
                 else:  # the next lookup tries again
                     self.counters.add("lengths_not_recorded")
             return
-        raise errors.InvalidError(f"objects of {length} bytes: {self._prefix} has {_LENGTHS_MAX} other lengths, and takes no more")
+        raise errors.InvalidError(f"objects of {length} bytes: {self._prefix} already has the maximum of {_LENGTHS_MAX} other lengths")
 
     def _namespace(self, name: str, length: int) -> Namespace:
         return self._store.namespace(f"{self._prefix}/{name}", flat=True, tenant=self._tenant, **row(length))

@@ -201,7 +201,7 @@ class PenstockHiCache(HiCacheStorage):
         """Count a failure, log the first, and pause if the nodes do not answer or refuse."""
         kind = type(e).__name__
         self.counters.add(f"failed_{kind}")
-        self.counters.warn(f"{what} {kind}", f"{what}: {kind}: {e}. SGLang goes on without what it would have loaded or stored")
+        self.counters.warn(f"{what} {kind}", f"{what}: {kind}: {e}. SGLang continues without these pages")
         if isinstance(e, errors.Error) and not isinstance(e, errors.InvalidError):
             with self._lock:
                 self._retry_at = monotonic() + self.options.retry_interval
@@ -230,7 +230,7 @@ class PenstockHiCache(HiCacheStorage):
             if self._updated is not None and all(old is new for old, new in zip(self._updated, marks, strict=False)):
                 self.counters.add("unflushed")
                 self.counters.warn(
-                    "unflushed", "weights were updated and the cache was not flushed: nothing is loaded or stored until it is"
+                    "unflushed", "weights were updated and the cache was not flushed: nothing is loaded or stored before the flush"
                 )
                 return False
             version = _weights.version()
@@ -356,7 +356,7 @@ class PenstockHiCache(HiCacheStorage):
         if not pool.chained:
             return []
         if prefix is None and not whole:
-            raise errors.InvalidError("SGLang gives no prefix_keys: set hicache_storage_pass_prefix_keys to true, or chained to false")
+            raise errors.InvalidError("SGLang passes no prefix_keys: set hicache_storage_pass_prefix_keys to true, or chained to false")
         return list(prefix or ())
 
     def _keys(self, keys: Sequence[str]) -> list[str]:
@@ -384,7 +384,7 @@ class PenstockHiCache(HiCacheStorage):
     def _cut(self, result: Result) -> None:
         if result.cut == Cut.DOWN:
             self.counters.add("down")
-            self.counters.warn("down", f"no node answers at {self.options.servers}: SGLang goes on without the cache")
+            self.counters.warn("down", f"no node answers at {self.options.servers}: SGLang continues without the cache")
         elif result.cut == Cut.EPOCH:
             self.counters.add("epoch_over")
             self.counters.warn(
@@ -433,7 +433,7 @@ class PenstockHiCache(HiCacheStorage):
             (KeyResult.DOWN, f"no node answers at {self.options.servers}"),
         ):
             if code in result.codes:
-                self.counters.warn(f"put {code.name}", f"{why}: SGLang goes on without storing")
+                self.counters.warn(f"put {code.name}", f"{why}: SGLang continues without storing")
         return done
 
     # -- statistics and close

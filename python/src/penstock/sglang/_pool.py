@@ -80,7 +80,9 @@ class Pool:
             # A dummy leaves its pages to another rank on the host; a logical pool only allocates indices.
             if getattr(self.host, "_is_dummy", False) or self.host.get_page_buffer_meta(_indices(self.page_tokens)) is None:
                 return []
-            raise InvalidError(f"{what} has pages and names no buffers: this release keeps them where the adapter does not look")
+            raise InvalidError(
+                f"{what} has pages and names no buffers: this release stores them in a way that the adapter does not support"
+            )
         layout = getattr(self.host, "layout", None)
         allowed = (*_PAGE_FIRST, "layer_first") if self.replicated and self.name == "kv" else _PAGE_FIRST
         if layout not in allowed:

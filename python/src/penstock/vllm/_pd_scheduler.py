@@ -434,4 +434,4 @@ class Scheduler:
                     self._cancels.append(turn.attempt.name)
                 else:
                     self._done(turn, "the engine has reset its cache")
-        self._counters.warn("reset", "the engine has reset its cache, and refuses attempts until penstock.vllm.new_weights names its epoch")
+        self._counters.warn("reset", "the engine has reset its cache, and refuses attempts until penstock.vllm.new_weights sets its epoch")

@@ -166,7 +166,7 @@ class Scheduler:
             return True
         if self._clock() >= self._down_until:
             self._down_until = self._clock() + self._options.retry_interval
-            self._counters.warn("bump", f"the new epoch did not begin, and the cache is not used until it has: {error}")
+            self._counters.warn("bump", f"the new epoch did not begin, and the cache is not used until one has begun: {error}")
             self._begin_bump()
         return False
 
@@ -255,7 +255,7 @@ class Scheduler:
                 self._ended(state)
                 return 0
             if result.cut == Cut.EPOCH:
-                self._counters.warn("epoch", "the nodes are at a later epoch, that of another engine: nothing is found until new_weights")
+                self._counters.warn("epoch", "the nodes are at a later epoch, begun by another engine: nothing is found until new_weights")
             if result.cut in (Cut.DOWN, Cut.BUSY):
                 return self._unanswered(f"a lookup was not answered: the node is {result.cut.name.lower()}")
             found = min(found, result.prefix)
@@ -298,7 +298,7 @@ class Scheduler:
     def _unanswered(self, why: str) -> int:
         """Do not use the nodes for a while."""
         self._counters.add("lookup_failures")
-        self._counters.warn("down", f"{why}. The engine serves without the cache, and asks again every {self._options.retry_interval:g} s")
+        self._counters.warn("down", f"{why}. The engine serves without the cache, and retries every {self._options.retry_interval:g} s")
         self._down_until = self._clock() + self._options.retry_interval
         return 0
 

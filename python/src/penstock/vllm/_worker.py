@@ -230,7 +230,9 @@ class Worker:
                 # MISS is the result of the blocks after the refused one.
                 codes = (KeyResult(code) for code in job.codes)
                 why = next((c for c in codes if c not in (KeyResult.OK, KeyResult.EXISTS, KeyResult.MISS)), KeyResult.MISS).name
-                self._counters.warn(f"save {why}", f"a save was not stored in whole: {why}. save_failures counts the next ones")
+                self._counters.warn(
+                    f"save {why}", f"a save was not stored completely: {why}. Further ones are only counted, in save_failures"
+                )
             self._saved(work, bad[0] if bad else len(work.blocks[0]))
             return
         self._counters.add("loaded_bytes", moved)

@@ -159,7 +159,7 @@ class PenstockTier(compat.SecondaryTierManager):
         except errors.Error as e:
             self._silent_until = time.monotonic() + self._options.retry_interval
             self.counters.add("lookup_failed")
-            self.counters.warn("lookup", f"a lookup failed: {e}. The engine computes what it does not find")
+            self.counters.warn("lookup", f"a lookup failed: {e}. The engine computes the missing rows")
             return [False] * len(keys)
         self.counters.settle("lookup")
         return found.done()
@@ -303,7 +303,7 @@ class PenstockTier(compat.SecondaryTierManager):
                 link.ns.bump()
                 self._renew = False
             except errors.Error as e:  # the next lookup tries again
-                _log.warning("no new epoch could begin after a reset: %s. The tier is not used until it has", e)
+                _log.warning("no new epoch could begin after a reset: %s. The tier is not used until one has begun", e)
 
     def shutdown(self) -> None:
         """End all transfers and threads. After it returns, nothing refers to the primary view's memory."""
