@@ -30,9 +30,9 @@ EVENTS = {
     "failed_blocks": "Blocks that were not loaded, and that the engine computes.",
     "saves": "Saves that were started.",
     "save_failures": "Saves that the node did not take in whole.",
-    "saved_blocks": "Blocks that are stored, by rank; those that were stored before included.",
+    "saved_blocks": "Blocks that are stored, by rank, including blocks that were stored before.",
     "saved_bytes": "Bytes that were sent.",
-    "dropped_blocks": "Blocks that were not saved: too many saves were under way, or an earlier block of the request was refused.",
+    "dropped_blocks": "Blocks that were not saved: too many saves were running, or an earlier block of the request was refused.",
     "epochs": "New epochs, after weight updates.",
 }
 """Events that the connector counts, each the metric vllm:penstock_EVENT_total of the engine."""
