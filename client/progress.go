@@ -29,7 +29,7 @@ type progress struct {
 	blocks int
 }
 
-// newProgress returns nil if the caller does not ask for progress.
+// newProgress returns nil if the caller does not request progress.
 func (r *reading) newProgress() *progress {
 	if r.req.Progress == nil || len(r.pieces) == 0 {
 		return nil

@@ -30,12 +30,12 @@ type reading struct {
 	fragments [][]run
 	// local is nil unless the pieces are borrowed instead of moved.
 	local *borrowing
-	// progress is nil unless the caller asked for it.
+	// progress is nil unless the caller requested it.
 	progress *progress
 
 	mu     sync.Mutex
 	states []pieceState // of pieces
-	// broken is the first block known not to arrive whole. Tasks behind it are not begun.
+	// broken is the first block that has certainly not arrived whole. Tasks after it are not begun.
 	// brokenAbsent reports whether that block is absent, rather than lost.
 	broken       int
 	brokenAbsent bool
