@@ -194,7 +194,7 @@ func TestCopyOfALyingNode(t *testing.T) {
 	h.must(err)
 	size := uint64(len(h.arena.Bytes()))
 	for name, offset := range map[string]uint64{"at the end": size, "over the end": size - 8191, "far away": 1<<64 - 1, "wraps around": 1<<64 - 4096} {
-		l.tell(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset = offset })
+		l.setLie(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset = offset })
 		before := store.Stats()
 		got, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
 		// The data plane is the node's own.
@@ -202,7 +202,7 @@ func TestCopyOfALyingNode(t *testing.T) {
 			t.Errorf("%s: %+v, %v, %d parts copied", name, got, err, store.Stats().LocalReads-before.LocalReads)
 		}
 	}
-	l.tell(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset += 4096 })
+	l.setLie(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset += 4096 })
 	got, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
 	if err != nil || got.Blocks != 3 || len(got.Lost) != 1 || got.Lost[0].Reason != client.LostChecksum {
 		t.Errorf("another piece's bytes: %+v, %v", got, err)
@@ -217,7 +217,7 @@ func TestSuffixes(t *testing.T) {
 	r.mustPut(ns, ids)
 	for old, want := range map[bool]int64{false: 1, true: 0} {
 		l, store, stop := newLiar(t, h, r.socket, old)
-		l.tell(func(*pb.ReadResponse) {})
+		l.setLie(func(*pb.ReadResponse) {})
 		got, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids})
 		if err != nil || got.Blocks != 200 || l.suffixes.Load() != want {
 			t.Errorf("old %t: %+v, %v; %d reads of suffixes; want %d", old, got.ReadResult, err, l.suffixes.Load(), want)

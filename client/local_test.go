@@ -447,7 +447,7 @@ type liar struct {
 	suffixes atomic.Int64
 }
 
-func (l *liar) tell(lie func(*pb.ReadResponse)) { l.lie.Store(&lie) }
+func (l *liar) setLie(lie func(*pb.ReadResponse)) { l.lie.Store(&lie) }
 
 func (l *liar) Describe(ctx context.Context, req *pb.DescribeRequest) (*pb.DescribeResponse, error) {
 	resp, err := l.node.Describe(ctx, req)
@@ -542,7 +542,7 @@ func TestLyingNode(t *testing.T) {
 		"of another piece": func(p *pb.PieceResult) { p.ArenaOffset += 4096 },
 		"no checksums":     func(p *pb.PieceResult) { p.LayerSums = nil },
 	} {
-		l.tell(func(resp *pb.ReadResponse) { lie(resp.GetPieces()[3]) })
+		l.setLie(func(resp *pb.ReadResponse) { lie(resp.GetPieces()[3]) })
 		got, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids})
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -553,7 +553,7 @@ func TestLyingNode(t *testing.T) {
 		r.checkBorrowed(got, ids)
 		r.giveBack(got)
 	}
-	l.tell(func(resp *pb.ReadResponse) { resp.Pieces = resp.GetPieces()[1:] })
+	l.setLie(func(resp *pb.ReadResponse) { resp.Pieces = resp.GetPieces()[1:] })
 	if _, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids}); err == nil {
 		t.Error("an answer for other pieces than were asked for was taken")
 	}

@@ -83,7 +83,7 @@ func TestWriteNotOverUnixSocket(t *testing.T) {
 	tcpOnly := newRig(t, func(o *client.Options) { o.NoLocal = true }, h)
 	l, old, stop := newLiar(t, h, path, true)
 	defer stop()
-	l.tell(func(*pb.ReadResponse) {})
+	l.setLie(func(*pb.ReadResponse) {})
 	if err := old.ConnectLocal(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
