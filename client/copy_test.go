@@ -185,7 +185,7 @@ func TestCopyOfALyingNode(t *testing.T) {
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 8, 1)
 	r.mustPut(ns, ids)
-	l, store, stop := newLiar(t, h, r.socket, false)
+	l, store, stop := newProxy(t, h, r.socket, false)
 	defer stop()
 	if err := store.ConnectLocal(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestCopyOfALyingNode(t *testing.T) {
 	h.must(err)
 	size := uint64(len(h.arena.Bytes()))
 	for name, offset := range map[string]uint64{"at the end": size, "over the end": size - 8191, "far away": 1<<64 - 1, "wraps around": 1<<64 - 4096} {
-		l.setLie(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset = offset })
+		l.setChange(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset = offset })
 		before := store.Stats()
 		got, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
 		// The data plane is the node's own.
@@ -202,7 +202,7 @@ func TestCopyOfALyingNode(t *testing.T) {
 			t.Errorf("%s: %+v, %v, %d parts copied", name, got, err, store.Stats().LocalReads-before.LocalReads)
 		}
 	}
-	l.setLie(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset += 4096 })
+	l.setChange(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset += 4096 })
 	got, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
 	if err != nil || got.Blocks != 3 || len(got.Lost) != 1 || got.Lost[0].Reason != client.LostChecksum {
 		t.Errorf("another piece's bytes: %+v, %v", got, err)
@@ -216,8 +216,8 @@ func TestSuffixes(t *testing.T) {
 	ids := chain(ns, 200, 1) // two tasks
 	r.mustPut(ns, ids)
 	for old, want := range map[bool]int64{false: 1, true: 0} {
-		l, store, stop := newLiar(t, h, r.socket, old)
-		l.setLie(func(*pb.ReadResponse) {})
+		l, store, stop := newProxy(t, h, r.socket, old)
+		l.setChange(func(*pb.ReadResponse) {})
 		got, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids})
 		if err != nil || got.Blocks != 200 || l.suffixes.Load() != want {
 			t.Errorf("old %t: %+v, %v; %d reads of suffixes; want %d", old, got.ReadResult, err, l.suffixes.Load(), want)
