@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// heap is a region that nobody writes to but the test.
+// heap is a region to which only the test writes.
 type heap struct {
 	rdma.Region
 	mem []byte
@@ -20,7 +20,7 @@ type heap struct {
 
 func (h heap) Bytes() []byte { return h.mem }
 
-// arriving is a read of pieces of four layers of layerBytes at the offsets given.
+// arriving returns a read of pieces of four layers of layerBytes at the given offsets.
 func arriving(mem []byte, layerBytes int, offsets []int64) (*reading, *readTask) {
 	r := &reading{req: ReadRequest{Namespace: kv.Namespace{Geometry: kv.SingleGroup(4, 1, layerBytes)}}, targets: []*Memory{{region: heap{mem: mem}}}}
 	t := &readTask{}
@@ -31,7 +31,7 @@ func arriving(mem []byte, layerBytes int, offsets []int64) (*reading, *readTask)
 	return r, t
 }
 
-// placing writes random bytes to a range of the window and says so.
+// placing writes random bytes to a range of the window and calls landed.
 func placing(rng *rand.Rand, a *arrival, off, n int) {
 	b := a.places[0].mem[off : off+n]
 	for i := range b {
@@ -40,8 +40,8 @@ func placing(rng *rand.Rand, a *arrival, off, n int) {
 	a.landed(0, uint64(off), uint64(n))
 }
 
-// checkArrived compares what a says of its layers with the bytes that are there, and
-// returns how many it can say something of.
+// checkArrived compares the sums that a reports with the bytes in memory. It returns the number of
+// layers with a sum.
 func checkArrived(t *testing.T, r *reading, task *readTask, a *arrival, lo int64) (known int) {
 	t.Helper()
 	layerBytes := r.req.Namespace.Geometry.LayerBytes(0)
@@ -62,14 +62,13 @@ func checkArrived(t *testing.T, r *reading, task *readTask, a *arrival, lo int64
 	return known
 }
 
-// TestArrival: what is hashed as it lands is the sum of the bytes that are there in
-// the end, whatever was placed, how often and in what order; and of bytes that were
-// placed once, every layer is hashed.
+// TestArrival: a reported sum is the sum of the final bytes, for writes of any ranges, in any order
+// and repeated. If each byte was written once, every layer has a sum.
 func TestArrival(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		layerBytes, pieces := 1+rng.IntN(300), 1+rng.IntN(6)
-		// With gaps between them, before them and behind them, in any order.
+		// With gaps before, between and after them, in any order.
 		offsets, end := make([]int64, pieces), 10+rng.IntN(50)
 		for i := range offsets {
 			offsets[i], end = int64(end), end+4*layerBytes+rng.IntN(2)*rng.IntN(100)
@@ -80,7 +79,7 @@ func TestArrival(t *testing.T) {
 		lo, hi := zones[0].lo, zones[0].hi
 		a := r.newArrival(task, zones)
 		size := int(hi - lo)
-		var cuts []int // the window in runs, which are placed in any order
+		var cuts []int // the window in runs, which are written in any order
 		for at := 0; at < size; {
 			cuts = append(cuts, at)
 			at += 1 + rng.IntN(2*layerBytes)
@@ -96,12 +95,12 @@ func TestArrival(t *testing.T) {
 		if known := checkArrived(t, r, task, a, lo); known != 4*pieces {
 			t.Fatalf("seed %d: %d layers of %d were hashed as they landed", seed, known, 4*pieces)
 		}
-		for range rng.IntN(6) { // some of it once more
+		for range rng.IntN(6) { // some ranges a second time
 			at := rng.IntN(size)
 			placing(rng, a, at, 1+rng.IntN(size-at))
 			checkArrived(t, r, task, a, lo)
 		}
-		// Any runs, over each other, so that layers have bytes enough and holes.
+		// Overlapping runs, so that layers have enough bytes and holes.
 		a = r.newArrival(task, zones)
 		for range 40 {
 			at := rng.IntN(size)
@@ -111,7 +110,7 @@ func TestArrival(t *testing.T) {
 	}
 }
 
-// TestArrivalAtOnce: several goroutines place what is one layer.
+// TestArrivalAtOnce: several goroutines write parts of one layer.
 func TestArrivalAtOnce(t *testing.T) {
 	const layerBytes, shares = 64 << 10, 8
 	r, task := arriving(make([]byte, 8*layerBytes), layerBytes, []int64{4 * layerBytes, 0})
@@ -143,7 +142,7 @@ func TestArrivalNot(t *testing.T) {
 	}
 }
 
-// TestFirstBadOf: layers that were hashed as they landed, and others between them.
+// TestFirstBadOf: some layers were hashed as they landed, and others were not.
 func TestFirstBadOf(t *testing.T) {
 	const layers, layerBytes = 12, 512
 	rng := rand.New(rand.NewPCG(2, 2))

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// benchRig is a node that keeps what was read last in its arena, so that what is
-// measured is the way from there to the caller's memory, checked.
+// benchRig is a node that keeps the last reads in its arena, so that the benchmark measures the
+// verified transfer from there to the caller's memory.
 func benchRig(b *testing.B, g kv.Geometry, blocks int, edit func(*client.Options)) (*rig, kv.Namespace, []kv.BlockID, *client.Memory) {
 	h := newLargeHost(b, 8<<20, func(so *storage.Options, o *server.Options) {
 		so.LoadBytesMax, so.WriteBytesMax, so.HotBytes = 64<<20, 8<<20, 0

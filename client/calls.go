@@ -357,7 +357,7 @@ type message[T any] interface {
 }
 
 // ask makes a call by message, or over gRPC if the message transport is not open or is full.
-// byMessage reports which: if true, the immediates of a read have been counted.
+// byMessage reports the transport: if true, the immediates of a read have been counted.
 func ask[T any, R message[T]](ctx context.Context, sess *session, m api.Method, req proto.Message, imm uint32, replyMax int, overGRPC func() (R, error)) (_ R, byMessage bool, _ error) {
 	body, err := sess.transport.do(ctx, m, req, imm, replyMax)
 	if errors.Is(err, errNoTransport) {

@@ -30,8 +30,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestCallsGoByMessage: each call of the data path is one message, and what does
-// not fit one goes over gRPC with the same outcome.
+// TestCallsGoByMessage: each call of the data path is one message. A call that does not fit a
+// message goes over gRPC with the same outcome.
 func TestCallsGoByMessage(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, func(o *client.Options) { o.ReadParallel = 1 }, h)
@@ -79,8 +79,8 @@ func TestCallsGoByMessage(t *testing.T) {
 	})
 }
 
-// TestReceiveBuffersTaken: an engine whose receive buffers are somebody else's
-// serves all the same, over gRPC.
+// TestReceiveBuffersTaken: an engine whose receive buffers another user has posted makes its calls
+// over gRPC.
 func TestReceiveBuffersTaken(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, func(o *client.Options) {
@@ -94,8 +94,8 @@ func TestReceiveBuffersTaken(t *testing.T) {
 	}
 }
 
-// TestOtherMessages: what is no reply goes to Options.Messages; without, it ends
-// the session, which is opened again.
+// TestOtherMessages: a message that is not a reply is passed to Options.Messages. Without that
+// option it ends the session, which is opened again.
 func TestOtherMessages(t *testing.T) {
 	for _, handled := range []bool{true, false} {
 		t.Run(fmt.Sprint("handled ", handled), func(t *testing.T) {
@@ -128,9 +128,8 @@ func TestOtherMessages(t *testing.T) {
 	}
 }
 
-// TestCallsGivenUp: calls whose callers have gone keep their receive buffers until
-// the node answers; those that find none left go over gRPC, and later ones by
-// message again.
+// TestCallsGivenUp: a cancelled call keeps its receive buffer until the node replies. Calls without
+// a free buffer go over gRPC, and later calls go by message again.
 func TestCallsGivenUp(t *testing.T) {
 	h := newHost(t, func(o *storage.Options, _ *server.Options) { o.ReadsMax = 256 })
 	r := newRig(t, nil, h)
@@ -139,7 +138,7 @@ func TestCallsGivenUp(t *testing.T) {
 	r.mustPut(ns, ids)
 	h.gate.shut()
 	ctx, cancel := context.WithCancel(t.Context())
-	const reads = 80 // more than there are buffers
+	const reads = 80 // more than the number of buffers
 	mem := r.memory(reads * 8192)
 	ended := make(chan error, reads)
 	for i := range reads {
@@ -200,7 +199,7 @@ func TestClientSpans(t *testing.T) {
 	}
 	r.giveBack(got)
 	root.End()
-	h.kill() // its spans have ended then
+	h.kill() // ends its spans
 	spans := map[string]trace.ReadOnlySpan{}
 	for _, s := range recorder.Ended() {
 		if s.SpanContext().TraceID() == root.SpanContext().TraceID() && len(s.Attributes()) == 1 {
@@ -255,7 +254,7 @@ func openVictim(t *testing.T) (*client.Store, kv.Namespace) {
 	return store, ns
 }
 
-// readUntilKilled reads blocks while the node holds the read up.
+// readUntilKilled reads blocks while the node delays the read.
 func readUntilKilled(t *testing.T, store *client.Store, ns kv.Namespace) {
 	mem, err := store.Register(make([]byte, 8*8192))
 	if err != nil {
@@ -265,8 +264,8 @@ func readUntilKilled(t *testing.T, store *client.Store, ns kv.Namespace) {
 	t.Fatalf("the read was not held up: %v", err)
 }
 
-// TestKilledClientLetsGo: when a client is killed in the middle of a read, the
-// node has its memory and its slots back.
+// TestKilledClientLetsGo: when a client is killed during a read, the node frees its memory and its
+// slots.
 func TestKilledClientLetsGo(t *testing.T) {
 	if store, ns := openVictim(t); store != nil {
 		readUntilKilled(t, store, ns)
@@ -290,8 +289,8 @@ func TestKilledClientLetsGo(t *testing.T) {
 	eventually(t, "every slot is free", func() bool { return h.node.Stats().Store.Slots.UsedBytes() == 0 })
 }
 
-// silentEngine lets messages vanish: a node that has stopped, and whose session
-// nobody has found dead yet.
+// silentEngine drops messages, like a node that has stopped and whose session is not detected as
+// dead yet.
 type silentEngine struct{ rdma.Engine }
 
 func (silentEngine) Send(_ context.Context, _ rdma.EngineID, _ []byte, done func(error)) error {
@@ -301,7 +300,7 @@ func (silentEngine) Send(_ context.Context, _ rdma.EngineID, _ []byte, done func
 	return nil
 }
 
-// TestSilentNode: a call that is never answered ends with its caller's deadline.
+// TestSilentNode: a call without a reply ends with its caller's deadline.
 func TestSilentNode(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, func(o *client.Options) { o.Engine = silentEngine{o.Engine} }, h)
@@ -317,15 +316,15 @@ func TestSilentNode(t *testing.T) {
 	if _, err := r.store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: chain(ns, 1, 1)}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("match of a silent node: %v", err)
 	}
-	// Its session ends: now it is a miss, not a wait.
+	// After the end of its session the result is a miss without a wait.
 	h.kill()
 	if m := r.match(ns, chain(ns, 1, 1)); m.Cut != client.CutNodeDown {
 		t.Errorf("match of a dead node: %+v", m)
 	}
 }
 
-// TestNodeSpeaksNoMessages: a node that takes calls in another version, or not at
-// all, is called over gRPC. The fakes of the other tests are such nodes.
+// TestNodeSpeaksNoMessages: a node that accepts messages of another version, or none, is called
+// over gRPC. The fakes of the other tests are such nodes.
 func TestNodeSpeaksNoMessages(t *testing.T) {
 	f := newFake(t)
 	f.describe = func(d *pb.DescribeResponse) { d.CallVersion, d.CallBytes = api.CallVersion+1, 1<<16 }
@@ -354,8 +353,8 @@ func TestNodeSpeaksNoMessages(t *testing.T) {
 // the value is local, the node has a unix socket.
 const nodeEnv = "PENSTOCK_TEST_NODE"
 
-// TestNode: a node in a process of its own stores and loads blocks. In the processes of
-// startNode it is the node.
+// TestNode: a node in a separate process stores and loads blocks. In the processes of startNode it
+// is the node.
 func TestNode(t *testing.T) {
 	if os.Getenv(nodeEnv) == "" {
 		_, h := startNode(t, "remote")
@@ -423,9 +422,8 @@ func stop(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// TestStoppedNode: a node that has stopped without a word ends no session, so its
-// readers go when their time is over, and nothing of theirs changes after that;
-// when it goes on, so do they.
+// TestStoppedNode: a stopped node ends no session, so its readers return at their deadlines, and
+// their memory does not change afterwards. When the node continues, reads succeed again.
 func TestStoppedNode(t *testing.T) {
 	cmd, h := startNode(t, "remote")
 	r := newRig(t, nil, h)

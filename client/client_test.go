@@ -60,8 +60,8 @@ func TestWriteMatchRead(t *testing.T) {
 	}
 }
 
-// TestWriteSums: with the caller's sums, a block whose memory is not what they say
-// is refused by the node, and those before it are stored.
+// TestWriteSums: with the caller's sums, the node refuses a block whose bytes differ from the sums,
+// and the blocks before it are stored.
 func TestWriteSums(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -94,8 +94,7 @@ func TestWriteSums(t *testing.T) {
 	}
 }
 
-// TestTokens: tokens name the same blocks as their chain, and a tail shorter
-// than a block is nobody's.
+// TestTokens: tokens name the same blocks as their chain. A tail shorter than a block is ignored.
 func TestTokens(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -153,7 +152,7 @@ func TestLayers(t *testing.T) {
 	}
 }
 
-// TestManyTasks: chains much larger than one task and one chunk.
+// TestManyTasks: chains that are much larger than one task and one chunk.
 func TestManyTasks(t *testing.T) {
 	r := newRig(t, func(o *client.Options) { o.ReadTaskBytes, o.WriteChunkBytes = 3*8192+1, 5*8192 }, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -167,9 +166,8 @@ func TestManyTasks(t *testing.T) {
 	}
 }
 
-// TestBigChain: what no option asks to be split is split at the node's limits.
-// TestLongChain: a task sends the ids of its own blocks, so that no read of a long chain is
-// longer than a message.
+// TestBigChain: chains are split at the node's limits without any option.
+// TestLongChain: a task sends only the ids of its own blocks, so a read of a long chain fits a message.
 func TestLongChain(t *testing.T) {
 	const blocks, tasks = 5000, 40 // of 1 MiB; 5000 ids have 80,000 bytes
 	r := newRig(t, nil, newLargeHost(t, 4<<20, func(so *storage.Options, o *server.Options) { so.ChainBlocksMax, o.Limits.ChainBlocks = 8192, 8192 }))
@@ -205,13 +203,13 @@ func TestHybrid(t *testing.T) {
 		{Kind: kv.Window, Layers: 3, TokenBytes: 128, WindowTokens: 10},
 		{Kind: kv.State, Layers: 1, TokenBytes: 3000},
 	}}
-	// Small tasks: each must find the whole match, not a shorter one.
+	// Small tasks: each must match the whole prefix, not a shorter one.
 	h := newHost(t, nil)
 	r := newRig(t, func(o *client.Options) { o.ReadTaskBytes, o.WriteChunkBytes = 4096, 16384 }, h)
 	ns := r.namespace("h", g, kv.IndexTrie)
 	ids := chain(ns, 16, 1)
-	// The state is snapshotted after blocks 9 and 15 only, the window kept from
-	// block 4 on.
+	// There are snapshots of the state only after blocks 9 and 15. The window is stored from block
+	// 4 on.
 	var pieces []client.Piece
 	at := int64(0)
 	for b := range ids {
@@ -248,7 +246,7 @@ func TestHybrid(t *testing.T) {
 		if err != nil || got.Blocks != m.Blocks || got.Bytes != m.Bytes {
 			t.Fatalf("read of %d blocks, %d bytes: %+v, %v", m.Blocks, m.Bytes, got, err)
 		}
-		// Each piece has its place whatever the length of the match.
+		// Each piece has its place for every length of the match.
 		for group := range g.Groups {
 			for b := g.FirstNeeded(group, m.Blocks); b < m.Blocks; b++ {
 				if err := check(into.Bytes()[g.PieceOffset(b, group):][:g.PieceBytes(group)], ids[b], group, 0); err != nil {
@@ -260,8 +258,8 @@ func TestHybrid(t *testing.T) {
 	if _, err := r.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: mem}); !errors.Is(err, client.ErrRequest) {
 		t.Errorf("write in a hybrid namespace without pieces: %v", err)
 	}
-	// A lost piece leaves nothing of a window or a state: a shorter prefix needs
-	// others.
+	// After a lost piece the longer window or state is unusable: a shorter prefix needs other
+	// pieces.
 	h.faults.SetRules(faultio.MustParse(`(Err EIO (And Reads (File "segment-*") (After 2)))`))
 	got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory(16 * g.BlockBytes())})
 	if err != nil || got.Outcome != client.Miss || got.Blocks != 0 || got.Cut != client.CutLost || len(got.Lost) == 0 {
@@ -293,8 +291,8 @@ func TestFlat(t *testing.T) {
 	}
 }
 
-// TestSameIDTwice: a chain that names one block twice is no chain; nothing is
-// stored below the second, and nothing else is harmed.
+// TestSameIDTwice: a chain with a repeated block is not a chain. Nothing is stored below the second
+// occurrence, and other blocks are not affected.
 func TestSameIDTwice(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -358,8 +356,8 @@ func TestTwoNodes(t *testing.T) {
 	}
 }
 
-// TestKilledMidRead: the node dies while a read waits for its device. The read
-// is a miss; when the node is back, a hit.
+// TestKilledMidRead: the node is killed while a read waits for its device. The read is a miss.
+// After the restart of the node it is a hit.
 func TestKilledMidRead(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, nil, h)
@@ -387,8 +385,8 @@ func TestKilledMidRead(t *testing.T) {
 	}
 }
 
-// TestRestartUnnoticed: a node that restarts between two calls is not even a
-// miss: its sessions are opened again.
+// TestRestartUnnoticed: a node that restarts between two calls causes no miss: its sessions are
+// opened again.
 func TestRestartUnnoticed(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, nil, h)
@@ -425,8 +423,8 @@ func TestOpenWithoutNode(t *testing.T) {
 	}
 }
 
-// TestCorruptDevice: a flipped bit on the device is found by the node; the block
-// is lost, the prefix ends before it, and the block can be written again.
+// TestCorruptDevice: the node detects a flipped bit on the device. The block is lost, the prefix
+// ends before it, and the block can be written again.
 func TestCorruptDevice(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, func(o *client.Options) { o.ReadTaskBytes, o.ReadParallel = 8192, 1 }, h)
@@ -486,8 +484,8 @@ func TestDeviceErrors(t *testing.T) {
 	}
 }
 
-// TestVolumeErrors: blocks stay when nothing of their volume can be read, and are
-// read again as soon as the volume can be.
+// TestVolumeErrors: blocks stay indexed while their volume cannot be read, and are read again when
+// it can.
 func TestVolumeErrors(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, nil, h)
@@ -529,7 +527,7 @@ func TestBusy(t *testing.T) {
 	if s := r.store.Stats(); s.Busy != 1 {
 		t.Errorf("stats: %v", s)
 	}
-	// A reservation that is open takes the only place.
+	// An open reservation takes the only place.
 	conn, err := client.Dial(h.control, client.DialOptions{})
 	h.must(err)
 	defer conn.Close()
@@ -716,7 +714,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestParentAbsent: blocks whose parent is not stored are refused, and said so.
+// TestParentAbsent: blocks whose parent is not stored are refused with that reason.
 func TestParentAbsent(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -726,7 +724,7 @@ func TestParentAbsent(t *testing.T) {
 	}
 }
 
-// TestTransfer: transfer blocks go when they are delivered.
+// TestTransfer: transfer blocks are removed when they are delivered.
 func TestTransfer(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -799,8 +797,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: readers and writers of overlapping prompts while blocks are
-// evicted and the epoch changes. Every byte that counts as read is checked.
+// TestManyAtOnce: readers and writers of overlapping prompts run while blocks are evicted and the
+// epoch changes. Every byte that counts as read is checked.
 func TestManyAtOnce(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, func(o *client.Options) { o.ReadTaskBytes, o.WriteChunkBytes = 4*8192, 4*8192 }, h)
@@ -861,8 +859,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestHeldUpDevice: ctx ends while the node's device is slow. What the device
-// brings later reaches no one.
+// TestHeldUpDevice: ctx ends while the node's device is slow. Data that the device returns later
+// reaches no reader.
 func TestHeldUpDevice(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, nil, h)
@@ -884,14 +882,14 @@ func TestHeldUpDevice(t *testing.T) {
 	if got := r.get(ns, ids); got.Blocks != 8 {
 		t.Fatalf("the next read: %+v", got)
 	}
-	// Draining waits for the load that was given up.
+	// The drain waits for the cancelled load.
 	h.kill()
 	if i := slices.IndexFunc(mem.Bytes(), func(b byte) bool { return b != 0 }); i >= 0 {
 		t.Errorf("byte %d changed after Read had returned", i)
 	}
 }
 
-// TestClosed: a Store that is closed says so, whatever it is asked for.
+// TestClosed: every call of a closed Store returns ErrClosed.
 func TestClosed(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -912,8 +910,8 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestTLS: a Store that trusts the node's certificate works; one that does not
-// takes the node for down and says why.
+// TestTLS: a Store that trusts the node's certificate works. A Store that does not treats the node
+// as down and reports the reason.
 func TestTLS(t *testing.T) {
 	cert, pool := certificate(t)
 	h := newHost(t, func(_ *storage.Options, o *server.Options) {
@@ -939,7 +937,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// certificate makes a certificate for 127.0.0.1 that signs itself.
+// certificate makes a self-signed certificate for 127.0.0.1.
 func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

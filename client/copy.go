@@ -27,9 +27,9 @@ const (
 	// localConnsMax bounds the connections to one node's unix socket, and so the number of tasks of
 	// Reads that copy from the node's arena at a time.
 	localConnsMax = 16
-	// localPatience is how long a call on the socket blocks before the client checks that the node
+	// localCheckEvery is how long a call on the socket blocks before the client checks that the node
 	// is still connected.
-	localPatience = time.Second
+	localCheckEvery = time.Second
 	// owedFor is how long a loan may outlive its copy. The loan is returned together with the next
 	// call, which spares the node a wake-up, or after owedFor if there is no next call.
 	owedFor = 5 * time.Millisecond
@@ -212,7 +212,7 @@ func (l *localConns) connect(ctx context.Context, path string, node api.LocalID)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	file, err := sys.Blocking(conn, localPatience)
+	file, err := sys.Blocking(conn, localCheckEvery)
 	if err != nil {
 		return nil, errors.Join(err, l.unshare(view), conn.Close())
 	}

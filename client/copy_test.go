@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestOverUnixSocket runs tests of Read, Match, Exists and Write once more with nodes that have a
-// unix socket: their promises do not depend on the way of the calls.
+// TestOverUnixSocket repeats tests of Read, Match, Exists and Write with nodes that have a unix
+// socket, because the results do not depend on the transport.
 func TestOverUnixSocket(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"WriteMatchRead": TestWriteMatchRead, "Layers": TestLayers, "ManyTasks": TestManyTasks, "BigChain": TestBigChain,
@@ -29,7 +29,7 @@ func TestOverUnixSocket(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			localHosts, localCalls = true, 0
-			// After the clean-ups of the test's rigs.
+			// This runs after the clean-ups of the test's rigs.
 			t.Run("test", test)
 			localHosts = false
 			if localCalls == 0 && name != "KilledMidRead" { // whose only such call is cut off
@@ -67,8 +67,8 @@ func newCopies(t *testing.T, blocks int) (*rig, *host, kv.Namespace, []kv.BlockI
 	return r, h, ns, ids
 }
 
-// TestCopyIsFound: a Store finds the socket by itself, returns each loan, and goes on when
-// the node has restarted.
+// TestCopyIsFound: a Store finds the socket, returns each loan, and continues after a restart of
+// the node.
 func TestCopyIsFound(t *testing.T) {
 	r, h, ns, ids := newCopies(t, 200)
 	h.noLoans()
@@ -78,8 +78,8 @@ func TestCopyIsFound(t *testing.T) {
 	h.noLoans()
 }
 
-// TestMatchOverUnixSocket: a match goes over the unix socket, a pin as a message, and both as
-// they can when the node is down.
+// TestMatchOverUnixSocket: a match goes over the unix socket and a pin as a message. When the node
+// is down, a match is a miss with the cut node_down.
 func TestMatchOverUnixSocket(t *testing.T) {
 	r, h, ns, ids := newCopies(t, 8)
 	for pin, want := range map[bool]client.Stats{false: {LocalMatches: 1}, true: {Messages: 1}} {
@@ -178,14 +178,14 @@ func TestCopyIsAvoided(t *testing.T) {
 	h.noLoans()
 }
 
-// TestCopyOfALyingNode: places outside of the arena are not read. A piece at the place of
-// another piece is lost.
+// TestCopyOfALyingNode: places outside the arena are not read. A piece at the place of another
+// piece is lost.
 func TestCopyOfALyingNode(t *testing.T) {
 	r, h := newLocalRig(t, nil)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 8, 1)
 	r.mustPut(ns, ids)
-	l, store, stop := newLiar(t, h, r.socket, false)
+	l, store, stop := newProxy(t, h, r.socket, false)
 	defer stop()
 	if err := store.ConnectLocal(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestCopyOfALyingNode(t *testing.T) {
 	h.must(err)
 	size := uint64(len(h.arena.Bytes()))
 	for name, offset := range map[string]uint64{"at the end": size, "over the end": size - 8191, "far away": 1<<64 - 1, "wraps around": 1<<64 - 4096} {
-		l.tell(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset = offset })
+		l.setChange(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset = offset })
 		before := store.Stats()
 		got, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
 		// The data plane is the node's own.
@@ -202,22 +202,22 @@ func TestCopyOfALyingNode(t *testing.T) {
 			t.Errorf("%s: %+v, %v, %d parts copied", name, got, err, store.Stats().LocalReads-before.LocalReads)
 		}
 	}
-	l.tell(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset += 4096 })
+	l.setChange(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset += 4096 })
 	got, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
 	if err != nil || got.Blocks != 3 || len(got.Lost) != 1 || got.Lost[0].Reason != client.LostChecksum {
 		t.Errorf("another piece's bytes: %+v, %v", got, err)
 	}
 }
 
-// TestSuffixes: a node that does not know suffixes gets whole chains.
+// TestSuffixes: a node that does not support suffixes gets whole chains.
 func TestSuffixes(t *testing.T) {
 	r, h := newLocalRig(t, nil)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 200, 1) // two tasks
 	r.mustPut(ns, ids)
 	for old, want := range map[bool]int64{false: 1, true: 0} {
-		l, store, stop := newLiar(t, h, r.socket, old)
-		l.tell(func(*pb.ReadResponse) {})
+		l, store, stop := newProxy(t, h, r.socket, old)
+		l.setChange(func(*pb.ReadResponse) {})
 		got, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids})
 		if err != nil || got.Blocks != 200 || l.suffixes.Load() != want {
 			t.Errorf("old %t: %+v, %v; %d reads of suffixes; want %d", old, got.ReadResult, err, l.suffixes.Load(), want)
@@ -275,7 +275,7 @@ func TestCloseEndsCopies(t *testing.T) {
 	h.noLoans()
 }
 
-// TestManyCopiesAtOnce: more Reads than connections; the rest go by the transfer engine.
+// TestManyCopiesAtOnce: with more Reads than connections, the other Reads use the transfer engine.
 func TestManyCopiesAtOnce(t *testing.T) {
 	r, h, ns, ids := newCopies(t, 16)
 	var wg sync.WaitGroup

@@ -80,8 +80,8 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 		dialOptions = append(dialOptions, grpc.WithPerRPCCredentials(bearer(opts.BearerToken)))
 	}
 	if !strings.Contains(target, "://") && !strings.HasPrefix(target, "unix:") {
-		// The dialer resolves the name anew at each attempt. gRPC parses the target as a URL, in
-		// which the % of an IPv6 zone starts an escape.
+		// The dialer resolves the name at each attempt. gRPC parses the target as a URL, in which
+		// the % of an IPv6 zone starts an escape.
 		target = "passthrough:///" + strings.ReplaceAll(target, "%", "%25")
 	}
 	conn, err := grpc.NewClient(target, dialOptions...)

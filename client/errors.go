@@ -22,7 +22,7 @@ var (
 	// ErrRequest: the request is invalid. Fix the caller.
 	ErrRequest = errors.New("bad request")
 	// ErrMismatch: the caller's geometry or epoch differs from the namespace's. Call Namespace
-	// again, and lay the blocks out anew.
+	// again, and compute the layout of the blocks again.
 	ErrMismatch = errors.New("namespace differs")
 	// ErrUnavailable: no node answers. Only calls without an Outcome return it.
 	ErrUnavailable = errors.New("no storage node answers")

@@ -52,7 +52,7 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("EventKind(%d)", uint8(k))
 }
 
-// Event is one change of what a node holds, or of the state of one of its volumes.
+// Event is one change of a node's blocks, or of the state of one of its volumes.
 type Event struct {
 	// Server is the node's address, as in Options.Servers. Sequence counts the node's events since
 	// its start.
@@ -91,8 +91,8 @@ type EventsRequest struct {
 	After map[string]uint64
 }
 
-// lostPlace is a sequence number that no run of a node reaches. Asked for the events after it, a
-// node answers with a Gap and all the events that it still has.
+// lostPlace is a sequence number that no run of a node reaches. The events after it are a Gap and
+// all the events that the node still has.
 const lostPlace = math.MaxUint64
 
 // Events calls fn for each change on each node until ctx ends or fn fails, and returns the error of

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestEvents: what is stored and removed is reported in order, and a restart of
-// the node, which forgets its numbers, as a gap.
+// TestEvents: stored and removed blocks are reported in order. A restart of the node, which resets
+// its numbers, is a gap.
 func TestEvents(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, nil, h)
@@ -68,7 +68,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestEventsConsumerFails: the consumer's error is what Events returns.
+// TestEventsConsumerFails: Events returns the consumer's error.
 func TestEventsConsumerFails(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, nil, h)

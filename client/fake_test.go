@@ -22,7 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// fake is a node that does what a test tells it: what a sane node never does.
+// fake is a node that a test controls. It can do things that no correct node does.
 type fake struct {
 	pb.UnimplementedCacheServer
 	pb.UnimplementedAdminServer
@@ -32,7 +32,7 @@ type fake struct {
 	region rdma.Region
 	token  rdma.Token
 	addr   string
-	// describe edits what the fake says of itself.
+	// describe edits the fake's response to Describe.
 	describe func(*pb.DescribeResponse)
 
 	read    func(context.Context, *fake, *pb.ReadRequest) (*pb.ReadResponse, error)
@@ -102,8 +102,8 @@ func (f *fake) Abort(_ context.Context, req *pb.AbortRequest) (*pb.AbortResponse
 	return &pb.AbortResponse{}, nil
 }
 
-// post writes n bytes of the fake's memory to a place in the client's window and
-// returns how that ended.
+// post writes n bytes of the fake's memory into the client's window and returns the result of the
+// write.
 func (f *fake) post(dst []byte, offset, n uint64, imm rdma.Imm) error {
 	var desc rdma.Desc
 	if err := desc.UnmarshalBinary(dst); err != nil {
@@ -116,7 +116,7 @@ func (f *fake) post(dst []byte, offset, n uint64, imm rdma.Imm) error {
 	return flag.Wait(context.Background())
 }
 
-// sums are the layer checksums of the piece at the start of the fake's memory.
+// sums returns the layer checksums of the piece at the start of the fake's memory.
 func (f *fake) sums() (sums []uint64) {
 	for k := range 4 {
 		sums = append(sums, xxh3.Hash(f.mem[k*2048:][:2048]))
@@ -124,8 +124,7 @@ func (f *fake) sums() (sums []uint64) {
 	return sums
 }
 
-// serve answers a Read with the piece at the start of the fake's memory, for
-// every block.
+// serve responds to a Read with the piece at the start of the fake's memory, for every block.
 func (f *fake) serve(req *pb.ReadRequest, epoch uint64) (*pb.ReadResponse, error) {
 	resp := &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_HIT, MatchedBlocks: uint32(len(req.GetBlockIds()) / 16), Cut: "complete", Epoch: epoch}
 	for _, p := range req.GetPieces() {
@@ -153,8 +152,8 @@ func fakeRig(t *testing.T, f *fake, edit func(*client.Options)) (*rig, kv.Namesp
 	return r, ns, chain(ns, 4, 1)
 }
 
-// TestNothingLandsAfterRead: ctx ends while the node is about to write. When
-// Read has returned, the node's writes are refused and the memory is untouched.
+// TestNothingLandsAfterRead: ctx ends while the node is about to write. After Read has returned,
+// the node's writes are refused and the memory is unchanged.
 func TestNothingLandsAfterRead(t *testing.T) {
 	f := newFake(t)
 	arrived, late, posted := make(chan []byte), make(chan struct{}), make(chan error)
@@ -327,9 +326,8 @@ func TestDeadDataPlane(t *testing.T) {
 	}
 }
 
-// TestWriteGivenUp: ctx ends while the pieces of a Write are on their way to a
-// node that does not take them in. Write returns all the same, the reservation is
-// given back, and nothing reads the caller's memory any more.
+// TestWriteGivenUp: ctx ends during the transfer of the pieces of a Write to a node that does not
+// read them. Write returns, the reservation is aborted, and the caller's memory is no longer read.
 func TestWriteGivenUp(t *testing.T) {
 	f := newFake(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -357,7 +355,7 @@ func TestWriteGivenUp(t *testing.T) {
 	if err := mem.Close(t.Context()); err != nil {
 		t.Errorf("the memory is still in use: %v", err)
 	}
-	// Refused by the target this time: a window that is not there.
+	// The target now refuses the writes, because the window does not exist.
 	reserve := f.reserve
 	f.reserve = func(ctx context.Context, f *fake, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
 		resp, err := reserve(ctx, f, req)

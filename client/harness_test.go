@@ -41,13 +41,13 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // geometry has pieces of 8 KiB: 4 layers of 4 tokens of 512 bytes.
 var geometry = kv.SingleGroup(4, 4, 512)
 
-// gate is a device whose reads or writes can be held up.
+// gate is a device whose reads or writes can be delayed.
 type gate struct {
 	blockio.Device
 	mu      sync.Mutex
 	held    blockio.Op
-	open    chan struct{} // closed: all pass
-	arrived chan struct{} // one for each read or write that found the gate shut
+	open    chan struct{} // closed: all requests pass
+	arrived chan struct{} // an element for each read or write that found the gate shut
 }
 
 func newGate(d blockio.Device) *gate {
@@ -74,7 +74,7 @@ func (g *gate) lift() {
 	}
 }
 
-// Do holds requests up while the gate is shut for them.
+// Do delays requests while the gate is shut for them.
 func (g *gate) Do(ctx context.Context, batch []blockio.Request) error {
 	g.mu.Lock()
 	held, open := g.held, g.open
@@ -97,12 +97,12 @@ var (
 	localCalls uint64
 )
 
-// host is a storage node in this process that can be killed and started again
-// with what it had stored, on the same addresses.
+// host is a storage node in this process that can be killed and restarted with its data, on the
+// same addresses.
 type host struct {
 	t    testing.TB
 	edit func(*storage.Options, *server.Options)
-	// segmentBytes is the store's; the arena is 16 of them, the capacity 32.
+	// segmentBytes is the store's segment size. The arena has 16 segments, the capacity is 32.
 	segmentBytes int64
 	// shared makes an arena that other processes can map.
 	shared bool
@@ -113,7 +113,7 @@ type host struct {
 	faults  *faultio.Device
 	gate    *gate
 	index   vfs.FS
-	control string // addresses, the same at each start
+	control string // addresses, which a restart keeps
 	data    string
 
 	server *server.Server
@@ -206,7 +206,7 @@ func (h *host) start() {
 	go func() { served <- s.Serve(control, nil) }()
 }
 
-// kill ends the node without waiting for anyone. It may be called twice.
+// kill ends the node without draining. It may be called twice.
 func (h *host) kill() {
 	if h.server == nil {
 		return
@@ -228,7 +228,7 @@ func (h *host) restart() {
 	h.start()
 }
 
-// rig is an engine with a Store, over some hosts.
+// rig is an engine with a Store on some hosts.
 type rig struct {
 	t     testing.TB
 	hosts []*host
@@ -243,7 +243,7 @@ func newRig(t testing.TB, edit func(*client.Options), hosts ...*host) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A node that is gone refuses at once; one that is slow is waited for.
+	// A dead node refuses connections at once; a slow one gets time.
 	opts := client.Options{Engine: engine, DialTimeout: time.Minute, DeadFor: time.Nanosecond, ReadParallel: 4}
 	for _, h := range hosts {
 		opts.Servers = append(opts.Servers, h.control)
@@ -280,7 +280,7 @@ func (h *host) admin(f func(context.Context, pb.AdminClient) error) {
 	h.must(f(context.Background(), pb.NewAdminClient(conn)))
 }
 
-// namespace creates a namespace on every host and returns it as the store sees it.
+// namespace creates a namespace on every host and returns the store's definition of it.
 func (r *rig) namespace(name string, g kv.Geometry, index kv.IndexKind) kv.Namespace {
 	r.t.Helper()
 	for _, h := range r.hosts {
@@ -314,7 +314,7 @@ func (r *rig) memory(n int64) *client.Memory {
 	return m
 }
 
-// chain is a prompt of n blocks; prompts of other seeds share nothing.
+// chain returns a prompt of n blocks. Prompts with different seeds share no block.
 func chain(ns kv.Namespace, n int, seed uint32) []kv.BlockID {
 	tokens := make([]kv.Token, n*ns.Geometry.BlockTokens)
 	for i := range tokens {
@@ -328,7 +328,7 @@ func chain(ns kv.Namespace, n int, seed uint32) []kv.BlockID {
 	return ids
 }
 
-// keys are n unrelated keys of a flat namespace.
+// keys returns n unrelated keys of a flat namespace.
 func keys(n int, seed uint32) []kv.BlockID {
 	ids := make([]kv.BlockID, n)
 	for i := range ids {
@@ -338,8 +338,8 @@ func keys(n int, seed uint32) []kv.BlockID {
 	return ids
 }
 
-// fill puts into b what the piece of a group of a block holds: a function of its
-// id, its group and the epoch, so that any mix-up is seen.
+// fill writes the content of the piece of a group of a block to b. It depends on id, group and
+// epoch, so a test detects any confusion of these.
 func fill(b []byte, id kv.BlockID, group int, epoch kv.Epoch) {
 	seed := [32]byte{0: byte(group), 1: byte(epoch)}
 	copy(seed[16:], id[:])
@@ -378,7 +378,7 @@ func (r *rig) mustPut(ns kv.Namespace, ids []kv.BlockID) {
 	}
 }
 
-// get reads ids and checks every byte of what it is told to be there.
+// get reads ids and checks every byte of the blocks that count as read.
 func (r *rig) get(ns kv.Namespace, ids []kv.BlockID) client.ReadResult {
 	r.t.Helper()
 	size := ns.Geometry.PieceBytes(0)
@@ -405,8 +405,8 @@ func (r *rig) match(ns kv.Namespace, ids []kv.BlockID) client.MatchResult {
 	return m
 }
 
-// eventually calls f until it returns true. What it waits for is decided by
-// another goroutine that tells nobody; the test's own deadline bounds it.
+// eventually calls f until it returns true. It is for conditions that other goroutines change
+// without a signal. The test's deadline bounds it.
 func eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

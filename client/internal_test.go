@@ -26,8 +26,8 @@ func bareStore(targets ...string) *Store {
 	return s
 }
 
-// TestOwner: sequences spread over the nodes, the order of the list is of no
-// account, and a node less moves only its own.
+// TestOwner: sequences are spread over the nodes independently of the order of the list. The
+// removal of a node moves only the sequences of that node.
 func TestOwner(t *testing.T) {
 	s := bareStore("a:1", "b:1", "c:1", "d:1")
 	turned := bareStore("d:1", "b:1", "a:1", "c:1")
@@ -192,9 +192,8 @@ func TestTasksOfLayers(t *testing.T) {
 	}
 }
 
-// FuzzPlan: however a Read is cut, each piece is in one task, on the node that
-// owns it, at the place in the task's chain where its block is, and no task
-// exceeds a limit that it could keep.
+// FuzzPlan: for every division of a Read, each piece is in one task, on its owner node, with the
+// index of its block in the task's chain. A task exceeds a limit only if a single piece does.
 func FuzzPlan(f *testing.F) {
 	f.Add(uint64(1), uint8(20), uint16(4), uint8(1), false, uint8(0), false)
 	f.Add(uint64(2), uint8(20), uint16(4), uint8(3), true, uint8(0), true)
@@ -273,9 +272,8 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-// FuzzChunks: however a Write is cut, each piece is in one chunk, in order, a
-// chunk is a stretch of the chain that begins behind its parent, and keeps the
-// limits.
+// FuzzChunks: for every division of a Write, each piece is in one chunk, in order. A chunk is a
+// range of the chain that begins after its parent, and keeps the limits.
 func FuzzChunks(f *testing.F) {
 	f.Add(uint64(1), uint8(20), uint16(4), false, uint8(0))
 	f.Add(uint64(2), uint8(20), uint16(3), true, uint8(0))
@@ -356,7 +354,7 @@ func checkChunk(t *testing.T, w *writing, c writeChunk, next *int) {
 	}
 }
 
-// memRegion is memory that no engine knows.
+// memRegion is memory that is not registered.
 type memRegion []byte
 
 func (m memRegion) Len() uint64     { return uint64(len(m)) }
@@ -370,8 +368,7 @@ func (m memRegion) WindowSpans([]rdma.Span, ...rdma.EngineID) (rdma.Window, erro
 	return nil, rdma.ErrUnsupported
 }
 
-// TestErrorsSayThingsOnce: what a caller reads of a call that failed names the
-// kind, the node and the reason, each once.
+// TestErrorsSayThingsOnce: the text of an error has the kind, the node and the reason, each once.
 func TestErrorsSayThingsOnce(t *testing.T) {
 	for _, c := range []struct {
 		code  codes.Code

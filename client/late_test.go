@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// promisingEngine answers each message with a reply of so many immediates, of
-// which some come.
+// promisingEngine answers each message with a reply that announces a number of immediates, of which
+// only some arrive.
 type promisingEngine struct {
 	rdma.Engine
 	store          *Store
@@ -45,8 +45,8 @@ func (e *promisingEngine) Send(_ context.Context, to rdma.EngineID, msg []byte, 
 	return nil
 }
 
-// TestPromisedBytesDoNotCome: who waits for bytes that were promised does not wait
-// for ever, with no deadline of his own; and not longer than he has to.
+// TestPromisedBytesDoNotCome: a read without a deadline whose announced immediates do not arrive
+// ends after a bounded time, and not earlier.
 func TestPromisedBytesDoNotCome(t *testing.T) {
 	for come, want := range []codes.Code{codes.Unavailable, codes.Unavailable, codes.OK} {
 		synctest.Test(t, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestPromisedBytesDoNotCome(t *testing.T) {
 			if want == codes.OK && took != 0 || want != codes.OK && took != landWithin {
 				t.Errorf("%d of 2 immediates: it took %v", come, took)
 			}
-			// One that gives up earlier leaves nothing behind.
+			// A call that ends earlier leaves no state behind.
 			synctest.Wait() // the engine's goroutine has read it
 			e.come = 0
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -119,10 +119,10 @@ func (r localReply) decode(id uint64, resp proto.Message) error {
 	return nil
 }
 
-// tell returns loans over the socket. If the write fails, the connection has ended, and the node
-// has taken the loans back. tell may block for as long as a call takes at the node, if hundreds of
+// sendReturns returns loans over the socket. If the write fails, the connection has ended, and the node
+// has taken the loans back. sendReturns may block for as long as a call takes at the node, if hundreds of
 // returns are queued behind that call.
-func (l *localLink) tell(numbers []uint64) {
+func (l *localLink) sendReturns(numbers []uint64) {
 	if _, err := l.conn.Write(api.AppendReturn(nil, numbers)); err != nil {
 		l.lose()
 	}

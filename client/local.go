@@ -253,7 +253,7 @@ func (l *localLink) giveBack(ctx context.Context, n *node, back numbers) error {
 		return nil
 	}
 	if len(back.socket) > 0 {
-		l.tell(back.socket)
+		l.sendReturns(back.socket)
 	}
 	l.mu.Lock()
 	numbers := append(back.grpc, l.owed...)

@@ -31,7 +31,7 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// newLocalHost is newHost with a unix socket, at the path returned.
+// newLocalHost is newHost with a unix socket, whose path it returns.
 func newLocalHost(t testing.TB, segmentBytes int64, edit func(*storage.Options, *server.Options)) (*host, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "local.sock")
@@ -53,13 +53,13 @@ func newLocalRig(t testing.TB, edit func(*storage.Options, *server.Options)) (lo
 	return localRig{newRig(t, func(o *client.Options) { o.LocalSocket = path }, h), path}, h
 }
 
-// noLoans waits until the node has everything back.
+// noLoans waits until all loans are returned.
 func (h *host) noLoans() {
 	h.t.Helper()
 	eventually(h.t, "all loans returned", func() bool { s := h.node.Stats(); return s.Loans == 0 && s.LoanBytes == 0 })
 }
 
-// borrow reads ids and checks every byte of what it is told to be there.
+// borrow reads ids and checks every byte of the blocks that count as read.
 func (r localRig) borrow(ns kv.Namespace, ids []kv.BlockID) client.LocalResult {
 	r.t.Helper()
 	got, err := r.store.ReadLocal(r.t.Context(), client.ReadRequest{Namespace: ns, IDs: ids})
@@ -180,7 +180,7 @@ func TestReadLocalOfHybridAndFlat(t *testing.T) {
 	h.noLoans()
 }
 
-// TestBorrowedBytesAreReadOnly: the process that has the memory cannot write it.
+// TestBorrowedBytesAreReadOnly: the process that maps the memory cannot write to it.
 func TestBorrowedBytesAreReadOnly(t *testing.T) {
 	r, _ := newLocalRig(t, nil)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -200,8 +200,8 @@ func TestBorrowedBytesAreReadOnly(t *testing.T) {
 	r.checkBorrowed(got, ids)
 }
 
-// TestBorrowedBytesStay: through eviction, a new epoch, and other blocks that use
-// every byte of the arena that is not lent.
+// TestBorrowedBytesStay: borrowed bytes do not change during evictions, a new epoch, and writes of
+// other blocks to every byte of the arena that is not lent.
 func TestBorrowedBytesStay(t *testing.T) {
 	r, h := newLocalRig(t, nil)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -315,15 +315,15 @@ func TestLocalUnsupported(t *testing.T) {
 	}
 	h.noLoans()
 	other.noLoans()
-	// A request that is wrong is so without a socket, too.
+	// An invalid request is refused without a socket too.
 	r := newRig(t, nil, h)
 	if _, err := r.store.ReadLocal(t.Context(), client.ReadRequest{}); !errors.Is(err, client.ErrRequest) {
 		t.Errorf("no namespace: %v", err)
 	}
 }
 
-// TestNodeRestartsUnderLoan: what was borrowed of a node that has gone stays readable; the
-// next read borrows from its successor.
+// TestNodeRestartsUnderLoan: blocks borrowed from a node that has ended stay readable. The next
+// read borrows from the restarted node.
 func TestNodeRestartsUnderLoan(t *testing.T) {
 	r, h := newLocalRig(t, nil)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -341,14 +341,15 @@ func TestNodeRestartsUnderLoan(t *testing.T) {
 		return after.Outcome == client.Hit
 	})
 	r.checkBorrowed(after, ids)
-	// Still mapped; under invariants the node has mangled what came back to it.
+	// The memory is still mapped. With the invariants, the node has overwritten the returned
+	// memory.
 	_ = before.Pieces[0].Bytes[8191]
 	r.giveBack(before)
 	r.giveBack(after)
 	h.noLoans()
 }
 
-// TestCancelledLocalRead: ctx ends while the device is slow; nothing stays lent.
+// TestCancelledLocalRead: ctx ends while the device is slow. No loan is left.
 func TestCancelledLocalRead(t *testing.T) {
 	r, h := newLocalRig(t, nil)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -431,25 +432,25 @@ func TestManyBorrowAtOnce(t *testing.T) {
 	h.noLoans()
 }
 
-// liar stands between the client and a node, on gRPC and on the unix socket, and
-// changes what the node says.
-type liar struct {
+// alteringProxy is between the client and a node, on gRPC and on the unix socket, and changes the
+// node's responses.
+type alteringProxy struct {
 	pb.UnimplementedCacheServer
 	node    pb.CacheClient
 	socket  *handoff.Listener
 	session api.LocalID // with the node
 	loans   uint64
-	// lie is set between calls; the socket between them orders nothing.
-	lie atomic.Pointer[func(*pb.ReadResponse)]
-	// old makes the node one that does not know the suffixes of chains.
+	// change is set between calls. Only the socket orders it with the calls.
+	change atomic.Pointer[func(*pb.ReadResponse)]
+	// old makes the node look like one that does not support suffixes.
 	old bool
 	// suffixes counts the reads of suffixes that came over the socket.
 	suffixes atomic.Int64
 }
 
-func (l *liar) tell(lie func(*pb.ReadResponse)) { l.lie.Store(&lie) }
+func (l *alteringProxy) setChange(change func(*pb.ReadResponse)) { l.change.Store(&change) }
 
-func (l *liar) Describe(ctx context.Context, req *pb.DescribeRequest) (*pb.DescribeResponse, error) {
+func (l *alteringProxy) Describe(ctx context.Context, req *pb.DescribeRequest) (*pb.DescribeResponse, error) {
 	resp, err := l.node.Describe(ctx, req)
 	if err == nil {
 		id := l.socket.ID()
@@ -463,7 +464,7 @@ func (l *liar) Describe(ctx context.Context, req *pb.DescribeRequest) (*pb.Descr
 }
 
 // answer is a handoff.Handler. Calls come one at a time.
-func (l *liar) answer(ctx context.Context, _ api.LocalID, msg, dst []byte) []byte {
+func (l *alteringProxy) answer(ctx context.Context, _ api.LocalID, msg, dst []byte) []byte {
 	call, request, err := api.ParseCall(msg)
 	if err != nil {
 		return dst
@@ -481,18 +482,18 @@ func (l *liar) answer(ctx context.Context, _ api.LocalID, msg, dst []byte) []byt
 	if err != nil {
 		return dst
 	}
-	(*l.lie.Load())(resp)
+	(*l.change.Load())(resp)
 	out, _ := proto.MarshalOptions{}.MarshalAppend(api.Reply{ID: call.ID}.Append(dst), resp)
 	return out
 }
 
-// newLiar starts a liar before h, whose socket is at path, and returns a store
-// that knows only him.
-func newLiar(t *testing.T, h *host, path string, old bool) (_ *liar, _ *client.Store, stop func()) {
+// newProxy starts a proxy for h, whose socket is at path, and returns a store that reaches only the
+// proxy.
+func newProxy(t *testing.T, h *host, path string, old bool) (_ *alteringProxy, _ *client.Store, stop func()) {
 	conn, err := client.Dial(h.control, client.DialOptions{})
 	h.must(err)
-	l := &liar{node: pb.NewCacheClient(conn), old: old}
-	own := filepath.Join(t.TempDir(), "liar.sock")
+	l := &alteringProxy{node: pb.NewCacheClient(conn), old: old}
+	own := filepath.Join(t.TempDir(), "alteringProxy.sock")
 	l.socket, err = handoff.Listen(handoff.Options{Path: own, Arena: h.arena})
 	h.must(err)
 	unix, err := net.Dial("unix", path)
@@ -524,14 +525,14 @@ func newLiar(t *testing.T, h *host, path string, old bool) (_ *liar, _ *client.S
 	}
 }
 
-// TestLyingNode: places outside of the arena, and inside it but elsewhere, are
-// lost pieces and never a fault or wrong bytes.
+// TestLyingNode: places outside the arena, and wrong places inside, are lost pieces. They cause
+// neither a fault nor wrong bytes.
 func TestLyingNode(t *testing.T) {
 	r, h := newLocalRig(t, func(so *storage.Options, _ *server.Options) { so.LoanBytesMax = 16 << 20 })
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 8, 1)
 	r.mustPut(ns, ids)
-	l, store, stop := newLiar(t, h, r.socket, false)
+	l, store, stop := newProxy(t, h, r.socket, false)
 	defer stop()
 	size := uint64(len(h.arena.Bytes()))
 	for name, lie := range map[string]func(*pb.PieceResult){
@@ -542,7 +543,7 @@ func TestLyingNode(t *testing.T) {
 		"of another piece": func(p *pb.PieceResult) { p.ArenaOffset += 4096 },
 		"no checksums":     func(p *pb.PieceResult) { p.LayerSums = nil },
 	} {
-		l.tell(func(resp *pb.ReadResponse) { lie(resp.GetPieces()[3]) })
+		l.setChange(func(resp *pb.ReadResponse) { lie(resp.GetPieces()[3]) })
 		got, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids})
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -553,7 +554,7 @@ func TestLyingNode(t *testing.T) {
 		r.checkBorrowed(got, ids)
 		r.giveBack(got)
 	}
-	l.tell(func(resp *pb.ReadResponse) { resp.Pieces = resp.GetPieces()[1:] })
+	l.setChange(func(resp *pb.ReadResponse) { resp.Pieces = resp.GetPieces()[1:] })
 	if _, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids}); err == nil {
 		t.Error("an answer for other pieces than were asked for was taken")
 	}
@@ -569,8 +570,8 @@ func borrowUntilKilled(t *testing.T, store *client.Store, ns kv.Namespace) {
 	select {}
 }
 
-// TestKilledClientReturnsLoans: when a client is killed that has borrowed blocks, the node has
-// them back, and the loans of another client stay.
+// TestKilledClientReturnsLoans: when a client that has borrowed blocks is killed, its loans end,
+// and the loans of another client stay.
 func TestKilledClientReturnsLoans(t *testing.T) {
 	if store, ns := openVictim(t); store != nil {
 		borrowUntilKilled(t, store, ns)

@@ -81,7 +81,7 @@ func TestMixed(t *testing.T) {
 		name  string
 		g     kv.Geometry
 		index kv.IndexKind
-		// epochs are what each epoch stores, from epoch 1 on.
+		// epochs has the blocks that each epoch stores, from epoch 1 on.
 		epochs [][]client.Piece
 		want   []kv.EpochRun
 		single int
@@ -91,7 +91,7 @@ func TestMixed(t *testing.T) {
 			"flat", geometry, kv.IndexFlat, [][]client.Piece{first(3), full(3, 5, 6), full(0, 1, 4, 6)},
 			[]kv.EpochRun{{Epoch: 3, Blocks: 2}, {Epoch: 1, Blocks: 1}, {Epoch: 2, Blocks: 1}, {Epoch: 3, Blocks: 1}, {Epoch: 2, Blocks: 1}, {Epoch: 3, Blocks: 1}}, 3,
 		},
-		// The window has 2 blocks. Epoch 2 has no state, so no prefix of its own.
+		// The window has 2 blocks. Epoch 2 has no state, so it has no prefix.
 		{
 			"hybrid", hybrid, kv.IndexTrie, [][]client.Piece{append(first(8), []client.Piece{{Block: 6, Group: 1}, {Block: 7, Group: 1}, {Block: 7, Group: 2}}...), first(8)},
 			[]kv.EpochRun{{Epoch: 2, Blocks: 6}, {Epoch: 1, Blocks: 2}}, 8,
@@ -131,7 +131,7 @@ func TestMixed(t *testing.T) {
 			if m.Bytes != c.g.NeededBytes(blocks) {
 				t.Errorf("%d bytes; want %d", m.Bytes, c.g.NeededBytes(blocks))
 			}
-			// Eviction gives up all blocks that no lease holds.
+			// Eviction removes all blocks without a lease.
 			for _, h := range r.hosts {
 				h.admin(func(ctx context.Context, a pb.AdminClient) error {
 					_, err := a.Evict(ctx, &pb.EvictRequest{Bytes: 1 << 20})
@@ -141,7 +141,7 @@ func TestMixed(t *testing.T) {
 			if got := r.readMixed(ns, m); got.Blocks != blocks || got.Cut != client.CutComplete || got.Epoch != newest || got.Bytes != m.Bytes {
 				t.Errorf("read: %+v", got)
 			}
-			// Where an epoch has ended, the prefix ends before the first block of the epoch.
+			// If an epoch has ended, the prefix ends before the first block of that epoch.
 			if err := r.store.RetireEpoch(t.Context(), "m", 1, true); err != nil {
 				t.Fatal(err)
 			}
@@ -153,7 +153,7 @@ func TestMixed(t *testing.T) {
 				at += run.Blocks
 			}
 			if c.name == "hybrid" {
-				at = 0 // other pieces make up a shorter prefix
+				at = 0 // a shorter prefix needs other pieces
 			}
 			if got := r.readMixed(ns, m); got.Blocks != at || got.Cut != client.CutEpoch {
 				t.Errorf("read without epoch 1: %+v; want %d blocks", got, at)

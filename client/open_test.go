@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// TestServersAreAddresses: what cannot be the address of a node is refused by Open
-// and by Dial, with the value and what to write instead.
+// TestServersAreAddresses: Open and Dial refuse a text that is not an address of a node. The error
+// has the text and advice.
 func TestServersAreAddresses(t *testing.T) {
 	engine, err := tcp.New(t.Context(), tcp.Options{})
 	if err != nil {

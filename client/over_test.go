@@ -13,8 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// plainEngine registers regions that do not say what lands in them, or, with told,
-// counts what they say.
+// plainEngine registers regions that do not report landings or, with told, counts the reports.
 type plainEngine struct {
 	rdma.Engine
 	told *atomic.Uint64
@@ -42,9 +41,9 @@ func (r countingRegion) WindowLanding(off, n uint64, landed func(off, n uint64),
 	}, peers...)
 }
 
-// TestWrittenOver: a block whose bytes were right when they landed, and are not any
-// more when Read is through, is not delivered; one whose bytes were wrong first and
-// then right is. It does not matter whether the engine tells what lands.
+// TestWrittenOver: a block whose bytes were right when they arrived and wrong at the end of Read is
+// not delivered. A block whose bytes were wrong first and right at the end is delivered. Both hold
+// with and without landing reports of the engine.
 func TestWrittenOver(t *testing.T) {
 	for _, name := range []string{"told", "not told"} {
 		t.Run(name, func(t *testing.T) {
@@ -61,7 +60,7 @@ func TestWrittenOver(t *testing.T) {
 			copy(f.mem[8192:], f.mem[:8192])
 			f.mem[8192+3*2048+17] ^= 1 // in layer 3
 			const right, wrong = 0, 8192
-			var order []uint64 // sources of what is written to block 1, one after the other
+			var order []uint64 // the sources of the writes to block 1, in order
 			f.read = func(_ context.Context, f *fake, req *pb.ReadRequest) (*pb.ReadResponse, error) {
 				var dst rdma.Desc
 				if err := dst.UnmarshalBinary(req.GetDestination()); err != nil {

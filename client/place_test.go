@@ -27,7 +27,7 @@ func scattered(rng *rand.Rand, memories []*client.Memory, g kv.Geometry, pieces 
 	return out
 }
 
-// join returns the bytes of a piece that lies in fragments.
+// join returns the bytes of a piece that is in fragments.
 func join(g kv.Geometry, fragments []client.Fragment) (piece []byte) {
 	for _, f := range fragments {
 		piece = append(piece, f.Memory.Bytes()[f.Offset:][:int64(f.Layers)*g.LayerBytes(0)]...)

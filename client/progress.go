@@ -17,24 +17,24 @@ type ReadProgress struct {
 
 // progress makes the calls of a Read's Progress function.
 type progress struct {
-	tell func(ReadProgress)
+	onProgress func(ReadProgress)
 	// total is the size of all pieces in bytes. A call is made for every step bytes, the size of
 	// the smallest piece.
 	total, step int64
 	landed      atomic.Int64
 
 	// mu serialises the calls.
-	mu     sync.Mutex
-	told   ReadProgress
-	blocks int
+	mu       sync.Mutex
+	reported ReadProgress
+	blocks   int
 }
 
-// newProgress returns nil if the caller does not ask for progress.
+// newProgress returns nil if the caller does not request progress.
 func (r *reading) newProgress() *progress {
 	if r.req.Progress == nil || len(r.pieces) == 0 {
 		return nil
 	}
-	p := &progress{tell: r.req.Progress, step: r.pieceBytes(r.pieces[0].Group)}
+	p := &progress{onProgress: r.req.Progress, step: r.pieceBytes(r.pieces[0].Group)}
 	for _, x := range r.pieces {
 		n := r.pieceBytes(x.Group)
 		p.total += n
@@ -89,10 +89,10 @@ func (p *progress) verified(blocks int) {
 func (p *progress) report() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := ReadProgress{Blocks: p.blocks, Bytes: max(p.told.Bytes, min(p.landed.Load(), p.total))}
-	if now != p.told {
-		p.told = now
-		p.tell(now)
+	now := ReadProgress{Blocks: p.blocks, Bytes: max(p.reported.Bytes, min(p.landed.Load(), p.total))}
+	if now != p.reported {
+		p.reported = now
+		p.onProgress(now)
 	}
 }
 

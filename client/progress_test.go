@@ -7,9 +7,9 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestReadProgress: a Read of several tasks tells how far it has come, one call at a
-// time, never more blocks than it ends with, and in the end all that it delivered.
-// Bytes arrive before the task that they belong to is verified.
+// TestReadProgress: a Read of several tasks reports its progress, one call at a time. It never
+// reports more blocks than the result has, and the last report has all delivered blocks. Bytes
+// arrive before their task is verified.
 func TestReadProgress(t *testing.T) {
 	r := newRig(t, func(o *client.Options) { o.ReadTaskBytes = 8 * 8192 }, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)

@@ -24,7 +24,7 @@ type Fragment struct {
 	Layers int
 }
 
-// MatchRequest asks for the longest cached prefix.
+// MatchRequest is the request for the longest cached prefix.
 type MatchRequest struct {
 	Namespace kv.Namespace
 	// IDs is the chain from the first block of the prompt; in a flat namespace, the keys. If ids
@@ -72,7 +72,7 @@ type MatchResult struct {
 	Lease *Lease
 }
 
-// ReadRequest asks for blocks to be put into the caller's memory.
+// ReadRequest is the request to load blocks into the caller's memory.
 type ReadRequest struct {
 	Namespace kv.Namespace
 	// IDs is the chain from the first block of the prompt to the last block wanted; in a flat

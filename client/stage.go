@@ -79,7 +79,7 @@ func (c *localConn) askStaging() (refusal string, err error) {
 	return cmp.Or(string(text), "no reason given"), err
 }
 
-// mayStage reports whether the node may be asked for staging memory now.
+// mayStage reports whether staging memory may be requested from the node now.
 func (l *localConns) mayStage() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

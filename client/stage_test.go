@@ -66,8 +66,8 @@ func TestWriteOverUnixSocket(t *testing.T) {
 	}
 }
 
-// TestWriteNotOverUnixSocket: pieces larger than the staging memory, clients that do not want the
-// socket, and nodes that do not take writes there.
+// TestWriteNotOverUnixSocket: pieces larger than the staging memory, clients with NoLocal, and
+// nodes that accept no writes on the socket.
 func TestWriteNotOverUnixSocket(t *testing.T) {
 	h, path := newLocalHost(t, 4<<20, func(so *storage.Options, o *server.Options) {
 		so.LoadBytesMax, so.WriteBytesMax, o.Limits.WriteBytes, o.Limits.ReadBytes = 16<<20, 16<<20, 16<<20, 16<<20
@@ -81,9 +81,9 @@ func TestWriteNotOverUnixSocket(t *testing.T) {
 	large := r.namespace("large", kv.SingleGroup(3, 16, 64<<10), kv.IndexTrie)
 	small := r.namespace("small", geometry, kv.IndexTrie)
 	tcpOnly := newRig(t, func(o *client.Options) { o.NoLocal = true }, h)
-	l, old, stop := newLiar(t, h, path, true)
+	l, old, stop := newProxy(t, h, path, true)
 	defer stop()
-	l.tell(func(*pb.ReadResponse) {})
+	l.setChange(func(*pb.ReadResponse) {})
 	if err := old.ConnectLocal(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
@@ -145,8 +145,9 @@ func TestStagingIsBounded(t *testing.T) {
 	}
 }
 
-// TestWriteCancelled: ctx ends while the device is slow. The Write returns at once and nothing uses
-// its memory. The node has its memory back when the device goes on, and the next Write goes over the socket.
+// TestWriteCancelled: ctx ends while the device is slow. The Write returns at once and its memory
+// is no longer used. The node frees its memory when the device continues, and the next Write goes
+// over the socket.
 func TestWriteCancelled(t *testing.T) {
 	r, h, ns := newWriter(t, nil)
 	r.mustPut(ns, chain(ns, 4, 1))
@@ -210,7 +211,8 @@ func TestCloseEndsWrites(t *testing.T) {
 	})
 }
 
-// TestManyWritesAtOnce: more Writes than connections and staging memory; the rest go over the data plane.
+// TestManyWritesAtOnce: with more Writes than connections and staging memory, the other Writes go
+// over the data plane.
 func TestManyWritesAtOnce(t *testing.T) {
 	r, h, ns := newWriter(t, nil)
 	var wg sync.WaitGroup
@@ -241,7 +243,7 @@ func TestManyWritesAtOnce(t *testing.T) {
 	}
 }
 
-// writeUntilKilled writes blocks while the node holds the write up.
+// writeUntilKilled writes blocks while the node delays the write.
 func writeUntilKilled(t *testing.T, store *client.Store, ns kv.Namespace) {
 	if err := store.ConnectLocal(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -251,8 +253,8 @@ func writeUntilKilled(t *testing.T, store *client.Store, ns kv.Namespace) {
 	t.Fatalf("the write was not held up: %+v, %v", w, err)
 }
 
-// TestKilledWriterLetsGo: when a client is killed in the middle of a Write over the socket, the
-// node has its memory back, and the blocks are exact or not there.
+// TestKilledWriterLetsGo: when a client is killed during a Write over the socket, the node frees
+// its memory, and the blocks are exact or absent.
 func TestKilledWriterLetsGo(t *testing.T) {
 	if store, ns := openVictim(t); store != nil {
 		writeUntilKilled(t, store, ns)
@@ -279,8 +281,8 @@ func TestKilledWriterLetsGo(t *testing.T) {
 	}
 }
 
-// TestKilledNodeEndsWrites: a node is killed while it has a Write over the socket. The Write is a
-// miss, as over the data plane.
+// TestKilledNodeEndsWrites: a node is killed during a Write over the socket. The Write is a miss,
+// as over the data plane.
 func TestKilledNodeEndsWrites(t *testing.T) {
 	cmd, h := startNode(t, "local")
 	r := newRig(t, nil, h)

@@ -27,7 +27,7 @@ import (
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
 		s := &story{t: t, host: newHost(t, nil), namespaces: make(map[string]kv.Namespace)}
-		// One task of one block at a time: the same losses at every run.
+		// One task of one block at a time, so that every run loses the same blocks.
 		s.rig = newRig(t, func(o *client.Options) { o.ReadTaskBytes, o.ReadParallel = 8192, 1 }, s.host)
 		datadriven.RunTest(t, path, s.command)
 	})
@@ -105,7 +105,7 @@ func (s *story) command(t *testing.T, d *datadriven.TestData) string {
 		s.host.kill()
 	case "start":
 		s.host.start()
-		// A call that finds the node dead does not wait for it.
+		// A call to a node that is already marked dead does not wait.
 		eventually(t, "the node is back", func() bool {
 			for name := range s.namespaces {
 				m, err := s.rig.store.Match(t.Context(), client.MatchRequest{Namespace: s.namespaces[name], IDs: keys(1, 0)})
@@ -121,7 +121,7 @@ func (s *story) command(t *testing.T, d *datadriven.TestData) string {
 	return ""
 }
 
-// failed prints an error without the node's address, which is another each time.
+// failed prints an error without the node's address, which differs between runs.
 func (s *story) failed(err error) string {
 	return "error: " + strings.ReplaceAll(err.Error(), s.host.control, "NODE") + "\n"
 }

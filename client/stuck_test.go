@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// stuckEngine takes writes and ends them when the session ends, not before: a
-// peer that has stopped reading.
+// stuckEngine does not complete writes before the session ends, like a peer that has stopped
+// reading.
 type stuckEngine struct {
 	rdma.Engine
 	mu      sync.Mutex
@@ -46,9 +46,9 @@ func (e *stuckEngine) pending() int {
 	return len(e.writes)
 }
 
-// TestWriteToStuckNode: the node has stopped reading, so its Abort does not end
-// what is in flight. Write ends the session rather than return while the engine
-// still reads the caller's memory; the next call opens another.
+// TestWriteToStuckNode: the node has stopped reading, so its Abort does not end the writes in
+// flight. Write ends the session, because otherwise the engine would read the caller's memory after
+// Write has returned. The next call opens another session.
 func TestWriteToStuckNode(t *testing.T) {
 	h := newHost(t, nil)
 	stuck := &stuckEngine{arrived: make(chan struct{}, 4)}
@@ -77,7 +77,7 @@ func TestWriteToStuckNode(t *testing.T) {
 	}
 }
 
-// TestDeadNodeIsMissAtOnce: no call waits for a node that is known to be dead.
+// TestDeadNodeIsMissAtOnce: no call waits for a node that is marked dead.
 func TestDeadNodeIsMissAtOnce(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, func(o *client.Options) { o.DeadFor = time.Hour }, h)

@@ -10,7 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// TestFirstBad: the first wrong layer is found, however many share the work.
+// TestFirstBad: the first wrong layer is found, for any number of helpers.
 func TestFirstBad(t *testing.T) {
 	const layerBytes, layers = 128 << 10, 40 // 5 MiB: five shares
 	mem := make([]byte, layers*layerBytes)
@@ -43,7 +43,7 @@ func TestFirstBad(t *testing.T) {
 			t.Fatalf("%d helpers were kept", len(s.hashers))
 		}
 	}
-	// Several at once do not wait for each other's helpers.
+	// Concurrent calls do not wait for each other's helpers.
 	s := &Store{hashers: make(hashers, 1)}
 	var wg sync.WaitGroup
 	for range 8 {
@@ -56,10 +56,10 @@ func TestFirstBad(t *testing.T) {
 	wg.Wait()
 }
 
-// BenchmarkFirstBad hashes a block of 4 MiB alone and with help.
+// BenchmarkFirstBad hashes a block of 4 MiB with and without helpers.
 func BenchmarkFirstBad(b *testing.B) {
 	const layerBytes, layers = 64 << 10, 64
-	mem := make([]byte, 16*layers*layerBytes) // more than the caches near a core hold
+	mem := make([]byte, 16*layers*layerBytes) // more than the CPU caches
 	sums := make([]uint64, layers)
 	for k := range sums {
 		sums[k] = xxh3.Hash(mem[:layerBytes])

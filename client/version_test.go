@@ -58,7 +58,8 @@ func TestAnotherVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	outcomes := map[client.Outcome]int{}
-	// Each sequence lies on one of the two nodes, by their addresses, which are others in each run.
+	// Each sequence is on one of the two nodes, depending on their addresses, which differ in each
+	// run.
 	for seed := uint32(0); seed < 64 && len(outcomes) < 2; seed++ {
 		ids := chain(ns, 4, seed)
 		w, err := r.put(ns, ids, 0, 0)

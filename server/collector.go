@@ -104,11 +104,11 @@ func perNIC(kind prometheus.ValueType, name, help string, value func(rdma.NIC) f
 // figures returns all figures. docs/metrics.md documents each.
 func figures() []figure {
 	return []figure{
-		gauge("store_capacity_bytes", "Hard cap on what the volumes and the index may occupy.", func(s *scrape) float64 { return float64(s.server.opts.CapacityBytes) }),
+		gauge("store_capacity_bytes", "Hard cap on the bytes of the volumes and the index.", func(s *scrape) float64 { return float64(s.server.opts.CapacityBytes) }),
 		gauge("store_used_bytes", "Bytes of slots that hold or receive a block.", func(s *scrape) float64 { return float64(s.node.Store.Slots.UsedBytes()) }),
 		gauge("store_file_bytes", "Bytes of all files of all volumes.", func(s *scrape) float64 { return float64(s.node.Store.FileBytes) }),
 		gauge("store_blocks", "Pieces that can be matched or wait to be reclaimed.", func(s *scrape) float64 { return float64(s.node.Index.Pieces) }),
-		counter("store_reads_total", "Slot reads asked of the block store.", func(s *scrape) float64 { return float64(s.node.Store.Counters.Reads) }),
+		counter("store_reads_total", "Slot reads requested from the block store.", func(s *scrape) float64 { return float64(s.node.Store.Counters.Reads) }),
 		counter("store_read_stale_total", "Slot reads that found another block: misses.", func(s *scrape) float64 { return float64(s.node.Store.Counters.ReadStale) }),
 		counter("store_read_corrupt_total", "Slot reads that failed a checksum: misses.", func(s *scrape) float64 { return float64(s.node.Store.Counters.ReadCorrupt) }),
 		counter("store_read_failures_total", "Slot reads that the device failed.", func(s *scrape) float64 { return float64(s.node.Store.Counters.ReadFailures) }),
@@ -134,12 +134,12 @@ func figures() []figure {
 		counter("arena_requests_total", "Requests for arena memory that were served.", func(s *scrape) float64 { return float64(s.node.Arena.Allocs) }),
 		counter("arena_waits_total", "Requests for arena memory that had to wait.", func(s *scrape) float64 { return float64(s.node.Arena.Waits) }),
 		counter("arena_failures_total", "Requests for arena memory that were refused.", func(s *scrape) float64 { return float64(s.node.Arena.Busy + s.node.Arena.Cancelled) }),
-		gauge("hot_bytes", "Blocks kept in arena memory that nobody else needs.", func(s *scrape) float64 { return float64(s.node.HotBytes) }),
+		gauge("hot_bytes", "Blocks kept in arena memory that has no other use.", func(s *scrape) float64 { return float64(s.node.HotBytes) }),
 		counter("hot_queries_total", "Pieces looked up among the hot blocks.", func(s *scrape) float64 { return float64(s.node.HotQueries) }),
 		counter("hot_hits_total", "Pieces found among the hot blocks.", func(s *scrape) float64 { return float64(s.node.HotHits) }),
 		gauge("loan_bytes", "Arena memory that engines on this host have on loan.", func(s *scrape) float64 { return float64(s.node.LoanBytes) }),
 		gauge("loan_pieces", "Pieces that engines on this host have on loan.", func(s *scrape) float64 { return float64(s.node.Loans) }),
-		gauge("staging_bytes", "Memory beside the arena in which engines on this host put the bytes of their writes.", func(s *scrape) float64 { return float64(s.local.StagingBytes) }),
+		gauge("staging_bytes", "Memory, in addition to the arena, in which engines on this host put the bytes of their writes.", func(s *scrape) float64 { return float64(s.local.StagingBytes) }),
 		gauge("loan_sessions", "Engines connected to the local socket.", func(s *scrape) float64 { return float64(s.local.Sessions) }),
 		counter("loan_connections_total", "Connections to the local socket.", func(s *scrape) float64 { return float64(s.local.Connections) }),
 		counter("loan_refused_total", "Connections to the local socket that were refused: another user, or too many.", func(s *scrape) float64 { return float64(s.local.Refused) }),
@@ -158,7 +158,7 @@ func figures() []figure {
 			}
 			return float64(n)
 		}),
-		counter("data_auth_failures_total", "Data sessions refused for want of the token.", func(s *scrape) float64 { return float64(s.data.AuthFailures) }),
+		counter("data_auth_failures_total", "Data sessions refused because the token was wrong or missing.", func(s *scrape) float64 { return float64(s.data.AuthFailures) }),
 		counter("data_malformed_total", "Data sessions ended by a malformed frame.", func(s *scrape) float64 { return float64(s.data.MalformedFrames) }),
 		counter("data_timeouts_total", "Data sessions ended by silence.", func(s *scrape) float64 { return float64(s.data.PeersTimedOut) }),
 		gauge("data_in_flight_bytes", "Bytes of one-sided writes not confirmed yet.", func(s *scrape) float64 { return float64(s.data.InFlightBytes) }),
@@ -204,7 +204,7 @@ func nicFigures() []nicFigure {
 			}
 			return 0
 		}),
-		perNIC(prometheus.CounterValue, "data_nic_sent_bytes_total", "Payload that the NIC sent, with what was sent twice.", func(n rdma.NIC) float64 { return float64(n.BytesOut) }),
+		perNIC(prometheus.CounterValue, "data_nic_sent_bytes_total", "Payload that the NIC sent, including repeated transmissions.", func(n rdma.NIC) float64 { return float64(n.BytesOut) }),
 		perNIC(prometheus.CounterValue, "data_nic_received_bytes_total", "Payload that the NIC received.", func(n rdma.NIC) float64 { return float64(n.BytesIn) }),
 	}
 }

@@ -246,7 +246,7 @@ type PieceResult_State int32
 const (
 	PieceResult_STATE_UNSPECIFIED PieceResult_State = 0
 	PieceResult_STATE_DELIVERED   PieceResult_State = 1 // arrived, and its immediate was sent
-	PieceResult_STATE_MISS        PieceResult_State = 2 // not stored, or not any more
+	PieceResult_STATE_MISS        PieceResult_State = 2 // not stored, or removed
 	PieceResult_STATE_CORRUPT     PieceResult_State = 3 // failed its checksum and was dropped: recompute it
 	PieceResult_STATE_FAILED      PieceResult_State = 4 // device or transfer error
 	PieceResult_STATE_STORED      PieceResult_State = 5 // Commit: stored by this call
@@ -314,7 +314,7 @@ const (
 	Event_KIND_UNSPECIFIED        Event_Kind = 0
 	Event_KIND_BLOCK_STORED       Event_Kind = 1
 	Event_KIND_BLOCK_REMOVED      Event_Kind = 2
-	Event_KIND_ALL_BLOCKS_CLEARED Event_Kind = 3 // all blocks of the epoch are gone: it was retired, also by a bump, or the namespace was deleted
+	Event_KIND_ALL_BLOCKS_CLEARED Event_Kind = 3 // all blocks of the epoch were removed: it was retired, also by a bump, or the namespace was deleted
 	Event_KIND_GAP                Event_Kind = 4 // this consumer lost events and must resynchronise
 	Event_KIND_VOLUME_STATE       Event_Kind = 5 // the state of a volume changed; reason is the cause if it is not ok
 )
@@ -778,7 +778,7 @@ type DescribeResponse struct {
 	Node    string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Version string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	// data_address is the transfer engine's serialised address, data_token the secret that a peer
-	// must prove to know.
+	// must present.
 	DataAddress    []byte `protobuf:"bytes,3,opt,name=data_address,json=dataAddress,proto3" json:"data_address,omitempty"`
 	DataToken      []byte `protobuf:"bytes,4,opt,name=data_token,json=dataToken,proto3" json:"data_token,omitempty"`
 	MaxReadBytes   int64  `protobuf:"varint,5,opt,name=max_read_bytes,json=maxReadBytes,proto3" json:"max_read_bytes,omitempty"`    // payload of one Read
@@ -981,7 +981,7 @@ type MatchRequest struct {
 	// pin leases without an expiry; only ReleaseLease ends the lease.
 	Pin bool `protobuf:"varint,5,opt,name=pin,proto3" json:"pin,omitempty"`
 	// oldest_epoch, if not 0, is the oldest epoch that may match; epoch is the newest. The answer is
-	// the longest match of one live epoch of that range; among equal lengths, that of the newest. A
+	// the longest match of one live epoch of that range; among equal lengths, the match of the newest epoch. A
 	// node of an older version matches epoch only.
 	OldestEpoch uint64 `protobuf:"varint,6,opt,name=oldest_epoch,json=oldestEpoch,proto3" json:"oldest_epoch,omitempty"`
 	// mix allows blocks of different epochs: each block has the newest epoch of the range that has
@@ -4173,7 +4173,7 @@ type Pin struct {
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
 	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Owner         string                 `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"` // the peer that requested it
+	Owner         string                 `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"` // the peer that requested the pin
 	SinceUnixMs   int64                  `protobuf:"varint,5,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
 	ExpiresUnixMs int64                  `protobuf:"varint,6,opt,name=expires_unix_ms,json=expiresUnixMs,proto3" json:"expires_unix_ms,omitempty"` // 0: only ReleaseLease ends it
 	Blocks        int64                  `protobuf:"varint,7,opt,name=blocks,proto3" json:"blocks,omitempty"`

@@ -40,7 +40,7 @@ type host struct {
 	memory *client.Memory
 }
 
-// newHost starts one. Engines have room for 100 blocks.
+// newHost starts a host. Engines have room for 100 blocks.
 func newHost(t *testing.T) *host {
 	t.Helper()
 	testkit.VerifyNone(t)
@@ -79,7 +79,7 @@ func (h *host) must(err error) {
 type engine struct {
 	host   *host
 	starts chan *leader.Request
-	// ended gets the requests that were aborted.
+	// ended receives the requests that were aborted.
 	ended chan *leader.Request
 }
 
@@ -139,7 +139,7 @@ func (h *host) gateway(epoch kv.Epoch) *Gateway {
 	return g
 }
 
-// write stores the first blocks of a prompt, under the newest epoch.
+// write stores the first blocks of a prompt under the newest epoch.
 func (h *host) write(prompt []kv.Token, blocks int) {
 	h.Helper()
 	ns, err := h.store.Namespace(h.ctx, "m")
@@ -151,7 +151,7 @@ func (h *host) write(prompt []kv.Token, blocks int) {
 	}
 }
 
-// tokens are a prompt.
+// tokens returns a prompt of n tokens.
 func tokens(n int) []kv.Token {
 	out := make([]kv.Token, n)
 	for i := range out {
@@ -160,14 +160,14 @@ func tokens(n int) []kv.Token {
 	return out
 }
 
-// served is a request in a goroutine of its own.
+// served is a request that runs in a goroutine.
 type served struct {
 	host   *host
 	events chan Event
 	err    error // once events is closed
 }
 
-// serve serves a request. leave is the kind of event at which the loop is left.
+// serve serves a request. At an event of kind leave the loop ends.
 func (h *host) serve(ctx context.Context, g *Gateway, r Request, leave Kind) *served {
 	s := &served{host: h, events: make(chan Event, 64)}
 	var wg sync.WaitGroup
@@ -187,7 +187,7 @@ func (h *host) serve(ctx context.Context, g *Gateway, r Request, leave Kind) *se
 	return s
 }
 
-// want takes the next event and checks its kind.
+// want receives the next event and checks its kind.
 func (s *served) want(k Kind) Event {
 	s.host.Helper()
 	select {
@@ -205,7 +205,7 @@ func (s *served) want(k Kind) Event {
 	return Event{}
 }
 
-// end takes the end of the events and returns the error.
+// end waits for the end of the events and returns the error.
 func (s *served) end() error {
 	s.host.Helper()
 	select {
@@ -263,7 +263,7 @@ func TestServe(t *testing.T) {
 	h.must(s.end())
 }
 
-// TestWholePromptCached: one token at least is computed.
+// TestWholePromptCached: at least one token is computed.
 func TestWholePromptCached(t *testing.T) {
 	h := newHost(t)
 	prompt := tokens(3 * 16)
@@ -275,8 +275,8 @@ func TestWholePromptCached(t *testing.T) {
 	h.must(s.end())
 }
 
-// TestPlannerAway: there is no planner when the request comes, and it is killed while the
-// request is decoded. The request is submitted again and goes on without another start.
+// TestPlannerAway: there is no planner when the request arrives, and the planner is killed while
+// the request is decoded. The request is submitted again and continues without another start.
 func TestPlannerAway(t *testing.T) {
 	h := newHost(t)
 	h.Stop()
@@ -322,8 +322,8 @@ func (h *host) serving(n uint32) {
 	}
 }
 
-// TestRefused: the error for a request that no engine can take has the planner's reason. The
-// error for a second request of the same id has the status of the planner's call.
+// TestRefused: the error for a request that no engine can serve has the planner's reason. The error
+// for a second request with the same id has the status of the planner's call.
 func TestRefused(t *testing.T) {
 	h := newHost(t)
 	g := h.gateway(0)
@@ -350,8 +350,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestCancel: the caller leaves the loop, or its context ends, while both engines work on
-// the request. Both engines end it.
+// TestCancel: the caller leaves the loop, or its context ends, while both engines serve the
+// request. Both engines end it.
 func TestCancel(t *testing.T) {
 	for name, leave := range map[string]Kind{"loop left": Started, "context ended": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -389,8 +389,8 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-// TestReplanned: an engine fails the request. The gateway gets the reason and the next
-// start, and in the end, when every attempt has failed, the refusal.
+// TestReplanned: an engine fails the request. The gateway gets the reason and the next start and,
+// after every attempt has failed, the refusal.
 func TestReplanned(t *testing.T) {
 	h := newHost(t)
 	s := h.serve(h.ctx, h.gateway(0), Request{ID: "r", Tokens: tokens(20)}, 0)
@@ -415,8 +415,8 @@ func TestReplanned(t *testing.T) {
 	}
 }
 
-// TestEpochs: a gateway without an epoch of its own begins with the nodes' newest; one with
-// an epoch keeps to it while the namespace does.
+// TestEpochs: a gateway without an epoch option begins with the nodes' newest epoch. With the
+// option it uses that epoch as long as the epoch is live.
 func TestEpochs(t *testing.T) {
 	h := newHost(t)
 	prompt := tokens(3*16 + 1)
@@ -489,7 +489,7 @@ func TestDeadline(t *testing.T) {
 	full.want(Done)
 }
 
-// TestPayload: bytes that are no payload are refused.
+// TestPayload: bytes that are not a payload are refused.
 func TestPayload(t *testing.T) {
 	for raw, want := range map[string]string{"": "unexpected end", `{"ids":"AAAA"}`: "ids of 3 bytes", `{"ids":7}`: "cannot unmarshal"} {
 		if _, err := ParsePayload([]byte(raw)); err == nil || !strings.Contains(err.Error(), want) {
@@ -502,8 +502,8 @@ func TestPayload(t *testing.T) {
 	}
 }
 
-// TestFirstToken: a request whose first token is late is refused as such, and its tenant and
-// priority reach the planner.
+// TestFirstToken: a request whose first token would be late is refused with that class, and its
+// tenant and priority reach the planner.
 func TestFirstToken(t *testing.T) {
 	h := newHost(t)
 	full := h.serve(h.ctx, h.gateway(0), Request{ID: "full", Tokens: tokens(100 * 16 / 2)}, 0)

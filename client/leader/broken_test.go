@@ -16,26 +16,26 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// outcome is what becomes of one read of an engine.
+// outcome is the outcome of one read of an engine.
 type outcome int
 
 const (
 	whole  outcome = iota // the part is read
 	fails                 // storage fails at the second block
 	gone                  // storage does not have the second block
-	stalls                // the second block does not come until the read is cut
-	silent                // no block comes until the read is cut
+	stalls                // the second block does not arrive until the read is cut
+	silent                // no block arrives until the read is cut
 )
 
-// course is how the engines of a request behave: the outcomes of their reads in order, then
-// whole, and the end of the first attempt's decode.
+// course is the behaviour of a request's engines: the outcomes of their reads in order, then whole,
+// and the end of the first attempt's decode.
 type course struct {
 	name    string
 	options dualpath.Options
 	reads   map[Role][]outcome
 	err     error
-	// cancel: the gateway gives the request up when both engines have started it, and
-	// submits it again.
+	// cancel: the gateway cancels the request when both engines have started it, and submits it
+	// again.
 	cancel bool
 }
 
@@ -54,10 +54,10 @@ var courses = []course{
 	{name: "cancelled", options: split, reads: map[Role][]outcome{Prefill: {silent}}, cancel: true},
 }
 
-// TestBrokenSession: the session of a group breaks at each message of a request's course, in
-// either direction. The message is lost, or arrives as the last one. The planner lives on,
-// and neither a deadline nor the timeout of a group helps. Each time the request ends as it
-// should, and nothing of it is left.
+// TestBrokenSession: the session of a group breaks at each message of a request's course, in either
+// direction. The message is lost, or is the last one that arrives. The planner continues to run. No
+// deadline and no group timeout is set. Each time the request ends as expected, and no state of it
+// is left.
 func TestBrokenSession(t *testing.T) {
 	testkit.Long(t, "each of some 250 broken sessions waits until the leader tries again")
 	for _, c := range courses {
@@ -80,9 +80,9 @@ func TestBrokenSession(t *testing.T) {
 }
 
 // TestKilledPlanner: the planner is killed at each message of a request's course, in either
-// direction. A message to the planner is lost. One to a leader is lost, or is the last one that
-// arrives. The next planner has no state. Each time the request ends, is planned again at most
-// once more than in its course, and nothing of it is left.
+// direction. A message to the planner is lost. A message to a leader is lost, or is the last one
+// that arrives. The next planner has no state. Each time the request ends, is planned again at most
+// once more than in its course, and leaves no state.
 func TestKilledPlanner(t *testing.T) {
 	testkit.Long(t, "after each of some 200 kills the leaders wait until they try again")
 	for _, c := range courses {
@@ -105,8 +105,7 @@ func TestKilledPlanner(t *testing.T) {
 	}
 }
 
-// TestBrokenSessions: three sessions break in the course of a request, at messages that a seed
-// chooses.
+// TestBrokenSessions: three sessions break during a request, at messages chosen by a seed.
 func TestBrokenSessions(t *testing.T) {
 	testkit.Long(t, "each of 120 requests waits until leaders try again")
 	for _, c := range courses {
@@ -215,8 +214,8 @@ func (c *course) run(t *testing.T, prepare func(*host)) {
 	s.check(t, h.kills())
 }
 
-// replans returns how often the request may be planned again by a planner that was restarted: once,
-// and where its course fails.
+// replans returns the maximum number of times that a restarted planner plans the request again:
+// once, and once for each failure in its course.
 func (c *course) replans() uint64 {
 	if c.err != nil {
 		return 2
@@ -233,7 +232,7 @@ type stage struct {
 	mu       sync.Mutex
 	attempts map[string]*attempt
 	failed   bool // the decode of the first attempt has failed
-	resumed  bool // the course goes on without its outcomes
+	resumed  bool // the course continues without its outcomes
 	decoded  []string
 }
 
@@ -296,7 +295,7 @@ func (a *actor) Cut(request string) {
 }
 
 func (a *actor) Recompute(request string, p traffic.Part) {
-	a.order(request, func(t *attempt) { t.bring(p.From, p.To) })
+	a.order(request, func(t *attempt) { t.addReady(p.From, p.To) })
 }
 
 // order performs an order about a running attempt.
@@ -311,16 +310,16 @@ func (a *actor) order(request string, f func(*attempt)) {
 	a.progress(t, request)
 }
 
-// bring notes blocks that are in a buffer or are computed.
-func (t *attempt) bring(from, to int) {
+// addReady records blocks that are in a buffer or are computed.
+func (t *attempt) addReady(from, to int) {
 	for i := from; i < to; i++ {
 		t.have[i] = true
 	}
 }
 
-// arrive has the blocks of a part before upto arrive.
+// arrive marks the blocks of a part before upto as arrived.
 func (t *attempt) arrive(role Role, p traffic.Part, upto int) {
-	t.bring(p.From, upto)
+	t.addReady(p.From, upto)
 	t.work[role].Progress(traffic.Progress{Part: p, Upto: upto, Bytes: int64(upto-p.From) * geo.PieceBytes(0)})
 }
 
@@ -350,7 +349,7 @@ func (a *actor) read(t *attempt, p traffic.Part) {
 	}
 }
 
-// progress ends prefill when every cached block is there and no read runs, and then decode.
+// progress ends prefill when every cached block has arrived and no read runs, and then decode.
 func (s *stage) progress(t *attempt, name string) {
 	if len(t.work) < 2 || len(t.stalled) > 0 {
 		return
@@ -383,8 +382,8 @@ func (t *attempt) end(role Role, err error) bool {
 	return true
 }
 
-// resume lets every further read succeed. With stalled, the reads that wait for their end
-// succeed too. With a planner without state the attempt that was cancelled may go on.
+// resume makes every further read succeed. With stalled, the reads that wait for their end succeed
+// too. With a planner without state the cancelled attempt may continue.
 func (s *stage) resume(stalled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

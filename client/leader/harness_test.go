@@ -44,7 +44,7 @@ type host struct {
 	action             func(*pb.LeaderAction)
 	// breakers break sessions of leaders, or kill the planner.
 	breakers []*breaker
-	// life is that of the planner that runs. restarts has the goroutines that replace it.
+	// life is the life of the running planner. restarts has the goroutines that replace it.
 	life     atomic.Pointer[life]
 	restarts sync.WaitGroup
 }
@@ -76,7 +76,7 @@ func newHost(t *testing.T, opts dualpath.Options) *host {
 	return h
 }
 
-// kills reports whether a breaker kills the planner, killed whether one has.
+// kills reports whether a breaker kills the planner.
 func (h *host) kills() bool {
 	return slices.ContainsFunc(h.breakers, func(b *breaker) bool { return b.kills })
 }
@@ -137,7 +137,7 @@ func (s *gatedStream) RecvMsg(m any) error {
 	if b.lose {
 		return errBroken
 	}
-	return nil // the planner takes the message before it receives again
+	return nil // the planner handles the message before it receives again
 }
 
 func (s *gatedStream) SendMsg(m any) error {
@@ -164,7 +164,7 @@ type breaker struct {
 	role      pb.Side
 	toPlanner bool
 	lose      bool
-	// kills: it kills the planner. A message to the planner is then lost.
+	// kills: the breaker kills the planner. A message to the planner is then lost.
 	kills bool
 	k     int
 
@@ -328,7 +328,7 @@ func next[V any](t *testing.T, ctx context.Context, c <-chan V) (v V) {
 	return v
 }
 
-// none fails the test if the engine was started or ordered something.
+// none fails the test if the engine was started or received an order.
 func (e *engine) none() {
 	e.Helper()
 	select {
@@ -443,7 +443,7 @@ func (h *host) serve(id string, hit int) *served {
 	return s
 }
 
-// follow submits a request and takes its updates until it has finished.
+// follow submits a request and reads its updates until it has finished.
 func (h *host) follow(ctx context.Context, id string, hit int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -470,7 +470,7 @@ func submission(id string, hit int) *pb.SubmitRequest {
 	}
 }
 
-// want takes the next update and checks its kind.
+// want receives the next update and checks its kind.
 func (r *request) want(kind pb.RequestUpdate_Kind) *pb.RequestUpdate {
 	r.h.Helper()
 	u, err := r.stream.Recv()
@@ -483,7 +483,7 @@ func (r *request) want(kind pb.RequestUpdate_Kind) *pb.RequestUpdate {
 	return u
 }
 
-// finished takes the updates of a request both of whose engines have done their part.
+// finished receives the updates of a request whose engines have both completed their parts.
 func (r *request) finished() {
 	r.h.Helper()
 	for {

@@ -217,8 +217,8 @@ func TestRestartLosesOrder(t *testing.T) {
 	de.none()
 }
 
-// TestMemberLost: one of two decode engines is lost. Its request is started on the other
-// one, whose own request goes on. The engine comes back and gets work.
+// TestMemberLost: one of two decode engines is lost. Its request is started on the other engine,
+// whose own request continues. The engine returns and gets work.
 func TestMemberLost(t *testing.T) {
 	h := newHost(t, split)
 	pe, d0, d1 := h.newEngine(), h.newEngine(), h.newEngine()
@@ -267,8 +267,8 @@ func TestMemberLost(t *testing.T) {
 	rd.finished()
 }
 
-// TestLastMember: the planner forgets a group whose only engine is removed, at once, and
-// has it again with its next engine.
+// TestLastMember: the planner removes a group whose only engine is removed, at once, and has it
+// again with its next engine.
 func TestLastMember(t *testing.T) {
 	h := newHost(t, split)
 	pe, de := h.newEngine(), h.newEngine()
@@ -289,8 +289,8 @@ func TestLastMember(t *testing.T) {
 	r.finished()
 }
 
-// TestCancelWhileRead: the gateway gives up a request that is being read. The engines are
-// aborted, and no part of the request stays in the reading queue.
+// TestCancelWhileRead: the gateway cancels a request that is being read. The engines are aborted,
+// and no part of the request stays in the reading queue.
 func TestCancelWhileRead(t *testing.T) {
 	h := newHost(t, split)
 	pe, de := h.pair()
@@ -314,8 +314,8 @@ func TestCancelWhileRead(t *testing.T) {
 	})
 }
 
-// TestDroppedRead: the read of the prefill side is late, and the planner has the decode
-// side read the same. The decode side is first, and the prefill side's read is dropped.
+// TestDroppedRead: the read of the prefill side is late, and the planner lets the decode side read
+// the same part. The decode side is first, and the prefill side's read is dropped.
 func TestDroppedRead(t *testing.T) {
 	h := newHost(t, dualpath.Options{MinPart: 16, Patience: time.Nanosecond, SlowFactor: 1e9, HedgeFactor: 1})
 	pe, de := h.pair()
@@ -339,8 +339,8 @@ func TestDroppedRead(t *testing.T) {
 	r.finished()
 }
 
-// TestGoneBlock: storage does not have a block of the prefill side's part any more. The
-// engine gets an order to compute it.
+// TestGoneBlock: a block of the prefill side's part was removed from storage. The engine gets an
+// order to compute it.
 func TestGoneBlock(t *testing.T) {
 	h := newHost(t, split)
 	pe, de := h.pair()
@@ -393,9 +393,9 @@ func TestUnknownEngine(t *testing.T) {
 	r.finished()
 }
 
-// TestSlowPlanner: the planner receives nothing for a while. Reports wait, progress is
-// merged, and the leader takes no further action, so that no more reports can come. Then
-// every report arrives, and the actions are taken.
+// TestSlowPlanner: the planner receives no message for a while. Reports wait, progress is merged,
+// and the leader handles no further action, so that no more reports are made. Then every report
+// arrives, and the actions are handled.
 func TestSlowPlanner(t *testing.T) {
 	h := newHost(t, split)
 	var mu sync.Mutex
@@ -413,8 +413,8 @@ func TestSlowPlanner(t *testing.T) {
 	h.await("two groups", groups(2))
 	r := h.submit("a", 8*16)
 	p, d := pe.started(), de.started()
-	// The planner goes on with actions, and the leader of the decode group has taken none
-	// of them when its reports are sent.
+	// The planner sends actions, and the leader of the decode group has handled none of them when
+	// its reports are sent.
 	h.gate.Lock()
 	const reports = 8 * maxReports
 	part := d.Parts[0]
@@ -450,9 +450,8 @@ func TestSlowPlanner(t *testing.T) {
 	}
 }
 
-// TestEndOfRun: Run ends, with all that it started, while it waits for a planner that is
-// away, while a message waits for a slow planner, and without members. Its requests'
-// contexts end.
+// TestEndOfRun: Run ends, with all its goroutines, while it waits for an unreachable planner, while
+// a message waits for a slow planner, and without members. The contexts of its requests end.
 func TestEndOfRun(t *testing.T) {
 	t.Run("planner away", func(t *testing.T) {
 		h := newHost(t, split)

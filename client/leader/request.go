@@ -254,8 +254,8 @@ func failed(request string, attempt uint64, role Role, upto int) *pb.LeaderMessa
 	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Failed{Failed: &pb.RequestFailed{Request: request, Attempt: attempt, Role: pb.Side(role), Upto: uint32(upto)}}}
 }
 
-// say queues a report for the planner.
-func (l *Leader) say(m report) {
+// queueReport queues a report for the planner.
+func (l *Leader) queueReport(m report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sayLocked(m)

@@ -13,11 +13,11 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// switcher is a group of one engine whose owner the test is.
+// switcher is a group of one engine whose owner is the test.
 type switcher struct {
 	*engine
 	name string
-	// asked has the roles that the leader asks for, answers what the owner says.
+	// asked receives the roles that the leader requests, answers has the owner's replies.
 	asked   chan Role
 	answers chan answer
 	stop    func()
@@ -45,7 +45,7 @@ func (h *host) switching(name string, role Role) *switcher {
 	return s
 }
 
-// awaitGroup waits until a group is as a condition says.
+// awaitGroup waits until the condition holds for a group.
 func (h *host) awaitGroup(name string, ok func(*pb.RolesResponse_Group) bool) {
 	h.Helper()
 	h.await("group "+name+" as wanted", func(*pb.TopResponse) bool {
@@ -59,16 +59,16 @@ func (h *host) awaitGroup(name string, ok func(*pb.RolesResponse_Group) bool) {
 	})
 }
 
-// order has the planner change a group's role.
+// order makes the planner change a group's role.
 func (h *host) order(name string, to Role, policy pb.Drain) {
 	h.Helper()
 	_, err := h.planner.SwitchRole(h.ctx, &pb.SwitchRoleRequest{Group: name, Role: pb.Side(to), Policy: policy})
 	h.must(err)
 }
 
-// TestSwitchRole: a group changes its role while its engine still ends an aborted request, and
-// the planner is restarted in the middle. Its request is served elsewhere, and the group serves in
-// its new role.
+// TestSwitchRole: a group changes its role while its engine still ends an aborted request, and the
+// planner is restarted during the switch. The request is served by another group, and the group
+// serves in its new role.
 func TestSwitchRole(t *testing.T) {
 	h := newHost(t, dualpath.Options{})
 	pe := h.newEngine()
@@ -101,7 +101,7 @@ func TestSwitchRole(t *testing.T) {
 		return g.Ordered && g.Switching == pb.Side_SIDE_PREFILL && g.Role == pb.Side_SIDE_DECODE
 	})
 	other := member("E2", e.engine)
-	other.DeviceBlocks = 0 // as only a prefill engine may have
+	other.DeviceBlocks = 0 // only a prefill engine may have that
 	e.answers <- answer{members: []Member{other}}
 	h.awaitGroup("E", func(g *pb.RolesResponse_Group) bool {
 		return g.Switching == 0 && g.Role == pb.Side_SIDE_PREFILL && g.DeviceTokens == 0
@@ -120,8 +120,8 @@ func TestSwitchRole(t *testing.T) {
 	}
 }
 
-// TestRoleRefused: the owner refuses, members of the new role cannot be used, or the role is
-// fixed. The group works on, and the operator gets the reason.
+// TestRoleRefused: the owner refuses, members of the new role are invalid, or the role is fixed.
+// The group continues in its role, and the operator gets the reason.
 func TestRoleRefused(t *testing.T) {
 	h := newHost(t, dualpath.Options{})
 	var lie atomic.Bool
@@ -151,7 +151,7 @@ func TestRoleRefused(t *testing.T) {
 	e.answers <- answer{members: []Member{{Name: "E", Engine: e}}}
 	kept("E", "DeviceBlocks is 0")
 
-	// A planner that orders it although the leader takes no order.
+	// A planner that orders a switch although the leader does not support it.
 	if _, err := h.planner.SwitchRole(h.ctx, &pb.SwitchRoleRequest{Group: "Q", Role: pb.Side_SIDE_DECODE}); err == nil || !strings.Contains(err.Error(), "fixed role") {
 		t.Errorf("a group with a fixed role: %v", err)
 	}
@@ -161,7 +161,7 @@ func TestRoleRefused(t *testing.T) {
 	h.order("Q", Decode, 0)
 	kept("Q", "fixed role")
 
-	// The leader ends while its owner has not answered.
+	// The leader ends while its owner has not replied.
 	h.order("E", Decode, 0)
 	next(t, h.ctx, e.asked)
 	e.stop()

@@ -278,7 +278,7 @@ func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
 		if err != nil {
 			// The planner plans the request again, with other engines if there are any.
 			l.abort(a.Request)
-			l.say(report{message: failed(a.Request, a.Seq, l.roleNow(), 0)})
+			l.queueReport(report{message: failed(a.Request, a.Seq, l.roleNow(), 0)})
 		}
 		return err
 	case pb.LeaderAction_KIND_READ:

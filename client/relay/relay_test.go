@@ -17,7 +17,7 @@ import (
 // geo has blocks of 16 tokens and 4 KiB in two layers.
 var geo = kv.SingleGroup(2, 16, 128)
 
-// site is the storage of a datacenter: a node, and a store with memory of the test's own.
+// site is the storage of a datacenter: a node, and a store with memory for the test.
 type site struct {
 	*client.Store
 	t      *testing.T
@@ -66,7 +66,7 @@ func (s *site) put(first, n int) []kv.BlockID {
 	return ids
 }
 
-// check compares the stored blocks of a chain with those that put stores.
+// check compares the stored blocks of a chain with the bytes that put stores.
 func (s *site) check(ids []kv.BlockID) {
 	s.t.Helper()
 	clear(s.memory.Bytes())
@@ -107,8 +107,8 @@ func newRelay(t *testing.T, o Options) *Relay {
 	return r
 }
 
-// TestCopy: the second side has the same bytes, in no less time than the budget allows, also of a
-// chain whose beginning it has already. Copying again copies nothing wrong.
+// TestCopy: the second side gets the same bytes, in no less time than the budget allows, also for a
+// chain whose beginning it already has. A repeated copy causes no error.
 func TestCopy(t *testing.T) {
 	testkit.VerifyNone(t)
 	there, here := newSite(t), newSite(t)
@@ -136,8 +136,8 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestCopyEnds: a block that the first side lacks, a block that changes on its way, an epoch that is
-// not live, and a context that ends. The second side has a prefix, and never a wrong block.
+// TestCopyEnds: a block that the first side lacks, a block that changes in transit, an epoch that
+// is not live, and a context that ends. The second side has a prefix, and never a wrong block.
 func TestCopyEnds(t *testing.T) {
 	testkit.VerifyNone(t)
 	there, here := newSite(t), newSite(t)

@@ -7,9 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// BenchmarkRequest: prefill and decode of a prompt of 64 blocks, all but the last
-// of them cached, half read by either side: 640 KiB of KV. The model takes no time
-// and stores nothing.
+// BenchmarkRequest: prefill and decode of a prompt of 64 blocks, all but the last of them cached,
+// half read by each side: 640 KiB of KV. The model takes no time, and nothing is stored.
 func BenchmarkRequest(b *testing.B) {
 	const blocks, hit = 64, 63
 	s := newShelf()
@@ -29,7 +28,7 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// bare serves the request without a model, and compares no byte but by the sums.
+// bare serves the request without a model, and compares only the sums.
 func (r *request) bare(x int) error {
 	ctx := r.t.Context()
 	d, err := r.de.Decode(ctx, DecodeJob{

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestCheck: CheckPrefill and CheckDecode take a good job and refuse bad ones, among them those that
-// would fail only later, because they need more than the buffer.
+// TestCheck: CheckPrefill and CheckDecode accept a valid job and refuse invalid ones, including
+// jobs that would fail only later, because they need more than the buffer.
 func TestCheck(t *testing.T) {
 	testkit.VerifyNone(t)
 	e := newEngine(t, newShelf(), 5, 8, 1<<20)

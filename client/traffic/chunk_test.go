@@ -76,7 +76,8 @@ func (r *request) serveChunked(ctx context.Context, x, known int, recompute Part
 }
 
 // immediates is a compute NIC that fails the test when a write of a layer with an immediate begins
-// while other writes of that layer are under way: the peer would count it before they arrive.
+// while other writes of that layer are in progress, because the peer would count the immediate
+// before they arrive.
 type immediates struct {
 	rdma.Engine
 	t       *testing.T
@@ -143,7 +144,7 @@ func TestChunks(t *testing.T) {
 				}
 				if err := r.serveChunked(t.Context(), x, rng.IntN(hit+1), Part{0, rng.IntN(x + 1)}, ends, func(int) {
 					if rng.IntN(3) > 0 {
-						synctest.Wait() // the writes of this chunk are under way when the next one begins
+						synctest.Wait() // the writes of this chunk are in progress when the next one begins
 					}
 				}); err != nil {
 					t.Errorf("%d blocks, %d cached, %d read by the prefill side, chunks up to %v: %v", blocks, hit, x, ends, err)

@@ -138,7 +138,7 @@ func (d *Decode) begin() error {
 		x.Cancel()
 	}
 	offer := &pb.TrafficOffer{Window: window, GeometryDigest: g.digest[:], Blocks: uint32(d.job.Blocks), HitBlocks: uint32(d.job.Hit), Imm: d.imm}
-	if err := d.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Offer{Offer: offer}}); err != nil {
+	if err := d.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Offer{Offer: offer}}); err != nil {
 		return err
 	}
 	for _, part := range d.job.Parts {
@@ -170,7 +170,7 @@ func (d *Decode) Read(part Part) {
 			return err
 		}
 		if have.Len() > 0 {
-			if err := d.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Held{Held: &pb.TrafficHeld{From: uint32(have.From), To: uint32(have.To)}}}); err != nil {
+			if err := d.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Held{Held: &pb.TrafficHeld{From: uint32(have.From), To: uint32(have.To)}}}); err != nil {
 				return err
 			}
 		}
@@ -302,7 +302,7 @@ func (d *Decode) sendAgain(raw []byte) {
 	d.returned++
 	peer := d.peer
 	d.mu.Unlock()
-	d.run(func() error { return d.m.sendLater(d.tail, peer, raw, pause, d.told) })
+	d.run(func() error { return d.m.sendLater(d.tail, peer, raw, pause, d.messageSent) })
 }
 
 // takeAccept stores the PE's windows, to which the DE writes the layers of the hit.

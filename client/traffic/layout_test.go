@@ -109,7 +109,7 @@ func serveBetween(t *testing.T, prefill, decode Device, open func(s *shelf, host
 	}
 }
 
-// TestBadLayouts: device memory whose pages overlap, or lie outside of it, is refused, and so is a
+// TestBadLayouts: device memory whose pages overlap or are outside of it is refused, and so is a
 // job with a page that the memory does not have.
 func TestBadLayouts(t *testing.T) {
 	testkit.VerifyNone(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// outsideProgram makes a manager as an engine does that is no part of the repository.
+// outsideProgram makes a manager like an engine outside the repository.
 const outsideProgram = `package main
 
 import (

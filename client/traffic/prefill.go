@@ -455,7 +455,7 @@ func (p *Prefill) feed() error {
 		}
 	})
 	for _, s := range sendsOf(p.sends, again) {
-		if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Sends{Sends: s}}); err != nil {
+		if err := p.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Sends{Sends: s}}); err != nil {
 			return err
 		}
 	}
@@ -483,7 +483,7 @@ func (p *Prefill) feed() error {
 			return err
 		}
 		if len(theirs) > 0 && l >= credit {
-			if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Credit{Credit: &pb.TrafficCredit{Layers: uint32(l + 1)}}}); err != nil {
+			if err := p.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Credit{Credit: &pb.TrafficCredit{Layers: uint32(l + 1)}}}); err != nil {
 				return err
 			}
 		}
@@ -513,7 +513,7 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 		return err
 	}
 	a := &pb.TrafficAccept{Device: device, Bases: bases, Stride: d.Stride, Sums: table, Imm: p.imm, Layers: uint32(layers)}
-	if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}}); err != nil {
+	if err := p.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}}); err != nil {
 		return err
 	}
 	pages := make([]uint32, p.job.Blocks)
@@ -522,7 +522,7 @@ func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 	}
 	for from := 0; from < len(pages); from += pagesPerMessage {
 		m := &pb.TrafficPages{First: uint32(from), Pages: pages[from:min(from+pagesPerMessage, len(pages))]}
-		if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Pages{Pages: m}}); err != nil {
+		if err := p.sendMessage(&pb.TrafficMessage{Body: &pb.TrafficMessage_Pages{Pages: m}}); err != nil {
 			return err
 		}
 	}

@@ -129,7 +129,7 @@ func newSimEngine(t *testing.T, f *simrdma.Fabric, host int, s *shelf, storage S
 	var c copier.Copier
 	if host%2 == 0 {
 		c = newApart(t)
-		bufferBytes *= 2 // both layers of a prompt lie in the staging memory too
+		bufferBytes *= 2 // the staging memory has both layers of a prompt too
 	}
 	return newEngineOn(t, s, storage, layers, pages, bufferBytes, c, r, r)
 }
@@ -242,9 +242,9 @@ func (w *engines) run() {
 // errCheck: a device holds wrong bytes after a request.
 var errCheck = errors.New("wrong bytes")
 
-// serve serves one request, whose sides start at different times. One range of the hit
-// is ordered late. The rest of a read that stopped is given to the other side, and
-// after four stops to the model.
+// serve serves one request, whose sides start at different times. One range of the hit is ordered
+// late. The rest of a stopped read is assigned to the other side, and after four stops to the
+// model.
 func (w *engines) serve(ctx context.Context, r *request, rng *rand.Rand) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

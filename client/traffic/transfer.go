@@ -310,18 +310,18 @@ func (t *transfer) writePaged(ctx context.Context, w rdma.PagedWrite) error {
 	return t.scope.WritePaged(ctx, w)
 }
 
-// tell sends the peer a message about this request. It waits for space in the session's send queue
+// sendMessage sends the peer a message about this request. It waits for space in the session's send queue
 // until the job ends.
-func (t *transfer) tell(m *pb.TrafficMessage) error {
+func (t *transfer) sendMessage(m *pb.TrafficMessage) error {
 	t.mu.Lock()
 	peer := t.peer
 	t.mu.Unlock()
 	m.Request, m.Version = t.request, wireVersion
-	return t.m.send(t.tail, peer, m, t.told)
+	return t.m.send(t.tail, peer, m, t.messageSent)
 }
 
-// told is the completion function of a message. A job whose message is lost cannot continue.
-func (t *transfer) told(err error) {
+// messageSent is the completion function of a message. A job whose message is lost cannot continue.
+func (t *transfer) messageSent(err error) {
 	if err != nil {
 		t.fail(err)
 	}

@@ -24,15 +24,15 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// newBenchCommand is the benchmarks: each verb is a suite.
+// newBenchCommand returns the command bench. Each of its subcommands runs one suite.
 func newBenchCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure this machine and this node, as ratios taken in one run",
-		Long: `Measure this node against what else could do its work on this machine. Contenders
+		Long: `Compare this node with other programs for the same work on this machine. Contenders
 take turns in shuffled order, the ratio is formed within each round, and its median
-and spread are printed with what the design asks for. What cannot run here is named,
-with the reason. docs/benchmarks.md holds the last run.
+and spread are printed with the target of the design. Contenders that cannot run are
+listed with the reason. docs/benchmarks.md has the last run.
 
 Progress goes to standard error, the result to standard output.`,
 	}
@@ -41,7 +41,7 @@ Progress goes to standard error, the result to standard output.`,
 		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchLocal(w, f), newBenchPolicy(w, f), newBenchRDMA(w, f), newBenchCluster(w, f), newBenchEngines(w, f), newBenchReport(w), newBenchChild(w))
 }
 
-// benchFlags are those that every suite has.
+// benchFlags are the flags of every suite.
 type benchFlags struct {
 	data    string
 	rounds  int
@@ -56,18 +56,18 @@ type benchFlags struct {
 func addBenchFlags(cmd *cobra.Command) *benchFlags {
 	f := &benchFlags{}
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&f.data, "data", os.TempDir(), "directory on the disk to be measured; what is put there is removed again")
+	flags.StringVar(&f.data, "data", os.TempDir(), "directory on the disk to be measured; its files are removed at the end")
 	flags.IntVar(&f.rounds, "rounds", 5, "turns of each contender")
 	flags.Float64Var(&f.seconds, "seconds", 1, "length of one turn")
 	flags.StringVar(&f.only, "only", "", "run only the comparisons whose name matches this regular expression")
 	flags.StringVar(&f.among, "contenders", "", "run only the contenders whose name matches this regular expression")
-	flags.StringVar(&f.save, "save", "", "also write the results to this file, as JSON; with --only they replace those of the same name in it")
-	flags.Uint64Var(&f.seed, "seed", 0, "seed of the order of contenders and of offsets; 0 takes one at random")
+	flags.StringVar(&f.save, "save", "", "also write the results to this file, as JSON; with --only they replace the results of the same name in it")
+	flags.Uint64Var(&f.seed, "seed", 0, "seed of the order of contenders and of offsets; 0: random")
 	flags.StringVar(&f.profile, "cpuprofile", "", "write a CPU profile of this process (not of its children) to this file")
 	return f
 }
 
-// suiteWorld is what a suite needs from here.
+// suiteWorld returns the environment of a suite.
 func (f *benchFlags) suiteWorld(w world) (suite.World, error) {
 	switch {
 	case f.rounds < 1 || f.rounds > 1000:
@@ -118,7 +118,7 @@ func optionalRegexp(flag, text string) (*regexp.Regexp, error) {
 	return r, nil
 }
 
-// run runs a suite and prints and saves what it found.
+// run runs a suite, prints its report and saves it.
 func (f *benchFlags) run(cmd *cobra.Command, w world, do func(context.Context, suite.World) (bench.Report, error)) error {
 	sw, err := f.suiteWorld(w)
 	if err != nil {
@@ -149,7 +149,7 @@ func (f *benchFlags) run(cmd *cobra.Command, w world, do func(context.Context, s
 	return err
 }
 
-// startProfile starts the profile that was asked for.
+// startProfile starts the profile that the flags request.
 func (f *benchFlags) startProfile() (stop func() error, err error) {
 	if f.profile == "" {
 		return func() error { return nil }, nil
@@ -167,19 +167,18 @@ func (f *benchFlags) startProfile() (stop func() error, err error) {
 	}, nil
 }
 
-// benchCommandLine is how to repeat it: the flags that matter.
+// benchCommandLine returns the command line that repeats the run, with the relevant flags.
 func benchCommandLine(cmd *cobra.Command) string {
 	line := []string{cmd.CommandPath()}
 	for _, name := range []string{"provider", "size", "blocks", "rounds", "seconds", "engine-rounds", "sessions", "prompt"} {
-		if f := cmd.Flags().Lookup(name); f != nil && cmd.Name() != "policy" { // which has no turns
+		if f := cmd.Flags().Lookup(name); f != nil && cmd.Name() != "policy" { // policy has no turns
 			line = append(line, "--"+name, strings.ReplaceAll(f.Value.String(), " ", ""))
 		}
 	}
 	return strings.Join(line, " ")
 }
 
-// commitName is the commit that this program was built from: what the linker
-// noted, or what git says where the build tree is.
+// commitName returns the commit of this program, from the linker or from git in the build tree.
 func commitName() string {
 	if b := readBuildInfo(); b.Revision != "" {
 		return shortCommit(b.Revision)
@@ -199,8 +198,8 @@ func shortCommit(c string) string {
 	return c
 }
 
-// saveReport writes the report, merged into what the file holds if only a part
-// of the suite was run.
+// saveReport writes the report. If only a part of the suite was run, it merges the report into the
+// file.
 func saveReport(path string, report bench.Report) error {
 	if old, err := os.Open(path); err == nil {
 		before, err := bench.ReadReport(old)
@@ -216,8 +215,8 @@ func saveReport(path string, report bench.Report) error {
 	return errors.Join(report.WriteJSON(f), f.Close())
 }
 
-// sized makes cmd one that runs a suite over a set of --size, whose default is
-// what bytes holds, and refuses one smaller than least.
+// sized makes cmd run a suite for the values of --size. The default is the value of bytes, and
+// values below least are refused.
 func (f *benchFlags) sized(cmd *cobra.Command, w world, bytes *int64, least int64, do func(context.Context, suite.World) (bench.Report, error)) *cobra.Command {
 	cmd.Args = args(cobra.NoArgs)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -337,8 +336,8 @@ small one is built in.`,
 	}
 }
 
-// sharedTraces finds the traces that policies are judged by: dense prefixes, one
-// conversation after the other, agents.
+// sharedTraces returns the traces for comparing policies: dense prefixes, sequential conversations,
+// agents.
 func sharedTraces(dir string) (found []string) {
 	for _, d := range []string{dir, filepath.Join("shared", "traces"), filepath.Join("..", "shared", "traces")} {
 		if d == "" {
@@ -361,7 +360,7 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
-// newBenchReport puts saved results into pages.
+// newBenchReport returns the command that writes saved results into pages.
 func newBenchReport(w world) *cobra.Command {
 	var into string
 	cmd := &cobra.Command{

@@ -16,14 +16,14 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// newBenchChild is what suites run in another process. A child says in one line
-// of standard output that it is ready and ends when its standard input does.
+// newBenchChild returns the commands that suites run in child processes. A child prints one line
+// when it is ready, and ends at the end of its standard input.
 func newBenchChild(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "child", Short: "The other side of a benchmark", Hidden: true}
 	return noun(cmd, newBenchFill(w), newBenchStream(w), newBenchSink(w), newBenchRDMASink(w), newBenchSockets(w))
 }
 
-// ready tells the parent, and waits until it wants the child to end.
+// ready prints the line for the parent, and waits until standard input ends.
 func (w world) ready(ctx context.Context, line string) error {
 	if _, err := fmt.Fprintln(w.out, line); err != nil {
 		return err
@@ -41,7 +41,8 @@ func (w world) ready(ctx context.Context, line string) error {
 	}
 }
 
-// newBenchFill stores many small blocks in a node and keeps it open, to be killed.
+// newBenchFill stores many small blocks in a node and keeps it open until the parent kills the
+// process.
 func newBenchFill(w world) *cobra.Command {
 	var capacity int64
 	var blocks int
@@ -69,7 +70,7 @@ func newBenchFill(w world) *cobra.Command {
 	return cmd
 }
 
-// newBenchStream serves blocks through a gRPC stream.
+// newBenchStream serves blocks over a gRPC stream.
 func newBenchStream(w world) *cobra.Command {
 	var blockBytes, bytes int
 	cmd := &cobra.Command{Use: "stream", Short: "Serve bytes through a gRPC stream", Args: args(cobra.NoArgs)}
@@ -83,7 +84,7 @@ func newBenchStream(w world) *cobra.Command {
 	return cmd
 }
 
-// newBenchSockets lets bare sockets fill memory.
+// newBenchSockets receives bytes from plain sockets into memory.
 func newBenchSockets(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "sockets", Short: "Let bare sockets fill memory", Args: args(cobra.NoArgs)}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -92,8 +93,7 @@ func newBenchSockets(w world) *cobra.Command {
 	return cmd
 }
 
-// serveMemory lets serve do with so many bytes of memory what it does, until the
-// parent wants this process to end.
+// serveMemory calls serve with bytes of memory until the parent ends this process.
 func (w world) serveMemory(ctx context.Context, bytes int, serve func(ctx context.Context, memory []byte, ready func(addr string)) error) (err error) {
 	memory, err := arena.New(arena.Options{SizeBytes: int64(bytes)})
 	if err != nil {
@@ -102,20 +102,20 @@ func (w world) serveMemory(ctx context.Context, bytes int, serve func(ctx contex
 	defer func() { err = errors.Join(err, memory.Close()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	told := make(chan error, 1)
-	told <- nil // unless ready is called
+	done := make(chan error, 1)
+	done <- nil // if ready was not called
 	err = serve(ctx, memory.Bytes()[:bytes], func(addr string) {
-		<-told
+		<-done
 		go func() {
 			defer cancel()
-			told <- w.ready(ctx, addr)
+			done <- w.ready(ctx, addr)
 		}()
 	})
 	cancel()
-	return errors.Join(err, <-told)
+	return errors.Join(err, <-done)
 }
 
-// newBenchSink offers memory to the parent's transfer engine.
+// newBenchSink registers memory for writes from the parent's transfer engine.
 func newBenchSink(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "sink", Short: "Offer memory to be written to", Args: args(cobra.NoArgs)}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {

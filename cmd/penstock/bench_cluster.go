@@ -26,14 +26,14 @@ of it takes about 25 minutes; --only chooses.`,
 		Args: args(cobra.NoArgs),
 	}
 	fl := cmd.Flags()
-	fl.IntVar(&a.agents, "agents", a.agents, "how many agents work at the same time")
+	fl.IntVar(&a.agents, "agents", a.agents, "number of concurrent agents")
 	fl.IntVar(&a.rounds, "turns", a.rounds, "turns of each agent that are replayed")
-	fl.IntVar(&skip, "skip", skip, "turns of each agent that are in storage beforehand, where storage is to be the limit")
+	fl.IntVar(&skip, "skip", skip, "turns of each agent that are in storage at the start, in the comparisons that storage limits")
 	fl.IntVar(&a.divide, "divide", a.divide, "divide all lengths in tokens by this")
 	fl.IntVar(&rate, "rate", rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if a.agents < 1 || a.agents > agentsMost || a.rounds < 1 || a.divide < 1 || rate < 1 || skip < 0 {
-			return usagef("--agents %d --turns %d --divide %d --rate %d --skip %d: 1 to %d agents, at least 1 of the others and 0 skipped are needed", a.agents, a.rounds, a.divide, rate, skip, agentsMost)
+		if a.agents < 1 || a.agents > agentsMax || a.rounds < 1 || a.divide < 1 || rate < 1 || skip < 0 {
+			return usagef("--agents %d --turns %d --divide %d --rate %d --skip %d: --agents must be 1 to %d, --skip at least 0, and the others at least 1", a.agents, a.rounds, a.divide, rate, skip, agentsMax)
 		}
 		o := suite.ClusterOptions{Agents: a.agents, Rounds: a.rounds, Divide: a.divide, Skip: skip, RateBits: uint64(rate) * 1e6, Env: withoutSettings(w.environ)}
 		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Cluster(ctx, sw, o) })

@@ -23,10 +23,10 @@ import (
 	"github.com/penstock-kv/penstock/rdma/verbs"
 )
 
-// rdmaConns is how many connections a session has over TCP, ours and iperf3's.
+// rdmaConns is the number of TCP connections of one session, for Penstock and for iperf3.
 const rdmaConns = 4
 
-// rdmaProviders are the transfer engines that `bench rdma` knows by name.
+// rdmaProviders are the transfer engines of `bench rdma`, by name.
 func rdmaProviders() map[string]suite.RDMAOptions {
 	const nearPeak = 0.9
 	all := map[string]suite.RDMAOptions{
@@ -89,11 +89,11 @@ fabtests, a loop in C (fabric). Then what one call takes and allocates.`,
 	return cmd
 }
 
-// envRDMALab is set in the lab's guest.
+// envRDMALab is set in the guest of the RDMA lab.
 const envRDMALab = "PENSTOCK_RDMA_LAB"
 
-// newBenchRDMASink offers memory to the parent's transfer engine, through the
-// same provider.
+// newBenchRDMASink registers memory for writes from the parent's transfer engine, through the same
+// provider.
 func newBenchRDMASink(w world) *cobra.Command {
 	var provider string
 	cmd := &cobra.Command{Use: "rdma-sink", Short: "Offer memory to be written to", Args: args(cobra.NoArgs)}
@@ -141,7 +141,7 @@ func openSHM(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
 	return shm.New(ctx, s)
 }
 
-// groupOptions are those of an engine that begins its sessions over loopback.
+// groupOptions returns the options of an engine whose sessions begin over loopback.
 func groupOptions(ctx context.Context, o suite.EngineOptions) (g group.Options, err error) {
 	listen := ""
 	g.OnPost = o.OnPost
@@ -160,13 +160,13 @@ func openVerbs(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) 
 	return verbs.New(ctx, verbs.Options{Devices: verbsDevices(), Group: g, NIC: verbs.NICOptions{Spin: verbsSpin}})
 }
 
-// verbsSpin is as long as the engine may poll before it sleeps: ib_write_bw, with
-// which it is compared, never sleeps.
+// verbsSpin is the time for which the engine polls before it sleeps. It is long because
+// ib_write_bw, with which it is compared, never sleeps.
 const verbsSpin = 10 * time.Millisecond
 
-// verbsDevices is the first port that can be used: one NIC, as ib_write_bw has.
+// verbsDevices returns the first usable port. It is one NIC, as in ib_write_bw.
 func verbsDevices() []string {
-	all, _ := verbs.List() // an engine without devices says what is wrong
+	all, _ := verbs.List() // an engine without devices reports the error
 	for _, d := range all {
 		if d.Up {
 			return []string{d.Name}
@@ -175,7 +175,7 @@ func verbsDevices() []string {
 	return nil
 }
 
-// verbsMissing is why there is nothing to measure, or "".
+// verbsMissing returns the reason why verbs cannot be measured, or "".
 func verbsMissing() string {
 	all, err := verbs.List()
 	if err != nil {
@@ -191,7 +191,7 @@ func verbsMissing() string {
 	return fmt.Sprintf("no RDMA device of this machine can be used; %d are there %s", len(all), strings.Join(why, "; "))
 }
 
-// fabricProvider is the provider of libfabric that is measured.
+// fabricProvider is the libfabric provider that is measured.
 const fabricProvider = "tcp"
 
 func openFabric(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
@@ -209,7 +209,7 @@ func fabricMissing() string {
 	return ""
 }
 
-// iperfYardstick is iperf3 over as many connections.
+// iperfYardstick is iperf3 over the same number of connections.
 func iperfYardstick(context.Context) (suite.Yardstick, error) {
 	if why := peer.Installed("iperf3", "iperf3"); why != "" {
 		return suite.Yardstick{}, errors.New(why)
@@ -224,7 +224,7 @@ func iperfYardstick(context.Context) (suite.Yardstick, error) {
 			if l.InFlight() >= rdmaConns<<20 {
 				return i.Run(ctx, peer.IperfLoad{Conns: rdmaConns, WriteBytes: 1 << 20}, d)
 			}
-			// iperf3 waits for no answer; a window is how it has less in flight.
+			// iperf3 does not wait for replies, so a small window limits its bytes in flight
 			conns := min(l.Depth, rdmaConns)
 			window := l.InFlight() / int64(conns)
 			return i.Run(ctx, peer.IperfLoad{Conns: conns, WriteBytes: min(l.Bytes, window), WindowBytes: window}, d)
@@ -279,8 +279,8 @@ func verbsYardstick(context.Context) (suite.Yardstick, error) {
 	}, nil
 }
 
-// writeLoad is what the engine hands to the card for l: writes of a page, or of
-// maxWrite at most, as many as are in flight and an endpoint's queue takes.
+// writeLoad returns the writes that the engine posts to the card for l: writes of a page, or of at
+// most maxWrite, up to the number in flight and the length of an endpoint's queue.
 func writeLoad(l suite.Load, maxWrite int64, queueDepth int) peer.WriteLoad {
 	piece := l.Page
 	if piece == 0 {
@@ -291,9 +291,8 @@ func writeLoad(l suite.Load, maxWrite int64, queueDepth int) peer.WriteLoad {
 	return peer.WriteLoad{WriteBytes: piece, Depth: int(min(pieces, int64(queueDepth)))}
 }
 
-// fabricYardstick is fi_rma_bw where fabtests is installed, and otherwise a loop
-// of writes in C. Before libfabric 1.18 reliable datagrams over TCP were the
-// provider net.
+// fabricYardstick is fi_rma_bw if fabtests is installed, and otherwise a loop of writes in C.
+// Before libfabric 1.18 the provider of reliable datagrams over TCP was net.
 func fabricYardstick(ctx context.Context) (suite.Yardstick, error) {
 	if peer.Installed("fi_rma_bw", "fabtests") == "" {
 		return suite.Yardstick{Name: "fi_rma_bw", Close: nothingToClose, Turn: func(ctx context.Context, _ time.Duration, l suite.Load) (bench.Sample, error) {
@@ -313,8 +312,8 @@ func fabricYardstick(ctx context.Context) (suite.Yardstick, error) {
 	}, nil
 }
 
-// fabricWrites is what the engine hands to libfabric for l: writes of any length, as
-// many as an endpoint's queue takes.
+// fabricWrites returns the writes that the engine posts to libfabric for l: writes of any length,
+// up to the length of an endpoint's queue.
 func fabricWrites(l suite.Load) peer.WriteLoad {
 	var o fabric.DomainOptions
 	o.EnsureDefaults()

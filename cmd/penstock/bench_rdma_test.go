@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench/suite"
 )
 
-// TestWriteLoad: ib_write_bw is compared with what the engine hands to the card, for
-// each kind of row: one write at a time has one in flight, not a full queue.
+// TestWriteLoad: ib_write_bw is compared with the writes that the engine posts to the card, for
+// each kind of row. For one write at a time it has one write in flight.
 func TestWriteLoad(t *testing.T) {
 	const kib, mib = 1 << 10, 1 << 20
 	for _, c := range []struct {

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench"
 )
 
-// TestBenchSuites runs a comparison of each suite that starts nodes and programs for comparison, in
-// one short turn. It asserts no rate, only that each contender that could run has one.
+// TestBenchSuites runs one short turn of a comparison of each suite that starts nodes and other
+// programs. It asserts that each contender that could run has a rate, and asserts no rate.
 func TestBenchSuites(t *testing.T) {
 	testkit.Long(t, "starts nodes and other programs")
 	t.Setenv("TEST_RUN_AS_PENSTOCK", "1") // the suites start this binary as penstock

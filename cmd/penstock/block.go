@@ -34,18 +34,18 @@ a prefix does not need a block's window or state, its place in the file is zero.
 	return noun(cmd, newBlockPut(w, c), newBlockGet(w, c), newBlockStat(w, c), newBlockVerify(w, c), newBlockList(c), newBlockDelete(c))
 }
 
-// windowBytes is how much of a data file is in memory at a time.
+// windowBytes is the part of a data file that is in memory at a time.
 const windowBytes = 64 << 20
 
-// window is registered memory for some whole blocks of one namespace.
+// window is registered memory for whole blocks of one namespace.
 type window struct {
 	ns     kv.Namespace
-	blocks int // how many fit
+	blocks int // capacity of the window
 	mem    *client.Memory
 	arena  *arena.Arena
 }
 
-// openWindow makes a window for up to total blocks.
+// openWindow returns a window for at most total blocks.
 func openWindow(s *client.Store, ns kv.Namespace, total int, whole bool) (*window, error) {
 	each := ns.Geometry.BlockBytes()
 	w := &window{ns: ns, blocks: total}
@@ -66,13 +66,13 @@ func (w *window) close() error {
 	return errors.Join(w.mem.Close(context.Background()), w.arena.Close())
 }
 
-// bytes is the memory of the first n blocks.
+// bytes returns the memory of the first n blocks.
 func (w *window) bytes(n int) []byte {
 	return w.arena.Bytes()[:int64(n)*w.ns.Geometry.BlockBytes()]
 }
 
-// pieces places every group of the blocks [first, end) of a chain in the window,
-// which begins with block first.
+// pieces returns the pieces of every group of the blocks [first, end) of a chain, placed in a
+// window that begins with block first.
 func (w *window) pieces(first, end int) []client.Piece {
 	g := w.ns.Geometry
 	var out []client.Piece
@@ -95,11 +95,10 @@ func needed(g kv.Geometry, blocks int, pieces []client.Piece) []client.Piece {
 	return out
 }
 
-// hybrid reports whether the groups of a prefix are not simply all of each
-// block's.
+// hybrid reports whether a prefix may need fewer pieces than all groups of each block.
 func hybrid(g kv.Geometry) bool { return len(g.Groups) > 1 || g.Groups[0].Kind != kv.Full }
 
-// putResult is what block put prints.
+// putResult is the output of block put.
 type putResult struct {
 	Namespace string `json:"namespace"`
 	Epoch     uint64 `json:"epoch"`
@@ -127,7 +126,7 @@ one content.`,
 	cmd.Flags().IntVar(&p.first, "first-block", 0, "the data file starts with this block of the prompt; those before it are stored already")
 	cmd.Flags().Uint64Var(&p.epoch, "epoch", 0, "version of the weights that made the blocks; 0: the newest")
 	cmd.Flags().BoolVar(&p.transfer, "transfer", false, "drop the blocks once they have been delivered")
-	_ = cmd.MarkFlagRequired("data-file") // it was defined above
+	_ = cmd.MarkFlagRequired("data-file") // the flag was defined above
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		return c.data(cmd, func(ctx context.Context, s *client.Store) error {
 			r, err := p.run(ctx, s, names[0])
@@ -142,7 +141,7 @@ one content.`,
 	return cmd
 }
 
-// putCommand is one block put.
+// putCommand is one run of block put.
 type putCommand struct {
 	world      world
 	connection *connection
@@ -155,7 +154,7 @@ type putCommand struct {
 
 func (p *putCommand) run(ctx context.Context, s *client.Store, name string) (r putResult, err error) {
 	if p.dataFile == "-" && (p.chain.tokensFile == "-" || p.chain.idsFile == "-") {
-		return r, usagef("standard input can be the tokens or the data, not both")
+		return r, usagef("only one of --tokens-file and --data-file can be standard input")
 	}
 	ns, err := s.Namespace(ctx, name)
 	if err != nil {
@@ -198,8 +197,8 @@ func (p *putCommand) run(ctx context.Context, s *client.Store, name string) (r p
 	return r, p.atEnd(dataName, in)
 }
 
-// checkLength compares the length of a regular file with what is wanted, before
-// anything is stored.
+// checkLength compares the length of a regular file with the expected length before anything is
+// stored.
 func checkLength(name string, in io.Reader, want int64, ns kv.Namespace, blocks int) error {
 	f, ok := in.(*os.File)
 	if !ok {
@@ -216,10 +215,10 @@ func checkLength(name string, in io.Reader, want int64, ns kv.Namespace, blocks 
 	return fmt.Errorf("%s has %d bytes, %d Full Blocks of %d; the prompt has %d whole blocks, which are %d bytes", name, info.Size(), info.Size()/each, each, blocks, want)
 }
 
-// atEnd refuses what is left of a stream behind the last block.
+// atEnd returns an error if the stream has bytes after the last block.
 func (p *putCommand) atEnd(name string, in io.Reader) error {
 	if n, err := in.Read(make([]byte, 1)); n > 0 {
-		return fmt.Errorf("%s goes on behind the last block of the prompt; the blocks before it have been stored", name)
+		return fmt.Errorf("%s has bytes after the last block of the prompt; the blocks before these bytes have been stored", name)
 	} else if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -259,7 +258,7 @@ func (p *putCommand) putWindow(ctx context.Context, s *client.Store, win *window
 	return nil
 }
 
-// refusedError words why the node did not take a piece.
+// refusedError returns the error for a piece that the node refused.
 func refusedError(f client.RefusedPiece, id kv.BlockID, outcome client.Outcome) error {
 	what := fmt.Sprintf("block %d (%v) was refused: %s", f.Block, id, f.Reason)
 	if f.Detail != "" && f.Detail != string(f.Reason) {
@@ -281,9 +280,8 @@ func refusedError(f client.RefusedPiece, id kv.BlockID, outcome client.Outcome) 
 	return errors.New(what)
 }
 
-// compareStored fails if the node has one of the blocks in the epoch of the put, with other
-// bytes than those in the window. It compares layer checksums, as the node reads them from
-// its disks now.
+// compareStored returns an error if the node has one of the blocks in the epoch of the put with
+// other bytes than the window. It compares layer checksums, which the node reads from its disks.
 func (p *putCommand) compareStored(ctx context.Context, win *window, ids []kv.BlockID, first int) error {
 	for _, target := range p.connection.list() {
 		conn, err := p.connection.dial(target)
@@ -300,15 +298,14 @@ func (p *putCommand) compareStored(ctx context.Context, win *window, ids []kv.Bl
 			}
 			block, group := int(piece.GetBlock()), int(piece.GetGroup())
 			if layer := win.differs(block, group, piece.GetLayerSums()); layer >= 0 {
-				return fmt.Errorf("block %d (%v) is stored with other bytes: layer %d of group %d differs. An id names one content, so nothing was stored; if the stored one is wrong, remove it first: penstock block delete %s %v", first+block, ids[block], layer, group, win.ns.Name, ids[block])
+				return fmt.Errorf("block %d (%v) is stored with other bytes: layer %d of group %d differs. A block id must always have the same bytes, so nothing was stored; if the stored block is wrong, delete it first: penstock block delete %s %v", first+block, ids[block], layer, group, win.ns.Name, ids[block])
 			}
 		}
 	}
 	return nil
 }
 
-// differs returns the first layer of a piece in the window whose checksum is
-// another than the one given, or -1.
+// differs returns the first layer of a piece in the window whose checksum differs from sums, or -1.
 func (w *window) differs(block, group int, sums []uint64) int {
 	g := w.ns.Geometry
 	at := g.PieceOffset(block, group)
@@ -321,7 +318,7 @@ func (w *window) differs(block, group int, sums []uint64) int {
 	return -1
 }
 
-// getResult is what block get prints.
+// getResult is the output of block get.
 type getResult struct {
 	Namespace   string `json:"namespace"`
 	Epoch       uint64 `json:"epoch"`
@@ -330,7 +327,7 @@ type getResult struct {
 	Tokens      int    `json:"tokens"`
 	Bytes       int64  `json:"bytes"`
 	Cut         string `json:"cut"`
-	// Epochs are those of the matched blocks, from the first one on; only with --mix.
+	// Epochs are the epochs of the matched blocks, in order. It is set only with --mix.
 	Epochs []epochRun `json:"epochs,omitempty"`
 }
 
@@ -351,7 +348,7 @@ rename: if nothing is cached, or the command fails, it stays as it was.`,
 	cmd.Flags().Uint64Var(&g.epoch, "epoch", 0, "version of the weights; 0: the newest")
 	cmd.Flags().Uint64Var(&g.oldest, "oldest-epoch", 0, oldestEpochHelp)
 	cmd.Flags().BoolVar(&g.mix, "mix", false, mixHelp)
-	_ = cmd.MarkFlagRequired("out") // it was defined above
+	_ = cmd.MarkFlagRequired("out") // the flag was defined above
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		return c.data(cmd, func(ctx context.Context, s *client.Store) error {
 			r, err := g.run(ctx, s, names[0])
@@ -377,7 +374,7 @@ rename: if nothing is cached, or the command fails, it stays as it was.`,
 	return cmd
 }
 
-// getCommand is one block get.
+// getCommand is one run of block get.
 type getCommand struct {
 	world world
 	chain *chainFlags
@@ -433,7 +430,7 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 	return r, out.commit()
 }
 
-// getLease keeps the prefix while it is fetched.
+// getLease is the lease on the prefix while it is fetched.
 const getLease = 5 * time.Minute
 
 // releaseWait bounds the release of getLease. Without a release the lease expires.
@@ -444,8 +441,8 @@ func (g *getCommand) open() (*outFile, error) {
 	if g.out == "-" {
 		return &outFile{Writer: g.world.out}, nil
 	}
-	// What is there decides what the result is: a link's target is replaced and
-	// keeps its permissions, a device or a pipe is written to.
+	// The kind of the existing file decides: the target of a link is replaced and keeps its
+	// permissions, and a device or a pipe is written directly.
 	path, mode := g.out, os.FileMode(0o666)
 	if _, err := os.Lstat(path); err == nil {
 		if path, err = filepath.EvalSymlinks(path); err != nil {
@@ -466,8 +463,8 @@ func (g *getCommand) open() (*outFile, error) {
 		mode = info.Mode().Perm()
 	}
 	for attempt := 0; ; attempt++ {
-		// The temporary name does not contain the result's name, which may have the
-		// greatest allowed length already.
+		// The temporary name does not contain the result's name, which may already have the maximum
+		// length.
 		beside := filepath.Join(filepath.Dir(path), fmt.Sprintf(".penstock-%d-%d", os.Getpid(), attempt))
 		f, err := os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 		if errors.Is(err, fs.ErrExist) && attempt < 100 {
@@ -478,7 +475,7 @@ func (g *getCommand) open() (*outFile, error) {
 		}
 		o := &outFile{Writer: f, file: f, path: path}
 		if info != nil {
-			if err := f.Chmod(mode); err != nil { // the umask was applied to it
+			if err := f.Chmod(mode); err != nil { // because of the umask
 				return nil, errors.Join(err, o.Close())
 			}
 		}
@@ -515,7 +512,7 @@ func (o *outFile) Close() error {
 		return nil
 	}
 	err := o.file.Close()
-	if errors.Is(err, fs.ErrClosed) { // commit closed it, and could not rename it
+	if errors.Is(err, fs.ErrClosed) { // commit has closed it and could not rename it
 		err = nil
 	}
 	if o.path == "" {
@@ -524,7 +521,7 @@ func (o *outFile) Close() error {
 	return errors.Join(err, os.Remove(o.file.Name()))
 }
 
-// copy fetches the matched prefix, a window at a time, and writes it.
+// copy fetches the matched prefix window by window and writes it.
 func (g *getCommand) copy(ctx context.Context, s *client.Store, ns kv.Namespace, m client.MatchResult, out io.Writer, r *getResult) (err error) {
 	// A hybrid prefix is only valid as a whole.
 	win, err := openWindow(s, ns, m.Blocks, hybrid(ns.Geometry))

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// blockLine is one block as block stat and block list print it.
+// blockLine is one block in the output of block stat and block list.
 type blockLine struct {
 	Index      int    `json:"index"`
 	ID         string `json:"id"`
@@ -54,7 +54,7 @@ func newBlockStat(w world, c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stat NS --tokens-file F",
 		Short: "Show where each block of a prompt lies",
-		Long:  `Show where each block of a prompt lies. The exit code is 3 if one is absent.`,
+		Long:  `Show the location of each block of a prompt. The exit code is 3 if one is absent.`,
 	}
 	flags := addChainFlags(cmd)
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
@@ -92,7 +92,7 @@ func (a admin) statBlocks(ctx context.Context, ns string, ids []kv.BlockID) (lin
 	return lines, absent, nil
 }
 
-// verifyResult is what block verify prints.
+// verifyResult is the output of block verify.
 type verifyResult struct {
 	Namespace string       `json:"namespace"`
 	Intact    int          `json:"intact"`
@@ -110,14 +110,14 @@ type verifyLine struct {
 	Reason string `json:"reason"`
 }
 
-// verifyPage is how many blocks one call verifies.
+// verifyPage is the number of blocks in one Verify call.
 const verifyPage = 256
 
 func newBlockVerify(w world, c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify NS --tokens-file F",
 		Short: "Read the blocks of a prompt from the disks and check every checksum",
-		Long: `Read the blocks of a prompt from the disks, whatever is in memory, and check every
+		Long: `Read the blocks of a prompt from the disks, even if they are in memory, and check every
 checksum. A broken block is dropped and becomes a miss. The exit code is 1 if one was
 broken, 3 if one is absent.`,
 	}
@@ -222,7 +222,7 @@ func newBlockList(c *connection) *cobra.Command {
 	})
 }
 
-// listPage is how many blocks one call lists.
+// listPage is the number of blocks in one ListBlocks call.
 const listPage = 4096
 
 func newBlockDelete(c *connection) *cobra.Command {
@@ -233,7 +233,7 @@ func newBlockDelete(c *connection) *cobra.Command {
 		Args:              args(cobra.MinimumNArgs(2)),
 		ValidArgsFunction: c.completeNamespaces,
 	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be deleted and change nothing")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be deleted, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, given []string) error {
 		ids := make([]kv.BlockID, len(given)-1)
 		for i, text := range given[1:] {

@@ -16,31 +16,29 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// chainFlags say which chain of blocks a command is about.
+// chainFlags are the flags that name a chain of blocks.
 type chainFlags struct {
 	tokensFile, idsFile string
 }
 
-// addChainFlags gives cmd the flags; one of them must be there.
+// addChainFlags adds the flags to cmd and requires one of them.
 func addChainFlags(cmd *cobra.Command) *chainFlags {
 	f := &chainFlags{}
 	cmd.Flags().StringVar(&f.tokensFile, "tokens-file", "", "file with the prompt's token ids, decimal, separated by white space (- reads standard input)")
-	cmd.Flags().StringVar(&f.idsFile, "ids-file", "", "file with the block ids themselves, 32 hexadecimal digits each: for keys that an engine made")
+	cmd.Flags().StringVar(&f.idsFile, "ids-file", "", "file with block ids, 32 hexadecimal digits each, for keys that an engine made")
 	cmd.MarkFlagsMutuallyExclusive("tokens-file", "ids-file")
 	cmd.MarkFlagsOneRequired("tokens-file", "ids-file")
 	return f
 }
 
-// chain is what the user named: its blocks, and how long the prompt was.
+// chain is the chain that the user named, and the length of its prompt.
 type chain struct {
 	ids []kv.BlockID
-	// tokens is the length of the prompt; the tail that fills no block is not
-	// cached.
+	// tokens is the length of the prompt. Its last partial block is not cached.
 	tokens int
 }
 
-// load reads the file and makes the chain. At least one whole block must be
-// there.
+// load reads the file and computes the chain, which must have at least one whole block.
 func (f *chainFlags) load(w world, ns kv.Namespace) (chain, error) {
 	if f.idsFile != "" {
 		return f.loadIDs(w, ns)
@@ -60,13 +58,12 @@ func (f *chainFlags) load(w world, ns kv.Namespace) (chain, error) {
 	}
 	ids, _ := hashed.Append(nil, tokens)
 	if len(ids) == 0 {
-		return chain{}, fmt.Errorf("%s holds %d tokens; namespace %q has blocks of %d, so there is no whole one", name, len(tokens), ns.Name, ns.Geometry.BlockTokens)
+		return chain{}, fmt.Errorf("%s holds %d tokens; namespace %q has blocks of %d, so there is no whole block", name, len(tokens), ns.Name, ns.Geometry.BlockTokens)
 	}
 	return chain{ids: ids, tokens: len(tokens)}, nil
 }
 
-// chain reads the chain that the flags name, in the geometry of a namespace that
-// the node knows.
+// chain reads the chain that the flags name, with the geometry of a namespace of the node.
 func (a admin) chain(ctx context.Context, w world, flags *chainFlags, namespace string) (chain, error) {
 	ns, err := a.namespace(ctx, namespace)
 	if err != nil {
@@ -96,7 +93,7 @@ func (f *chainFlags) loadIDs(w world, ns kv.Namespace) (chain, error) {
 	return chain{ids: ids, tokens: len(ids) * ns.Geometry.BlockTokens}, nil
 }
 
-// openInput opens a file, or standard input for "-", and says what to call it.
+// openInput opens a file, or standard input for "-", and returns a name for errors.
 func openInput(w world, path string) (string, io.ReadCloser, error) {
 	if path == "-" {
 		return "standard input", io.NopCloser(w.in), nil
@@ -124,11 +121,11 @@ func readTokens(name string, in io.Reader) ([]kv.Token, error) {
 	return tokens, err
 }
 
-// maxWord is longer than any token or block id: a file without white space ends
-// in an error and not in exhausted memory.
+// maxWord exceeds the length of every token and block id. It makes a file without white space an
+// error instead of a lack of memory.
 const maxWord = 4096
 
-// eachWord calls f for each word; an error gets the word's line and column.
+// eachWord calls f for each word. It adds the line and column of the word to an error.
 func eachWord(name string, in io.Reader, f func(word string) error) error {
 	r := bufio.NewReaderSize(in, 1<<16)
 	line, column, start := 1, 0, 1

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench"
 )
 
-// benchScript runs a copy of .ci/bench beside a bin/penstock that the test wrote,
-// so that nothing is measured or installed.
+// benchScript runs a copy of .ci/bench with a bin/penstock written by the test, so that nothing is
+// measured or installed.
 func benchScript(t *testing.T, penstock string, environ ...string) (output string, code int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -44,8 +44,8 @@ func benchScript(t *testing.T, penstock string, environ ...string) (output strin
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// TestBenchScript: make bench runs what it is asked for, goes on after a suite
-// that fails, and says at the end what is missing.
+// TestBenchScript: make bench runs the requested suites, continues after a suite that fails, and
+// lists the missing suites at the end.
 func TestBenchScript(t *testing.T) {
 	const fails = `
 echo "penstock $*"
@@ -79,8 +79,8 @@ case "$2" in index) exit 1 ;; policy) exit 124 ;; esac
 	}
 }
 
-// TestBenchScriptRefuses: a suite that there is not is refused before any runs,
-// with those that there are; each of them is a verb of penstock bench.
+// TestBenchScriptRefuses: an unknown suite is refused before any suite runs, with the list of
+// suites. Each listed suite is a subcommand of penstock bench.
 func TestBenchScriptRefuses(t *testing.T) {
 	for _, suites := range []string{"store polcy", " "} {
 		out, code := benchScript(t, "echo ran", "SUITES="+suites)
@@ -100,8 +100,8 @@ func TestBenchScriptRefuses(t *testing.T) {
 	}
 }
 
-// TestBenchReport: the pages in docs have a place for each suite and section, and for the summary of
-// each suite with targets. Pages that did not change are not written.
+// TestBenchReport: the pages in docs have a place for each suite and section, and for the summary
+// of each suite with targets. Unchanged pages are not written.
 func TestBenchReport(t *testing.T) {
 	docs, dir := filepath.Join(testkit.RepositoryRoot(t), "docs"), t.TempDir()
 	for _, name := range []string{"benchmarks.md", "benchmarks"} {

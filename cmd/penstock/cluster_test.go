@@ -16,13 +16,13 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// TestClusterFaults: processes die, cables are pulled, bits flip, in the middle of a
-// replay on a cluster in network namespaces. Every turn ends well and within its
-// deadline, and no wrong byte reaches a device.
+// TestClusterFaults kills processes, disconnects links and flips bits during a replay on a cluster
+// in network namespaces. Every turn succeeds within its deadline, and no wrong byte reaches a
+// device.
 func TestClusterFaults(t *testing.T) {
 	testkit.VerifyNone(t)
 	testkit.Long(t, "starts 50 processes")
-	netlab.ForTest(t) // says whether there can be namespaces
+	netlab.ForTest(t) // skips without network namespaces
 	set, err := workload.Table2Set("64K")
 	if err != nil {
 		t.Fatal(err)
@@ -59,8 +59,8 @@ func TestClusterFaults(t *testing.T) {
 			return c.Plug(cluster.NIC{Node: "D0"}, true)
 		}},
 		{"bits", func(_ context.Context, c *cluster.Cluster) error {
-			// One in seventy is caught. So many that a request fails MaxAttempts times would be refused, and a slow machine
-			// would meet ever more of them.
+			// About one in seventy is detected. With many more, a request would fail MaxAttempts
+			// times and be refused, in particular on a slow machine.
 			const flips = 100
 			for _, node := range []string{"P0", "D0"} {
 				if err := c.FlipBuffer(node, time.Millisecond, flips); err != nil {

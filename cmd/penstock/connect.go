@@ -22,7 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// connection is the flags by which a command reaches a node.
+// connection has the flags with which a command reaches a node.
 type connection struct {
 	endpoint  endpoint
 	servers   string
@@ -32,18 +32,18 @@ type connection struct {
 	tls       bool
 	insecure  bool
 	timeout   time.Duration
-	// startWithin is world's.
+	// startWithin is world.startWithin.
 	startWithin time.Duration
 }
 
-// addConnectionFlags gives cmd and its subcommands the flags of a client. The
-// environment sets their defaults.
+// addConnectionFlags adds the flags of a client to cmd and its subcommands. The environment sets
+// their defaults.
 func addConnectionFlags(cmd *cobra.Command, w world) *connection {
 	return addEndpointFlags(cmd, w, endpoint{flag: "server", variable: "PENSTOCK_SERVER", def: config.Default().Listen, usage: "gRPC address of the node, host:port"})
 }
 
-// endpoint is what a client connects to: the flag and the variable that name it,
-// the default address, its help, and the command that should be running there (""
+// endpoint describes the node to which a client connects: the flag and the environment variable
+// with the address, the default address, the help text, and the command that runs such a node (""
 // for penstock serve).
 type endpoint struct{ flag, variable, def, usage, command string }
 
@@ -59,7 +59,7 @@ func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 		annotate(cmd, flag, emptyAllowed) // an empty value overrides the variable
 	}
 	env(&c.servers, e.flag, e.variable, e.def, e.usage)
-	env(&c.tokenFile, "token-file", "PENSTOCK_TOKEN_FILE", "", "file with the bearer token that the node wants")
+	env(&c.tokenFile, "token-file", "PENSTOCK_TOKEN_FILE", "", "file with the bearer token that the node requires")
 	env(&c.ca, "ca", "PENSTOCK_CA", "", "CA (PEM) that the node's certificate is signed by; implies --tls")
 	env(&c.cert, "cert", "PENSTOCK_CERT", "", "client certificate (PEM); implies --tls")
 	env(&c.key, "key", "PENSTOCK_KEY", "", "private key (PEM) of the client certificate")
@@ -69,13 +69,13 @@ func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 	return c
 }
 
-// waitForever makes no limit the default of --timeout.
+// waitForever makes --timeout default to no limit.
 func (c *connection) waitForever(cmd *cobra.Command) {
 	c.timeout = 0
 	cmd.PersistentFlags().Lookup("timeout").DefValue = "0s"
 }
 
-// limit bounds a command by --timeout.
+// limit applies --timeout to a command.
 func (c *connection) limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	if c.timeout <= 0 {
 		return context.WithCancel(ctx)
@@ -92,7 +92,7 @@ func (c *connection) limitMove(cmd *cobra.Command) (context.Context, context.Can
 	return c.limit(cmd.Context())
 }
 
-// list is --server as a list: data commands spread sequences over several nodes.
+// list returns the addresses of --server. Data commands spread sequences over several nodes.
 func (c *connection) list() []string { return strings.Split(c.servers, ",") }
 
 // checkServers returns a usage error if --server contains an invalid address.
@@ -105,17 +105,17 @@ func (c *connection) checkServers() error {
 	return nil
 }
 
-// one is the node that an admin command talks to.
+// one returns the address of the node for an admin command, which must be the only one.
 func (c *connection) one() (string, error) {
 	if l := c.list(); len(l) != 1 || l[0] == "" {
-		return "", usagef("--%s %q: this command talks to one node; give one address", c.endpoint.flag, c.servers)
+		return "", usagef("--%s %q: this command uses one node; give one address", c.endpoint.flag, c.servers)
 	}
 	return c.servers, c.checkServers()
 }
 
 func (c *connection) tlsConfig() (*tls.Config, error) {
 	if (c.cert == "") != (c.key == "") {
-		return nil, usagef("--cert %q, --key %q: a certificate and its key go together", c.cert, c.key)
+		return nil, usagef("--cert %q, --key %q: give both a certificate and its key", c.cert, c.key)
 	}
 	if !c.tls && c.ca == "" && c.cert == "" {
 		return nil, nil
@@ -148,24 +148,24 @@ func (c *connection) dial(target string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A busy node may take long to answer the first connection: --timeout is the limit of that too.
+	// --timeout also bounds the first connection, because a busy node may take long to accept it.
 	return client.Dial(target, client.DialOptions{BearerToken: token, TLS: t, Insecure: c.insecure, Timeout: c.timeout})
 }
 
-// admin is a connection to one node's Admin service.
+// admin is a connection to a node's Admin service.
 type admin struct {
 	pb.AdminClient
 	conn *grpc.ClientConn
 }
 
-// admin connects for the length of f.
+// admin calls f with a connection, and closes the connection afterwards.
 func (c *connection) admin(cmd *cobra.Command, f func(ctx context.Context, a admin) error) error {
 	return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
 		return f(ctx, admin{AdminClient: pb.NewAdminClient(conn), conn: conn})
 	})
 }
 
-// connected connects to one node for the length of f.
+// connected calls f with a connection to one node, and closes the connection afterwards.
 func (c *connection) connected(cmd *cobra.Command, f func(ctx context.Context, conn *grpc.ClientConn) error) error {
 	target, err := c.one()
 	if err != nil {
@@ -261,8 +261,7 @@ func outOfTime(ctx context.Context, err error) bool {
 	return over(ctx) != nil || status.Code(err) == codes.DeadlineExceeded
 }
 
-// onNamespace makes cmd one that takes a namespace's name and asks its node about
-// it.
+// onNamespace makes cmd take the name of a namespace, and calls do with a connection to its node.
 func (c *connection) onNamespace(cmd *cobra.Command, do func(ctx context.Context, a admin, name string) error) *cobra.Command {
 	cmd.Args = args(cobra.ExactArgs(1))
 	cmd.ValidArgsFunction = c.completeNamespaces
@@ -286,7 +285,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 	return c.store(ctx, slog.New(slog.DiscardHandler), func(s *client.Store) error { return f(ctx, s) })
 }
 
-// store is data without a limit of time. The client logs to log.
+// store is data without a time limit. The client logs to log.
 func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *client.Store) error) (err error) {
 	if err := c.checkServers(); err != nil {
 		return err
@@ -323,7 +322,7 @@ func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *clie
 	return c.hinted(f(s))
 }
 
-// completeNamespaces offers the node's namespaces to the shell.
+// completeNamespaces completes an argument to the names of the node's namespaces.
 func (c *connection) completeNamespaces(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return c.completeNames(cmd, given, func(ctx context.Context, a admin) (names []string, err error) {
 		resp, err := a.ListNamespaces(ctx, &pb.ListNamespacesRequest{})

@@ -58,8 +58,8 @@ func loadSettings(c settings, file string, environ []string, flags *pflag.FlagSe
 	return c.Validate()
 }
 
-// serveUntil calls serve until ctx ends or serve fails, and then shutdown, which may take
-// the time within.
+// serveUntil calls serve until ctx ends or serve fails, and then shutdown with the time limit
+// within.
 func serveUntil(ctx context.Context, log *slog.Logger, within time.Duration, serve func() error, shutdown func(context.Context) error) (err error) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- serve() }()
@@ -86,8 +86,8 @@ func newRegistry() *prometheus.Registry {
 	return r
 }
 
-// listenBoth opens the listener at addr and, unless its address is empty, that of HTTP. It
-// warns of an HTTP address that other machines reach.
+// listenBoth opens the listener at addr and, unless httpAddr is empty, the HTTP listener. It logs a
+// warning if other machines can reach the HTTP address.
 func listenBoth(ctx context.Context, addr, httpAddr string, log *slog.Logger) (api, web net.Listener, err error) {
 	var lc net.ListenConfig
 	if api, err = lc.Listen(ctx, "tcp", addr); err != nil {
@@ -103,7 +103,7 @@ func listenBoth(ctx context.Context, addr, httpAddr string, log *slog.Logger) (a
 	return api, web, nil
 }
 
-// closeIf closes a listener if there is one.
+// closeIf closes a listener unless it is nil.
 func closeIf(l net.Listener) error {
 	if l == nil {
 		return nil
@@ -111,7 +111,7 @@ func closeIf(l net.Listener) error {
 	return l.Close()
 }
 
-// addresses returns the attributes that log what is listened on. web may be nil.
+// addresses returns the log attributes with the addresses of the listeners. web may be nil.
 func addresses(name string, api, web net.Listener) []any {
 	attrs := []any{name, api.Addr().String()}
 	if web != nil {

@@ -10,10 +10,9 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// TestDegradedStart: a node of eight disks starts without any one of them when it
-// is told to, also without the one that holds the index; it leaves an empty mount
-// point alone, and when the disk is back it serves all blocks that its index
-// knows.
+// TestDegradedStart: with the setting degraded, a node of eight disks starts without any one of
+// them, also without the disk with the index. It does not write to an empty mount point. When the
+// disk is back, the node serves all blocks of its index.
 func TestDegradedStart(t *testing.T) {
 	testkit.Long(t, "starts many nodes")
 	for _, how := range []string{"not mounted", "gone", "holds the index"} {

@@ -51,12 +51,12 @@ The exit code is 1 if a byte is wrong or a turn fails.`,
 	f.StringVar(&d.shape, "shape", d.shape, "prefill and decode nodes, as 2P4D")
 	d.agents.add(cmd)
 	f.IntVar(&d.rate, "rate", d.rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
-	f.StringSliceVar(&d.modes, "modes", d.modes, "what is run, in this order")
+	f.StringSliceVar(&d.modes, "modes", d.modes, "modes to run, in this order")
 	completeList(cmd, "modes", demoModes...)
-	f.StringVar(&d.dir, "dir", "", "make the storage node's temporary directory in this one (default: the system's)")
-	f.StringVar(&d.picture, "picture", d.picture, "draw what the storage NICs did into this PNG file; empty: no picture")
+	f.StringVar(&d.dir, "dir", "", "directory for the storage node's temporary directory (default: the system's)")
+	f.StringVar(&d.picture, "picture", d.picture, "PNG file for a picture of the storage NICs' rates; empty: no picture")
 	annotate(cmd, "picture", emptyAllowed)
-	f.BoolVar(&d.loopback, "loopback", false, "shape connections on loopback even where namespaces could be made")
+	f.BoolVar(&d.loopback, "loopback", false, "use rate-limited connections on loopback even if namespaces are available")
 	cmd.AddCommand(newDemoNodeCommand(w), newClusterNodeCommand(w))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		r, err := d.run(cmd, w)
@@ -80,7 +80,7 @@ const (
 
 var demoModes = []string{modeBasic, modeDual, modeOracle}
 
-// demoFlags are what a demo can be told.
+// demoFlags are the flags of a demo.
 type demoFlags struct {
 	shape        string
 	agents       agentFlags
@@ -90,26 +90,26 @@ type demoFlags struct {
 	loopback     bool
 }
 
-// clusterReport is what a demo prints.
+// clusterReport is the output of a demo.
 type clusterReport struct {
 	Shape   string `json:"shape"`
 	Agents  string `json:"agents"`
 	Network string `json:"network"`
-	// Bound is (P+D)/P: what dualpath gains at most where storage is the limit.
+	// Bound is (P+D)/P, the maximum speedup of dual path if storage is the bottleneck.
 	Bound   float64      `json:"bound"`
 	Runs    []clusterRun `json:"runs"`
 	Picture string       `json:"picture,omitempty"`
 }
 
-// clusterRun is one mode of it.
+// clusterRun is the result of one mode.
 type clusterRun struct {
 	Mode string `json:"mode"`
-	// Speedup over basic; 0 where basic was not run.
+	// Speedup is relative to basic. It is 0 if basic was not run.
 	Speedup float64 `json:"speedup,omitempty"`
 	*cluster.Result
 }
 
-// failed reports whether a promise was broken.
+// failed reports whether a run broke an invariant.
 func (r *clusterReport) failed() bool {
 	return slices.ContainsFunc(r.Runs, func(c clusterRun) bool { return c.WrongBlocks > 0 || c.Failed > 0 })
 }
@@ -132,7 +132,7 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
 		return nil, err
 	}
 	spec.SNICBits, spec.Env, spec.Loopback = uint64(d.rate)*1e6, withoutSettings(w.environ), d.loopback
-	// What follows from the rate is filled in once it is known.
+	// Fields that depend on the rate are set when the rate is known.
 	spec.EnsureDefaults()
 	if err := spec.Validate(); err != nil {
 		return nil, usageError{err}
@@ -164,8 +164,8 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
 	return r, nil
 }
 
-// demoBytes is what the storage node's directory takes at most in one mode: the KV
-// of every token of every agent, once, and what is allocated ahead of it.
+// demoBytes returns the maximum disk space of one mode: the KV of every token of every agent, once,
+// and the space allocated in advance.
 func demoBytes(spec cluster.Spec, set []workload.Trajectory) int64 {
 	var tokens int64
 	for _, t := range set {
@@ -174,7 +174,7 @@ func demoBytes(spec cluster.Spec, set []workload.Trajectory) int64 {
 	return min(tokens*int64(spec.Layers*spec.TokenBytes), spec.CapacityBytes) + 2*demoSpare
 }
 
-// runMode runs one mode on a directory of its own, with a live view.
+// runMode runs one mode in a new directory, with a live view.
 func runMode(cmd *cobra.Command, w world, spec cluster.Spec, mode, dir string, load cluster.Workload) (_ *clusterRun, err error) {
 	switch mode {
 	case modeBasic:
@@ -200,16 +200,16 @@ func runMode(cmd *cobra.Command, w world, spec cluster.Spec, mode, dir string, l
 	return &clusterRun{Mode: mode, Result: res}, nil
 }
 
-// shapes are like 2P4D.
+// shapes matches shapes like 2P4D.
 var shapes = regexp.MustCompile(`^([0-9]{1,3})[pP]([0-9]{1,3})[dD]$`)
 
-// parseShape is a cluster of that shape.
+// parseShape returns the cluster of a shape.
 func parseShape(s string) (spec cluster.Spec, err error) {
 	m := shapes.FindStringSubmatch(s)
 	if m == nil {
 		return spec, usageError{fmt.Errorf("--shape %q: it must be like 2P4D: two prefill and four decode nodes", s)}
 	}
-	spec.Prefill, _ = strconv.Atoi(m[1]) // the expression lets digits through alone
+	spec.Prefill, _ = strconv.Atoi(m[1]) // the expression matches only digits
 	spec.Decode, _ = strconv.Atoi(m[2])
 	if spec.Prefill == 0 || spec.Decode == 0 {
 		return spec, usageError{fmt.Errorf("--shape %q: at least one node of each kind is needed", s)}
@@ -217,7 +217,7 @@ func parseShape(s string) (spec cluster.Spec, err error) {
 	return spec, nil
 }
 
-// agentFlags say which agents are replayed.
+// agentFlags are the flags that select the replayed agents.
 type agentFlags struct {
 	set                    string
 	agents, rounds, divide int
@@ -233,7 +233,7 @@ func (a *agentFlags) add(cmd *cobra.Command) {
 		sets = append(sets, s.Name)
 	}
 	completeValues(cmd, "set", sets...)
-	f.IntVar(&a.agents, "agents", a.agents, "how many agents work at the same time")
+	f.IntVar(&a.agents, "agents", a.agents, "number of concurrent agents")
 	f.IntVar(&a.rounds, "rounds", a.rounds, "turns of each agent that are replayed, from its first")
 	f.IntVar(&a.divide, "divide", a.divide, "divide all lengths in tokens by this")
 	f.Uint64Var(&a.seed, "seed", a.seed, "seed of the agents")
@@ -243,22 +243,22 @@ func (a *agentFlags) String() string {
 	return fmt.Sprintf("%d agents of DualPath's %s set, the first %d turns, lengths divided by %d (seed %d)", a.agents, a.set, a.rounds, a.divide, a.seed)
 }
 
-// agentsMost bounds what one gateway replays.
-const agentsMost = 4096
+// agentsMax bounds the agents that one gateway replays.
+const agentsMax = 4096
 
-// trajectories generates them.
+// trajectories generates the agents' trajectories.
 func (a *agentFlags) trajectories() ([]workload.Trajectory, error) {
 	set, err := workload.Table2Set(a.set)
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--set: %w", err)}
 	}
-	if a.agents < 1 || a.agents > agentsMost || a.rounds < 1 || a.divide < 1 {
-		return nil, usageError{fmt.Errorf("--agents %d --rounds %d --divide %d: 1 to %d agents, and at least 1 of the others are needed", a.agents, a.rounds, a.divide, agentsMost)}
+	if a.agents < 1 || a.agents > agentsMax || a.rounds < 1 || a.divide < 1 {
+		return nil, usageError{fmt.Errorf("--agents %d --rounds %d --divide %d: --agents must be 1 to %d, and the others at least 1", a.agents, a.rounds, a.divide, agentsMax)}
 	}
 	return workload.Scale{Rounds: a.rounds, Tokens: 1 / float64(a.divide)}.Apply(set.Generate(a.agents, a.seed)), nil
 }
 
-// of is the run of a mode, or nil.
+// of returns the run of a mode, or nil.
 func (r *clusterReport) of(mode string) *clusterRun {
 	for i := range r.Runs {
 		if r.Runs[i].Mode == mode {
@@ -314,7 +314,7 @@ func (r *clusterReport) print(t *table) {
 	}
 }
 
-// percent words a share.
+// percent returns a share as text.
 func percent(part, whole int64) string {
 	if whole == 0 {
 		return "-"
@@ -322,7 +322,7 @@ func percent(part, whole int64) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
 }
 
-// bar is a share in [0, 1] as a bar of so many characters.
+// bar returns a share in [0, 1] as a bar of width characters.
 func bar(share float64, width int) string {
 	eighths := int(min(max(share, 0), 1)*float64(8*width) + 0.5)
 	s := strings.Repeat("█", eighths/8)
@@ -332,7 +332,7 @@ func bar(share float64, width int) string {
 	return s
 }
 
-// draw makes the picture: what the storage NICs of each side read, over time.
+// draw writes the picture: the rates at which the storage NICs of each side read, over time.
 func (r *clusterReport) draw(file string) error {
 	c := chart.Chart{Title: r.Shape + ": what storage NICs read", XLabel: "seconds", YLabel: "MB/s", Kind: chart.Lines}
 	for _, run := range r.Runs {
@@ -343,7 +343,7 @@ func (r *clusterReport) draw(file string) error {
 			s := chart.Series{Name: run.Mode + ", " + side.name + " side"}
 			var last cluster.Sample
 			samples := run.Samples
-			if len(samples) == 0 { // it was over before the first look
+			if len(samples) == 0 { // the run ended before the first sample
 				samples = []cluster.Sample{{At: run.Completion, Received: run.ReceivedBytes}}
 			}
 			for _, sample := range samples {
@@ -357,7 +357,7 @@ func (r *clusterReport) draw(file string) error {
 					}
 				}
 				rate := sum / 1e6 / (sample.At - last.At).Seconds()
-				if len(s.X) == 0 { // what is between the beginning and the first look is one rate
+				if len(s.X) == 0 { // up to the first sample there is only one rate
 					s.X, s.Y = append(s.X, 0), append(s.Y, rate)
 				}
 				s.X, s.Y = append(s.X, sample.At.Seconds()), append(s.Y, rate)
@@ -366,7 +366,7 @@ func (r *clusterReport) draw(file string) error {
 			c.Series = append(c.Series, s)
 		}
 	}
-	if len(c.Series) == 0 { // nothing but the oracle
+	if len(c.Series) == 0 { // only the oracle ran
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -383,7 +383,7 @@ func (r *clusterReport) draw(file string) error {
 	return nil
 }
 
-// newClusterNodeCommand is what a demo's engines and gateway run.
+// newClusterNodeCommand returns the command that a demo's engines and gateway run.
 func newClusterNodeCommand(w world) *cobra.Command {
 	return &cobra.Command{
 		Use: cluster.NodeArgs[1], Short: "An engine or a gateway of a demo", Hidden: true, Args: args(cobra.NoArgs),

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// demoNodeFlags are what a demo can be told.
+// demoNodeFlags are the flags of the demo of a node.
 type demoNodeFlags struct {
 	replay   replayFlags
 	dir      string
@@ -43,9 +43,9 @@ The exit code is 1 if a byte differs or the node needs more memory than its budg
 		Args: args(cobra.NoArgs),
 	}
 	d.replay.add(cmd)
-	cmd.Flags().StringVar(&d.dir, "dir", "", "make the temporary directory in this one (default: the system's)")
+	cmd.Flags().StringVar(&d.dir, "dir", "", "directory for the temporary directory (default: the system's)")
 	cmd.Flags().Var(sizeFlag{&d.capacity}, "capacity", "capacity of the node")
-	cmd.Flags().StringVar(&d.io, "io", "auto", "how the node drives its disk: auto, uring or posix")
+	cmd.Flags().StringVar(&d.io, "io", "auto", "I/O backend: auto, uring or posix")
 	completeValues(cmd, "io", "auto", "uring", "posix")
 	cmd.Flags().StringVar(&d.trace, "trace", d.trace, "replay this trace instead of the sample")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -68,13 +68,13 @@ const (
 	demoRequests = 400
 	// demoCapacity holds about a quarter of the blocks of demoRequests.
 	demoCapacity = 1280 << 20
-	// The node of the demo is small: its budget, which is checked, is these two
-	// and what every node has for itself.
+	// The demo's node is small. Its memory budget is these two values and the fixed part of every
+	// node. The demo checks that the node stays within the budget.
 	demoArena      = 160 << 20
 	demoIndexCache = 16 << 20
 )
 
-// demoNodeReport is what the demo prints.
+// demoNodeReport is the output of the demo.
 type demoNodeReport struct {
 	report
 	IO                string `json:"io"`
@@ -84,7 +84,7 @@ type demoNodeReport struct {
 	MemoryBudgetBytes int64  `json:"memory_budget_bytes"`
 }
 
-// failed reports whether a promise was broken.
+// failed reports whether the run broke an invariant.
 func (r *demoNodeReport) failed() bool {
 	return r.MismatchedBlocks > 0 || r.RSSBytes > r.MemoryBudgetBytes
 }
@@ -99,7 +99,7 @@ func (r *demoNodeReport) print(t *table) {
 	t.pair("memory", fmt.Sprintf("the node's RSS was at most %s, %s its budget of %s", size(r.RSSBytes), verdict, size(r.MemoryBudgetBytes)))
 }
 
-// run starts the node, replays and cleans up.
+// run starts the node, replays the trace and removes the files.
 func (d *demoNodeFlags) run(cmd *cobra.Command, w world) (_ *demoNodeReport, err error) {
 	ctx := cmd.Context()
 	if err := haveSpace(d.dir, d.capacity+demoSpare, "a smaller --capacity"); err != nil {
@@ -141,12 +141,12 @@ func (d *demoNodeFlags) run(cmd *cobra.Command, w world) (_ *demoNodeReport, err
 	return r, err
 }
 
-// demoSpare is what the file system must have free besides what is stored.
+// demoSpare is the free space that the file system needs in addition to the stored bytes.
 const demoSpare = 128 << 20
 
-// haveSpace fails if a temporary directory in dir, empty for the system's, cannot
-// have so many bytes. less says what takes fewer.
-func haveSpace(dir string, bytes int64, less string) error {
+// haveSpace returns an error if a temporary directory in dir, or the system's if dir is empty, has
+// less than bytes free. hint is the part of the error that describes how to need less.
+func haveSpace(dir string, bytes int64, hint string) error {
 	if dir == "" {
 		dir = os.TempDir()
 	}
@@ -155,13 +155,13 @@ func haveSpace(dir string, bytes int64, less string) error {
 		return usagef("--dir %s: %w", dir, err)
 	}
 	if free < bytes {
-		return fmt.Errorf("%s has %s free and the demo needs %s: name another directory with --dir, or %s", dir, size(free), size(bytes), less)
+		return fmt.Errorf("%s has %s free and the demo needs %s: name another directory with --dir, or %s", dir, size(free), size(bytes), hint)
 	}
 	return nil
 }
 
-// serveArgs are the command line of the demo's node: free ports of loopback, a
-// small arena, and a log that can be read by a program.
+// serveArgs returns the arguments of the demo's node: free ports on loopback, a small arena, and a
+// log in JSON.
 func (d *demoNodeFlags) serveArgs(dir string) []string {
 	return []string{
 		"serve",
@@ -175,13 +175,13 @@ func (d *demoNodeFlags) serveArgs(dir string) []string {
 	}
 }
 
-// withoutSettings is the environment without what would configure a node or a
-// client: the demo is the same for everybody.
+// withoutSettings returns the environment without the settings of a node or client, so that the
+// demo does not depend on them.
 func withoutSettings(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(s string) bool { return strings.HasPrefix(s, config.EnvPrefix) })
 }
 
-// memoryWatch asks a node for its memory while something else goes on.
+// memoryWatch polls a node's memory.
 type memoryWatch struct {
 	stop context.CancelFunc
 	done chan struct{}
@@ -189,7 +189,7 @@ type memoryWatch struct {
 	peak int64
 }
 
-// watchEvery is the time between two looks.
+// watchEvery is the polling interval.
 const watchEvery = 500 * time.Millisecond
 
 func watchMemory(ctx context.Context, a admin) *memoryWatch {

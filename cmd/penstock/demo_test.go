@@ -24,9 +24,9 @@ func cfgWith(capacity int64) config.Config {
 	return c
 }
 
-// TestDemoCluster: a whole cluster in processes of its own, with shaped
-// connections: every turn of every agent goes well, both sides read, the bytes are
-// right, the picture is drawn, and nothing else is left behind.
+// TestDemoCluster runs a whole cluster in separate processes with rate-limited connections. Every
+// turn of every agent succeeds, both sides read, the bytes are right, the picture is drawn, and no
+// other file is left.
 func TestDemoCluster(t *testing.T) {
 	testkit.Long(t, "runs the whole demo")
 	testkit.VerifyNone(t)
@@ -57,7 +57,7 @@ func TestDemoCluster(t *testing.T) {
 	isEmpty(t, dir)
 }
 
-// TestDemoRefuses: what cannot be run is refused before anything is started.
+// TestDemoRefuses: impossible options are refused before any process starts.
 func TestDemoRefuses(t *testing.T) {
 	for text, bad := range map[string][]string{
 		"like 2P4D": {"--shape", "2P"}, "at least one node": {"--shape", "0P4D"}, "1 to 32": {"--shape", "33P1D"}, "is one of basic, dualpath, oracle": {"--modes", "fast"},
@@ -70,8 +70,8 @@ func TestDemoRefuses(t *testing.T) {
 	}
 }
 
-// TestDemoNeedsSpace: a disk that is too small is noticed before anything is
-// started, with what is needed, where, and what needs less.
+// TestDemoNeedsSpace: a disk that is too small is reported before any process starts, with the
+// required space, the directory, and a way to need less.
 func TestDemoNeedsSpace(t *testing.T) {
 	dir := t.TempDir()
 	r := penstock(t, "", nil, "demo", "node", "--dir", dir, "--capacity", "900TiB")
@@ -89,7 +89,7 @@ func TestDemoNeedsSpace(t *testing.T) {
 	isEmpty(t, dir)
 }
 
-// demoArgs are a demo of one node, of some seconds.
+// demoArgs are the arguments of a demo of one node that takes some seconds.
 func demoArgs(dir string) []string {
 	return []string{
 		"demo", "node", "--dir", dir, "--io", "posix", "--capacity", "48MiB", "--format", "json",
@@ -97,8 +97,8 @@ func demoArgs(dir string) []string {
 	}
 }
 
-// TestDemo: a node in a process of its own serves a real trace from too small a
-// disk, every byte is right, and nothing is left behind.
+// TestDemo: a node in a separate process serves a real trace from a disk that is too small for it.
+// Every byte is right, and no file is left.
 func TestDemo(t *testing.T) {
 	testkit.VerifyNone(t)
 	dir := t.TempDir()
@@ -122,7 +122,7 @@ func isEmpty(t *testing.T, dir string) {
 	}
 }
 
-// TestInterruptedDemoCleansUp: Ctrl-C ends node, directory and all.
+// TestInterruptedDemoCleansUp: SIGINT ends the node and removes the directory.
 func TestInterruptedDemoCleansUp(t *testing.T) {
 	testkit.VerifyNone(t)
 	dir := t.TempDir()
@@ -131,7 +131,7 @@ func TestInterruptedDemoCleansUp(t *testing.T) {
 	args := append(demoArgs(dir), "--requests", "0")
 	ended := make(chan result)
 	go func() { ended <- penstockIn(ctx, "", append(os.Environ(), childEnv), args...) }()
-	// The volume is there once the node has started.
+	// The volume exists once the node has started.
 	for {
 		if left, err := os.ReadDir(dir); err == nil && len(left) == 1 {
 			if _, err := os.Stat(dir + "/" + left[0].Name() + "/volume/index"); err == nil {
@@ -152,8 +152,8 @@ func TestInterruptedDemoCleansUp(t *testing.T) {
 	isEmpty(t, dir)
 }
 
-// TestReplayNoticesForeignBytes: a block that holds something else than the
-// replay would have stored is found, named, and fails the command.
+// TestReplayNoticesForeignBytes: a block with other bytes than the replay stores is detected and
+// named, and the command fails.
 func TestReplayNoticesForeignBytes(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume")
@@ -187,8 +187,8 @@ func TestReplayNoticesForeignBytes(t *testing.T) {
 	}
 }
 
-// TestReplayTakesMooncake: requests of 512-token blocks, several files, and the
-// namespace that was made is gone afterwards.
+// TestReplayTakesMooncake: the replay accepts requests of 512-token blocks in several files, and
+// removes the namespace that it made.
 func TestReplayTakesMooncake(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume")
@@ -206,8 +206,8 @@ func TestReplayTakesMooncake(t *testing.T) {
 	}
 }
 
-// TestPictureOfShortRuns: a run that was over before anybody looked at its NICs is
-// drawn too; without one to draw the report names no picture.
+// TestPictureOfShortRuns: a run that ended before the first sample is drawn too. Without a run to
+// draw, the report has no picture.
 func TestPictureOfShortRuns(t *testing.T) {
 	file := t.TempDir() + "/nics.png"
 	run := func(mode string) clusterRun {

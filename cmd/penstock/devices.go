@@ -20,7 +20,7 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// device is a volume's device, with why it is of that kind.
+// device is a volume's device, with the reason for the choice of its backend.
 type device struct {
 	blockio.Device
 	reason string
@@ -28,8 +28,8 @@ type device struct {
 	missing bool
 }
 
-// openDevices makes the directories where they are missing and opens each by
-// the way asked for: uring, posix, or auto, which is uring where that works.
+// openDevices makes missing directories and opens each with the backend how: uring, posix, or auto,
+// which is uring if it works on this host.
 func openDevices(dirs []string, how string, memory []byte) (devices []device, err error) {
 	for i, dir := range dirs {
 		d, err := openDevice(dir, how, memory)
@@ -44,9 +44,9 @@ func openDevices(dirs []string, how string, memory []byte) (devices []device, er
 	return devices, nil
 }
 
-// openPresent opens the volumes of a node that may be degraded: a device that says
-// so stands for each one that is missing. A directory without a superblock beside
-// others that have one is not touched: it may be where a disk should be mounted.
+// openPresent opens the volumes of a node that may start degraded. A device that only returns
+// errors stands for each missing volume. A directory without a superblock is not written to if
+// other directories have one, because it may be the mount point of a missing disk.
 func openPresent(cfg config.Config, memory []byte, log *slog.Logger) (devices []device, err error) {
 	if !cfg.Degraded || !slices.ContainsFunc(cfg.Data, func(dir string) bool { return holdsVolume(dir) == nil }) {
 		return openDevices(cfg.Data, cfg.IO, memory)
@@ -83,8 +83,8 @@ func holdsVolume(dir string) error {
 	return err
 }
 
-// notAmong refuses a directory that is one of the others by another name: its lock
-// would seem to be held by another process.
+// notAmong refuses a directory that is another name of one of the others. Otherwise its lock would
+// seem to be held by another process.
 func notAmong(others []string, dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -92,14 +92,14 @@ func notAmong(others []string, dir string) error {
 	}
 	for _, other := range others {
 		if same, err := os.Stat(other); err == nil && os.SameFile(info, same) {
-			return fmt.Errorf("it is the same directory as %s; name it once", other)
+			return fmt.Errorf("it is the same directory as %s; give each directory once", other)
 		}
 	}
 	return nil
 }
 
 func openDevice(dir, how string, memory []byte) (device, error) {
-	// 0700: blocks hold what users said to a model.
+	// 0700, because blocks contain users' prompts.
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return device{}, err
 	}
@@ -114,7 +114,7 @@ func openDevice(dir, how string, memory []byte) (device, error) {
 			why = err.Error()
 		}
 		if how == "uring" {
-			return device{}, fmt.Errorf("io uring was asked for and does not work here: %s (io auto takes posix instead)", why)
+			return device{}, fmt.Errorf("io is uring, which does not work on this host: %s (io auto uses posix)", why)
 		}
 		reason = why
 	}
@@ -125,7 +125,7 @@ func openDevice(dir, how string, memory []byte) (device, error) {
 	return device{Device: d, reason: reason}, nil
 }
 
-// regions is the memory that the rings register, if there is any.
+// regions returns the memory that the rings register, if there is any.
 func regions(memory []byte) [][]byte {
 	if len(memory) == 0 {
 		return nil
@@ -149,7 +149,7 @@ func closeDevices(devices []device) error {
 	return errors.Join(errs...)
 }
 
-// scratchFrom lends arena memory to the store's own work.
+// scratchFrom lends arena memory to the store's internal work.
 func scratchFrom(memory *arena.Arena) func(context.Context, int) ([]byte, func(), error) {
 	return func(ctx context.Context, sizeBytes int) ([]byte, func(), error) {
 		buf, err := memory.Alloc(ctx, sizeBytes)
@@ -160,21 +160,21 @@ func scratchFrom(memory *arena.Arena) func(context.Context, int) ([]byte, func()
 	}
 }
 
-// split is how the configured capacity is divided. Capacity is the cap on
-// everything in the data directories, so the index's share is taken off first.
+// split is the division of the configured capacity. The capacity limits all files in the data
+// directories, so the index's share is subtracted first.
 type split struct{ capacityBytes, storeBytes, indexBytes int64 }
 
 const (
-	// indexShare: the index takes at most 160 bytes of disk for a block
-	// (docs/benchmarks.md), and the smallest slot is 8 KiB: a fiftieth.
+	// indexShare: the index takes at most 160 bytes of disk for a block (docs/benchmarks.md), and
+	// the smallest slot has 8 KiB. So the index takes at most a fiftieth.
 	indexShare = 50
-	// indexFloorBytes is for the logs and memtables of an index of any size.
+	// indexFloorBytes is the space for the logs and memtables of an index of any size.
 	indexFloorBytes = 16 << 20
-	// takeShare of the free space is the capacity of a node that was given none.
+	// The default capacity is this fraction of the free space.
 	takeNumerator, takeDenominator = 9, 10
 )
 
-// splitCapacity finds the capacity and divides it.
+// splitCapacity determines the capacity and divides it.
 func splitCapacity(cfg config.Config, devices []device) (split, error) {
 	capacity := int64(cfg.Capacity)
 	if capacity == 0 {
@@ -188,9 +188,9 @@ func splitCapacity(cfg config.Config, devices []device) (split, error) {
 	return split{capacityBytes: capacity, storeBytes: capacity - index, indexBytes: index}, nil
 }
 
-// reachable is what the file systems have free or the volumes hold already, so that
-// a restart finds what the first start found. A file system that holds several
-// volumes counts once.
+// reachable returns the free space of the file systems plus the space of the volumes, so that a
+// restart computes the same capacity as the first start. A file system with several volumes counts
+// once.
 func reachable(dirs []string, devices []device) (int64, error) {
 	seen := make(map[uint64]bool)
 	var total int64
@@ -223,7 +223,7 @@ func reachable(dirs []string, devices []device) (int64, error) {
 	return total, nil
 }
 
-// treeBytes is the space that the files below dir occupy.
+// treeBytes returns the space of the files below dir.
 func treeBytes(dir string) (int64, error) {
 	var total int64
 	err := filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {

@@ -1,22 +1,21 @@
-// Command penstock is the storage node and everything that a person does to it:
-// one binary, noun and verb.
+// Command penstock is the storage node, the planner, the gateway and the commands of their
+// operators in one binary. Commands have the form noun verb.
 //
 //	penstock serve                          the storage node
-//	penstock status | doctor | version      is it well, and why not
-//	penstock ns | block | prefix | pin      what it holds
-//	penstock store                          volumes that no node serves at the moment
+//	penstock status | doctor | version      its health, and the reason if it is not healthy
+//	penstock ns | block | prefix | pin      its contents
+//	penstock store                          volumes while no node serves them
 //	penstock nic                            NICs and GPUs of this host
-//	penstock trace | bench | demo           what it does under load
+//	penstock trace | bench | demo           its behaviour under load
 //
-// It is the composition root: here alone concrete devices, transfer engines and
-// stores meet the contracts. It decides nothing about caching itself.
+// It is the composition root: only here are concrete devices, transfer engines and stores passed
+// to the packages that use them. It makes no caching decisions itself.
 //
-// A command is a function that returns a *cobra.Command; there is no package
-// state, so a test runs whole commands in its own process, with a world of its
-// own. Results go to standard output, as a table or as JSON (--format); errors,
-// warnings and progress go to standard error.
+// A command is a function that returns a *cobra.Command. There is no package state, so a test
+// runs whole commands in its own process, with its own world. Results go to standard output, as
+// a table or as JSON (--format). Errors, warnings and progress go to standard error.
 //
-// Exit codes: 0 done; 1 it failed; 2 the command line or the configuration is
-// wrong; 3 what was asked for is not there, or not all of it; 4 the node is busy:
-// try again; 130 and 143 a command that SIGINT or SIGTERM ended before it was done.
+// Exit codes: 0 success; 1 failure; 2 an invalid command line or configuration; 3 the requested
+// object does not exist, or not all of it; 4 the node is busy, try again; 130 and 143 SIGINT or
+// SIGTERM ended the command before it was done.
 package main

@@ -22,8 +22,8 @@ func rewriting() bool {
 	return f != nil && f.Value.String() == "true"
 }
 
-// TestDocumentation: docs/cli.md says what the commands say of themselves. It is
-// made anew with: go test ./cmd/penstock -run TestDocumentation -rewrite
+// TestDocumentation: docs/cli.md equals the help of the commands. To regenerate the page: go test
+// ./cmd/penstock -run TestDocumentation -rewrite
 func TestDocumentation(t *testing.T) {
 	path := filepath.Join(testkit.RepositoryRoot(t), "docs", "cli.md")
 	want := cliPage(newRootCommand(world{out: io.Discard, err: io.Discard}))
@@ -41,7 +41,7 @@ func TestDocumentation(t *testing.T) {
 	}
 }
 
-// cliPage is the manual of every command, from the commands themselves.
+// cliPage returns the page with the help of every command.
 func cliPage(root *cobra.Command) string {
 	var b strings.Builder
 	b.WriteString("# The commands\n\n")
@@ -73,7 +73,7 @@ func section(b *strings.Builder, c *cobra.Command) {
 	} else {
 		fmt.Fprintf(b, "%s.\n\n", strings.TrimSuffix(c.Short, "."))
 	}
-	// Of a command with commands below it, only pin takes arguments itself.
+	// Of the commands with subcommands, only pin takes arguments.
 	if !c.HasAvailableSubCommands() || strings.Contains(c.Use, " ") {
 		fmt.Fprintf(b, "    %s\n\n", c.UseLine())
 	}
@@ -85,7 +85,7 @@ func section(b *strings.Builder, c *cobra.Command) {
 	}
 }
 
-// mark keeps the indented parts of a help text as they are.
+// mark keeps the indentation of the indented parts of a help text.
 func mark(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, l := range lines {
@@ -125,8 +125,8 @@ func flagLines(set *pflag.FlagSet) string {
 	return b.String()
 }
 
-// TestDeploymentFilesAreRight: the example configuration is accepted as it is,
-// and names every key with its default, but for data and degraded.
+// TestDeploymentFilesAreRight: the example configuration is valid, and has every key with its
+// default, except data and degraded.
 func TestDeploymentFilesAreRight(t *testing.T) {
 	path := filepath.Join(testkit.RepositoryRoot(t), "deploy", "penstock.yaml")
 	cfg, err := config.Load(path, nil)
@@ -155,8 +155,8 @@ func TestDeploymentFilesAreRight(t *testing.T) {
 	}
 }
 
-// TestUnitServesDegraded: the command of the systemd unit is one of ours, and the node
-// starts without a disk that is missing whatever its configuration sets.
+// TestUnitServesDegraded: the command of the systemd unit is valid, and with it the node starts
+// without a missing disk, whatever its configuration file sets.
 func TestUnitServesDegraded(t *testing.T) {
 	unit, err := os.ReadFile(filepath.Join(testkit.RepositoryRoot(t), "deploy", "penstock.service"))
 	if err != nil {
@@ -176,8 +176,8 @@ func TestUnitServesDegraded(t *testing.T) {
 	}
 }
 
-// TestCommandsDocumentThemselves: every command and flag has its words, and no
-// two flags of one command are written differently for the same thing.
+// TestCommandsDocumentThemselves: every command and flag has a help text, and no two flags of one
+// command have different spellings of the same name.
 func TestCommandsDocumentThemselves(t *testing.T) {
 	each(newRootCommand(world{out: io.Discard, err: io.Discard}), func(c *cobra.Command) {
 		if c.Short == "" || strings.HasSuffix(c.Short, ".") {
@@ -191,8 +191,8 @@ func TestCommandsDocumentThemselves(t *testing.T) {
 	})
 }
 
-// TestExamplesAreRight: what the help shows as an example is a command that there
-// is, with flags and arguments that it takes.
+// TestExamplesAreRight: every example in a help text is an existing command with valid flags and
+// arguments.
 func TestExamplesAreRight(t *testing.T) {
 	shown := 0
 	each(newRootCommand(world{out: io.Discard, err: io.Discard}), func(c *cobra.Command) {
@@ -205,7 +205,7 @@ func TestExamplesAreRight(t *testing.T) {
 					continue
 				}
 				shown++
-				// Another tree for each: flags keep what they were set to.
+				// Flags keep their values, so each example gets a new tree.
 				root := newRootCommand(world{out: io.Discard, err: io.Discard})
 				found, rest, err := root.Find(words[1:])
 				if err == nil {
@@ -228,8 +228,7 @@ func TestExamplesAreRight(t *testing.T) {
 	}
 }
 
-// exampleWords splits a line as a shell does, as far as examples need it: at
-// blanks outside of double quotes.
+// exampleWords splits a line at blanks outside of double quotes, which is enough for the examples.
 func exampleWords(line string) (words []string) {
 	for i, part := range strings.Split(strings.TrimSpace(line), `"`) {
 		if i%2 == 1 {

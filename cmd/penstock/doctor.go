@@ -27,8 +27,8 @@ func newDoctorCommand(w world) *cobra.Command {
 		Short: "Write, read back and drop blocks, and say what each layer did",
 		Long: `Write random blocks into a temporary namespace, read them back from the node's disks,
 compare every byte, drop them, and see that they are gone. Each layer is one line,
-with its time; where one failed there is a hint what to look at, and those that
-depend on it are not tried. Nothing is left behind. The exit code is 1 if a layer
+with its time. A failed layer has a hint what to check, and the layers that
+depend on it are skipped. Nothing is left behind. The exit code is 1 if a layer
 failed.`,
 		Args: args(cobra.NoArgs),
 	}
@@ -54,14 +54,14 @@ failed.`,
 	return cmd
 }
 
-// diagnosis is what doctor prints.
+// diagnosis is the output of doctor.
 type diagnosis struct {
 	Server  string  `json:"server"`
 	Healthy bool    `json:"healthy"`
 	Layers  []layer `json:"layers"`
 }
 
-// layer is the finding about one layer of the path that a block takes.
+// layer is the result for one layer of the path of a block.
 type layer struct {
 	Layer   string  `json:"layer"`
 	State   string  `json:"state"` // ok, warning, failed, skipped
@@ -90,8 +90,8 @@ func printDiagnosis(t *table, r diagnosis) {
 	}
 }
 
-// Geometry of the doctor's blocks: 256 KiB each, in several layers, so that a
-// wrong layer is told from a wrong block.
+// Geometry of the doctor's blocks: 256 KiB each, in several layers, so that a wrong layer can be
+// distinguished from a wrong block.
 const (
 	doctorBlocks      = 16
 	doctorLayers      = 8
@@ -99,7 +99,7 @@ const (
 	doctorTokenBytes  = 512
 )
 
-// doctor examines one node, layer by layer.
+// doctor examines one node layer by layer.
 type doctor struct {
 	connection *connection
 	cmd        *cobra.Command
@@ -109,8 +109,8 @@ type doctor struct {
 	failed int
 }
 
-// look examines one layer: f returns what to say about it, and a hint that is
-// printed if it fails or, with a nil error, as a warning.
+// look examines one layer. f returns the detail to print, and a hint that is printed if f fails or,
+// with a nil error, as a warning.
 func (d *doctor) look(name string, f func() (detail, hint string, err error)) bool {
 	start := time.Now()
 	detail, hint, err := f()
@@ -118,7 +118,7 @@ func (d *doctor) look(name string, f func() (detail, hint string, err error)) bo
 	switch {
 	case err != nil:
 		l.State = layerFailed
-		l.Detail, _, _ = strings.Cut(explain(err), "\n") // the hint is ours
+		l.Detail, _, _ = strings.Cut(explain(err), "\n") // the hint is doctor's own
 		d.failed++
 	case hint != "":
 		l.State = layerWarning
@@ -183,7 +183,7 @@ func versionHint(s *pb.StatusResponse) string {
 	return ""
 }
 
-// examineStatus judges what the node says of itself.
+// examineStatus judges the node's status.
 func (d *doctor) examineStatus(s *pb.StatusResponse) {
 	d.look("state", func() (string, string, error) {
 		if s.GetState() != "serving" {
@@ -227,7 +227,7 @@ func corruptHint(s *pb.StatusResponse) string {
 	return ""
 }
 
-// examineData moves blocks there and back.
+// examineData stores blocks in the node and reads them back.
 func (d *doctor) examineData(ctx context.Context, a admin) {
 	names := []string{"data plane", "index", "write", "checksums", "read", "drop"}
 	opened := len(d.layers)
@@ -245,7 +245,7 @@ func (d *doctor) examineData(ctx context.Context, a admin) {
 	d.skip(names[min(done, len(names)):]...)
 }
 
-// moveBlocks stops at the first layer that fails.
+// moveBlocks examines the layers of the data path. It stops at the first layer that fails.
 func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 	if !d.look("data plane", func() (string, string, error) { return d.reachData(ctx, a) }) {
 		return
@@ -261,18 +261,18 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 	}
 	deleted := false
 	defer func() {
-		if !deleted { // on the way out of a failure: nothing may stay
+		if !deleted { // after a failure; no test block may be left
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropWait)
 			defer cancel()
 			_, _ = a.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: ns.Name})
 		}
 	}()
-	p, err := newPatient(ctx, s, ns)
+	p, err := newTestBlocks(ctx, s, ns)
 	if err != nil {
 		d.look("write", func() (string, string, error) { return "", "this machine, not the node", err })
 		return
 	}
-	defer func() { _ = p.win.close() }() // the process ends soon; the node holds no window on it
+	defer func() { _ = p.win.close() }() // the process ends soon, and the node has no window on the memory
 	ok := d.look("write", func() (string, string, error) { return p.write(ctx, s) }) &&
 		d.look("checksums", func() (string, string, error) { return p.verify(ctx, a) }) &&
 		d.look("read", func() (string, string, error) { return p.read(ctx, s) })
@@ -282,8 +282,8 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 	deleted = d.look("drop", func() (string, string, error) { return p.drop(ctx, a, s) })
 }
 
-// reachData connects to the port of the data plane, so that a firewall is told
-// from everything else.
+// reachData connects to the port of the data plane, so that a firewall is distinguished from other
+// failures.
 func (d *doctor) reachData(ctx context.Context, a admin) (detail, hint string, err error) {
 	desc, err := pb.NewCacheClient(a.conn).Describe(ctx, &pb.DescribeRequest{})
 	if err != nil {
@@ -305,15 +305,15 @@ func (d *doctor) reachData(ctx context.Context, a admin) (detail, hint string, e
 	return "TCP to " + addr, "", conn.Close()
 }
 
-// patient is the doctor's blocks.
-type patient struct {
+// testBlocks are the doctor's blocks.
+type testBlocks struct {
 	ns   kv.Namespace
 	ids  []kv.BlockID
 	win  *window
 	data []byte
 }
 
-func newPatient(ctx context.Context, s *client.Store, def kv.Namespace) (*patient, error) {
+func newTestBlocks(ctx context.Context, s *client.Store, def kv.Namespace) (*testBlocks, error) {
 	ns, err := s.Namespace(ctx, def.Name)
 	if err != nil {
 		return nil, err
@@ -326,7 +326,7 @@ func newPatient(ctx context.Context, s *client.Store, def kv.Namespace) (*patien
 	for i := range tokens {
 		tokens[i] = kv.Token(i)
 	}
-	p := &patient{ns: ns, data: make([]byte, doctorBlocks*ns.Geometry.BlockBytes())}
+	p := &testBlocks{ns: ns, data: make([]byte, doctorBlocks*ns.Geometry.BlockBytes())}
 	p.ids, _ = chain.Append(nil, tokens)
 	if _, err := rand.Read(p.data); err != nil {
 		return nil, err
@@ -335,7 +335,7 @@ func newPatient(ctx context.Context, s *client.Store, def kv.Namespace) (*patien
 	return p, err
 }
 
-func (p *patient) write(ctx context.Context, s *client.Store) (detail, hint string, err error) {
+func (p *testBlocks) write(ctx context.Context, s *client.Store) (detail, hint string, err error) {
 	const look = "see the node's log; `penstock status` says whether writes are refused, and why"
 	copy(p.win.bytes(doctorBlocks), p.data)
 	r, err := s.Write(ctx, client.WriteRequest{Namespace: p.ns, IDs: p.ids, From: p.win.mem, Pieces: p.win.pieces(0, doctorBlocks)})
@@ -350,9 +350,8 @@ func (p *patient) write(ctx context.Context, s *client.Store) (detail, hint stri
 	return fmt.Sprintf("%d random blocks, %s, to the disk and into the index", r.Stored, size(r.Bytes)), "", nil
 }
 
-// verify has the node read the blocks from its disks, past everything that is
-// still in memory.
-func (p *patient) verify(ctx context.Context, a admin) (detail, hint string, err error) {
+// verify makes the node read the blocks from its disks, even if they are in memory.
+func (p *testBlocks) verify(ctx context.Context, a admin) (detail, hint string, err error) {
 	resp, err := a.VerifyBlocks(ctx, &pb.VerifyBlocksRequest{Namespace: p.ns.Name, BlockIds: api.AppendIDs(nil, p.ids)})
 	if err != nil {
 		return "", "see the node's log", err
@@ -360,18 +359,18 @@ func (p *patient) verify(ctx context.Context, a admin) (detail, hint string, err
 	for _, piece := range resp.GetPieces() {
 		block := int(piece.GetBlock())
 		if piece.GetState() != pb.PieceResult_STATE_DELIVERED {
-			return "", "the disk did not give back what was written: replace it", fmt.Errorf("block %d: %s %s", block, enumWord(piece.GetState().Descriptor(), piece.GetState().Number()), piece.GetReason())
+			return "", "the disk returned other bytes than were written: replace the disk", fmt.Errorf("block %d: %s %s", block, enumWord(piece.GetState().Descriptor(), piece.GetState().Number()), piece.GetReason())
 		}
 		if i := p.win.differs(block, int(piece.GetGroup()), piece.GetLayerSums()); i >= 0 {
-			return "", "the node stored something else: report this", fmt.Errorf("block %d: the checksum of layer %d is not that of what was sent", block, i)
+			return "", "the node stored other bytes: report this", fmt.Errorf("block %d: the checksum of layer %d differs from the sent bytes", block, i)
 		}
 	}
 	return fmt.Sprintf("%d blocks read from the disk, every layer as it was sent", len(resp.GetPieces())), "", nil
 }
 
-func (p *patient) read(ctx context.Context, s *client.Store) (detail, hint string, err error) {
-	// What was sent is still there: without this a read that does nothing would
-	// look right.
+func (p *testBlocks) read(ctx context.Context, s *client.Store) (detail, hint string, err error) {
+	// The buffer still has the sent bytes. It is overwritten, so that a read that does nothing
+	// fails the comparison.
 	got := p.win.bytes(doctorBlocks)
 	for i := range got {
 		got[i] = ^got[i]
@@ -385,14 +384,14 @@ func (p *patient) read(ctx context.Context, s *client.Store) (detail, hint strin
 		if len(r.Lost) > 0 {
 			detail += fmt.Sprintf("; block %d: %s %s", r.Lost[0].Block, r.Lost[0].Reason, r.Lost[0].Detail)
 		}
-		return "", "see the node's log; an MTU that is too large or a firewall in between shows here first", errors.New(detail)
+		return "", "see the node's log; an MTU that is too large or a firewall in between causes failures in this layer first", errors.New(detail)
 	case !bytes.Equal(got, p.data):
-		return "", "this must never be: report it", errors.New("the bytes that arrived are not those that were written")
+		return "", "this is a defect: report it", errors.New("the bytes that arrived differ from the written bytes")
 	}
 	return fmt.Sprintf("%s over the data plane, verified and compared", size(r.Bytes)), "", nil
 }
 
-func (p *patient) drop(ctx context.Context, a admin, s *client.Store) (detail, hint string, err error) {
+func (p *testBlocks) drop(ctx context.Context, a admin, s *client.Store) (detail, hint string, err error) {
 	const look = "a block that can still be matched after it was dropped is stale KV: report this"
 	if _, err := a.DeleteBlocks(ctx, &pb.DeleteBlocksRequest{Namespace: p.ns.Name, BlockId: p.ids[doctorBlocks/2][:]}); err != nil {
 		return "", "see the node's log", err
@@ -409,7 +408,7 @@ func (p *patient) drop(ctx context.Context, a admin, s *client.Store) (detail, h
 	}
 	_, err = pb.NewCacheClient(a.conn).Match(ctx, &pb.MatchRequest{Namespace: p.ns.Name, BlockIds: api.AppendIDs(nil, p.ids)})
 	if status.Code(err) != codes.NotFound {
-		return "", look, fmt.Errorf("the namespace was deleted and still answers: %w", err)
+		return "", look, fmt.Errorf("the namespace was deleted and still exists: %w", err)
 	}
 	return "deleted, and gone", "", nil
 }

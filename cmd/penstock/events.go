@@ -12,7 +12,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// eventLine is one event as JSON.
+// eventLine is one event in JSON.
 type eventLine struct {
 	Sequence  uint64   `json:"sequence"`
 	Time      string   `json:"time"`
@@ -23,11 +23,11 @@ type eventLine struct {
 	Parent    string   `json:"parent,omitempty"`
 	Medium    string   `json:"medium,omitempty"`
 	Reason    string   `json:"reason,omitempty"`
-	// Volume is set for volume_state only.
+	// Volume is set only for volume_state.
 	Volume *volumeLine `json:"volume,omitempty"`
 }
 
-// volumeLine is a change of a volume's state as JSON.
+// volumeLine is a change of a volume's state in JSON.
 type volumeLine struct {
 	Volume uint32 `json:"volume"`
 	Path   string `json:"path"`
@@ -87,8 +87,8 @@ sockets have no authentication: any process that can connect can read the ids of
 	return cmd
 }
 
-// follow prints up to maxEvents events, and returns how many it has printed. There is no
-// limit if maxEvents is 0.
+// follow prints up to maxEvents events, without a limit if maxEvents is 0, and returns the number
+// of printed events.
 func follow(ctx context.Context, cache pb.CacheClient, req *pb.EventsRequest, maxEvents int, o output) (int, error) {
 	stream, err := cache.Events(ctx, req)
 	if err != nil {

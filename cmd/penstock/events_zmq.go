@@ -43,7 +43,7 @@ func (f *choiceFlag) Set(s string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is none of %s", s, strings.Join(f.words, ", "))
+	return fmt.Errorf("%q is not one of %s", s, strings.Join(f.words, ", "))
 }
 
 func addZMQFlags(cmd *cobra.Command) *zmqFlags {
@@ -79,7 +79,7 @@ func (z *zmqFlags) given(cmd *cobra.Command) string {
 	return ""
 }
 
-// check refuses flags that cannot go together, before a node is asked.
+// check returns a usage error for flags that exclude each other, before a node is contacted.
 func (z *zmqFlags) check(cmd *cobra.Command, nodes int, namespace string) error {
 	if z.endpoint == "" {
 		return usagef("--%s needs --zmq with the endpoint to publish at, for example tcp://*:5557", z.given(cmd))
@@ -164,7 +164,7 @@ func (c *connection) publish(cmd *cobra.Command, z *zmqFlags, namespace string) 
 	return c.hinted(err)
 }
 
-// zmqLine is a line of output of events --zmq.
+// zmqLine is one line of the output of events --zmq.
 type zmqLine struct {
 	// What is listening, joined, lost, ended, or a kvevents.Report.What.
 	What string `json:"what"`

@@ -25,8 +25,8 @@ pinned, leased or being read stay. --dry-run prints an upper bound.`,
 	c := addConnectionFlags(cmd, w)
 	cmd.Flags().Var(sizeFlag{&bytes}, "bytes", "how much to free, e.g. 10GiB")
 	cmd.Flags().StringVar(&namespace, "namespace", "", "take it from this namespace only")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be evicted and change nothing")
-	_ = cmd.MarkFlagRequired("bytes") // it was defined above
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be evicted, and change nothing")
+	_ = cmd.MarkFlagRequired("bytes") // the flag was defined above
 	c.completeNamespaceFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if bytes <= 0 {
@@ -54,8 +54,8 @@ if there was one.`,
 		Args: args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)
-	c.waitForever(cmd) // a pass takes as long as the disks are large
-	cmd.Flags().Var(sizeFlag{&rate}, "rate", "bytes to read in a second, at most; 0: no limit")
+	c.waitForever(cmd) // the duration of a pass depends on the size of the disks
+	cmd.Flags().Var(sizeFlag{&rate}, "rate", "maximum bytes per second; 0: no limit")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			stream, err := a.Scrub(ctx, &pb.ScrubRequest{BytesPerSecond: rate})
@@ -80,7 +80,7 @@ if there was one.`,
 	return cmd
 }
 
-// followScrub shows a pass and returns its last report.
+// followScrub shows the progress of a pass and returns its last report.
 func followScrub(w world, recv func() (*pb.ScrubProgress, error)) (*pb.ScrubProgress, error) {
 	bar := newProgress(w, "scrub", unitBlocks)
 	defer bar.finish()

@@ -36,7 +36,7 @@ func newFabricCommand(w world) *cobra.Command {
 	return noun(cmd, newFabricProbe(w))
 }
 
-// fabricProbe are the flags of `penstock fabric probe`.
+// fabricProbe has the flags of `penstock fabric probe`.
 type fabricProbe struct {
 	provider, listen, peer, tokenFile, name, write string
 	rows                                           []int
@@ -53,7 +53,7 @@ func newFabricProbe(w world) *cobra.Command {
 write, 1032 bytes a row back in another, for batches of many sizes by turns; and without
 payload, the signal alone. A straight line is fitted to them (robust least squares of the
 relative error): time = probe + turnaround + bytes/bandwidth. The error of the fit is
-said (MAPE), so that a fabric which is no straight line is seen to be none.
+printed (MAPE), which shows whether the fabric is linear.
 
 Both ends are in this process, over loopback, unless one of them is elsewhere:
 
@@ -61,10 +61,10 @@ Both ends are in this process, over loopback, unless one of them is elsewhere:
   host B    penstock fabric probe --peer 10.0.0.1:7440 --token-file secret --write ab.json
 
 With --flows K it measures again beside 1 to K other flows, which make round trips of the
-largest batch all the time, and says from which on the link is full.
+largest batch all the time, and prints from which number of flows on the link is full.
 
 --listen answers until interrupted. With --provider shm addresses are paths of sockets.
-What --write saves is what penstock plan redistribute --fabric takes.`,
+The file of --write is an input of penstock plan redistribute --fabric.`,
 		Example: `  penstock fabric probe
   penstock fabric probe --provider shm --write shm.json`,
 		Args: args(cobra.NoArgs),
@@ -72,16 +72,16 @@ What --write saves is what penstock plan redistribute --fabric takes.`,
 	f := cmd.Flags()
 	f.StringVar(&p.provider, "provider", "tcp", "transfer engine: tcp, shm, verbs or fabric")
 	completeValues(cmd, "provider", "tcp", "shm", "verbs", "fabric")
-	f.StringVar(&p.listen, "listen", "", "answer here, host:port, until interrupted")
-	f.StringVar(&p.peer, "peer", "", "measure to the end that listens there, host:port")
-	f.StringVar(&p.tokenFile, "token-file", "", "file with the secret that both ends know; needed beyond loopback")
+	f.StringVar(&p.listen, "listen", "", "address on which to run the far end, host:port, until interrupted")
+	f.StringVar(&p.peer, "peer", "", "address of the far end, host:port")
+	f.StringVar(&p.tokenFile, "token-file", "", "file with the secret of both ends; required beyond loopback")
 	f.StringVar(&p.name, "name", "", "name of the fabric in the result (default: the provider's, and the peer)")
 	f.StringVar(&p.write, "write", "", "also write the constants to this file, as JSON")
 	f.IntSliceVar(&p.rows, "rows", []int{1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096}, "batches, in query rows")
 	f.IntVar(&p.warmup, "warmup", 50, "round trips of each batch before it is measured")
 	f.IntVar(&p.repeats, "repeats", 200, "round trips of each batch")
-	f.IntVar(&p.flows, "flows", 0, "measure beside up to this many other flows as well")
-	f.DurationVar(&p.timeout, "timeout", 2*time.Minute, "give up after this long")
+	f.IntVar(&p.flows, "flows", 0, "also measure with up to this many other flows")
+	f.DurationVar(&p.timeout, "timeout", 2*time.Minute, "time limit of the command")
 	cmd.MarkFlagsMutuallyExclusive("listen", "peer")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := p.check(); err != nil {
@@ -102,13 +102,13 @@ What --write saves is what penstock plan redistribute --fabric takes.`,
 	return cmd
 }
 
-// rowsMax bounds a batch: 64 MiB of queries.
+// rowsMax bounds the rows of a batch, to 64 MiB of queries.
 const rowsMax = 1 << 16
 
-// check returns an error about the command line.
+// check returns an error for an invalid command line.
 func (p fabricProbe) check() error {
 	if len(p.rows) < 2 || len(p.rows) >= roundtrip.MaxShapes {
-		return fmt.Errorf("--rows: %d batches; a line takes at least 2, and at most %d are measured", len(p.rows), roundtrip.MaxShapes-1)
+		return fmt.Errorf("--rows: %d batches; give 2 to %d", len(p.rows), roundtrip.MaxShapes-1)
 	}
 	for _, n := range p.rows {
 		if n < 1 || n > rowsMax {
@@ -119,9 +119,9 @@ func (p fabricProbe) check() error {
 	case !slices.Contains([]string{"tcp", "shm", "verbs", "fabric"}, p.provider):
 		return fmt.Errorf("--provider %q: want tcp, shm, verbs or fabric", p.provider)
 	case p.repeats < 1 || p.warmup < 0 || p.repeats > 1e5 || p.warmup > 1e5:
-		return fmt.Errorf("--repeats %d --warmup %d: at least one repeat, and neither above 100000", p.repeats, p.warmup)
+		return fmt.Errorf("--repeats %d --warmup %d: --repeats must be 1 to 100000, and --warmup 0 to 100000", p.repeats, p.warmup)
 	case len(p.rows)*p.repeats > 1<<20:
-		return fmt.Errorf("%d batches, %d repeats of each: at most %d round trips are fitted", len(p.rows), p.repeats, 1<<20)
+		return fmt.Errorf("%d batches with %d repeats each: the maximum is %d round trips", len(p.rows), p.repeats, 1<<20)
 	case p.flows < 0 || p.flows >= roundtrip.MaxRequesters-1:
 		return fmt.Errorf("--flows %d: it must be between 0 and %d", p.flows, roundtrip.MaxRequesters-2)
 	case p.timeout <= 0:
@@ -142,11 +142,11 @@ func (p fabricProbe) check() error {
 	return nil
 }
 
-// loopbackToken is the secret of both ends where none is given: they are on one
-// machine then, and what is open is scratch memory.
+// loopbackToken is the secret of both ends if no secret is given. Then both ends are on this
+// machine, and only scratch memory is registered.
 const loopbackToken = "penstock-fabric-probe-on-loopback"
 
-// token is the secret of both ends.
+// token returns the secret of both ends.
 func (p fabricProbe) token() (rdma.Token, error) {
 	switch {
 	case p.tokenFile != "":
@@ -168,7 +168,7 @@ type end struct {
 
 func (e end) Close() error { return errors.Join(e.Engine.Close(), e.memory.Close()) }
 
-// open starts an engine; listen is "" for none.
+// open starts an engine. It does not listen if listen is "".
 func (p fabricProbe) open(ctx context.Context, listen string, token rdma.Token) (_ end, err error) {
 	half := int64(slices.Max(p.rows)) * int64(redistribute.DeepSeekV2Lite().Query)
 	half = (half + 1<<20 - 1) >> 20 << 20
@@ -210,7 +210,7 @@ func (p fabricProbe) open(ctx context.Context, listen string, token rdma.Token) 
 	return end{e, memory}, nil
 }
 
-// answer is the far end, until ctx ends.
+// answer runs the far end until ctx ends.
 func (p fabricProbe) answer(ctx context.Context, w world) (err error) {
 	token, err := p.token()
 	if err != nil {
@@ -231,14 +231,14 @@ func (p fabricProbe) answer(ctx context.Context, w world) (err error) {
 	return nil
 }
 
-// closeAnswerer has its own limit, after ctx.
+// closeAnswerer closes with its own time limit, because ctx has ended.
 func closeAnswerer(ctx context.Context, a *roundtrip.Answerer) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	return a.Close(ctx)
 }
 
-// nicsOf is where an engine listens.
+// nicsOf returns the addresses on which an engine listens.
 func nicsOf(e rdma.Engine) string {
 	if nics := e.Addr().NICs; len(nics) > 0 {
 		return string(nics[0])
@@ -246,7 +246,7 @@ func nicsOf(e rdma.Engine) string {
 	return "no address"
 }
 
-// run connects to the far end, which it starts where there is none.
+// run connects to the far end. Without --peer it starts the far end itself.
 func (p fabricProbe) run(ctx context.Context, w world) (_ fabricResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
@@ -285,7 +285,7 @@ func (p fabricProbe) run(ctx context.Context, w world) (_ fabricResult, err erro
 	return r, near.load(ctx, &r)
 }
 
-// nearEnds makes requesters of one far end: an engine measures once.
+// nearEnds makes requesters of one far end. Each measurement needs a new engine.
 type nearEnds struct {
 	fabricProbe
 	w     world
@@ -293,7 +293,7 @@ type nearEnds struct {
 	token rdma.Token
 }
 
-// connect opens an engine for the length of f.
+// connect opens an engine, calls f, and closes the engine.
 func (n nearEnds) connect(ctx context.Context, f func(e end, to rdma.EngineID) error) (err error) {
 	e, err := n.open(ctx, "", n.token)
 	if err != nil {
@@ -303,14 +303,14 @@ func (n nearEnds) connect(ctx context.Context, f func(e end, to rdma.EngineID) e
 	id, err := e.Connect(ctx, n.to, n.token)
 	if err != nil {
 		if strings.Contains(err.Error(), n.where()) {
-			return err // it says to whom
+			return err // the error has the peer
 		}
 		return fmt.Errorf("connect to %s: %w", n.where(), err)
 	}
 	return f(e, id)
 }
 
-// measure makes and fits the round trips of all batches.
+// measure measures the round trips of all batches and fits the constants.
 func (n nearEnds) measure(ctx context.Context) (r fabricResult, err error) {
 	err = n.connect(ctx, func(e end, to rdma.EngineID) error {
 		r, err = n.fabricProbe.measure(ctx, n.w, e, to)
@@ -319,7 +319,7 @@ func (n nearEnds) measure(ctx context.Context) (r fabricResult, err error) {
 	return r, err
 }
 
-// load measures again beside one flow more each time.
+// load repeats the measurement with one, two, … concurrent flows.
 func (n nearEnds) load(ctx context.Context, r *fabricResult) error {
 	others, stop := context.WithCancel(ctx)
 	g, others := errgroup.WithContext(others)
@@ -362,10 +362,10 @@ func (n nearEnds) load(ctx context.Context, r *fabricResult) error {
 	return ctx.Err()
 }
 
-// decodeRows is the batch by which a link is judged to be full.
+// decodeRows is the batch size at which the load of a link is judged.
 const decodeRows = 256
 
-// where words the far end.
+// where describes the far end.
 func (p fabricProbe) where() string {
 	if p.peer == "" {
 		return "loopback"
@@ -373,7 +373,7 @@ func (p fabricProbe) where() string {
 	return p.peer
 }
 
-// measure makes the round trips and fits them. Shape 0 is the signal.
+// measure measures and fits the round trips. Shape 0 has no payload.
 func (p fabricProbe) measure(ctx context.Context, w world, e end, to rdma.EngineID) (fabricResult, error) {
 	payload := redistribute.DeepSeekV2Lite()
 	shapes := []roundtrip.Shape{{}}
@@ -417,12 +417,12 @@ func (p fabricProbe) measure(ctx context.Context, w world, e end, to rdma.Engine
 	return r, nil
 }
 
-// quantileOf sorted values.
+// quantileOf returns a quantile of sorted values.
 func quantileOf(sorted []float64, q float64) float64 {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// fabricResult is what the command prints.
+// fabricResult is the output of the command.
 type fabricResult struct {
 	Provider string              `json:"provider"`
 	Peer     string              `json:"peer"`
@@ -430,23 +430,23 @@ type fabricResult struct {
 	Fabric   redistribute.Fabric `json:"fabric"`
 	// Signal is the median round trip without payload.
 	Signal float64 `json:"signal_seconds"`
-	// MAPE is over the medians of all batches, Amortised over those whose bytes
-	// take longer than the rest; null if there are none.
+	// MAPE is computed over the medians of all batches, Amortised over the batches whose bytes take
+	// longer than the constant part. Amortised is null if there are none.
 	MAPE      float64     `json:"mape"`
 	Amortised *float64    `json:"mape_amortised"`
 	Samples   int         `json:"samples"`
 	Outliers  int         `json:"outliers"`
 	Batches   []fabricRow `json:"batches"`
-	// Beside other flows, where that was asked for.
+	// Beside has the measurements with concurrent flows, if requested.
 	Beside []fabricLoad `json:"beside,omitempty"`
 }
 
-// fabricLoad is the fabric beside other flows.
+// fabricLoad is a measurement with concurrent flows.
 type fabricLoad struct {
 	Flows  int                 `json:"flows"`
 	Signal float64             `json:"signal_seconds"`
 	Fabric redistribute.Fabric `json:"fabric"`
-	// RoundTrip of a decoding step by the fit, in seconds.
+	// RoundTrip is the fitted time of a decoding step, in seconds.
 	RoundTrip float64 `json:"decode_seconds"`
 }
 
@@ -454,14 +454,14 @@ type fabricLoad struct {
 type fabricRow struct {
 	Rows  int `json:"rows"`
 	Bytes int `json:"bytes"`
-	// Median and P99 as measured, Fit as the line says, in seconds.
+	// Median and P99 are measured, Fit is the fitted value, all in seconds.
 	Median float64 `json:"median_seconds"`
 	P99    float64 `json:"p99_seconds"`
 	Fit    float64 `json:"fit_seconds"`
 	Error  float64 `json:"error"`
 }
 
-// judge compares the medians with the line, as the paper compares means of 200.
+// judge compares the medians with the fit. The paper compares means of 200.
 func (r *fabricResult) judge(rows []int, times [][]float64, shapes []roundtrip.Shape, fit redistribute.Fit) {
 	var all, large, n float64
 	for i, t := range times {
@@ -481,7 +481,7 @@ func (r *fabricResult) judge(rows []int, times [][]float64, shapes []roundtrip.S
 	}
 }
 
-// print shows the result to a person.
+// print writes the result as a table.
 func (r fabricResult) print(t *table) {
 	t.row("rows", "bytes", "median", "p99", "fit", "error")
 	t.row(0, size(0), spell(r.Signal), "", spell(r.Fabric.Probe), "")
@@ -515,7 +515,7 @@ func (r fabricResult) print(t *table) {
 	}
 }
 
-// writeFabric saves the constants.
+// writeFabric saves the constants in a file.
 func writeFabric(path string, f redistribute.Fabric) error {
 	b, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {

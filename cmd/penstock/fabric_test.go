@@ -18,13 +18,12 @@ import (
 	"github.com/penstock-kv/penstock/lab/netlab"
 )
 
-// quickProbe are the flags of a probe that a test can wait for.
+// quickProbe returns the arguments of a short probe.
 func quickProbe(more ...string) []string {
 	return append([]string{"fabric", "probe", "--rows", "1,64,512,2048", "--warmup", "2", "--repeats", "20", "--format", "json"}, more...)
 }
 
-// checkProbe fails unless the result is of the batches asked for, and agrees with
-// itself.
+// checkProbe fails unless the result has the requested batches and is consistent.
 func checkProbe(t *testing.T, r fabricResult) {
 	t.Helper()
 	if r.Samples != 80 || len(r.Batches) != 4 || r.Fabric.Validate() != nil {
@@ -40,8 +39,7 @@ func checkProbe(t *testing.T, r fabricResult) {
 	}
 }
 
-// TestFabricProbe: both ends in this process, and what is written is what the plan
-// takes.
+// TestFabricProbe: with both ends in this process, the written file is a valid input of the plan.
 func TestFabricProbe(t *testing.T) {
 	for _, provider := range []string{"tcp", "shm"} {
 		t.Run(provider, func(t *testing.T) {
@@ -61,8 +59,8 @@ func TestFabricProbe(t *testing.T) {
 	}
 }
 
-// TestFabricProbeFlows: beside other flows it is measured once for each, and what
-// follows is a fabric that the plan takes.
+// TestFabricProbeFlows: the measurement is repeated for each number of concurrent flows, and the
+// result is a valid input of the plan.
 func TestFabricProbeFlows(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fabric.json")
 	r := decode[fabricResult](t, penstock(t, "", nil, quickProbe("--flows", "2", "--write", path)...))
@@ -76,8 +74,7 @@ func TestFabricProbeFlows(t *testing.T) {
 	penstock(t, "", nil, "plan", "redistribute", "--fabric", path, "--flows", "2").must(t)
 }
 
-// TestFabricProbePeer: two commands, one listens, twice measured; a wrong secret is
-// refused.
+// TestFabricProbePeer: one command listens, and another measures twice. A wrong secret is refused.
 func TestFabricProbePeer(t *testing.T) {
 	for _, provider := range []string{"tcp", "shm"} {
 		t.Run(provider, func(t *testing.T) {
@@ -116,7 +113,7 @@ func TestFabricProbePeer(t *testing.T) {
 	}
 }
 
-// TestFabricProbeFile: what cannot be written is said.
+// TestFabricProbeFile: a file that cannot be written is an error.
 func TestFabricProbeFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "no", "such", "directory.json")
 	if r := penstock(t, "", nil, quickProbe("--write", path)...); r.code != exitFailed || !strings.Contains(r.err, path) {
@@ -127,8 +124,8 @@ func TestFabricProbeFile(t *testing.T) {
 	}
 }
 
-// TestFabricProbeBetweenHosts: two processes on two hosts of a lab, joined by a link
-// whose rate is known: the probe finds it.
+// TestFabricProbeBetweenHosts: two processes on two hosts of a lab are joined by a link of known
+// rate. The probe measures that rate.
 func TestFabricProbeBetweenHosts(t *testing.T) {
 	lab := netlab.ForTest(t)
 	a, err := lab.Namespace("a")
@@ -155,8 +152,7 @@ func TestFabricProbeBetweenHosts(t *testing.T) {
 		if line, err := bufio.NewReader(lines).ReadString('\n'); err != nil || !strings.Contains(line, at) {
 			t.Fatalf("the far end says %q, %v", line, err)
 		}
-		// What the link lets through is found; whatever else this machine is busy
-		// with can make a try of it wrong, but not all of them.
+		// Other load on this machine can distort some of the tries, but not all.
 		const tries = 8
 		for try := 1; ; try++ {
 			r := probeFrom(t, b, at, token)
@@ -180,7 +176,7 @@ func TestFabricProbeBetweenHosts(t *testing.T) {
 func probeFrom(t *testing.T, ns *netlab.Namespace, at, token string) (r fabricResult) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	// Batches beside which the link's burst of 128 KiB is small.
+	// With these batches the link's burst of 128 KiB is small in comparison.
 	near := exec.Command("/proc/self/exe", "fabric", "probe", "--peer", at, "--token-file", token, "--rows", "1024,2048,4096", "--warmup", "1", "--repeats", "2", "--format", "json")
 	near.Env, near.Stdout, near.Stderr = append(os.Environ(), childEnv), &out, &errs
 	if err := ns.Start(near); err != nil {

@@ -42,7 +42,7 @@ a request waits, at most --queue-wait, and is then answered with 429 and Retry-A
 With --planner the gateway is in front of a prefill/decode cluster: it has an engine
 tokenize the prompt, asks the storage nodes (--servers, --namespace) for its cached
 prefix, and sends each request to the prefill and the decode engine that the planner has
-chosen. --engine NAME=URL then names each engine as its leader does. docs/gateway.md has
+chosen. --engine NAME=URL then has the name that the engine's leader registers. docs/gateway.md has
 the rest.
 
 A setting comes from a flag, else from the environment (PENSTOCK_ and the path of
@@ -67,8 +67,8 @@ SIGTERM and SIGINT drain: no connection is accepted, and requests in flight fini
 	return cmd
 }
 
-// storageOf returns a connection to storage nodes with the credentials of a gateway. flag is the one
-// that names the nodes.
+// storageOf returns a connection to storage nodes with the credentials of a gateway. flag is the
+// flag that names the nodes.
 func storageOf(cfg *config.Gateway, flag string, servers []string, startWithin time.Duration) *connection {
 	return &connection{
 		endpoint: endpoint{flag: flag}, servers: strings.Join(servers, ","), tokenFile: cfg.TokenFile, ca: cfg.CA, cert: cfg.Cert, key: cfg.CertKey,
@@ -76,7 +76,7 @@ func storageOf(cfg *config.Gateway, flag string, servers []string, startWithin t
 	}
 }
 
-// withCluster calls run with a session with the planner and the storage nodes.
+// withCluster calls run with a session at the planner and the storage nodes.
 func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Duration, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) error {
 	c := storageOf(&cfg, "servers", cfg.Servers, startWithin)
 	return c.store(ctx, log, func(store *client.Store) error {
@@ -85,7 +85,7 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 			return err
 		}
 		if ns.Index != kv.IndexTrie {
-			return fmt.Errorf("config: namespace: %q is flat; a gateway looks for prefixes and needs a chained one: %w", ns.Name, config.ErrConfig)
+			return fmt.Errorf("config: namespace: %q is flat, but a gateway matches prefixes and needs a namespace with --index trie: %w", ns.Name, config.ErrConfig)
 		}
 		conn, err := c.dial(cfg.Planner)
 		if err != nil {
@@ -106,7 +106,7 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 	})
 }
 
-// withOffload calls run with a session that has long prompts prefilled in another datacenter, whose
+// withOffload calls run with a session that prefills long prompts in another datacenter, whose
 // storage is far.
 func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gateway, ns kv.Namespace, store, far *client.Store, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) (err error) {
 	o := &cfg.Offload
@@ -115,7 +115,7 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 		return fmt.Errorf("offload.servers: %w", err)
 	}
 	if there.Geometry.Digest() != ns.Geometry.Digest() || there.Index != ns.Index || !bytes.Equal(there.Salt, ns.Salt) {
-		return fmt.Errorf("config: offload.servers: namespace %q has another definition there than at servers: %w", ns.Name, config.ErrConfig)
+		return fmt.Errorf("config: offload.servers: namespace %q has another definition than at servers: %w", ns.Name, config.ErrConfig)
 	}
 	base, err := url.Parse(o.URL)
 	if err != nil {
@@ -145,7 +145,7 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 	return run(f)
 }
 
-// frontOf turns the configuration into the front's options.
+// frontOf converts the configuration to the front's options.
 func frontOf(cfg config.Gateway) (front.Options, error) {
 	o := front.Options{
 		MaxInFlight: cfg.MaxInFlight, MaxQueue: cfg.MaxQueue, QueueWait: cfg.QueueWait.Std(),

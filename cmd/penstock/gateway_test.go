@@ -23,7 +23,7 @@ import (
 	"github.com/penstock-kv/penstock/lab/cluster"
 )
 
-// gatewayArgs returns the arguments of a gateway that a test can start.
+// gatewayArgs returns the arguments of a gateway for a test.
 func gatewayArgs(engines ...string) []string {
 	args := []string{"gateway", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json"}
 	for _, e := range engines {
@@ -32,8 +32,8 @@ func gatewayArgs(engines ...string) []string {
 	return args
 }
 
-// startGateway runs a gateway in this process until the test ends, or stop is called. It
-// has found an engine healthy.
+// startGateway runs a gateway in this process until the test ends or stop is called. It returns
+// when an engine is healthy.
 func startGateway(t *testing.T, args ...string) *served {
 	t.Helper()
 	s, r := tryServed(t, nil, args...)
@@ -55,7 +55,7 @@ func gatewayClient(t *testing.T, secure *tls.Config) *http.Client {
 	return &http.Client{Transport: transport, Timeout: time.Minute}
 }
 
-// within polls until ok, at most a minute.
+// within polls until ok returns true, for at most a minute.
 func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	limit, tick := time.NewTimer(time.Minute), time.NewTicker(5*time.Millisecond)
@@ -70,7 +70,7 @@ func within(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// call returns the status and the body of an answer. A POST has an empty object as its body.
+// call returns the status and the body of a response. A POST has an empty object as its body.
 func call(t *testing.T, client *http.Client, method, url, token string) (int, string) {
 	t.Helper()
 	body := ""
@@ -96,7 +96,7 @@ func call(t *testing.T, client *http.Client, method, url, token string) (int, st
 	return resp.StatusCode, string(text)
 }
 
-// textEngine starts an engine that answers each completion with text.
+// textEngine starts an engine that responds to each completion with text.
 func textEngine(t *testing.T, text string) string {
 	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/completions" {
@@ -107,7 +107,7 @@ func textEngine(t *testing.T, text string) string {
 	return e.URL
 }
 
-// TestGateway: the command puts the engines' answers and the metrics on the network.
+// TestGateway: the command serves the engines' responses and the metrics.
 func TestGateway(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := startGateway(t, gatewayArgs(textEngine(t, "an answer"), textEngine(t, "an answer"))...)
@@ -130,8 +130,8 @@ func TestGateway(t *testing.T) {
 	}
 }
 
-// TestGatewayTokenAndTLS: the API has the token and the certificate, the address of
-// metrics has neither.
+// TestGatewayTokenAndTLS: the API requires the token and TLS. The address of the metrics requires
+// neither.
 func TestGatewayTokenAndTLS(t *testing.T) {
 	testkit.VerifyNone(t)
 	dir := t.TempDir()
@@ -160,8 +160,8 @@ func TestGatewayTokenAndTLS(t *testing.T) {
 	}
 }
 
-// TestGatewayMistakes: a bad configuration has the exit code of a usage error, and the
-// error has the key.
+// TestGatewayMistakes: an invalid configuration has the exit code of a usage error, and the error
+// has the key.
 func TestGatewayMistakes(t *testing.T) {
 	typo := writeFile(t, t.TempDir(), "gateway.yaml", []byte("engine: [http://a]\nmax_que: 5\n"))
 	for _, c := range []struct {
@@ -191,8 +191,8 @@ func TestGatewayMistakes(t *testing.T) {
 	}
 }
 
-// TestGatewayDrains: after SIGTERM new connections are refused, and a stream that is open
-// comes to its end.
+// TestGatewayDrains: after SIGTERM new connections are refused, and an open stream continues to its
+// end.
 func TestGatewayDrains(t *testing.T) {
 	testkit.VerifyNone(t)
 	goOn := make(chan struct{})
@@ -217,7 +217,7 @@ func TestGatewayDrains(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = p.Kill() }) // it has ended, unless the test fails
+	t.Cleanup(func() { _ = p.Kill() }) // it has already ended unless the test failed
 	client := gatewayClient(t, nil)
 	base := "http://" + p.Ready.Listen
 	within(t, "the engine is healthy", func() bool {
@@ -262,7 +262,7 @@ func TestGatewayDrains(t *testing.T) {
 	}
 }
 
-// idle is an engine of a cluster without KV, which ends its part of a request at once.
+// idle is an engine without KV, which ends its part of a request at once.
 type idle struct{}
 
 func (idle) Start(_ context.Context, r *leader.Request) { r.Done(nil) }
@@ -270,8 +270,8 @@ func (idle) Read(string, traffic.Part)                  {}
 func (idle) Cut(string)                                 {}
 func (idle) Recompute(string, traffic.Part)             {}
 
-// TestGatewayOfCluster: the command finds the planner and the storage node, and a request
-// reaches both engines of a cluster. The engines stand for their HTTP alone.
+// TestGatewayOfCluster: the command connects to the planner and the storage node, and a request
+// reaches both engines of a cluster. The engines simulate only HTTP.
 func TestGatewayOfCluster(t *testing.T) {
 	testkit.VerifyNone(t)
 	node := startServed(t, t.TempDir())

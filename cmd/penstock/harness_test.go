@@ -16,8 +16,7 @@ import (
 	"github.com/penstock-kv/penstock/lab/cluster"
 )
 
-// childEnv makes the test binary behave as penstock itself: tests that need a
-// process of its own start it with that.
+// childEnv makes the test binary run as penstock, for tests that need a separate process.
 const childEnv = "TEST_RUN_AS_PENSTOCK=1"
 
 func TestMain(m *testing.M) {
@@ -28,7 +27,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// result is what one command line did.
+// result is the result of one command line.
 type result struct {
 	code     int
 	out, err string
@@ -37,7 +36,7 @@ type result struct {
 // penstock runs one command line in this process.
 func penstock(t testing.TB, stdin string, environ []string, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // only what hangs needs it
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // only a command that hangs reaches the limit
 	defer cancel()
 	return penstockIn(ctx, stdin, environ, args...)
 }
@@ -48,7 +47,7 @@ func penstockIn(ctx context.Context, stdin string, environ []string, args ...str
 	return result{code: code, out: out.String(), err: errs.String()}
 }
 
-// must fails the test unless the command succeeded, and returns its output.
+// must returns the output. It fails the test if the command failed.
 func (r result) must(t testing.TB) string {
 	t.Helper()
 	if r.code != exitOK {
@@ -57,7 +56,7 @@ func (r result) must(t testing.TB) string {
 	return r.out
 }
 
-// decode reads the output as JSON.
+// decode parses the output as JSON.
 func decode[T any](t testing.TB, r result) T {
 	t.Helper()
 	var v T
@@ -67,7 +66,7 @@ func decode[T any](t testing.TB, r result) T {
 	return v
 }
 
-// small are the settings of a node that a test can start quickly.
+// small returns the settings of a node that starts quickly.
 func small(data string) []string {
 	return []string{
 		"serve", "--data", data, "--io", "posix", "--node", "test",
@@ -77,7 +76,7 @@ func small(data string) []string {
 	}
 }
 
-// served is a node that runs in this process.
+// served is a node in this process.
 type served struct {
 	t     testing.TB
 	ready cluster.Ready
@@ -85,7 +84,7 @@ type served struct {
 	stop  func() result
 }
 
-// startServed runs serve until the test ends, or stop is called.
+// startServed runs serve until the test ends or stop is called.
 func startServed(t testing.TB, data string, more ...string) *served {
 	t.Helper()
 	s, r := tryServed(t, nil, append(small(data), more...)...)
@@ -133,7 +132,7 @@ func (s *served) runWith(stdin string, args ...string) result {
 	return penstock(s.t, stdin, []string{"PENSTOCK_SERVER=" + s.ready.Listen}, args...)
 }
 
-// writeFile makes a file in a directory of the test's own.
+// writeFile makes a file in the directory.
 func writeFile(t testing.TB, dir, name string, content []byte) string {
 	t.Helper()
 	path := dir + "/" + name
@@ -143,7 +142,7 @@ func writeFile(t testing.TB, dir, name string, content []byte) string {
 	return path
 }
 
-// tokens are count token ids from first on, as a tokens file has them.
+// tokens returns count token ids from first on, in the format of a tokens file.
 func tokens(first, count int) []byte {
 	var b bytes.Buffer
 	for i := range count {
@@ -152,7 +151,7 @@ func tokens(first, count int) []byte {
 	return b.Bytes()
 }
 
-// bytesOf are n bytes that follow from the seed.
+// bytesOf returns n bytes that are determined by the seed.
 func bytesOf(seed byte, n int) []byte {
 	b := make([]byte, n)
 	x := uint32(seed)*2654435761 + 1

@@ -11,45 +11,44 @@ import (
 	"github.com/penstock-kv/penstock/server/handoff"
 )
 
-// The node's memory budget is the sum of these parts. The arena is outside of
-// the Go heap and resident from the start; the caches of the index fill up to
-// their size. The tables of index and store grow with what is stored.
+// The node's memory budget is the sum of these parts. The arena is outside the Go heap and
+// resident from the start. The caches of the index fill up to their size. The tables of index
+// and store grow with the number of stored blocks.
 //
 //	arena, index cache, memtables    as configured
-//	index, slots                     as many bytes as they have now
-//	staging                          as many bytes as engines on this host have now
-//	working heap                     requests under way, and garbage not yet collected
+//	index, slots                     their current size
+//	staging                          the memory of engines on this host for their writes
+//	working heap                     requests in progress, and garbage not yet collected
 //	process                          the binary's pages, stacks, the C heap, and a tenth of the
-//	                                 tables: pages that the runtime returns late
+//	                                 tables for pages that the runtime returns late
 //
-// The Go runtime's limit is what of this is in its heap. It is moved as the
-// index grows, so that the collector always has workingHeap to itself: with a
-// constant limit it runs without pause once the tables alone reach the limit.
+// The limit of the Go runtime is the part of the budget that is in the Go heap. It grows with the
+// index, so that the collector always has workingHeap. With a constant limit the collector would run
+// without pause once the tables reach the limit.
 const (
 	workingHeap  = 176 << 20
 	processBytes = 32 << 20
-	// memtablesMax is how many memtables the index has at a time, under load.
+	// memtablesMax is the maximum number of memtables of the index at a time.
 	memtablesMax = 3
 )
 
 // memoryBudget is the budget of one node. Its methods may be called concurrently.
 type memoryBudget struct {
 	arena, cache int64
-	// memtables are the write buffers of the index, index its DRAM, slots the DRAM
-	// of the store.
+	// memtables is the size of the write buffers of the index, index its DRAM, slots the DRAM of
+	// the store.
 	memtables, index, slots atomic.Int64
-	// measure reads the DRAM of the store; nil before the store is open.
+	// measure returns the DRAM of the store. It is nil before the store is open.
 	measure atomic.Pointer[func() int64]
-	// local is the node's end of the unix socket; nil without one.
+	// local is the node's end of the unix socket, or nil without one.
 	local atomic.Pointer[handoff.Listener]
-	// moved has room for one: the index has grown since the limit was set.
+	// moved has an element, at most one, if the index has grown since the limit was set.
 	moved chan struct{}
 	stop  chan struct{}
 	done  chan struct{}
 }
 
-// newMemoryBudget sets the runtime's limit for an empty index, and moves it
-// until close.
+// newMemoryBudget sets the runtime's limit for an empty index, and adjusts it until close.
 func newMemoryBudget(cfg config.Config) *memoryBudget {
 	m := &memoryBudget{
 		arena: int64(cfg.Arena), cache: int64(cfg.IndexCache),
@@ -60,7 +59,7 @@ func newMemoryBudget(cfg config.Config) *memoryBudget {
 	return m
 }
 
-// follow moves the limit each time the index has grown.
+// follow adjusts the limit each time the index has grown.
 func (m *memoryBudget) follow() {
 	defer close(m.done)
 	for {
@@ -79,8 +78,7 @@ func (m *memoryBudget) close() {
 	<-m.done
 }
 
-// setIndex notes the DRAM of the index. It never waits: it is
-// trie.Options.Grew.
+// setIndex records the DRAM of the index. It does not block: it is trie.Options.Grew.
 func (m *memoryBudget) setIndex(bytes int64) {
 	m.index.Store(bytes)
 	select {
@@ -89,15 +87,15 @@ func (m *memoryBudget) setIndex(bytes int64) {
 	}
 }
 
-// watch makes the budget follow the tables of the store, which grow before the
-// index does, and counts the index's memtables, of memTableBytes each.
+// watch adds the tables of the store, which grow before the index, and the index's memtables of
+// memTableBytes each.
 func (m *memoryBudget) watch(store *blockstore.Store, memTableBytes int64) {
 	m.memtables.Store(memtablesMax * memTableBytes)
 	read := func() int64 { return store.Stats().TableBytes }
 	m.measure.Store(&read)
 }
 
-// staging is the memory that engines on this host have for their writes.
+// staging returns the memory of engines on this host for their writes.
 func (m *memoryBudget) staging() int64 {
 	if local := m.local.Load(); local != nil {
 		return local.Stats().StagingBytes
@@ -120,7 +118,7 @@ func (m *memoryBudget) limit() {
 	debug.SetMemoryLimit(limit)
 }
 
-// parts are what the budget consists of at this moment.
+// parts returns the current parts of the budget.
 func (m *memoryBudget) parts() []server.MemoryPart {
 	m.limit()
 	return []server.MemoryPart{

@@ -23,20 +23,18 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// memoryBlocks makes TestMemoryBudget fill an index of as many blocks, in place
-// of its own sizes.
+// memoryBlocks sets the number of blocks of TestMemoryBudget.
 const memoryBlocks = "PENSTOCK_MEMORY_BLOCKS"
 
-// memoryReport is what the child of TestMemoryBudget measured.
+// memoryReport has the measurements of the child of TestMemoryBudget.
 type memoryReport struct {
 	PeakBytes, BudgetBytes, IndexBytes, SlotsBytes, LimitBytes int64
 	AllocBytes, Collections                                    uint64
 }
 
-// TestMemoryBudget fills a synthetic index in a process of its own, evicts a
-// tenth of it and opens it again. The process must never take more memory than
-// the budget says at the end, a block no more than 80 bytes of index, and the
-// collector must not run for less than a share of the working heap.
+// TestMemoryBudget fills a synthetic index in a child process, evicts a tenth of it and opens it
+// again. The process never takes more memory than the final budget, a block takes at most 80 bytes
+// of index, and the collector runs only after a share of the working heap was allocated.
 func TestMemoryBudget(t *testing.T) {
 	if os.Getenv("PENSTOCK_MEMORY_CHILD") != "" {
 		memoryChild(t)
@@ -114,7 +112,7 @@ func memoryChild(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	fillIndex(t, index, ns, blocks, 0)
 	var gone []trie.Evicted
-	for left := blocks / 10; left > 0; left -= len(gone) { // in rounds, as storage.roomMaker evicts
+	for left := blocks / 10; left > 0; left -= len(gone) { // in rounds, like storage.roomMaker
 		gone, err = index.Evict(gone[:0], int64(min(left, 1<<15))*ns.Geometry.PieceBytes(0), 0, time.Unix(1, 0))
 		if err != nil || len(gone) == 0 {
 			t.Fatal(len(gone), err)
@@ -158,8 +156,8 @@ func memoryChild(t *testing.T) {
 	}
 }
 
-// fillStore returns a store with a reserved slot for each block. No block is written, so
-// its volume in memory holds only the segments' headers.
+// fillStore returns a store with a reserved slot for each block. No block is written, so its
+// in-memory volume holds only the segments' headers.
 func fillStore(t *testing.T, blocks int) *blockstore.Store {
 	const slotBytes, perSegment = 8 << 10, 1<<17 - 1 // slots of a segment of 1 GiB
 	segments := int64(blocks+perSegment-1) / perSegment
@@ -181,8 +179,8 @@ func fillStore(t *testing.T, blocks int) *blockstore.Store {
 	return store
 }
 
-// fillIndex puts chains of 512 blocks; slot numbers begin at first. The blocks of a chain lie
-// in descending slots, so that an index that is opened meets each before its parent.
+// fillIndex stores chains of 512 blocks, with slot numbers from first on. The blocks of a chain
+// have descending slots, so that an index that is opened reads each block before its parent.
 func fillIndex(t *testing.T, index *trie.Trie, ns kv.Namespace, blocks, first int) {
 	const chain = 512
 	entries := make([]trie.Entry, 0, chain)

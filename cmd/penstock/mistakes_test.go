@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// TestMistakesOfConfiguration: a bad value is exit code 2 wherever it stands, and
-// the error says where, which, and what to write.
+// TestMistakesOfConfiguration: a bad value from any source has exit code 2. The error has the
+// source, the value, and the valid values.
 func TestMistakesOfConfiguration(t *testing.T) {
 	dir := t.TempDir()
 	typo := writeFile(t, dir, "penstock.yaml", []byte("data: [/x]\ncapcity: 1GiB\n"))
@@ -36,8 +36,7 @@ func TestMistakesOfConfiguration(t *testing.T) {
 	}
 }
 
-// TestRefusedValues: an invalid value of a flag or an argument is a usage error, and the
-// command does not run with another meaning of the value.
+// TestRefusedValues: an invalid value of a flag or an argument is a usage error.
 func TestRefusedValues(t *testing.T) {
 	dir := t.TempDir()
 	geometry := " --layers 2 --block-tokens 4 --token-bytes 64"
@@ -104,8 +103,8 @@ func TestPinPrintsItsTTL(t *testing.T) {
 	}
 }
 
-// TestNoEventsInTime: the error of --timeout names the option, before and after the
-// connection is made.
+// TestNoEventsInTime: the error of --timeout names the option, before and after the connection is
+// made.
 func TestNoEventsInTime(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	for timeout := time.Nanosecond; ; timeout *= 10 {
@@ -119,8 +118,7 @@ func TestNoEventsInTime(t *testing.T) {
 	}
 }
 
-// TestFormatOfTheEnvironment: a format that there is not is refused, unless a flag
-// says another.
+// TestFormatOfTheEnvironment: an unknown format is refused, unless a flag overrides it.
 func TestFormatOfTheEnvironment(t *testing.T) {
 	if r := penstock(t, "", []string{"PENSTOCK_FORMAT=JSON"}, "version"); r.code != exitUsage || !strings.Contains(r.err, `PENSTOCK_FORMAT: "JSON" is neither table nor json`) {
 		t.Errorf("exit %d, %q", r.code, r.err)
@@ -130,8 +128,8 @@ func TestFormatOfTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestFlagsAreTakenAsTyped: a size is not rounded on its way from the flag, and a
-// list that is given twice is one list.
+// TestFlagsAreTakenAsTyped: the size of a flag is not rounded, and a list flag that is given twice
+// is one list.
 func TestFlagsAreTakenAsTyped(t *testing.T) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	scratch := config.Default()
@@ -148,7 +146,7 @@ func TestFlagsAreTakenAsTyped(t *testing.T) {
 	}
 }
 
-// TestServerIsNotGRPC: --server with the port of /metrics is called that.
+// TestServerIsNotGRPC: if --server has the port of /metrics, the error reports that.
 func TestServerIsNotGRPC(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	r := penstock(t, "", nil, "status", "--server", s.ready.HTTP, "--timeout", "10s")
@@ -157,8 +155,8 @@ func TestServerIsNotGRPC(t *testing.T) {
 	}
 }
 
-// TestBelowTheFloor: a node whose disk is full says so at its start, to each writer
-// and in its status, with the setting and both sizes; none is told that it is down.
+// TestBelowTheFloor: a node whose disk is full reports that at its start, to each writer and in its
+// status, with the setting and both sizes. No error reports the node as down.
 func TestBelowTheFloor(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume", "--free-floor", "1000TiB")
@@ -179,9 +177,9 @@ func TestBelowTheFloor(t *testing.T) {
 	}
 }
 
-// TestAddedDisk: an empty directory beside a node's volume is refused with the
-// setting that formats it; with the setting the node serves both, once and for
-// all, and what was stored is still there.
+// TestAddedDisk: an empty directory in addition to a node's volume is refused with the setting that
+// formats it. With the setting the node serves both permanently, and the stored blocks are still
+// there.
 func TestAddedDisk(t *testing.T) {
 	dir := t.TempDir()
 	one := dir + "/one"

@@ -42,7 +42,7 @@ the same PCIe switch, else root complex, else NUMA node.`,
 		Args: args(cobra.NoArgs),
 	}
 	f := addHostFlags(cmd)
-	save := cmd.Flags().String("save", "", "copy what is looked at of /sys into this directory, for --sysfs elsewhere or a bug report")
+	save := cmd.Flags().String("save", "", "copy the relevant part of /sys to this directory, for --sysfs or a bug report")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		h, err := f.read(cmd.ErrOrStderr())
 		if err != nil {
@@ -58,7 +58,7 @@ the same PCIe switch, else root complex, else NUMA node.`,
 	return cmd
 }
 
-// hostFlags say which host to look at.
+// hostFlags are the flags that select the host to examine.
 type hostFlags struct {
 	sysfs string
 	roles []string
@@ -66,12 +66,12 @@ type hostFlags struct {
 
 func addHostFlags(cmd *cobra.Command) *hostFlags {
 	f := &hostFlags{}
-	cmd.Flags().StringVar(&f.sysfs, "sysfs", "", "a copy of another host's /sys (nic list --save makes one); what is not in /sys is then not looked at")
+	cmd.Flags().StringVar(&f.sysfs, "sysfs", "", "a copy of another host's /sys, as made by nic list --save; other properties are then not checked")
 	cmd.Flags().StringArrayVar(&f.roles, "role", nil, "NIC=ROLE: the NIC is a cnic, an snic, shared or none, whatever the rules say; may be repeated")
 	return f
 }
 
-// tree is what --sysfs says; nil is this host's.
+// tree returns the tree of --sysfs. Nil means this host's.
 func (f *hostFlags) tree() fs.FS {
 	if f.sysfs == "" {
 		return nil
@@ -121,15 +121,15 @@ func newNICCheckCommand() *cobra.Command {
 links below what they could be, missing RoCE v2 GIDs, small MTUs, GPUs far from their
 NIC, bonds that use one member, PFC pause frames that grow, a low limit of locked
 memory, missing kernel modules. Each finding is one line and what to do about it. The
-exit code is 1 if something does not work; what is merely slower is a warning.
+exit code is 1 if something does not work. Something that is only slower is a warning.
 
 With --qos the lanes that the fabric gives to collectives and to cache traffic are
 compared with penstock's marks (deploy/qos); a deviation there is a failure.`,
 		Args: args(cobra.NoArgs),
 	}
 	c := &nicCheck{host: addHostFlags(cmd)}
-	cmd.Flags().DurationVar(&c.interval, "interval", time.Second, "how long to watch the counters of pause frames; 0: not at all")
-	cmd.Flags().Float64Var(&c.rate, "rate", 0, "the Gb/s that every RDMA NIC must run at; 0: what others of its model and role do")
+	cmd.Flags().DurationVar(&c.interval, "interval", time.Second, "time for which the counters of pause frames are observed; 0: not at all")
+	cmd.Flags().Float64Var(&c.rate, "rate", 0, "required rate of every RDMA NIC, in Gb/s; 0: the rate of others of its model and role")
 	cmd.Flags().StringVar(&c.qos, "qos", "", "an OpenSM file, or what `dcb` prints, to compare with the marks; - is standard input")
 	cmd.Flags().StringVar(&c.marks, "qos-map", "", "marks of the traffic classes, if not the default: "+qos.Default().String())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return c.run(cmd) }
@@ -145,13 +145,13 @@ type nicCheck struct {
 	marks    string
 }
 
-// nicReport is what nic check prints.
+// nicReport is the output of nic check.
 type nicReport struct {
 	Healthy  bool           `json:"healthy"`
 	NICs     int            `json:"nics"`
 	Usable   int            `json:"usable"`
 	Findings []topo.Finding `json:"findings"`
-	// QoS is there if a configuration was given.
+	// QoS is set if a configuration was given.
 	QoS *qos.Report `json:"qos,omitempty"`
 }
 
@@ -193,7 +193,7 @@ func (c *nicCheck) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// checkQoS compares the configuration of --qos.
+// checkQoS checks the configuration of --qos.
 func (c *nicCheck) checkQoS(cmd *cobra.Command, marks qos.Map, r *nicReport) error {
 	if c.qos == "" {
 		return nil
@@ -216,11 +216,11 @@ func (c *nicCheck) checkQoS(cmd *cobra.Command, marks qos.Map, r *nicReport) err
 	return nil
 }
 
-// qosFileMax bounds what is read from standard input, in bytes.
+// qosFileMax bounds the input from standard input, in bytes.
 const qosFileMax = 1 << 20
 
-// portQoS asks dcb how the RoCE ports of this host sort packets. A port that
-// can't be asked is not judged.
+// portQoS reads with dcb how the RoCE ports of this host classify packets. A port that cannot be
+// read has no finding.
 func portQoS(ctx context.Context, h topo.Host, marks qos.Map) []topo.Finding {
 	var out []topo.Finding
 	for _, n := range h.NICs {
@@ -245,7 +245,7 @@ func portQoS(ctx context.Context, h topo.Host, marks qos.Map) []topo.Finding {
 	return out
 }
 
-// dcbTimeout bounds one question to the kernel.
+// dcbTimeout bounds one query to the kernel.
 const dcbTimeout = 5 * time.Second
 
 func dcbShow(ctx context.Context, netdev string) (string, error) {
@@ -278,8 +278,7 @@ func printNICReport(t *table, r nicReport) {
 	fmt.Fprintf(t, "\n%d of %d NICs can be used\n", r.Usable, r.NICs)
 }
 
-// withNICs adds what NICs this host has to an error about an address that it does
-// not have.
+// withNICs adds the NICs of this host to an error about an address that the host does not have.
 func withNICs(err error) error {
 	if !errors.Is(err, syscall.EADDRNOTAVAIL) {
 		return err

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestServeShowsNICs: a start on an address that the host does not have shows
-// which NICs it has, and their addresses.
+// TestServeShowsNICs: a start on an address that the host does not have lists the host's NICs and
+// their addresses.
 func TestServeShowsNICs(t *testing.T) {
 	node, r := tryServed(t, nil, append(small(t.TempDir()), "--data-listen", "198.51.100.77:7431", "--insecure")...)
 	if node != nil {

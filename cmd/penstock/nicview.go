@@ -8,28 +8,28 @@ import (
 	"github.com/penstock-kv/penstock/lab/cluster"
 )
 
-// nicView shows what every NIC does while a cluster works: on a terminal a line for
-// each, drawn over the last ones; elsewhere one line every few seconds.
+// nicView shows the rates of every NIC while a cluster runs. On a terminal it redraws one line for
+// each NIC. Elsewhere it prints one line every few seconds.
 type nicView struct {
 	w        world
 	what     string
 	turns    int
-	snic     float64 // rate of a storage NIC, bytes a second
-	cnic     float64 // of a compute NIC
+	snic     float64 // rate of a storage NIC, in bytes per second
+	cnic     float64 // rate of a compute NIC
 	tty      bool
 	last     cluster.Sample
 	lines    int
 	nextDraw time.Duration
 }
 
-// nicViewEvery is the time between two drawings on a terminal.
+// nicViewEvery is the drawing interval on a terminal.
 const nicViewEvery = 500 * time.Millisecond
 
 func newNICView(w world, spec cluster.Spec, mode string, turns int) *nicView {
 	return &nicView{w: w, what: spec.Shape() + " " + mode, turns: turns, snic: float64(spec.SNICBits) / 8, cnic: float64(spec.CNICBits) / 8, tty: isTerminal(w.err)}
 }
 
-// show takes a sample.
+// show draws a sample.
 func (v *nicView) show(nics []cluster.NIC, s cluster.Sample) {
 	if s.At < v.nextDraw {
 		return
@@ -71,14 +71,14 @@ func (v *nicView) show(nics []cluster.NIC, s cluster.Sample) {
 	fmt.Fprint(v.w.err, b.String())
 }
 
-// clear goes back over what was drawn.
+// clear moves the cursor back over the drawn lines.
 func (v *nicView) clear(b *strings.Builder) {
 	if v.lines > 0 {
 		fmt.Fprintf(b, "\x1b[%dA\x1b[J", v.lines)
 	}
 }
 
-// finish takes the view away.
+// finish removes the view.
 func (v *nicView) finish() {
 	if v.lines > 0 {
 		var b strings.Builder

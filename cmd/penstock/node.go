@@ -34,8 +34,8 @@ import (
 	"github.com/penstock-kv/penstock/trie/evict"
 )
 
-// node is a storage node with everything it is made of. The parts are made
-// bottom up and closed top down; closers holds what is open so far.
+// node is a storage node with its parts. The parts are opened bottom up and closed top down.
+// closers holds the parts that are open.
 type node struct {
 	cfg     config.Config
 	log     *slog.Logger
@@ -59,8 +59,8 @@ type node struct {
 	stuck bool
 }
 
-// startNode opens the volumes, the index and the listeners. Nothing answers
-// before server.Serve.
+// startNode opens the volumes, the index and the listeners. The node serves no request before
+// server.Serve.
 func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *node, err error) {
 	n := &node{cfg: cfg, log: log}
 	if n.cfg.Node == "" {
@@ -89,8 +89,8 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 		stopTracing(ctx)
 		return nil
 	})
-	// A shared arena has no transparent huge pages where shmem_enabled is "never",
-	// which is the default: reserved ones are tried unasked.
+	// If shmem_enabled is "never", the default, a shared arena has no transparent huge pages.
+	// Reserved huge pages are then tried even if they are not configured.
 	shared := sharesArena(cfg)
 	memory, err := arena.New(arena.Options{SizeBytes: int64(cfg.Arena), HugeTLB: cfg.HugeTLB || shared, Shared: shared})
 	if err != nil {
@@ -98,12 +98,12 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 	}
 	n.onClose(func(context.Context) error {
 		if n.stuck {
-			return nil // a device still writes into it: the end of the process frees it
+			return nil // a device still writes into it, so only the end of the process frees it
 		}
 		return memory.Close()
 	})
 	if memory.Kind() == arena.Small {
-		log.Warn("the arena is made of 4 KiB pages: expect half the disk bandwidth; "+smallPagesRemedy(cfg), "arena", cfg.Arena)
+		log.Warn("the arena has 4 KiB pages, which halve the disk bandwidth; "+smallPagesRemedy(cfg), "arena", cfg.Arena)
 	}
 	store, index, err := n.openStore(ctx, memory)
 	if err != nil {
@@ -130,7 +130,7 @@ func sharesArena(cfg config.Config) bool {
 	return cfg.LocalSocket != "" || cfg.DataPlane.Provider == config.ProviderSHM
 }
 
-// smallPagesRemedy says how the arena gets huge pages.
+// smallPagesRemedy returns the advice how to get huge pages for the arena.
 func smallPagesRemedy(cfg config.Config) string {
 	if sharesArena(cfg) {
 		return fmt.Sprintf("for local_socket and provider shm reserve huge pages (vm.nr_hugepages=%d), or set transparent_hugepage/shmem_enabled to advise", (cfg.Arena+2<<20-1)/(2<<20))
@@ -138,10 +138,10 @@ func smallPagesRemedy(cfg config.Config) string {
 	return "set transparent_hugepage/enabled to madvise, or reserve huge pages and set hugetlb"
 }
 
-// onClose remembers how to close a part.
+// onClose registers a function that closes a part.
 func (n *node) onClose(f func(context.Context) error) { n.closers = append(n.closers, f) }
 
-// closeParts closes what is open, the last opened first.
+// closeParts closes the open parts, the last opened first.
 func (n *node) closeParts(ctx context.Context) error {
 	var errs []error
 	for _, f := range slices.Backward(n.closers) {
@@ -154,13 +154,13 @@ func (n *node) closeParts(ctx context.Context) error {
 // close drains the node and closes all parts.
 func (n *node) close(ctx context.Context) error {
 	err := n.server.Shutdown(ctx)
-	// Even if draining took all the time there was: the store must be synced.
+	// The store must be synced even if draining took its whole time limit.
 	rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 	defer cancel()
 	return errors.Join(err, n.closeParts(rest))
 }
 
-// openStore opens the volumes and the index that belongs to them.
+// openStore opens the volumes and their index.
 func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstore.Store, _ *trie.Trie, err error) {
 	defer func() { n.stuck = n.stuck || errors.Is(err, errStillOpening) }()
 	hungAfter := n.cfg.Limits.HungAfter.Std()
@@ -187,7 +187,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		SegmentBytes:  int64(n.cfg.Segment),
 		AddVolumes:    n.cfg.AddVolumes,
 		Degraded:      n.cfg.Degraded,
-		// What was found to be free is of the volumes that are there.
+		// The free space was measured on the present volumes.
 		CapacityOfPresent: n.cfg.Capacity == 0,
 		FreeFloorBytes:    int64(n.cfg.FreeFloor),
 		Prewrite:          n.cfg.Prewrite,
@@ -222,41 +222,40 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 	return store, index, nil
 }
 
-// warnOfMemory says which volumes are gone when the machine restarts, whatever
-// durability says.
+// warnOfMemory logs which volumes are lost when the machine restarts, independently of the
+// durability.
 func (n *node) warnOfMemory(devices []device) {
 	for i, d := range devices {
 		if !d.missing && d.Info().Volatile {
-			n.log.Warn("this volume is in memory: what is stored takes memory, and is lost when the machine restarts; name a directory on a disk",
+			n.log.Warn("this volume is in memory: stored blocks take memory and are lost when the machine restarts; use a directory on a disk",
 				"volume", n.cfg.Data[i], "file_system", d.Info().Detail)
 		}
 	}
 }
 
-// warnOfCapacity says that a capacity was given that the file systems cannot hold:
-// their free space ends the growth of the store then, and not the cap.
+// warnOfCapacity logs a configured capacity that exceeds the file systems, because then their free
+// space limits the store.
 func (n *node) warnOfCapacity(devices []device) {
 	most, err := reachable(n.cfg.Data, devices)
 	if err == nil && int64(n.cfg.Capacity) > most {
-		n.log.Warn("the capacity is more than the file systems have room for: the store grows until free_floor is reached",
+		n.log.Warn("the capacity exceeds the free space of the file systems: the store grows until free_floor is reached",
 			"capacity", n.cfg.Capacity, "room", config.Size(most), "free_floor", n.cfg.FreeFloor)
 	}
 }
 
-// warnOfSpace says which file systems are below the floor before the first writer
-// finds out.
+// warnOfSpace logs which file systems are below the floor, before the first writer is refused.
 func (n *node) warnOfSpace(devices []device) {
 	for i, d := range devices {
 		space, err := d.Stat()
 		if err == nil && !d.missing && space.FreeBytes < int64(n.cfg.FreeFloor) {
-			n.log.Warn("no writes are taken on this volume: its file system has less free space than free_floor; free some, or lower it",
+			n.log.Warn("this volume takes no writes: its file system has less free space than free_floor; free some space, or lower free_floor",
 				"volume", n.cfg.Data[i], "free", config.Size(space.FreeBytes), "free_floor", n.cfg.FreeFloor)
 		}
 	}
 }
 
-// openIndex opens the index. If it is gone and the volumes know namespaces, it
-// is rebuilt from them: serving with an empty index would give their slots away.
+// openIndex opens the index. If the index is missing and the volumes have namespaces, it rebuilds
+// the index, because a node with an empty index would free all slots.
 func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *trie.Trie, err error) {
 	dir, stale, err := indexDirs(n.present)
 	if err != nil {
@@ -287,7 +286,7 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 	if err := index.Close(); err != nil {
 		return nil, err
 	}
-	n.log.Warn("the index is empty and the volumes are not: it is rebuilt from their slot headers")
+	n.log.Warn("the index is empty and the volumes are not: rebuilding the index from the slot headers")
 	report, err := rebuildIndex(ctx, n.cfg, dir, store, n.budget.setIndex, storage.RebuildOptions{Logger: n.log})
 	if err != nil {
 		return nil, err
@@ -296,15 +295,15 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 	return open()
 }
 
-// retireIndexes writes this start's indexUse into the index, and renames the other indexes:
-// their volume was missing when this one was made, or the index was moved from there.
+// retireIndexes writes this start's indexUse into the index, and renames the other indexes. Their
+// volume was missing when this index was made, or the index was moved from there.
 func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store) error {
 	n.boot = store.Boot()
 	if err := (indexUse{boot: n.boot}).write(dir); err != nil {
 		return err
 	}
 	for _, old := range stale {
-		n.log.Warn("an index that is out of date is renamed: its volume was missing when the other index was made, or the index was moved from there", "old", old, "index", dir)
+		n.log.Warn("renamed an outdated index: its volume was missing when the current index was made, or the index was moved to another volume", "old", old, "index", dir)
 		if err := os.RemoveAll(old + retiredSuffix); err != nil {
 			return err
 		}
@@ -315,17 +314,16 @@ func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store
 	return nil
 }
 
-// withRebuild adds to an error of opening the index what to do about it.
+// withRebuild adds the advice to rebuild the index to an error of opening it.
 func withRebuild(err error, data []string) error {
-	return fmt.Errorf("%w\n(the index can be made anew from the data: penstock store rebuild-index --data %s)", err, commaList(data))
+	return fmt.Errorf("%w\n(to rebuild the index from the volumes: penstock store rebuild-index --data %s)", err, commaList(data))
 }
 
-// indexOptions are those of the node's index, and of the one that rebuild-index
-// makes.
+// indexOptions returns the options of the node's index, and of the index that rebuild-index makes.
 func indexOptions(cfg config.Config, dir string, store *blockstore.Store, diskBytes int64, log *slog.Logger) trie.Options {
 	policy, err := evict.ParseKind(cfg.Eviction)
 	if err != nil {
-		policy = evict.Default // Validate has refused anything else
+		policy = evict.Default // Validate has refused other values
 	}
 	return trie.Options{
 		Dir:    dir,
@@ -334,15 +332,15 @@ func indexOptions(cfg config.Config, dir string, store *blockstore.Store, diskBy
 		SlotBytes: func(g kv.Geometry, group int) int64 {
 			layout, err := store.SlotLayout(g.PieceBytes(group), g.Groups[group].Layers)
 			if err != nil {
-				// No such namespace was accepted; its quota cannot be exact.
+				// No such namespace is accepted, so its quota need not be exact.
 				return g.PieceBytes(group)
 			}
 			return layout.SlotBytes()
 		},
 		Absent:     store.Missing,
 		CacheBytes: int64(cfg.IndexCache),
-		// Several memtables and their logs exist at a time: they stay within the
-		// index's share of a small capacity.
+		// Several memtables and their logs exist at a time. They fit the index's share of a small
+		// capacity.
 		MemTableBytes:  min(16<<20, max(1<<20, diskBytes/8)),
 		MaxLeases:      cfg.Limits.Leases,
 		MaxChainBlocks: cfg.Limits.ChainBlocks,
@@ -380,7 +378,7 @@ func (n *node) openEngine(ctx context.Context, store *blockstore.Store, index *t
 	})
 }
 
-// cutThroughBytes turns the setting's 0, never, into the engine's.
+// cutThroughBytes converts the setting, in which 0 means never, to the engine's option.
 func cutThroughBytes(p config.DataPlane) int64 {
 	if p.CutThrough == 0 {
 		return -1
@@ -388,10 +386,10 @@ func cutThroughBytes(p config.DataPlane) int64 {
 	return int64(p.CutThrough)
 }
 
-// listen binds the listeners before the slow part of the start, so that a port
-// that is taken is noticed first.
+// listen binds the listeners before the slow part of the start, so that a port in use is reported
+// first.
 func (n *node) listen() (err error) {
-	// No multipath TCP: its sockets refuse options that the plane uses, and both
+	// Multipath TCP is off, because its sockets refuse options that the data plane uses, and both
 	// ends are in one cluster.
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
@@ -410,14 +408,14 @@ func (n *node) listen() (err error) {
 	return nil
 }
 
-// warnOfMetrics says what a caller from another machine can read without a token.
+// warnOfMetrics logs what other machines can read without a token.
 func warnOfMetrics(log *slog.Logger, http string) {
 	if !config.Loopback(http) {
 		log.Warn("/metrics and health are served to other machines without a token or TLS: they show the names of namespaces, volumes and NICs, and traffic; let only the monitoring network reach this port, or listen on 127.0.0.1", "http", http)
 	}
 }
 
-// closeListener closes a listener that a server may have closed before.
+// closeListener closes a listener that a server may have closed already.
 func closeListener(l net.Listener) func(context.Context) error {
 	return func(context.Context) error {
 		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
@@ -427,7 +425,7 @@ func closeListener(l net.Listener) func(context.Context) error {
 	}
 }
 
-// openServer starts the data plane and joins everything.
+// openServer starts the data plane and joins all parts.
 func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *metrics.Node, registry *prometheus.Registry) error {
 	bearer, err := readToken(n.cfg.Auth.TokenFile)
 	if err != nil {
@@ -510,12 +508,13 @@ func (n *node) openLocal(memory *arena.Arena) (*handoff.Listener, error) {
 	return local, nil
 }
 
-// dataAddr is where the data plane listens, port 0 resolved.
+// dataAddr returns the address of the data plane's listener, with the actual port.
 func (n *node) dataAddr() string {
 	return cmp.Or(listensOn(n.data), n.cfg.DataListen)
 }
 
-// congestion: an empty setting keeps the system's, which the engine calls so.
+// congestion returns the engine's name of the setting. An empty setting keeps the system's
+// algorithm.
 func congestion(name string) string {
 	if name == "" {
 		return "system"
@@ -523,7 +522,7 @@ func congestion(name string) string {
 	return name
 }
 
-// advertised is the address that peers of the data plane are told to dial.
+// advertised returns the data plane's address that peers dial.
 func advertised(cfg config.Config) (string, error) {
 	if cfg.Advertise == "" {
 		return "", nil
@@ -547,8 +546,8 @@ func portOf(addr string) int {
 	return n
 }
 
-// serverTLS is the TLS of the node's listeners: none, the server's certificate, or
-// that and a demand for the client's.
+// serverTLS returns the TLS configuration of the node's listeners: nil, the server's certificate,
+// or also a requirement for client certificates.
 func serverTLS(a config.Auth) (*tls.Config, error) {
 	if a.TLSCert == "" {
 		return nil, nil
@@ -579,8 +578,8 @@ func readCA(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// readyAttrs are what the log says when the node is ready; `penstock demo` and
-// tests read the addresses from it.
+// readyAttrs are the log attributes when the node is ready. `penstock demo` and tests read the
+// addresses from them.
 func (n *node) readyAttrs() []any {
 	web := ""
 	if n.web != nil {
@@ -605,17 +604,16 @@ func (n *node) readyAttrs() []any {
 	}
 }
 
-// indexName is the directory of the index inside the volume that holds it.
+// indexName is the name of the index's directory in its volume.
 const indexName = "index"
 
-// indexDir is the directory of the index: where one is, the newest if there are
-// several, else on the first volume.
+// indexDir returns the directory of the index: the newest existing one, or one on the first volume.
 func indexDir(data []string) (string, error) {
 	dir, _, err := indexDirs(data)
 	return dir, err
 }
 
-// indexDirs is indexDir, with the directories of indexes that are out of date.
+// indexDirs is indexDir with the directories of older indexes.
 func indexDirs(data []string) (dir string, stale []string, err error) {
 	type found struct {
 		dir string
@@ -633,7 +631,7 @@ func indexDirs(data []string) (dir string, stale []string, err error) {
 	}
 	slices.SortStableFunc(all, func(a, b found) int { return b.use.compare(a.use) })
 	if len(all) > 1 && all[0].use == all[1].use {
-		return "", nil, fmt.Errorf("%d volumes hold an index (%s and %s among them), and neither is newer; one is left over from another node: move it away", len(all), all[0].dir, all[1].dir)
+		return "", nil, fmt.Errorf("%d volumes have an index (%s and %s among them) of the same age; one index is from another node: move it away", len(all), all[0].dir, all[1].dir)
 	}
 	for _, f := range all[1:] {
 		stale = append(stale, f.dir)
@@ -641,9 +639,8 @@ func indexDirs(data []string) (dir string, stale []string, err error) {
 	return all[0].dir, stale, nil
 }
 
-// indexUse is the time of the last use of an index: the start of the store, and how often the
-// index had been moved since that start. Of several indexes the node uses the one with the
-// latest use.
+// indexUse is the time of the last use of an index: the start of the store, and the number of moves
+// of the index since that start. Of several indexes the node uses the one with the latest use.
 type indexUse struct{ boot, moves uint64 }
 
 func (u indexUse) compare(v indexUse) int {
@@ -659,14 +656,14 @@ func readIndexUse(dir string) (u indexUse) {
 	if err != nil {
 		return indexUse{}
 	}
-	// Earlier versions wrote boot alone.
+	// Earlier versions wrote only boot.
 	if n, _ := fmt.Sscan(string(b), &u.boot, &u.moves); n == 0 {
 		return indexUse{}
 	}
 	return u
 }
 
-// write makes the indexUse durable, and the name of the directory too.
+// write makes the indexUse and the name of the directory durable.
 func (u indexUse) write(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, indexUseName), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -25,8 +25,8 @@ func newNamespaceCommand(w world) *cobra.Command {
 		Short:   "Create, show and delete namespaces, and bump their weight epochs",
 		Long: `A namespace is one model's KV cache under one geometry: layers, tokens in a block,
 bytes per token and layer. Its epoch is the version of the model's weights. A bump begins
-a new epoch and makes every block of the old weights unmatchable at once, unless it is
-told to keep older epochs live. A block of one epoch is never served as one of another.`,
+a new epoch and makes every block of the old weights unmatchable at once, unless --keep
+keeps older epochs live. A block of one epoch is never served as one of another.`,
 	}
 	c := addConnectionFlags(cmd, w)
 	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c))
@@ -68,12 +68,12 @@ The full group, if there is one, comes first.`,
 	f.StringVar(&g.dtype, "dtype", "", "tag of the element type, part of the geometry's identity")
 	f.StringVar(&g.layout, "layout", "", "tag of the parallel layout, part of the geometry's identity")
 	f.StringVar(&g.index, "index", "trie", "trie: chained blocks; flat: opaque keys without parents")
-	f.StringVar(&g.tenant, "tenant", "", "whose cache it is; mixed into every block id")
-	f.StringVar(&g.salt, "salt", "", "secret mixed into every block id; hex: or plain text. Other users of this machine can see it: prefer --salt-file")
+	f.StringVar(&g.tenant, "tenant", "", "tenant of the cache; part of every block id")
+	f.StringVar(&g.salt, "salt", "", "secret that is part of every block id, as text or as hex:DIGITS. Other users of this machine can see the flag: prefer --salt-file")
 	f.StringVar(&g.saltFile, "salt-file", "", "file with the secret of --salt; a line end after it does not count")
 	cmd.MarkFlagsMutuallyExclusive("salt", "salt-file")
 	f.Var(sizeFlag{&g.quota}, "quota", "cap on the storage of this namespace, e.g. 500GiB; 0: none")
-	_ = cmd.MarkFlagRequired("block-tokens") // it was defined above
+	_ = cmd.MarkFlagRequired("block-tokens") // the flag was defined above
 	for _, name := range []string{"layers", "token-bytes", "block-tokens"} {
 		annotate(cmd, name, ownRange) // kv.Geometry.Validate checks them
 	}
@@ -88,9 +88,9 @@ The full group, if there is one, comes first.`,
 			if err != nil {
 				return err
 			}
-			// The node cannot tell --quota 0 from none.
+			// The node cannot distinguish --quota 0 from no flag.
 			if cmd.Flags().Changed("quota") && ns.GetQuotaBytes() != g.quota {
-				return fmt.Errorf("namespace %q was there already, with a quota of %s; lift it with: penstock ns quota %s 0", ns.GetName(), size(ns.GetQuotaBytes()), ns.GetName())
+				return fmt.Errorf("namespace %q already exists with a quota of %s; to remove the quota: penstock ns quota %s 0", ns.GetName(), size(ns.GetQuotaBytes()), ns.GetName())
 			}
 			return emitNamespace(cmd, ns)
 		})
@@ -98,7 +98,7 @@ The full group, if there is one, comes first.`,
 	return cmd
 }
 
-// namespace builds the definition and checks it here, before the node is asked.
+// namespace makes the definition and checks it before a node is contacted.
 func (g *geometryFlags) namespace(name string) (kv.Namespace, error) {
 	index, err := kv.ParseIndexKind(g.index)
 	if err != nil {
@@ -142,23 +142,23 @@ func (g *geometryFlags) namespace(name string) (kv.Namespace, error) {
 	return ns, nil
 }
 
-// parseSalt reads a salt that flag gave. Its errors do not repeat the salt.
+// parseSalt parses the salt of a flag. Its errors do not contain the salt.
 func parseSalt(flag, text string) ([]byte, error) {
 	digits, ok := strings.CutPrefix(text, "hex:")
 	if !ok {
 		return []byte(text), nil
 	}
 	if digits == "" {
-		return nil, usagef("%s: nothing follows hex:", flag)
+		return nil, usagef("%s: there are no digits after hex:", flag)
 	}
 	salt, err := hex.DecodeString(digits)
 	if err != nil {
-		return nil, usagef("%s: what follows hex: is not pairs of hexadecimal digits", flag)
+		return nil, usagef("%s: the text after hex: must be pairs of hexadecimal digits", flag)
 	}
 	return salt, nil
 }
 
-// parseGroup reads kind:layers:bytes[:window].
+// parseGroup parses kind:layers:bytes[:window].
 func parseGroup(text string) (kv.Group, error) {
 	bad := func(why string) (kv.Group, error) {
 		return kv.Group{}, usagef("--group %q: %s; write full:LAYERS:BYTES, window:LAYERS:BYTES:TOKENS or state:LAYERS:BYTES", text, why)
@@ -204,7 +204,7 @@ func printNamespace(t *table, ns *pb.Namespace) {
 	t.pair("leases", count(ns.GetLeases()))
 }
 
-// printLive prints what each live epoch holds; a node that does not list them has one.
+// printLive prints the contents of each live epoch. A node that does not list them has one.
 func printLive(t *table, live []*pb.LiveEpoch) {
 	if len(live) == 0 {
 		return
@@ -223,7 +223,7 @@ func printLive(t *table, live []*pb.LiveEpoch) {
 	}
 }
 
-// saltWord says that there is a salt, not which: tables are pasted into tickets.
+// saltWord shows that there is a salt without the salt, because tables are pasted into tickets.
 func saltWord(salt []byte) string {
 	if len(salt) == 0 {
 		return ""
@@ -310,11 +310,11 @@ func newNamespaceDelete(c *connection) *cobra.Command {
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeNamespaces,
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "really delete it")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be deleted and change nothing")
+	cmd.Flags().BoolVar(&yes, "yes", false, "confirm the deletion")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be deleted, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if !yes && !dryRun {
-			return usagef("namespace %q would be deleted with all its blocks, which cannot be undone; say --yes, or see what it holds with --dry-run", names[0])
+			return usagef("namespace %q would be deleted with all its blocks, which cannot be undone; give --yes, or show the contents with --dry-run", names[0])
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			resp, err := a.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: names[0], DryRun: dryRun})
@@ -327,7 +327,7 @@ func newNamespaceDelete(c *connection) *cobra.Command {
 	return cmd
 }
 
-// removed is what every command that removes blocks prints.
+// removed is the output of every command that removes blocks.
 type removed struct {
 	Blocks int64 `json:"blocks"`
 	Bytes  int64 `json:"bytes"`
@@ -343,7 +343,7 @@ func emitRemoved(cmd *cobra.Command, verb string, dryRun bool, blocks, bytes int
 	})
 }
 
-// bumped is what ns bump-epoch prints.
+// bumped is the output of ns bump-epoch.
 type bumped struct {
 	Namespace string   `json:"namespace"`
 	OldEpoch  uint64   `json:"old_epoch"`
@@ -367,7 +367,7 @@ oldest pinned ones are retired. When space is short, blocks of the oldest epoch 
 		Example: `  penstock ns bump-epoch llama-3/70b
   penstock ns bump-epoch llama-3/70b --keep 2`,
 	}
-	cmd.Flags().Uint64Var(&to, "to", 0, fmt.Sprintf("the new epoch, greater than the present one and at most %d; 0: the next", kv.MaxEpoch))
+	cmd.Flags().Uint64Var(&to, "to", 0, fmt.Sprintf("the new epoch, above the current one and at most %d; 0: the next", kv.MaxEpoch))
 	cmd.Flags().Uint32Var(&keep, "keep", 1, fmt.Sprintf("how many epochs stay live, the new one included, at most %d", kv.MaxLive))
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
 		if keep < 1 || keep > kv.MaxLive {
@@ -387,7 +387,7 @@ oldest pinned ones are retired. When space is short, blocks of the oldest epoch 
 	})
 }
 
-// joinNumbers writes 3, 2, 1.
+// joinNumbers returns numbers separated by commas, like 3, 2, 1.
 func joinNumbers(numbers []uint64) string {
 	words := make([]string, len(numbers))
 	for i, n := range numbers {
@@ -416,7 +416,7 @@ refused, unless --force is given, which ends its pins.`,
 			return usagef("%q is not an epoch; ns show lists the live ones", given[1])
 		}
 		if !yes && !dryRun {
-			return usagef("the blocks of epoch %d of namespace %q would be deleted, which cannot be undone; say --yes, or see what it holds with --dry-run", epoch, given[0])
+			return usagef("the blocks of epoch %d of namespace %q would be deleted, which cannot be undone; give --yes, or show the contents with --dry-run", epoch, given[0])
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			resp, err := a.RetireEpoch(ctx, &pb.RetireEpochRequest{Name: given[0], Epoch: epoch, Force: force, DryRun: dryRun})
@@ -429,7 +429,7 @@ refused, unless --force is given, which ends its pins.`,
 	return cmd
 }
 
-// pinnedEpoch is what ns pin-epoch prints.
+// pinnedEpoch is the output of ns pin-epoch.
 type pinnedEpoch struct {
 	Namespace  string  `json:"namespace"`
 	Epoch      uint64  `json:"epoch"`

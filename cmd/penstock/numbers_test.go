@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestNegativeNumbers: a number below 0 is refused by its flag's name, where it
-// would else be taken for no limit, or for nothing to do.
+// TestNegativeNumbers: a negative number is refused with its flag's name. It would otherwise mean
+// no limit, or no work.
 func TestNegativeNumbers(t *testing.T) {
 	for _, args := range [][]string{
 		{"status", "--timeout", "-5s"},

@@ -102,10 +102,10 @@ func (d *datacenter) dial(ctx context.Context, address string) (c net.Conn, err 
 	return c, err
 }
 
-// TestGatewayOffload: two datacenters, each a network namespace with a storage node, joined by a link
-// of 80 Mbit/s. A long prompt is prefilled in the other one, and its KV crosses the link within the
-// budget, which is half of the link's rate. A short prompt is prefilled here, and so is a long one when the
-// link is down.
+// TestGatewayOffload: two datacenters, each a network namespace with a storage node, are joined by
+// a link of 80 Mbit/s. A long prompt is prefilled remotely, and its KV crosses the link within the
+// budget, which is half of the link's rate. A short prompt is prefilled locally, and so is a long
+// one when the link is down.
 func TestGatewayOffload(t *testing.T) {
 	testkit.Long(t, "starts two datacenters")
 	lab := netlab.ForTest(t)
@@ -125,7 +125,7 @@ func TestGatewayOffload(t *testing.T) {
 	there.storage()
 	here.start("planner", "--listen", here.ip+":7430", "--http", "", "--insecure", "--schedule-block-tokens", "16", "--schedule-min-part", "16")
 
-	// The engine there computes KV and stores it.
+	// The remote engine computes KV and stores it.
 	const blockBytes, budget = 2 * 16 * 2048, 5 << 20
 	var prompts int
 	far := there.engine(func(w http.ResponseWriter, r *http.Request) {

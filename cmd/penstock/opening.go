@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// errStillOpening: opening was interrupted while open ran. Files of it may be open, and a
-// device may be using the arena, until the process ends.
+// errStillOpening: opening was interrupted while open ran. Until the process ends, files may be
+// open and a device may be using the arena.
 var errStillOpening = errors.New("still being opened")
 
-// opening returns what open returns. System calls on a drive that hangs do not return, so
-// opening logs which directories it waits for after each interval, and returns
-// errStillOpening with the cause when ctx ends first; open then goes on by itself.
+// opening returns the result of open. System calls on a drive that hangs do not return, so opening
+// logs the directories after each interval. When ctx ends first, it returns errStillOpening with
+// the cause, and open continues in its goroutine.
 func opening[T any](ctx context.Context, log *slog.Logger, every time.Duration, what string, dirs []string, open func() (T, error)) (T, error) {
 	type opened struct {
 		value T

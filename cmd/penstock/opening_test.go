@@ -24,9 +24,8 @@ func (w lineWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestHungIndexDrive opens an index on a drive that completes nothing. The log says which
-// directory is waited for, a signal ends the wait, and an index whose drive works again
-// is opened.
+// TestHungIndexDrive opens an index on a drive that completes no request. The log names the
+// directory, a signal ends the wait, and the index is opened when the drive works again.
 func TestHungIndexDrive(t *testing.T) {
 	for _, interrupted := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -21,7 +21,7 @@ const (
 	formatJSON  = "json"
 )
 
-// formatFlag is --format: it refuses what it does not know when it is parsed.
+// formatFlag is --format. It refuses unknown formats when it is parsed.
 type formatFlag struct{ value string }
 
 func (f *formatFlag) String() string { return f.value }
@@ -51,7 +51,7 @@ func addFormatFlag(root *cobra.Command, w world) {
 	completeValues(root, "format", formatTable, formatJSON)
 }
 
-// output prints one command's results.
+// output prints the results of one command.
 type output struct {
 	w    io.Writer
 	json bool
@@ -62,7 +62,7 @@ func outputOf(cmd *cobra.Command) output {
 	return output{w: cmd.OutOrStdout(), json: f != nil && f.Value.String() == formatJSON}
 }
 
-// emit prints v as JSON, or calls print to show it for a person.
+// emit prints v as JSON, or calls print to print a table.
 func (o output) emit(v any, print func(t *table)) error {
 	if o.json {
 		return o.emitJSON(v, "  ")
@@ -104,7 +104,7 @@ func (t *table) pair(name string, value any) {
 	}
 }
 
-// size words a number of bytes for a table.
+// size returns a number of bytes as text for a table.
 func size(bytes int64) string {
 	if bytes < 0 {
 		return "-" + size(-bytes)
@@ -112,19 +112,18 @@ func size(bytes int64) string {
 	return humanize.IBytes(uint64(bytes))
 }
 
-// count words a number for a table.
+// count returns a number as text for a table.
 func count[T ~int | ~int64 | ~uint32 | ~uint64](n T) string { return humanize.Comma(int64(n)) }
 
-// plain turns a message into what encoding/json prints with the names of the
-// .proto: numbers stay numbers (protojson makes strings of 64-bit ones), bytes
-// become hexadecimal, lists of block ids lists of 32 digits, and enumerations
-// their last word in lower case.
+// plain converts a message to values for encoding/json with the names of the .proto. Numbers stay
+// numbers (protojson makes strings of 64-bit numbers), bytes become hexadecimal, lists of block ids
+// become lists of 32 digits, and enumerations become their last word in lower case.
 func plain(m protoreflect.Message) map[string]any {
 	out := make(map[string]any)
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
 		f := fields.Get(i)
-		if f.Name() == "salt" { // a secret: its length only, as in tables
+		if f.Name() == "salt" { // a secret; only its length is shown, as in tables
 			out["salt_bytes"] = len(m.Get(f).Bytes())
 			continue
 		}
@@ -162,7 +161,7 @@ func plainValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	return v.Interface()
 }
 
-// enumWord is GROUP_KIND_FULL's "full"; the zero value is "".
+// enumWord returns "full" for GROUP_KIND_FULL, and "" for the zero value.
 func enumWord(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
 	if n == 0 {
 		return ""

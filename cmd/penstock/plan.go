@@ -23,7 +23,7 @@ func newPlanCommand(w world) *cobra.Command {
 	return noun(cmd, newPlanExplain(w), newPlanTop(w), newPlanBump(w), newPlanRoles(w), newPlanAnalyze(), newPlanPrfaaS(), newPlanRedistribute(), newPlanAdvise(w), newPlanNetwork(w))
 }
 
-// addPlannerFlags gives cmd the flags of a client of a planner.
+// addPlannerFlags adds the flags of a client of a planner to cmd.
 func addPlannerFlags(cmd *cobra.Command, w world) *connection {
 	return addEndpointFlags(cmd, w, endpoint{flag: "planner", variable: "PENSTOCK_PLANNER", def: config.DefaultPlanner().Listen, usage: "gRPC address of the planner, host:port", command: "penstock planner"})
 }
@@ -71,7 +71,7 @@ until interrupted.`,
 		Args:    args(cobra.NoArgs),
 	}
 	c := addPlannerFlags(cmd, w)
-	every := cmd.Flags().Duration("every", 0, "print again after this long; 0: once")
+	every := cmd.Flags().Duration("every", 0, "interval of repeated output; 0: print once")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *every > 0 {
 			c.waitForever(cmd)
@@ -105,7 +105,7 @@ until interrupted.`,
 	return cmd
 }
 
-// printTop shows the planner's view to a person.
+// printTop prints the planner's view as a table.
 func printTop(t *table, r *pb.TopResponse) {
 	t.row("group", "role", "engine", "node", "tokens", "requests", "hbm free", "read queue", "read tokens/s")
 	for _, g := range r.Groups {
@@ -144,7 +144,7 @@ func printTop(t *table, r *pb.TopResponse) {
 	t.row("cuts", count(r.Cuts), "hedges", count(r.Hedges), "recomputed", count(r.Recomputes))
 }
 
-// planAnalysis is what `penstock plan analyze` prints.
+// planAnalysis is the output of `penstock plan analyze`.
 type planAnalysis struct {
 	Ratio      float64        `json:"ratio"`
 	SafeLow    float64        `json:"safe_low"`
@@ -187,7 +187,7 @@ missed the cache are left out.`,
 	f.Float64Var(&c.CNIC, "cnic", 50, "bandwidth of one compute NIC, GB/s")
 	f.Float64Var(&c.SNICs, "storage-nics", 1, "storage bandwidth of a node in multiples of a compute NIC's")
 	f.Float64Var(&c.DRAM, "dram", 500, "memory bandwidth of a node, GB/s")
-	_ = cmd.MarkFlagRequired("prefill") // they were defined above
+	_ = cmd.MarkFlagRequired("prefill") // the flags were defined above
 	_ = cmd.MarkFlagRequired("decode")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		a, err := dualpath.Analyze(c)
@@ -200,8 +200,8 @@ missed the cache are left out.`,
 	return cmd
 }
 
-// planAnalysisOf makes an analysis printable. JSON has no infinity: a range
-// without a solution is [-1, -1].
+// planAnalysisOf converts an analysis for output. JSON has no infinity, so a range without a
+// solution is [-1, -1].
 func planAnalysisOf(a dualpath.Analysis) planAnalysis {
 	ratio := float64(a.Cluster.PrefillNodes) / float64(a.Cluster.DecodeNodes)
 	r := planAnalysis{
@@ -217,7 +217,7 @@ func planAnalysisOf(a dualpath.Analysis) planAnalysis {
 	return r
 }
 
-// print shows the analysis to a person.
+// print writes the analysis as a table.
 func (r planAnalysis) print(t *table) {
 	t.row("resource", "load GB/s", "limit GB/s", "used")
 	for _, x := range r.Resources {

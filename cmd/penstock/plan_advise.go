@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// advisorYAML is a file to begin with.
+// advisorYAML is an example file.
 const advisorYAML = `# A cluster for penstock plan advise. Bandwidths are gigabits a second.
 prefill_nodes: 2
 decode_nodes: 4
@@ -41,7 +41,7 @@ profile: ds-660b        # or ds-27b; what model gives takes its place
 # prfaas: …             # another datacenter: what penstock plan prfaas --print-config prints
 `
 
-// advisorConfig is the cluster as an operator writes it down.
+// advisorConfig is the operator's description of the cluster.
 type advisorConfig struct {
 	PrefillNodes int     `yaml:"prefill_nodes"`
 	DecodeNodes  int     `yaml:"decode_nodes"`
@@ -75,7 +75,7 @@ type advice struct {
 	HitPercent float64  `json:"hit_percent"`
 	Predicted  outcome  `json:"predicted"`
 	Simulated  *outcome `json:"simulated"`
-	// ErrorPercent is the predicted time's against the simulated.
+	// ErrorPercent is the deviation of the predicted from the simulated time.
 	ErrorPercent *float64      `json:"error_percent"`
 	Binds        string        `json:"binds"`
 	Uses         []resourceUse `json:"uses"`
@@ -85,7 +85,7 @@ type advice struct {
 	PrfaaS       *prfaasPlan   `json:"prfaas,omitempty"`
 }
 
-// outcome is what comes of a job.
+// outcome is the result of a job.
 type outcome struct {
 	Seconds      float64 `json:"seconds"`
 	Throughput   float64 `json:"rounds_per_second"`
@@ -99,7 +99,7 @@ type resourceUse struct {
 	Used     float64 `json:"used"`
 }
 
-// safeRegion is the range of P/D in which nothing binds before the storage NICs.
+// safeRegion is the range of P/D in which the storage NICs are the first bottleneck.
 type safeRegion struct {
 	Low   float64 `json:"low"`
 	High  float64 `json:"high"`
@@ -140,16 +140,16 @@ printed from which prompts are prefilled in the other datacenter.`,
 	}
 	cmd.Flags().StringVar(&tracePath, "trace", "", "file with the agents, plain or gzip")
 	cmd.Flags().StringVar(&clusterPath, "cluster", "", "file with the cluster (YAML; - reads standard input)")
-	cmd.Flags().BoolVar(&sample, "print-config", false, "print a cluster to begin with: DualPath's 2P4D")
+	cmd.Flags().BoolVar(&sample, "print-config", false, "print an example: DualPath's 2P4D")
 	cmd.Flags().BoolVar(&predictOnly, "predict", false, "predict only, do not simulate")
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "of the agents beyond the trace's, and of the simulation")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of the agents beyond the trace's, and of the simulation")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if sample {
 			_, err := fmt.Fprint(cmd.OutOrStdout(), advisorYAML)
 			return err
 		}
 		if tracePath == "" || clusterPath == "" {
-			return usagef("name a trace with --trace and a cluster with --cluster; --print-config prints a cluster to begin with")
+			return usagef("give a trace with --trace and a cluster with --cluster; --print-config prints an example")
 		}
 		a, err := readAdvisor(cmd, clusterPath)
 		if err != nil {
@@ -172,7 +172,7 @@ printed from which prompts are prefilled in the other datacenter.`,
 	return cmd
 }
 
-// advisor is what is asked about.
+// advisor is the question of one run.
 type advisor struct {
 	c      advisorConfig
 	model  agentic.Model
@@ -216,7 +216,7 @@ func readAdvisor(cmd *cobra.Command, name string) (*advisor, error) {
 	return a, nil
 }
 
-// check refuses what no cluster could be.
+// check refuses values that no cluster can have.
 func (c *advisorConfig) check(f *yamlfile.File) error {
 	for _, v := range []struct {
 		key   string
@@ -243,7 +243,7 @@ func (c *advisorConfig) check(f *yamlfile.File) error {
 	return nil
 }
 
-// model is the profile with what the file gives in its place.
+// model returns the profile's model with the overrides of the file.
 func (c *advisorConfig) model(f *yamlfile.File) (agentic.Model, error) {
 	var m agentic.Model
 	switch c.Profile {
@@ -281,7 +281,7 @@ func (c *advisorConfig) model(f *yamlfile.File) (agentic.Model, error) {
 	return m, nil
 }
 
-// load reads the agents, cut at the longest that is served.
+// load reads the agents, cut at the longest served length.
 func (a *advisor) load(path string, seed uint64) error {
 	set, err := workload.ReadTrajectories(path)
 	if err != nil {
@@ -300,10 +300,10 @@ func (a *advisor) load(path string, seed uint64) error {
 	return nil
 }
 
-// advisorBlock is the block that prefixes are cached in, tokens.
+// advisorBlock is the number of tokens of a cached block.
 const advisorBlock = 64
 
-// demands are the agents' rounds as the prediction takes them.
+// demands returns the agents' rounds in the form of the prediction.
 func (a *advisor) demands() [][]advise.Round {
 	out := make([][]advise.Round, len(a.agents))
 	hits, prompts := 0.0, 0.0
@@ -325,8 +325,8 @@ func (a *advisor) demands() [][]advise.Round {
 	return out
 }
 
-// predicted are the cluster and the model in the prediction's words. Quota and overhead
-// are the simulation's defaults (DualPath section A.4).
+// predicted returns cluster and model in the form of the prediction. Quota and overhead are the
+// simulation's defaults (DualPath section A.4).
 func (a *advisor) predicted() (advise.Cluster, advise.Model) {
 	gbit := 1e9 / 8.0
 	return advise.Cluster{
@@ -338,7 +338,7 @@ func (a *advisor) predicted() (advise.Cluster, advise.Model) {
 		}
 }
 
-// advise predicts.
+// advise computes the prediction.
 func (a *advisor) advise() (advice, error) {
 	demands := a.demands()
 	cluster, model := a.predicted()

@@ -11,9 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// TestAdvisor: what is predicted is what a simulation of it does, from a cluster that
-// idles to one whose storage or compute binds, and the division that is called the
-// best is better than the others.
+// TestAdvisor: the prediction agrees with a simulation, from an idle cluster to one limited by
+// storage or compute. The recommended division is better than the others.
 func TestAdvisor(t *testing.T) {
 	spec, err := workload.Table2Set("32K")
 	if err != nil {

@@ -12,25 +12,25 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// drains are the policies by their names.
+// drains maps the names of the policies.
 var drains = map[string]pb.Drain{
 	dualpath.DrainRecompute.String(): pb.Drain_DRAIN_RECOMPUTE,
 	dualpath.DrainFinish.String():    pb.Drain_DRAIN_FINISH,
 	dualpath.DrainAbort.String():     pb.Drain_DRAIN_ABORT,
 }
 
-// pollEvery is the time between two questions of a command that waits for the planner.
+// pollEvery is the polling interval of a command that waits for the planner.
 const pollEvery = 100 * time.Millisecond
 
-// planBumped is what plan bump prints.
+// planBumped is the output of plan bump.
 type planBumped struct {
 	Namespace string `json:"namespace"`
 	Epoch     uint64 `json:"epoch"`
 	Policy    string `json:"policy"`
 	DryRun    bool   `json:"dry_run"`
 	// Queued, Prefilling, Decoding and Exact count the requests that used older weights before the
-	// bump. The planner rejected Aborted of the started ones, planned Replanned again, and lets
-	// GoingOn go on.
+	// bump. Of the started ones, the planner rejected Aborted, planned Replanned again, and lets
+	// GoingOn continue.
 	Queued     uint32 `json:"queued"`
 	Prefilling uint32 `json:"prefilling"`
 	Decoding   uint32 `json:"decoding"`
@@ -38,7 +38,7 @@ type planBumped struct {
 	Aborted    uint32 `json:"aborted"`
 	Replanned  uint32 `json:"replanned"`
 	GoingOn    uint32 `json:"going_on"`
-	// Left are the started requests of older weights that have not ended.
+	// Left counts the started requests of older weights that have not ended.
 	Left uint32 `json:"left"`
 }
 
@@ -71,15 +71,15 @@ to the requests that are left. After a restart of the planner, give the epoch ag
 	f.Uint64Var(&b.Epoch, "epoch", 0, "the new epoch, as ns bump-epoch printed it")
 	f.StringVar(&b.Policy, "policy", dualpath.DrainRecompute.String(), "what happens to started requests of older weights: recompute, finish or abort")
 	completeValues(cmd, "policy", "recompute", "finish", "abort")
-	f.BoolVar(&b.DryRun, "dry-run", false, "say what the bump would do and change nothing")
+	f.BoolVar(&b.DryRun, "dry-run", false, "print what the bump would do, and change nothing")
 	f.BoolVar(&wait, "wait", false, "wait until no started request of older weights is left, at most --timeout")
-	_ = cmd.MarkFlagRequired("epoch") // it was defined above
+	_ = cmd.MarkFlagRequired("epoch") // the flag was defined above
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if b.Epoch == 0 {
-			return usagef("--epoch 0: epochs count from 1; ns show prints the newest")
+			return usagef("--epoch 0: epochs begin at 1; ns show prints the newest")
 		}
 		if b.DryRun && wait {
-			return usagef("--dry-run changes nothing; there is nothing to --wait for")
+			return usagef("--dry-run and --wait exclude each other")
 		}
 		b.Namespace = names[0]
 		return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
@@ -107,8 +107,8 @@ func (b *planBumped) run(ctx context.Context, cmd *cobra.Command, planner pb.Pla
 	return outputOf(cmd).emit(b, b.print)
 }
 
-// wait asks until no started request of older weights is left, and prints each change for a
-// person.
+// wait polls until no started request of older weights is left. In text format it prints each
+// change.
 func (b *planBumped) wait(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient) error {
 	ask := &pb.BumpWeightsRequest{Namespace: b.Namespace, Epoch: b.Epoch, Policy: pb.Drain_DRAIN_FINISH, DryRun: true}
 	for shown := uint32(0); ; {
@@ -126,12 +126,12 @@ func (b *planBumped) wait(ctx context.Context, cmd *cobra.Command, planner pb.Pl
 			fmt.Fprintf(cmd.ErrOrStderr(), "%d requests of older weights are left\n", b.Left)
 		}
 		if !pause(ctx, pollEvery) {
-			return fmt.Errorf("%d requests of weights older than epoch %d are left, and the planner goes on without this command: %w", b.Left, b.Epoch, context.Cause(ctx))
+			return fmt.Errorf("%d requests of weights older than epoch %d are left, and the planner continues after the end of this command: %w", b.Left, b.Epoch, context.Cause(ctx))
 		}
 	}
 }
 
-// print shows the bump to a person.
+// print writes the bump as a table.
 func (b *planBumped) print(t *table) {
 	what := "namespace %s: weights of epoch %d\n"
 	if b.DryRun {

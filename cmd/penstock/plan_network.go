@@ -37,7 +37,7 @@ type networkTier struct {
 	Congestion float64 `json:"congestion"`
 }
 
-// transferView is one transfer on a network that carries nothing else of ours.
+// transferView is one transfer on a network without other transfers of Penstock.
 type transferView struct {
 	From    string  `json:"from"`
 	To      string  `json:"to"`
@@ -52,9 +52,9 @@ func newPlanNetwork(w world) *cobra.Command {
 	var tokens int
 	cmd := &cobra.Command{
 		Use:   "network --network-file FILE",
-		Short: "Ask the sources of the network's cost, and show what the planner would be told",
-		Long: `Ask each source of the planner's section network once (docs/network.md) and print what
-they say: bandwidth, latency and congestion of each tier, and how many machines have a
+		Short: "Poll the sources of the network's cost, and show the resulting network",
+		Long: `Poll each source of the planner's section network once (docs/network.md) and print the
+result: bandwidth, latency and congestion of each tier, and how many machines have a
 place. With --from and --to the tier between two machines, and how long the KV of a
 prompt takes. Exits with 1 if a source fails: run it before the planner is given
 its configuration.`,
@@ -77,25 +77,25 @@ its configuration.`,
 			return err
 		}
 		if !cfg.Network.On() {
-			return usagef("no source of the network: name one with --network-file or --config")
+			return usagef("there is no source of the network; give one with --network-file or --config")
 		}
 		if err := cfg.Validate(); err != nil {
 			return err
 		}
 		if (from == "") != (to == "") {
-			return usagef("--from and --to go together")
+			return usagef("give both --from and --to")
 		}
 		return viewNetwork(cmd, cfg.Network, from, to, tokens)
 	}
 	return cmd
 }
 
-// networkKeys are the keys of the section network.
+// networkKeys returns the keys of the section network.
 func networkKeys(c *config.Planner) []config.Key {
 	return slices.DeleteFunc(c.Keys(), func(k config.Key) bool { return !strings.HasPrefix(k.Path, "network.") })
 }
 
-// viewNetwork asks the sources once and prints.
+// viewNetwork polls the sources once and prints the result.
 func viewNetwork(cmd *cobra.Command, c config.Network, from, to string, tokens int) error {
 	sources, err := networkSources(c)
 	if err != nil {
@@ -122,7 +122,7 @@ func viewNetwork(cmd *cobra.Command, c config.Network, from, to string, tokens i
 	return nil
 }
 
-// networkViewOf is a state as it is shown, and whether a source failed.
+// networkViewOf converts a state for output, and reports whether a source failed.
 func networkViewOf(s netoracle.State) (v networkView, failed bool) {
 	for _, src := range s.Sources {
 		shown := networkSource{Name: src.Name}
@@ -144,7 +144,7 @@ func networkViewOf(s netoracle.State) (v networkView, failed bool) {
 	return v, failed
 }
 
-// transferOf prices one transfer as netcost does.
+// transferOf returns the cost of one transfer according to netcost.
 func transferOf(s netoracle.State, c config.Network, from, to string, tokens int) (*transferView, error) {
 	for _, name := range []string{from, to} {
 		if _, ok := s.Places[name]; !ok {

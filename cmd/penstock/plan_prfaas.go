@@ -55,7 +55,7 @@ profile cannot say how fast the local accelerator prefills.`,
 		Args: args(cobra.MaximumNArgs(1)),
 	}
 	cmd.Flags().StringVar(&profile, "profile", "", "file with the model's profile, instead of the one that FILE.yaml names")
-	cmd.Flags().BoolVar(&sample, "print-config", false, "print a file to begin with: the paper's case study")
+	cmd.Flags().BoolVar(&sample, "print-config", false, "print an example: the paper's case study")
 	cmd.Flags().BoolVar(&expected, "expected", false, "mean service times, E[T(l)], instead of the time at the mean length that the paper takes")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if sample {
@@ -63,7 +63,7 @@ profile cannot say how fast the local accelerator prefills.`,
 			return err
 		}
 		if len(names) == 0 {
-			return usagef("name a FILE.yaml with the system; --print-config prints one to begin with")
+			return usagef("give a FILE.yaml with the system; --print-config prints an example")
 		}
 		s, c, err := prfaasSystem(cmd, names[0], profile)
 		if err != nil {
@@ -81,8 +81,8 @@ profile cannot say how fast the local accelerator prefills.`,
 	return cmd
 }
 
-// prfaasSystem reads the file and what it names. profile, if given, takes the place
-// of the profile that the file names.
+// prfaasSystem reads the file and the files that it names. profile, unless empty, replaces the
+// profile of the file.
 func prfaasSystem(cmd *cobra.Command, name, profile string) (prfaas.System, prfaas.Config, error) {
 	var c prfaas.Config
 	raw, err := readNamed(cmd.InOrStdin(), name)
@@ -106,10 +106,10 @@ func prfaasSystem(cmd *cobra.Command, name, profile string) (prfaas.System, prfa
 	return s, c, err
 }
 
-// prfaasFiles reads what a configuration names.
+// prfaasFiles reads the files that a configuration names.
 func prfaasFiles() prfaas.Files { return prfaas.Files{Profile: os.ReadFile, Prompts: uncachedPrompts} }
 
-// readNamed reads a file that people write, or standard input where name is "-".
+// readNamed reads a file, or standard input if name is "-".
 func readNamed(in io.Reader, name string) ([]byte, error) {
 	if name == "-" {
 		return io.ReadAll(io.LimitReader(in, yamlfile.SizeMax+1))
@@ -122,8 +122,8 @@ func readNamed(in io.Reader, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, yamlfile.SizeMax+1))
 }
 
-// uncachedPrompts reads what of each prompt of a trace a cache that forgets nothing
-// would not have, in tokens; in traces without prefixes the whole prompts.
+// uncachedPrompts returns the number of tokens of each prompt of a trace that an infinite cache
+// would not have. For traces without prefixes it returns the lengths of the prompts.
 func uncachedPrompts(path string) ([]float64, error) {
 	r, err := trace.Open(path, trace.Options{})
 	if err != nil {
@@ -150,7 +150,7 @@ func uncachedPrompts(path string) ([]float64, error) {
 	return out, nil
 }
 
-// prfaasPlans evaluates the best plan, today's, and the two ways to do without.
+// prfaasPlans evaluates the best plan, the current plan, and the two plans without offload.
 func prfaasPlans(s prfaas.System, c prfaas.Config) ([]prfaasPlan, error) {
 	best, err := prfaas.Optimize(s, c.Steps)
 	if err != nil {

@@ -17,8 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
 
-// redistribution is what an operator says: the keys of the file, and the flags
-// that stand for them. Times are in seconds.
+// redistribution has the keys of the file and the flags that override them. Times are in seconds.
 type redistribution struct {
 	Fabric string `yaml:"fabric"`
 	Ranks  int    `yaml:"ranks"`
@@ -57,7 +56,7 @@ type redistribution struct {
 	} `yaml:"request"`
 }
 
-// paperRedistribution is the paper's model on its cluster.
+// paperRedistribution is the paper's model on the paper's cluster.
 func paperRedistribution() redistribution {
 	m := redistribute.H100(redistribute.Fabrics()[0])
 	r := redistribution{Fabric: m.Fabric.Name, Ranks: 1, Splice: m.Splice, Prefill: m.Prefill, Merge: m.Merge}
@@ -100,8 +99,8 @@ layer before, ask with --trips set to the layers that attend.
 	}
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "file with the numbers (YAML)")
-	show := f.Bool("print-config", false, "print the file that would give these numbers, and decide nothing")
-	f.BoolVar(&transport, "transport", false, "leave out compute, merge and host: the wire alone, as the paper's figures do")
+	show := f.Bool("print-config", false, "print the configuration with these numbers, and compute no plan")
+	f.BoolVar(&transport, "transport", false, "count only the wire, without compute, merge and host, as in the paper's figures")
 	f.StringVar(&r.Fabric, "fabric", r.Fabric, "fabric between the instances: a name or a file")
 	f.IntVar(&r.Ranks, "ranks", r.Ranks, "tensor-parallel degree: costs are those of one pair of ranks")
 	f.IntVar(&r.Request.Rows, "rows", r.Request.Rows, "query rows of the batch")
@@ -110,16 +109,16 @@ layer before, ask with --trips set to the layers that attend.
 	f.IntVar(&r.Request.Holders, "holders", r.Request.Holders, "instances that hold the selected entries")
 	f.IntVar(&r.Request.Steps, "steps", r.Request.Steps, "decoding steps that attend to the chunk")
 	f.IntVar(&r.Request.Trips, "trips", r.Request.Trips, "round trips of route in a step")
-	f.IntVar(&r.Request.Requesters, "requesters", r.Request.Requesters, "requesters that the holder serves at once")
+	f.IntVar(&r.Request.Requesters, "requesters", r.Request.Requesters, "requesters that the holder serves concurrently")
 	f.IntVar(&r.Request.Flows, "flows", r.Request.Flows, "flows of others on the same link")
-	f.StringSliceVar(&r.Request.Without, "without", nil, "what cannot be done: route, fetch, local")
+	f.StringSliceVar(&r.Request.Without, "without", nil, "methods that are not available: route, fetch, local")
 	completeFlag(cmd, "fabric", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return fabricNames(), cobra.ShellCompDirectiveDefault // the default adds file names
 	})
 	completeValues(cmd, "reuse", redistribute.Moved.String(), redistribute.Prefix.String(), redistribute.Selected.String())
 	completeList(cmd, "without", redistribute.Route.String(), redistribute.Fetch.String(), redistribute.Local.String())
-	splice := f.Duration("splice", secondsOf(r.Splice), "adapting a fetched chunk to its new position")
-	prefill := f.Duration("prefill-token", secondsOf(r.Prefill), "computing one token of one layer again")
+	splice := f.Duration("splice", secondsOf(r.Splice), "time to adapt a fetched chunk to its new position")
+	prefill := f.Duration("prefill-token", secondsOf(r.Prefill), "time to recompute one token of one layer")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		flags := r
 		flags.Splice, flags.Prefill = splice.Seconds(), prefill.Seconds()
@@ -155,10 +154,10 @@ func fabricNames() []string {
 	return names
 }
 
-// secondsOf is a duration of s seconds.
+// secondsOf returns a duration of s seconds.
 func secondsOf(s float64) time.Duration { return time.Duration(math.Round(s * 1e9)) }
 
-// readRedistribution reads the file over the paper's numbers; "" is no file.
+// readRedistribution reads the file, with the paper's numbers as defaults. "" means no file.
 func readRedistribution(path string) (redistribution, error) {
 	r := paperRedistribution()
 	if path == "" {
@@ -178,7 +177,7 @@ func readRedistribution(path string) (redistribution, error) {
 	return r, err
 }
 
-// check says of each value by itself where it stands in the file and what it may be.
+// check returns an error with the line for each value out of its range.
 func (r redistribution) check(f *yamlfile.File) error {
 	q := r.Request
 	for _, x := range []struct {
@@ -211,14 +210,14 @@ func (r redistribution) check(f *yamlfile.File) error {
 	return nil
 }
 
-// printYAML prints v as its file.
+// printYAML prints v in the format of the file.
 func printYAML(w io.Writer, v any) error {
 	enc := yaml.NewEncoder(w)
 	enc.SetIndent(2)
 	return errors.Join(enc.Encode(v), enc.Close())
 }
 
-// override takes from flags what the command line gives.
+// override sets the values of the flags that were given.
 func (r *redistribution) override(cmd *cobra.Command, flags redistribution) {
 	for name, set := range map[string]func(){
 		"fabric": func() { r.Fabric = flags.Fabric }, "ranks": func() { r.Ranks = flags.Ranks },
@@ -235,7 +234,7 @@ func (r *redistribution) override(cmd *cobra.Command, flags redistribution) {
 	}
 }
 
-// model puts the numbers together.
+// model returns the model with these numbers.
 func (r redistribution) model(transport bool) (redistribute.Model, error) {
 	m := redistribute.Model{
 		Payload: redistribute.MLA(r.Model.Key, r.Model.Value, r.Model.Element, r.Model.Layers),
@@ -257,7 +256,7 @@ func (r redistribution) model(transport bool) (redistribute.Model, error) {
 	return m, m.Validate()
 }
 
-// request is what is to be decided.
+// request returns the request to decide.
 func (r redistribution) request() (redistribute.Request, error) {
 	q := r.Request
 	out := redistribute.Request{Rows: q.Rows, Tokens: q.Tokens, Holders: q.Holders, Steps: q.Steps, Trips: q.Trips, Requesters: q.Requesters, Flows: q.Flows}
@@ -280,7 +279,7 @@ func (r redistribution) request() (redistribute.Request, error) {
 	return out, nil
 }
 
-// readFabric is a fabric of the paper, or of a file.
+// readFabric returns a fabric of the paper, or of a file.
 func readFabric(name string) (redistribute.Fabric, error) {
 	f, err := redistribute.FabricNamed(name)
 	if err == nil {
@@ -290,7 +289,7 @@ func readFabric(name string) (redistribute.Fabric, error) {
 	if fileErr != nil {
 		return f, fmt.Errorf("%w, or a file that penstock fabric probe wrote: %w", err, fileErr)
 	}
-	// JSON is YAML, and errors get their lines.
+	// JSON is YAML, so errors have lines.
 	file, err := yamlfile.Parse(name, raw)
 	if err != nil {
 		return f, err
@@ -305,13 +304,13 @@ func readFabric(name string) (redistribute.Fabric, error) {
 	return f, nil
 }
 
-// redistributePlan is what the command prints.
+// redistributePlan is the output of the command.
 type redistributePlan struct {
 	Winner redistribute.Primitive `json:"winner"`
 	Rule   redistribute.Rule      `json:"rule_of_thumb"`
 	Fabric redistribute.Fabric    `json:"fabric"`
 	Costs  []redistribute.Cost    `json:"costs"`
-	// Replicas of the chunk that its requesters warrant.
+	// Replicas is the number of replicas of the chunk that its requesters justify.
 	Replicas   int                    `json:"replicas"`
 	BreakEvens redistributeBreakEvens `json:"break_evens"`
 
@@ -319,7 +318,7 @@ type redistributePlan struct {
 	reuse redistribute.Reuse
 }
 
-// redistributeBreakEvens are null in JSON where there is none.
+// redistributeBreakEvens are null in JSON if there is no break-even point.
 type redistributeBreakEvens struct {
 	WireRows        *float64 `json:"rows_as_many_bytes_as_a_layer"`
 	RouteRows       *float64 `json:"rows_as_long_as_fetch"`
@@ -329,7 +328,7 @@ type redistributeBreakEvens struct {
 	AmortiseSteps   *float64 `json:"steps_that_repay_a_fetch"`
 }
 
-// some is nil for what is not finite.
+// some returns nil for a value that is not finite.
 func some(v float64) *float64 {
 	if math.IsInf(v, 0) || math.IsNaN(v) {
 		return nil
@@ -337,7 +336,7 @@ func some(v float64) *float64 {
 	return &v
 }
 
-// decide answers.
+// decide computes the plan.
 func (r redistribution) decide(transport bool) (redistributePlan, error) {
 	m, err := r.model(transport)
 	if err != nil {
@@ -355,13 +354,13 @@ func (r redistribution) decide(transport bool) (redistributePlan, error) {
 		Winner: d.Winner, Rule: q.RuleOfThumb(), Fabric: m.Fabric, Costs: d.Costs[:], Replicas: d.Replicas, ranks: r.Ranks, reuse: q.Reuse,
 		BreakEvens: redistributeBreakEvens{WireRows: some(m.Payload.BreakEvenRows(q.Tokens)), RouteRows: some(m.RouteRows(q)), AmortiseSteps: some(m.AmortiseSteps(q))},
 	}
-	if b := &p.BreakEvens; q.Reuse == redistribute.Moved { // the others have no splice
+	if b := &p.BreakEvens; q.Reuse == redistribute.Moved { // the other methods have no splice
 		b.SpliceTokens, b.LocalTokens, b.SpliceBandwidth = some(m.SpliceTokens()), some(m.LocalTokens()), some(m.SpliceBandwidth(q.Rows))
 	}
 	return p, nil
 }
 
-// print shows the plan to a person.
+// print writes the plan as a table.
 func (p redistributePlan) print(t *table) {
 	head := []any{""}
 	for _, c := range p.Costs {
@@ -446,7 +445,7 @@ func tokensOf(v *float64) string {
 	return fmt.Sprintf("%.0f tokens", math.Floor(*v))
 }
 
-// spell words a time, "" for none.
+// spell returns a time as text, or "" for no time.
 func spell(s float64) string {
 	switch {
 	case s == 0:

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/prfaas"
 )
 
-// planRoles is what plan roles prints.
+// planRoles is the output of plan roles.
 type planRoles struct {
 	Groups   []planRole    `json:"groups"`
 	Waiting  uint32        `json:"waiting"`
@@ -31,7 +31,7 @@ type planRole struct {
 	Requests uint32  `json:"requests"`
 	Queued   uint32  `json:"queued"`
 	Use      float64 `json:"use"`
-	// State is "" or the switch that is under way; Kept is why the last one failed.
+	// State is "" or the switch in progress. Kept is the reason why the last switch failed.
 	State string `json:"state,omitempty"`
 	Kept  string `json:"kept,omitempty"`
 	Fixed bool   `json:"fixed"`
@@ -43,11 +43,11 @@ type planProposal struct {
 	Role  string  `json:"role,omitempty"`
 	Gain  float64 `json:"gain,omitempty"`
 	Why   string  `json:"why"`
-	// Source is what computed it, and from what.
+	// Source is the method of the computation and its inputs.
 	Source string `json:"source"`
 }
 
-// planSwitched is what was asked for, and what came of it.
+// planSwitched is a requested switch and its result.
 type planSwitched struct {
 	Group    string `json:"group"`
 	Role     string `json:"role"`
@@ -56,7 +56,7 @@ type planSwitched struct {
 	Done     bool   `json:"done"`
 }
 
-// sides are the roles by their names.
+// sides maps the names of the roles.
 var sides = map[string]pb.Side{"prefill": pb.Side_SIDE_PREFILL, "decode": pb.Side_SIDE_DECODE}
 
 func newPlanRoles(w world) *cobra.Command {
@@ -82,13 +82,13 @@ switch back, until its leader has the order.`,
 		Args: args(cobra.MaximumNArgs(1)),
 	}
 	c := addPlannerFlags(cmd, w)
-	cmd.Flags().BoolVar(&apply, "apply", false, "have the group change its role; without GROUP=ROLE, the proposed one")
+	cmd.Flags().BoolVar(&apply, "apply", false, "change the role of the group, or make the proposed change without GROUP=ROLE")
 	cmd.Flags().BoolVar(&wait, "wait", false, "with --apply: wait until the group has changed its role or keeps it, at most --timeout")
 	cmd.Flags().StringVar(&policy, "policy", dualpath.DrainFinish.String(), "what happens to requests that the group has: finish or recompute")
 	completeValues(cmd, "policy", "finish", "recompute")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if wait && !apply {
-			return usagef("--wait: there is nothing to wait for without --apply")
+			return usagef("--wait needs --apply")
 		}
 		var want *planSwitched
 		if len(names) == 1 {
@@ -105,7 +105,7 @@ switch back, until its leader has the order.`,
 	return cmd
 }
 
-// runRoles performs plan roles. want is the named switch; nil: none.
+// runRoles performs plan roles. want is the requested switch, or nil.
 func runRoles(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient, want *planSwitched, policy pb.Drain, apply, wait bool) error {
 	r, err := planner.Roles(ctx, &pb.RolesRequest{})
 	if err != nil {
@@ -134,12 +134,12 @@ func runRoles(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient,
 	return outputOf(cmd).emit(v, v.print)
 }
 
-// awaitSwitch asks until a group has changed its role. An error says why it has not.
+// awaitSwitch polls until a group has changed its role. An error has the reason why it has not.
 func awaitSwitch(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient, want *planSwitched) (*pb.RolesResponse, error) {
 	shown := ""
 	for {
 		r, err := planner.Roles(ctx, &pb.RolesRequest{})
-		// A planner that is restarted meanwhile is back in a moment, and so are its groups.
+		// A planner that restarts is available again soon, and so are its groups.
 		if err != nil && status.Code(err) != codes.Unavailable && !outOfTime(ctx, err) {
 			return nil, err
 		}
@@ -153,19 +153,19 @@ func awaitSwitch(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClie
 			case g.Switching == 0 && g.Kept != "":
 				return nil, fmt.Errorf("group %q keeps its role: %s", g.Group, g.Kept)
 			case g.Switching == 0:
-				return nil, fmt.Errorf("group %q keeps its role: the planner was restarted and does not have the switch; ask again", g.Group)
+				return nil, fmt.Errorf("group %q keeps its role: the planner was restarted and lost the switch; repeat the command", g.Group)
 			case state != shown:
 				shown = state
 				fmt.Fprintf(cmd.ErrOrStderr(), "group %s: %s\n", g.Group, state)
 			}
 		}
 		if !pause(ctx, pollEvery) {
-			return nil, fmt.Errorf("group %q has not changed its role, and the planner goes on without this command: %w", want.Group, context.Cause(ctx))
+			return nil, fmt.Errorf("group %q has not changed its role, and the planner continues after the end of this command: %w", want.Group, context.Cause(ctx))
 		}
 	}
 }
 
-// stateOf words the switch of a group that is under way.
+// stateOf returns the state of a group's switch in progress.
 func stateOf(g *pb.RolesResponse_Group) string {
 	switch {
 	case g.Switching == 0:
@@ -176,7 +176,7 @@ func stateOf(g *pb.RolesResponse_Group) string {
 	return fmt.Sprintf("drained for %v, %d requests left", dualpath.Role(g.Switching), g.Requests)
 }
 
-// rolesOf makes the planner's answer printable.
+// rolesOf converts the planner's response for output.
 func rolesOf(r *pb.RolesResponse) *planRoles {
 	v := &planRoles{Groups: []planRole{}, Waiting: r.Waiting, Proposal: propose(r)}
 	for _, g := range r.Groups {
@@ -188,10 +188,10 @@ func rolesOf(r *pb.RolesResponse) *planRoles {
 	return v
 }
 
-// leastFinished is how many finished requests a proposal takes.
+// leastFinished is the number of finished requests that a proposal needs.
 const leastFinished = 32
 
-// propose computes which group should change its role.
+// propose determines the group that should change its role.
 func propose(r *pb.RolesResponse) planProposal {
 	p := planProposal{Source: fmt.Sprintf("PrfaaS's long-term controller (section 3.4.3), from the last %d finished requests", len(r.UncachedTokens))}
 	groups := map[pb.Side][]*pb.RolesResponse_Group{}
@@ -231,7 +231,7 @@ func propose(r *pb.RolesResponse) planProposal {
 	return p
 }
 
-// choose names the least used group of a role that can change it.
+// choose selects the least used group of a role that can change it.
 func (p *planProposal) choose(from []*pb.RolesResponse_Group, to string) {
 	var best *pb.RolesResponse_Group
 	for _, g := range from {
@@ -246,8 +246,8 @@ func (p *planProposal) choose(from []*pb.RolesResponse_Group, to string) {
 	p.Group, p.Role = best.Group, to
 }
 
-// reallocate has PrfaaS's controller divide the groups. size is the engines of a group, device
-// the tokens that one engine's device memory holds.
+// reallocate divides the groups with the controller of PrfaaS. size is the number of engines of a
+// group, device the number of tokens that the memory of one engine holds.
 func reallocate(r *pb.RolesResponse, prefill, decode []*pb.RolesResponse_Group, size, device float64) (prfaas.Reallocation, error) {
 	lengths := make([]float64, len(r.UncachedTokens))
 	for i, n := range r.UncachedTokens {
@@ -267,7 +267,7 @@ func reallocate(r *pb.RolesResponse, prefill, decode []*pb.RolesResponse_Group, 
 		return prfaas.Reallocation{}, err
 	}
 	load := prfaas.Load{Prefill: meanUse(prefill), Decode: meanUse(decode)}
-	// A request waits for both of its engines. It counts for the side that is used more.
+	// A request waits for both of its engines. It counts for the side with the higher use.
 	if load.Prefill >= load.Decode {
 		load.PrefillQueue = int(r.Waiting)
 	} else {
@@ -276,7 +276,7 @@ func reallocate(r *pb.RolesResponse, prefill, decode []*pb.RolesResponse_Group, 
 	return long.Observe(load)
 }
 
-// meanUse is the mean use of groups.
+// meanUse returns the mean use of groups.
 func meanUse(groups []*pb.RolesResponse_Group) (mean float64) {
 	for _, g := range groups {
 		mean += g.Use / float64(len(groups))
@@ -284,7 +284,7 @@ func meanUse(groups []*pb.RolesResponse_Group) (mean float64) {
 	return mean
 }
 
-// print shows the roles to a person.
+// print writes the roles as a table.
 func (v *planRoles) print(t *table) {
 	t.row("group", "role", "engines", "requests", "queued", "used", "")
 	for _, g := range v.Groups {

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// planned is a planner with groups whose leaders are the test.
+// planned is a planner with groups whose leaders the test plays.
 type planned struct {
 	*testing.T
 	addr   string
@@ -63,7 +63,7 @@ func (p *planned) next(s grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAct
 	}
 }
 
-// fails fails the test unless a command ended with a code and these texts.
+// fails fails the test unless a command ended with the code and its error has these texts.
 func fails(t *testing.T, r result, code int, texts ...string) {
 	t.Helper()
 	for _, text := range texts {
@@ -73,7 +73,7 @@ func fails(t *testing.T, r result, code int, texts ...string) {
 	}
 }
 
-// start has a request started on two groups.
+// start starts a request on two groups.
 func (p *planned) start(pe, de grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction]) {
 	p.Helper()
 	s, err := p.client.Submit(p.Context(), &pb.SubmitRequest{Id: "r", Namespace: "m", PromptTokens: 100, OutputTokens: 10})
@@ -96,8 +96,8 @@ func (p *planned) finish(de grpc.BidiStreamingClient[pb.LeaderMessage, pb.Leader
 	p.send(de, &pb.LeaderMessage{Message: &pb.LeaderMessage_Finished{Finished: &pb.RequestFinished{Request: "r", Role: pb.Side_SIDE_DECODE}}})
 }
 
-// TestPlanBump: a dry run and a bump report what they meet, --wait ends with --timeout while a
-// request is left, and without an error when none is.
+// TestPlanBump: a dry run and a bump report the affected requests. --wait ends with --timeout while
+// a request is left, and without an error when none is.
 func TestPlanBump(t *testing.T) {
 	p := startPlanned(t)
 	pe, de := p.lead("P", pb.Side_SIDE_PREFILL, false), p.lead("D", pb.Side_SIDE_DECODE, false)
@@ -110,7 +110,7 @@ func TestPlanBump(t *testing.T) {
 	if out := bump("--policy", "finish").must(t); !strings.Contains(out, "going on with older weights") || !strings.Contains(out, "left") {
 		t.Errorf("finish printed\n%s", out)
 	}
-	fails(t, bump("--policy", "finish", "--wait", "--timeout", "3s"), exitFailed, "1 requests of weights older than epoch 1 are left", "the planner goes on")
+	fails(t, bump("--policy", "finish", "--wait", "--timeout", "3s"), exitFailed, "1 requests of weights older than epoch 1 are left", "the planner continues")
 	p.finish(de)
 	bump("--policy", "finish", "--wait").must(t)
 	p.plan("bump", "m", "--epoch", "5").must(t)
@@ -121,8 +121,8 @@ func TestPlanBump(t *testing.T) {
 	fails(t, bump("--policy", "hope"), exitUsage, "want recompute, finish or abort")
 }
 
-// TestPlanRoles: the command shows the groups, refuses what cannot be done, switches, and reports
-// a leader's refusal.
+// TestPlanRoles: the command shows the groups, refuses impossible switches, switches, and reports a
+// leader's refusal.
 func TestPlanRoles(t *testing.T) {
 	p := startPlanned(t)
 	pe, de := p.lead("P", pb.Side_SIDE_PREFILL, false), p.lead("D", pb.Side_SIDE_DECODE, true)
@@ -143,7 +143,7 @@ func TestPlanRoles(t *testing.T) {
 	if out := p.plan("roles").must(t); !strings.Contains(out, "drained for prefill, 1 requests left") || !strings.Contains(out, "group D is changing its role") {
 		t.Errorf("while D is drained, roles printed\n%s", out)
 	}
-	fails(t, p.plan("roles", "D=prefill", "--apply", "--wait", "--timeout", "3s"), exitFailed, `group "D" has not changed its role`, "the planner goes on")
+	fails(t, p.plan("roles", "D=prefill", "--apply", "--wait", "--timeout", "3s"), exitFailed, `group "D" has not changed its role`, "the planner continues")
 	p.finish(de)
 	p.next(de, pb.LeaderAction_KIND_SWITCH)
 	p.send(de, &pb.LeaderMessage{Message: &pb.LeaderMessage_RoleRefused{RoleRefused: &pb.RoleRefused{Reason: "not now"}}})
@@ -165,8 +165,8 @@ func TestPlanRoles(t *testing.T) {
 	fails(t, p.plan("roles", "--wait"), exitUsage, "--apply")
 }
 
-// timesOut is a planner whose answers stop at the deadline of a call: those of a bump name one
-// request that is left.
+// timesOut is a planner whose responses stop at the deadline of a call. Its responses to a bump
+// have one remaining request.
 type timesOut struct {
 	pb.PlannerClient
 	answers int
@@ -183,8 +183,8 @@ func (*timesOut) Roles(context.Context, *pb.RolesRequest, ...grpc.CallOption) (*
 	return nil, status.Error(codes.DeadlineExceeded, "context deadline exceeded")
 }
 
-// TestWaitOutOfTime: the planner has a call's deadline too, and may answer with it before the
-// command's own time is over. The error still names what is left.
+// TestWaitOutOfTime: the planner has a call's deadline too, and may respond with it before the
+// command's own time limit. The error still names the remaining requests.
 func TestWaitOutOfTime(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
 	defer cancel()

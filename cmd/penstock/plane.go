@@ -29,7 +29,7 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// Names of the providers, as config has them and engines say of themselves.
+// Names of the providers, in config and in the engines.
 const (
 	providerAuto   = "auto"
 	providerTCP    = "tcp"
@@ -38,31 +38,30 @@ const (
 	providerFabric = fabric.Provider
 )
 
-// plane is a data plane that is not open yet: which transfer engine, over which
-// NICs. It is chosen before anything slow is started, so that a wrong setting is
-// noticed first.
+// plane is a data plane before it is opened: a transfer engine and its NICs. It is chosen before
+// any slow step of the start, so that an invalid setting is reported first.
 type plane struct {
 	provider string
-	// reason is why that one, for people.
+	// reason is the reason for the choice, as text.
 	reason string
-	// tcpNICs, devices and fabricNICs are the NICs of the provider; none is what it
-	// does by itself.
+	// tcpNICs, devices and fabricNICs are the NICs of the provider. If they are empty, the provider
+	// uses its default.
 	tcpNICs    []tcp.NIC
 	devices    []string
 	fabricNICs []fabric.NIC
 	libfabric  string
-	// marks are those of the traffic classes; nil marks nothing.
+	// marks are the marks of the traffic classes. Nil means no marks.
 	marks *qos.Map
 }
 
-// planeWorld is what a choice depends on besides the configuration.
+// planeWorld has the inputs of a choice in addition to the configuration.
 type planeWorld struct {
 	host func() topo.Host
-	// verbs and fabric are whether this program was built with them.
+	// verbs and fabric report whether this program was built with them.
 	verbs, fabric bool
 }
 
-// thisHost is where the program runs.
+// thisHost returns the host on which the program runs.
 func thisHost() planeWorld {
 	return planeWorld{
 		host:  func() topo.Host { return topo.Read(topo.Options{Addrs: probe.Addrs}) },
@@ -70,13 +69,13 @@ func thisHost() planeWorld {
 	}
 }
 
-// Kinds of NICs that the providers drive.
+// The kinds of NICs of the providers.
 var (
 	verbsKinds  = []topo.Kind{topo.InfiniBand, topo.RoCE, topo.IWARP}
 	fabricKinds = []topo.Kind{topo.EFA}
 )
 
-// choosePlane decides what data plane a node of this configuration has.
+// choosePlane chooses the data plane for a configuration.
 func choosePlane(cfg *config.Config, w planeWorld) (plane, error) {
 	p := plane{provider: cfg.DataPlane.Provider, reason: "configured"}
 	var err error
@@ -94,15 +93,15 @@ func choosePlane(cfg *config.Config, w planeWorld) (plane, error) {
 		return p, nil
 	}
 	if cfg.Encrypted() {
-		return p, fmt.Errorf("config: data_plane.provider: %s: NICs write in plain text what data_plane.tls %s would encrypt; take provider tcp, or, on a network of its own, data_plane.tls off: %w",
+		return p, fmt.Errorf("config: data_plane.provider: %s: it cannot encrypt, but data_plane.tls is %s; use provider tcp or, on an isolated network, data_plane.tls off: %w",
 			p.provider, cfg.DataPlane.TLS, config.ErrConfig)
 	}
 	err = p.chooseRDMA(cfg.DataPlane.NICs, cfg.DataPlane.Libfabric, w)
 	return p, err
 }
 
-// autoProvider is the fastest provider that this program and this host have, and
-// why. NICs whose RDMA is software are no reason to leave TCP.
+// autoProvider returns the fastest provider that this program and this host support, with the
+// reason. NICs with RDMA in software do not replace TCP.
 func autoProvider(w planeWorld, encrypted bool) (provider, reason string) {
 	if encrypted {
 		return providerTCP, "the data plane is encrypted, and NICs would write in plain text"
@@ -125,7 +124,7 @@ func autoProvider(w planeWorld, encrypted bool) (provider, reason string) {
 	return providerTCP, "no NIC that this program can drive by RDMA reaches storage"
 }
 
-// marksOf reads data_plane.qos.
+// marksOf parses data_plane.qos.
 func marksOf(text string) (*qos.Map, error) {
 	switch text {
 	case "off", "":
@@ -140,10 +139,10 @@ func marksOf(text string) (*qos.Map, error) {
 	return &m, nil
 }
 
-// chooseTCP finds the addresses of the NICs.
+// chooseTCP determines the addresses of the NICs.
 func (p *plane) chooseTCP(cfg *config.Config) error {
 	if len(cfg.DataPlane.NICs) > tcp.MaxNICs {
-		return fmt.Errorf("config: data_plane.nics: %d NICs, at most %d: %w", len(cfg.DataPlane.NICs), tcp.MaxNICs, config.ErrConfig)
+		return fmt.Errorf("config: data_plane.nics: %d NICs; the maximum is %d: %w", len(cfg.DataPlane.NICs), tcp.MaxNICs, config.ErrConfig)
 	}
 	for _, name := range cfg.DataPlane.NICs {
 		_, port, err := net.SplitHostPort(cfg.DataListen)
@@ -159,8 +158,8 @@ func (p *plane) chooseTCP(cfg *config.Config) error {
 	return nil
 }
 
-// tcpNIC is the NIC of an address, which goes as the routes say, or of an
-// interface's name, which it is bound to.
+// tcpNIC returns the NIC for an address, which uses the routes, or for the name of an interface, to
+// which it is bound.
 func tcpNIC(name, port string) (tcp.NIC, error) {
 	if ip, err := netip.ParseAddr(name); err == nil {
 		return tcp.NIC{Name: name, Listen: net.JoinHostPort(name, port), Local: ip.WithZone("").String()}, nil
@@ -186,8 +185,8 @@ func tcpNIC(name, port string) (tcp.NIC, error) {
 	return tcp.NIC{Name: name, Device: name, Listen: net.JoinHostPort(ip.String(), port), Local: ip.String()}, nil
 }
 
-// chooseRDMA finds the devices of the provider: those that are named, or all that
-// reach storage. Without any the error shows what the host has.
+// chooseRDMA determines the devices of the provider: the named ones, or all that reach storage. If
+// there is none, the error lists the host's NICs.
 func (p *plane) chooseRDMA(names []string, libfabric string, w planeWorld) error {
 	kinds, built := verbsKinds, w.verbs
 	if p.provider == providerFabric {
@@ -223,18 +222,18 @@ func (p *plane) chooseRDMA(names []string, libfabric string, w planeWorld) error
 		for _, name := range names {
 			p.fabricNICs = append(p.fabricNICs, fabricNIC(name))
 		}
-		return nil // without names, the provider's own choice
+		return nil // without names the provider chooses
 	}
 	if err != nil {
 		return fmt.Errorf("data_plane.provider fabric: %w", err)
 	}
 	for _, n := range nics {
-		p.fabricNICs = append(p.fabricNICs, fabric.NIC{Domain: n.Name + "-rdm"}) // as libfabric names the reliable datagrams of an EFA device
+		p.fabricNICs = append(p.fabricNICs, fabric.NIC{Domain: n.Name + "-rdm"}) // libfabric's name of the reliable datagrams of an EFA device
 	}
 	return nil
 }
 
-// notBuilt is the provider's own error about that.
+// notBuilt returns the provider's own error for a build without it.
 func (p *plane) notBuilt() error {
 	var err error
 	if p.provider == providerVerbs {
@@ -248,7 +247,7 @@ func (p *plane) notBuilt() error {
 	return err
 }
 
-// verbsDevice is a port as verbs.NICOptions.Device has it.
+// verbsDevice returns a port in the form of verbs.NICOptions.Device.
 func verbsDevice(n topo.NIC) string {
 	name, _, _ := strings.Cut(n.Name, ":")
 	if n.Port > 1 {
@@ -260,7 +259,7 @@ func verbsDevice(n topo.NIC) string {
 	return name
 }
 
-// fabricNIC is a domain of a provider over sockets, by its interface or address.
+// fabricNIC returns a domain of a provider over sockets, by interface or address.
 func fabricNIC(name string) fabric.NIC {
 	if _, err := netip.ParseAddr(name); err == nil {
 		return fabric.NIC{Addr: name}
@@ -268,8 +267,7 @@ func fabricNIC(name string) fabric.NIC {
 	return fabric.NIC{Domain: name}
 }
 
-// planeOptions are what a data plane is opened with. Without listen it is a
-// client's.
+// planeOptions are the options for opening a data plane. Without listen it is a client's.
 type planeOptions struct {
 	listen, advertise, congestion string
 	token                         rdma.Token
@@ -325,10 +323,10 @@ func (p *plane) open(ctx context.Context, o planeOptions) (rdma.Engine, error) {
 	return e, nil
 }
 
-// fabricDSCP makes a traffic class of libfabric of a DSCP (fi_tc_dscp_set).
+// fabricDSCP is the offset from a DSCP to a traffic class of libfabric (fi_tc_dscp_set).
 const fabricDSCP = 0x100
 
-// started is the engine as its interface, which is nil after an error.
+// started returns the engine as an interface, which is nil after an error.
 func started[E rdma.Engine](e E, err error) (rdma.Engine, error) {
 	if err != nil {
 		return nil, err
@@ -336,8 +334,8 @@ func started[E rdma.Engine](e E, err error) (rdma.Engine, error) {
 	return e, nil
 }
 
-// removeStale removes the socket of a process that was killed: one at which nobody
-// answers. What else is there is left, for the listener to complain of.
+// removeStale removes the socket file of a killed process: one on which no process listens. It
+// leaves other files for the listener to report.
 func removeStale(path string) error {
 	info, err := os.Lstat(path)
 	if path == "" || errors.Is(err, fs.ErrNotExist) {
@@ -349,28 +347,29 @@ func removeStale(path string) error {
 	c, err := net.Dial("unix", path)
 	switch {
 	case err == nil:
-		_ = c.Close() // it was opened to see whether that works
-		return fmt.Errorf("another process listens on %s: give each node a data_listen of its own", path)
+		_ = c.Close() // the connection was a probe
+		return fmt.Errorf("another process listens on %s; give each node its own data_listen", path)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return os.Remove(path)
 	}
 	return err
 }
 
-// listensOn is where an engine listens, host:port or a path; "" if it does not.
+// listensOn returns the address on which an engine listens, host:port or a path, or "" if it does
+// not listen.
 func listensOn(e rdma.Engine) string {
 	nics := e.Addr().NICs
 	if len(nics) == 0 {
 		return ""
 	}
 	where, _ := tcp.HostPort(nics[0])
-	where, _, _ = strings.Cut(where, "#") // what an engine over NICs adds: which of them
+	where, _, _ = strings.Cut(where, "#") // an engine over several NICs appends the NIC
 	return where
 }
 
-// clientPlane is the data plane with which a client speaks to a node.
+// clientPlane returns the data plane of a client.
 func clientPlane(provider string, w planeWorld) (plane, error) {
-	p := plane{provider: provider, reason: "the node speaks it"}
+	p := plane{provider: provider, reason: "the node uses this provider"}
 	switch provider {
 	case providerTCP, providerSHM:
 		return p, nil
@@ -378,22 +377,21 @@ func clientPlane(provider string, w planeWorld) (plane, error) {
 		err := p.chooseRDMA(nil, "auto", w)
 		return p, err
 	}
-	return p, fmt.Errorf("provider %q, which this program does not know: take one of the node's version", provider)
+	return p, fmt.Errorf("provider %q is unknown to this program; use a program of the node's version", provider)
 }
 
-// speaks asks the nodes, one after the other until one answers, what transfer
-// engine they need. Where none does, TCP: what is wrong with them is then said by
-// whoever uses them.
-func (c *connection) speaks(ctx context.Context) string {
+// providerOf returns the transfer engine of the nodes, from the first node that responds. If none
+// responds, it returns TCP, and the next call reports the error.
+func (c *connection) providerOf(ctx context.Context) string {
 	for _, target := range c.list() {
 		conn, err := c.dial(target)
 		if err != nil {
 			continue
 		}
-		ask, cancel := context.WithTimeout(ctx, speaksWithin)
+		ask, cancel := context.WithTimeout(ctx, providerTimeout)
 		d, err := pb.NewCacheClient(conn).Describe(ask, &pb.DescribeRequest{})
 		cancel()
-		_ = conn.Close() // nothing is under way on it
+		_ = conn.Close() // no call is in progress
 		if err == nil && d.GetDataProvider() != "" {
 			return d.GetDataProvider()
 		}
@@ -404,19 +402,18 @@ func (c *connection) speaks(ctx context.Context) string {
 	return providerTCP
 }
 
-// speaksWithin bounds the question to one node; the client's own attempts to reach
-// it come after.
-const speaksWithin = 5 * time.Second
+// providerTimeout bounds the call to one node. The client's own attempts to connect follow.
+const providerTimeout = 5 * time.Second
 
-// engine opens the transfer engine that the nodes need.
+// engine opens the transfer engine that the nodes use.
 func (c *connection) engine(ctx context.Context, secure *tls.Config) (rdma.Engine, error) {
-	p, err := clientPlane(c.speaks(ctx), thisHost())
+	p, err := clientPlane(c.providerOf(ctx), thisHost())
 	var e rdma.Engine
 	if err == nil {
 		e, err = p.open(ctx, planeOptions{tls: secure})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the data plane of %s is of provider %s: %w", c.servers, p.provider, err)
+		return nil, fmt.Errorf("the data plane of %s has provider %s: %w", c.servers, p.provider, err)
 	}
 	return e, nil
 }

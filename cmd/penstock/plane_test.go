@@ -24,8 +24,8 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// hostOfTest is a host that was recorded for rdma/topo's tests, in a program that
-// was built with the given providers; "" is a host with nothing.
+// hostOfTest is a host that was recorded for the tests of rdma/topo, with a program that was built
+// with the given providers. "" is a host without NICs.
 func hostOfTest(t *testing.T, name string, built ...string) planeWorld {
 	t.Helper()
 	dir, text := t.TempDir(), []byte(nil)
@@ -104,15 +104,15 @@ func TestChoosePlane(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := wordPlane(p); got != c.want || p.reason == "" {
+			if got := planeText(p); got != c.want || p.reason == "" {
 				t.Errorf("plane %q because %q, want %q", got, p.reason, c.want)
 			}
 		})
 	}
 }
 
-// wordPlane is a plane in a line.
-func wordPlane(p plane) string {
+// planeText returns a plane as one line.
+func planeText(p plane) string {
 	words := append([]string{p.provider}, p.devices...)
 	if p.libfabric != "" {
 		words = append(words, p.libfabric)
@@ -130,8 +130,7 @@ func wordPlane(p plane) string {
 	return strings.Join(words, " ")
 }
 
-// TestMarks: data_plane.qos is off unless something is said, and what does not
-// parse is a complaint about the key.
+// TestMarks: data_plane.qos is off by default, and an invalid value is an error with the key.
 func TestMarks(t *testing.T) {
 	if m, err := marksOf("off"); m != nil || err != nil {
 		t.Errorf("off: %v, %v", m, err)
@@ -147,8 +146,8 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// TestServeSHM: a node whose data plane is shared memory takes and gives blocks,
-// and listens again where a process that was killed has left its socket.
+// TestServeSHM: a node whose data plane is shared memory stores and returns blocks. It replaces the
+// socket file of a killed process.
 func TestServeSHM(t *testing.T) {
 	testkit.VerifyNone(t)
 	dir := t.TempDir()
@@ -173,8 +172,8 @@ func TestServeSHM(t *testing.T) {
 	}
 }
 
-// TestServeFabric: a node over libfabric's sockets takes and gives blocks; the
-// client opens the same engine because the node says so.
+// TestServeFabric: a node over libfabric's sockets stores and returns blocks. The client opens the
+// provider that the node reports.
 func TestServeFabric(t *testing.T) {
 	if !fabric.Built {
 		if os.Getenv("PENSTOCK_FABRIC") != "" {
@@ -192,8 +191,8 @@ func TestServeFabric(t *testing.T) {
 	}
 }
 
-// TestServeVerbs: the same over RDMA devices: those of the host, which reach
-// storage, on both sides. `make test-rdma` runs it over soft-RoCE.
+// TestServeVerbs is the same over RDMA devices of the host that reach storage, on both sides. `make
+// test-rdma` runs it over soft-RoCE.
 func TestServeVerbs(t *testing.T) {
 	if len(verbsDevices()) == 0 {
 		if os.Getenv("PENSTOCK_RDMA_LAB") != "" {
@@ -211,8 +210,7 @@ func TestServeVerbs(t *testing.T) {
 	}
 }
 
-// TestServeProviders: a provider that is unknown, or not in this build, ends the
-// start with what to do about it.
+// TestServeProviders: a provider that is unknown, or not in this build, is an error with advice.
 func TestServeProviders(t *testing.T) {
 	for _, c := range []struct {
 		flags []string
@@ -238,12 +236,12 @@ func TestServeProviders(t *testing.T) {
 	}
 }
 
-// labLinkBits is the rate of a link between client and node: low, so that one
-// cannot carry it all.
+// labLinkBits is the rate of a link between client and node. It is low, so that one link cannot
+// carry all traffic.
 const labLinkBits = 200_000_000
 
-// TestServeTwoNICs: a node with two NICs sends and takes over both, and over the
-// one that is left when a cable is pulled.
+// TestServeTwoNICs: a node with two NICs sends and receives over both, and over the remaining one
+// when a link is disconnected.
 func TestServeTwoNICs(t *testing.T) {
 	testkit.VerifyNone(t)
 	lab := netlab.ForTest(t)
@@ -314,7 +312,7 @@ func TestServeTwoNICs(t *testing.T) {
 		t.Fatal(err)
 	}
 	fetch()
-	// The node looks at its interfaces now and then.
+	// The node checks its interfaces periodically.
 	const asked = 200
 	for i := 0; !strings.Contains(run("status"), "has no carrier"); i++ {
 		if i == asked {

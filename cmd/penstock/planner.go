@@ -24,7 +24,7 @@ func newPlannerCommand(w world) *cobra.Command {
 		Long: `Run the planner: it decides which prefill and which decode engine take a request, and
 through which storage NICs its cached prefix is read. Gateways submit requests to it,
 the leaders of engine groups fetch work from it; it moves no KV and keeps nothing on
-disk. After a restart it learns from the leaders what is being served.
+disk. After a restart the leaders report the requests in progress.
 
 A setting comes from a flag, else from the environment (PENSTOCK_ and the path of
 the key: PENSTOCK_SCHEDULE_READ_RATE), else from --config FILE (YAML), else it has the
@@ -44,7 +44,7 @@ default shown here.`,
 	return cmd
 }
 
-// scheduleOf turns the configuration into the planner's options.
+// scheduleOf converts the configuration to the planner's options.
 func scheduleOf(c config.Schedule) (dualpath.Options, error) {
 	policy, err := dualpath.ParseReadPolicy(c.ReadPolicy)
 	if err != nil {
@@ -66,7 +66,7 @@ func scheduleOf(c config.Schedule) (dualpath.Options, error) {
 	return o, nil
 }
 
-// weightsOf reads TENANT=WEIGHT. The weight follows the last =.
+// weightsOf parses TENANT=WEIGHT. The weight follows the last =.
 func weightsOf(list []string) (map[string]float64, error) {
 	weights := make(map[string]float64, len(list))
 	for _, text := range list {
@@ -84,8 +84,7 @@ func weightsOf(list []string) (map[string]float64, error) {
 	return weights, nil
 }
 
-// runPlanner serves until ctx ends. Events are written to the file record, unless it
-// is "".
+// runPlanner serves until ctx ends. It writes events to the file record, unless record is "".
 func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slog.Logger) (err error) {
 	schedule, err := scheduleOf(cfg.Schedule)
 	if err != nil {

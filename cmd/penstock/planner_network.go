@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// networkSources are the sources that the configuration names.
+// networkSources returns the sources in the configuration.
 func networkSources(c config.Network) ([]netoracle.Source, error) {
 	var sources []netoracle.Source
 	if c.File != "" {
@@ -40,8 +40,8 @@ func networkSources(c config.Network) ([]netoracle.Source, error) {
 	return sources, nil
 }
 
-// networkOf makes the cost model of the planner's options and the oracle that feeds
-// it; both are nil where no source is configured.
+// networkOf returns the cost model for the planner's options, and the oracle that updates it. Both
+// are nil without a configured source.
 func networkOf(c config.Network, log *slog.Logger, registry prometheus.Registerer) (*netcost.Planner, *netoracle.Oracle, error) {
 	if !c.On() {
 		return nil, nil, nil
@@ -74,7 +74,7 @@ func networkOf(c config.Network, log *slog.Logger, registry prometheus.Registere
 	return cost, oracle, nil
 }
 
-// networkOfState is a state in the planner's words.
+// networkOfState converts a state for the planner.
 func networkOfState(s netoracle.State) planner.Network {
 	n := planner.Network{
 		Bandwidth: s.Fabric.Bandwidth, Latency: s.Fabric.Latency, Congestion: s.Congestion, Measured: s.Measured,

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// TestNetworkOf: a planner's network section becomes a cost model, or an error that
-// names what is missing.
+// TestNetworkOf: a planner's network section becomes a cost model, or an error that names the
+// missing part.
 func TestNetworkOf(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	if m, o, err := networkOf(config.DefaultPlanner().Network, log, nil); m != nil || o != nil || err != nil {

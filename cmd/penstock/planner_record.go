@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/record"
 )
 
-// openRecord opens a planner's record for writing. What was there is kept: it may be
-// the record of a planner that has just died.
+// openRecord opens a planner's record for writing. It renames an existing file, which may be the
+// record of a planner that has just failed.
 func openRecord(path string) (*os.File, error) {
 	if err := os.Rename(path, path+".old"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("--record: %w", err)
@@ -50,7 +50,7 @@ of it: the first decision that differs is shown, and the exit code is 1.`,
 	return cmd
 }
 
-// replayed is the result for programs.
+// replayed is the JSON output.
 type replayed struct {
 	Events       map[string]int `json:"events"`
 	Actions      int            `json:"actions"`
@@ -71,7 +71,7 @@ func replayedOf(s record.Summary) replayed {
 	}
 }
 
-// printReplayed shows what was replayed to a person.
+// printReplayed prints the result of a replay as a table.
 func printReplayed(t *table, s record.Summary) {
 	for _, kind := range slices.Sorted(maps.Keys(s.Kinds)) {
 		t.row(kind, count(s.Kinds[kind]))

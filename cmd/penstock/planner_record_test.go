@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/record"
 )
 
-// TestPlannerReplay: a record's decisions are compared; one that was changed is found.
+// TestPlannerReplay: a replay compares the decisions of a record, and detects a changed record.
 func TestPlannerReplay(t *testing.T) {
 	p, err := dualpath.New(dualpath.Options{})
 	if err != nil {
@@ -47,7 +47,7 @@ func TestPlannerReplay(t *testing.T) {
 	if _, err := replayRecord(path); err == nil || !strings.Contains(err.Error(), "line 5") {
 		t.Errorf("a record with another decision: %v", err)
 	}
-	// The next planner's record leaves the last one's beside it.
+	// The record of the next planner does not overwrite the previous one.
 	f, err := openRecord(path)
 	if err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ func newPrefixCommand(w world) *cobra.Command {
 	return noun(cmd, newPrefixMatch(w, c))
 }
 
-// matched is what prefix match and pin print.
+// matched is the output of prefix match and pin.
 type matched struct {
 	Namespace     string `json:"namespace"`
 	Epoch         uint64 `json:"epoch"`
@@ -38,7 +38,7 @@ type matched struct {
 	// TTLSeconds is the time until the lease ends. It is absent if only unpin ends the
 	// lease.
 	TTLSeconds float64 `json:"ttl_seconds,omitempty"`
-	// Epochs are those of the blocks, from the first one on; only with --mix.
+	// Epochs are the epochs of the blocks, in order. It is set only with --mix.
 	Epochs   []epochRun   `json:"epochs,omitempty"`
 	BlockIDs []kv.BlockID `json:"block_ids,omitempty"`
 }
@@ -49,14 +49,14 @@ type epochRun struct {
 	Blocks uint32 `json:"blocks"`
 }
 
-// matchOptions are how a chain is matched.
+// matchOptions are the options of a match.
 type matchOptions struct {
 	epoch, oldest uint64
 	ttl           time.Duration
 	pin, mix      bool
 }
 
-// match asks the node about a chain.
+// match matches a chain on the node.
 func (a admin) match(ctx context.Context, w world, flags *chainFlags, name string, opts matchOptions) (matched, chain, error) {
 	ch, err := a.chain(ctx, w, flags, name)
 	if err != nil {
@@ -90,8 +90,8 @@ func (a admin) match(ctx context.Context, w world, flags *chainFlags, name strin
 
 // Help of flags of prefix match and block get.
 const (
-	oldestEpochHelp = "the longest match of any live epoch from this one to --epoch; 0: of --epoch alone"
-	mixHelp         = "let each block be of the newest epoch from --oldest-epoch to --epoch that has it, and print the epochs"
+	oldestEpochHelp = "return the longest match of any live epoch from this one to --epoch; 0: only --epoch"
+	mixHelp         = "match each block in the newest epoch from --oldest-epoch to --epoch that has the block, and print the epochs"
 )
 
 func newPrefixMatch(w world, c *connection) *cobra.Command {
@@ -205,9 +205,9 @@ type pinLine struct {
 	Epoch      uint64  `json:"epoch"`
 	Owner      string  `json:"owner"`
 	AgeSeconds float64 `json:"age_seconds"`
-	// TTLSeconds is what is left of the lease; absent: unpin ends it.
+	// TTLSeconds is the remaining time of the lease. It is absent if only unpin ends the lease.
 	TTLSeconds *float64 `json:"ttl_seconds,omitempty"`
-	// OfEpoch: it keeps the epoch live and holds no blocks.
+	// OfEpoch: the pin keeps the epoch live and holds no blocks.
 	OfEpoch bool  `json:"of_epoch,omitempty"`
 	Blocks  int64 `json:"blocks"`
 	Bytes   int64 `json:"bytes"`
@@ -292,13 +292,13 @@ func newUnpinCommand(w world) *cobra.Command {
 		for i, text := range given {
 			var err error
 			if leases[i], err = strconv.ParseUint(text, 10, 64); err != nil || leases[i] == 0 {
-				return usagef("%q is not a lease; pin prints it", text)
+				return usagef("%q is not a lease; pin prints the lease", text)
 			}
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			for _, lease := range leases {
 				if _, err := pb.NewCacheClient(a.conn).ReleaseLease(ctx, &pb.ReleaseLeaseRequest{Lease: lease}); err != nil {
-					return err // it names the lease
+					return err // the error names the lease
 				}
 			}
 			return outputOf(cmd).emit(map[string][]uint64{"released": leases}, func(t *table) { fmt.Fprintln(t, "released:", leases) })

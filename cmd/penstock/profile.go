@@ -22,7 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// profiling are the flags of `penstock profile`.
+// profiling has the flags of `penstock profile`.
 type profiling struct {
 	namespace, samples, write string
 	duration, quota           time.Duration
@@ -37,7 +37,7 @@ func newProfileCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "profile [--namespace NS] [--samples FILE]",
 		Short: "Measure the constants that the planner decides by",
-		Long: `Measure what the planner's section schedule should say, and print it; --write puts it
+		Long: `Measure the values of the planner's section schedule and print them; --write puts them
 into a configuration file, whose other keys and comments stay.
 
 With --namespace the blocks of a namespace are read from a running storage node, as an
@@ -50,9 +50,9 @@ With --samples the log of a prefill engine is read: forward passes over one requ
 each, as CSV with the columns tokens (computed), context (cached before), seconds and,
 if it is known, attention_seconds, or as JSON with these keys. prefill_rate is how many
 tokens it computes in a second over all of them, beta in five; the attention times are
-fitted, so that the compute quota can be told in tokens. --emulated stands for the log of
-an emulated engine: seconds a token and seconds a pair of query and key in attention, and
-seconds a token in the rest.`,
+fitted, so that the compute quota can be given in tokens. --emulated replaces the log by
+an emulated engine: seconds per token and seconds per pair of query and key in attention, and
+seconds per token in the rest.`,
 		Example: `  penstock profile --namespace llama-3-70b --duration 30s
   penstock profile --namespace llama-3-70b --samples forwards.csv --write planner.yaml`,
 		Args: args(cobra.NoArgs),
@@ -62,13 +62,13 @@ seconds a token in the rest.`,
 	f.StringVar(&p.namespace, "namespace", "", "namespace whose blocks are read")
 	c.completeNamespaceFlag(cmd)
 	f.StringVar(&p.samples, "samples", "", "log of a prefill engine's forward passes (CSV or JSON; - reads standard input)")
-	f.Float64SliceVar(&p.emulated, "emulated", nil, "seconds a token, a pair and a token in the rest, of an emulated engine")
-	f.StringVar(&p.write, "write", "", "planner configuration file (YAML) to put the section schedule into; made if it is not there")
+	f.Float64SliceVar(&p.emulated, "emulated", nil, "seconds per token, per pair, and per token in the rest, of an emulated engine")
+	f.StringVar(&p.write, "write", "", "planner configuration file (YAML) for the section schedule; made if it does not exist")
 	f.DurationVar(&p.duration, "duration", p.duration, "how long to read")
-	f.IntVar(&p.parallel, "parallel", p.parallel, "reads under way at once")
+	f.IntVar(&p.parallel, "parallel", p.parallel, "concurrent reads")
 	f.Var(sizeFlag{&p.window}, "window", "memory of each")
-	f.DurationVar(&p.quota, "quota", p.quota, "attention time of a forward pass that engines are packed up to")
-	f.Uint64Var(&p.seed, "seed", p.seed, "order in which blocks are read")
+	f.DurationVar(&p.quota, "quota", p.quota, "maximum attention time of a forward pass")
+	f.Uint64Var(&p.seed, "seed", p.seed, "seed of the order in which blocks are read")
 	cmd.MarkFlagsMutuallyExclusive("samples", "emulated")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := p.check(); err != nil {
@@ -94,7 +94,7 @@ seconds a token in the rest.`,
 	return cmd
 }
 
-// check returns an error about the command line.
+// check returns an error for an invalid command line.
 func (p profiling) check() error {
 	switch {
 	case p.namespace == "" && p.samples == "" && p.emulated == nil:
@@ -108,12 +108,12 @@ func (p profiling) check() error {
 	case p.window < 1 || p.window > 1<<30:
 		return fmt.Errorf("--window %s: it must be positive and at most 1 GiB", size(p.window))
 	case p.emulated != nil && len(p.emulated) != 3:
-		return fmt.Errorf("--emulated: %d numbers; it takes three", len(p.emulated))
+		return fmt.Errorf("--emulated: %d numbers; give three", len(p.emulated))
 	}
 	return nil
 }
 
-// profileResult is what the command prints.
+// profileResult is the output of the command.
 type profileResult struct {
 	Namespace string            `json:"namespace,omitempty"`
 	Read      *profile.Read     `json:"read,omitempty"`
@@ -146,8 +146,7 @@ func (p profiling) run(cmd *cobra.Command, w world, c *connection) (r profileRes
 	return r, nil
 }
 
-// forwards are the passes of the log, or of the emulated engine; none without
-// either.
+// forwards returns the passes of the log or of the emulated engine, or none without either.
 func (p profiling) forwards(w world) (_ []profile.Forward, err error) {
 	switch {
 	case p.emulated != nil:
@@ -165,8 +164,8 @@ func (p profiling) forwards(w world) (_ []profile.Forward, err error) {
 	return profile.ReadForwards(p.samples, f)
 }
 
-// emulatedForwards are passes of an emulated engine over prompts and contexts as
-// agents have them (DualPath, Table 2).
+// emulatedForwards returns passes of an emulated engine over prompts and contexts of agents
+// (DualPath, Table 2).
 func emulatedForwards(numbers []float64) (out []profile.Forward, err error) {
 	m := emulate.Model{Layers: 1, Attention: batch.Model{PerToken: numbers[0], PerPair: numbers[1]}, Linear: numbers[2]}
 	if err := errors.Join(m.Validate(), m.Attention.Validate()); err != nil {
@@ -225,10 +224,10 @@ func (p profiling) read(cmd *cobra.Command, w world, c *connection) (out profile
 	return out, err
 }
 
-// linksMost bounds the blocks that are read: more tell nothing new.
-const linksMost = 1 << 20
+// linksMax bounds the number of blocks that are listed.
+const linksMax = 1 << 20
 
-// links lists blocks of a namespace and their parents.
+// links returns blocks of a namespace with their parents.
 func (a admin) links(ctx context.Context, name string) ([]profile.Link, error) {
 	var out []profile.Link
 	var cursor []byte
@@ -243,13 +242,13 @@ func (a admin) links(ctx context.Context, name string) ([]profile.Link, error) {
 			copy(l.Parent[:], b.GetParent())
 			out = append(out, l)
 		}
-		if cursor = resp.GetCursor(); len(cursor) == 0 || len(out) >= linksMost {
+		if cursor = resp.GetCursor(); len(cursor) == 0 || len(out) >= linksMax {
 			return out, nil
 		}
 	}
 }
 
-// save puts the settings into the file, if a planner would take it.
+// save writes the settings into the file if they are valid for a planner.
 func (p profiling) save(settings []profile.Setting) error {
 	raw, err := os.ReadFile(p.write)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -259,12 +258,12 @@ func (p profiling) save(settings []profile.Setting) error {
 	if err != nil {
 		return err
 	}
-	// A file beside it that is renamed: a planner never reads half of one.
+	// A new file is renamed, so that a planner never reads a partial file.
 	f, err := os.CreateTemp(filepath.Dir(p.write), filepath.Base(p.write)+".*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // once it is renamed there is nothing of that name
+	defer os.Remove(f.Name()) // after the rename there is no file of that name
 	_, err = io.Copy(f, bytes.NewReader(text))
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
@@ -278,15 +277,15 @@ func (p profiling) save(settings []profile.Setting) error {
 	}
 	cfg := config.DefaultPlanner()
 	if err := config.LoadInto(&cfg, f.Name(), nil); err != nil {
-		return fmt.Errorf("%s: a planner would not take it, so it was left as it is: %v", p.write, err)
+		return fmt.Errorf("%s was not changed, because it would be invalid for a planner: %v", p.write, err)
 	}
 	if _, err := scheduleOf(cfg.Schedule); err != nil {
-		return fmt.Errorf("%s: a planner would not take it, so it was left as it is: %v", p.write, err)
+		return fmt.Errorf("%s was not changed, because it would be invalid for a planner: %v", p.write, err)
 	}
 	return os.Rename(f.Name(), p.write)
 }
 
-// print shows the result to a person.
+// print writes the result as a table.
 func (r profileResult) print(t *table) {
 	if d := r.Read; d != nil {
 		t.row("storage NIC", fmt.Sprintf("%s tokens/s, %s/s", count(int64(d.TokensPerSecond)), size(int64(d.BytesPerSecond))))
@@ -305,7 +304,7 @@ func (r profileResult) print(t *table) {
 		} else {
 			what := "attention"
 			if c.Whole {
-				what = "forward pass" // the log does not tell attention apart
+				what = "forward pass" // the log does not separate attention
 			}
 			t.row(what, fmt.Sprintf("%s a token and %s a pair, MAPE %.1f %%", spell(c.PerToken), spell(c.PerPair), 100*c.MAPE))
 			t.row("quota", fmt.Sprintf("%v: %s tokens from nothing, %s after %s", seconds(c.Quota), count(c.FromNothing), count(c.AtContext), count(c.Context)))

@@ -13,9 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// TestProfile: the blocks of a namespace are read from a node, the log of an engine
-// is fitted, and what follows goes into a planner's configuration that it can start
-// with.
+// TestProfile: blocks of a namespace are read from a node, the log of an engine is fitted, and the
+// resulting settings are valid in a planner's configuration.
 func TestProfile(t *testing.T) {
 	node := startServed(t, t.TempDir())
 	node.run("trace", "replay", "sample", "--requests", "4", "--layers", "2", "--token-bytes", "64", "--keep").must(t)
@@ -31,7 +30,7 @@ func TestProfile(t *testing.T) {
 	dir := t.TempDir()
 	log := writeFile(t, dir, "forwards.csv", []byte("tokens,context,seconds,attention_seconds\n512,0,0.060,0.010\n512,32768,0.100,0.050\n2048,0,0.250,0.050\n64,16384,0.009,0.003\n"))
 	path := writeFile(t, dir, "planner.yaml", []byte("# of rack 4\nschedule:\n  patience: 20ms # mine\n  read_rate: 5\n"))
-	// Each reader reads at least once, however short the time is.
+	// Each reader reads at least once, for any duration.
 	r := decode[profileResult](t, node.run("profile", "--namespace", spaces.Namespaces[0].Name, "--samples", log, "--duration", "1ns", "--window", "1MiB", "--write", path, "--format", "json"))
 	if r.Read == nil || r.Read.Bytes == 0 || r.Read.Lost != 0 || r.Read.BytesPerToken != 128 || r.Read.TokensPerSecond*128 != r.Read.BytesPerSecond || r.Read.Passes <= 0 {
 		t.Errorf("read %+v", r.Read)
@@ -61,7 +60,7 @@ func TestProfile(t *testing.T) {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 
-	// A namespace without blocks is a miss; one that is not there is too.
+	// A namespace without blocks is a miss, and so is one that does not exist.
 	node.run("ns", "create", "empty", "--layers", "2", "--token-bytes", "64", "--block-tokens", "64").must(t)
 	for _, name := range []string{"empty", "nowhere"} {
 		if r := node.run("profile", "--namespace", name, "--duration", "100ms"); r.code != exitMiss {
@@ -70,7 +69,7 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// TestProfileRefuses: a file that a planner would not take stays as it is.
+// TestProfileRefuses: a file that would become invalid for a planner is not changed.
 func TestProfileRefuses(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"unknown.yaml": "schedul: {}\n", "list.yaml": "- a\n", "factor.yaml": "schedule:\n  slow_factor: 0.5\n"} {
@@ -87,7 +86,7 @@ func TestProfileRefuses(t *testing.T) {
 	}
 }
 
-// TestWeights: TENANT=WEIGHT, in which the tenant may have an = of its own.
+// TestWeights: in TENANT=WEIGHT the tenant may contain a =.
 func TestWeights(t *testing.T) {
 	o, err := scheduleOf(config.Schedule{ReadPolicy: "split", Weights: []string{"team-a=2", "b=c=0.5"}})
 	if err != nil || !maps.Equal(o.Weights, map[string]float64{"team-a": 2, "b=c": 0.5}) {
@@ -104,7 +103,8 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestPrintTop: the table has the requests that wait, and the number of those that it leaves out.
+// TestPrintTop: the table has the waiting requests, and the number of the requests that it leaves
+// out.
 func TestPrintTop(t *testing.T) {
 	var b strings.Builder
 	tab := &table{tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unit is what a progress bar counts.
+// unit is the unit of a progress bar.
 type unit uint8
 
 const (
@@ -21,16 +21,15 @@ const (
 )
 
 const (
-	// progressAfter: what is done within a second needs no bar.
+	// progressAfter is the time before the progress is shown.
 	progressAfter = time.Second
-	// progressLineEvery is how often a line is printed where there is no
-	// terminal to draw on.
+	// progressLineEvery is the interval between lines if standard error is not a terminal.
 	progressLineEvery = 5 * time.Second
 )
 
-// progress shows how far a command is: a bar on a terminal, elsewhere a line
-// every few seconds, and nothing for the first second. It is drawn on standard
-// error, so that results can be piped. It may be used from several goroutines.
+// progress shows the progress of a command: a bar on a terminal, elsewhere a line every few
+// seconds, and nothing for the first second. It is written to standard error, so that results can
+// be piped. It may be used concurrently.
 type progress struct {
 	w     world
 	what  string
@@ -58,10 +57,10 @@ func isTerminal(v any) bool {
 	return err == nil
 }
 
-// set says how much is done of how much; a total of 0 is not known.
+// set sets the completed and the total amount. A total of 0 means unknown.
 func (p *progress) set(done, total int64) { p.note(done, total, "") }
 
-// note is set, with something to say beside the bar.
+// note is set with a text next to the bar.
 func (p *progress) note(done, total int64, note string) {
 	now := time.Now()
 	if now.Sub(p.start) < progressAfter {
@@ -108,11 +107,11 @@ func (p *progress) draw(done, total int64, note string) {
 	if note != "" {
 		p.bar.Describe(p.what + " (" + note + ")")
 	}
-	_ = p.bar.Set64(min(done, max(total, done))) // a bar that cannot be drawn stops nothing
+	_ = p.bar.Set64(min(done, max(total, done))) // an error of the bar does not stop the command
 	p.shown = true
 }
 
-// amounts words how much is done of how much.
+// amounts returns the completed and the total amount as text.
 func (p *progress) amounts(done, total int64) string {
 	word := count[int64]
 	noun := ""
@@ -132,7 +131,7 @@ func (p *progress) amounts(done, total int64) string {
 	return word(done) + " of " + word(total) + noun
 }
 
-// finish takes the bar away.
+// finish removes the bar.
 func (p *progress) finish() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

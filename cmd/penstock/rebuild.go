@@ -13,16 +13,15 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Beside the index: where a new one is made, and where the old one is while the
-// new one takes its place.
+// Directories next to the index: the new index, and the old index while the new one replaces it.
 const (
 	rebuildSuffix = ".rebuild"
 	retiredSuffix = ".retired"
 )
 
-// rebuildIndex makes the index in dir anew from the volumes. It is made beside
-// the old one and takes its place only when it is whole, so that a crash leaves
-// one of the two. opts.Store and opts.Index are filled in here.
+// rebuildIndex makes a new index for dir from the volumes. It makes the index in a separate
+// directory and replaces the old index only when the new one is complete, so that a crash leaves
+// one of the two. It sets opts.Store and opts.Index.
 func rebuildIndex(ctx context.Context, cfg config.Config, dir string, store *blockstore.Store, grew func(int64), opts storage.RebuildOptions) (report storage.RebuildReport, err error) {
 	fresh := dir + rebuildSuffix
 	if err := os.RemoveAll(fresh); err != nil {
@@ -43,7 +42,7 @@ func rebuildIndex(ctx context.Context, cfg config.Config, dir string, store *blo
 	return report, swapDirs(dir, fresh)
 }
 
-// swapDirs puts fresh in the place of dir.
+// swapDirs replaces dir by fresh.
 func swapDirs(dir, fresh string) error {
 	retired := dir + retiredSuffix
 	if err := os.RemoveAll(retired); err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// TestRemoveVolumeOfIndex: when volume remove has returned, no file of the volume is open,
-// also if the volume held the index. The node serves and stores on, and starts with all
-// blocks, whether its directories name the removed volume or not.
+// TestRemoveVolumeOfIndex: after volume remove no file of the volume is open, even if the volume
+// held the index. The node serves and stores blocks, and starts with all blocks whether or not its
+// directories include the removed volume.
 func TestRemoveVolumeOfIndex(t *testing.T) {
 	testkit.Long(t, "starts three nodes")
 	dir := t.TempDir()
@@ -62,7 +62,7 @@ func TestRemoveVolumeOfIndex(t *testing.T) {
 	}
 }
 
-// TestIndexUse: of several indexes the one used last counts, also after several moves.
+// TestIndexUse: of several indexes the one used last is opened, also after several moves.
 func TestIndexUse(t *testing.T) {
 	dir := t.TempDir()
 	var data []string

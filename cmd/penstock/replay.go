@@ -22,10 +22,10 @@ import (
 	"github.com/penstock-kv/penstock/lab/replay"
 )
 
-// sampleWord stands for the trace that is part of the binary.
+// sampleWord names the trace that is part of the binary.
 const sampleWord = "sample"
 
-// replayFlags are how a trace is replayed.
+// replayFlags are the flags of a replay.
 type replayFlags struct {
 	namespace          string
 	layers, tokenBytes int
@@ -36,8 +36,8 @@ type replayFlags struct {
 	keep               bool
 }
 
-// replayDefaults make a block of 64 tokens 128 KiB: small enough that a minute
-// covers many requests, large enough that bytes, not calls, are the cost.
+// replayDefaults make a block of 64 tokens 128 KiB: small enough that a minute covers many
+// requests, large enough that the bytes dominate the cost of the calls.
 func replayDefaults() replayFlags {
 	return replayFlags{layers: 8, tokenBytes: 256, concurrency: 4, sessions: 8, window: 32 << 20}
 }
@@ -47,9 +47,9 @@ func (f *replayFlags) add(cmd *cobra.Command) {
 	fs.IntVar(&f.layers, "layers", f.layers, "layers of the geometry")
 	fs.IntVar(&f.tokenBytes, "token-bytes", f.tokenBytes, "bytes per token and layer of the geometry")
 	fs.IntVar(&f.requests, "requests", f.requests, "stop after this many requests; 0: replay all")
-	fs.IntVar(&f.concurrency, "concurrency", f.concurrency, "requests under way at once; those of one session stay in order")
+	fs.IntVar(&f.concurrency, "concurrency", f.concurrency, "concurrent requests; the requests of one session stay in order")
 	fs.IntVar(&f.sessions, "sessions", f.sessions, "sessions of an agentic trace that are open at once; 0: all")
-	fs.Var(sizeFlag{&f.window}, "window", "memory of each request under way")
+	fs.Var(sizeFlag{&f.window}, "window", "memory of each concurrent request")
 }
 
 func newTraceCommand(w world) *cobra.Command {
@@ -81,7 +81,7 @@ is 1 if any byte differs.`,
 	f.add(cmd)
 	cmd.Flags().StringVar(&f.namespace, "namespace", "", "replay into this namespace, which must exist and have one full layer group; otherwise one is made")
 	c.completeNamespaceFlag(cmd)
-	cmd.Flags().BoolVar(&f.keep, "keep", false, "keep the namespace that was made")
+	cmd.Flags().BoolVar(&f.keep, "keep", false, "keep the namespace")
 	cmd.RunE = func(cmd *cobra.Command, files []string) error {
 		target, err := c.one()
 		if err != nil {
@@ -125,7 +125,7 @@ type replayRun struct {
 	name  string
 }
 
-// report is what a replay prints; demo adds to it.
+// report is the output of a replay. demo adds to it.
 type report struct {
 	Trace    string `json:"trace"`
 	Geometry string `json:"geometry"`
@@ -158,7 +158,7 @@ type report struct {
 	Interrupted bool    `json:"interrupted,omitempty"`
 }
 
-// run replays the trace. The report is there as soon as the replay has begun.
+// run replays the trace. The report is not nil once the replay has begun.
 func (r *replayRun) run(ctx context.Context) (_ *report, err error) {
 	t, err := r.open()
 	if err != nil {
@@ -186,7 +186,7 @@ func (r *replayRun) run(ctx context.Context) (_ *report, err error) {
 	})
 	rep := newReport(r.name, ns, result)
 	if ctx.Err() != nil {
-		// Interrupted: what was seen so far is still worth printing.
+		// The results up to the interruption are printed.
 		rep.Interrupted = true
 		return rep, context.Cause(ctx)
 	}
@@ -197,12 +197,12 @@ func (r *replayRun) run(ctx context.Context) (_ *report, err error) {
 	if err != nil {
 		return rep, err
 	}
-	// Nobody else writes: what was stored and is not there was evicted.
+	// There is no other writer, so stored blocks that are missing were evicted.
 	rep.EvictedBlocks = max(0, result.StoredBlocks-(after.GetBlocks()-before.GetBlocks()))
 	return rep, nil
 }
 
-// check refuses numbers that mean nothing.
+// check refuses numbers out of range.
 func (f *replayFlags) check() error {
 	if f.concurrency < 1 {
 		return usagef("--concurrency %d: must be at least 1", f.concurrency)
@@ -221,7 +221,7 @@ func (r *replayRun) open() (*trace.Reader, error) {
 	return trace.Open(r.name, opts)
 }
 
-// target returns the namespace to replay into and what to do with it at the end.
+// target returns the namespace of the replay and a function that cleans up at the end.
 func (r *replayRun) target(ctx context.Context, t *trace.Reader) (kv.Namespace, func(context.Context) error, error) {
 	nothing := func(context.Context) error { return nil }
 	if r.flags.namespace != "" {
@@ -247,7 +247,7 @@ func (r *replayRun) target(ctx context.Context, t *trace.Reader) (kv.Namespace, 
 		defer cancel()
 		_, err := r.admin.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: def.Name})
 		if c := status.Code(err); c == codes.NotFound || c == codes.Unavailable {
-			return nil // the node is gone, and with it the namespace
+			return nil // the node is unreachable
 		}
 		return err
 	}
@@ -258,7 +258,7 @@ func (r *replayRun) target(ctx context.Context, t *trace.Reader) (kv.Namespace, 
 	return ns, drop, nil
 }
 
-// dropWait bounds the clean-up of a command that was interrupted.
+// dropWait bounds the clean-up of an interrupted command.
 const dropWait = 10 * time.Second
 
 func newReport(name string, ns kv.Namespace, r replay.Result) *report {
@@ -278,7 +278,7 @@ func newReport(name string, ns kv.Namespace, r replay.Result) *report {
 	}
 }
 
-// print is the table of a report.
+// print writes the report as a table.
 func (r *report) print(t *table) {
 	t.pair("trace", fmt.Sprintf("%s, %s requests", r.Trace, count(r.Requests)))
 	t.pair("geometry", fmt.Sprintf("%s, %s a block", r.Geometry, size(r.BlockBytes)))

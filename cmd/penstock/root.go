@@ -21,14 +21,13 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// world is what commands touch outside themselves.
+// world is the environment of a command.
 type world struct {
 	in      io.Reader
 	out     io.Writer
 	err     io.Writer
 	environ []string
-	// startWithin is how long a client command waits for a node that refuses
-	// connections.
+	// startWithin is the time for which a client command retries while a node refuses connections.
 	startWithin time.Duration
 }
 
@@ -52,11 +51,11 @@ const (
 )
 
 var (
-	// errMiss: what was asked for is not there, or not all of it.
+	// errMiss: the requested object does not exist, or not all of it.
 	errMiss = errors.New("not found")
-	// errBusy: a bound of the node was reached.
+	// errBusy: a limit of the node was reached.
 	errBusy = errors.New("the node is busy; try again")
-	// errReported: it failed, and the output says why.
+	// errReported: the command failed, and its output has the reason.
 	errReported = errors.New("failed")
 )
 
@@ -102,8 +101,7 @@ func asksForJSON(args []string) bool {
 	return format.value == formatJSON
 }
 
-// jsonError is how an error is printed with --format json: one line on standard
-// error.
+// jsonError is the form of an error with --format json: one line on standard error.
 type jsonError struct {
 	Error    string `json:"error"`
 	ExitCode int    `json:"exit_code"`
@@ -137,9 +135,8 @@ func cobraUsage(err error) bool {
 	return false
 }
 
-// explain words an error for a person: what gRPC wraps around the node's own
-// words is left out, and where the node cannot be reached it says what to look
-// at.
+// explain returns the text of an error for the user. It removes gRPC's part of the text. If the
+// node is unreachable, it adds what to check.
 func explain(err error) string {
 	text := dialWords(err.Error())
 	hint, reached := serverHint, ""
@@ -155,7 +152,7 @@ func explain(err error) string {
 	if !ok || st.Code() == codes.Unknown {
 		return text + reached
 	}
-	// What was put around the status is kept.
+	// The text around the status is kept.
 	text = strings.Replace(text, dialWords(st.Err().Error()), dialWords(st.Message()), 1)
 	if i := strings.Index(text, "rpc error: code = "); i >= 0 {
 		if j := strings.Index(text[i:], " desc = "); j >= 0 {
@@ -175,7 +172,7 @@ func explain(err error) string {
 
 const serverHint = "\n(is `penstock serve` running, and is --server its address?)"
 
-// dialWords leaves of gRPC's account of a failed dial what the system said.
+// dialWords removes gRPC's part of the text of a failed dial and keeps the system's error.
 func dialWords(text string) string {
 	const before = `connection error: desc = "transport: Error while dialing: `
 	lines := strings.Split(text, "\n")
@@ -187,12 +184,12 @@ func dialWords(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// usagef is an error about the command line.
+// usagef returns an error about the command line.
 func usagef(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }
 
-// usageError says that the command line cannot be right.
+// usageError means that the command line is invalid.
 type usageError struct{ err error }
 
 func (e usageError) Error() string { return e.err.Error() }
@@ -205,9 +202,9 @@ func newRootCommand(w world) *cobra.Command {
 		Long: `Penstock keeps the KV cache of language models on SSDs: blocks in, longest cached
 prefix out, every byte verified.
 
-Exit codes: 0 done; 1 it failed; 2 the command line or the configuration is
-wrong; 3 what was asked for is not there, or not all of it; 4 the node is busy, try
-again; 130 it was interrupted (Ctrl-C). With --format json an error is one line of
+Exit codes: 0 success; 1 failure; 2 the command line or the configuration is
+invalid; 3 the requested object does not exist, or not all of it; 4 the node is busy, try
+again; 130 interrupted (Ctrl-C). With --format json an error is one line of
 JSON on standard error.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -260,8 +257,8 @@ const (
 	groupMeasure = "measure"
 )
 
-// noun makes a command that only has verbs answer anything else as a usage error
-// rather than with its help and success.
+// noun makes a command with subcommands refuse other arguments with a usage error. Cobra would
+// print the help and succeed.
 func noun(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	cmd.AddCommand(verbs...)
 	cmd.Args = cobra.ArbitraryArgs
@@ -278,7 +275,7 @@ func noun(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// knownTopic returns a check of the arguments of help, which must name a command.
+// knownTopic returns a check that the arguments of help name a command.
 func knownTopic(root *cobra.Command) cobra.PositionalArgs {
 	return func(_ *cobra.Command, topic []string) error {
 		cmd, rest, err := root.Find(topic)
@@ -292,8 +289,7 @@ func knownTopic(root *cobra.Command) cobra.PositionalArgs {
 	}
 }
 
-// args wraps a check of positional arguments so that its complaint counts as
-// usage.
+// args wraps a check of positional arguments, so that its error is a usage error.
 func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
 		if err := check(cmd, given); err != nil {
@@ -303,7 +299,7 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// sizeFlag is a flag that holds a number of bytes, written like 512MiB.
+// sizeFlag is a flag with a number of bytes, like 512MiB.
 type sizeFlag struct{ bytes *int64 }
 
 func (f sizeFlag) String() string {

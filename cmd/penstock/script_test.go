@@ -25,8 +25,8 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// TestErrorsAsJSON: with --format json every kind of error is one line of JSON on
-// standard error, with the exit code, and nothing else is there.
+// TestErrorsAsJSON: with --format json every kind of error is one line of JSON on standard error,
+// with the exit code and no other output.
 func TestErrorsAsJSON(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	for _, c := range []struct {
@@ -59,8 +59,8 @@ func TestErrorsAsJSON(t *testing.T) {
 	}
 }
 
-// TestInterrupted: a command that a signal ends before it is done exits as shells
-// have it; a node that drains for the signal has done what it was told.
+// TestInterrupted: a command that a signal ends has the exit code 128 plus the signal. A node that
+// drains after the signal exits with 0.
 func TestInterrupted(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -72,12 +72,12 @@ func TestInterrupted(t *testing.T) {
 		if err := waiting.Start(); err != nil {
 			t.Fatal(err)
 		}
-		// Before the child has its handler the signal ends it by itself, which a
-		// shell reports with the same number.
+		// Before the child has its handler, the signal kills it, which a shell reports with the
+		// same number.
 		if err := waiting.Process.Signal(signal); err != nil {
 			t.Fatal(err)
 		}
-		_ = waiting.Wait() // its exit code is looked at
+		_ = waiting.Wait() // the exit code is checked
 		state := waiting.ProcessState.Sys().(syscall.WaitStatus)
 		got := state.ExitStatus()
 		if state.Signaled() {
@@ -141,7 +141,7 @@ func TestEventsOfANodeThatStops(t *testing.T) {
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	go func() { _, _ = io.Copy(io.Discard, out) }() // it ends with the test
+	go func() { _, _ = io.Copy(io.Discard, out) }() // ends with the test
 	s.stop()
 	if got := <-code; got != exitFailed || !strings.Contains(errs.String(), "shutting down") {
 		t.Errorf("exit %d, %q", got, errs.String())
@@ -149,8 +149,7 @@ func TestEventsOfANodeThatStops(t *testing.T) {
 	print.Close()
 }
 
-// TestOnlyNothing: a benchmark that runs nothing because no comparison has the name
-// asked for has failed.
+// TestOnlyNothing: a benchmark fails if no comparison has the requested name.
 func TestOnlyNothing(t *testing.T) {
 	r := penstock(t, "", nil, "bench", "index", "--only", "no such comparison", "--blocks", "32768", "--node-blocks", "0", "--rounds", "1", "--seconds", "0.05", "--data", t.TempDir())
 	if r.code != exitUsage || !strings.Contains(r.err, "no such comparison") {
@@ -220,15 +219,15 @@ func TestLoggedText(t *testing.T) {
 	}
 }
 
-// TestSaltStaysSecret: no output shows a salt, whichever way it was given; the two
-// ways give the same namespace.
+// TestSaltStaysSecret: no output contains a salt, for both ways to give it. Both ways give the same
+// namespace.
 func TestSaltStaysSecret(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	file := writeFile(t, t.TempDir(), "salt", []byte("hush-hush\n"))
 	create := []string{"ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "64", "--format", "json"}
 	outs := []string{
 		s.run(append(create, "--salt-file", file)...).must(t),
-		s.run(append(create, "--salt", "hush-hush")...).must(t), // the same definition twice is no error
+		s.run(append(create, "--salt", "hush-hush")...).must(t), // a repeated definition is no error
 		s.run(append(create, "--salt", "hex:"+"687573682d68757368")...).must(t),
 		s.run("ns", "list", "--format", "json").must(t),
 		s.run("ns", "show", "m", "--format", "json").must(t),
@@ -253,8 +252,7 @@ func TestSaltStaysSecret(t *testing.T) {
 	}
 }
 
-// TestHelpOfServe: settings are listed by section, every one of them, in lines that
-// fit a terminal.
+// TestHelpOfServe: all settings are listed by section, in lines that fit a terminal.
 func TestHelpOfServe(t *testing.T) {
 	for _, command := range []string{"serve", "planner", "gateway"} {
 		out := penstock(t, "", nil, command, "--help").must(t)
@@ -278,8 +276,8 @@ func TestHelpOfServe(t *testing.T) {
 	}
 }
 
-// TestFixedValuesComplete: the shell is offered the values of a flag that has few,
-// and no file names.
+// TestFixedValuesComplete: the shell completes a flag with fixed values to these values, and not to
+// file names.
 func TestFixedValuesComplete(t *testing.T) {
 	const noFiles = ":4\n"
 	for command, want := range map[string]string{

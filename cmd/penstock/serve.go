@@ -40,9 +40,9 @@ once; nothing that was acknowledged as durable is lost by that.`,
 	return cmd
 }
 
-// keyFlag is the flag of one configuration key. It parses into a scratch
-// configuration, so that a bad value is refused with the flag's name, and keeps
-// what was typed: a Size prints itself rounded.
+// keyFlag is the flag of one configuration key. It parses into a scratch configuration, so that an
+// invalid value is refused with the flag's name. It keeps the typed text, because Size.String
+// rounds.
 type keyFlag struct {
 	key   config.Key
 	typed string
@@ -53,7 +53,7 @@ func (f *keyFlag) String() string {
 	case f.typed != "":
 		return f.typed
 	case f.key.Path == "":
-		return "" // pflag asks a zero flag for its zero value
+		return "" // pflag calls String on a zero flag
 	}
 	return f.key.String()
 }
@@ -73,12 +73,11 @@ func (f *keyFlag) Type() string {
 	return "value"
 }
 
-// helpWidth is the width of lines of help, in characters.
+// helpWidth is the width of help lines, in characters.
 const helpWidth = 100
 
-// groupSettings makes the usage of cmd list the flags of keys by the section of the
-// configuration file that they are in, the command's own flags first, and completes
-// those that have fixed values.
+// groupSettings lists the flags of keys in the usage of cmd by their section in the configuration
+// file, after the command's own flags. It adds completions for flags with fixed values.
 func groupSettings(cmd *cobra.Command, keys []config.Key) {
 	for _, k := range keys {
 		if len(k.Values) > 0 {
@@ -127,7 +126,7 @@ func groupSettings(cmd *cobra.Command, keys []config.Key) {
 	})
 }
 
-// addConfigFlags makes a flag of every key of a scratch configuration.
+// addConfigFlags adds a flag for every key of a scratch configuration.
 func addConfigFlags(flags *pflag.FlagSet, keys []config.Key) {
 	for _, key := range keys {
 		f := flags.VarPF(&keyFlag{key: key}, key.Flag(), "", key.Doc)
@@ -154,7 +153,7 @@ func setFromFlags(keys []config.Key, flags *pflag.FlagSet) error {
 func newLogger(w io.Writer, c config.Log) *slog.Logger {
 	var level slog.Level
 	if level.UnmarshalText([]byte(c.Level)) != nil {
-		level = slog.LevelInfo // Validate has refused anything else
+		level = slog.LevelInfo // Validate has refused other values
 	}
 	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: logText}
 	if c.Format == "json" {
@@ -192,7 +191,7 @@ func serve(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	return serveUntil(ctx, log, cfg.DrainWithin.Std(), func() error { return n.server.Serve(n.control, n.web) }, n.close)
 }
 
-// readToken reads a bearer token from a file that nobody else should read.
+// readToken reads a bearer token from a file. Other users should not be able to read the file.
 func readToken(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -203,7 +202,7 @@ func readToken(path string) (string, error) {
 	}
 	token := strings.TrimSpace(string(b))
 	if len(token) < minTokenChars {
-		return "", fmt.Errorf("token file %s: a token of %d characters can be guessed; want at least %d (openssl rand -hex 32 > %s)", path, len(token), minTokenChars, path)
+		return "", fmt.Errorf("token file %s: a token of %d characters can be guessed; use at least %d (openssl rand -hex 32 > %s)", path, len(token), minTokenChars, path)
 	}
 	return token, nil
 }

@@ -30,7 +30,7 @@ import (
 	"github.com/penstock-kv/penstock/lab/cluster"
 )
 
-// startProcess runs serve in a process of its own.
+// startProcess runs serve in a separate process.
 func startProcess(t *testing.T, data string, more ...string) *process {
 	t.Helper()
 	p, err := cluster.StartProcess(t.Context(), cluster.ProcessOptions{Name: "the node", Args: append(small(data), more...), Env: append(os.Environ(), childEnv)})
@@ -40,19 +40,19 @@ func startProcess(t *testing.T, data string, more ...string) *process {
 	return &process{p}
 }
 
-// process is a node in a process of its own.
+// process is a node in a separate process.
 type process struct{ *cluster.Process }
 
 func (p *process) client(t testing.TB) *served { return &served{t: t, ready: p.Ready} }
 
-// prompt makes the files of a prompt of n blocks of 8 KiB and the namespace m.
+// prompt makes the files of a prompt of n blocks of 8 KiB, and the namespace m.
 func prompt(t testing.TB, s *served, dir string, blocks int) (tokensFile, dataFile string) {
 	t.Helper()
 	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
 	return writeFile(t, dir, "tokens", tokens(1, 4*blocks)), writeFile(t, dir, "data", bytesOf(1, blocks*8192))
 }
 
-// fetchSame fails unless the whole prompt comes back as it was written.
+// fetchSame fails unless the whole prompt is returned as it was written.
 func fetchSame(t testing.TB, s *served, dir, tokensFile, dataFile string) {
 	t.Helper()
 	s.run("block", "get", "m", "--tokens-file", tokensFile, "--out", dir+"/got").must(t)
@@ -69,8 +69,8 @@ func fetchSame(t testing.TB, s *served, dir, tokensFile, dataFile string) {
 	}
 }
 
-// TestKillKeepsAcknowledged: with durability sync, what was acknowledged is there
-// after kill -9, in a process of the test's own making.
+// TestKillKeepsAcknowledged: with durability sync, acknowledged blocks are present after SIGKILL of
+// a separate process.
 func TestKillKeepsAcknowledged(t *testing.T) {
 	testkit.VerifyNone(t)
 	dir := t.TempDir()
@@ -91,8 +91,7 @@ func TestKillKeepsAcknowledged(t *testing.T) {
 	}
 }
 
-// TestTermDrains: SIGTERM ends a process with code 0 and leaves everything
-// synced; the log says what it did.
+// TestTermDrains: SIGTERM ends a process with code 0 after a sync, and the log records the steps.
 func TestTermDrains(t *testing.T) {
 	testkit.VerifyNone(t)
 	dir := t.TempDir()
@@ -114,21 +113,21 @@ func TestTermDrains(t *testing.T) {
 	}
 }
 
-// TestSecondSignalEndsAtOnce: a node that is busy draining goes when told twice.
+// TestSecondSignalEndsAtOnce: a second signal ends a draining node at once.
 func TestSecondSignalEndsAtOnce(t *testing.T) {
 	testkit.VerifyNone(t)
 	node := startProcess(t, t.TempDir()+"/volume", "--drain-timeout", "1h")
-	// A connection that never says anything keeps the drain from ending.
+	// A silent connection keeps the drain from ending.
 	hold, err := net.Dial("tcp", node.Ready.Listen)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer hold.Close()
-	// Connections are taken in turn: once a later one is answered, the drain has
-	// this one to wait for.
+	// Connections are accepted in order: after a response to a later one, the drain waits for this
+	// one.
 	node.client(t).run("status").must(t)
-	// Signals that are pending at the same time are one, so it is told until it
-	// has gone.
+	// Pending signals of the same kind are merged, so the signal is repeated until the process has
+	// ended.
 	again := time.NewTicker(10 * time.Millisecond)
 	defer again.Stop()
 	for {
@@ -147,8 +146,8 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	}
 }
 
-// TestSecondOwnerIsRefused: two processes on one volume; the second learns who
-// the first is.
+// TestSecondOwnerIsRefused: a second process on a volume is refused with an error that identifies
+// the first process.
 func TestSecondOwnerIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	startServed(t, dir+"/volume")
@@ -167,8 +166,8 @@ func TestSecondOwnerIsRefused(t *testing.T) {
 
 func itoa(n int) string { return big.NewInt(int64(n)).String() }
 
-// TestOtherFormatVersionIsRefused: a superblock of another version is recognised
-// as such, and nothing of the volume is touched.
+// TestOtherFormatVersionIsRefused: a superblock of another version is reported as such, and the
+// volume is not changed.
 func TestOtherFormatVersionIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume")
@@ -201,8 +200,8 @@ func TestOtherFormatVersionIsRefused(t *testing.T) {
 	}
 }
 
-// TestLostIndexIsRebuilt: without its index a node makes a new one from the
-// volumes before it serves, whatever the order in which they are named.
+// TestLostIndexIsRebuilt: without its index a node rebuilds the index before it serves, for any
+// order of the volumes.
 func TestLostIndexIsRebuilt(t *testing.T) {
 	dir := t.TempDir()
 	a, b := dir+"/a", dir+"/b"
@@ -223,8 +222,8 @@ func TestLostIndexIsRebuilt(t *testing.T) {
 	}
 }
 
-// TestDamagedCatalogueIsRefused: a volume without a whole catalogue is refused with
-// what to do, whichever way it was lost, and is served again once it is back.
+// TestDamagedCatalogueIsRefused: a volume without an intact catalogue is refused with advice, for
+// each way to lose the catalogue. It is served again after a repair.
 func TestDamagedCatalogueIsRefused(t *testing.T) {
 	volume := t.TempDir() + "/volume"
 	startServed(t, volume).stop()
@@ -251,8 +250,7 @@ func TestDamagedCatalogueIsRefused(t *testing.T) {
 	startServed(t, volume)
 }
 
-// TestVolumeInMemory: a node whose volume does not survive a restart of the machine
-// says so.
+// TestVolumeInMemory: a node logs that a volume does not survive a restart of the machine.
 func TestVolumeInMemory(t *testing.T) {
 	memory, err := os.MkdirTemp("/dev/shm", "penstock-")
 	if err != nil {
@@ -270,8 +268,8 @@ func TestVolumeInMemory(t *testing.T) {
 	}
 }
 
-// TestOneDirectoryTwice: a directory under two names is called that, instead of in
-// use by the process that is told to stop.
+// TestOneDirectoryTwice: a directory that is given under two names is reported as such, and not as
+// in use by another process.
 func TestOneDirectoryTwice(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink(dir, dir+".link"); err != nil {
@@ -284,9 +282,8 @@ func TestOneDirectoryTwice(t *testing.T) {
 	}
 }
 
-// TestForeignIndexIsRefused: the index of another node is not served over volumes
-// that it knows nothing of, where it would have every block forgotten; made anew,
-// it has them all.
+// TestForeignIndexIsRefused: the index of another node is refused, because serving with it would
+// drop every block. A rebuilt index has all blocks.
 func TestForeignIndexIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	mine, other := dir+"/mine", dir+"/other"
@@ -311,8 +308,7 @@ func TestForeignIndexIsRefused(t *testing.T) {
 	fetchSame(t, s, dir, tokensFile, dataFile)
 }
 
-// TestDamageIsFound: bytes that were changed behind the node's back are a miss,
-// and verify, scrub and check say so.
+// TestDamageIsFound: changed bytes on the disk are a miss, and verify, scrub and check report them.
 func TestDamageIsFound(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume")
@@ -340,7 +336,7 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// flip changes one byte of a file, where it finds the given bytes.
+// flip changes one byte of a file, at the position of the given bytes.
 func flip(t *testing.T, path string, at []byte) {
 	t.Helper()
 	raw, err := os.ReadFile(path)
@@ -390,13 +386,12 @@ func TestTokenAndTLS(t *testing.T) {
 	all := append(secure, "--token-file", token)
 	s.run(append([]string{"ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024"}, all...)...).must(t)
 	s.run(append([]string{"block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile}, all...)...).must(t)
-	debug.FreeOSMemory() // the node is in this process
+	debug.FreeOSMemory() // the node runs in this process
 	s.run(append([]string{"doctor"}, all...)...).must(t)
 }
 
-// TestTLSIsTheNodesChoice: the same client flags reach a node whose data plane is
-// encrypted and one whose data plane is not; a node without TLS and one with an
-// expired certificate are told apart.
+// TestTLSIsTheNodesChoice: the same client flags work with an encrypted and with a plain data
+// plane. The errors of a node without TLS and of one with an expired certificate differ.
 func TestTLSIsTheNodesChoice(t *testing.T) {
 	testkit.Long(t, "starts many nodes")
 	dir := t.TempDir()
@@ -420,7 +415,7 @@ func TestTLSIsTheNodesChoice(t *testing.T) {
 			}
 		}
 	}
-	hint(startServed(t, dir+"/plain"), "the node speaks plain text", "--ca", ca)
+	hint(startServed(t, dir+"/plain"), "the node does not use TLS", "--ca", ca)
 	old := t.TempDir()
 	oldCA, oldCert, oldKey := certificatesUntil(t, old, time.Now().Add(-time.Minute))
 	hint(startServed(t, dir+"/old", "--auth-tls-cert", oldCert, "--auth-tls-key", oldKey), "has expired", "--ca", oldCA)
@@ -431,8 +426,7 @@ func prompt2(t testing.TB, dir string) (tokensFile, dataFile string) {
 	return writeFile(t, dir, "tokens", tokens(1, 8)), writeFile(t, dir, "data", bytesOf(1, 2*8192))
 }
 
-// certificates makes a CA that is also the server's and the client's own
-// certificate.
+// certificates makes a certificate that is the CA, the server's and the client's certificate.
 func certificates(t testing.TB, dir string) (ca, cert, key string) {
 	t.Helper()
 	return certificatesUntil(t, dir, time.Now().Add(time.Hour))
@@ -486,8 +480,8 @@ func TestHealthAndMetrics(t *testing.T) {
 	}
 }
 
-// TestCapacityIsHard: what the volume occupies stays within the capacity, index
-// included, when more is written than fits.
+// TestCapacityIsHard: the volume and the index stay within the capacity when more blocks are
+// written than fit.
 func TestCapacityIsHard(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume", "--capacity", "32MiB")
@@ -515,8 +509,8 @@ func TestCapacityOfOneStart(t *testing.T) {
 	}
 }
 
-// TestCapacityBeyondTheDisk: a capacity that the disk does not have is said to be so,
-// with what there is; the next one that fits is not.
+// TestCapacityBeyondTheDisk: a capacity above the disk's is reported with the disk's size. A
+// capacity that fits is not reported.
 func TestCapacityBeyondTheDisk(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct {
@@ -531,15 +525,14 @@ func TestCapacityBeyondTheDisk(t *testing.T) {
 	}
 }
 
-// TestEventsFollow: events are printed as they happen, and the command ends well
-// when it is interrupted.
+// TestEventsFollow: events are printed as they happen, and an interrupted command exits normally.
 func TestEventsFollow(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume")
 	tokensFile, dataFile := prompt(t, s, dir, 2)
 	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
 	s.run("ns", "bump-epoch", "m").must(t)
-	// An unknown number is another run's: everything kept follows, after a gap.
+	// An unknown number is from another run, so all stored events follow after a gap.
 	r := s.run("events", "--after", "99999", "--count", "3", "--format", "json")
 	for _, want := range []string{`"kind":"gap"`, `"kind":"block_stored"`, `"kind":"all_blocks_cleared"`} {
 		if r.code != exitOK || !strings.Contains(r.out, want) {
@@ -567,8 +560,8 @@ func TestCompletionKnowsNamespaces(t *testing.T) {
 	}
 }
 
-// TestWarnOfMetrics: a node whose metrics other machines can read says so at its
-// start, and one that only this machine reaches does not.
+// TestWarnOfMetrics: a node whose metrics other machines can read logs a warning at its start, and
+// one whose metrics only this machine can read does not.
 func TestWarnOfMetrics(t *testing.T) {
 	for addr, want := range map[string]bool{
 		":7422": true, "0.0.0.0:7422": true, "[::]:7422": true, "10.0.0.7:7422": true, "node7:7422": true,

@@ -23,7 +23,7 @@ func newSimCommand(w world) *cobra.Command {
 	return noun(cmd, newSimRun(w), newSimList(), newSimCompare(w), newSimReproduce(w))
 }
 
-// reproduction are the flags of `penstock sim reproduce`.
+// reproduction has the flags of `penstock sim reproduce`.
 type reproduction struct {
 	out     string
 	page    string
@@ -55,10 +55,10 @@ numbers, on any machine.`,
 			return suiteNames(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().StringVar(&f.out, "out", "", "directory for results.json and each figure as PNG and SVG; made if it is not there")
+	cmd.Flags().StringVar(&f.out, "out", "", "directory for results.json and each figure as PNG and SVG; made if it does not exist")
 	cmd.Flags().StringVar(&f.page, "write", "", "page to write, as markdown: the tables of the suites that were run; figures go to a directory beside it")
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "omit the longest simulations and all seeds but the first, and list what was omitted; the accepted ranges stay the same")
-	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "simulations that run at once")
+	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "concurrent simulations")
 	cmd.Flag("workers").DefValue = "one a core"
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		suites, err := reproduce.Find(names)
@@ -106,7 +106,7 @@ func (f reproduction) run(cmd *cobra.Command, w world, suites []reproduce.Suite)
 	return nil
 }
 
-// reproduceSuites runs the suites with a bar for all of them.
+// reproduceSuites runs the suites with one progress bar.
 func reproduceSuites(ctx context.Context, w world, suites []reproduce.Suite, workers int, quick bool) ([]reproduce.Result, error) {
 	bar := newProgress(w, "reproduce", unitRuns)
 	defer bar.finish()
@@ -131,7 +131,7 @@ func reproduceSuites(ctx context.Context, w world, suites []reproduce.Suite, wor
 	})
 }
 
-// write saves what --out and --write ask for.
+// write saves the files of --out and --write.
 func (f reproduction) write(results []reproduce.Result) error {
 	if f.out != "" {
 		if _, err := reproduce.SaveFigures(f.out, results); err != nil {
@@ -152,8 +152,8 @@ func (f reproduction) write(results []reproduce.Result) error {
 	return nil
 }
 
-// writePage writes the page, and its figures as SVG into the directory that has
-// the page's name without its extension.
+// writePage writes the page, and its figures as SVG into the directory that has the page's name
+// without its extension.
 func (f reproduction) writePage(results []reproduce.Result) error {
 	dir := strings.TrimSuffix(f.page, filepath.Ext(f.page))
 	for _, r := range results {
@@ -186,7 +186,7 @@ func writeTo(path string, write func(*os.File) error) error {
 	return file.Close()
 }
 
-// traceDirs are the directories in which traces are looked for.
+// traceDirs returns the directories that are searched for traces.
 func traceDirs(named string) []string {
 	dirs := []string{filepath.Join("shared", "traces"), filepath.Join("..", "shared", "traces")}
 	if named != "" {

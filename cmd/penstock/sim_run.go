@@ -65,15 +65,15 @@ func completeScenarios(*cobra.Command, []string, string) ([]string, cobra.ShellC
 	return scenario.Names(), cobra.ShellCompDirectiveDefault
 }
 
-// scenarioFlags are those of the commands that run scenarios.
+// scenarioFlags are the flags of the commands that run scenarios.
 type scenarioFlags struct {
 	seeds   int
 	workers int
 }
 
 func (f *scenarioFlags) add(cmd *cobra.Command) {
-	cmd.Flags().IntVar(&f.seeds, "seeds", 0, "how many runs, each with a seed of its own; 0: as the scenario says")
-	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "runs at once")
+	cmd.Flags().IntVar(&f.seeds, "seeds", 0, "number of runs, each with its own seed; 0: the scenario's number")
+	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "concurrent runs")
 	cmd.Flag("workers").DefValue = "one a core"
 	cmd.ValidArgsFunction = completeScenarios
 }
@@ -85,7 +85,7 @@ func (f *scenarioFlags) check() error {
 	return nil
 }
 
-// run loads a scenario and runs it under a bar.
+// run loads a scenario and runs it with a progress bar.
 func (f *scenarioFlags) run(ctx context.Context, w world, name string) (*scenario.Result, error) {
 	s, err := scenario.Find(name, scenario.Options{Traces: traceDirs(w.env("PENSTOCK_TRACES"))})
 	if err != nil {
@@ -135,7 +135,7 @@ shared/traces in or beside this directory.`,
 	return cmd
 }
 
-// spread words a standard deviation; nothing for none.
+// spread returns a standard deviation as text, or "" if there is none.
 func spread(m scenario.Metric) string {
 	if m.Std == 0 {
 		return ""
@@ -213,18 +213,18 @@ func readResult(name string) (*scenario.Result, error) {
 	defer in.Close()
 	var r scenario.Result
 	if err := json.NewDecoder(io.LimitReader(in, resultMax)).Decode(&r); err != nil {
-		return nil, fmt.Errorf("%s: %w; it must be what penstock sim run --format json printed", name, err)
+		return nil, fmt.Errorf("%s: %w; it must be the output of penstock sim run --format json", name, err)
 	}
 	if r.Scenario == "" || len(r.Metrics) == 0 {
-		return nil, fmt.Errorf("%s holds no result; it must be what penstock sim run --format json printed", name)
+		return nil, fmt.Errorf("%s holds no result; it must be the output of penstock sim run --format json", name)
 	}
 	return &r, nil
 }
 
-// compare joins the metrics that both have, in the order of a.
+// compare joins the metrics that both results have, in the order of a.
 func compare(a, b *scenario.Result) ([]comparison, error) {
 	if a.Simulator != b.Simulator {
-		return nil, fmt.Errorf("%s is of the simulator %s, %s of %s; they measure different things", a.Scenario, a.Simulator, b.Scenario, b.Simulator)
+		return nil, fmt.Errorf("%s is of the simulator %s and %s of %s, so they have different metrics", a.Scenario, a.Simulator, b.Scenario, b.Simulator)
 	}
 	other := make(map[string]scenario.Metric)
 	for _, m := range b.Metrics {

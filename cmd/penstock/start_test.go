@@ -15,15 +15,15 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// penstockWaiting is penstock with patience for a node that is not up yet.
+// penstockWaiting runs penstock with retries while the node is not up.
 func penstockWaiting(ctx context.Context, startWithin time.Duration, args ...string) result {
 	var out, errs bytes.Buffer
 	code := run(ctx, world{in: strings.NewReader(""), out: &out, err: &errs, startWithin: startWithin}, args)
 	return result{code: code, out: out.String(), err: errs.String()}
 }
 
-// TestClientWaitsForStart: commands that are given before the node listens succeed
-// when it does, over the control plane and over the data plane.
+// TestClientWaitsForStart: commands that start before the node listens succeed when it does, over
+// the control plane and over the data plane.
 func TestClientWaitsForStart(t *testing.T) {
 	dir := t.TempDir()
 	listen := testkit.Port(t)
@@ -47,8 +47,8 @@ func TestClientWaitsForStart(t *testing.T) {
 	}
 }
 
-// TestClientWaitsForABusyNode: a node that answers the first connection after longer than an
-// engine would wait is waited for within --timeout.
+// TestClientWaitsForABusyNode: a client waits, within --timeout, for a node that accepts the first
+// connection after a longer time than an engine waits.
 func TestClientWaitsForABusyNode(t *testing.T) {
 	s := startServed(t, t.TempDir())
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -69,8 +69,8 @@ func TestClientWaitsForABusyNode(t *testing.T) {
 	r.must(t)
 }
 
-// answerLate connects c with a node whose answers are delayed by 4 s, more than client.Dial waits
-// by default.
+// answerLate connects c with a node and delays the node's responses by 4 s, which is more than
+// client.Dial's default.
 func answerLate(c net.Conn, node string) {
 	defer c.Close()
 	to, err := net.Dial("tcp", node)
@@ -86,13 +86,13 @@ func answerLate(c net.Conn, node string) {
 	copyPlain(c, to)
 }
 
-// copyPlain copies without splice(2), for which package net keeps pipes.
+// copyPlain copies without splice(2), because package net keeps pipes for that.
 func copyPlain(to io.Writer, from io.Reader) {
-	_, _ = io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from}) // until either end closes
+	_, _ = io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from}) // ends when either end closes
 }
 
-// TestClientStopsWaiting: the wait ends with --timeout, at once where there is to be
-// none, and its error is that of the connection.
+// TestClientStopsWaiting: the wait ends with --timeout, and there is no wait without startWithin.
+// The error is the connection's.
 func TestClientStopsWaiting(t *testing.T) {
 	nobody := testkit.Port(t)
 	for _, args := range [][]string{
@@ -146,8 +146,8 @@ func TestTimeoutOfMoves(t *testing.T) {
 	}
 }
 
-// TestWaitSaysWhatTheNodeIs: status --wait of a node that answers and does not
-// serve fails with its state.
+// TestWaitSaysWhatTheNodeIs: status --wait fails with the node's state if the node responds and
+// does not serve.
 func TestWaitSaysWhatTheNodeIs(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume", "--free-floor", "1000TiB")
 	r := s.run("status", "--wait", "--timeout", "3s")
@@ -162,8 +162,8 @@ func TestWaitSaysWhatTheNodeIs(t *testing.T) {
 	}
 }
 
-// TestGetKeepsTheFile: block get replaces --out only when it has something to put
-// there, and leaves nothing else behind.
+// TestGetKeepsTheFile: block get replaces --out only if it has blocks to write, and leaves no other
+// file.
 func TestGetKeepsTheFile(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	dir := t.TempDir()
@@ -231,9 +231,9 @@ func TestGetKeepsTheFile(t *testing.T) {
 	}
 }
 
-// TestReadmeWorksAtOnce runs the README's first block of shell commands in a fresh
-// directory, in a shell that stops at the first that fails, against penstock as it
-// is built now. Ports and the data directory are the test's own.
+// TestReadmeWorksAtOnce runs the README's first block of shell commands in a new directory with the
+// current penstock, in a shell that stops at the first failure. Ports and the data directory are
+// replaced.
 func TestReadmeWorksAtOnce(t *testing.T) {
 	testkit.Long(t, "runs the commands of the README in a shell")
 	readme, err := os.ReadFile(filepath.Join(testkit.RepositoryRoot(t), "README.md"))
@@ -253,7 +253,7 @@ func TestReadmeWorksAtOnce(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// make build would build what this test binary is already.
+	// The test binary replaces the result of make build.
 	for name, text := range map[string]string{
 		"bin/penstock": "#!/bin/sh\nexec env " + childEnv + " " + self + ` "$@"` + "\n",
 		"bin/make":     "#!/bin/sh\ntest \"$*\" = build\n",
@@ -267,11 +267,11 @@ func TestReadmeWorksAtOnce(t *testing.T) {
 		t.Fatalf("the block does not build, or not serve %s:\n%s", data, block)
 	}
 	block = strings.ReplaceAll(block, "--data "+data+" ", "--data "+dir+"/data ")
-	block = strings.ReplaceAll(block, "--capacity 8GiB", "--capacity 256MiB") // of the test's disk
+	block = strings.ReplaceAll(block, "--capacity 8GiB", "--capacity 256MiB") // to fit the test's disk
 	listen := testkit.Port(t)
-	// The node is what runs in the background when the block has ended.
+	// The node runs in the background at the end of the block.
 	block = "trap 'kill $!' EXIT\n" + block + "\nkill $!\nwait $!\ntrap - EXIT\n"
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // only what hangs needs it
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // only a command that hangs reaches the limit
 	defer cancel()
 	sh := exec.CommandContext(ctx, "sh", "-e", "-c", block)
 	sh.Dir = dir

@@ -40,8 +40,8 @@ func newStatusCommand(w world) *cobra.Command {
 	return cmd
 }
 
-// untilReady asks a node for its status until it serves reads and writes, or ctx
-// ends after timeout. Its error has the last answer of the node, or the last error of the connection.
+// untilReady polls the node's status until it serves reads and writes, or until ctx ends after
+// timeout. The error then has the last status of the node or the last error of the connection.
 func untilReady(ctx context.Context, a admin, timeout time.Duration) (*pb.StatusResponse, error) {
 	var last error
 	for {
@@ -62,7 +62,7 @@ func untilReady(ctx context.Context, a admin, timeout time.Duration) (*pb.Status
 	}
 }
 
-// stateServing is StatusResponse.state of a node that takes reads and writes.
+// stateServing is the StatusResponse.state of a node that takes reads and writes.
 const stateServing = "serving"
 
 func printStatus(t *table, s *pb.StatusResponse) {
@@ -121,7 +121,7 @@ func printStatus(t *table, s *pb.StatusResponse) {
 	}
 }
 
-// memoryWords lists the parts of the memory budget.
+// memoryWords returns the parts of the memory budget as text.
 func memoryWords(parts []*pb.MemoryPart) string {
 	words := make([]string, len(parts))
 	for i, p := range parts {

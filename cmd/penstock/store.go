@@ -32,7 +32,7 @@ func newStoreCommand(w world) *cobra.Command {
 	return noun(cmd, newStoreCheck(w), newStoreInspect(w), newStoreRebuild(w))
 }
 
-// offlineFlags say which volumes an offline command works on.
+// offlineFlags are the flags that name the volumes of an offline command.
 type offlineFlags struct {
 	data []string
 	io   string
@@ -41,18 +41,18 @@ type offlineFlags struct {
 func addOfflineFlags(cmd *cobra.Command) *offlineFlags {
 	f := &offlineFlags{}
 	f.addData(cmd)
-	cmd.Flags().StringVar(&f.io, "io", "auto", "how the disks are driven: auto, uring or posix")
+	cmd.Flags().StringVar(&f.io, "io", "auto", "I/O backend: auto, uring or posix")
 	completeValues(cmd, "io", "auto", "uring", "posix")
 	return f
 }
 
 func (f *offlineFlags) addData(cmd *cobra.Command) {
 	cmd.Flags().StringSliceVar(&f.data, "data", nil, "directories of the volumes, as given to serve")
-	_ = cmd.MarkFlagRequired("data") // it was defined above
+	_ = cmd.MarkFlagRequired("data") // the flag was defined above
 	_ = cmd.MarkFlagDirname("data")
 }
 
-// exist refuses directories that are not there: an offline command makes none.
+// exist refuses directories that do not exist, because an offline command makes none.
 func (f *offlineFlags) exist() error {
 	for _, dir := range f.data {
 		if info, err := os.Stat(dir); err != nil {
@@ -67,8 +67,8 @@ func (f *offlineFlags) exist() error {
 	return nil
 }
 
-// open opens the volumes under their locks, but gives nothing away: the
-// capacity is whatever there is, and nothing is written ahead.
+// open opens the volumes under their locks without changing them: the capacity is the present size,
+// and nothing is allocated in advance.
 func (f *offlineFlags) open(ctx context.Context, w world, memory *arena.Arena) (_ *blockstore.Store, cfg config.Config, err error) {
 	cfg = config.Default()
 	cfg.Data = f.data
@@ -100,12 +100,12 @@ func (f *offlineFlags) open(ctx context.Context, w world, memory *arena.Arena) (
 	return store, cfg, nil
 }
 
-// offlineLogger prints what a person should act on.
+// offlineLogger prints messages that need an operator's action.
 func offlineLogger(w world) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-// offlineArena is the memory of an offline command, large enough for any slot.
+// offlineArena is the memory of an offline command. It is large enough for every slot size.
 func offlineArena() (*arena.Arena, error) {
 	return arena.New(arena.Options{SizeBytes: offlineArenaBytes})
 }
@@ -117,9 +117,9 @@ func newStoreRebuild(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rebuild-index --data DIR[,DIR…]",
 		Short: "Make the index anew from the volumes' slot headers",
-		Long: `Make the index anew from nothing but the volumes: every slot's header names its
+		Long: `Rebuild the index from the volumes alone: every slot's header has its
 block, parent, namespace, epoch and checksums. The old index is replaced only when
-the new one is whole. It refuses to run beside a node that serves the volumes.
+the new one is complete. It refuses to run while a node serves the volumes.
 
 If several slots hold a block, their payloads are read, and the newest intact slot is
 indexed.
@@ -129,8 +129,8 @@ bytes that were written for it. Deleted blocks stay deleted.`,
 		Args: args(cobra.NoArgs),
 	}
 	f := addOfflineFlags(cmd)
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "read the volumes and say what would be indexed, change nothing")
-	cmd.Flags().BoolVar(&verify, "verify", false, "read every block too and leave out what is damaged, instead of finding out when it is read")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "read the volumes and print what would be indexed, and change nothing")
+	cmd.Flags().BoolVar(&verify, "verify", false, "also read every block, and leave out damaged blocks")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		report, err := f.rebuild(cmd.Context(), w, dryRun, verify)
 		if err != nil {
@@ -170,7 +170,7 @@ func (f *offlineFlags) rebuild(ctx context.Context, w world, dryRun, verify bool
 	return rebuildIndex(ctx, cfg, dir, store, nil, opts)
 }
 
-// rebuilt is the JSON of store rebuild-index.
+// rebuilt is the JSON output of store rebuild-index.
 type rebuilt struct {
 	DryRun     bool    `json:"dry_run"`
 	Namespaces int     `json:"namespaces"`
@@ -217,7 +217,7 @@ func newStoreCheck(w world) *cobra.Command {
 		Short: "Prove the invariants that hold between index and volumes",
 		Long: `Compare the index with the volumes and name every invariant that is broken:
 one-owner, prefix-closed, data-before-index, exact-or-miss (ARCHITECTURE.md).
-It refuses to run beside a node that serves the volumes. The exit code is 1 if
+It refuses to run while a node serves the volumes. The exit code is 1 if
 anything was found.`,
 		Args: args(cobra.NoArgs),
 	}
@@ -255,7 +255,7 @@ func (f *offlineFlags) check(ctx context.Context, w world, verify bool) (report 
 		return report, err
 	}
 	if _, err := os.Stat(dir); err != nil {
-		return report, fmt.Errorf("no index: %w\n(make it anew: penstock store rebuild-index --data %s)", err, commaList(f.data))
+		return report, fmt.Errorf("no index: %w\n(to rebuild it: penstock store rebuild-index --data %s)", err, commaList(f.data))
 	}
 	index, err := trie.Open(indexOptions(cfg, dir, store, 1<<30, offlineLogger(w)))
 	if err != nil {
@@ -271,7 +271,7 @@ func (f *offlineFlags) check(ctx context.Context, w world, verify bool) (report 
 	return storage.Check(ctx, opts)
 }
 
-// checked is the JSON of store check.
+// checked is the JSON output of store check.
 type checked struct {
 	Blocks        int64     `json:"blocks"`
 	StaleEntries  int64     `json:"stale_entries"`
@@ -317,8 +317,8 @@ func newStoreInspect(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect --data DIR[,DIR…]",
 		Short: "Print what is on a volume: superblock, catalogue, segments, slots",
-		Long: `Print what is on the volumes, as it is: damaged volumes and those of other versions
-too, and also beside a node that serves them. Nothing is locked and nothing written,
+		Long: `Print the raw contents of volumes, also of damaged volumes and of other versions,
+and while a node serves them. Nothing is locked and nothing written,
 so that the file system may be mounted read-only.`,
 		Args: args(cobra.NoArgs),
 	}

@@ -21,14 +21,13 @@ import (
 //	                       path in that directory
 //	stop                   drains and stops the node
 //	tokens NAME FIRST N    a file with N token ids
-//	data NAME SEED BYTES   a file with bytes that follow from the seed
+//	data NAME SEED BYTES   a file with bytes that are determined by the seed
 //	text NAME              a file with the rest of the input
 //	sysfs NAME HOST        a copy of /sys of the host in rdma/topo/testdata/HOST.host,
 //	                       with the changes in the rest of the input
 //	run                    runs each line as a command line; @NAME is a file
 //
-// Addresses, directories and durations are replaced, because they differ from run to
-// run.
+// Addresses, directories and durations are replaced, because they differ between runs.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if !strings.HasSuffix(path, ".td") {
@@ -85,7 +84,7 @@ func (tr *transcript) command(d *datadriven.TestData) string {
 		}
 		said := tr.stable(b.String())
 		for line := range strings.Lines(said) {
-			if twice := saidTwice(line); twice != "" {
+			if twice := repeatedPart(line); twice != "" {
 				tr.t.Errorf("%q is said twice: %s", twice, line)
 			}
 		}
@@ -143,7 +142,7 @@ func (tr *transcript) runLine(b *strings.Builder, line string) {
 	for i, w := range words {
 		words[i] = strings.ReplaceAll(w, "@", tr.dir+"/")
 	}
-	server := "127.0.0.1:1" // nobody
+	server := "127.0.0.1:1" // no process listens there
 	if tr.node != nil {
 		server = tr.node.ready.Listen
 	}
@@ -155,8 +154,8 @@ func (tr *transcript) runLine(b *strings.Builder, line string) {
 	}
 }
 
-// saidTwice returns the part of an error, between colons, that stands in it twice.
-func saidTwice(line string) string {
+// repeatedPart returns a part of an error, between colons, that occurs twice.
+func repeatedPart(line string) string {
 	text, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "penstock: ")
 	if !ok {
 		return ""
@@ -179,7 +178,7 @@ var (
 	owners    = regexp.MustCompile(`is in use by .*; stop`)
 )
 
-// stable replaces what differs from run to run.
+// stable replaces the parts that differ between runs.
 func (tr *transcript) stable(s string) string {
 	if tr.node != nil {
 		s = strings.ReplaceAll(s, tr.node.ready.Listen, "SERVER")

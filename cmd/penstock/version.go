@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 )
 
-// buildInfo is what `penstock version` prints.
+// buildInfo is the output of `penstock version`.
 type buildInfo struct {
 	Version    string `json:"version"`
 	Revision   string `json:"revision"`
@@ -43,7 +43,7 @@ func readBuildInfo() buildInfo {
 	return b
 }
 
-// String is the version as the node reports it.
+// String returns the version in the form that the node reports.
 func (b buildInfo) String() string {
 	if b.Version != "devel" || b.Revision == "" {
 		return b.Version

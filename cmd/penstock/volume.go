@@ -83,7 +83,7 @@ func printVolumes(t *table, volumes []*pb.VolumeStatus) {
 // drained is the output of volume drain.
 type drained struct {
 	Volume string `json:"volume"`
-	// Blocks and Bytes were on the volume when the command was called.
+	// Blocks and Bytes are the contents of the volume when the command was called.
 	Blocks    int64 `json:"blocks"`
 	Bytes     int64 `json:"bytes"`
 	DryRun    bool  `json:"dry_run"`
@@ -160,7 +160,7 @@ func untilDrained(ctx context.Context, w world, a admin, name string) error {
 		start = max(start, left)
 		switch {
 		case v.GetDuty() != dutyDraining:
-			return fmt.Errorf("volume %s is no longer draining; its state is %s", name, v.GetState())
+			return fmt.Errorf("volume %s has stopped draining; its state is %s", name, v.GetState())
 		case left == 0:
 			return nil
 		}
@@ -175,7 +175,7 @@ func untilDrained(ctx context.Context, w world, a admin, name string) error {
 	}
 }
 
-// volumeOf finds a volume by its index or path.
+// volumeOf returns the volume with an index or path.
 func volumeOf(volumes []*pb.VolumeStatus, name string) *pb.VolumeStatus {
 	for _, v := range volumes {
 		if filepath.Clean(v.GetPath()) == filepath.Clean(name) || strconv.Itoa(int(v.GetIndex())) == name {
@@ -217,7 +217,7 @@ blocks on the volume and all blocks that continue their prefixes become misses.`
 	return cmd
 }
 
-// completeVolumes offers the directories of the node's volumes to the shell.
+// completeVolumes completes an argument to the directories of the node's volumes.
 func (c *connection) completeVolumes(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return c.completeNames(cmd, given, func(ctx context.Context, a admin) (names []string, err error) {
 		resp, err := a.ListVolumes(ctx, &pb.ListVolumesRequest{})

@@ -1,10 +1,10 @@
 #!/bin/sh
 # QoS of a RoCE v2 interface: DSCP decides the priority, collectives (priority 3) and KV cache (priority 1) are lossless,
-# and collectives are sure of 99 % beside the cache. It prints what it would do; --apply does it.
+# and collectives are guaranteed 99 % next to the cache. It prints the commands; --apply runs them.
 #
 #   roce.sh DEV            the commands
 #   roce.sh --apply DEV    run them (root)
-#   roce.sh --show DEV     what is set now, for: penstock nic check --qos -
+#   roce.sh --show DEV     the current configuration, for: penstock nic check --qos -
 #
 # The switches need the same: see README.md.
 set -eu
@@ -57,13 +57,13 @@ all() {
 run dcb app replace dev "$dev" dscp-prio "$kv_dscp:$kv_prio" "$collective_dscp:$collective_prio"
 
 # A traffic class for each priority, and shares: 1 % for the cache, 1 % for all that is unmarked, 98 % for collectives.
-# They are what each is sure of; idle bandwidth goes to whoever has packets.
+# They are guaranteed shares; idle bandwidth goes to the class that has packets.
 # shellcheck disable=SC2046 # words on purpose
 run dcb ets set dev "$dev" \
 	prio-tc $(all 0 "$kv_prio:$kv_prio" "$collective_prio:$collective_prio") \
 	tc-tsa $(all ets) \
 	tc-bw $(all 0 "0:1" "$kv_prio:1" "$collective_prio:98")
 
-# Both lanes are lossless, each by itself: a pause for the cache does not stop collectives.
+# Both lanes are lossless independently: a pause for the cache does not stop collectives.
 # shellcheck disable=SC2046
 run dcb pfc set dev "$dev" prio-pfc $(all off "$kv_prio:on" "$collective_prio:on")

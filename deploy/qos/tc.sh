@@ -1,6 +1,6 @@
 #!/bin/sh
 # QoS of a TCP interface, on the sending side: KV cache (DSCP 8) has what others leave, and 1 % when they leave nothing.
-# It prints what it would do; --apply does it, --remove undoes it.
+# It prints the commands; --apply runs them, --remove removes the configuration.
 #
 #   tc.sh DEV RATE             the commands; RATE is the interface's, as tc writes it: 25gbit
 #   tc.sh --apply DEV RATE     run them (root)
@@ -50,8 +50,8 @@ run() {
 	if [ "$mode" = apply ]; then "$@"; fi
 }
 
-# Everything in class 10, but what the filters send to 20. Each class may have the whole rate while the other is idle;
-# the smaller prio is served first with what is left over.
+# All traffic is in class 10, except the traffic that the filters send to 20. Each class may use the whole rate while the other is idle;
+# the remaining bandwidth goes first to the class with the smaller prio.
 if [ "$mode" = apply ]; then tc qdisc del dev "$dev" root 2>/dev/null || true; fi
 run tc qdisc add dev "$dev" root handle 1: htb default 10
 run tc class add dev "$dev" parent 1: classid 1:1 htb rate "$rate" quantum 60000

@@ -8,33 +8,30 @@ import (
 	"time"
 )
 
-// A Sample is what one turn of one contender measured, by the metric's name.
+// A Sample has the measurements of one turn of one contender, by the metric's name.
 type Sample map[string]float64
 
-// Names of metrics that suites share. Others are free.
+// Names of metrics that suites share. A suite may use other names.
 const (
-	// Rate is work per second; the comparison's Unit says of what.
+	// Rate is work per second, in the comparison's Unit.
 	Rate = "rate"
-	// CPU is milliseconds of processor time for each GiB moved, of all processes
-	// that take part.
+	// CPU is the processor time of all processes that take part, in milliseconds per GiB moved.
 	CPU = "cpu"
 )
 
 // A Contender is one way to do the work.
 type Contender struct {
 	Name string
-	// Turn does the work for about one turn and says what it measured.
+	// Turn does the work for about one turn and returns the measurements.
 	Turn func(ctx context.Context) (Sample, error)
-	// NotRun, if set, is why the contender cannot run here; Turn is then not
-	// called.
+	// NotRun, if not empty, is the reason why the contender cannot run. Turn is then not called.
 	NotRun string
 }
 
-// A Round is the samples of one round, by contender. It lacks those that could
-// not run.
+// A Round has the samples of one round, by contender. It lacks contenders that could not run.
 type Round map[string]Sample
 
-// Get returns a metric of a contender, and whether it was measured.
+// Get returns a metric of a contender. ok is false if it was not measured.
 func (r Round) Get(contender, metric string) (float64, bool) {
 	v, ok := r[contender][metric]
 	return v, ok
@@ -45,10 +42,9 @@ type Measure struct {
 	Name string
 	// Unit is empty for a ratio.
 	Unit string
-	// Of computes the figure from one round; false means that a contender is
-	// missing.
+	// Of computes the figure from one round. It returns false if a contender is missing.
 	Of func(r Round) (float64, bool)
-	// Target is what the design asks for.
+	// Target is the target of the design.
 	Target Target
 }
 
@@ -61,22 +57,22 @@ func Ratio(name, metric, over, under string, t Target) Measure {
 	}}
 }
 
-// Figure is a metric of one contender as it is.
+// Figure is a metric of one contender without a comparison.
 func Figure(name, unit, metric, contender string, t Target) Measure {
 	return Measure{Name: name, Unit: unit, Target: t, Of: func(r Round) (float64, bool) { return r.Get(contender, metric) }}
 }
 
-// A Target is a bound on a measure; the zero value asks for nothing.
+// A Target is a bound on a measure. The zero value has no bound.
 type Target struct {
 	// Kind is "", "min" or "max".
 	Kind  string  `json:"kind,omitempty"`
 	Bound float64 `json:"bound,omitempty"`
 }
 
-// AtLeast asks for a measure that is not below v.
+// AtLeast is the target of a measure that must not be below v.
 func AtLeast(v float64) Target { return Target{Kind: "min", Bound: v} }
 
-// AtMost asks for a measure that is not above v.
+// AtMost is the target of a measure that must not be above v.
 func AtMost(v float64) Target { return Target{Kind: "max", Bound: v} }
 
 // Met reports whether v is within the target.
@@ -101,11 +97,11 @@ func (t Target) String() string {
 	return ""
 }
 
-// A Comparison is work, ways to do it, and what is to be learnt.
+// A Comparison has a piece of work, its contenders, and the measures to compute.
 type Comparison struct {
-	// Name says what the work is; it is unique in a suite.
+	// Name describes the work. It is unique in a suite.
 	Name string
-	// Unit is that of the contenders' Rate: "MiB/s".
+	// Unit is the unit of the contenders' Rate, such as "MiB/s".
 	Unit       string
 	Contenders []Contender
 	Measures   []Measure
@@ -115,20 +111,20 @@ type Comparison struct {
 	Notes []string
 }
 
-// RunOptions say how a comparison is run.
+// RunOptions are the options of a run.
 type RunOptions struct {
-	// Rounds is how often each contender has its turn.
+	// Rounds is the number of turns of each contender.
 	Rounds int
-	// Warmup is how many rounds before are thrown away.
+	// Warmup is the number of discarded rounds before the measured ones.
 	Warmup int
 	// Rand shuffles the order of each round.
 	Rand *rand.Rand
-	// Progress, if set, is told what runs.
+	// Progress, if not nil, is called with the name of the running contender.
 	Progress func(text string)
 }
 
-// Run lets the contenders take turns. A contender that fails is left out from
-// then on, and the result says why; Run itself fails only with ctx.
+// Run lets the contenders take turns. A contender that fails does not take part in later rounds,
+// and the result has the reason. Run itself fails only with ctx.
 func Run(ctx context.Context, c Comparison, o RunOptions) (Result, error) {
 	if c.Rounds > 0 {
 		o.Rounds = c.Rounds
@@ -214,7 +210,7 @@ func absolutes(contenders []Contender, rounds []Round) (out []Absolute) {
 	return out
 }
 
-// Summary is what is shown of the values of several rounds.
+// Summary summarises the values of several rounds.
 type Summary struct {
 	Median float64 `json:"median"`
 	// Low and High are the least and the greatest value.
@@ -230,8 +226,7 @@ func Summarize(v []float64) Summary {
 	return Summary{Median: (s[(n-1)/2] + s[n/2]) / 2, Low: s[0], High: s[n-1]}
 }
 
-// Quantile returns the q-quantile (0 to 1) of durations, sorting them; 0 if there
-// are none.
+// Quantile sorts the durations and returns their q-quantile (0 to 1), or 0 if there are none.
 func Quantile(d []time.Duration, q float64) time.Duration {
 	if len(d) == 0 {
 		return 0
@@ -245,7 +240,7 @@ type Result struct {
 	Name   string `json:"name"`
 	Unit   string `json:"unit,omitempty"`
 	Rounds int    `json:"rounds"`
-	// Took is the seconds that all rounds took.
+	// Took is the duration of all rounds in seconds.
 	Took     float64    `json:"took_seconds"`
 	Measures []Measured `json:"measures,omitempty"`
 	Absolute []Absolute `json:"absolute,omitempty"`
@@ -262,7 +257,7 @@ type Measured struct {
 	Met bool `json:"met"`
 }
 
-// Absolute is the metrics of one contender over all rounds.
+// Absolute has the metrics of one contender over all rounds.
 type Absolute struct {
 	Contender string             `json:"contender"`
 	Metrics   map[string]Summary `json:"metrics"`

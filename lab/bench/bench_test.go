@@ -48,7 +48,7 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// script is a contender that returns the given rates one after the other.
+// script is a contender that returns the given rates in order.
 func script(name string, rates ...float64) Contender {
 	return Contender{Name: name, Turn: func(context.Context) (Sample, error) {
 		r := rates[0]
@@ -63,8 +63,8 @@ func options(rounds, warmup int) RunOptions {
 	return RunOptions{Rounds: rounds, Warmup: warmup, Rand: rand.New(rand.NewPCG(1, 2))}
 }
 
-// TestRatioWithinRound: the machine slows down tenfold from round to round, and
-// the ratio does not notice.
+// TestRatioWithinRound: the machine slows down tenfold from round to round, and the ratio does not
+// change.
 func TestRatioWithinRound(t *testing.T) {
 	res, err := Run(t.Context(), Comparison{
 		Name:       "work",
@@ -85,8 +85,8 @@ func TestRatioWithinRound(t *testing.T) {
 	}
 }
 
-// TestMissing: who cannot run, or fails half way, is named with the reason, and
-// measures that need it are made from the rounds that have it.
+// TestMissing: a contender that cannot run, or fails later, is listed with the reason. Measures
+// that need it are computed from the rounds that have it.
 func TestMissing(t *testing.T) {
 	res, err := Run(t.Context(), Comparison{
 		Name: "work",
@@ -179,8 +179,7 @@ func testReport() Report {
 	}
 }
 
-// TestMarkdown compares the report with testdata/report.md; go test -update
-// writes it anew.
+// TestMarkdown compares the report with testdata/report.md. go test -update rewrites the file.
 func TestMarkdown(t *testing.T) {
 	golden := filepath.Join("testdata", "report.md")
 	got := testReport().Markdown()

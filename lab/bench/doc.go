@@ -1,23 +1,22 @@
-// Package bench compares ways to do the same work by turns, in one run, and says
-// what came of it as ratios.
+// Package bench compares ways to do the same work by turns, in one run, and reports the results as
+// ratios.
 //
-// It is not a timer of our own code alone: a figure of one contender means little
-// on a machine whose disk and neighbours change by the minute, so what counts is a
-// quotient of two figures taken seconds apart.
+// It does not only time Penstock: one contender's figure means little on a machine whose disk and
+// neighbours change by the minute, so a result is a quotient of two figures measured seconds apart.
 //
 //	Comparison: contenders A, B, C and the measures A/B, A/C
 //
 //	round 1    B 1.02   A 0.98   C 0.51      order shuffled in each round
-//	round 2    A 0.60   C 0.33   B 0.63      a slow minute hits all of them
+//	round 2    A 0.60   C 0.33   B 0.63      a slow minute affects all of them
 //	round 3    C 0.52   B 1.01   A 0.99
 //	             │
 //	             └─► A/B of each round: 0.96 0.95 0.98 ─► median 0.96, spread 0.95–0.98
 //
-// Package peer starts what we compare with (fio, iperf3, Redis, a gRPC stream),
-// package suite holds the work itself. Only cmd/penstock imports the three.
+// Package peer starts the programs for comparison (fio, iperf3, Redis, a gRPC stream), package suite
+// has the work itself. Only cmd/penstock imports the three.
 //
-// A contender that cannot run here is named in the result with the reason. A
-// measure of which a contender is missing is left out, not guessed.
+// A contender that cannot run is listed in the result with the reason. A measure that needs a missing
+// contender is left out.
 //
-// The package has no lock; contenders of one comparison never run together.
+// The package has no lock. Contenders of one comparison never run concurrently.
 package bench

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// Pages are Markdown texts by file name: a summary, and pages with the tables of suites.
-// Results stand between marker lines.
+// Pages are Markdown texts by file name: a summary, and pages with the tables of suites. Results are
+// between marker lines.
 //
 //	<!-- store -->           <!-- /store -->            tables of the suite or section "store"
-//	<!-- summary store -->   <!-- /summary store -->    what of its targets was met
-//	<!-- machine -->         <!-- /machine -->          the machine of all suites that ran in no laboratory
+//	<!-- summary store -->   <!-- /summary store -->    the targets that it met
+//	<!-- machine -->         <!-- /machine -->          the machine of all suites that ran outside a laboratory
 type Pages map[string]string
 
 // Put puts the report's tables and summary into the pages that have their markers, and the same

@@ -11,24 +11,23 @@ import (
 	"unicode/utf8"
 )
 
-// Report is what one suite found out on one machine.
+// Report has the results of one suite on one machine.
 type Report struct {
 	Suite string `json:"suite"`
-	// Machine, Commit and Command say where, of what and how.
+	// Machine, Commit and Command describe the run.
 	Machine string `json:"machine"`
 	Commit  string `json:"commit"`
 	Command string `json:"command"`
-	// Within, if set, is the laboratory that the suite ran in: Machine is not the
-	// one that the rest of a page is about.
+	// Within, if not empty, is the laboratory in which the suite ran: Machine then differs from the
+	// machine of the other suites on a page.
 	Within string   `json:"within,omitempty"`
 	Setup  []string `json:"setup,omitempty"`
 	// Results are in the order in which the suite ran them.
 	Results []Result `json:"results"`
-	// Text is preformatted output that is no comparison.
+	// Text is preformatted output that is not a comparison.
 	Text   []string  `json:"text,omitempty"`
 	NotRun []Missing `json:"not_run,omitempty"`
-	// Sections are parts of the suite that have a setup of their own, and a place of
-	// their own in a page.
+	// Sections are parts of the suite with a separate setup and a separate place in a page.
 	Sections []Report `json:"sections,omitempty"`
 }
 
@@ -40,13 +39,12 @@ func (r *Report) Ran(machine, commit, command string) {
 	}
 }
 
-// Empty reports whether the suite, its sections left aside, compared nothing and names
-// nothing that did not run.
+// Empty reports whether the suite, without its sections, has no result, no missing contender and no
+// text.
 func (r Report) Empty() bool { return len(r.Results)+len(r.NotRun)+len(r.Text) == 0 }
 
-// Merge takes the results of newer in place of ours with the same name, and adds
-// the others: for a suite of which some comparisons were repeated. Sections are merged
-// by name.
+// Merge replaces the results of the same name by those of newer, and adds the others. It is for a
+// suite of which some comparisons were repeated. Sections are merged by name.
 func (r Report) Merge(newer Report) Report {
 	r.Sections = slices.Clone(r.Sections)
 	for _, section := range newer.Sections {
@@ -79,7 +77,7 @@ func (r Report) Merge(newer Report) Report {
 	return r
 }
 
-// ReadReport reads what WriteJSON wrote.
+// ReadReport reads the format of WriteJSON.
 func ReadReport(in io.Reader) (Report, error) {
 	var r Report
 	err := json.NewDecoder(in).Decode(&r)
@@ -94,8 +92,8 @@ func (r Report) WriteJSON(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// Markdown returns the report as tables that read well as plain text too: what
-// was asked and found, then the figures behind it.
+// Markdown returns the report as tables that are readable as plain text: the measures with their
+// targets, then the figures of the contenders.
 func (r Report) Markdown() string {
 	var parts []string
 	if !r.Empty() || len(r.Sections) == 0 {
@@ -163,7 +161,7 @@ func (r Report) tables() string {
 	return b.String()
 }
 
-// once names the work in the first of its rows only.
+// once returns the name of the work for the first of its rows, and "" for the others.
 func once(i int, name string) string {
 	if i > 0 {
 		return ""
@@ -202,7 +200,7 @@ func figureRow(name, rateUnit string, a Absolute) []string {
 // one row. With more, the comparison has a table of its own.
 const manyMetrics = 5
 
-// byMetric is a table of metrics and contenders. Those with the shorter names have the columns.
+// byMetric is a table of metrics and contenders. The set with the shorter names has the columns.
 func (r Result) byMetric() [][]string {
 	rows := [][]string{{r.Name}, {"rate"}, {"CPU"}}
 	others := r.otherMetrics()
@@ -266,8 +264,7 @@ func unit(u string) string {
 	return " " + u
 }
 
-// number prints three significant digits, and whole numbers with their thousands
-// apart.
+// number prints three significant digits, and whole numbers with a separator for thousands.
 func number(v float64) string {
 	switch a := math.Abs(v); {
 	case a == 0:

@@ -56,13 +56,13 @@ func (c *Cluster) Burst(ctx context.Context, b Bursts) ([]time.Duration, error) 
 	if b.Bytes < 1 || b.Bytes > burstMemory {
 		return nil, fmt.Errorf("cluster: bursts of %d bytes; must be 1 to %d bytes", b.Bytes, burstMemory)
 	}
-	if err := to.say(Order{BurstSink: at(to.compute, burstPort)}); err != nil {
+	if err := to.send(Order{BurstSink: at(to.compute, burstPort)}); err != nil {
 		return nil, err
 	}
 	if b.Target, err = await(ctx, to, c.sinks); err != nil {
 		return nil, err
 	}
-	if err := from.say(Order{Bursts: &b}); err != nil {
+	if err := from.send(Order{Bursts: &b}); err != nil {
 		return nil, err
 	}
 	took, err := await(ctx, from, c.bursts)
@@ -142,7 +142,7 @@ func (n *node) sink(ctx context.Context, listen string) {
 		n.log.Error("could not register memory for bursts", "err", err)
 		return
 	}
-	n.tell(Event{Sink: t})
+	n.writeEvent(Event{Sink: t})
 	<-ctx.Done()
 }
 
@@ -152,7 +152,7 @@ func (n *node) burst(ctx context.Context, b *Bursts) {
 	if err := n.send(ctx, b, r); err != nil {
 		r.Err = err.Error()
 	}
-	n.tell(Event{Bursts: r})
+	n.writeEvent(Event{Bursts: r})
 }
 
 // send sends the bursts of b and appends the time of each to r.

@@ -61,8 +61,8 @@ type member struct {
 	config *NodeConfig
 }
 
-// say sends an order to a node.
-func (m *member) say(o Order) error {
+// send sends an order to a node.
+func (m *member) send(o Order) error {
 	if m.proc == nil {
 		return fmt.Errorf("cluster: %s is not running", m.name)
 	}
@@ -150,7 +150,7 @@ func (c *Cluster) plan() (err error) {
 		m.config.Classes = s.Classes
 		if m.shapes != nil {
 			m.config.Shaped, m.config.SNICBits, m.config.CNICBits = true, snic, cnic
-			m.shapes.say = m.say
+			m.shapes.send = m.send
 		}
 		c.engines = append(c.engines, m)
 	}
@@ -180,7 +180,7 @@ func (c *Cluster) launch(ctx context.Context, m *member) error {
 	if m.config != nil {
 		o.Args = NodeArgs
 		o.First = m.config
-		o.Line = func(line []byte) { c.hear(m, line) }
+		o.Line = func(line []byte) { c.handleLine(m, line) }
 	}
 	p, err := StartProcess(ctx, o)
 	if err != nil {
@@ -193,8 +193,8 @@ func (c *Cluster) launch(ctx context.Context, m *member) error {
 // NodeArgs are the arguments that make this binary call Node.
 var NodeArgs = []string{"demo", "cluster-node"}
 
-// hear handles a line that a node printed.
-func (c *Cluster) hear(m *member, line []byte) {
+// handleLine handles a line that a node printed.
+func (c *Cluster) handleLine(m *member, line []byte) {
 	var e Event
 	if json.Unmarshal(line, &e) != nil {
 		return // ignore lines that are not events
@@ -242,7 +242,7 @@ func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel
 	c.mu.Lock()
 	c.turns, c.loaded, c.starts = nil, nil, 0
 	c.mu.Unlock()
-	if err := c.gateway.say(Order{Replay: agents, Parallel: parallel}); err != nil {
+	if err := c.gateway.send(Order{Replay: agents, Parallel: parallel}); err != nil {
 		return nil, PlannerStats{}, err
 	}
 	select {

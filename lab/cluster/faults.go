@@ -78,7 +78,7 @@ func (c *Cluster) AfterBytes(ctx context.Context, n uint64) error {
 // BumpWeights begins a new epoch of the namespace's weights, on the storage node and
 // then on the planner, and returns it. Only one call may run at a time.
 func (c *Cluster) BumpWeights(ctx context.Context) (kv.Epoch, error) {
-	if err := c.gateway.say(Order{Bump: true}); err != nil {
+	if err := c.gateway.send(Order{Bump: true}); err != nil {
 		return 0, err
 	}
 	select {
@@ -198,7 +198,7 @@ func (c *Cluster) FlipBuffer(name string, every time.Duration, n int) error {
 	if err != nil {
 		return err
 	}
-	return m.say(Order{Flip: every, Flips: n})
+	return m.send(Order{Flip: every, Flips: n})
 }
 
 // FlipStored flips n bits of written data, at random places of storage's segment files,

@@ -174,7 +174,7 @@ func (l *loopback) place(name string, role placeRole, rates nicRates) (*place, e
 type shapes struct {
 	mu         sync.Mutex
 	snic, cnic netlab.Counters
-	say        func(Order) error
+	send       func(Order) error
 }
 
 // heard stores the counters that the process reported.
@@ -203,9 +203,9 @@ func (r *remoteNIC) Counters() (netlab.Counters, error) {
 // SetRate implements nicPort.
 func (r *remoteNIC) SetRate(bits uint64) error {
 	if r.storage {
-		return r.s.say(Order{SNICBits: bits})
+		return r.s.send(Order{SNICBits: bits})
 	}
-	return r.s.say(Order{CNICBits: bits})
+	return r.s.send(Order{CNICBits: bits})
 }
 
 // SetUp implements nicPort.

@@ -208,8 +208,8 @@ func Node(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger) (e
 	return fmt.Errorf("cluster: node of kind %q; must be %s, %s or %s", n.cfg.Kind, KindGateway, KindPrefill, KindDecode)
 }
 
-// tell writes an event to the parent.
-func (n *node) tell(e Event) {
+// writeEvent writes an event to the parent.
+func (n *node) writeEvent(e Event) {
 	line, err := json.Marshal(e)
 	if err != nil {
 		n.log.Error("could not encode an event", "err", err)
@@ -283,16 +283,16 @@ func (n *node) gateway(ctx context.Context, orders <-chan Order) (err error) {
 			t.Err = r.Err.Error()
 		}
 		t.TurnResult.Err = nil
-		n.tell(Event{Turn: &t})
+		n.writeEvent(Event{Turn: &t})
 	}
-	g.Started = func(string, int) { n.tell(Event{Started: true}) }
+	g.Started = func(string, int) { n.writeEvent(Event{Started: true}) }
 	n.log.Info("ready")
 	var replay sync.WaitGroup
 	defer replay.Wait()
 	for o := range orders {
 		if o.Bump {
 			b := n.bump(ctx, admin)
-			n.tell(Event{Bumped: &b})
+			n.writeEvent(Event{Bumped: &b})
 			continue
 		}
 		replay.Wait() // one replay at a time
@@ -310,7 +310,7 @@ func (n *node) replay(ctx context.Context, g *emulate.Gateway, o Order) {
 	} else {
 		n.log.Warn("could not read the planner's counters", "err", err)
 	}
-	n.tell(Event{Replayed: &stats})
+	n.writeEvent(Event{Replayed: &stats})
 }
 
 // bump begins a new epoch on storage, and then sets the same epoch on the planner.
@@ -360,7 +360,7 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	e, err := emulate.NewEngine(emulate.EngineOptions{
 		Name: n.cfg.Name, Model: n.cfg.Model, Namespace: ns, Store: n.store, Compute: compute,
 		BufferBytes: n.cfg.BufferBytes, DeviceBlocks: n.cfg.DeviceBlocks, Window: n.cfg.Window, Logger: n.log,
-		Loaded: func(l emulate.Loaded) { n.tell(Event{Loaded: &l}) },
+		Loaded: func(l emulate.Loaded) { n.writeEvent(Event{Loaded: &l}) },
 	})
 	if err != nil {
 		return err
@@ -422,7 +422,7 @@ func (n *node) tellCounts(e *emulate.Engine) {
 	if n.snic != nil {
 		ev.NICs = &NICCounters{n.snic.counters(), n.cnic.counters()}
 	}
-	n.tell(ev)
+	n.writeEvent(ev)
 }
 
 // flip flips bits of the engine's buffer, as ordered.
@@ -434,7 +434,7 @@ func (n *node) flip(ctx context.Context, e *emulate.Engine, o Order) {
 		case <-t.C:
 			e.FlipBit()
 			done++
-			n.tell(Event{Flipped: done})
+			n.writeEvent(Event{Flipped: done})
 		case <-ctx.Done():
 			return
 		}

@@ -103,7 +103,7 @@ def paused(**options: Any) -> Iterator[tuple[penstock_testing.Node, Store, Names
 
 
 def in_threads(count: int, work: Callable[[int], object]) -> None:
-    """Run work(0) to work(count - 1) at the same time, each in a thread, and raise the first exception."""
+    """Run work(0) to work(count - 1) concurrently, each in a thread, and raise the first exception."""
     start = threading.Barrier(count)
 
     def one(i: int) -> None:

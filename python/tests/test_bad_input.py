@@ -221,7 +221,7 @@ def test_a_closed_store(node: testing.Node) -> None:
             call()
     lease.release()
     registered.close()
-    memory.append(1)  # memory is not exported any more
+    memory.append(1)  # memory is no longer exported
 
 
 def test_the_wrong_token(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ STORES = "^(penstock|file per block)$"
 
 
 def test_engines(tmp_path: Path) -> None:
-    """Every byte of a get is verified by the worker, so a comparison without a missing store is a proof of both."""
+    """The worker verifies every byte of a get, so a comparison in which no store is missing tests both stores."""
     command = [
         str(program()), "bench", "engines", "--python", sys.executable, "--contenders", STORES, "--data", str(tmp_path),
         "--only", "^(get 1 MiB from memory, 1 thread, single|put 4 MiB, 4 threads, batches of 8)$", "--rounds", "1",

@@ -55,7 +55,7 @@ def shared() -> Iterator[testing.Planner]:
 
 
 class Side:
-    """A leader of one engine, and its actions one after the other."""
+    """A leader of one engine, and its actions one after another."""
 
     def __init__(self, ns: Namespace, planner: str, role: Role, number: int = 0) -> None:
         self.name = f"{role.name.lower()}-{number}"
@@ -193,7 +193,7 @@ def test_the_planner_is_killed_during_a_request(ns: Namespace) -> None:
         assert cluster.until(request, EventKind.WAITING).reason
         p.start()
         cluster.until(request, EventKind.ACCEPTED)
-        # A report between two sessions is lost, and the request is then planned again. So each engine takes every START.
+        # A report between two sessions is lost, and the request is then planned again. So each engine accepts every START.
         done = threading.Event()
 
         def engine(side: Side, attempt: Attempt) -> None:

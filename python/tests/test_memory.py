@@ -1,4 +1,4 @@
-"""Tests of when the library uses the caller's memory."""
+"""Tests of the time during which the library uses the caller's memory."""
 
 from __future__ import annotations
 

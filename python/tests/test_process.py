@@ -101,7 +101,7 @@ def test_ctrl_c_ends_a_call_that_waits() -> None:
         with pytest.raises(KeyboardInterrupt):
             ns.get(["a"], [into], timeout=60)
         interrupt.join()
-        into.append(0)  # the job has ended, so the buffer is not exported any more
+        into.append(0)  # the job has ended, so the buffer is no longer exported
         n.resume()
         again = bytearray(ns.value_bytes)
         while ns.get(["a"], [again]).ok != 1:

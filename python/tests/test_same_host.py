@@ -48,8 +48,8 @@ def test_values_are_copied(local_node: testing.Node) -> None:
 
         get_until_copied()
         before = copied()
-        get(0)  # the main thread waits in the library in short turns
-        in_threads(4, get)  # another thread waits as long as it takes
+        get(0)  # the main thread waits in the library in short intervals
+        in_threads(4, get)  # another thread waits in one call
         assert copied() > before
 
         local_node.kill()

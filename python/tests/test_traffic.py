@@ -60,7 +60,7 @@ class Side:
         return b"".join(bytes(self.page(layer, page)) for layer in range(LAYERS))
 
     def until(self, job: PrefillJob | DecodeJob, *kinds: TransferKind) -> TransferEvent:
-        """Return the next event of a job that is no PROGRESS, of one of the kinds. It drops the events of other jobs."""
+        """Return the next event of a job of one of the kinds, except PROGRESS. It drops the events of other jobs."""
         while True:
             if not self.waiting:
                 self.waiting = self.traffic.wait(WAIT)
@@ -104,7 +104,7 @@ class Pair:
 
 
 def play(side: Side, p: PrefillJob | DecodeJob, values: list[bytes], pages: list[int]) -> None:
-    """Play the model: check the hit, and write the other blocks, of which values has the bytes."""
+    """Compute the model's part: check the hit, and write the other blocks with the bytes of values."""
     assert isinstance(p, PrefillJob)
     first = side.until(p, TransferKind.LOADED).first_miss
     assert first == p.hit
@@ -144,7 +144,7 @@ def pair(ns: Namespace) -> Iterator[Pair]:
 
 
 def test_two_turns(pair: Pair) -> None:
-    """A prompt is computed and stored. The next turn reads it on both sides, and adds to it."""
+    """A prompt is computed and stored. The next turn reads it on both sides, and appends to it."""
     ns, ids, values = pair.ns, pair.ns.chain(tokens(1, 9)), values_of(pair.ns, 1, 9)
     for turn, (blocks, hit, split) in enumerate(((5, 0, 0), (9, 5, 3))):
         p, d = pair.begin(f"turn {turn}", ids[: blocks - turn], blocks, hit, split)
@@ -176,7 +176,7 @@ def test_two_turns(pair: Pair) -> None:
 
 
 def test_chunks(pair: Pair) -> None:
-    """A prompt that is computed in chunks, whose pages come with the chunks, and that is not stored."""
+    """A prompt that is computed in chunks, whose pages are added with the chunks, and that is not stored."""
     values, ids = values_of(pair.ns, 2, 6), pair.ns.chain(tokens(2, 6))
     p, d = pair.begin("chunks", ids, 6, persist=False)
     pair.prefill.until(p, TransferKind.LOADED)
@@ -198,7 +198,7 @@ def test_chunks(pair: Pair) -> None:
 
 
 def test_many_requests_at_once(pair: Pair) -> None:
-    """They share the session of the two engines, and each fails or ends by itself."""
+    """The requests share the session of the two engines, and each ends or fails independently."""
     jobs = []
     for i in range(8):
         jobs.append(pair.begin(f"r{i}", pair.ns.chain(tokens(100 + i, 3)), 3, first=3 * i))
@@ -271,7 +271,7 @@ def test_ends(pair: Pair) -> None:
     ids = pair.ns.chain(tokens(4, 2))
     for side in range(2):
         jobs = pair.begin(f"cancelled {side}", ids, 2)
-        pair.prefill.until(jobs[0], TransferKind.LOADED)  # the two sides have met
+        pair.prefill.until(jobs[0], TransferKind.LOADED)  # the two sides are connected
         jobs[side].cancel()
         for event in (pair.prefill.until(jobs[0], TransferKind.FAILED), pair.decode.until(jobs[1], TransferKind.FAILED)):
             assert isinstance(event.error, CanceledError)
@@ -294,7 +294,7 @@ def test_ends(pair: Pair) -> None:
 
 
 def test_a_whole_cluster(ns: Namespace) -> None:
-    """A planner's orders, performed by traffic managers: the second request finds the blocks of the first one."""
+    """Traffic managers perform a planner's orders: the second request finds the blocks of the first one."""
     prompt, values = tokens(5, 6), values_of(ns, 5, 6)
     with testing.planner(block_tokens=BLOCK) as planner:
         sides = {"prefill": Side(ns), "decode": Side(ns)}

@@ -1,4 +1,4 @@
-"""What the connector for vLLM decides, without vLLM. The engine itself runs in python/engines."""
+"""The decisions of the connector for vLLM, without vLLM. python/engines has the tests with the engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_page_has_all_options_and_events() -> None:
 
 @dataclasses.dataclass
 class Request:
-    """Of vLLM's Request what the connector uses."""
+    """The part of vLLM's Request that the connector uses."""
 
     request_id: str
     all_token_ids: list[int]
@@ -55,7 +55,7 @@ class Request:
 
 
 class Pool:
-    """Of vLLM's BlockPool what the connector uses: references to blocks."""
+    """The part of vLLM's BlockPool that the connector uses: references to blocks."""
 
     num_gpu_blocks = 80
     null_block = SimpleNamespace(block_id=0)
@@ -81,7 +81,7 @@ class Pool:
 
 
 class Engine:
-    """A scheduler of the connector with a real node, and workers that store whatever they are told to."""
+    """A scheduler of the connector with a real node, and workers that store the blocks of all saves."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Engine:
         return found
 
     def plan(self, request: Request, tokens: int, blocks: list[list[int]] | None = None) -> Plan:
-        """Let the engine compute tokens of a request, whose blocks are 1, 2, 3, … if not given."""
+        """Let the engine compute tokens of a request, whose blocks are by default 1, 2, 3, …"""
         blocks = blocks or [list(range(1, len(request.all_token_ids) // BLOCK + 2))]
         plan = self.side.plan({request.request_id: tokens}, lambda name: blocks)
         request.num_computed_tokens += tokens
@@ -129,7 +129,7 @@ class Engine:
         return self.side.plan({}, lambda name: [])
 
     def saved(self, plan: Plan, ranks: int | None = None) -> None:
-        """Store what a plan saves, and report it, for some of the ranks."""
+        """Store the saves of a plan, and report them, for some of the ranks."""
         report = Report()
         for save in plan.saves:
             keys = _adapter.Chain.SIZE
@@ -161,7 +161,7 @@ def layout_of(groups: tuple[Group, ...]) -> Layout:
 
 
 def extras(adapters: Adapters | None = None, **options: Any) -> Extras:
-    """Return the extra keys of requests, with vLLM's keys of a block but for images."""
+    """Return the extra keys of requests, with vLLM's keys of a block except images."""
 
     def keys(request: Request, start: int, end: int) -> tuple[Any, ...] | None:
         lora = request.lora_request
@@ -173,7 +173,7 @@ def extras(adapters: Adapters | None = None, **options: Any) -> Extras:
 
 
 def tokens_only() -> Extras:
-    """Nothing but its tokens decides the blocks of a request."""
+    """Only its tokens determine the blocks of a request."""
     return extras()
 
 
@@ -218,7 +218,7 @@ def test_an_extra_decides_all_ids_from_its_block_on(node: testing.Node, name: st
         image = ids(None, "image")
         assert image[0] == plain[0]
         assert not set(image[1:]) & set(plain)
-        # Where an extra ends matters, and so does what it is.
+        # Both the end and the content of an extra change the ids.
         chains = [plain, image, ids(None, "image", "image"), ids(None, b"image"), ids(None, ("image",)), ids("salt"), ids(None, "other")]
         assert len({chain[-1] for chain in chains}) == len(chains)
         with pytest.raises(InvalidError, match="of type object"):
@@ -227,7 +227,7 @@ def test_an_extra_decides_all_ids_from_its_block_on(node: testing.Node, name: st
 
 @dataclasses.dataclass
 class Lora:
-    """Of vLLM's LoRARequest what the connector uses."""
+    """The part of vLLM's LoRARequest that the connector uses."""
 
     lora_name: str
     lora_int_id: int
@@ -272,7 +272,7 @@ def test_an_adapter_that_cannot_be_identified_is_named(adapters: Adapters, tmp_p
     with pytest.raises(InvalidError, match=r"empty has no file adapter_model\.\*"):
         digest(adapters, str(tmp_path / "empty"), 9)
 
-    # Its files were replaced: the engine may have either weights.
+    # Its files were replaced: the engine may have either version of the weights.
     path = write_adapter(tmp_path / "a", b"weights")
     before = digest(adapters, path)
     write_adapter(tmp_path / "a", b"weights")  # the same content
@@ -280,11 +280,11 @@ def test_an_adapter_that_cannot_be_identified_is_named(adapters: Adapters, tmp_p
     write_adapter(tmp_path / "a", b"WEIGHTS")
     with pytest.raises(InvalidError, match="have changed while the engine used them"):
         digest(adapters, path)
-    write_adapter(tmp_path / "a", b"weights")  # the old content, but the engine may have the other by now
+    write_adapter(tmp_path / "a", b"weights")  # the old content, but the engine may have loaded the other content
     with pytest.raises(InvalidError, match="have changed"):
         digest(adapters, path, load_inplace=True)
 
-    # Its number is another's: the engine goes on using the other's weights, except after a load in place.
+    # Its number belongs to another adapter: the engine uses that adapter's weights, except after a load in place.
     other = write_adapter(tmp_path / "b", b"weights of b")
     with pytest.raises(InvalidError, match="'a' has the number 1 of the adapter at "):
         digest(adapters, other, 1)
@@ -294,7 +294,7 @@ def test_an_adapter_that_cannot_be_identified_is_named(adapters: Adapters, tmp_p
 
 
 def test_blocks_of_adapters_are_apart(node: testing.Node, name: str, adapters: Adapters, tmp_path: Path) -> None:
-    """The adapter is a part of all ids, and so are the options that decide the KV of adapters in the engine."""
+    """The adapter is a part of all ids, and so are the options that determine the KV of adapters in the engine."""
     path = write_adapter(tmp_path / "a", b"weights")
     loras = [None, Lora("a", 1, path), Lora("z", 7, path), Lora("b", 2, write_adapter(tmp_path / "b", b"WEIGHTS"))]
     loras.append(Lora("d", 3, path, is_3d_lora_weight=True))
@@ -330,7 +330,7 @@ def test_a_request_waits_for_the_files_of_its_adapter_within_a_bound(node: testi
     with e:
         late, quick = (dataclasses.replace(prompt(r, 3), lora_request=Lora("a", 1, path)) for r in "lq")
         assert e.side.lookup(late, 0) is None
-        assert e.lookup(prompt("base", 3)) == 0  # others do not wait
+        assert e.lookup(prompt("base", 3)) == 0  # other requests do not wait
         now[0] = 5
         assert e.side.lookup(late, 0) == 0
         assert not e.plan(late, 13).saves
@@ -384,7 +384,7 @@ def test_a_save_keeps_its_blocks_until_all_ranks_have_reported(node: testing.Nod
         assert e.pool.kept == {1, 2, 3}
         assert e.side.busy
         again = prompt("b", 3)
-        assert e.lookup(again) == 0  # one rank has the blocks, the other not
+        assert e.lookup(again) == 0  # one rank has the blocks, the other has not
         e.saved(plan, ranks=1)
         assert not e.pool.kept
         assert not e.side.busy
@@ -481,18 +481,18 @@ def test_no_save_begins_until_all_ranks_have_ended_the_loads_of_the_step(by_laye
 
 
 def test_what_was_computed_from_a_failed_load_is_neither_saved_nor_found(by_layers: Engine) -> None:
-    """The owner of the load computes its blocks again. A request that shares them in the step is not saved any more."""
+    """The owner of the load computes its blocks again. A request that shares them in the step is not saved."""
     e = by_layers
     owner, sharer, other = prompt("a", 5), prompt("b", 6), prompt("other", 2)
     other.all_token_ids = [n + 1 for n in other.all_token_ids]
     assert e.lookup(owner) == 12
     e.side.allocated(owner, [[1, 2, 3, 4, 5, 6]], 12)
-    assert e.lookup(sharer, computed=12) == 0  # the engine has given the owner's blocks to it
+    assert e.lookup(sharer, computed=12) == 0  # the engine has shared the owner's blocks with the other request
     e.lookup(other)
     owner.num_computed_tokens = sharer.num_computed_tokens = 12
     blocks = {"a": [[1, 2, 3, 4, 5, 6]], "b": [[1, 2, 3, 21, 22, 23, 24]], "other": [[11, 12, 13]], "unknown": [[31, 2]]}
     (load,) = e.side.plan({"a": 9, "b": 13, "other": 9, "unknown": 1}, blocks.__getitem__).loads
-    # The second rank lacks block 2. The engine takes the owner back to the end of block 1.
+    # The second rank lacks block 2. The engine resets the owner to the end of block 1.
     e.side.update(Report(loads={load.job: 2}), (), {2})
     owner.num_computed_tokens, other.num_computed_tokens = 4, 9
     assert e.pool.evicted == {2, 3, 4, 5, 6, 21, 22, 23, 24}
@@ -551,13 +551,13 @@ def test_only_what_the_engine_does_not_have_is_loaded(engine: Engine) -> None:
 
 
 def test_a_block_that_leaves_its_window_is_saved_nevertheless(node: testing.Node, name: str) -> None:
-    """A block of six tokens before the next one is needed, so the engine gives up older blocks of the window layers in each step."""
+    """The engine needs the six tokens before the next one, so it frees older blocks of the window layers in each step."""
     with Engine(node, name, groups=(FULL, WINDOW), save_blocks=80) as e:
         request = prompt("a", 6)
         e.lookup(request)
         first = e.plan(request, 4, [[1], [11], [21]])
         assert [s.blocks for s in first.saves] == [[[1], [11], [21]]]
-        # The save is under way. Meanwhile blocks 2 and 3 are computed, and then lie outside the window.
+        # During the save blocks 2 and 3 are computed, and are then outside the window.
         assert not e.plan(request, 8, [[1, 2, 3], [11, 12, 13], [21, 22, 23]]).saves
         assert not e.plan(request, 8, [[1, 2, 3, 4, 5], [0, 12, 13, 14, 15], [0, 22, 23, 24, 25]]).saves
         e.saved(first)
@@ -597,7 +597,7 @@ def test_a_request_that_has_failed_is_saved_again(node: testing.Node, name: str)
 
 
 def test_blocks_that_wait_keep_their_places(engine: Engine) -> None:
-    """A request is preempted while blocks of it wait to be saved, and is then found to be stored further."""
+    """A request is preempted while blocks of it wait for a save. Afterwards a lookup finds more stored blocks."""
     other, request = prompt("other", 5), prompt("a", 5)
     engine.lookup(other)
     engine.lookup(request)
@@ -618,7 +618,7 @@ def test_new_weights(engine: Engine) -> None:
     engine.lookup(running)
     assert engine.side.reset()
     assert engine.lookup(prompt("b", 3)) == 0
-    assert not engine.plan(running, 13).saves  # its blocks are of both weights
+    assert not engine.plan(running, 13).saves  # its blocks are of both versions of the weights
     again = prompt("c", 3)
     engine.lookup(again)
     plan = engine.plan(again, 13)
@@ -640,7 +640,7 @@ def at_epoch(request: Request, epoch: int) -> Request:
 
 
 def test_requests_that_name_their_epoch(node: testing.Node, name: str) -> None:
-    """Two engines get new weights one after the other. A request finds and stores blocks of its epoch only."""
+    """Two engines get new weights one after another. A request finds and stores only blocks of its epoch."""
     with Engine(node, name, ranks=2, live_epochs=2) as fast, Engine(node, name, ranks=2, live_epochs=2) as slow:
         for engine in (fast, slow):
             assert engine.lookup(prompt("before", 3)) == 0
@@ -805,7 +805,7 @@ def test_a_range_of_epochs_needs_a_cache_salt(engine: Engine, caplog: pytest.Log
 
 
 def test_an_epoch_that_no_node_begins(name: str) -> None:
-    """A request waits for lookup_timeout at most, and the epoch begins when the node is back."""
+    """A request waits for lookup_timeout at most, and the epoch begins when the node is available again."""
     with testing.node() as node, Engine(node, name, lookup_timeout=60, retry_interval=10) as e:
         assert e.lookup(prompt("before", 3)) == 0
         node.pause()

@@ -1,4 +1,5 @@
-"""PenstockDualPath without vLLM: prefill and decode engines on a real node and a real planner. The engine itself runs in python/engines."""
+"""PenstockDualPath without vLLM: prefill and decode engines on a real node and a real planner. python/engines has the
+tests with the engine."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ PAGE = BLOCK * ROW
 LAYERS = 3
 BLOCKS = 64
 OUTPUT = 6
-BUSY = 120.0  # seconds; a bound that only a failure reaches
+BUSY = 120.0  # seconds; only a failure reaches the limit
 DOC = Path(__file__).parents[2] / "docs" / "dualpath.md"
 
 
@@ -50,7 +51,7 @@ def following(tokens: list[int]) -> int:
 
 @dataclasses.dataclass
 class Request:
-    """Of vLLM's Request what the connector uses."""
+    """The part of vLLM's Request that the connector uses."""
 
     request_id: str
     all_token_ids: list[int]
@@ -76,9 +77,10 @@ class Request:
 
 
 class Engine:
-    """What vLLM does with a connector, on a model whose KV is a hash of the tokens.
+    """The calls of vLLM to a connector, on a model whose KV is a hash of the tokens.
 
-    Each step computes at most ``chunk`` tokens of each request. Before it computes a token it compares the KV of all tokens before.
+    Each step computes at most ``chunk`` tokens of each request. Before it computes a token it compares the KV of all
+    earlier tokens.
     """
 
     def __init__(self, node: testing.Node, planner: str, name: str, role: Role, *, chunk: int = 1000, **options: Any) -> None:
@@ -88,13 +90,13 @@ class Engine:
         self.free = list(range(1, BLOCKS))
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.held: dict[str, Request] = {}  # finished ones whose blocks are still the connector's
+        self.held: dict[str, Request] = {}  # finished requests whose blocks the connector still holds
         self.wrong: list[str] = []
         self.loaded_tokens: dict[str, int] = {}
         self.preempted: list[str] = []
         self.memory = ctypes.create_string_buffer(LAYERS * BLOCKS * PAGE)
         base = ctypes.addressof(self.memory)
-        # All layers of a block are next to each other.
+        # All layers of a block are adjacent.
         layers = [Layer(f"layer {i}", base + i * PAGE, LAYERS * PAGE, PAGE, 0) for i in range(LAYERS)]
         memory = [(base, len(self.memory), self.memory)]
         layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, memory, {"layers": [["", "", "", "", "torch.uint8"]]})
@@ -150,14 +152,15 @@ class Engine:
             self._release(request)
 
     def _release(self, request: Request) -> None:
-        # A job that still uses these blocks reads or loses these bytes, and a check fails.
+        # A job that still uses these blocks reads or overwrites these bytes, and a check fails.
         for block in request.blocks:
             ctypes.memset(ctypes.addressof(self.memory) + block * LAYERS * PAGE, 0xCC, LAYERS * PAGE)
         self.free += request.blocks
         request.blocks = []
 
     def preempt(self, request: Request) -> None:
-        """Take a request's blocks, as vLLM does when it has none left. The next step reports the preemption to the connector."""
+        """Free a request's blocks, as vLLM does when it has none left. The next step reports the preemption to the
+        connector."""
         self.running.remove(request)
         self.preempted.append(request.request_id)
         self._release(request)
@@ -198,7 +201,7 @@ class Engine:
         if self.running:
             for layer in range(LAYERS):
                 self.worker.wait_for_layer(f"layer {layer}")
-                if not self.worker._failed_blocks:  # otherwise the model computes from garbage, and the step is taken back
+                if not self.worker._failed_blocks:  # otherwise the model computes from invalid KV, and the step is reverted
                     for request in self.running:
                         self._compute(request, request.num_computed_tokens + scheduled[request.request_id], layer)
                 self.worker.save_layer(f"layer {layer}")
@@ -239,7 +242,7 @@ class Engine:
 
 @dataclasses.dataclass
 class Course:
-    """A request as a gateway serves it: sent to both engines, and again after each new plan."""
+    """A request as a gateway serves it: sent to both engines, and sent again after each new plan."""
 
     prompt: list[int]
     request: Any
@@ -270,7 +273,7 @@ class Course:
 
 
 class Cluster:
-    """A gateway, and engines that all take steps in turn."""
+    """A gateway, and engines that take steps in turn."""
 
     def __init__(self, node: testing.Node, planner: testing.Planner, engines: list[Engine]) -> None:
         self.node = node
@@ -318,7 +321,7 @@ class Cluster:
         return course
 
     def serve(self, *prompts: list[int]) -> list[Course]:
-        """Serve prompts at once, until nothing of them is under way."""
+        """Serve prompts concurrently until all have ended."""
         courses = [self.submit(prompt) for prompt in prompts]
         self.until_over(*courses)
         self.idle()
@@ -334,7 +337,7 @@ class Cluster:
         assert self.ns.match(ids).prefix == blocks
 
     def check(self) -> None:
-        """No wrong byte was seen, and all blocks are free."""
+        """Check that no wrong byte was seen and that all blocks are free."""
         for engine in self.engines.values():
             assert engine.wrong == []
             assert sorted(engine.free) == list(range(1, BLOCKS))
@@ -366,7 +369,8 @@ def make() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_turns_of_a_session(make: Callable[..., Cluster], chunk: int) -> None:
-    """Each turn has the tokens of an engine alone, and loads what the turns before have stored, decoded blocks too."""
+    """Each turn has the tokens of an engine without the connector, and loads the blocks that earlier turns have stored,
+    including decoded blocks."""
     c = make(chunk=chunk)
     prompt = list(range(100, 121))
     stored = 0
@@ -383,7 +387,7 @@ def test_turns_of_a_session(make: Callable[..., Cluster], chunk: int) -> None:
 
 
 def test_both_sides_read(make: Callable[..., Cluster]) -> None:
-    """The prefixes of prompts are read by the machines of all engines, and each prompt by its own engines'."""
+    """The machines of all engines read the prefixes of prompts, and each prompt is read by its own engines."""
     c = make(decode=2)
     prompt = list(range(80))
     c.serve(prompt)
@@ -424,7 +428,8 @@ def test_no_hit_of_a_whole_prompt(make: Callable[..., Cluster]) -> None:
 
 
 def test_preempted_prefill(make: Callable[..., Cluster]) -> None:
-    """The blocks of a preempted request belong to others at once: its attempt ends before, and another one serves the request."""
+    """The blocks of a preempted request are reused at once: its attempt ends before that, and another attempt serves the
+    request."""
     c = make(chunk=5)
     prompt = list(range(37))
     course = c.submit(prompt)
@@ -441,7 +446,7 @@ def test_preempted_prefill(make: Callable[..., Cluster]) -> None:
 
 
 def test_cancelled_requests(make: Callable[..., Cluster]) -> None:
-    """A request that the gateway gives up leaves no block and no attempt, at each stage of the request."""
+    """A cancelled request leaves no block and no attempt, at each stage of the request."""
     c = make(chunk=5)
     prompt = list(range(37))
 
@@ -463,7 +468,7 @@ def test_cancelled_requests(make: Callable[..., Cluster]) -> None:
         c.idle()
         c.check()
 
-    # The planner has started it, and the requests never come.
+    # The planner has started it, and the requests never arrive at the engines.
     c.send = False
     course = c.submit(prompt)
     c.until(lambda: EventKind.STARTED in course.kinds())
@@ -474,7 +479,7 @@ def test_cancelled_requests(make: Callable[..., Cluster]) -> None:
 
 
 def test_lost_engine(make: Callable[..., Cluster]) -> None:
-    """A prefill engine ends in the middle of a prompt. The other one serves it."""
+    """A prefill engine ends during a prompt. The other one serves it."""
     c = make(prefill=2, chunk=5)
     prompt = list(range(37))
     course = c.submit(prompt)
@@ -491,7 +496,7 @@ def test_lost_engine(make: Callable[..., Cluster]) -> None:
 
 
 def test_other_weights(make: Callable[..., Cluster]) -> None:
-    """An attempt of weights that an engine does not have is refused, and nothing is stored under them."""
+    """An attempt with weights that an engine does not have is refused, and nothing is stored under them."""
     c = make()
     prompt = list(range(37))
     c.ns.bump()  # the engines keep the earlier epoch
@@ -509,7 +514,7 @@ def test_other_weights(make: Callable[..., Cluster]) -> None:
 
 
 def test_reset(make: Callable[..., Cluster]) -> None:
-    """An engine whose cache is reset ends its attempts, and stores nothing until it knows its epoch."""
+    """An engine whose cache is reset ends its attempts, and stores nothing until new_weights sets its epoch."""
     c = make(chunk=5)
     prompt = list(range(37))
     course = c.submit(prompt)
@@ -540,7 +545,7 @@ def test_reset(make: Callable[..., Cluster]) -> None:
     ],
 )
 def test_requests_without_an_attempt(make: Callable[..., Cluster], params: dict[str, Any] | None, kind: str | None) -> None:
-    """An engine computes them alone."""
+    """An engine computes such requests alone."""
     c = make(start_timeout=0.01)
     for engine in c.engines.values():
         request = Request("r", list(range(21)), params, OUTPUT)

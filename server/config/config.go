@@ -36,7 +36,7 @@ type Config struct {
 	SyncEvery   Duration `yaml:"sync_interval" doc:"longest time that durability batch leaves data and index unsynced"`
 	Eviction    string   `yaml:"eviction" values:"s3fifo lru fifo" doc:"policy: s3fifo, lru or fifo"`
 	ScrubRate   Size     `yaml:"scrub_rate" doc:"bytes per second that the background scrubber reads; 0 turns it off"`
-	DrainWithin Duration `yaml:"drain_timeout" doc:"how long SIGTERM waits for requests in flight"`
+	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for requests in flight"`
 
 	DataPlane DataPlane `yaml:"data_plane"`
 	Auth      Auth      `yaml:"auth"`

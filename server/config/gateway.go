@@ -16,28 +16,28 @@ type Gateway struct {
 	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
 	Engines     []string `yaml:"engine" doc:"base URL of an inference engine, e.g. http://10.0.0.1:8000, with its name before it where it has one, e.g. p0=http://10.0.0.1:8000; once for each engine, or with commas between"`
 	EngineCA    string   `yaml:"engine_ca" doc:"CA (PEM) of engines with https; empty is the system's"`
-	DrainWithin Duration `yaml:"drain_timeout" doc:"how long SIGTERM waits for requests in flight"`
+	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for requests in flight"`
 
-	MaxInFlight  int      `yaml:"max_in_flight" doc:"requests that an engine serves at a time; more wait"`
-	MaxQueue     int      `yaml:"max_queue" doc:"requests that wait for an engine; more are answered with 429"`
-	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for an engine before 429"`
-	MaxAttempts  int      `yaml:"max_attempts" doc:"engines that a request is sent to, one after the other, until one answers"`
+	MaxInFlight  int      `yaml:"max_in_flight" doc:"maximum concurrent requests of an engine; further requests wait"`
+	MaxQueue     int      `yaml:"max_queue" doc:"maximum waiting requests; further requests are answered with 429"`
+	QueueWait    Duration `yaml:"queue_wait" doc:"maximum wait for an engine before 429"`
+	MaxAttempts  int      `yaml:"max_attempts" doc:"maximum engines to which a request is sent, one after another, until one answers"`
 	LoadFactor   float64  `yaml:"load_factor" doc:"load of an engine, as a multiple of the mean, up to which it is chosen for the prefix of a prompt; at least 1"`
-	PrefixBlocks int      `yaml:"prefix_blocks" doc:"blocks of prompts, of 256 bytes, that are remembered for each engine; the least recently used are dropped"`
-	MaxBody      Size     `yaml:"max_body" doc:"longest body of a request; a longer one is answered with 413"`
-	BodyMemory   Size     `yaml:"body_memory" doc:"memory for the bodies of all requests; beyond that 429"`
+	PrefixBlocks int      `yaml:"prefix_blocks" doc:"blocks of prompts, of 256 bytes, that are stored for each engine; the least recently used are dropped"`
+	MaxBody      Size     `yaml:"max_body" doc:"maximum body of a request; a longer one is answered with 413"`
+	BodyMemory   Size     `yaml:"body_memory" doc:"maximum memory for the bodies of all requests; further requests are answered with 429"`
 
 	HealthInterval Duration `yaml:"health_interval" doc:"time between two polls of an engine's /health"`
-	HealthTimeout  Duration `yaml:"health_timeout" doc:"how long an engine may take to answer a poll"`
+	HealthTimeout  Duration `yaml:"health_timeout" doc:"time limit of a poll"`
 
 	Planner      string   `yaml:"planner" doc:"address of the planner of a prefill/decode cluster, host:port; it then chooses the engines of completions. Empty: the gateway chooses one by prefix and load"`
 	Namespace    string   `yaml:"namespace" doc:"namespace of the cluster's KV at the storage nodes; needed with a planner"`
 	Servers      []string `yaml:"servers" doc:"gRPC addresses of the storage nodes, host:port with commas between; needed with a planner"`
 	OutputTokens int      `yaml:"output_tokens" doc:"tokens that the planner reserves for the output of a request that does not limit it"`
 	TenantHeader string   `yaml:"tenant_header" doc:"header of a request that names its tenant, at most 256 bytes; the planner has the tenants' weights (schedule.weights). Empty: requests have no tenant"`
-	FirstToken   Duration `yaml:"first_token" doc:"how long after a request its first token is of use: the planner refuses requests that it cannot start in time, which is a 429. 0: no limit"`
-	FirstHeader  string   `yaml:"first_token_header" doc:"header of a request that has the same in milliseconds, in place of first_token. Empty: there is none"`
-	ReplanWait   Duration `yaml:"replan_wait" doc:"how long a request whose engines failed before the first byte of the answer waits for the planner to start it again"`
+	FirstToken   Duration `yaml:"first_token" doc:"deadline of the first token after the arrival of a request: the planner refuses requests that it cannot start in time, with 429. 0: no limit"`
+	FirstHeader  string   `yaml:"first_token_header" doc:"header of a request that has the deadline in milliseconds, which overrides first_token. Empty: no header"`
+	ReplanWait   Duration `yaml:"replan_wait" doc:"maximum wait of a request whose engines failed before the first byte of the answer, until the planner starts it again"`
 	TokenFile    string   `yaml:"token_file" doc:"file with the bearer token of planner and storage nodes"`
 	CA           string   `yaml:"ca" doc:"CA (PEM) that their certificates are signed by; implies tls"`
 	Cert         string   `yaml:"cert" doc:"client certificate (PEM) for them; implies tls"`
@@ -55,16 +55,16 @@ type Gateway struct {
 // Offload is the prefill of long prompts in another datacenter.
 type Offload struct {
 	URL       string   `yaml:"url" doc:"base URL of an OpenAI-compatible API in another datacenter, e.g. another gateway's, whose engines prefill long prompts and store their KV in offload.servers. Empty: none"`
-	Servers   []string `yaml:"servers" doc:"gRPC addresses of the storage nodes there, host:port with commas between; the credentials are those of servers"`
-	Threshold int      `yaml:"threshold" doc:"tokens of a prompt without cached KV above which it is prefilled there (PrfaaS, section 3.4; penstock plan advise computes the best one)"`
-	LinkRate  Size     `yaml:"link_rate" doc:"bytes of KV that may cross the link between the storages in a second"`
-	Abundant  bool     `yaml:"abundant" doc:"the link has spare bandwidth: a prefix that only storage there has crosses it too, in place of a prefill"`
+	Servers   []string `yaml:"servers" doc:"gRPC addresses of the remote storage nodes, host:port with commas between, with the credentials of servers"`
+	Threshold int      `yaml:"threshold" doc:"uncached tokens of a prompt above which it is prefilled remotely (PrfaaS, section 3.4; penstock plan advise computes the best one)"`
+	LinkRate  Size     `yaml:"link_rate" doc:"maximum bytes of KV per second on the link between the storages"`
+	Abundant  bool     `yaml:"abundant" doc:"the link has spare bandwidth: a prefix that only remote storage has is copied too, instead of a prefill"`
 	Model     string   `yaml:"model" doc:"name of the model at offload.url; empty is the first one that it lists"`
 	KeyFile   string   `yaml:"key_file" doc:"file with the bearer token of offload.url"`
-	Timeout   Duration `yaml:"timeout" doc:"longest time of a prefill there and of the copy of its KV; after that the cluster here prefills the rest. It must be less than queue_wait"`
-	Backlog   Duration `yaml:"backlog" doc:"time that the link may need for waiting bytes; beyond that prompts are prefilled here"`
-	InFlight  int      `yaml:"in_flight" doc:"prompts that are prefilled there at a time; more are prefilled here"`
-	Memory    Size     `yaml:"memory" doc:"memory for KV on its way between the storages"`
+	Timeout   Duration `yaml:"timeout" doc:"maximum time of a remote prefill and the copy of its KV; then the local cluster prefills the rest. It must be less than queue_wait"`
+	Backlog   Duration `yaml:"backlog" doc:"maximum time that the link needs for waiting bytes; above that prompts are prefilled locally"`
+	InFlight  int      `yaml:"in_flight" doc:"maximum concurrent remote prefills; further prompts are prefilled locally"`
+	Memory    Size     `yaml:"memory" doc:"memory for KV in transit between the storages"`
 }
 
 // DefaultGateway returns the default settings of a gateway.

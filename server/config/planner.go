@@ -9,7 +9,7 @@ import (
 type Planner struct {
 	Listen      string   `yaml:"listen" doc:"address of gRPC, for gateways and the leaders of engine groups"`
 	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
-	DrainWithin Duration `yaml:"drain_timeout" doc:"how long SIGTERM waits for calls to end"`
+	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for calls in flight"`
 
 	Schedule Schedule `yaml:"schedule"`
 	Network  Network  `yaml:"network"`
@@ -23,21 +23,21 @@ type Planner struct {
 // rates. Rates are in tokens per second, lengths in tokens.
 type Schedule struct {
 	ReadPolicy   string   `yaml:"read_policy" values:"split shorter round-robin prefill-only" doc:"which side reads a cached prefix: split (both, by when each would be done), shorter (reading queue), round-robin or prefill-only"`
-	ReadRate     float64  `yaml:"read_rate" doc:"what one storage NIC reads, tokens a second, until its node reports what it measured"`
-	PrefillRate  float64  `yaml:"prefill_rate" doc:"what one prefill engine computes, tokens a second"`
+	ReadRate     float64  `yaml:"read_rate" doc:"throughput of one storage NIC, tokens per second, until its node reports a measurement"`
+	PrefillRate  float64  `yaml:"prefill_rate" doc:"throughput of one prefill engine, tokens per second"`
 	Alpha        int      `yaml:"alpha" doc:"short reading queue threshold, tokens; 0: 3 s of read_rate"`
-	Beta         int      `yaml:"beta" doc:"most unfinished tokens of a prefill engine; 0: 5 s of prefill_rate"`
+	Beta         int      `yaml:"beta" doc:"maximum unfinished tokens of a prefill engine; 0: 5 s of prefill_rate"`
 	ZFactor      float64  `yaml:"z_factor" doc:"high-token threshold of decode engines over the mean"`
 	BlockTokens  int      `yaml:"block_tokens" doc:"tokens of a block; parts are cut at its multiples"`
 	MinPart      int      `yaml:"min_part" doc:"smallest part worth a second side, tokens"`
-	SlowFactor   float64  `yaml:"slow_factor" doc:"a side is left when staying takes this many times as long as moving"`
-	HedgeFactor  float64  `yaml:"hedge_factor" doc:"a part that took this many times as long as predicted is read by both sides"`
+	SlowFactor   float64  `yaml:"slow_factor" doc:"a read moves to the other side if staying takes this multiple of the time"`
+	HedgeFactor  float64  `yaml:"hedge_factor" doc:"a part is read by both sides after this multiple of its predicted time"`
 	MaxHedge     int      `yaml:"max_hedge" doc:"longest part that both sides read, tokens"`
-	Patience     Duration `yaml:"patience" doc:"how long a side must have been reading a part before the other side may read the part too, or instead"`
+	Patience     Duration `yaml:"patience" doc:"time that a side has been reading a part before the other side may read the part too, or instead"`
 	GroupTimeout Duration `yaml:"group_timeout" doc:"time without a fetch after which a group counts as lost and its requests are planned again; 0: 5 s. It must exceed the time for which a busy host leaves an engine without a CPU"`
 	Weights      []string `yaml:"weights" doc:"weights of tenants, TENANT=WEIGHT with commas between; other tenants have 1. Tenants whose requests wait share the engines in proportion"`
 	MaxQueue     int      `yaml:"max_queue" doc:"requests that wait or are served; more are rejected"`
-	Explain      int      `yaml:"explain" doc:"how many requests are remembered for plan explain"`
+	Explain      int      `yaml:"explain" doc:"number of last requests that plan explain can show"`
 }
 
 // Network has the sources of the network's costs between machines. Without a source the costs

@@ -71,7 +71,7 @@ func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 		indexBlocks:   prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "prefix_index_blocks", Help: "Blocks of prompts that are remembered for an engine."}, []string{"engine"}),
 		queued:        prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "queued_requests", Help: "Requests that wait for an engine."}),
 		queriedBlocks: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prefix_queries_blocks_total", Help: "Blocks of 256 bytes of the prompts that were sent to engines."}),
-		hitBlocks:     prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prefix_hits_blocks_total", Help: "Those of them that the chosen engine had been sent before."}),
+		hitBlocks:     prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prefix_hits_blocks_total", Help: "Blocks of these prompts that were sent to the chosen engine before."}),
 
 		planned:        prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "planned_requests_total", Help: "Requests on a prefill/decode cluster that have ended (" + strings.Join(outcomes, ", ") + ")."}, []string{"outcome"}),
 		attempts:       prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "attempts_total", Help: "Starts of such requests on two engines."}),
@@ -80,7 +80,7 @@ func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 		unknownEngines: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "unknown_engines_total", Help: "Starts on an engine that the gateway does not have."}),
 		tokenizeErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "tokenize_errors_total", Help: "Prompts of which no engine made tokens."}),
 		promptTokens:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prompt_tokens_total", Help: "Tokens of the prompts of such requests."}),
-		hitTokens:      prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "hit_tokens_total", Help: "Those of them that storage had when the request came."}),
+		hitTokens:      prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "hit_tokens_total", Help: "Tokens of these prompts that storage had when the request arrived."}),
 		start:          prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "start_seconds", Help: "Time from the submission of such a request to its first start.", Buckets: firstByteBuckets}),
 		confirming:     prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "confirming_requests", Help: "Requests whose client has the answer and that the planner has not ended."}),
 	}

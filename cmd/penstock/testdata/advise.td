@@ -117,7 +117,7 @@ routing threshold          19,309 tokens  3.27 requests/s, prfaas-compute binds
 run
 plan advise --trace @agents.jsonl
 ----
-penstock: name a trace with --trace and a cluster with --cluster; --print-config prints a cluster to begin with
+penstock: give a trace with --trace and a cluster with --cluster; --print-config prints an example
 Run 'penstock plan advise --help' for usage.
 exit 2
 

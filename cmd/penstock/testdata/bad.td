@@ -151,9 +151,9 @@ penstock: namespace "nope": namespace unknown
 exit 3
 penstock: --tokens-file: open DIR/absent: no such file or directory
 exit 1
-penstock: DIR/short holds 3 tokens; namespace "m" has blocks of 4, so there is no whole one
+penstock: DIR/short holds 3 tokens; namespace "m" has blocks of 4, so there is no whole block
 exit 1
-penstock: DIR/nothing holds 0 tokens; namespace "m" has blocks of 4, so there is no whole one
+penstock: DIR/nothing holds 0 tokens; namespace "m" has blocks of 4, so there is no whole block
 exit 1
 penstock: DIR/words:2:3: "five" is not a decimal token id
 exit 1
@@ -188,7 +188,7 @@ penstock: --data-file: open DIR/absent: no such file or directory
 exit 1
 penstock: standard input ends before block 5: unexpected EOF
 exit 1
-penstock: standard input can be the tokens or the data, not both
+penstock: only one of --tokens-file and --data-file can be standard input
 Run 'penstock block put --help' for usage.
 exit 2
 penstock: block 1 (e7778a2a7d08a280ecc0d623f50fcbfa) was refused: parent_absent (the blocks before it are not stored; put the prompt from its first block)
@@ -196,7 +196,7 @@ exit 1
 penstock: --first-block 5: the prompt has blocks 0 to 4
 Run 'penstock block put --help' for usage.
 exit 2
-penstock: client: reserve: SERVER: namespace differs: epoch 3; namespace "m" is at 1: bump its epoch first
+penstock: client: reserve: SERVER: namespace differs: the epoch is 3, but namespace "m" is at 1; bump its epoch first
 exit 1
 matched  0 of 20 tokens, 0 of 5 blocks, 0 B
 cut      absent
@@ -210,7 +210,7 @@ block put m --tokens-file @prompt --data-file @others
 block get m --tokens-file @prompt --out @got
 ----
 stored 5 blocks (40 KiB), 0 were there already, last block 6ffd6aef31555976c6c8019599673a56
-penstock: block 0 (0d5814f8d4401a05076e2bd5898e8182) is stored with other bytes: layer 0 of group 0 differs. An id names one content, so nothing was stored; if the stored one is wrong, remove it first: penstock block delete m 0d5814f8d4401a05076e2bd5898e8182
+penstock: block 0 (0d5814f8d4401a05076e2bd5898e8182) is stored with other bytes: layer 0 of group 0 differs. A block id must always have the same bytes, so nothing was stored; if the stored block is wrong, delete it first: penstock block delete m 0d5814f8d4401a05076e2bd5898e8182
 exit 1
 5 of 5 blocks (20 tokens, 40 KiB), cut: complete
 
@@ -270,7 +270,7 @@ exit 3
 penstock: --ttl -DURATION: must not be negative
 Run 'penstock pin --help' for usage.
 exit 2
-penstock: "0" is not a lease; pin prints it
+penstock: "0" is not a lease; pin prints the lease
 Run 'penstock unpin --help' for usage.
 exit 2
 penstock: "many" is not a size; write it like 512MiB, 2TiB or 4096
@@ -282,14 +282,14 @@ penstock: namespace "nope": namespace unknown
 exit 3
 penstock: token file: open DIR/absent: no such file or directory
 exit 1
-penstock: token file DIR/short: a token of 5 characters can be guessed; want at least 16 (openssl rand -hex 32 > DIR/short)
+penstock: token file DIR/short: a token of 5 characters can be guessed; use at least 16 (openssl rand -hex 32 > DIR/short)
 exit 1
 penstock: --ca: DIR/prompt holds no certificate in PEM
 exit 1
-penstock: --cert "DIR/prompt", --key "": a certificate and its key go together
+penstock: --cert "DIR/prompt", --key "": give both a certificate and its key
 Run 'penstock status --help' for usage.
 exit 2
-penstock: --cert "", --key "DIR/prompt": a certificate and its key go together
+penstock: --cert "", --key "DIR/prompt": give both a certificate and its key
 Run 'penstock status --help' for usage.
 exit 2
 penstock: --limit -1: must not be negative
@@ -298,7 +298,7 @@ exit 2
 penstock: --count -1: must not be negative
 Run 'penstock events --help' for usage.
 exit 2
-penstock: --server "127.0.0.1:1,127.0.0.1:2": this command talks to one node; give one address
+penstock: --server "127.0.0.1:1,127.0.0.1:2": this command uses one node; give one address
 Run 'penstock status --help' for usage.
 exit 2
 penstock: trace: open DIR/absent: no such file or directory

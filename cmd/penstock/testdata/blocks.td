@@ -281,7 +281,7 @@ evicted: 0 blocks, 0 B
 released: [12884901888]
 penstock: trie: lease 12884901888: lease unknown
 exit 3
-penstock: "x" is not a lease; pin prints it
+penstock: "x" is not a lease; pin prints the lease
 Run 'penstock unpin --help' for usage.
 exit 2
 would be evicted: 5 blocks, 60 KiB
@@ -338,7 +338,7 @@ epoch    2
 matched  0 of 22 tokens, 0 of 5 blocks, 0 B
 cut      epoch
 epoch    2
-penstock: bad request: namespace "m" is at epoch 2; it cannot go to 1: bad epoch
+penstock: bad request: namespace "m" is at epoch 2 and cannot be bumped to 1: bad epoch
 exit 1
 {
   "namespace": "m",
@@ -362,7 +362,7 @@ quota     none
 used      0 B
 blocks    0
 leases    0
-penstock: namespace "m" would be deleted with all its blocks, which cannot be undone; say --yes, or see what it holds with --dry-run
+penstock: namespace "m" would be deleted with all its blocks, which cannot be undone; give --yes, or show the contents with --dry-run
 Run 'penstock ns delete --help' for usage.
 exit 2
 would be deleted: 0 blocks, 0 B

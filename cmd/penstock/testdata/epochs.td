@@ -57,7 +57,7 @@ exit 2
 penstock: --keep 17: want 1 to 16
 Run 'penstock ns bump-epoch --help' for usage.
 exit 2
-penstock: bad request: epoch 18446744073709551615 of namespace "m" is above 9223372036854775807, the highest that may be named, so that bumps can follow: bad epoch
+penstock: bad request: epoch 18446744073709551615 of namespace "m" is above the maximum 9223372036854775807, which leaves room for bumps: bad epoch
 exit 1
 matched  0 of 22 tokens, 0 of 5 blocks, 0 B
 cut      absent
@@ -68,7 +68,7 @@ epoch    1
 matched  20 of 22 tokens, 5 of 5 blocks, 40 KiB
 cut      complete
 epoch    1
-penstock: bad request: epochs from 2 to 1; the oldest is later than the newest
+penstock: bad request: the oldest epoch 2 is later than the newest, 1
 exit 1
 name      m
 id        1
@@ -89,13 +89,13 @@ exit 1
 penstock: --ttl DURATION: want at least DURATION
 Run 'penstock ns pin-epoch --help' for usage.
 exit 2
-penstock: the blocks of epoch 1 of namespace "m" would be deleted, which cannot be undone; say --yes, or see what it holds with --dry-run
+penstock: the blocks of epoch 1 of namespace "m" would be deleted, which cannot be undone; give --yes, or show the contents with --dry-run
 Run 'penstock ns retire-epoch --help' for usage.
 exit 2
 penstock: "one" is not an epoch; ns show lists the live ones
 Run 'penstock ns retire-epoch --help' for usage.
 exit 2
-penstock: bad request: epoch 2 is the newest of namespace "m"; a bump retires it: penstock ns bump-epoch m
+penstock: bad request: epoch 2 is the newest of namespace "m"; to retire it, bump the namespace: penstock ns bump-epoch m
 exit 1
 would be retired: 5 blocks, 60 KiB
 {

@@ -63,7 +63,7 @@ exit 2
 run
 plan network
 ----
-penstock: no source of the network: name one with --network-file or --config
+penstock: there is no source of the network; give one with --network-file or --config
 Run 'penstock plan network --help' for usage.
 exit 2
 

@@ -122,7 +122,7 @@ Available Commands:
   analyze      The range of P/D in which nothing binds before the storage NICs, and what binds first
   bump         Begin a new epoch of the weights in the planner, with a policy for requests under way
   explain      The story of one request: who was chosen, why, and what was read where
-  network      Ask the sources of the network's cost, and show what the planner would be told
+  network      Poll the sources of the network's cost, and show the resulting network
   prfaas       Which prompts to prefill in another datacenter, and how to divide the rest
   redistribute Move the query, move the cache, or compute again: what each would take
   roles        Roles and load of the engine groups, and have a group change its role

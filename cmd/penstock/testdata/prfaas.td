@@ -106,7 +106,7 @@ plan prfaas @case.yaml --expected --format json
 run
 plan prfaas
 ----
-penstock: name a FILE.yaml with the system; --print-config prints one to begin with
+penstock: give a FILE.yaml with the system; --print-config prints an example
 Run 'penstock plan prfaas --help' for usage.
 exit 2
 

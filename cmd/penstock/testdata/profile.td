@@ -111,7 +111,7 @@ exit 1
 penstock: nothing to measure: give --namespace, --samples or both
 Run 'penstock profile --help' for usage.
 exit 2
-penstock: --emulated: 1 numbers; it takes three
+penstock: --emulated: 1 numbers; give three
 Run 'penstock profile --help' for usage.
 exit 2
 penstock: --quota DURATION: it must be positive

@@ -322,7 +322,7 @@ exit 2
 penstock: if any flags in the group [listen peer] are set none of the others can be; [listen peer] were all set
 Run 'penstock fabric probe --help' for usage.
 exit 2
-penstock: --rows: 1 batches; a line takes at least 2, and at most 255 are measured
+penstock: --rows: 1 batches; give 2 to 255
 Run 'penstock fabric probe --help' for usage.
 exit 2
 penstock: --provider "token-ring": want tcp, shm, verbs or fabric

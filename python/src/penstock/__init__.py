@@ -1,30 +1,15 @@
 """Penstock, a storage tier for KV cache in LLM inference: the client.
 
 ``Store`` opens a connection, and ``Store.namespace`` opens the KV of one model, whose ``match``, ``get`` and ``put``
-transfer blocks. ``Leader`` and ``Gateway`` are an engine's and a front end's side of a prefill/decode cluster, and
+transfer blocks. ``Leader`` and ``Gateway`` are the sides of an engine and of a front end in a prefill/decode cluster, and
 ``Traffic`` moves the KV of an engine there. The first Store loads the library, so a process that imports this package may
-fork.
+fork before that.
 """
 
 from __future__ import annotations
 
-from penstock._cluster import (
-    Action,
-    ActionKind,
-    Attempt,
-    Event,
-    EventKind,
-    Gateway,
-    Leader,
-    Member,
-    Part,
-    Request,
-    Role,
-)
-from penstock._keys import Key, Keys
-from penstock._memory import Buffer, Pointers, Tensor, Value
-from penstock._store import (
-    Calls,
+from penstock._cluster import Action, ActionKind, Attempt, Leader, Member, Part, Role
+from penstock._core import (
     Cut,
     Group,
     GroupKind,
@@ -33,10 +18,12 @@ from penstock._store import (
     Lease,
     Match,
     Memory,
-    Namespace,
     Result,
-    Store,
 )
+from penstock._gateway import Event, EventKind, Gateway, Request
+from penstock._keys import Key, Keys
+from penstock._memory import Buffer, Pointers, Tensor, Value
+from penstock._store import Calls, Namespace, Store
 from penstock._traffic import DecodeJob, PrefillJob, Traffic, TransferEvent, TransferKind
 from penstock.errors import (
     AuthError,

@@ -1,4 +1,4 @@
-"""What the adapters for engines share: options, namespace names, block ids, and the connection in the background."""
+"""Shared code of the engine adapters: options, namespace names, block ids, and the connection in the background."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ class Connection:
     """Send the token in plaintext to hosts that are not loopback."""
     tenant: str = ""
     namespace: str = ""
-    """First part of the namespaces' names. Empty: the name of the model and a digest of everything that decides the bytes."""
+    """First part of the namespaces' names. Empty: the name of the model and a digest of all facts that determine the
+    bytes."""
     connect_timeout: float = 5.0
-    """How long the start waits for the nodes. After that the engine serves without the cache until they answer."""
+    """Time for which the start waits for the nodes. After that the engine serves without the cache until a node answers."""
     retry_interval: float = 5.0
-    """How long an adapter sends nothing to nodes that did not answer."""
+    """Time for which an adapter sends nothing to nodes that did not answer."""
 
     def open(self, *, timeout: float | None = None, any_memory: bool = True, jobs_max: int = 0, jobs_parallel: int = 0) -> Store:
         return Store(
@@ -61,9 +62,9 @@ class Connection:
 
 
 def options(kind: type[_T], given: Mapping[str, Any], *, where: str, environ: Mapping[str, str] = os.environ) -> _T:
-    """Return the dataclass kind, from what is given, then from PENSTOCK_* variables, then its defaults.
+    """Return the dataclass kind. Values come from given, then from PENSTOCK_* variables, then from the defaults.
 
-    Raises InvalidError that names the option if one is unknown, has another type, or is missing.
+    Raises InvalidError with the name of the option if one is unknown, has another type, or is missing.
     """
     hints = typing.get_type_hints(kind)
     fields = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -112,7 +113,7 @@ def _convert(what: str, value: Any, hint: Any) -> Any:
 
 
 def digest(facts: Mapping[str, Any]) -> str:
-    """Return 32 hexadecimal digits for facts of JSON's types: the same for equal facts in every process."""
+    """Return 32 hexadecimal digits for facts of JSON's types. Equal facts have equal digests in every process."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
@@ -128,9 +129,10 @@ def namespace_name(given: str, model: str, facts: Mapping[str, Any], part: str) 
 
 
 def canonical(value: object) -> bytes:
-    """Return bytes for a value of None, bool, int, str, bytes, and tuples or lists of those: the same in every process.
+    """Return bytes for a value of None, bool, int, str, bytes, and tuples or lists of those. They are equal in every
+    process.
 
-    Raises InvalidError for any other type, whose text may hold an address.
+    Raises InvalidError for any other type, because its text may contain an address.
     """
     if isinstance(value, (list, tuple)):
         return b"(" + b",".join(map(canonical, value)) + b")"
@@ -140,10 +142,11 @@ def canonical(value: object) -> bytes:
 
 
 class Chain:
-    """Penstock's own ids of a prompt's whole blocks, made as its tokens come (Namespace.chain).
+    """Penstock's own ids of a prompt's whole blocks, computed as tokens are added (Namespace.chain).
 
-    What decides the KV beside the tokens (LoRA, a cache salt, hashes of images) is an extra of the block where it begins. An
-    extra that differs from that of the block before is hashed in front of the block, and decides all ids from there on.
+    Facts other than tokens that determine the KV (LoRA, a cache salt, hashes of images) are an extra of the block in which
+    they begin. An extra that differs from the extra of the preceding block is hashed in front of the block, and changes all
+    following ids.
     """
 
     SIZE = 16
@@ -158,9 +161,9 @@ class Chain:
         return len(self.ids) // self.SIZE
 
     def extend(self, tokens: Sequence[int], extra: Callable[[int, int], object] | None = None) -> int:
-        """Take all tokens of the prompt so far and return how many whole blocks there are.
+        """Take all tokens of the prompt so far and return the number of whole blocks.
 
-        extra is called with the first token of a block and the first behind it.
+        extra is called with the index of the first token of a block and the index after its last token.
         """
         done, total = len(self), len(tokens) // self._block
         while done < total:
@@ -188,9 +191,9 @@ class Chain:
 
 
 class Link(Generic[_T]):
-    """Opens something on a thread of its own, so that no thread of the engine waits for a node.
+    """Opens an object in a thread of its own, so that no thread of the engine waits for a node.
 
-    It tries again after ``retry`` seconds while no node answers, and says so once. Any other refusal (a wrong token, another
+    It retries after ``retry`` seconds while no node answers, and logs that once. Any other refusal (a wrong token, another
     geometry) is final: the engine serves without the cache, and ``refused`` has the reason.
     """
 
@@ -209,12 +212,12 @@ class Link(Generic[_T]):
         self._thread.start()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is open or refused, and return whether it is open."""
+        """Wait until the object is open or refused, and return whether it is open."""
         self._settled.wait(timeout)
         return self.value is not None
 
     def call(self, function: Callable[[_T], _R]) -> Future[_R]:
-        """Call a function with the opened object, on the link's thread, as soon as the object is open."""
+        """Call a function with the opened object, in the link's thread, as soon as the object is open."""
         future: Future[_R] = Future()
 
         def run(value: _T | None) -> None:
@@ -268,7 +271,8 @@ class Row(TypedDict):
     token_bytes: int
 
 
-# The longest layer of a row, in bytes, if the row's length can be divided. Up to this length a layer is verified while it arrives.
+# The longest layer of a row, in bytes, if the row's length can be divided. Up to this length a layer is verified while it
+# arrives.
 _LAYER_BYTES = 1 << 20
 _LAYERS_MAX = 1 << 12
 _TOKEN_BYTES_MAX = 1 << 24
@@ -288,14 +292,15 @@ def row(length: int) -> Row:
 
 
 def release(package: str) -> str:
-    """Return major and minor version of an installed package, which decide what bytes it stores."""
+    """Return major and minor version of an installed package. They are part of the facts that determine the stored
+    bytes."""
     return ".".join(metadata.version(package).split(".")[:2])
 
 
 class Counters:
-    """Counts the events of an adapter, and logs the first one of each kind.
+    """Counts the events of an adapter, and logs the first event of each kind.
 
-    Where prometheus_client is installed, ``penstock_adapter_events_total`` has them with the labels adapter and event.
+    If prometheus_client is installed, ``penstock_adapter_events_total`` has the counts with the labels adapter and event.
     """
 
     def __init__(self, adapter: str) -> None:
@@ -324,7 +329,8 @@ class Counters:
         self._log.warning("%s", text)
 
     def settle(self, *kinds: str) -> None:
-        """Log the next warning of these kinds again, because the cause of the last one has ended. Without kinds: of all kinds."""
+        """Log the next warning of these kinds again, because the cause of the last one has ended. No kinds means all
+        kinds."""
         if not self._warned or (kinds and self._warned.isdisjoint(kinds)):
             return  # the usual case takes no lock
         with self._lock:

@@ -6,7 +6,7 @@
     layer, computed for each layer ──── KV ──────► READY: the whole prompt is in device memory
     finish ─► FINISHED                             append; finish ─► FINISHED
 
-Nothing calls back into the program: the events of the jobs come from the queue of the Traffic.
+There are no callbacks into the program: the events of the jobs are in the queue of the Traffic.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from ctypes import byref
 from typing import Any, NamedTuple, TypeVar
 
 from penstock import _abi, errors
+from penstock._checks import _ID_BYTES, _count, _ms, _text
 from penstock._cluster import Member, Part, _part, _Queue, _string
+from penstock._core import _NO_LIMIT, _WAIT_MS
 from penstock._keys import Keys
 from penstock._memory import Buffer, Pins, Pointers, Tensor, _numbers
-from penstock._store import _ID_BYTES, _NO_LIMIT, _WAIT_MS, Namespace, _count, _ms, _text
+from penstock._store import Namespace
 
 __all__ = ["DecodeJob", "PrefillJob", "Traffic", "TransferEvent", "TransferKind"]
 
@@ -37,8 +39,8 @@ class TransferKind(enum.IntEnum):
     """A step of a job."""
 
     LOADED = 1
-    """Prefill: each block of the cached prefix is in a buffer or is to be computed: ``first_miss``. The job waits for no
-    storage from here on. The last PROGRESS of a part may follow."""
+    """Prefill: each block of the cached prefix is in a buffer or is to be computed: ``first_miss``. The job does not
+    wait for storage after this event. The last PROGRESS of a part may follow."""
     READY = 2
     """Decode: the whole prompt is in device memory and verified."""
     PROGRESS = 3
@@ -57,8 +59,8 @@ class TransferEvent(NamedTuple):
     kind: TransferKind
     job: PrefillJob | DecodeJob
     first_miss: int = 0
-    """LOADED: the lowest block that the model computes; ``blocks`` of the job if there is none. The model computes what
-    ``recompute`` names, and the blocks from ``hit`` on."""
+    """LOADED: the lowest block that the model computes, or ``blocks`` of the job if there is none. The model computes
+    the blocks that were passed to ``recompute``, and the blocks from ``hit`` on."""
     part: Part | None = None
     """PROGRESS, STOPPED: the blocks of the read."""
     upto: int = 0
@@ -67,11 +69,11 @@ class TransferEvent(NamedTuple):
     gone: bool = False
     """STOPPED: storage does not have block ``upto``."""
     reason: str = ""
-    """STOPPED: why."""
+    """STOPPED: the reason."""
     intact: int = 0
     """FAILED: how many leading blocks of the cached prefix are certainly intact, for ``Attempt.done``."""
     error: errors.Error | None = None
-    """FAILED: why. UnavailableError: the other engine does not answer."""
+    """FAILED: the reason. UnavailableError: the other engine does not answer."""
 
 
 class _Job:
@@ -100,18 +102,18 @@ class _Job:
             _abi.call(self._function(name), self._handle.value, *arguments)
 
     def read(self, part: tuple[int, int]) -> None:
-        """Read a part of the cached prefix too, which is in no buffer and which neither side is reading.
+        """Also read a part of the cached prefix that is in no buffer and that neither side is reading.
 
-        If the buffer of a prefill engine has no room now, STOPPED follows.
+        If the buffer of a prefill engine has no room, STOPPED follows.
         """
         self._order("read", _part(part))
 
     def cut(self) -> None:
-        """End the reads under way. STOPPED follows for each of them."""
+        """End the running reads. STOPPED follows for each of them."""
         self._order("cut")
 
     def finish(self) -> None:
-        """Say that no other call follows, and do not wait for the end.
+        """Declare that no other call follows, without waiting for the end.
 
         FINISHED comes, for prefill, when each layer has been computed and has arrived. For decode it comes after READY,
         when storage has the prompt's new blocks or has refused them.
@@ -119,9 +121,9 @@ class _Job:
         self._order("finish")
 
     def cancel(self) -> None:
-        """End the job early, and do not wait for the end.
+        """End the job early, without waiting for the end.
 
-        The job of the other side fails too, unless it has not begun to speak with this one: then it waits until it is
+        The job of the other side fails too, unless it has not connected to this one. In that case it waits until it is
         cancelled, for example after END of the planner, or until its time limit. The last event is FAILED with
         CanceledError, or FINISHED if the job had ended before.
         """
@@ -135,11 +137,11 @@ class PrefillJob(_Job):
     """The prefill side of a request; see ``Traffic.prefill``."""
 
     def recompute(self, part: tuple[int, int]) -> None:
-        """Have the model compute a part of the cached prefix. After LOADED the job fails instead."""
+        """Make the model compute a part of the cached prefix. After LOADED the job fails instead."""
         self._order("recompute", _part(part))
 
     def add_pages(self, pages: Iterable[int]) -> None:
-        """Give the device pages of the next blocks, those behind the pages given before.
+        """Add the device pages of the next blocks, after the pages of earlier calls.
 
         Nothing is written to device memory before the whole cached prefix has its pages.
         """
@@ -149,7 +151,7 @@ class PrefillJob(_Job):
     def computed(self, layer: int, block: int | None = None) -> None:
         """Report that the pages of a layer have the KV of all blocks before ``block``, by default of the whole prompt.
 
-        The blocks that the decode engine lacks leave then. The pages must not change until the last event, or, if the
+        The blocks that the decode engine lacks are then sent. The pages must not change until the last event, or, if the
         Traffic has fewer bases than layers, until ``layer`` has returned for the next layer with the same base.
         """
         self._order("computed", _count("layer", layer), self.blocks if block is None else _count("block", block))
@@ -176,7 +178,7 @@ def _pages(pages: Iterable[int]) -> array[int]:
 
 
 def verify_number(choice: str) -> int:
-    """Return the number that libpenstock has for a choice of ``verify``."""
+    """Return libpenstock's number for a value of ``verify``."""
     named = {"every-hop": 0, "last-hop": 1}.get(choice)
     if named is not None:
         return named
@@ -198,7 +200,7 @@ def _chain(ids: Keys | Iterable[bytes]) -> bytes:
 
 
 def _in_slices(timeout: float | None, call: Callable[[int], None]) -> None:
-    """Make a call with a time limit in ms, again after TimedOutError until the time is over.
+    """Make a call with a time limit in ms. Repeat it after TimedOutError until the time limit.
 
     Python runs signal handlers, in the main thread only, between two calls.
     """
@@ -361,13 +363,13 @@ class Traffic(_Queue[TransferEvent]):
         epoch: int = 0,
         timeout: float | None = None,
     ) -> PrefillJob:
-        """Begin the prefill side of a request and return at once. Its events come from the queue.
+        """Begin the prefill side of a request and return at once. Its events are in the queue.
 
-        ``request`` is ``Attempt.name``, and the other side uses the same. No other job of this Traffic has it. ``ids``
-        are at least those of the cached prefix, ``blocks`` is the length of the prompt, whose last block may be partly
-        filled, and ``hit`` that of the cached prefix. ``parts`` are the ranges of it that this side reads. ``pages`` are the
-        device pages of the first blocks, of any number; ``PrefillJob.add_pages`` gives the others. ``epoch`` is by default
-        that of the namespace. After ``timeout`` seconds the job fails.
+        ``request`` is ``Attempt.name``, as on the other side. It differs from those of the other jobs of this Traffic.
+        ``ids`` are at least the ids of the cached prefix, ``blocks`` is the length of the prompt, whose last block may be
+        partly filled, and ``hit`` is the length of the cached prefix. ``parts`` are its ranges that this side reads.
+        ``pages`` are the device pages of the first blocks, of any number; ``PrefillJob.add_pages`` adds the others.
+        ``epoch`` is by default the epoch of the namespace. After ``timeout`` seconds the job fails.
 
         Raises BusyError if ``transfers_max`` jobs have not ended.
         """
@@ -389,11 +391,11 @@ class Traffic(_Queue[TransferEvent]):
         timeout: float | None = None,
         persist: bool = True,
     ) -> DecodeJob:
-        """Begin the decode side of a request and return at once. Its events come from the queue.
+        """Begin the decode side of a request and return at once. Its events are in the queue.
 
-        ``peer_address`` and ``peer_token`` are those of the attempt: ``address`` and ``token`` of the other engine's Traffic.
-        ``ids`` are those of the prompt's full blocks, and ``pages`` the device pages of all ``blocks``. With ``persist`` the
-        prompt's new full blocks are stored. Otherwise as ``prefill``.
+        ``peer_address`` and ``peer_token`` are the values in the attempt: ``address`` and ``token`` of the other engine's
+        Traffic. ``ids`` are the ids of the prompt's full blocks, and ``pages`` the device pages of all ``blocks``. With
+        ``persist`` the prompt's new full blocks are stored. The other arguments are as for ``prefill``.
         """
         job = DecodeJob(self, request, blocks, hit)
         return self._begin("decode", job, ids, parts, pages, epoch, timeout, peer_address, peer_token, persist)
@@ -441,7 +443,7 @@ class Traffic(_Queue[TransferEvent]):
         """Store one decoded block, whose KV is in ``page`` of every layer. ``ids`` end with the id of the block.
 
         It waits for room for the block, and returns when the page may change. Raises TimedOutError after ``timeout``
-        seconds; nothing was stored then. A block that storage refuses raises no exception.
+        seconds; then nothing was stored. A block that storage refuses raises no exception.
         """
         chain, name = _chain(ids), _text("request", request)
         function, handle = self._function("append"), self._open_handle()
@@ -485,7 +487,7 @@ class Traffic(_Queue[TransferEvent]):
     def close(self) -> None:
         """End the jobs, whose events are lost, and release the memory.
 
-        It waits for the ends of the jobs, and for blocks that are being stored, each write for at most a minute. A second
+        It waits for the ends of the jobs, and for blocks that are being stored, at most a minute for each write. A second
         call does nothing. In a forked child, close does nothing.
         """
         super().close()

@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Error(Exception):
-    """The base of all exceptions. A person or the calling program has to act on it."""
+    """The base of all exceptions. The calling program or an operator has to react to it."""
 
 
 class InvalidError(Error, ValueError):

@@ -54,7 +54,7 @@ class Server:
     """A program of Penstock as a child process. Only one thread at a time may call the methods."""
 
     _COMMAND: str
-    # The flags that take an address, and the names of these addresses in the log line "ready". The first one is ``address``.
+    # The flags with an address, and the names of these addresses in the log line "ready". The first one is ``address``.
     _LISTEN: ClassVar[dict[str, str]]
 
     def __init__(self, directory: Path, *, args: Sequence[str], timeout: float) -> None:
@@ -72,7 +72,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """The ``host:port`` of gRPC, to open a Store, a Leader or a Gateway with. ``start`` does not change it."""
+        """The ``host:port`` of gRPC, for a Store, a Leader or a Gateway. ``start`` does not change it."""
         return self._listen[0]
 
     @property
@@ -100,7 +100,7 @@ class Server:
         Raises NodeError if the node ends before it is ready, or takes longer than the timeout.
         """
         if self._shell is not None:
-            raise NodeError(f"the node runs already as process {self._pid}")
+            raise NodeError(f"the node is already running as process {self._pid}")
         command = [str(program()), self._COMMAND, "--log-format", "json"]
         for flag, at in zip(self._LISTEN, self._listen, strict=True):
             command += [flag, at]

@@ -1,11 +1,11 @@
 """The six methods that LMCache's native_plugin adapter calls, and deletion.
 
 LMCache calls ``submit_*`` under a lock of its own, polls ``event_fd`` and takes results from ``drain_completions``. So a
-submit starts jobs of the library and returns. What needs a node's answer first is left to one thread, the worker.
+submit starts jobs of the library and returns. Steps that need a node's answer first run in one thread, the worker.
 
-The length of an object is not a part of its key, and a namespace has values of one length. So each length has a
-namespace. The lengths themselves are stored too, in a directory, so that another process finds them. A lookup or a
-deletion has keys only and asks the namespace of each known length.
+The length of an object is not a part of its key, and a namespace has values of one length. So each length has a namespace.
+The lengths are stored too, in a directory, so that other processes find them. A lookup or a deletion has only keys and
+queries the namespace of each known length.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from typing import NamedTuple
 
 from penstock import errors
 from penstock._adapter import Connection, Counters, options, release, row
+from penstock._core import Job, KeyResult
 from penstock._keys import KEY_MAX
 from penstock._memory import Buffer
-from penstock._store import Job, KeyResult, Namespace
+from penstock._store import Namespace
 
 __all__ = ["PenstockL2"]
 
 Completion = tuple[int, bool, str, list[bool]]
-"""Number of the operation, whether it succeeded, why it did not, and a bool for each key."""
+"""Number of the operation, whether it succeeded, the error, and a bool for each key."""
 
-# How many lengths there can be. LMCache has one for each object group of each model.
+# Maximum number of lengths. LMCache has one for each object group of each model.
 _LENGTHS_MAX = 64
 _SLOTS = [f"length {i}" for i in range(_LENGTHS_MAX)]
 _LENGTH_BYTES = 8
@@ -60,14 +61,14 @@ class _Op:
         self.keys = keys
         self.done = [False] * len(keys)
         self.valid: list[int] = []  # indexes of the keys that are sent
-        self.asked: set[int] = set()  # lengths whose namespace was asked, of a lookup or deletion
+        self.asked: set[int] = set()  # lengths whose namespace was queried, of a lookup or deletion
         self.parts = 0
         self.error = ""
         self.reasons: collections.Counter[str] = collections.Counter()
 
     def completion(self) -> Completion:
-        # Some releases of LMCache look at ok alone, so ok of a get or set means every key. LMCache uses the list of a
-        # lookup only where ok is True.
+        # Some releases of LMCache use only ok, so ok of a get or set means that every key succeeded. LMCache uses the list
+        # of a lookup only if ok is True.
         ok = all(self.done) if self.kind in (_GET, _SET) else any(self.done) or not self.error
         error = self.error or ", ".join(f"{why} ({n} of {len(self.keys)} keys)" for why, n in self.reasons.items())
         return self.id, ok and not (self.kind == _SET and self.error), "" if ok else error, self.done
@@ -81,14 +82,14 @@ class _Part(NamedTuple):
 
 
 class _Watch(NamedTuple):
-    """The job that accompanies a lookup. It marks the directory's records as used, and finds a new one."""
+    """The job that accompanies a lookup. It marks the directory's records as used, and finds new records."""
 
     op: _Op
     slots: Sequence[int]
 
 
 class _Task(NamedTuple):
-    """Work for the worker: ``wait`` may wait for nodes, ``then`` goes on under the lock."""
+    """Work for the worker: ``wait`` may wait for nodes, ``then`` continues under the lock."""
 
     op: _Op
     submitted: float
@@ -101,15 +102,16 @@ class Options(Connection):
     """The ``adapter_params``."""
 
     namespace: str = "lmcache"
-    """First part of the namespaces' names. LMCache servers that have the same one share their objects."""
+    """First part of the namespaces' names. LMCache servers with the same value share their objects."""
     timeout: float = 10.0
-    """Bound of an operation, in seconds. Less than the 30 that LMCache waits for a deletion."""
+    """Time limit of an operation, in seconds. It is less than the 30 s that LMCache waits for a deletion."""
 
 
 class PenstockL2:
     """The client of an L2 adapter of LMCache. Its parameters are ``Options``.
 
-    A node that is down, full or slow is a result of the keys, never an exception. Methods may be called from any thread.
+    If a node is down, full or slow, the result of the keys reports that, and no exception is raised. Methods may be called
+    from any thread.
     """
 
     def __init__(self, **adapter_params: object) -> None:
@@ -141,7 +143,7 @@ class PenstockL2:
         self._worker = threading.Thread(target=self._work, name="penstock-lmcache", daemon=True)
         self._worker.start()
 
-    # -- what LMCache calls
+    # -- the methods that LMCache calls
 
     def event_fd(self) -> int:
         """Return a descriptor that is readable while completions wait. ``drain_completions`` resets it."""
@@ -156,7 +158,7 @@ class PenstockL2:
         return self._submit(_SET, keys, bufs)
 
     def submit_batch_exists(self, keys: list[str]) -> int:
-        """Begin to ask which objects are stored."""
+        """Begin to look up which objects are stored."""
         return self._submit(_EXISTS, keys)
 
     def submit_batch_delete(self, keys: list[str]) -> int:
@@ -164,9 +166,9 @@ class PenstockL2:
         return self._submit(_DELETE, keys)
 
     def drain_completions(self) -> list[Completion]:
-        """Return the operations that have completed, each once. It waits for nothing."""
+        """Return the operations that have completed, each once, without blocking."""
         jobs: list[Job] = []
-        with contextlib.suppress(errors.ClosedError):  # close completes what is left
+        with contextlib.suppress(errors.ClosedError):  # close completes the remaining operations
             jobs = self._store.drain()
         with self._lock:
             for job in jobs:
@@ -178,9 +180,9 @@ class PenstockL2:
         return complete
 
     def close(self) -> None:
-        """End all operations. When it returns, no buffer is used any more.
+        """End all operations. After it returns, no buffer is used.
 
-        The operations that were under way have failed, and a last ``drain_completions`` returns them. A second call does nothing.
+        The operations in progress have failed, and a last ``drain_completions`` returns them. A second call does nothing.
         """
         with self._lock:
             first, self._closed = not self._closed, True
@@ -200,7 +202,7 @@ class PenstockL2:
             os.close(self._wake)
             self._ended.set()
 
-    # -- operations; the lock is held but where a function says otherwise
+    # -- operations; the lock is held unless a function's docstring states otherwise
 
     def _submit(self, kind: str, keys: list[str], bufs: list[Buffer] | None = None) -> int:
         """Begin an operation. The lock is not held."""
@@ -257,7 +259,7 @@ class PenstockL2:
             self._started(job, _Part(part.op, part.indexes))
 
     def _ask(self, op: _Op, *, watch: bool) -> None:
-        """Begin a lookup or deletion: a job for each length that was not asked before."""
+        """Begin a lookup or deletion: a job for each length that was not queried before."""
         if not op.valid:
             return
         if self._directory is None:
@@ -281,7 +283,7 @@ class PenstockL2:
         self._jobs[job] = of
 
     def _fold(self, job: Job) -> None:
-        """Take the result of a job into its operation."""
+        """Merge the result of a job into its operation."""
         of = self._jobs.pop(job, None)
         if of is None:  # close has completed the operation
             return
@@ -322,7 +324,7 @@ class PenstockL2:
 
     @contextlib.contextmanager
     def _part(self, op: _Op) -> Iterator[None]:
-        """Run a block as a part of an operation. Whatever the block raises, the operation completes, as a failure."""
+        """Run a block as a part of an operation. If the block raises an exception, the operation completes as a failure."""
         op.parts += 1
         try:
             yield
@@ -353,7 +355,7 @@ class PenstockL2:
         while (task := self._tasks.get()) is not None:
             error: Exception | None = None
             if failure is not None and task.submitted <= failed_at:
-                error = failure  # so that a node that does not answer delays no operation by more than twice the timeout
+                error = failure  # so that a node that does not answer delays an operation by at most twice the timeout
             else:
                 failure = None
                 try:
@@ -363,7 +365,7 @@ class PenstockL2:
                     if isinstance(e, (errors.UnavailableError, errors.TimedOutError)):
                         failed_at, failure = time.monotonic(), e
             with self._lock, self._part(task.op):
-                task.op.parts -= 1  # that of _later; _part has counted another
+                task.op.parts -= 1  # the count of _later; _part has counted another
                 if error is not None:
                     raise error
                 task.then()
@@ -405,7 +407,7 @@ class PenstockL2:
                 else:  # the next lookup tries again
                     self.counters.add("lengths_not_recorded")
             return
-        raise errors.InvalidError(f"objects of {length} bytes: {self._prefix} has {_LENGTHS_MAX} other lengths, and takes no more")
+        raise errors.InvalidError(f"objects of {length} bytes: {self._prefix} already has the maximum of {_LENGTHS_MAX} other lengths")
 
     def _namespace(self, name: str, length: int) -> Namespace:
         return self._store.namespace(f"{self._prefix}/{name}", flat=True, tenant=self._tenant, **row(length))
@@ -420,7 +422,7 @@ class _Values(NamedTuple):
     values: Sequence[Buffer]
 
 
-# Warnings about what ends by itself, and is reported again when it comes back.
+# Warnings about conditions that end by themselves. They are logged again when the condition returns.
 _PASSING = ("BUSY", "DOWN", "REFUSED", "TimedOutError", "UnavailableError")
 
 _TROUBLE = {

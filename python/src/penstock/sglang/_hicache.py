@@ -33,7 +33,7 @@ class Options(Connection):
     """The keys of ``--hicache-storage-backend-extra-config`` that belong to Penstock."""
 
     timeout: float = 5.0
-    """Bound of each load, store and look-up, in seconds. A page that takes longer is recomputed."""
+    """Time limit of each load, store and look-up, in seconds. A page that takes longer is recomputed."""
     chained: bool = False
     """Store the pages of a prompt as a chain, whose end is evicted first. It needs hicache_storage_pass_prefix_keys."""
 
@@ -42,7 +42,8 @@ _R = TypeVar("_R")
 
 
 def _guarded(default: Callable[..., _R]) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """Return default(arguments) in place of an exception: one that reached SGLang's storage threads would end them."""
+    """Return default(arguments) instead of raising an exception, because an exception would end SGLang's storage
+    threads."""
 
     def wrap(method: Callable[..., _R]) -> Callable[..., _R]:
         @functools.wraps(method)
@@ -73,9 +74,9 @@ def _no_transfers(transfers: Sequence[Any], *_args: Any, **_kwargs: Any) -> dict
 class PenstockHiCache(HiCacheStorage):
     """Stores the pages of HiCache's host pools on Penstock's nodes.
 
-    SGLang calls the batch methods on its storage threads, and the others on the scheduler's. No method raises but the
-    constructor and the registration of pools, for a configuration that cannot work. While the nodes are away, refuse, or
-    have another namespace of that name, every page is a miss; the first time is logged and each one is counted.
+    SGLang calls the batch methods on its storage threads, and the others on the scheduler's. Only the constructor and the
+    registration of pools raise exceptions, for a configuration that cannot work. While the nodes do not answer, refuse, or
+    have another namespace of that name, every page is a miss. The first failure is logged and each one is counted.
     """
 
     def __init__(self, storage_config: Any, kwargs: object = None) -> None:
@@ -86,7 +87,8 @@ class PenstockHiCache(HiCacheStorage):
             raise errors.InvalidError("hicache-storage-backend-extra-config: chained needs interface_v1: 1")
         self.counters = Counters("sglang")
         self._config = storage_config
-        # Guards what follows, but for each pool's namespace while all is settled. Held while nodes are called.
+        # Guards the following attributes, except each pool's namespace once the connection is made. It is held while nodes
+        # are called.
         self._lock = threading.RLock()
         self._store: Store | None = None
         self._pools: dict[str, Pool] = {}
@@ -120,7 +122,7 @@ class PenstockHiCache(HiCacheStorage):
         self._register(_name(host_pool_name), host_pool)
 
     def on_host_pools_registered(self) -> None:
-        """Connect, for at most ``connect_timeout``. The engine starts also if no node answers."""
+        """Connect, for at most ``connect_timeout``. The engine also starts if no node answers."""
         self._ready()
 
     def _register(self, name: str, host: Any) -> None:
@@ -143,7 +145,7 @@ class PenstockHiCache(HiCacheStorage):
     # -- the connection
 
     def _ready(self) -> bool:
-        """Return whether pages can be moved. It waits for a node only where the connection is to be made."""
+        """Return whether pages can be moved. It waits for a node only if the connection has to be made."""
         if self._closed or not self._weights_known():
             return False
         if monotonic() < self._retry_at:
@@ -171,7 +173,7 @@ class PenstockHiCache(HiCacheStorage):
             return True
 
     def _disconnect(self) -> None:
-        """Close the store. The next attempt opens a new one, which does not remember that the nodes were dead."""
+        """Close the store. The next attempt opens a new one, without the state of unreachable nodes."""
         store, self._store = self._store, None
         self._registered.clear()
         for pool in self._pools.values():
@@ -185,21 +187,21 @@ class PenstockHiCache(HiCacheStorage):
         if pool.outdated and pool.namespace is not None:
             try:
                 pool.namespace.bump(to=pool.namespace.epoch + 1)
-            except errors.MismatchError:  # another rank or engine is further
+            except errors.MismatchError:  # another rank or engine has a later epoch
                 pool.namespace.refresh()
             pool.outdated = False
         for address, length, tensor in pool.buffers():
             if address not in self._registered:
-                # Pools may share memory, which is registered once. The library registers other memory with each call.
+                # Pools may share memory, which is registered once. The library registers other memory for each call.
                 with contextlib.suppress(errors.InvalidError):
                     store.register_address(address, length, keep=tensor)
                 self._registered.add(address)
 
     def _failed(self, what: str, e: Exception) -> None:
-        """Count a failure, log the first, and leave the nodes alone for a while if they do not answer or refuse."""
+        """Count a failure, log the first, and pause if the nodes do not answer or refuse."""
         kind = type(e).__name__
         self.counters.add(f"failed_{kind}")
-        self.counters.warn(f"{what} {kind}", f"{what}: {kind}: {e}. SGLang goes on without what it would have loaded or stored")
+        self.counters.warn(f"{what} {kind}", f"{what}: {kind}: {e}. SGLang continues without these pages")
         if isinstance(e, errors.Error) and not isinstance(e, errors.InvalidError):
             with self._lock:
                 self._retry_at = monotonic() + self.options.retry_interval
@@ -219,7 +221,8 @@ class PenstockHiCache(HiCacheStorage):
         return [getattr(pool.host, "mem_state", None) for pool in self._pools.values()]
 
     def _weights_known(self) -> bool:
-        """Return whether the pools hold KV of the weights that keys are made for, and make keys for the newest weights."""
+        """Return whether the pools hold KV of the weights for which keys are made. If so, make keys for the newest
+        weights."""
         if self._updated is None and _weights.version() == self._weights:
             return True
         with self._lock:
@@ -227,7 +230,7 @@ class PenstockHiCache(HiCacheStorage):
             if self._updated is not None and all(old is new for old, new in zip(self._updated, marks, strict=False)):
                 self.counters.add("unflushed")
                 self.counters.warn(
-                    "unflushed", "weights were updated and the cache was not flushed: nothing is loaded or stored until it is"
+                    "unflushed", "weights were updated and the cache was not flushed: nothing is loaded or stored before the flush"
                 )
                 return False
             version = _weights.version()
@@ -243,7 +246,8 @@ class PenstockHiCache(HiCacheStorage):
 
     @_guarded(_nothing)
     def clear(self) -> None:
-        """Begin another epoch in every namespace: all pages are a miss from now on, for every engine that uses them."""
+        """Begin another epoch in every namespace: all existing pages become misses, for every engine that uses the
+        namespaces."""
         with self._lock:
             self._outdate()
             self._retry_at = 0.0
@@ -261,23 +265,23 @@ class PenstockHiCache(HiCacheStorage):
 
     @_guarded(_no_pages)
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        """Load pages into the host pool and return for each whether it is there, verified."""
+        """Load pages into the host pool and return for each whether it was loaded and verified."""
         return self._get(self._pools["kv"], keys, host_indices, extra_info)
 
     @_guarded(_no_pages)
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        """Store pages of the host pool and return for each whether it is stored, now or before."""
+        """Store pages of the host pool and return for each whether it is stored, by this call or before."""
         return self._set(self._pools["kv"], keys, host_indices, extra_info)
 
     # -- pages of all pools
 
     @_guarded(lambda *_, **__: PoolTransferResult.empty())
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
-        """Return the longest prefix that every pool can restore, and how far each pool gets."""
+        """Return the longest prefix that every pool can restore, and the length for each pool."""
         kv = self._pools["kv"]
         if not keys or not self._ready():
             return PoolTransferResult.empty()
-        # A pool that only hands out indices has no pages that could be absent.
+        # A pool that only allocates indices has no pages that could be absent.
         pages = self._match(kv, keys, extra_info) if kv.fragments else len(keys)
         hits = {PoolName.KV: pages} if pages else {}
         whole = set(range(1, pages + 1))
@@ -307,11 +311,11 @@ class PenstockHiCache(HiCacheStorage):
             keys = transfer.keys or []
             try:
                 done[transfer.name] = move(self._pools[_name(transfer.name)], keys, transfer.host_indices, extra_info)
-            except Exception as e:  # the other pools go on
+            except Exception as e:  # the other pools continue
                 self._failed(_name(transfer.name), e)
         return done
 
-    # -- single pages, as tensors: what SGLang calls without interface_v1
+    # -- single pages, as tensors: the methods that SGLang calls without interface_v1
 
     @_guarded(_nothing)
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
@@ -347,12 +351,12 @@ class PenstockHiCache(HiCacheStorage):
     # -- moving
 
     def _prefix(self, pool: Pool, extra_info: Any, *, whole: bool) -> list[str]:
-        """Return the keys of the pages before those of a call. In a look-up SGLang gives no list where it is empty."""
+        """Return the keys of the pages before those of a call. In a look-up SGLang passes no list if it is empty."""
         prefix: list[str] | None = getattr(extra_info, "prefix_keys", None)
         if not pool.chained:
             return []
         if prefix is None and not whole:
-            raise errors.InvalidError("SGLang gives no prefix_keys: set hicache_storage_pass_prefix_keys to true, or chained to false")
+            raise errors.InvalidError("SGLang passes no prefix_keys: set hicache_storage_pass_prefix_keys to true, or chained to false")
         return list(prefix or ())
 
     def _keys(self, keys: Sequence[str]) -> list[str]:
@@ -380,7 +384,7 @@ class PenstockHiCache(HiCacheStorage):
     def _cut(self, result: Result) -> None:
         if result.cut == Cut.DOWN:
             self.counters.add("down")
-            self.counters.warn("down", f"no node answers at {self.options.servers}: SGLang goes on without the cache")
+            self.counters.warn("down", f"no node answers at {self.options.servers}: SGLang continues without the cache")
         elif result.cut == Cut.EPOCH:
             self.counters.add("epoch_over")
             self.counters.warn(
@@ -429,10 +433,10 @@ class PenstockHiCache(HiCacheStorage):
             (KeyResult.DOWN, f"no node answers at {self.options.servers}"),
         ):
             if code in result.codes:
-                self.counters.warn(f"put {code.name}", f"{why}: SGLang goes on without storing")
+                self.counters.warn(f"put {code.name}", f"{why}: SGLang continues without storing")
         return done
 
-    # -- the rest
+    # -- statistics and close
 
     @_guarded(_nothing)
     def get_stats(self) -> Any:
@@ -502,7 +506,7 @@ class _Stats:
         return new
 
     def _metrics(self) -> Any:
-        """Return SGLang's StorageMetrics, or None: its module has moved before."""
+        """Return SGLang's StorageMetrics, or None if it is not found, because its module has moved between releases."""
         if not self._enabled:
             return None
         try:

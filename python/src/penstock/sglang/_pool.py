@@ -1,4 +1,4 @@
-"""One host pool of SGLang: where its pages lie, and the namespace that holds them."""
+"""One host pool of SGLang: the addresses of its pages, and the namespace that holds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAGE_FIRST = ("page_first", "page_first_direct")
 _PART_BYTES = 1 << 20
 _PARTS_MAX = 1 << 12
 
-# Attributes of SGLang's host pools that decide which bytes a page has, and in which order.
+# Attributes of SGLang's host pools that determine the bytes of a page and their order.
 _SHAPE = (
     "layer_num", "target_layer_num", "start_layer", "end_layer", "head_num", "head_dim", "v_head_dim", "head_group_num",
     "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim", "dsa_kv_cache_store_fp8", "storage_format_tag", "dcp_size", "dcp_rank",
@@ -43,7 +43,7 @@ class Pool:
     """A host pool of the engine.
 
     All fragments of a page are one value, for example K and V, so a page is stored whole or not at all. ``fragments`` are
-    their lengths; a pool without memory of its own, which only hands out indices, has none.
+    their lengths. A pool without memory of its own, which only allocates indices, has none.
     """
 
     def __init__(self, name: str, host: Any, config: Any, *, chained: bool, version: str) -> None:
@@ -64,7 +64,7 @@ class Pool:
         return sum(self.fragments)
 
     def _replicated(self, config: Any) -> bool:
-        """Whether each rank of tensor parallelism has the same bytes: latent KV has no heads to share out."""
+        """Whether each rank of tensor parallelism has the same bytes: latent KV has no heads to divide."""
         if not config.is_mla_model or self.name == "mamba":
             return False
         from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
@@ -77,10 +77,12 @@ class Pool:
         if getattr(self.host, "stores_page_envelope", False):
             raise InvalidError(f"{what}: pages that hold several pools (page envelopes) are not supported")
         if not list(self.buffers()):
-            # A dummy leaves its pages to another rank on the host; a logical pool only hands out indices.
+            # A dummy leaves its pages to another rank on the host; a logical pool only allocates indices.
             if getattr(self.host, "_is_dummy", False) or self.host.get_page_buffer_meta(_indices(self.page_tokens)) is None:
                 return []
-            raise InvalidError(f"{what} has pages and names no buffers: this release keeps them where the adapter does not look")
+            raise InvalidError(
+                f"{what} has pages and names no buffers: this release stores them in a way that the adapter does not support"
+            )
         layout = getattr(self.host, "layout", None)
         allowed = (*_PAGE_FIRST, "layer_first") if self.replicated and self.name == "kv" else _PAGE_FIRST
         if layout not in allowed:
@@ -141,7 +143,7 @@ class Pool:
         )
 
     def buffers(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield address, length and tensor of each buffer that has any bytes."""
+        """Yield address, length and tensor of each buffer that is not empty."""
         get = getattr(self.host, "get_hybrid_pool_buffer", None)
         found = get() if get is not None else getattr(self.host, "kv_buffer", None)
         for tensor in found if isinstance(found, (list, tuple)) else [found]:
@@ -169,8 +171,8 @@ class Pool:
         try:
             free = self.host.available_size() // self.page_tokens
         except NotImplementedError:
-            # Its pages lie at the indices of another pool. Any page will do, because what it holds is restored, and SGLang
-            # moves no page while it registers pools.
+            # Its pages are at the indices of another pool. Any page is suitable, because its content is restored, and
+            # SGLang moves no page while it registers pools.
             pages = min(3, self.host.size // self.page_tokens)
             self._check(_indices(pages * self.page_tokens), pages)
             return True

@@ -1,4 +1,4 @@
-"""When the engine's weights change, and which version they are."""
+"""Detects changes of the engine's weights, and their version."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-# The scheduler calls the first when it has loaded weights, before it takes their version over, and the second before it
-# flushes the tree of cached prefixes. A storage backend has no hook of its own for either.
+# The scheduler calls the first when it has loaded weights, before it sets their version, and the second before it flushes
+# the tree of cached prefixes. A storage backend has no hook of its own for either.
 HOOKS = ("record_weight_version_after_update", "flush_cache_after_weight_update")
 
 _lock = threading.Lock()
@@ -17,9 +17,9 @@ _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch(listener: Any) -> bool:
-    """Have ``listener.weights_updated()`` called on the scheduler's thread when weights were loaded in this process.
+    """Call ``listener.weights_updated()`` in the scheduler's thread when weights were loaded in this process.
 
-    Returns False if this SGLang has no such place.
+    Returns False if this release of SGLang has no such method.
     """
     try:
         from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager as Updater
@@ -31,7 +31,7 @@ def watch(listener: Any) -> bool:
         for name in HOOKS:
             method = getattr(Updater, name)
             if not hasattr(method, "__penstock__"):
-                setattr(Updater, name, _telling(method))
+                setattr(Updater, name, _notifying(method))
         _listeners.add(listener)
     return True
 
@@ -42,21 +42,21 @@ def ignore(listener: Any) -> None:
         _listeners.discard(listener)
 
 
-def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
+def _notifying(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def notify(*args: Any, **kwargs: Any) -> Any:
         with _lock:
             listeners = list(_listeners)
         for listener in listeners:
             listener.weights_updated()
         return method(*args, **kwargs)
 
-    told.__penstock__ = True  # type: ignore[attr-defined]
-    return told
+    notify.__penstock__ = True  # type: ignore[attr-defined]
+    return notify
 
 
 def version() -> str:
-    """Return the version of the weights that the engine serves, as the caller of the last update named it."""
+    """Return the version of the weights that the engine serves, as given by the caller of the last update."""
     try:
         from sglang.srt.runtime_context import get_serving
 

@@ -1,7 +1,7 @@
-"""Penstock for vLLM. ``PenstockConnector`` moves blocks between the engine's KV cache and Penstock, ``PenstockTier`` between
-vLLM's offloading and Penstock. ``PenstockDualPath`` makes an engine one of a prefill/decode cluster.
+"""Penstock for vLLM. ``PenstockConnector`` moves blocks between the engine's KV cache and Penstock, ``PenstockTier``
+between vLLM's offloading and Penstock. ``PenstockDualPath`` makes an engine one of a prefill/decode cluster.
 
-vLLM is imported by the first use of a class, not by this package. docs/engines.md says how to configure it.
+The first use of a class imports vLLM; this package does not. docs/engines.md describes the configuration.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ except ImportError:  # the parameter locality is refused then
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
     from vllm.v1.kv_offload.base import OffloadingCounterMetadata
-except ImportError:  # the release asks no tier for metrics
+except ImportError:  # the release reads no metrics of tiers
     OffloadingConnectorStats = OffloadingCounterMetadata = None
 
 __all__ = [
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def accepted(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the keyword arguments that a function of this release takes."""
+    """Return the keyword arguments that a function of this release accepts."""
     return {name: value for name, value in arguments.items() if name in inspect.signature(function).parameters}
 
 
@@ -84,7 +84,7 @@ def counter(text: str) -> Any:
 
 
 def stats(counters: dict[str, int]) -> Any:
-    """Return increments of counters as the engine takes them."""
+    """Return increments of counters in the form that the engine accepts."""
     increments = OffloadingConnectorStats()
     for name, n in counters.items():
         increments.increase_counter(name, n)
@@ -92,11 +92,12 @@ def stats(counters: dict[str, int]) -> Any:
 
 
 def identity(spec: Any) -> tuple[str, dict[str, Any]]:
-    """Return the model's name and all that decides the bytes of a row: the facts of vLLM's own tier of files, and the KV layout.
+    """Return the model's name and all facts that determine the bytes of a row: the facts of vLLM's own tier of files, and
+    the KV layout.
 
-    Numbers of ranks share rows only where vLLM certifies one format for all of them (its canonical layout), or keeps one
-    copy of equal KV (replicated). In the direct format a row has all layers of one rank, then all of the next, which is
-    other bytes for every number of ranks. vLLM's is_parallelism_agnostic is true for that format too.
+    Numbers of ranks share rows only if vLLM certifies one format for all of them (its canonical layout), or keeps one copy
+    of equal KV (replicated). In the direct format a row has all layers of one rank, then all of the next, so the bytes
+    differ for every number of ranks. vLLM's is_parallelism_agnostic is true for that format too.
     """
     try:
         from vllm.v1.kv_offload.file_mapper import FileMapper

@@ -1,4 +1,4 @@
-"""What the connectors take from vLLM and give to it: its configuration, the names of blocks, metrics."""
+"""The connectors' access to vLLM: its configuration, the names of blocks, metrics."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def check_policy(config: Any) -> None:
 
 
 def new_events(counters: _adapter.Counters, events: dict[str, str], sent: dict[str, int]) -> Stats | None:
-    """Return what has happened since the last call, or None if nothing has. ``sent`` has what was returned before."""
+    """Return the events since the last call, or None if there are none. ``sent`` has the counts that were returned
+    before."""
     new = {name: counters[name] - sent.get(name, 0) for name in events if counters[name] != sent.get(name, 0)}
     for name, n in new.items():
         sent[name] = sent.get(name, 0) + n
@@ -82,15 +83,16 @@ def new_events(counters: _adapter.Counters, events: dict[str, str], sent: dict[s
 
 
 def refuse_unsupported(config: Any) -> None:
-    """Raise InvalidError for what would need another layout of namespaces than one for each tensor-parallel rank."""
+    """Raise InvalidError for configurations that need another layout of namespaces than one for each tensor-parallel
+    rank."""
     parallel = config.parallel_config
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) != 1:
-            raise errors.InvalidError(f"{name} is {size}; the connector knows tensor parallelism only")
+            raise errors.InvalidError(f"{name} is {size}; the connector supports only tensor parallelism")
 
 
 def facts_of(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
-    """Return what decides the bytes of the KV cache, but for the tensors' shapes."""
+    """Return the facts that determine the bytes of the KV cache, except the tensors' shapes."""
     model = config.model_config
     layers = config.compilation_config.static_forward_context
     backends = set()
@@ -112,7 +114,7 @@ def facts_of(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
 def extras_of(config: Any, timeout: float) -> Extras:
     """Return the part of a block's name that does not come from the tokens, for the requests of an engine.
 
-    ``timeout`` bounds how long a request waits for its adapter's files, in seconds.
+    ``timeout`` bounds the time that a request waits for its adapter's files, in seconds.
     """
 
     def keys(request: Any, start: int, end: int) -> Any:

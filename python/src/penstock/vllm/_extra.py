@@ -26,7 +26,8 @@ __all__ = ["Adapters", "Extra", "Extras"]
 _log = logging.getLogger("penstock.vllm")
 
 Extra = Callable[[int, int], object]
-"""Takes the first token of a block and the first one behind it, and returns what the block's KV depends on beside the tokens."""
+"""Takes the first token of a block and the first token after it, and returns the facts other than tokens that determine
+the block's KV."""
 
 _Signature = tuple[tuple[str, int, int, int, int], ...]
 
@@ -35,21 +36,21 @@ _Known = dict[str, tuple[_Signature, str]]
 
 
 class Adapters:
-    """Identifies adapters by the content of their files. It reads files on a thread of its own.
+    """Identifies adapters by the content of their files. It reads files in a thread of its own.
 
-    An adapter whose files change while the engine uses it is not identified any more: the engine may have the old weights or
-    the new ones, and its prefix cache has blocks of the old ones under the same path.
+    An adapter whose files change while the engine uses it is no longer identified: the engine may have the old weights or
+    the new ones, and its prefix cache has blocks of the old weights under the same path.
     """
 
     def __init__(self, find: Callable[[str], str]) -> None:
-        """``find`` returns the directory of an adapter's path, as the engine does. It may take long."""
+        """``find`` returns the directory of an adapter's path, as the engine does. It may block for long."""
         self._find = find
         self._link: _adapter.Link[_Known] = _adapter.Link("penstock: LoRA adapters", dict, retry=0, log=_log)
         self._changed: set[str] = set()  # paths, for the thread
         self._paths: dict[int, str] = {}  # by number: the path that the engine has loaded
 
     def digest(self, lora: Any) -> Future[str]:
-        """Begin to identify the adapter of a LoRARequest. The result is InvalidError for one that cannot be identified."""
+        """Begin to identify the adapter of a LoRARequest. The result is an InvalidError if it cannot be identified."""
         number, path = int(lora.lora_int_id), str(lora.lora_path)
         if self._paths.setdefault(number, path) != path:
             if not lora.load_inplace:
@@ -79,7 +80,7 @@ class Adapters:
                 known[path] = now, (digest := read)
         except errors.InvalidError:
             raise
-        except Exception as e:  # of the file system, or of the hub that find asks
+        except Exception as e:  # an error of the file system, or of the hub that find uses
             raise errors.InvalidError(f"the LoRA adapter at {path} cannot be read: {e}") from e
         if path in self._changed or digest is None:
             raise errors.InvalidError(
@@ -114,7 +115,7 @@ def _content(files: list[str]) -> str:
 
 
 class Extras:
-    """Makes the extras of a request's blocks. Callers ask ``ready`` until it is true, and then call ``of`` once."""
+    """Makes the extras of a request's blocks. Callers call ``ready`` until it returns true, and then call ``of`` once."""
 
     def __init__(
         self,
@@ -126,10 +127,11 @@ class Extras:
         timeout: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``keys`` returns vLLM's own keys of a block. ``lora`` are the options that decide the KV of all adapters in this engine.
+        """``keys`` returns vLLM's own keys of a block. ``lora`` are the options that determine the KV of all adapters in
+        this engine.
 
-        ``images`` is whether the engine identifies images by their content. ``timeout`` bounds how long a request waits for
-        its adapter's files, in seconds.
+        ``images`` is whether the engine identifies images by their content. ``timeout`` bounds the time that a request
+        waits for its adapter's files, in seconds.
         """
         self._keys = keys
         self._adapters = adapters
@@ -140,7 +142,7 @@ class Extras:
         self._waiting: dict[str, tuple[Future[str], float]] = {}  # by request
 
     def ready(self, request: Any) -> bool:
-        """Return whether ``of`` can answer. The first call begins to read the files of the request's adapter."""
+        """Return whether ``of`` can be called. The first call begins to read the files of the request's adapter."""
         if request.lora_request is None or self._adapters is None:
             return True
         if request.request_id not in self._waiting:
@@ -149,9 +151,9 @@ class Extras:
         return digest.done() or self._clock() >= until
 
     def of(self, request: Any) -> Extra | None:
-        """Return the extras of a request, or None for one whose tokens alone decide its KV.
+        """Return the extras of a request, or None if its tokens alone determine its KV.
 
-        Raises InvalidError for one that other processes could not name.
+        Raises InvalidError if other processes could not compute the same extras.
         """
         adapter = self._adapter(request)
         if request.mm_features and not self._images:
@@ -182,7 +184,7 @@ class Extras:
         return (digest.result(), request.lora_request.is_3d_lora_weight, *self._lora)
 
     def forget(self, request: Any) -> None:
-        """Forget a request that has ended."""
+        """Remove the state of a request that has ended."""
         self._waiting.pop(request.request_id, None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the engine keeps a block: an address for each layer.
+"""The location of a block in the engine's memory: an address for each layer.
 
 engine     KV cache groups     full         window       window
            layers              0            1            2          they may share memory: a block id belongs to one group
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock._core import Group
 from penstock._memory import Pointers
-from penstock._store import Group
 from penstock.errors import InvalidError
 from penstock.vllm._plan import NULL, Blocks
 
@@ -50,7 +50,7 @@ class LayerGroup:
     """Layers that read the same tokens, of one KV cache group of the engine or of several: a layer group of the namespace."""
 
     window: int
-    """How many tokens before a token its layers read; 0: all."""
+    """Number of tokens before a token that its layers read; 0: all."""
     layers: list[Layer]
 
     @property
@@ -80,9 +80,9 @@ class Layout:
     blocks: int
     block_tokens: int
     memory: list[tuple[int, int, Any]]
-    """Address and length of each allocation, and what keeps it."""
+    """Address and length of each allocation, and the object that keeps it."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What decides the bytes of a page, as JSON's types."""
+    """The facts that determine the bytes of a page, as JSON's types."""
 
     def parts(self, layers: int) -> list[Part]:
         """Return all layers in parts of at most ``layers``, in the order in which the model computes them."""
@@ -94,10 +94,10 @@ class Layout:
         return sorted(parts, key=lambda part: min(_place(layer.name) for layer in part.layers))
 
     def pieces(self, first: int, blocks: Blocks, part: Part | None = None) -> tuple[list[tuple[int, int]], Pointers]:
-        """Return the pieces of blocks first and following of a prompt, and where the engine has them.
+        """Return the pieces of the blocks from first on, and their locations in the engine's memory.
 
-        A piece is (block of the prompt, layer group). The engine has no block for a piece outside the group's window. With a
-        part the result has only the layers of that part.
+        A piece is (block of the prompt, layer group). The engine has no block for a piece outside the group's window. With
+        a part the result has only the layers of that part.
         """
         pieces: list[tuple[int, int]] = []
         addresses: list[int] = []
@@ -120,8 +120,8 @@ class Layout:
 def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
     """Return the layout of the KV cache that the engine registers.
 
-    Raises InvalidError, with the name of the layer or group, for everything that would not be stored whole: recurrent state, a
-    layer that no group has, a shape whose first dimension is not the block, memory that is not the host's.
+    Raises InvalidError, with the name of the layer or group, for a layout that cannot be stored whole: recurrent state, a
+    layer that is in no group, a shape whose first dimension is not the block, or memory that is not host memory.
     """
     groups: dict[tuple[int, int], LayerGroup] = {}
     named: dict[str, tuple[int, int]] = {}  # by layer: its KV cache group and its window

@@ -1,6 +1,7 @@
-"""What the two sides of PenstockDualPath send each other.
+"""The messages between the two sides of PenstockDualPath.
 
-An attempt is the planner's word for one try at a request on a prefill and a decode engine. A job is the engine's part of it.
+An attempt is one try of the planner to serve a request on a prefill and a decode engine. A job is the engine's part of an
+attempt.
 """
 
 from __future__ import annotations
@@ -45,27 +46,27 @@ class Options(_adapter.Connection):
     planner: str = ""
     """host:port of the planner's gRPC."""
     engine: str = ""
-    """The name by which planner and gateway know this engine. It is unique in the cluster."""
+    """The name of this engine at planner and gateway. It is unique in the cluster."""
     group: str = ""
-    """The name of the group that the engine is alone in; default: that of the engine."""
+    """The name of the group, of which the engine is the only member; default: the name of the engine."""
     machine: str = field(default_factory=socket.gethostname)
-    """The name of the machine whose storage NIC the engine reads through; default: that of the host."""
+    """The name of the machine whose storage NIC the engine uses; default: the host name."""
     model: str = ""
-    """Name of the model in the namespace's name; default: as the engine was given it."""
+    """Name of the model in the namespace's name; default: the engine's name of the model."""
     listen: str = "127.0.0.1:0"
-    """Address at which engines of the other side reach this one: that of the compute NIC."""
+    """Address at which engines of the other side reach this one: the address of the compute NIC."""
     buffer_mib: int = 256
-    """MiB of DRAM that prompts pass through on their way. A decode engine needs room for the KV of its longest prompt."""
+    """MiB of DRAM through which prompts pass. A decode engine needs room for the KV of its longest prompt."""
     verify: str = "every-hop"
-    """Where KV is compared with its checksums between the engines: as of ``penstock.Traffic``."""
+    """The verification of KV between the engines: see ``penstock.Traffic``."""
     start_timeout: float = 10.0
-    """How long a request waits for the planner's order. After that the engine computes it alone."""
+    """Time for which a request waits for the planner's order. After that the engine computes the request alone."""
     job_timeout: float = 120.0
-    """Bound of one request's transfers, from its order to the end of its prefill."""
+    """Time limit of one request's transfers, from its order to the end of its prefill."""
     layer_timeout: float = 10.0
-    """How long a forward pass waits for a layer, which comes from DRAM and from the decode engine."""
+    """Time for which a forward pass waits for a layer, which comes from DRAM and from the decode engine."""
     append_timeout: float = 1.0
-    """How long a step waits for memory for a decoded block. After that the block is not stored."""
+    """Time for which a step waits for memory for a decoded block. After that the block is not stored."""
 
 
 @dataclass(frozen=True)
@@ -80,26 +81,26 @@ class Job:
     """An engine's part of an attempt. Lengths are in blocks."""
 
     name: str
-    """That of the attempt."""
+    """The attempt's name."""
     request: str
     """The engine's id of the request."""
     ids: bytes
-    """Of the prompt's full blocks."""
+    """The ids of the prompt's full blocks."""
     epoch: int
     blocks: int
-    """The whole prompt, the last block perhaps partly filled."""
+    """The length of the whole prompt, whose last block may be partly filled."""
     hit: int
     parts: tuple[Part, ...]
-    """What this engine reads of the first ``hit`` blocks."""
+    """The ranges of the first ``hit`` blocks that this engine reads."""
     peer_address: bytes
     peer_token: bytes
     pages: tuple[int, ...] = ()
-    """Of a decode engine: its blocks for the whole prompt."""
+    """On a decode engine: its blocks for the whole prompt."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """An order of the planner about an attempt under way: READ, CUT or RECOMPUTE."""
+    """An order of the planner about a running attempt: READ, CUT or RECOMPUTE."""
 
     name: str
     kind: ActionKind
@@ -108,13 +109,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Step:
-    """What the engine computes of a prompt in this step, on a prefill engine."""
+    """The part of a prompt that a prefill engine computes in this step."""
 
     name: str
     pages: tuple[int, ...]
-    """The engine's blocks behind those of earlier steps."""
+    """The engine's blocks after those of earlier steps."""
     computed: int
-    """The blocks before this one are computed at the end of the step."""
+    """The blocks before this one are computed by the end of the step."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Append:
 
 @dataclass
 class Plan:
-    """What begins in one step."""
+    """The work that begins in one step."""
 
     cancels: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
@@ -138,16 +139,16 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)
-    """Finished requests whose job has ended: the engine may have their blocks."""
+    """Finished requests whose job has ended: the engine may reuse their blocks."""
     lost: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    """Requests that wait for a load that does not begin, with their blocks."""
+    """Requests that wait for a load that will not begin, with their blocks."""
     idle: bool = False
     """The engine computes nothing in this step."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A part has been read up to a block, and so many of its bytes have come."""
+    """A part has been read up to a block, and the given number of its bytes has arrived."""
 
     part: Part
     upto: int
@@ -165,7 +166,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job has ended: nothing of it touches the KV cache any more. failure is empty after a success."""
+    """A job has ended and no longer accesses the KV cache. failure is empty after a success."""
 
     failure: str
     intact: int
@@ -174,10 +175,10 @@ class Ended:
 
 @dataclass
 class Report:
-    """What the worker reports after a step, by the name of the attempt."""
+    """The worker's report after a step, by the name of the attempt."""
 
     loaded: dict[str, int] = field(default_factory=dict)
-    """Storage is read. The first block that the model has to compute."""
+    """Storage has been read. The value is the first block that the model has to compute."""
     reads: list[tuple[str, Progress | Stopped]] = field(default_factory=list)
     ended: dict[str, Ended] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)

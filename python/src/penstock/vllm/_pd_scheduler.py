@@ -5,11 +5,12 @@
     planner ◄── progress, stopped, passed, done ── update ◄─ Report, each step
 
 A request names its attempt in kv_transfer_params, {"penstock": {"attempt": NAME, "epoch": N}}. The planner's order and the
-request come by different ways, in either order.
+request arrive separately, in either order.
 
-A prefill engine's job begins when both are there, and the request is scheduled when storage has been read: no step waits for
+A prefill engine's job begins when both have arrived, and the request is scheduled when storage has been read: no step waits for
 storage. A decode engine's job begins when the engine has blocks for the prompt. A request that names no attempt is computed
-without the cache. So is a request whose attempt has failed; the gateway, which hears of the failure, ends it and sends another one.
+without the cache. So is a request whose attempt has failed; the gateway is notified of the failure, ends the request and sends
+another one.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class _Turn:
     """An attempt of the planner at this engine."""
 
     attempt: Attempt
-    early: list[Order] = field(default_factory=list)  # those before the job
-    job: bool = False  # the workers have its job, or get it with the next plan
-    request: str = ""  # the engine's id of the request, if it has come
-    loaded: int | None = None  # prefill: the first block to compute, when storage is read
+    early: list[Order] = field(default_factory=list)  # orders that came before the job
+    job: bool = False  # the workers have its job, or receive it with the next plan
+    request: str = ""  # the engine's id of the request, if it has arrived
+    loaded: int | None = None  # prefill: the first block to compute, once storage has been read
     served: bool = False  # decode: the engine has completed the output
 
 
@@ -95,10 +96,10 @@ class Scheduler:
         self._cancels: list[str] = []
         self._running: dict[str, str] = {}  # by attempt: the requests whose job has not ended on the worker
         self._held: set[str] = set()  # finished requests whose blocks the engine holds for their job
-        self._freed: list[str] = []  # those whose job has ended
-        self._lost: list[tuple[str, tuple[int, ...]]] = []  # decode: requests that wait for a job which does not begin
+        self._freed: list[str] = []  # requests whose job has ended
+        self._lost: list[tuple[str, tuple[int, ...]]] = []  # decode: requests that wait for a job that will not begin
 
-    # -- life
+    # -- lifecycle
 
     def attach(self, definition: Definition) -> None:
         """Open the namespace and the session with the planner. It waits for the nodes for at most connect_timeout."""
@@ -142,14 +143,14 @@ class Scheduler:
                         self._take(action)
 
     def _take(self, action: Action) -> None:
-        """Take an action of the planner. The lock is held."""
+        """Handle an action of the planner. The lock is held."""
         attempt = action.attempt
         turn = self._turns.get(attempt.name)
         if action.kind == ActionKind.START:
             self._turns[attempt.name] = _Turn(attempt)
             self._counters.add("attempts")
         elif turn is None:
-            return  # it has ended here
+            return  # the attempt has already ended here
         elif action.kind == ActionKind.END:
             if turn.job:
                 self._cancels.append(attempt.name)
@@ -170,9 +171,9 @@ class Scheduler:
     # -- requests
 
     def lookup(self, request: Any) -> tuple[int | None, bool]:
-        """Return how many tokens a load brings, and whether it brings them between steps.
+        """Return how many tokens a load brings, and whether the load runs between steps.
 
-        None: ask again.
+        None: call again later.
         """
         state = self._state(request)
         if state is None or state.alone:
@@ -224,7 +225,7 @@ class Scheduler:
         return 0, False
 
     def _give_up(self, state: _Request, why: str) -> tuple[int, bool]:
-        """End the attempt of a request, which goes on alone."""
+        """End the attempt of a request, which continues alone."""
         with self._lock:
             turn = self._turns.get(state.name)
             if turn is not None and turn.request == state.request.request_id:
@@ -235,7 +236,7 @@ class Scheduler:
         return self._alone(state, why)
 
     def _accept(self, state: _Request, turn: _Turn) -> str:
-        """Join a request with its attempt. Return why that cannot be. The lock is held."""
+        """Assign a request to its attempt. Return the reason if that is impossible. The lock is held."""
         request, attempt = state.request, turn.attempt
         assert self._link is not None
         assert self._link.value is not None
@@ -287,7 +288,7 @@ class Scheduler:
         pages = tuple(blocks[: -(-request.num_tokens // self._block)])
         with self._lock:
             turn = self._turns.get(state.name)
-            if turn is None:  # the planner has given it up since lookup
+            if turn is None:  # the planner has ended the attempt since the lookup
                 self._alone(state, "the planner has given the attempt up")
                 self._lost.append((request.request_id, pages))
             elif not turn.job:
@@ -296,7 +297,7 @@ class Scheduler:
     # -- a step
 
     def plan(self, scheduled: dict[str, int], resolve: Callable[[str], Sequence[int]], preempted: Iterable[str] = ()) -> Plan:
-        """Return what begins in this step. resolve returns the blocks of a request.
+        """Return the work that begins in this step. resolve returns the blocks of a request.
 
         The engine may give the blocks of preempted requests to others in this step: the worker ends their jobs before it.
         """
@@ -348,7 +349,7 @@ class Scheduler:
             state.appended += 1
 
     def update(self, report: Report) -> None:
-        """Take what the worker reports after a step."""
+        """Handle the worker's report after a step."""
         with self._lock:
             for name, first in report.loaded.items():
                 if name in self._turns:
@@ -369,7 +370,7 @@ class Scheduler:
             self._counters.settle("reset")
 
     def _ended(self, name: str, ended: Ended) -> None:
-        """Take the end of a job. The lock is held."""
+        """Handle the end of a job. The lock is held."""
         request = self._running.pop(name)
         if request in self._held:
             self._held.remove(request)
@@ -388,7 +389,7 @@ class Scheduler:
                 turn.attempt.passed()
 
     def finished(self, request: Any) -> bool:
-        """Forget a request. Return whether its blocks are held until the worker reports the end of its job."""
+        """Remove a request. Return whether its blocks are held until the worker reports the end of its job."""
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return False
@@ -413,15 +414,16 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a job is under way or to be begun, so that the engine has to go on with its steps."""
+        """Whether a job is running or about to begin, so that the engine has to continue its steps."""
         return bool(self._running or self._freed)
 
     # -- new weights
 
     def reset(self) -> None:
-        """End all attempts, and refuse others until new_weights has named the epoch: the engine may have other weights.
+        """End all attempts, and refuse others until new_weights has set the epoch, because the engine may have other
+        weights.
 
-        An epoch that each engine began by itself would be another one on each.
+        If each engine chose an epoch itself, the epochs would differ.
         """
         with self._lock:
             self._epoch = 0  # no attempt has this epoch
@@ -432,4 +434,4 @@ class Scheduler:
                     self._cancels.append(turn.attempt.name)
                 else:
                     self._done(turn, "the engine has reset its cache")
-        self._counters.warn("reset", "the engine has reset its cache, and refuses attempts until penstock.vllm.new_weights names its epoch")
+        self._counters.warn("reset", "the engine has reset its cache, and refuses attempts until penstock.vllm.new_weights sets its epoch")

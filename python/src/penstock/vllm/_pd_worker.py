@@ -32,8 +32,8 @@ _log = logging.getLogger("penstock.vllm")
 _ID = _adapter.Chain.SIZE
 
 _IDLE = 0.005
-"""Seconds that a step without computation waits for an event. While requests wait for transfers, the engine takes such steps one
-after the other, and they would take the CPU from engines that compute."""
+"""Seconds that a step without computation waits for an event. While requests wait for transfers, the engine repeats such
+steps, which would otherwise take the CPU from engines that compute."""
 
 
 @dataclass
@@ -55,14 +55,14 @@ class _Running:
     handle: PrefillJob | DecodeJob
     pages: list[int]
     ready: bool = False  # decode: the prompt is in the KV cache
-    failed: bool = False  # prefill: a layer did not come; the engine computes the prompt again
+    failed: bool = False  # prefill: a layer did not arrive; the engine computes the prompt again
 
 
 class Worker:
-    """Begins the jobs of each step and collects what becomes of them.
+    """Begins the jobs of each step and collects their results.
 
-    Only register and bump wait for nodes. wait_for_layer waits for copies from DRAM and from the decode engine, because storage has
-    been read when the request is scheduled. The end of a job is reported when nothing touches its blocks any more.
+    Only register and bump wait for nodes. wait_for_layer waits for copies from DRAM and from the decode engine, because
+    storage has been read when the request is scheduled. The end of a job is reported when it no longer accesses its blocks.
     """
 
     def __init__(self, options: Options, counters: _adapter.Counters, *, role: Role) -> None:
@@ -90,7 +90,7 @@ class Worker:
         self.open(read_layout(tensors, config), facts, rank, ranks)
 
     def open(self, layout: Layout, facts: Mapping[str, Any], rank: int, ranks: int) -> None:
-        """Do what register does for a KV cache of a known layout."""
+        """Register a KV cache of a known layout."""
         layers, stride = _device(layout)
         self._layers = {layer.name: i for i, layer in enumerate(layers)}
         address, length, keep = layout.memory[0]
@@ -117,7 +117,7 @@ class Worker:
             raise self._link.refused or late
         opened = self._link.value
         assert opened is not None
-        usable = layout.blocks - 1  # one holds nothing
+        usable = layout.blocks - 1  # the null block
         self.definition = Definition(**vars(base), member=opened.traffic.member(o.engine, device_blocks=usable))
 
     def begin(self, plan: Plan) -> None:
@@ -161,7 +161,7 @@ class Worker:
         )  # fmt: skip
 
     def _end(self, job: Job, ended: Ended, *, ready: bool) -> None:
-        """Report the end of a job. The engine computes a prompt that a decode engine has not got."""
+        """Report the end of a job. The engine computes a prompt that a decode engine has not received."""
         self._report.ended[job.name] = ended
         if self._role == Role.DECODE and not ready:
             self._failed_blocks.update(job.pages)
@@ -169,7 +169,7 @@ class Worker:
             self._loaded.add(job.request)
 
     def _cancel(self, name: str) -> None:
-        """End a job, and wait until nothing touches its blocks."""
+        """End a job, and wait until it no longer accesses its blocks."""
         running = self._running.get(name)
         if running is None or self._link is None or self._link.value is None:
             return
@@ -188,7 +188,7 @@ class Worker:
         if order.kind == ActionKind.READ:
             running.handle.read(order.part)
         elif isinstance(running.handle, PrefillJob):
-            # The model computes everything behind the first block that it computes.
+            # The model computes all blocks after the first block that it computes.
             running.handle.recompute((order.part.start, running.job.hit))
 
     def wait_for_layer(self, name: str) -> None:
@@ -206,7 +206,7 @@ class Worker:
                 self._fail(running, f"layer {layer} did not come: {e}")
 
     def save_layer(self, name: str) -> None:
-        """Send what this step has computed of a layer."""
+        """Send the blocks of a layer that this step has computed."""
         layer = self._layers.get(name)
         for step in self._steps:
             running = self._running.get(step.name)
@@ -232,7 +232,7 @@ class Worker:
             self._append(one)
 
     def _fail(self, running: _Running, why: str) -> None:
-        """Give up a job in the middle of a step, which goes on with blocks that are not loaded."""
+        """Fail a job in the middle of a step, which continues with blocks that are not loaded."""
         running.failed = True
         self._counters.warn("layer", f"attempt {running.job.name}: {why}")
         self._failed_blocks.update(running.pages[: running.job.hit])
@@ -252,7 +252,7 @@ class Worker:
         self._counters.add("saved_blocks")
 
     def poll(self) -> None:
-        """Collect what the jobs report."""
+        """Collect the events of the jobs."""
         if self._link is not None and self._link.value is not None:
             traffic = self._link.value.traffic
             self._collect(traffic.wait(_IDLE) if self._idle else traffic.drain())
@@ -283,7 +283,7 @@ class Worker:
                 self._end(running.job, Ended(failure, event.intact), ready=running.ready)
 
     def take_freed(self) -> set[str]:
-        """Return the finished requests whose blocks the engine may have."""
+        """Return the finished requests whose blocks the engine may reuse."""
         freed, self._freed = self._freed, set()
         return freed
 
@@ -310,7 +310,7 @@ class Worker:
         return epoch
 
     def close(self) -> None:
-        """End all jobs. After that nothing touches the KV cache."""
+        """End all jobs. Afterwards none of them accesses the KV cache."""
         if self._link is not None:
             self._link.close()
             if self._link.value is not None:
@@ -320,7 +320,7 @@ class Worker:
 def _device(layout: Layout) -> tuple[list[Any], int]:
     """Return the layers in the order of the namespace, and the distance of two blocks of a layer.
 
-    Raises InvalidError for a layout that a traffic manager does not carry.
+    Raises InvalidError for a layout that a traffic manager does not support.
     """
     if len(layout.groups) != 1 or layout.groups[0].window or layout.pools != 1:
         raise errors.InvalidError(

@@ -1,4 +1,4 @@
-"""What the scheduler's side and the workers' side of the connector send each other."""
+"""The messages between the scheduler's side and the workers' side of the connector."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock import _adapter
 __all__ = ["EVENTS", "LIVE_MAX", "NULL", "Blocks", "Load", "Options", "Plan", "Report", "Save"]
 
 NULL = 0
-"""The id of the block that holds nothing. It stands for blocks that are outside a layer's window."""
+"""The id of the null block. It stands for blocks outside a layer's window."""
 
 LIVE_MAX = 16
-"""The most live epochs of a namespace: PENSTOCK_LIVE_MAX of penstock.h."""
+"""The maximum number of live epochs of a namespace: PENSTOCK_LIVE_MAX of penstock.h."""
 
 Blocks = list[list[int]]
 """The engine's blocks of consecutive blocks of a prompt: a list for each KV cache group, all of one length."""
@@ -31,9 +31,9 @@ EVENTS = {
     "failed_blocks": "Blocks that were not loaded, and that the engine computes.",
     "saves": "Saves that were started.",
     "save_failures": "Saves that the node did not take in whole.",
-    "saved_blocks": "Blocks that are stored, by rank; those that were stored before included.",
+    "saved_blocks": "Blocks that are stored, by rank, including blocks that were stored before.",
     "saved_bytes": "Bytes that were sent.",
-    "dropped_blocks": "Blocks that were not saved: too many saves were under way, or an earlier block of the request was refused.",
+    "dropped_blocks": "Blocks that were not saved: too many saves were running, or an earlier block of the request was refused.",
     "epochs": "New epochs, after weight updates.",
 }
 """Events that the connector counts, each the metric vllm:penstock_EVENT_total of the engine."""
@@ -44,27 +44,28 @@ class Options(_adapter.Connection):
     """The options in kv_connector_extra_config, then the variables PENSTOCK_NAME. Times are in seconds."""
 
     model: str = ""
-    """Name of the model in the namespace's name; default: as the engine was given it."""
+    """Name of the model in the namespace's name; default: the engine's name of the model."""
     lookup_timeout: float = 1.0
-    """Bound of a lookup. A request waits for it before it is scheduled."""
+    """Time limit of a lookup. A request waits for it before it is scheduled."""
     load: Literal["async", "layers"] = "async"
     """async: a request is scheduled when its load is complete. layers: a request is scheduled at once, and each layer of the
     forward pass waits for the KV of that layer."""
     layers_per_read: int = 4
-    """With "layers": how many layers one read loads. Few let the first layer begin early, many need fewer reads."""
+    """With "layers": number of layers that one read loads. With few layers the first layer begins early, with many there
+    are fewer reads."""
     load_timeout: float = 10.0
-    """Bound of a load. The engine computes the blocks that have not arrived by then."""
+    """Time limit of a load. The engine computes the blocks that have not arrived by then."""
     save_timeout: float = 30.0
-    """Bound of a save. The engine does not reuse a block until its save has ended."""
+    """Time limit of a save. The engine does not reuse a block until its save has ended."""
     live_epochs: int = 1
-    """How many epochs stay live when a request names a new one, that one included; from 1 to 16."""
+    """Number of epochs that stay live when a request names a new one, including the new one; from 1 to 16."""
     save_blocks: int = 0
-    """The most blocks that are kept for saves at once; further ones are dropped. 0: an eighth of the KV cache."""
+    """Maximum number of blocks that are kept for saves; further blocks are dropped. 0: an eighth of the KV cache."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Blocks first and following of a prompt go from the node into the engine's blocks."""
+    """Blocks first and following of a prompt are copied from the node into the engine's blocks."""
 
     job: int
     request: str
@@ -72,19 +73,19 @@ class Load:
     first: int
     blocks: Blocks
     epoch: int = 0
-    """That the request names. 0: that of the plan."""
+    """The epoch in the request. 0: the epoch of the plan."""
 
 
 @dataclass(frozen=True)
 class Save:
-    """The engine's blocks go to the node, as blocks first and following of a prompt."""
+    """The engine's blocks are copied to the node, as blocks first and following of a prompt."""
 
     job: int
     keys: bytes
     first: int
     blocks: Blocks
     epoch: int = 0
-    """As of a Load."""
+    """As in Load."""
 
     @property
     def end(self) -> int:
@@ -103,10 +104,10 @@ class Plan:
 
 @dataclass
 class Report:
-    """What workers report after a step."""
+    """The workers' report after a step."""
 
     saves: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By job: how many ranks have ended it, and how many of its blocks each of these has stored at least."""
+    """By job: how many ranks have ended it, and the least number of its blocks that one of these ranks has stored."""
     loads: dict[int, int] = field(default_factory=dict)
     """With "layers", by job: how many ranks have ended it."""
     epochs: dict[int, int] = field(default_factory=dict)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import _adapter, errors
+from penstock._core import Cut, Job
 from penstock._keys import Keys
-from penstock._store import Cut, Job, Namespace, Store
+from penstock._store import Namespace, Store
 from penstock.vllm._extra import Extra, Extras
 from penstock.vllm._layout import Definition
 from penstock.vllm._plan import LIVE_MAX, NULL, Blocks, Load, Options, Plan, Report, Save
@@ -40,17 +41,17 @@ class _Request:
         self.preemptions = -1  # when the lookup was made
         self.lookup: list[Job] | None = None
         self.unnamed = False  # its blocks have no ids
-        self.epoch = 0  # that it names; 0: the engine's
+        self.epoch = 0  # the epoch in the request; 0: the engine's
         self.oldest = 0  # the oldest epoch of which it takes KV; 0: epoch alone
         self.at = 0  # the epoch that lookups begin with, then that of the found blocks
         self.base = 0  # the epoch under which its blocks are saved: the oldest that its KV depends on
         self.since: float | None = None  # when it began to wait for its epoch
         self.found: int | None = None  # blocks that the nodes have
-        self.computed = 0  # tokens that the engine had then
+        self.computed = 0  # tokens that the engine had computed at that time
         self.loading: Load | None = None
         self.may_load = True
         self.may_save = True
-        self.stored = 0  # blocks that are known to be stored
+        self.stored = 0  # blocks that are certainly stored
         self.saving: Save | None = None
         self.waiting: Blocks = []  # blocks that are kept for the next save
         self.waiting_first = 0
@@ -64,21 +65,21 @@ class _Request:
 
 
 class Scheduler:
-    """Decides in each step what the workers load and save. Only attach and reset wait for nodes.
+    """Decides in each step which blocks the workers load and save. Only attach and reset wait for nodes.
 
-    A block is kept from the step that computes it: the connector holds a reference to it in the engine's block pool until all
-    ranks have reported the end of its save. The engine does not reuse the block before that, even if the block leaves its
-    layer's window, or the request ends or is preempted. A request has at most one save under way, because the node refuses a
-    block whose predecessor is not stored; what is computed meanwhile waits for the next save.
+    A block is kept from the step that computes it: the connector holds a reference to it in the engine's block pool until
+    all ranks have reported the end of its save. The engine does not reuse the block before that, even if the block leaves
+    its layer's window, or the request ends or is preempted. A request has at most one save in progress, because the node
+    refuses a block whose predecessor is not stored. Blocks that are computed during a save wait for the next save.
 
-    With load "layers" requests run while their blocks are loaded. If a load fails, the engine takes back what the step has
-    computed from it, on all ranks. So no save begins until all ranks have reported the end of the step's loads. The engine
-    also leaves such blocks in its prefix cache, where a request could find them before they are computed again, and for ever
-    if the request that computes them is aborted: the connector takes them out.
+    With load "layers" requests run while their blocks are loaded. If a load fails, the engine reverts the results that the
+    step has computed from it, on all ranks. So no save begins until all ranks have reported the end of the step's loads.
+    The engine also leaves such blocks in its prefix cache, where a request could find them before they are computed again,
+    or permanently if the request that computes them is aborted. So the connector removes them.
 
-    What a request computes on KV of an older epoch depends on weights of both. It is saved under the older epoch: in the chains of
-    requests that take KV of several epochs, which have a cache salt of their own, the epoch of a block is the oldest that its
-    KV depends on. The engine's prefix cache has no epochs, so the connector takes such blocks out of it in each step. Within
+    KV that a request computes on KV of an older epoch depends on weights of both. It is saved under the older epoch: in the chains
+    of requests that take KV of several epochs, which have a cache salt of their own, the epoch of a block is the oldest that its
+    KV depends on. The engine's prefix cache has no epochs, so the connector removes such blocks from it in each step. Within
     one step of the engine's scheduler another request can find them. Its blocks are then saved under the older epoch, too.
     """
 
@@ -105,22 +106,22 @@ class Scheduler:
         self._requests: dict[str, _Request] = {}
         self._loads: list[Load] = []
         self._layers = options.load == "layers"
-        # With "layers": the loads under way, by job, with the number of ranks to come; and the requests that run meanwhile, each
-        # with its state, if it has one, and its blocks.
+        # With "layers": the running loads, by job, with the number of ranks that have not ended; and the requests that run
+        # during the loads, each with its state, if it has one, and its blocks.
         self._loading: dict[int, int] = {}
         self._running: list[tuple[_Request | None, list[int]]] = []
         self._jobs = 0
-        self._saves: dict[int, tuple[_Request, Save, int, int]] = {}  # by job: ranks to come, least blocks stored
+        self._saves: dict[int, tuple[_Request, Save, int, int]] = {}  # by job: ranks that have not ended, least blocks stored
         self._tails: deque[_Request] = deque()  # finished requests with blocks that wait
-        self._kept: dict[int, int] = {}  # blocks with a reference of ours, and how many
+        self._kept: dict[int, int] = {}  # blocks with a reference of the connector, and the number of references
         self._older: dict[str, set[int]] = {}  # by request: blocks whose KV depends on that of an older epoch
         self._down_until = 0.0
-        self._without = ""  # the request that was counted last as served without the cache: the engine may ask many times
+        self._without = ""  # the request that was last counted as served without the cache, because the engine may call repeatedly
         self._bumping: Future[list[int]] | None = None
         self._epochs: list[int] = []
         self._named: dict[int, Future[None]] = {}  # the epochs that requests name: done when they are live
 
-    # -- life
+    # -- lifecycle
 
     def attach(self, definitions: Sequence[Definition]) -> None:
         """Open the namespaces of all ranks. It waits for the nodes for at most connect_timeout."""
@@ -155,7 +156,7 @@ class Scheduler:
     # -- lookups
 
     def _opened(self) -> _Open | None:
-        """Return the namespaces, or None if the engine has to do without the cache now."""
+        """Return the namespaces, or None if the engine has to serve without the cache."""
         opened = self._link.value if self._link is not None else None
         if opened is None or (self._bumping is not None and not self._bump_done(opened)):
             return None
@@ -174,12 +175,12 @@ class Scheduler:
             return True
         if self._clock() >= self._down_until:
             self._down_until = self._clock() + self._options.retry_interval
-            self._counters.warn("bump", f"the new epoch did not begin, and the cache is not used until it has: {error}")
+            self._counters.warn("bump", f"the new epoch did not begin, and the cache is not used until one has begun: {error}")
             self._begin_bump()
         return False
 
     def lookup(self, request: Any, computed: int) -> int | None:
-        """Return how many tokens beyond the computed ones a load would bring; None while the answer is awaited."""
+        """Return how many tokens beyond the computed ones a load would bring, or None while the answer is pending."""
         opened = self._opened()
         if opened is not None and request.request_id not in self._requests and not self._extras.ready(request):
             return None
@@ -210,7 +211,8 @@ class Scheduler:
         return max(0, state.found * self._block - computed)
 
     def _state(self, request: Any, opened: _Open) -> _Request | None:
-        """Return the request's state with the ids of all blocks so far, or None for one that cannot be named."""
+        """Return the request's state with the ids of all blocks so far, or None for a request whose blocks have no
+        shared ids."""
         state = self._requests.get(request.request_id)
         if state is None:
             state = _Request(request, _adapter.Chain(opened.ranks[0], self._block))
@@ -233,7 +235,7 @@ class Scheduler:
         return state
 
     def _without_name(self, state: _Request, why: errors.InvalidError) -> None:
-        """Serve a request without the cache, because its blocks have no ids that other processes would make too."""
+        """Serve a request without the cache, because its blocks have no ids that other processes would compute too."""
         self._counters.add("unnamed")
         self._counters.warn(f"id: {why}", f"a request is served without the cache: {why}")
         state.unnamed = True
@@ -264,7 +266,7 @@ class Scheduler:
                 self._ended(state)
                 return 0
             if result.cut == Cut.EPOCH:
-                self._counters.warn("epoch", "the nodes are at a later epoch, that of another engine: nothing is found until new_weights")
+                self._counters.warn("epoch", "the nodes are at a later epoch, begun by another engine: nothing is found until new_weights")
             if result.cut in (Cut.DOWN, Cut.BUSY):
                 return self._unanswered(f"a lookup was not answered: the node is {result.cut.name.lower()}")
             found = min(found, result.prefix)
@@ -323,9 +325,9 @@ class Scheduler:
         self._counters.warn("ended", f"a request names epoch {state.epoch}, which has ended, and is served without the cache")
 
     def _unanswered(self, why: str) -> int:
-        """Do without the nodes for a while."""
+        """Do not use the nodes for a while."""
         self._counters.add("lookup_failures")
-        self._counters.warn("down", f"{why}. The engine serves without the cache, and asks again every {self._options.retry_interval:g} s")
+        self._counters.warn("down", f"{why}. The engine serves without the cache, and retries every {self._options.retry_interval:g} s")
         self._down_until = self._clock() + self._options.retry_interval
         return 0
 
@@ -362,7 +364,7 @@ class Scheduler:
     # -- a step
 
     def plan(self, scheduled: dict[str, int], resolve: Callable[[str], Sequence[Sequence[int]]]) -> Plan:
-        """Return what begins in this step. resolve returns the blocks of a request, by KV cache group."""
+        """Return the transfers that begin in this step. resolve returns the blocks of a request, by KV cache group."""
         plan = Plan(loads=self._loads)
         self._loads = []
         opened = self._opened()
@@ -393,7 +395,7 @@ class Scheduler:
         return plan
 
     def _keep_until(self, state: _Request, end: int, blocks: Sequence[Sequence[int]]) -> int:
-        """Keep the request's blocks up to end, as many as there is room for. Return how many there was no room for."""
+        """Keep the request's blocks up to end, as far as there is room. Return the number of blocks without room."""
         first = state.kept_until
         room = max(0, self._room - len(self._kept)) // len(blocks)
         take = min(end - first, room)
@@ -408,7 +410,7 @@ class Scheduler:
         return max(0, end - first - max(0, take))
 
     def _drop(self, state: _Request) -> None:
-        """Do not save the blocks that wait."""
+        """Drop the blocks that wait for a save."""
         if state.waiting:
             self._counters.add("dropped_blocks", len(state.waiting[0]))
             self._release(state.waiting)
@@ -438,9 +440,10 @@ class Scheduler:
         self._pool.free_blocks([self._pool.blocks[block] for block in reversed(each)])
 
     def update(self, report: Report | None, loaded: Iterable[str], failed_blocks: Iterable[int], failed: Iterable[str] = ()) -> None:
-        """Take what the workers report after a step.
+        """Handle the workers' report after a step.
 
-        The engine computes again what follows the first failed block of a request, or a failed request from its beginning.
+        The engine recomputes the blocks of a request from the first failed block on, or a failed request from its
+        beginning.
         """
         bad = set(failed_blocks)
         if bad and self._layers:
@@ -467,12 +470,14 @@ class Scheduler:
                 self._new_generation()
 
     def _load_failed(self, state: _Request, good: int) -> None:
-        """Save the blocks again that are not good, and load no more: to load the same blocks again would fail again."""
+        """Mark the blocks that failed as not stored, and load no more for this request, because a repeated load would
+        fail again."""
         state.stored = min(state.stored, good)
         state.may_load = False
 
     def _step_failed(self, bad: set[int]) -> None:
-        """Drop what requests have computed from blocks that were not loaded, and let no other request find it."""
+        """Drop the results that requests have computed from blocks that were not loaded, and make them unavailable to
+        other requests."""
         worthless: set[int] = set()
         for state, blocks in self._running:
             first = next((i for i, block in enumerate(blocks) if block in bad), len(blocks))
@@ -480,7 +485,8 @@ class Scheduler:
             if state is None or first == len(blocks):
                 continue
             if state.loading is None or first < state.loading.first:
-                # Another request loads the block and computes it again. The engine does not take back what this one has.
+                # Another request loads the block and computes it again. The engine does not revert the results of this
+                # request.
                 state.may_load = state.may_save = False
             keep = max(0, first - state.waiting_first)
             if state.waiting and keep < len(state.waiting[0]):
@@ -515,7 +521,7 @@ class Scheduler:
             self._drop(state)
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> None:
-        """Keep those blocks of a request that are not saved yet, and forget it."""
+        """Keep the blocks of a request that are not saved yet, and remove the request."""
         self._extras.forget(request)
         self._older.pop(request.request_id, None)
         state = self._requests.pop(request.request_id, None)
@@ -532,13 +538,13 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way or to be begun, so that the engine has to go on with its steps."""
+        """Whether a save is running or about to begin, so that the engine has to continue its steps."""
         return bool(self._saves or self._tails)
 
     # -- new weights
 
     def _new_generation(self) -> None:
-        """Save no block that was computed before, because its KV belongs to the old weights."""
+        """Do not save blocks that were computed before, because their KV belongs to the old weights."""
         self._counters.add("epochs")
         for state in [*self._requests.values(), *self._tails]:
             state.may_save = state.may_load = False
@@ -601,5 +607,5 @@ def _begin(ranks: Sequence[Namespace], epoch: int, keep: int) -> None:
 
 
 def _each(blocks: Blocks) -> list[int]:
-    """Return the ids of the blocks that hold something, in the order of the prompt."""
+    """Return the ids of all blocks except null blocks, in the order of the prompt."""
     return [block for places in zip(*blocks, strict=True) for block in places if block != NULL]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import _adapter, errors
+from penstock._core import Group, GroupKind, Job, KeyResult
 from penstock._keys import Keys
-from penstock._store import Group, GroupKind, Job, KeyResult, Namespace, Store
+from penstock._store import Namespace, Store
 from penstock.vllm._layout import Definition, Layout, Part, read_layout
 from penstock.vllm._plan import Load, Options, Plan, Report, Save
 
@@ -46,7 +47,7 @@ def define(options: _adapter.Connection, layout: Layout, facts: Mapping[str, Any
 
 
 _PARALLEL = 2
-"""With "layers", the greatest number of reads at the same time. Jobs start in the order of their submission, so the reads of
+"""With "layers", the maximum number of concurrent reads. Jobs start in the order of their submission, so the reads of
 the first layers end first."""
 
 
@@ -64,11 +65,11 @@ class _Open:
 
 
 class Worker:
-    """Submits the jobs of each step and collects those that are complete. Only register and bump wait for nodes, and with load
-    "layers" also wait_for_layer and end_loads, until the bound of the loads.
+    """Submits the jobs of each step and collects completed jobs. Only register and bump wait for nodes. With load "layers"
+    wait_for_layer and end_loads wait too, until the time limit of the loads.
 
-    The memory of a load is the engine's again when its job is complete, not before: when the time limit has passed, the library
-    ends the job, and reports its end when nothing writes to the memory any more.
+    The memory of a load belongs to the job until the job is complete: after the time limit, the library ends the job, and
+    reports its end when nothing writes to the memory.
     """
 
     def __init__(self, options: Options, counters: _adapter.Counters) -> None:
@@ -81,7 +82,7 @@ class Worker:
         self._parts: list[Part] = []  # of the layers, with "layers"
         self._part_of: dict[str, Part] = {}
         self._arriving: dict[Part, list[Job]] = {}
-        self._loads: dict[int, tuple[Load, set[int]]] = {}  # of this step, by job, with the places of blocks that did not arrive
+        self._loads: dict[int, tuple[Load, set[int]]] = {}  # of this step, by job, with the indexes of blocks that did not arrive
         self._waited = False
         self._loaded: set[str] = set()
         self._failed_blocks: set[int] = set()
@@ -147,23 +148,24 @@ class Worker:
                     self._arriving.setdefault(part, []).append(job)
 
     def wait_for_layer(self, name: str) -> None:
-        """Wait until a layer of all loads of this step has arrived and is verified, or the loads' bound has passed."""
+        """Wait until a layer of all loads of this step has arrived and is verified, or until the time limit of the
+        loads."""
         self._waited = True
         if self._arriving:
-            # A layer that the connector does not store reads the KV of another one.
+            # A layer that the connector does not store uses the KV of another layer.
             part = self._part_of.get(name)
             for p in self._parts if part is None else (part,):
                 self._wait(p)
 
     def _wait(self, part: Part) -> None:
         for job in self._arriving.pop(part, ()):
-            # The job has a time limit of its own. At its end nothing writes to the memory any more.
+            # The job has a time limit of its own. After its end nothing writes to the memory.
             with contextlib.suppress(errors.Error):
                 job.wait()
             self._ended(job)
 
     def end_loads(self) -> None:
-        """With "layers", wait for what is left of the loads of this step, and report their end."""
+        """With "layers", wait for the remaining loads of this step, and report their end."""
         for part in list(self._arriving):
             self._wait(part)
         loads, self._loads = self._loads, {}
@@ -204,7 +206,7 @@ class Worker:
         return job
 
     def poll(self) -> None:
-        """Collect the jobs that are complete."""
+        """Collect completed jobs."""
         opened = self._opened()
         if opened is None or not self._jobs:
             return
@@ -212,7 +214,7 @@ class Worker:
             self._ended(job)
 
     def _ended(self, job: Job) -> None:
-        """Take the result of a job that is complete."""
+        """Handle the result of a completed job."""
         work, pieces = self._jobs.pop(job)
         error = job.error()
         moved = 0 if error is not None else job.result().bytes
@@ -225,10 +227,12 @@ class Worker:
         if isinstance(work, Save):
             self._counters.add("saved_bytes", moved)
             if bad and error is None:
-                # MISS is the result of the blocks after the one that was refused.
+                # MISS is the result of the blocks after the refused one.
                 codes = (KeyResult(code) for code in job.codes)
                 why = next((c for c in codes if c not in (KeyResult.OK, KeyResult.EXISTS, KeyResult.MISS)), KeyResult.MISS).name
-                self._counters.warn(f"save {why}", f"a save was not stored in whole: {why}. save_failures counts the next ones")
+                self._counters.warn(
+                    f"save {why}", f"a save was not stored completely: {why}. Further ones are only counted, in save_failures"
+                )
             self._saved(work, bad[0] if bad else len(work.blocks[0]))
             return
         self._counters.add("loaded_bytes", moved)
@@ -247,13 +251,13 @@ class Worker:
         self._report = self._report.merge(Report({save.job: (1, stored)}))
 
     def _fail(self, load: Load, blocks: Sequence[int]) -> None:
-        """Report blocks that were not loaded, given by their places in the load."""
+        """Report blocks that were not loaded, given by their indexes in the load."""
         self._counters.add("load_failures")
         self._counters.add("failed_blocks", len(blocks))
         if len(load.blocks) == 1:
             self._failed_blocks.update(load.blocks[0][i] for i in blocks)
         else:
-            # The engine takes failed blocks only from models with one KV cache group.
+            # The engine accepts failed blocks only from models with one KV cache group.
             self._failed_requests.add(load.request)
 
     def take_loaded(self) -> tuple[set[str], set[str]]:
@@ -281,7 +285,7 @@ class Worker:
         return epoch
 
     def close(self) -> None:
-        """End all transfers. After that nothing touches the KV cache."""
+        """End all transfers. Afterwards none of them accesses the KV cache."""
         if self._link is not None:
             self._link.close()
             if self._link.value is not None:

@@ -84,7 +84,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        return False  # a save that is dropped is a miss later
+        return False  # a dropped save is a miss later
 
     def shutdown(self) -> None:
         for side in (self._scheduler, self._worker):
@@ -111,7 +111,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.load(metadata.plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """With load "layers", wait until the KV of a layer is there and verified, or its load has failed.
+        """With load "layers", wait until the KV of a layer has arrived and is verified, or its load has failed.
 
         With load "async" every load is complete before its request is scheduled.
         """
@@ -119,11 +119,11 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.wait_for_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """A save begins when all layers of a block are there.
+        """Do nothing: a save begins when all layers of a block are computed.
 
         A node stores a value whole: it commits the checksums of all layers with one call, and no reader finds a part of a
-        block. A transfer that began layer by layer would hold the node's memory during the forward pass, and would have to be
-        undone for every block that a failed load has made worthless.
+        block. A transfer that began layer by layer would hold the node's memory during the forward pass, and would have to
+        be undone for every block that a failed load has made worthless.
         """
 
     def wait_for_save(self) -> None:
@@ -222,10 +222,11 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def new_weights(worker: Any, version: int = 0) -> int:
-    """Begin epoch version, or the next one, for what a worker stores and loads from now on. Return it.
+    """Begin epoch version, or the next one, for the following loads and stores of a worker. Return it.
 
-    For ``collective_rpc`` after a weight update: ``llm.collective_rpc(penstock.vllm.new_weights, args=(version,))``. Engines
-    that share a namespace give the same version; the first of them begins it. Reset the engine's own prefix cache before.
+    For ``collective_rpc`` after a weight update: ``llm.collective_rpc(penstock.vllm.new_weights, args=(version,))``.
+    Engines that share a namespace pass the same version; the first of them begins it. Reset the engine's own prefix cache
+    before.
     """
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
@@ -247,7 +248,7 @@ def _options(extra_config: dict[str, Any]) -> Options:
 
 
 def _refuse_layers(config: Any, kv_cache_config: Any) -> None:
-    """Raise InvalidError where vLLM could not compute again what a load with "layers" has not brought."""
+    """Raise InvalidError for engines in which vLLM cannot recompute blocks that a load with "layers" has not loaded."""
     if (groups := len(kv_cache_config.kv_cache_groups)) > 1:
         raise errors.InvalidError(
             f'the option load is "layers", and the model has {groups} KV cache groups: vLLM takes failed blocks of a request that runs'

@@ -188,7 +188,7 @@ class PenstockDualPath(KVConnectorBase_V1):
         return self._scheduler is not None and self._scheduler.busy
 
     def reset_cache(self) -> bool | None:
-        """End all attempts. The engine takes part in the cluster again when ``new_weights`` has named its epoch."""
+        """End all attempts. The engine serves in the cluster again after ``new_weights`` has set its epoch."""
         assert self._scheduler is not None
         self._scheduler.reset()
         return True
@@ -225,7 +225,7 @@ def _options(extra_config: dict[str, Any]) -> Options:
 
 
 def _role(config: Any) -> Role:
-    """Return the engine's part in the cluster."""
+    """Return the engine's role in the cluster."""
     if config.is_kv_producer and config.is_kv_consumer:
         raise errors.InvalidError(
             'kv_role is "kv_both"; with PenstockDualPath an engine is "kv_producer", for prefill, or "kv_consumer", for decode'
@@ -234,7 +234,7 @@ def _role(config: Any) -> Role:
 
 
 def _refuse(config: Any, kv_cache_config: Any) -> None:
-    """Raise InvalidError for an engine that PenstockDualPath does not serve."""
+    """Raise InvalidError for an engine that PenstockDualPath does not support."""
     _engine.refuse_unsupported(config)
     if (ranks := config.parallel_config.tensor_parallel_size) != 1:
         raise errors.InvalidError(f"tensor_parallel_size is {ranks}; PenstockDualPath serves engines of one rank")

@@ -6,10 +6,10 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Make PenstockTier known to vLLM as the tier type ``penstock``. It may be called several times."""
+    """Register PenstockTier in vLLM as the tier type ``penstock``. It may be called several times."""
     try:
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
-    except ImportError:  # this release has no tiers, and everything else works without them
+    except ImportError:  # this release has no tiers; the other classes work without them
         return
     if "penstock" not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier("penstock", "penstock.vllm.tier", "PenstockTier")

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from penstock import errors
 from penstock._adapter import Connection, Counters, Link, digest, namespace_name, options, row
+from penstock._core import Job, KeyResult
 from penstock._memory import Pointers
-from penstock._store import Job, KeyResult, Namespace, Store
+from penstock._store import Namespace, Store
 from penstock.vllm import _compat as compat
 
 __all__ = ["Options", "PenstockTier"]
@@ -36,16 +37,16 @@ _METRICS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(Connection):
-    """The keys of the tier's entry in ``secondary_tiers``, beside ``type`` and ``module_path``."""
+    """The keys of the tier's entry in ``secondary_tiers``, in addition to ``type`` and ``module_path``."""
 
     enable_kv_events: bool = False
-    """Hand stored and removed blocks to the engine's publisher of KV events."""
+    """Pass stored and removed blocks to the engine's publisher of KV events."""
     locality: str | None = None
     """LOCAL or REMOTE, of KV events."""
     lookup_timeout: float = 1.0
-    """Bound of a lookup, during which its request waits. After it, nothing is found."""
+    """Time limit of a lookup, during which its request waits. After it, no block is found."""
     load_timeout: float = 10.0
-    """Bound of a load. The engine computes the blocks that have not arrived by then."""
+    """Time limit of a load. The engine computes the blocks that have not arrived by then."""
     store_timeout: float = 30.0
 
 
@@ -55,7 +56,7 @@ class _Open(NamedTuple):
 
 
 class _Transfer(NamedTuple):
-    """What the tier remembers of a job of the engine."""
+    """The tier's record of a job of the engine."""
 
     id: int
     load: bool
@@ -64,7 +65,7 @@ class _Transfer(NamedTuple):
 
 
 class _Lookups(compat.AsyncLookupManager):
-    """Answers lookups on a thread of its own: one call for the keys that one request has asked for in a step."""
+    """Runs lookups in a thread of its own: one call for the keys that one request has looked up in a step."""
 
     def __init__(self, tier: PenstockTier) -> None:
         self._tier = tier
@@ -77,9 +78,9 @@ class _Lookups(compat.AsyncLookupManager):
 class PenstockTier(compat.SecondaryTierManager):
     """Keeps the rows of vLLM's CPU tier on Penstock's nodes. Its parameters are ``Options``.
 
-    vLLM calls all methods from its scheduler, between steps. None of them waits for a node, except ``drain_jobs``, which the
-    contract wants to wait, and the constructor, for ``connect_timeout``. Loads and stores are jobs of the library, lookups
-    run on a thread. A node that is away is a miss.
+    vLLM calls all methods from its scheduler, between steps. None of them waits for a node, except ``drain_jobs``, whose
+    contract is to wait, and the constructor, for ``connect_timeout``. Loads and stores are jobs of the library, lookups run
+    in a thread. While a node does not answer, its rows are misses.
     """
 
     medium = compat.Medium.STORAGE
@@ -127,7 +128,7 @@ class PenstockTier(compat.SecondaryTierManager):
             raise errors.InvalidError(f"option 'locality': {locality!r} is not a Locality of vLLM; want LOCAL or REMOTE") from e
 
     def _identity(self, spec: Any) -> tuple[str, str]:
-        """Return name and layout of the namespace. Engines share rows if all that decides their bytes is the same."""
+        """Return name and layout of the namespace. Engines share rows if all facts that determine the bytes are equal."""
         model, facts = compat.identity(spec)
         facts |= {"row_bytes": self._row, "vllm": release_of_vllm()}
         return namespace_name(self._options.namespace, model, facts, "tier"), digest(facts)
@@ -145,7 +146,7 @@ class PenstockTier(compat.SecondaryTierManager):
     # -- lookups
 
     def find(self, keys: list[bytes]) -> list[bool]:
-        """Return which rows are stored. It runs on the thread of the lookups."""
+        """Return which rows are stored. It runs in the thread of the lookups."""
         link = self._link.value
         if link is None or time.monotonic() < self._silent_until:
             self.counters.add("lookup_unavailable")
@@ -158,7 +159,7 @@ class PenstockTier(compat.SecondaryTierManager):
         except errors.Error as e:
             self._silent_until = time.monotonic() + self._options.retry_interval
             self.counters.add("lookup_failed")
-            self.counters.warn("lookup", f"a lookup failed: {e}. The engine computes what it does not find")
+            self.counters.warn("lookup", f"a lookup failed: {e}. The engine computes the missing rows")
             return [False] * len(keys)
         self.counters.settle("lookup")
         return found.done()
@@ -205,7 +206,7 @@ class PenstockTier(compat.SecondaryTierManager):
             values = Pointers(places, [self._row] * len(places))
             if load:
                 started = link.ns.jobs.get(transfer.keys, values, timeout=self._options.load_timeout)
-            else:  # the node does not take again what it has
+            else:  # nodes do not store again the rows that they have
                 started = link.ns.jobs.put(transfer.keys, values, timeout=self._options.store_timeout)
         except errors.Error as e:
             self._finish(transfer, bytes(len(transfer.keys)), e)
@@ -238,7 +239,7 @@ class PenstockTier(compat.SecondaryTierManager):
             reason = error or f"{', '.join(sorted({KeyResult(code).name for code in codes if code not in _SUCCESS}))}"
             self.counters.warn(kind, f"a {kind} of {len(transfer.keys)} rows failed for {len(failed)}: {reason}")
             if transfer.load:
-                # Without this the scheduler would ask for the same load again, for ever.
+                # Without this the scheduler would request the same load forever.
                 self._lookups.mark_miss(failed)
                 self._event(
                     [key for key, code in zip(transfer.keys, codes, strict=True) if code in (KeyResult.MISS, KeyResult.LOST)], removed=True
@@ -258,7 +259,7 @@ class PenstockTier(compat.SecondaryTierManager):
         )
 
     def touch(self, keys: Collection[bytes], req_context: Any) -> None:
-        """Mark rows as used now. Nothing waits for the answer."""
+        """Mark rows as used now. The call does not wait for the nodes."""
         link = self._link.value
         if link is not None and keys and not self._renew:
             with contextlib.suppress(errors.Error):  # the order of eviction is a hint
@@ -280,17 +281,17 @@ class PenstockTier(compat.SecondaryTierManager):
         return {f"vllm:penstock_tier_{name}": compat.counter(text) for name, text in _METRICS.items()}
 
     def get_stats(self) -> Any:
-        """Return what the counters have gained since the last call, or None."""
+        """Return the increments of the counters since the last call, or None."""
         now = {name: self.counters[name] for name in _METRICS}
         new = {f"vllm:penstock_tier_{name}": n - self._taken[name] for name, n in now.items() if n != self._taken[name]}
         self._taken = now
         return compat.stats(new) if new else None
 
-    # -- reset and end
+    # -- reset and shutdown
 
     def drain_jobs(self) -> None:
-        """Wait for all transfers, each within its bound. vLLM calls this in a reset of its cache, as after a weight update,
-        so another epoch begins: rows of the old weights are missed from now on."""
+        """Wait for all transfers, each within its time limit. vLLM calls this in a reset of its cache, for example after
+        a weight update, so another epoch begins: rows of the old weights become misses."""
         for job in list(self._jobs):
             with contextlib.suppress(errors.Error):  # the result has it
                 job.wait()
@@ -302,10 +303,10 @@ class PenstockTier(compat.SecondaryTierManager):
                 link.ns.bump()
                 self._renew = False
             except errors.Error as e:  # the next lookup tries again
-                _log.warning("no new epoch could begin after a reset: %s. The tier is not used until it has", e)
+                _log.warning("no new epoch could begin after a reset: %s. The tier is not used until one has begun", e)
 
     def shutdown(self) -> None:
-        """End all transfers and threads. When it returns, nothing refers to the primary view's memory."""
+        """End all transfers and threads. After it returns, nothing refers to the primary view's memory."""
         if self._closed:
             return
         self._closed = True
@@ -319,7 +320,7 @@ class PenstockTier(compat.SecondaryTierManager):
 
 
 def release_of_vllm() -> str:
-    """Return vLLM's release, under whichever name it is installed."""
+    """Return vLLM's release, for each name under which it may be installed."""
     import vllm
 
     return ".".join(str(vllm.__version__).split(".")[:2])
