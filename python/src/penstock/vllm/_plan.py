@@ -24,7 +24,7 @@ EVENTS = {
     "unavailable": "Requests that were served without the cache, because no node is reachable or the nodes refuse.",
     "unnamed": "Requests that were served without the cache, because their LoRA adapter, image or epoch cannot be identified.",
     "older_hits": "Requests that took KV of an older epoch than they name.",
-    "hit_tokens": "Tokens that lookups found beyond what the engine had.",
+    "hit_tokens": "Tokens that lookups found in addition to the engine's own.",
     "loads": "Loads that were started.",
     "load_failures": "Loads of which a block was not delivered in time and verified.",
     "loaded_bytes": "Bytes that were loaded and verified.",
