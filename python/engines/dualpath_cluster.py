@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,12 +76,13 @@ class Host:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client got. status is 0 if the connection broke before an answer began."""
+    """What a client got. broken is how many connections broke before an answer began."""
 
     status: int
     tokens: list[int] = field(default_factory=list)
     whole: bool = False
     text: str = ""
+    broken: int = 0
 
     @property
     def right(self) -> bool:
@@ -115,7 +116,12 @@ def until(condition: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, f"no {what} within {PATIENCE} s"
-        time.sleep(0.02)  # the processes that it waits for need the CPU
+        _pause()
+
+
+def _pause() -> None:
+    """Leave the CPU to the processes that a poll waits for."""
+    time.sleep(0.02)
 
 
 def request(network: Namespace, address: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
@@ -310,34 +316,35 @@ class Cluster:
         return sum(int(self.metric(node, name)) for node in self.nodes)
 
     def complete(self, prompt: list[int], output: int = OUTPUT, generating: threading.Event | None = None) -> Answer:
-        """Send a prompt to the gateway as a client does. With an event the answer is a stream; its first tokens set the event."""
+        """Send a prompt to the gateway as a client does. With an event the answer is a stream; its first tokens set the event.
+
+        If the connection breaks before an answer begins, as it does when the gateway ends, the client sends the prompt again.
+        """
+        end = time.monotonic() + PATIENCE
+        broken = 0
+        while (answer := self._send(prompt, output, generating)).status == 0:
+            assert time.monotonic() < end, answer
+            broken += 1
+            _pause()
+        return replace(answer, broken=broken)
+
+    def _send(self, prompt: list[int], output: int, generating: threading.Event | None) -> Answer:
         body = {
             "model": "tiny", "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
             "stream": generating is not None,
         }  # fmt: skip
-        tokens: list[int] = []
-        answer: http.client.HTTPResponse | None = None
-        with self.control.inside():
-            connection = http.client.HTTPConnection(self.gateway.address, timeout=PATIENCE)
+        with self.control.inside(), contextlib.closing(http.client.HTTPConnection(self.gateway.address, timeout=PATIENCE)) as connection:
             try:
                 connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 if answer.status != 200:
                     return Answer(answer.status, text=answer.read().decode())
-                parts = _events(answer) if generating is not None else iter([json.loads(answer.read()), None])
-                for part in parts:
-                    if part is None:
-                        return Answer(200, tokens, whole=len(tokens) == output)
-                    if "choices" not in part:
-                        return Answer(200, tokens, text=json.dumps(part))
-                    tokens += [token for choice in part["choices"] for token in choice["token_ids"] or []]
-                    if generating is not None and tokens:
-                        generating.set()
+                if generating is None:
+                    tokens = _tokens(json.loads(answer.read()))
+                    return Answer(200, tokens, whole=len(tokens) == output)
             except (ConnectionError, http.client.HTTPException) as e:
-                return Answer(answer.status if answer is not None else 0, tokens, text=repr(e))
-            finally:
-                connection.close()
-        return Answer(200, tokens, text="the stream ended early")
+                return Answer(0, text=repr(e))
+            return _stream(answer, output, generating)
 
     def begin(self, prompts: Sequence[list[int]], output: int = OUTPUT, *, stream: bool = False, clients: int = 0) -> Batch:
         return Batch(self, prompts, output, stream, clients or len(prompts))
@@ -362,7 +369,7 @@ class Cluster:
                 words = ("--keep", "2", "--to", str(epoch), "--server", node.address)
                 epoch = penstock("ns", "bump-epoch", NAMESPACE, *words)["new_epoch"]
             words = ("--epoch", str(epoch), "--policy", policy, "--planner", self.planner.address)
-            penstock("plan", "bump", NAMESPACE, *words, *(["--wait"] if wait else []))
+            penstock("plan", "bump", NAMESPACE, *words, *(["--wait", "--timeout", f"{PATIENCE}s"] if wait else []), timeout=PATIENCE)
         return epoch
 
     def update(self, epoch: int, model: str = "") -> None:
@@ -374,15 +381,26 @@ class Cluster:
             engine.rpc("begin_version", str(epoch))
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any] | None]:
-    """Yield the events of a stream, and None for its regular end."""
-    for line in answer:
-        text = line.decode().strip()
-        if text == "data: [DONE]":
-            yield None
-        elif text:
-            part: dict[str, Any] = json.loads(text.removeprefix("data: "))
-            yield part
+def _tokens(part: dict[str, Any]) -> list[int]:
+    return [token for choice in part["choices"] for token in choice["token_ids"] or []]
+
+
+def _stream(answer: http.client.HTTPResponse, output: int, generating: threading.Event) -> Answer:
+    """Read a stream of events to its end."""
+    tokens: list[int] = []
+    text = "the stream ended early"
+    with contextlib.suppress(ConnectionError, http.client.HTTPException):
+        for line in answer:
+            event = line.decode().strip().removeprefix("data: ")
+            if event == "[DONE]":
+                return Answer(200, tokens, whole=len(tokens) == output)
+            if event and "choices" not in (part := json.loads(event)):
+                return Answer(200, tokens, text=event)
+            if event:
+                tokens += _tokens(part)
+            if tokens:
+                generating.set()
+    return Answer(200, tokens, text=text)
 
 
 @contextlib.contextmanager

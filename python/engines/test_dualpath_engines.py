@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from dualpath_cluster import BITS, PATIENCE, TOKEN_BYTES, Answer, Cluster, check, cluster, until
+from harness.faults import damage
 from harness.model import FIRST_TOKEN, VOCABULARY
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, Stored, Vllm
@@ -165,3 +166,156 @@ def test_decode_engine_killed_while_it_answers(trio: Cluster, alone: Alone, agen
     assert found["right"]
     trio.repair()
     serves(trio, turns)
+
+
+def test_storage_node_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """What one of two nodes has is computed while the node is away, and is computed again when its disk is damaged."""
+    turns = Turns(trio, alone, agents, 3)
+    node = trio.nodes[0]
+
+    def fault() -> None:
+        node.kill()
+        trio.limit(BITS)
+
+    found = check(in_the_middle(trio, turns, fault), turns.tokens)
+    assert found["right"] + found["refused"] == CLIENTS
+    serves(trio, turns)
+    damage(node)
+    trio.repair()
+
+    def found_damage() -> bool:
+        serves(trio, turns)
+        return trio.metric(node, "penstock_corrupt_blocks_total") > 0
+
+    until(found_damage, "damaged block")  # gateway and engines leave the node alone for some seconds after its end
+
+
+def test_all_storage_nodes_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """Requests that meet the end of storage are computed or refused. When the nodes are back, what they had is found."""
+    turns = Turns(trio, alone, agents, 4)
+
+    def fault() -> None:
+        for node in trio.nodes:
+            node.kill()
+        trio.limit(BITS)
+        for node in trio.nodes:
+            trio.start(node)
+
+    found = check(in_the_middle(trio, turns, fault), turns.tokens)
+    assert found["right"] + found["refused"] == CLIENTS
+    trio.repair()
+    before = trio.metric(trio.gateway, "penstock_gateway_hit_tokens_total")
+
+    def hits() -> bool:
+        serves(trio, turns)
+        return trio.metric(trio.gateway, "penstock_gateway_hit_tokens_total") > before
+
+    until(hits, "hits")
+
+
+def test_planner_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """The attempts under way go on, and requests that come meanwhile wait for the planner that is started in its place."""
+    turns = Turns(trio, alone, agents, 5)
+
+    def fault() -> None:
+        trio.planner.kill()
+        trio.limit(BITS)
+        trio.start(trio.planner)
+
+    assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
+    trio.repair()
+    serves(trio, turns)
+
+
+@pytest.mark.parametrize("how", ["restarted", "killed", "stopped"])
+def test_gateway(trio: Cluster, alone: Alone, agents: list[Session], how: str) -> None:
+    """A gateway that gets SIGTERM answers the requests that it has. After SIGKILL the clients send theirs again. SIGSTOP delays them."""
+    turns = Turns(trio, alone, agents, 6)
+
+    def fault() -> None:
+        trio.limit(BITS)
+        if how == "stopped":
+            trio.gateway.pause()
+            until(lambda: not trio.reading(), "end of all reads")
+            trio.gateway.resume()
+            return
+        if how == "restarted":
+            trio.gateway.stop()
+        else:
+            trio.gateway.kill()
+        trio.start(trio.gateway)
+
+    answers = in_the_middle(trio, turns, fault)
+    assert check(answers, turns.tokens) == {"right": CLIENTS}
+    assert (how == "killed") == any(answer.broken for answer in answers)
+    trio.repair()
+    serves(trio, turns)
+
+
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_storage_cable_pulled(trio: Cluster, alone: Alone, agents: list[Session], name: str) -> None:
+    """The other side reads, or the prefill engine computes, what the engine without a storage NIC was to read."""
+    turns = Turns(trio, alone, agents, 7)
+
+    def fault() -> None:
+        trio.engines[name].host.storage.unplug()
+        trio.limit(BITS)
+
+    found = check(in_the_middle(trio, turns, fault), turns.tokens)
+    assert found["right"] + found["refused"] == CLIENTS
+    trio.repair()
+    serves(trio, turns)
+
+
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_slow_storage_nic(trio: Cluster, alone: Alone, agents: list[Session], name: str) -> None:
+    """A NIC that becomes slow costs time, and no request."""
+    turns = Turns(trio, alone, agents, 8)
+
+    def fault() -> None:
+        trio.limit(BITS)
+        trio.engines[name].host.storage.limit(SLOW // 10)
+
+    assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
+    trio.repair()
+    serves(trio, turns)
+
+
+def test_epoch_bumped(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """With the policy recompute requests that are not prefilled yet are planned again, without their prefix."""
+    turns = Turns(trio, alone, agents, 9)
+
+    def fault() -> None:
+        trio.update(trio.bump("recompute", wait=False))
+        trio.limit(BITS)
+
+    found = check(in_the_middle(trio, turns, fault), turns.tokens)
+    assert found["right"] + found["refused"] == CLIENTS
+    trio.repair()
+    serves(trio, turns)
+
+
+@pytest.mark.parametrize("policy", ["finish", "abort"])
+def test_new_weights(trio: Cluster, alone: Alone, agents: list[Session], updated_model: Path, vllm: Vllm, policy: str) -> None:
+    """Each answer has the tokens of the old or of the new weights, and after the update of the new ones only."""
+    turns = Turns(trio, alone, agents, 10)
+    other = vllm.model if trio.model == str(updated_model) else str(updated_model)
+    new = alone.tokens(turns.prompts, model=other)
+    assert all(a != b for a, b in zip(new, turns.tokens, strict=True))
+
+    def fault() -> None:
+        if policy == "finish":
+            trio.limit(BITS)
+        epoch = trio.bump(policy, wait=True)
+        trio.limit(BITS)
+        trio.update(epoch, other)
+
+    answers = in_the_middle(trio, turns, fault)
+    found = check(answers, turns.tokens, new)
+    assert found["right"] + found["refused"] == CLIENTS
+    if policy == "finish":
+        assert found["right"] == CLIENTS
+    else:
+        assert any("weights_changed" in answer.text for answer in answers if answer.refused)
+    trio.repair()
+    assert check(trio.serve(turns.prompts), new) == {"right": CLIENTS}
