@@ -14,6 +14,8 @@ import http.client
 import json
 import os
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -262,8 +264,10 @@ class Cluster:
 
     def _node(self, name: str) -> testing.Node:
         host = self._host()
-        directory = self._directory / name
-        (directory / "data").mkdir(parents=True)
+        # In memory: the volume of a node on a disk that other work saturates fails, and blocks are not stored.
+        directory = Path(tempfile.mkdtemp(prefix="penstock-node-", dir="/dev/shm"))
+        self._stack.callback(shutil.rmtree, directory)
+        (directory / "data").mkdir()
         node = testing.Node(directory, args=["--node", name, *_NODE.split()], timeout=PATIENCE)
         self._add(node, host.network, f"{host.storage.address}:{_PORTS['node']}", f"{host.storage.address}:{_PORTS['data']}")
         return node

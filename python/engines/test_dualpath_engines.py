@@ -16,8 +16,8 @@ from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, Stored, Vllm
 
 CLIENTS = 10
-SLOW = BITS // 10
-"""Rate of the storage NICs with which the reads of CLIENTS requests take seconds."""
+SLOW = BITS // 40
+"""Rate of the storage NICs with which the reads of CLIENTS requests take tens of seconds."""
 LONG = 100
 """Output of requests that meet a fault while they decode."""
 
@@ -88,6 +88,10 @@ def in_the_middle(c: Cluster, turns: Turns, fault: Callable[[], None], *, decodi
     return batch.answers()
 
 
+def replans(c: Cluster) -> float:
+    return c.metric(c.planner, "penstock_planner_replans_total")
+
+
 def serves(c: Cluster, turns: Turns) -> None:
     """Check that the cluster serves the requests with the tokens of one engine alone."""
     assert check(c.serve(turns.prompts, turns.output), turns.tokens) == {"right": CLIENTS}
@@ -134,6 +138,7 @@ def test_sessions(
 def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
     """The requests wait for the engine that is started in its place."""
     turns = Turns(trio, alone, agents, 0)
+    before = replans(trio)
 
     def fault() -> None:
         trio.engines["p0"].kill()
@@ -141,18 +146,21 @@ def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session
         trio.start_engines()
 
     assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
+    assert replans(trio) > before
     serves(trio, turns)
 
 
 def test_decode_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
     """The other decode engine takes the requests, and goes on with all that follow."""
     turns = Turns(trio, alone, agents, 1)
+    before = replans(trio)
 
     def fault() -> None:
         trio.engines["d0"].kill()
         trio.limit(BITS)
 
     assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
+    assert replans(trio) > before
     serves(trio, turns)
     trio.repair()
     serves(trio, turns)
@@ -233,16 +241,17 @@ def test_gateway(trio: Cluster, alone: Alone, agents: list[Session], how: str) -
     turns = Turns(trio, alone, agents, 6)
 
     def fault() -> None:
+        if how == "killed":
+            trio.gateway.kill()
+        elif how == "stopped":
+            trio.gateway.pause()
         trio.limit(BITS)
         if how == "stopped":
-            trio.gateway.pause()
             until(lambda: not trio.reading(), "end of all reads")
             trio.gateway.resume()
             return
         if how == "restarted":
             trio.gateway.stop()
-        else:
-            trio.gateway.kill()
         trio.start(trio.gateway)
 
     answers = in_the_middle(trio, turns, fault)
@@ -273,8 +282,9 @@ def test_slow_storage_nic(trio: Cluster, alone: Alone, agents: list[Session], na
     turns = Turns(trio, alone, agents, 8)
 
     def fault() -> None:
-        trio.limit(BITS)
-        trio.engines[name].host.storage.limit(SLOW // 10)
+        for engine in trio.engines.values():
+            if engine.name != name:
+                engine.host.storage.limit(BITS)
 
     assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
     trio.repair()
