@@ -54,6 +54,10 @@ test-python: wheel ## tests of the installed wheel on each installed Python; sty
 test-engines: wheel ## the wheel under transformers, vLLM, LMCache and SGLang on the CPU, with tiny random models; installs them once, 8 GB, outside the repository
 	.ci/test-engines
 
+.PHONY: test-dualpath-engines
+test-dualpath-engines: wheel ## prefill and decode on vLLM's servers in network namespaces: agents' sessions, and faults in the middle of requests; needs root, ip and tc
+	.ci/test-engines dualpath
+
 .PHONY: gpu-kit test-gpu
 gpu-kit: build wheel ## bin/gpu: all that .ci/test-gpu needs on a machine that has a GPU and no Go
 	rm -rf bin/gpu && mkdir bin/gpu

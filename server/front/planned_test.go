@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -392,6 +393,64 @@ func TestReplanned(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEngineStarts: the leader of an engine is at the planner before the engine listens. The front
+// sends the engine its part of the attempt when the engine listens.
+func TestEngineStarts(t *testing.T) {
+	for _, side := range []string{prefillSide, decodeSide} {
+		t.Run(side, func(t *testing.T) {
+			c := newCluster(t, Options{}, dualpath.Options{})
+			at := c.p.Listener.Addr().String()
+			late, name := c.p, "p0"
+			if side == decodeSide {
+				at = c.d.Listener.Addr().String()
+				late, name = c.d, c.d.URL
+			}
+			c.must(late.Listener.Close())
+			late.CloseClientConnections()
+			type result struct {
+				resp *http.Response
+				text string
+				err  error
+			}
+			over := make(chan result, 1)
+			go func() {
+				resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3]}`)
+				over <- result{resp, text, err}
+			}()
+			c.await(func() bool { return c.value("retries_total", name) > 0 })
+			open, err := net.Listen("tcp", at)
+			c.must(err)
+			server := &http.Server{Handler: late.Config.Handler}
+			var wg sync.WaitGroup
+			wg.Go(func() { _ = server.Serve(open) })
+			got := receive(t, over)
+			if got.err != nil || got.resp.StatusCode != http.StatusOK || got.text != "an answer" {
+				t.Errorf("%+v", got)
+			}
+			receive(t, late.asked)
+			c.ended(outcomeDone, 1)
+			if n := c.value("attempts_total"); n != 1 {
+				t.Errorf("%v attempts", n)
+			}
+			c.must(server.Close())
+			wg.Wait()
+		})
+	}
+}
+
+// TestEngineStaysAway: a decode engine that does not listen within ReplanWait fails the request.
+func TestEngineStaysAway(t *testing.T) {
+	c := newCluster(t, Options{ReplanWait: time.Millisecond}, dualpath.Options{})
+	c.p.does(silent)
+	c.must(c.d.Listener.Close())
+	c.d.CloseClientConnections()
+	resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":[1,2,3]}`)
+	if err != nil || resp.StatusCode != http.StatusBadGateway {
+		t.Fatalf("%v, %s, %v", resp, text, err)
+	}
+	checkError(t, text, "engine_failed")
 }
 
 // errLost is the failure of the engines.

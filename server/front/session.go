@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -62,6 +63,12 @@ const (
 	forDone         // the planner and the prefill engine end the request
 )
 
+// The pauses between two connections to an engine that accepts none.
+const (
+	dialPauseMin = 50 * time.Millisecond
+	dialPauseMax = time.Second
+)
+
 // attempt is a start of the request on two engines.
 type attempt struct {
 	name   string
@@ -109,8 +116,25 @@ func (s *session) follow(r gateway.Request) {
 
 // ask sends an attempt to one engine. The prefill engine's response is read and dropped, unless it
 // is a refusal for the client.
+//
+// The leader of an engine that starts may be at the planner before the engine listens. So an engine
+// that accepts no connection is tried again during the attempt, for at most ReplanWait. Otherwise its
+// part of the attempt would fail only after the engines' own time limits.
 func (s *session) ask(o outcome, body payload) {
-	o.resp, o.err = s.router.front.send(s.out.WithContext(o.attempt.ctx), o.engine, body)
+	f := s.router.front
+	end := time.Now().Add(f.opts.ReplanWait)
+	for pause := dialPauseMin; ; pause = min(2*pause, dialPauseMax) {
+		o.resp, o.err = f.send(s.out.WithContext(o.attempt.ctx), o.engine, body)
+		if !unreachable(o.err) || o.attempt.ctx.Err() != nil || time.Now().Add(pause).After(end) {
+			break
+		}
+		f.pool.failed(o.engine, fmt.Errorf("%s engine %s: %w", o.side, o.engine.name, o.err), true)
+		f.metrics.retries.WithLabelValues(o.engine.name).Inc()
+		select {
+		case <-time.After(pause):
+		case <-o.attempt.ctx.Done(): // send returns its error
+		}
+	}
 	if o.err == nil && o.side == prefillSide && !badRequest(o.resp.StatusCode) {
 		_, o.err = io.Copy(io.Discard, o.resp.Body)
 		o.close()
@@ -120,6 +144,12 @@ func (s *session) ask(o outcome, body payload) {
 	case <-s.over:
 		o.close()
 	}
+}
+
+// unreachable reports whether an engine has accepted no connection.
+func unreachable(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial"
 }
 
 // badRequest reports whether a prefill engine's status means that the request itself is invalid.
@@ -321,8 +351,8 @@ func (s *session) arrived(o outcome) {
 		s.answer(o)
 	default:
 		o.close()
-		if s.retry(o.err); s.done {
-			s.late() // there will be no further attempt
+		if s.retry(o.err); s.done || unreachable(o.err) {
+			s.late() // there is no further attempt, or ask has waited for it
 		}
 	}
 }

@@ -57,9 +57,9 @@ def _slots(node: Node, file: Path, namespace: int, depth: int) -> list[tuple[int
     return [(_PAGE + slot * size, _PAGE + (slot + 1) * size) for slot in slots]
 
 
-def penstock(*arguments: str) -> Any:
+def penstock(*arguments: str, timeout: float = 60) -> Any:
     """Return what a command of the program prints with ``--format json``."""
-    done = subprocess.run([program(), *arguments, "--format", "json"], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program(), *arguments, "--format", "json"], check=True, capture_output=True, text=True, timeout=timeout)
     return json.loads(done.stdout)
 
 

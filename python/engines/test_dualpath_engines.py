@@ -1,0 +1,331 @@
+"""A prefill/decode cluster of vLLM's servers whose hosts are network namespaces: agents' sessions, and faults in the middle of requests.
+
+Every test ends each request with the tokens of one engine alone or with a refusal, and after each fault the cluster serves again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dualpath_cluster import BITS, PATIENCE, TOKEN_BYTES, Answer, Cluster, check, cluster, until
+from harness.faults import damage
+from harness.model import FIRST_TOKEN, VOCABULARY
+from harness.sessions import Session
+from harness.vllm import BLOCK, OUTPUT, Stored, Vllm
+
+CLIENTS = 10
+SLOW = BITS // 40
+"""Rate of the storage NICs with which the reads of CLIENTS requests take tens of seconds."""
+LONG = 100
+"""Output of requests that meet a fault while they decode."""
+
+
+class Alone:
+    """One vLLM without Penstock, for each version of the weights."""
+
+    def __init__(self, vllm: Vllm) -> None:
+        self._vllm = vllm
+        self.models: list[str] = []
+
+    def tokens(self, prompts: list[list[int]], output: int = OUTPUT, model: str = "") -> list[list[int]]:
+        model = model or self._vllm.model
+        if model not in self.models:
+            self._vllm.start(f"alone {model}", None, model=Path(model), enable_prefix_caching=False)
+            self.models.append(model)
+        return [answer["tokens"] for answer in self._vllm.generate(f"alone {model}", prompts, output)]
+
+
+@pytest.fixture(scope="module")
+def alone(vllm: Vllm) -> Iterator[Alone]:
+    engine = Alone(vllm)
+    yield engine
+    for model in engine.models:
+        vllm.stop(f"alone {model}")
+
+
+@pytest.fixture(scope="module")
+def faulty(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that all tests of faults harm, one after the other."""
+    with cluster(vllm, tmp_path_factory.mktemp("1P2D"), ["p0", "d0", "d1"], nodes=2) as c:
+        yield c
+
+
+@pytest.fixture
+def trio(faulty: Cluster) -> Cluster:
+    """The same, repaired."""
+    faulty.repair()
+    return faulty
+
+
+class Turns:
+    """A turn of CLIENTS sessions, which the cluster has served and stored, and the next one, which continues it."""
+
+    def __init__(self, c: Cluster, alone: Alone, agents: list[Session], number: int, output: int = OUTPUT) -> None:
+        some = [agents[(number * CLIENTS + i) % len(agents)] for i in range(CLIENTS)]
+        first = [max((turn.prompt for turn in s.turns), key=len) for s in some]
+        tokens = alone.tokens(first, model=c.model)
+        assert check(c.serve(first), tokens) == {"right": CLIENTS}
+        until(lambda: c.metric(c.planner, "penstock_planner_serving_requests") == 0, "end of the first turn")
+        tails = [FIRST_TOKEN + (number * CLIENTS + i) % (VOCABULARY - FIRST_TOKEN) for i in range(CLIENTS)]
+        self.prompts = [[*p, *t, *[tail] * BLOCK] for p, t, tail in zip(first, tokens, tails, strict=True)]
+        self.output = output
+        self.tokens = alone.tokens(self.prompts, output, c.model)
+        assert len(set(map(tuple, self.tokens))) == CLIENTS
+
+
+def in_the_middle(c: Cluster, turns: Turns, fault: Callable[[], None], *, decoding: bool = False) -> list[Answer]:
+    """Begin the requests, cause the fault while storage is read or while streams get tokens, and return what the clients got."""
+    c.limit(BITS if decoding else SLOW)
+    batch = c.begin(turns.prompts, turns.output, stream=decoding)
+    if decoding:
+        assert batch.generating.wait(PATIENCE)
+    else:
+        until(c.reading, "read of a prefix")
+    assert batch.ended() < CLIENTS
+    fault()
+    return batch.answers()
+
+
+def replans(c: Cluster) -> float:
+    return c.metric(c.planner, "penstock_planner_replans_total")
+
+
+def serves(c: Cluster, turns: Turns) -> None:
+    """Check that the cluster serves the requests with the tokens of one engine alone."""
+    assert check(c.serve(turns.prompts, turns.output), turns.tokens) == {"right": CLIENTS}
+
+
+@pytest.mark.parametrize("names", [["p0", "d0"], ["p0", "d0", "d1"]], ids=["1P1D", "1P2D"])
+def test_sessions(
+    vllm: Vllm, alone: Alone, agents: list[Session], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All turns of all sessions have the tokens of one engine alone. Each turn's KV is stored once and found by the next one.
+
+    Each side's storage NIC carries what the planner had it read.
+    """
+    stored = Stored()
+    found = 0
+    with cluster(vllm, tmp_path, names) as c:
+        before = {name: engine.host.storage.received() for name, engine in c.engines.items()}
+        for k in range(len(agents[0].turns)):
+            prompts = [session.turns[k].prompt for session in agents]
+            tokens = alone.tokens(prompts)
+            found += sum(stored.cached(prompt) for prompt in prompts)
+            assert check(c.serve(prompts, clients=CLIENTS), tokens) == {"right": len(agents)}
+            for prompt, answer in zip(prompts, tokens, strict=True):
+                stored.add(prompt, answer)
+            until(lambda: c.stored() == len(stored), "blocks of this turn in the node")
+        assert c.stored("penstock_write_blocks_total") == len(stored)  # each once
+        assert c.metric(c.gateway, "penstock_gateway_hit_tokens_total") == found
+        for events in ("attempts_failed", "load_failures", "failed_blocks", "dropped_blocks", "unavailable", "unnamed"):
+            assert {name: engine.event(events) for name, engine in c.engines.items()} == dict.fromkeys(names, 0), events
+        read = {side: c.metric(c.planner, "penstock_planner_read_tokens_total", f'side="{side}"') for side in ("prefill", "decode")}
+        carried = {name: engine.host.storage.received() - before[name] for name, engine in c.engines.items()}
+    with capsys.disabled():
+        print(f"\n{len(names)} engines: tokens found {found}, tokens read {read}, bytes of storage NICs {carried}")
+    # A part that its side reads slowly is ordered again from the other side.
+    assert found <= sum(read.values()) <= 1.5 * found
+    sides = {"prefill": carried["p0"], "decode": sum(count for name, count in carried.items() if name != "p0")}
+    assert sum(sides.values()) >= TOKEN_BYTES * found
+    for side, count in sides.items():
+        assert count <= 1.3 * TOKEN_BYTES * read[side]
+        assert count >= 0.2 * sum(sides.values())
+    assert min(carried.values()) >= 0.1 * sum(carried.values())
+
+
+def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """The requests wait for the engine that is started in its place."""
+    turns = Turns(trio, alone, agents, 0)
+    before = replans(trio)
+
+    def fault() -> None:
+        trio.engines["p0"].kill()
+        trio.limit(BITS)
+        trio.start_engines()
+
+    assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
+    assert replans(trio) > before
+    serves(trio, turns)
+
+
+def test_decode_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """The other decode engine takes the requests, and goes on with all that follow."""
+    turns = Turns(trio, alone, agents, 1)
+    before = replans(trio)
+
+    def fault() -> None:
+        trio.engines["d0"].kill()
+        trio.limit(BITS)
+
+    assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
+    assert replans(trio) > before
+    serves(trio, turns)
+    trio.repair()
+    serves(trio, turns)
+
+
+def test_decode_engine_killed_while_it_answers(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """A stream that has begun on the engine ends early, with the tokens that are right. The others are whole."""
+    turns = Turns(trio, alone, agents, 2, LONG)
+    found = check(in_the_middle(trio, turns, trio.engines["d1"].kill, decoding=True), turns.tokens)
+    assert found["refused"] == 0
+    assert found["right"]
+    trio.repair()
+    serves(trio, turns)
+
+
+def test_storage_node_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """What one of two nodes has is computed while the node is away, and is computed again when its disk is damaged."""
+    turns = Turns(trio, alone, agents, 3)
+    node = trio.nodes[0]
+
+    def fault() -> None:
+        node.kill()
+        trio.limit(BITS)
+
+    found = check(in_the_middle(trio, turns, fault), turns.tokens)
+    assert found["right"] + found["refused"] == CLIENTS
+    serves(trio, turns)
+    damage(node)
+    trio.repair()
+
+    def found_damage() -> bool:
+        serves(trio, turns)
+        return trio.metric(node, "penstock_corrupt_blocks_total") > 0
+
+    until(found_damage, "damaged block")  # gateway and engines leave the node alone for some seconds after its end
+
+
+def test_all_storage_nodes_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """Requests that meet the end of storage are computed or refused. When the nodes are back, what they had is found."""
+    turns = Turns(trio, alone, agents, 4)
+
+    def fault() -> None:
+        for node in trio.nodes:
+            node.kill()
+        trio.limit(BITS)
+        for node in trio.nodes:
+            trio.start(node)
+
+    found = check(in_the_middle(trio, turns, fault), turns.tokens)
+    assert found["right"] + found["refused"] == CLIENTS
+    trio.repair()
+    before = trio.metric(trio.gateway, "penstock_gateway_hit_tokens_total")
+
+    def hits() -> bool:
+        serves(trio, turns)
+        return trio.metric(trio.gateway, "penstock_gateway_hit_tokens_total") > before
+
+    until(hits, "hits")
+
+
+def test_planner_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """The attempts under way go on, and requests that come meanwhile wait for the planner that is started in its place."""
+    turns = Turns(trio, alone, agents, 5)
+
+    def fault() -> None:
+        trio.planner.kill()
+        trio.limit(BITS)
+        trio.start(trio.planner)
+
+    assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
+    trio.repair()
+    serves(trio, turns)
+
+
+@pytest.mark.parametrize("how", ["restarted", "killed", "stopped"])
+def test_gateway(trio: Cluster, alone: Alone, agents: list[Session], how: str) -> None:
+    """A gateway that gets SIGTERM answers the requests that it has. After SIGKILL the clients send theirs again. SIGSTOP delays them."""
+    turns = Turns(trio, alone, agents, 6)
+
+    def fault() -> None:
+        if how == "killed":
+            trio.gateway.kill()
+        elif how == "stopped":
+            trio.gateway.pause()
+        trio.limit(BITS)
+        if how == "stopped":
+            until(lambda: not trio.reading(), "end of all reads")
+            trio.gateway.resume()
+            return
+        if how == "restarted":
+            trio.gateway.stop()
+        trio.start(trio.gateway)
+
+    answers = in_the_middle(trio, turns, fault)
+    assert check(answers, turns.tokens) == {"right": CLIENTS}
+    assert (how == "killed") == any(answer.broken for answer in answers)
+    trio.repair()
+    serves(trio, turns)
+
+
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_storage_cable_pulled(trio: Cluster, alone: Alone, agents: list[Session], name: str) -> None:
+    """The other side reads, or the prefill engine computes, what the engine without a storage NIC was to read."""
+    turns = Turns(trio, alone, agents, 7)
+
+    def fault() -> None:
+        trio.engines[name].host.storage.unplug()
+        trio.limit(BITS)
+
+    found = check(in_the_middle(trio, turns, fault), turns.tokens)
+    assert found["right"] + found["refused"] == CLIENTS
+    trio.repair()
+    serves(trio, turns)
+
+
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_slow_storage_nic(trio: Cluster, alone: Alone, agents: list[Session], name: str) -> None:
+    """A NIC that becomes slow costs time, and no request."""
+    turns = Turns(trio, alone, agents, 8)
+
+    def fault() -> None:
+        for engine in trio.engines.values():
+            if engine.name != name:
+                engine.host.storage.limit(BITS)
+
+    assert check(in_the_middle(trio, turns, fault), turns.tokens) == {"right": CLIENTS}
+    trio.repair()
+    serves(trio, turns)
+
+
+def test_epoch_bumped(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
+    """With the policy recompute requests that are not prefilled yet are planned again, without their prefix."""
+    turns = Turns(trio, alone, agents, 9)
+
+    def fault() -> None:
+        trio.update(trio.bump("recompute", wait=False))
+        trio.limit(BITS)
+
+    found = check(in_the_middle(trio, turns, fault), turns.tokens)
+    assert found["right"] + found["refused"] == CLIENTS
+    trio.repair()
+    serves(trio, turns)
+
+
+@pytest.mark.parametrize("policy", ["finish", "abort"])
+def test_new_weights(trio: Cluster, alone: Alone, agents: list[Session], updated_model: Path, vllm: Vllm, policy: str) -> None:
+    """Each answer has the tokens of the old or of the new weights, and after the update of the new ones only."""
+    turns = Turns(trio, alone, agents, 10)
+    other = vllm.model if trio.model == str(updated_model) else str(updated_model)
+    new = alone.tokens(turns.prompts, model=other)
+    assert all(a != b for a, b in zip(new, turns.tokens, strict=True))
+
+    def fault() -> None:
+        if policy == "finish":
+            trio.limit(BITS)
+        epoch = trio.bump(policy, wait=True)
+        trio.limit(BITS)
+        trio.update(epoch, other)
+
+    answers = in_the_middle(trio, turns, fault)
+    found = check(answers, turns.tokens, new)
+    assert found["right"] + found["refused"] == CLIENTS
+    if policy == "finish":
+        assert found["right"] == CLIENTS
+    else:
+        assert any("weights_changed" in answer.text for answer in answers if answer.refused)
+    trio.repair()
+    assert check(trio.serve(turns.prompts), new) == {"right": CLIENTS}
