@@ -1,7 +1,8 @@
 """vLLM's engine on the CPU, for harness.process.Engine and for ``penstock bench engines``.
 
 vLLM takes a minute to import, so this process imports it once and forks each engine: ``start`` makes one, ``call`` and
-``calls`` reach its functions, those of Driver. An engine is a fresh process in all else.
+``calls`` reach its functions, those of Driver. ``serve`` makes one with vLLM's HTTP interface, which ``end`` kills. An engine is a
+fresh process in all else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -35,14 +37,16 @@ from harness.model import make_llama
 from harness.sessions import sessions
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.v1.engine import utils
 from vllm.v1.executor import multiproc_executor
 
 from penstock import testing
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
 
-# vLLM on CPUs spawns the ranks of an engine, and each would import vLLM anew.
-multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+# vLLM on CPUs spawns the ranks of an engine, and the engine of a server, and each would import vLLM anew.
+multiproc_executor.get_mp_context = utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 class Driver:
@@ -297,6 +301,7 @@ def noise(seed: int) -> Any:
 class Host:
     def __init__(self) -> None:
         self._engines: dict[str, tuple[int, int, Any]] = {}
+        self._servers: dict[str, int] = {}
 
     def start(self, name: str, **arguments: Any) -> None:
         theirs_in, calls = os.pipe()
@@ -306,9 +311,10 @@ class Host:
             code = 1
             try:
                 # An engine ends when its pipe of calls is closed, in this process too, and when this process is killed.
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                for fd in (calls, answers, *(end for _, to, back in self._engines.values() for end in (to, back.fileno()))):
-                    os.close(fd)
+                die_with_parent()
+                self._close_pipes()
+                os.close(calls)
+                os.close(answers)
                 os.environ[process._PIPES] = f"{theirs_in},{theirs_out}"
                 try:
                     driver = Driver(**arguments)
@@ -330,6 +336,44 @@ class Host:
         except RuntimeError:
             self.stop(name, kill=True)
             raise
+
+    def serve(self, name: str, arguments: list[str], environ: dict[str, str], network: str, log: str) -> int:
+        """Fork a server of vLLM's HTTP interface into a network namespace, and return its process id, which is that of its process group.
+
+        The arguments are those of vLLM's api_server. The file log gets its output; the server is ready when it says so there.
+        """
+        entry = importlib.import_module("vllm.entrypoints.launchers.api_server.entry")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                die_with_parent()
+                os.register_at_fork(after_in_child=die_with_parent)
+                self._close_pipes()
+                with open(log, "ab") as out:
+                    os.dup2(out.fileno(), 1)
+                    os.dup2(out.fileno(), 2)
+                enter(network)
+                os.environ.update(environ)
+                sys.argv = ["api_server", *arguments]
+                entry.main()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)  # a server serves until it is killed
+        os.setpgid(pid, pid)
+        self._servers[name] = pid
+        return pid
+
+    def end(self, name: str) -> None:
+        """Kill a server with all of its processes."""
+        pid = self._servers.pop(name)
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    def _close_pipes(self) -> None:
+        for _, calls, answers in self._engines.values():
+            os.close(calls)
+            os.close(answers.fileno())
 
     def pid(self, name: str) -> int:
         return self._engines[name][0]
@@ -363,6 +407,20 @@ class Host:
         answers.close()
         if status and not kill:
             raise RuntimeError(f"engine {name} ended with status {status}")
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def enter(network: str) -> None:
+    """Move this process, which has one thread, into a network namespace, of which network is the file."""
+    fd = os.open(network, os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(fd, _CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns {network}: {os.strerror(number)}")
+    os.close(fd)
 
 
 def drift() -> list[str]:
@@ -512,6 +570,8 @@ if __name__ == "__main__":
             "call": host.call,
             "calls": host.calls,
             "stop": host.stop,
+            "serve": host.serve,
+            "end": host.end,
             "pid": host.pid,
             "drift": drift,
             "layouts": layouts,

@@ -31,7 +31,7 @@ def connector(servers: testing.Node | str, **extra: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def dual_path(servers: testing.Node, planner: testing.Planner, engine: str, *, prefill: bool, **extra: Any) -> dict[str, Any]:
+def dual_path(servers: testing.Node | str, planner: testing.Planner | str, engine: str, *, prefill: bool, **extra: Any) -> dict[str, Any]:
     """Return the configuration of PenstockDualPath, with further options."""
     bounds = dict.fromkeys(("connect_timeout", "start_timeout", "job_timeout", "layer_timeout", "append_timeout"), 120)
     return {
@@ -40,7 +40,7 @@ def dual_path(servers: testing.Node, planner: testing.Planner, engine: str, *, p
         "kv_role": "kv_producer" if prefill else "kv_consumer",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "servers": servers.address, "planner": planner.address, "engine": engine, "machine": f"machine of {engine}",
+            "servers": _address(servers), "planner": _address(planner), "engine": engine, "machine": f"machine of {engine}",
             "namespace": "dual", "buffer_mib": 64, **bounds, **extra,
         },
     }  # fmt: skip
@@ -86,7 +86,7 @@ def lmcache(port: int) -> dict[str, Any]:
     }
 
 
-def _address(servers: testing.Node | str) -> str:
+def _address(servers: testing.Server | str) -> str:
     return servers if isinstance(servers, str) else servers.address
 
 

@@ -1,0 +1,392 @@
+"""A prefill/decode cluster of vLLM's servers on this machine. Each host is a network namespace with a storage NIC and a compute NIC.
+
+    control  planner, gateway, clients      ══╦══════════ compute ══════════╦══ p0, d0, …  vLLM's HTTP server and engine
+                                            ══╬══════════ storage ══════════╝   rate of each storage NIC: BITS
+    n0, n1   penstock serve                 ══╝
+
+Engines whose name begins with p prefill, the others decode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from harness.faults import penstock
+from harness.vllm import BLOCK, OUTPUT, Vllm, dual_path
+from netns import Namespace, Nic, Switch
+
+from penstock import testing
+
+BITS = 40_000_000
+"""The rate of an engine's storage NIC, each way."""
+TOKEN_BYTES = 4 * 512
+"""The KV of one token: layers times bytes of a layer."""
+PATIENCE = 300
+"""Seconds. Only a request that hangs reaches them, and a start on a machine that is very busy."""
+NAMESPACE = "dual/tp1.0"
+REFUSALS = (429, 502, 503)
+
+_PORTS = {"node": 7420, "data": 7421, "planner": 7430, "gateway": 7440, "engine": 8000, "metrics": 7499}
+# With a shorter limit a node counts its volume as hung, and the planner an engine as lost, when the machine has no CPU for them.
+_NODE = """
+    --capacity 1GiB --arena 64MiB --index-cache 8MiB --free-floor 16MiB --prewrite=false --scrub-rate 0B --limits-hung-after 300s --insecure
+"""
+_PLANNER = f"--schedule-block-tokens {BLOCK} --schedule-group-timeout 30s --schedule-read-rate {BITS // 8 // TOKEN_BYTES} --insecure"
+_GATEWAY = f"""
+    --namespace {NAMESPACE} --queue-wait {PATIENCE}s --replan-wait {PATIENCE}s --drain-timeout {PATIENCE}s --health-timeout 60s --insecure
+"""
+_ENGINE = f"""
+    --host 0.0.0.0 --port {_PORTS["engine"]} --dtype float32 --max-model-len 1024 --max-num-seqs 8 --block-size {BLOCK}
+    --no-enable-prefix-caching --enforce-eager --distributed-executor-backend uni --worker-extension-cls dualpath_worker.NewWeights
+"""
+_ENVIRON = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_SERVER_DEV_MODE": "1",  # for /collective_rpc
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines whose threads are bound to the same cores wait for each other
+}
+
+
+class Gateway(testing.Server):
+    """``penstock gateway`` as a child process."""
+
+    _COMMAND = "gateway"
+    _LISTEN: ClassVar[dict[str, str]] = {"--listen": "listen", "--http": "http"}
+
+
+@dataclass(frozen=True)
+class Host:
+    network: Namespace
+    compute: Nic
+    storage: Nic
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client got. status is 0 if the connection broke before an answer began."""
+
+    status: int
+    tokens: list[int] = field(default_factory=list)
+    whole: bool = False
+    text: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether it is a whole answer; ``check`` compares its tokens."""
+        return self.status == 200 and self.whole
+
+    @property
+    def refused(self) -> bool:
+        return self.status in REFUSALS
+
+
+def check(answers: Sequence[Answer], *wanted: Sequence[list[int]]) -> Counter[str]:
+    """Return how many answers are right, cut and refused. Each whole answer must have the tokens of one engine alone, of one of wanted.
+
+    A stream that was cut must be a part of them. Any other answer fails.
+    """
+    found: Counter[str] = Counter()
+    for i, answer in enumerate(answers):
+        possible = [tokens[i] for tokens in wanted]
+        if answer.right:
+            assert answer.tokens in possible, (i, answer, possible)
+        elif answer.status == 200:
+            assert answer.tokens in [tokens[: len(answer.tokens)] for tokens in possible], (i, answer, possible)
+        else:
+            assert answer.refused, (i, answer)
+        found["right" if answer.right else "cut" if answer.status == 200 else "refused"] += 1
+    return found
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"no {what} within {PATIENCE} s"
+        time.sleep(0.02)  # the processes that it waits for need the CPU
+
+
+def request(network: Namespace, address: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+    """Return status and body of a GET, or of a POST of JSON if there is a body."""
+    with network.inside():
+        connection = http.client.HTTPConnection(address, timeout=PATIENCE)
+        try:
+            headers = {} if body is None else {"Content-Type": "application/json"}
+            connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+
+class Engine:
+    """vLLM's server in a host."""
+
+    def __init__(self, vllm: Vllm, name: str, host: Host, connector: dict[str, Any], directory: Path) -> None:
+        self.name = name
+        self.host = host
+        self.address = f"{host.compute.address}:{_PORTS['engine']}"
+        self.running = False
+        self.log = directory / f"{name}.log"
+        self._vllm = vllm
+        self._connector = connector
+
+    def start(self, model: str) -> None:
+        """Fork the server. ``wait`` waits until it is ready."""
+        pipe = self.log.with_suffix(".pipe")
+        os.mkfifo(pipe)
+        self._ready, self._ended = threading.Event(), threading.Event()
+        self._reader = threading.Thread(target=self._follow, args=(pipe,), daemon=True)
+        self._reader.start()
+        words = [*_ENGINE.split(), "--model", model, "--served-model-name", "tiny", "--kv-transfer-config", json.dumps(self._connector)]
+        network = self.host.network.path
+        self._vllm.host.call("serve", name=self.name, arguments=words, environ=_ENVIRON, network=network, log=str(pipe))
+        self.running = True
+
+    def wait(self) -> None:
+        assert self._ready.wait(PATIENCE), self._tail()
+        assert not self._ended.is_set(), self._tail()
+
+    def _follow(self, pipe: Path) -> None:
+        with pipe.open(errors="replace") as lines, self.log.open("a") as log:
+            pipe.unlink()
+            for line in lines:
+                log.write(line)
+                log.flush()
+                if "Application startup complete" in line:
+                    self._ready.set()
+        self._ended.set()
+        self._ready.set()
+
+    def _tail(self) -> str:
+        return f"engine {self.name}:\n" + "\n".join(self.log.read_text().splitlines()[-60:])
+
+    def kill(self) -> None:
+        """End all processes of the server with SIGKILL."""
+        if self.running:
+            self.running = False
+            self._vllm.host.call("end", name=self.name)
+            self._reader.join()
+
+    def rpc(self, method: str, *arguments: str, **keywords: str) -> None:
+        """Call a method of the engine's worker."""
+        body = {"method": method, "args": arguments, "kwargs": keywords}
+        status, text = request(self.host.network, self.address, "/collective_rpc", body)
+        assert status == 200, text
+
+    def event(self, name: str) -> float:
+        """Return how often an event of the connector has happened."""
+        return samples(request(self.host.network, self.address, "/metrics")[1], f"vllm:penstock_{name}_total")
+
+
+def samples(page: str, name: str, label: str = "") -> float:
+    """Return the sum of a metric's series, or of those that have a label, as in side="prefill"."""
+    lines = re.findall(rf"^{re.escape(name)}(\{{.*\}})? (\S+)$", page, re.M)
+    return sum(float(value) for labels, value in lines if label in labels)
+
+
+class Batch:
+    """Requests that clients send at once, each client one after the other. ``generating`` is set when a stream has its first tokens."""
+
+    def __init__(self, cluster: Cluster, prompts: Sequence[list[int]], output: int, stream: bool, clients: int) -> None:
+        self.generating = threading.Event()
+        self._pool = ThreadPoolExecutor(clients)
+        self._futures = [self._pool.submit(cluster.complete, p, output, self.generating if stream else None) for p in prompts]
+
+    def ended(self) -> int:
+        return sum(future.done() for future in self._futures)
+
+    def answers(self) -> list[Answer]:
+        """Wait for all requests. A request that hangs raises TimeoutError."""
+        with self._pool:
+            return [future.result() for future in self._futures]
+
+
+class Cluster:
+    """A cluster whose processes run. ``stack`` ends all."""
+
+    def __init__(self, vllm: Vllm, directory: Path, names: Sequence[str], *, nodes: int, stack: contextlib.ExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+        self._switches = [Switch("compute", "10.81.0"), Switch("storage", "10.80.0")]
+        for switch in self._switches:
+            stack.callback(switch.close)
+        self.model = vllm.model
+        control = self._host()
+        self.control = control.network
+        self._where: dict[testing.Server, Namespace] = {}
+        self.nodes = [self._node(f"n{i}") for i in range(nodes)]
+        self.planner = testing.Planner(directory, args=_PLANNER.split(), timeout=PATIENCE)
+        self._add(self.planner, control.network, f"{control.compute.address}:{_PORTS['planner']}")
+        servers = ",".join(node.address for node in self.nodes)
+        self.engines = {name: self._engine(vllm, name, servers) for name in names}
+        urls = [word for name, engine in self.engines.items() for word in ("--engine", f"{name}=http://{engine.address}")]
+        words = [*_GATEWAY.split(), "--planner", self.planner.address, "--servers", servers, *urls]
+        self.gateway = Gateway(directory, args=words, timeout=PATIENCE)
+        self.start_engines()
+        self._add(self.gateway, control.network, f"{control.compute.address}:{_PORTS['gateway']}")
+        self.ready()
+
+    def _host(self, bits: int = 0) -> Host:
+        network = Namespace()
+        self._stack.callback(network.close)
+        compute, storage = (switch.connect(network) for switch in self._switches)
+        if bits:
+            storage.limit(bits)
+        return Host(network, compute, storage)
+
+    def _add(self, server: testing.Server, network: Namespace, *listen: str) -> None:
+        """Start a server in a network, with its addresses of gRPC or HTTP; that of metrics is a loopback address of the host."""
+        server._listen = [*listen, f"127.0.0.1:{_PORTS['metrics'] + len(self._where)}"]
+        self._where[server] = network
+        self._stack.callback(server.kill)
+        self.start(server)
+
+    def _node(self, name: str) -> testing.Node:
+        host = self._host()
+        directory = self._directory / name
+        (directory / "data").mkdir(parents=True)
+        node = testing.Node(directory, args=["--node", name, *_NODE.split()], timeout=PATIENCE)
+        self._add(node, host.network, f"{host.storage.address}:{_PORTS['node']}", f"{host.storage.address}:{_PORTS['data']}")
+        return node
+
+    def _engine(self, vllm: Vllm, name: str, servers: str) -> Engine:
+        host = self._host(BITS)
+        listen = f"{host.compute.address}:0"
+        connector = dual_path(servers, self.planner, name, prefill=name[0] == "p", listen=listen)
+        engine = Engine(vllm, name, host, connector, self._directory)
+        self._stack.callback(engine.kill)
+        return engine
+
+    def start(self, server: testing.Server) -> None:
+        """Start a node, the planner or the gateway on its host."""
+        with self._where[server].inside():
+            server.start()
+
+    def start_engines(self) -> None:
+        """Start the engines that do not run."""
+        started = [engine for engine in self.engines.values() if not engine.running]
+        for engine in started:
+            engine.start(self.model)
+        for engine in started:
+            engine.wait()
+
+    def repair(self) -> None:
+        """Start all that does not run, give the NICs their rates and cables, and wait until all engines get requests."""
+        for engine in self.engines.values():
+            engine.host.storage.plug()
+            engine.host.storage.limit(BITS)
+        for server in self._where:
+            server.resume()
+            if not server.running:
+                server.kill()
+                self.start(server)
+        self.start_engines()
+        self.ready()
+
+    def ready(self) -> None:
+        """Wait until the gateway reaches all engines, and the planner has a group of each."""
+        count = len(self.engines)
+        until(lambda: self.metric(self.gateway, "penstock_gateway_engine_healthy") == count, "healthy engines")
+        until(lambda: self.metric(self.planner, "penstock_planner_groups") == count, "groups of engines")
+
+    def metric(self, server: testing.Server, name: str, label: str = "") -> float:
+        return samples(request(self._where[server], server.http, "/metrics")[1], name, label)
+
+    def stored(self, name: str = "penstock_store_blocks") -> int:
+        """Return a metric of all nodes, by default how many blocks they have."""
+        return sum(int(self.metric(node, name)) for node in self.nodes)
+
+    def complete(self, prompt: list[int], output: int = OUTPUT, generating: threading.Event | None = None) -> Answer:
+        """Send a prompt to the gateway as a client does. With an event the answer is a stream; its first tokens set the event."""
+        body = {
+            "model": "tiny", "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+            "stream": generating is not None,
+        }  # fmt: skip
+        tokens: list[int] = []
+        answer: http.client.HTTPResponse | None = None
+        with self.control.inside():
+            connection = http.client.HTTPConnection(self.gateway.address, timeout=PATIENCE)
+            try:
+                connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                if answer.status != 200:
+                    return Answer(answer.status, text=answer.read().decode())
+                parts = _events(answer) if generating is not None else iter([json.loads(answer.read()), None])
+                for part in parts:
+                    if part is None:
+                        return Answer(200, tokens, whole=len(tokens) == output)
+                    if "choices" not in part:
+                        return Answer(200, tokens, text=json.dumps(part))
+                    tokens += [token for choice in part["choices"] for token in choice["token_ids"] or []]
+                    if generating is not None and tokens:
+                        generating.set()
+            except (ConnectionError, http.client.HTTPException) as e:
+                return Answer(answer.status if answer is not None else 0, tokens, text=repr(e))
+            finally:
+                connection.close()
+        return Answer(200, tokens, text="the stream ended early")
+
+    def begin(self, prompts: Sequence[list[int]], output: int = OUTPUT, *, stream: bool = False, clients: int = 0) -> Batch:
+        return Batch(self, prompts, output, stream, clients or len(prompts))
+
+    def serve(self, prompts: Sequence[list[int]], output: int = OUTPUT, *, stream: bool = False, clients: int = 0) -> list[Answer]:
+        return self.begin(prompts, output, stream=stream, clients=clients).answers()
+
+    def reading(self) -> bool:
+        """Whether a cached prefix is being read."""
+        return self.metric(self.planner, "penstock_planner_loading_requests") > 0
+
+    def limit(self, bits: int) -> None:
+        """Limit the storage NICs of all engines."""
+        for engine in self.engines.values():
+            engine.host.storage.limit(bits)
+
+    def bump(self, policy: str, *, wait: bool) -> int:
+        """Begin another epoch on the nodes and in the planner, and return its number. With wait no started request has older weights."""
+        epoch = 0
+        with self.control.inside():
+            for node in self.nodes:
+                words = ("--keep", "2", "--to", str(epoch), "--server", node.address)
+                epoch = penstock("ns", "bump-epoch", NAMESPACE, *words)["new_epoch"]
+            words = ("--epoch", str(epoch), "--policy", policy, "--planner", self.planner.address)
+            penstock("plan", "bump", NAMESPACE, *words, *(["--wait"] if wait else []))
+        return epoch
+
+    def update(self, epoch: int, model: str = "") -> None:
+        """Give all engines the weights of an epoch: those of a model, or the same again."""
+        self.model = model or self.model
+        for engine in self.engines.values():
+            if model:
+                engine.rpc("reload_weights", weights_path=model)
+            engine.rpc("begin_version", str(epoch))
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any] | None]:
+    """Yield the events of a stream, and None for its regular end."""
+    for line in answer:
+        text = line.decode().strip()
+        if text == "data: [DONE]":
+            yield None
+        elif text:
+            part: dict[str, Any] = json.loads(text.removeprefix("data: "))
+            yield part
+
+
+@contextlib.contextmanager
+def cluster(vllm: Vllm, directory: Path, names: Sequence[str], *, nodes: int = 1) -> Iterator[Cluster]:
+    """Run a cluster until the block ends."""
+    with contextlib.ExitStack() as stack:
+        yield Cluster(vllm, directory, names, nodes=nodes, stack=stack)
