@@ -12,6 +12,8 @@ import (
 func newBenchCluster(w world, f *benchFlags) *cobra.Command {
 	a := agentFlags{agents: 96, rounds: 8, divide: 8}
 	rate, skip := 200, 16
+	v := suite.VLLMOptions{PromptTokens: 1024}
+	kind := "emulated"
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Clusters on this machine: what dual path gains, and what faults cost",
@@ -20,9 +22,15 @@ bytes: prefill's storage NICs alone against both sides' for 1P1D, 2P1D, 1P2D and
 against no loads at all where compute is the limit, the balance of the storage NICs,
 one long request, one part of the design after the other, and faults in the middle of
 a replay: kill -9 of each kind of node, slow NICs, cables pulled, bits flipped. All
-of it takes about 25 minutes; --only chooses.`,
+of it takes about 25 minutes; --only chooses.
+
+With --engines vllm the engines are vLLM's servers on the CPU, with a model of random
+weights: prefill's storage NIC alone against both sides' for 1P1D and 1P2D. Defaults are
+then 24 agents and 20 Mbit/s, and --turns, --skip and --divide do not apply. --python is as
+in bench engines.`,
 		Example: `  penstock bench cluster --only "storage is the limit"
-  penstock bench cluster --only faults --contenders "none|flipped" --rate 100`,
+  penstock bench cluster --only faults --contenders "none|flipped" --rate 100
+  penstock bench cluster --engines vllm --python "$(.ci/python-venv engines/vllm.lock)/bin/python"`,
 		Args: args(cobra.NoArgs),
 	}
 	fl := cmd.Flags()
@@ -31,7 +39,28 @@ of it takes about 25 minutes; --only chooses.`,
 	fl.IntVar(&skip, "skip", skip, "turns of each agent that are in storage at the start, in the comparisons that storage limits")
 	fl.IntVar(&a.divide, "divide", a.divide, "divide all lengths in tokens by this")
 	fl.IntVar(&rate, "rate", rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
+	fl.StringVar(&kind, "engines", kind, "emulated or vllm")
+	completeValues(cmd, "engines", "emulated", "vllm")
+	fl.StringArrayVar(&v.Pythons, "python", []string{"python3"}, "with --engines vllm: interpreter whose packages may be used; may be repeated")
+	fl.IntVar(&v.PromptTokens, "prompt", v.PromptTokens, "with --engines vllm: tokens of the longest prompt, at most")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		switch kind {
+		case "emulated":
+		case "vllm":
+			if !fl.Changed("agents") {
+				a.agents = 24
+			}
+			if !fl.Changed("rate") {
+				rate = 20
+			}
+			v.Agents, v.RateBits, v.Traces = a.agents, uint64(max(rate, 0))*1e6, w.env("PENSTOCK_TRACES")
+			if err := v.Validate(); err != nil {
+				return usagef("%w", err)
+			}
+			return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.ClusterVLLM(ctx, sw, v) })
+		default:
+			return usagef("--engines %q: want emulated or vllm", kind)
+		}
 		if a.agents < 1 || a.agents > agentsMax || a.rounds < 1 || a.divide < 1 || rate < 1 || skip < 0 {
 			return usagef("--agents %d --turns %d --divide %d --rate %d --skip %d: --agents must be 1 to %d, --skip at least 0, and the others at least 1", a.agents, a.rounds, a.divide, rate, skip, agentsMax)
 		}

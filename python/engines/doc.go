@@ -6,6 +6,8 @@
 //	vllm_driver.py ──── forks an engine for each call of start
 //	 ├─ vllm_copy_spec.py    copies blocks on the CPU for vLLM's offloading
 //	 └─ harness/             calls, models, sessions, configurations of connectors
+//	dualpath_driver.py ─ starts vllm_driver.py, and replays prompts on a cluster
+//	 └─ dualpath_cluster.py  vLLM's servers, node, planner and gateway in network namespaces (netns.py)
 //
 // It is not a part of the wheel, and it runs nothing itself.
 package engines

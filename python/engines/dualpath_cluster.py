@@ -32,7 +32,7 @@ from netns import Namespace, Nic, Switch
 from penstock import testing
 
 BITS = 40_000_000
-"""The rate of an engine's storage NIC, each way."""
+"""The rate of an engine's storage NIC, each way, unless a cluster has another one."""
 TOKEN_BYTES = 4 * 512
 """The KV of one token: layers times bytes of a layer."""
 PATIENCE = 300
@@ -45,12 +45,12 @@ _PORTS = {"node": 7420, "data": 7421, "planner": 7430, "gateway": 7440, "engine"
 _NODE = """
     --capacity 1GiB --arena 64MiB --index-cache 8MiB --free-floor 16MiB --prewrite=false --scrub-rate 0B --limits-hung-after 300s --insecure
 """
-_PLANNER = f"--schedule-block-tokens {BLOCK} --schedule-group-timeout 30s --schedule-read-rate {BITS // 8 // TOKEN_BYTES} --insecure"
+_PLANNER = f"--schedule-block-tokens {BLOCK} --schedule-group-timeout 30s --insecure"
 _GATEWAY = f"""
     --namespace {NAMESPACE} --queue-wait {PATIENCE}s --replan-wait {PATIENCE}s --drain-timeout {PATIENCE}s --health-timeout 60s --insecure
 """
 _ENGINE = f"""
-    --host 0.0.0.0 --port {_PORTS["engine"]} --dtype float32 --max-model-len 1024 --max-num-seqs 8 --block-size {BLOCK}
+    --host 0.0.0.0 --port {_PORTS["engine"]} --dtype float32 --max-num-seqs 8 --block-size {BLOCK}
     --no-enable-prefix-caching --enforce-eager --distributed-executor-backend uni --worker-extension-cls dualpath_worker.NewWeights
 """
 _ENVIRON = {
@@ -85,6 +85,10 @@ class Answer:
     whole: bool = False
     text: str = ""
     broken: int = 0
+    first: float = 0
+    """Seconds until the first token of a stream."""
+    seconds: float = 0
+    """Seconds until the end of a stream."""
 
     @property
     def right(self) -> bool:
@@ -142,8 +146,9 @@ def request(network: Namespace, address: str, path: str, body: dict[str, Any] | 
 class Engine:
     """vLLM's server in a host."""
 
-    def __init__(self, vllm: Vllm, name: str, host: Host, connector: dict[str, Any], directory: Path) -> None:
+    def __init__(self, vllm: Vllm, name: str, host: Host, connector: dict[str, Any], length: int, directory: Path) -> None:
         self.name = name
+        self._length = length
         self.host = host
         self.address = f"{host.compute.address}:{_PORTS['engine']}"
         self.running = False
@@ -158,7 +163,8 @@ class Engine:
         self._ready, self._ended = threading.Event(), threading.Event()
         self._reader = threading.Thread(target=self._follow, args=(pipe,), daemon=True)
         self._reader.start()
-        words = [*_ENGINE.split(), "--model", model, "--served-model-name", "tiny", "--kv-transfer-config", json.dumps(self._connector)]
+        words = [*_ENGINE.split(), "--model", model, "--served-model-name", "tiny", "--max-model-len", str(self._length)]
+        words += ["--kv-transfer-config", json.dumps(self._connector)]
         network = self.host.network.path
         self._vllm.host.call("serve", name=self.name, arguments=words, environ=_ENVIRON, network=network, log=str(pipe))
         self.running = True
@@ -225,8 +231,11 @@ class Batch:
 class Cluster:
     """A cluster whose processes run. ``stack`` ends all."""
 
-    def __init__(self, vllm: Vllm, directory: Path, names: Sequence[str], *, nodes: int, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, vllm: Vllm, directory: Path, names: Sequence[str], *, nodes: int, bits: int, length: int, stack: contextlib.ExitStack
+    ) -> None:
         self._directory = directory
+        self._bits, self._length = bits, length
         self._stack = stack
         self._switches = [Switch("compute", "10.81.0"), Switch("storage", "10.80.0")]
         for switch in self._switches:
@@ -236,7 +245,7 @@ class Cluster:
         self.control = control.network
         self._where: dict[testing.Server, Namespace] = {}
         self.nodes = [self._node(f"n{i}") for i in range(nodes)]
-        self.planner = testing.Planner(directory, args=_PLANNER.split(), timeout=PATIENCE)
+        self.planner = testing.Planner(directory, args=self._planning("split"), timeout=PATIENCE)
         self._add(self.planner, control.network, f"{control.compute.address}:{_PORTS['planner']}")
         servers = ",".join(node.address for node in self.nodes)
         self.engines = {name: self._engine(vllm, name, servers) for name in names}
@@ -273,10 +282,10 @@ class Cluster:
         return node
 
     def _engine(self, vllm: Vllm, name: str, servers: str) -> Engine:
-        host = self._host(BITS)
+        host = self._host(self._bits)
         listen = f"{host.compute.address}:0"
         connector = dual_path(servers, self.planner, name, prefill=name[0] == "p", listen=listen)
-        engine = Engine(vllm, name, host, connector, self._directory)
+        engine = Engine(vllm, name, host, connector, self._length, self._directory)
         self._stack.callback(engine.kill)
         return engine
 
@@ -297,13 +306,23 @@ class Cluster:
         """Start all that does not run, give the NICs their rates and cables, and wait until all engines get requests."""
         for engine in self.engines.values():
             engine.host.storage.plug()
-            engine.host.storage.limit(BITS)
+            engine.host.storage.limit(self._bits)
         for server in self._where:
             server.resume()
             if not server.running:
                 server.kill()
                 self.start(server)
         self.start_engines()
+        self.ready()
+
+    def _planning(self, policy: str) -> list[str]:
+        return [*_PLANNER.split(), "--schedule-read-rate", str(self._bits // 8 // TOKEN_BYTES), "--schedule-read-policy", policy]
+
+    def plan_by(self, policy: str) -> None:
+        """Start the planner again with another policy for the sides that read storage."""
+        self.planner.kill()
+        self.planner._args = self._planning(policy)
+        self.start(self.planner)
         self.ready()
 
     def ready(self) -> None:
@@ -337,6 +356,7 @@ class Cluster:
             "model": "tiny", "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
             "stream": generating is not None,
         }  # fmt: skip
+        begin = time.perf_counter()
         with self.control.inside(), contextlib.closing(http.client.HTTPConnection(self.gateway.address, timeout=PATIENCE)) as connection:
             try:
                 connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -348,7 +368,7 @@ class Cluster:
                     return Answer(200, tokens, whole=len(tokens) == output)
             except (ConnectionError, http.client.HTTPException) as e:
                 return Answer(0, text=repr(e))
-            return _stream(answer, output, generating)
+            return _stream(answer, output, generating, begin)
 
     def begin(self, prompts: Sequence[list[int]], output: int = OUTPUT, *, stream: bool = False, clients: int = 0) -> Batch:
         return Batch(self, prompts, output, stream, clients or len(prompts))
@@ -389,26 +409,30 @@ def _tokens(part: dict[str, Any]) -> list[int]:
     return [token for choice in part["choices"] for token in choice["token_ids"] or []]
 
 
-def _stream(answer: http.client.HTTPResponse, output: int, generating: threading.Event) -> Answer:
-    """Read a stream of events to its end."""
+def _stream(answer: http.client.HTTPResponse, output: int, generating: threading.Event, begin: float) -> Answer:
+    """Read a stream of events to its end. The request began at begin."""
     tokens: list[int] = []
+    first = 0.0
     text = "the stream ended early"
     with contextlib.suppress(ConnectionError, http.client.HTTPException):
         for line in answer:
             event = line.decode().strip().removeprefix("data: ")
             if event == "[DONE]":
-                return Answer(200, tokens, whole=len(tokens) == output)
+                return Answer(200, tokens, whole=len(tokens) == output, first=first, seconds=time.perf_counter() - begin)
             if event and "choices" not in (part := json.loads(event)):
                 return Answer(200, tokens, text=event)
             if event:
                 tokens += _tokens(part)
             if tokens:
+                first = first or time.perf_counter() - begin
                 generating.set()
     return Answer(200, tokens, text=text)
 
 
 @contextlib.contextmanager
-def cluster(vllm: Vllm, directory: Path, names: Sequence[str], *, nodes: int = 1) -> Iterator[Cluster]:
-    """Run a cluster until the block ends."""
+def cluster(
+    vllm: Vllm, directory: Path, names: Sequence[str], *, nodes: int = 1, bits: int = BITS, length: int = 1024
+) -> Iterator[Cluster]:
+    """Run a cluster until the block ends. ``bits`` is the rate of an engine's storage NIC, ``length`` the tokens of the longest request."""
     with contextlib.ExitStack() as stack:
-        yield Cluster(vllm, directory, names, nodes=nodes, stack=stack)
+        yield Cluster(vllm, directory, names, nodes=nodes, bits=bits, length=length, stack=stack)

@@ -14,22 +14,15 @@ import (
 	"strings"
 )
 
-// Engines is a process that has imported vLLM and forks engines. A forked engine shares only
-// the imported modules with this process.
-type Engines struct {
-	lines *lineProcess
-	// id is a prefix of the engines' ids, so that files left by a killed engine can be found.
-	id string
-	// started counts the engines.
-	started int
-}
+// Driver is a Python process that answers calls by name.
+type Driver struct{ lines *lineProcess }
 
-// StartEngines writes the drivers into dir, which must not exist, and starts the vLLM driver.
-func StartEngines(ctx context.Context, python string, drivers fs.FS, dir string, environ ...string) (*Engines, error) {
+// StartDriver writes the drivers into dir, which must not exist, and starts one of them.
+func StartDriver(ctx context.Context, python string, drivers fs.FS, dir, driver string, environ ...string) (*Driver, error) {
 	if err := os.CopyFS(dir, drivers); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(python, filepath.Join(dir, "vllm_driver.py"))
+	cmd := exec.Command(python, filepath.Join(dir, driver))
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+dir, "PYTHONDONTWRITEBYTECODE=1",
 		"PATH="+filepath.Dir(python)+string(os.PathListSeparator)+os.Getenv("PATH"),
@@ -39,16 +32,16 @@ func StartEngines(ctx context.Context, python string, drivers fs.FS, dir string,
 	if err != nil {
 		return nil, err
 	}
-	e := &Engines{lines: lines, id: fmt.Sprintf("penstock-bench-%d", lines.PID())}
+	d := &Driver{lines: lines}
 	if err := lines.answer(ctx, &struct{}{}); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s vllm_driver.py: %w", python, err), e.Close())
+		return nil, errors.Join(fmt.Errorf("%s %s: %w", python, driver, err), d.Close())
 	}
-	return e, nil
+	return d, nil
 }
 
 // Call calls a function of the driver. If the function fails, the error is the last line of
 // its traceback.
-func (e *Engines) Call(ctx context.Context, function string, arguments, into any) error {
+func (d *Driver) Call(ctx context.Context, function string, arguments, into any) error {
 	request := struct {
 		Call      string `json:"call"`
 		Arguments any    `json:"arguments"`
@@ -57,7 +50,7 @@ func (e *Engines) Call(ctx context.Context, function string, arguments, into any
 		Error string
 		Value json.RawMessage
 	}
-	if err := e.lines.ask(ctx, request, &answer); err != nil {
+	if err := d.lines.ask(ctx, request, &answer); err != nil {
 		return err
 	}
 	if answer.Error != "" {
@@ -70,10 +63,32 @@ func (e *Engines) Call(ctx context.Context, function string, arguments, into any
 	return json.Unmarshal(answer.Value, into)
 }
 
+// Close ends the process and all processes that it has started.
+func (d *Driver) Close() error { return d.lines.Close() }
+
+// Engines is a process that has imported vLLM and forks engines. A forked engine shares only
+// the imported modules with this process.
+type Engines struct {
+	*Driver
+	// id is a prefix of the engines' ids, so that files left by a killed engine can be found.
+	id string
+	// started counts the engines.
+	started int
+}
+
+// StartEngines starts vLLM's driver as StartDriver does.
+func StartEngines(ctx context.Context, python string, drivers fs.FS, dir string, environ ...string) (*Engines, error) {
+	d, err := StartDriver(ctx, python, drivers, dir, "vllm_driver.py", environ...)
+	if err != nil {
+		return nil, err
+	}
+	return &Engines{Driver: d, id: fmt.Sprintf("penstock-bench-%d", d.lines.PID())}, nil
+}
+
 // Close ends the process and the engines that it forked. A killed engine leaves the file of
 // vLLM's shared offloading memory; Close removes that file.
 func (e *Engines) Close() error {
-	err := e.lines.Close()
+	err := e.Driver.Close()
 	left, _ := filepath.Glob("/dev/shm/vllm_offload_" + e.id + "-*") // the pattern is valid
 	for _, file := range left {
 		err = errors.Join(err, os.Remove(file))

@@ -236,18 +236,22 @@ func (s *turnsSuite) kvBytes() int64 {
 	return int64(prompts) * int64(s.opts.PromptTokens+outputTokens) * kvTokenBytes
 }
 
+// traces returns a directory that has the agents' trace: the given one, or dir with the built-in trace.
+func (s *suiteRun) traces(given, dir string) (string, error) {
+	const name = "kv_cache_tester_agentic.jsonl.gz" // as in harness/sessions.py
+	if _, err := os.Stat(filepath.Join(given, name)); given != "" && err == nil {
+		s.setup("sessions are those of %s", name)
+		return given, nil
+	}
+	s.setup("sessions are those of the %s", trace.SampleName)
+	return dir, os.WriteFile(filepath.Join(dir, name), trace.SampleFile(), 0o600)
+}
+
 // startEngines imports vLLM, creates the model and scales the sessions.
 func (s *turnsSuite) startEngines(ctx context.Context) (err error) {
-	traces := s.opts.Traces
-	const name = "kv_cache_tester_agentic.jsonl.gz" // as in harness/sessions.py
-	if _, err := os.Stat(filepath.Join(traces, name)); traces == "" || err != nil {
-		traces = s.dir
-		if err := os.WriteFile(filepath.Join(traces, name), trace.SampleFile(), 0o600); err != nil {
-			return err
-		}
-		s.setup("sessions are those of the %s", trace.SampleName)
-	} else {
-		s.setup("sessions are those of %s", name)
+	traces, err := s.traces(s.opts.Traces, s.dir)
+	if err != nil {
+		return err
 	}
 	s.Progress("importing vLLM")
 	environ := append(peer.LMCacheEnviron(), "PENSTOCK_TRACES="+traces, "PYTHONHASHSEED=0")
