@@ -46,7 +46,7 @@ func TestRefusedValues(t *testing.T) {
 		"events --namespace=":                                             `--namespace "": must not be empty`,
 		"ns create m --salt=" + geometry:                                  `--salt "": must not be empty`,
 		"ns create m --salt-file=" + geometry:                             `--salt-file "": must not be empty`,
-		"ns create m --salt=hex:" + geometry:                              `--salt: nothing follows hex:`,
+		"ns create m --salt=hex:" + geometry:                              `--salt: there are no digits after hex:`,
 		"ns create m --tenant=" + geometry:                                `--tenant "": must not be empty`,
 		"ns create m --index=tree" + geometry:                             `--index "tree": want trie or flat`,
 		"ns quota m -1":                                                   `-1: must not be negative`,
