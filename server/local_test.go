@@ -202,7 +202,7 @@ func TestLocalWrite(t *testing.T) {
 		"others' sums":     {edit(func(r *pb.WriteRequest) { r.Sums[1].Block = 3 }), codes.InvalidArgument, "sums are for block 3, group 0, but piece 1"},
 		"another geometry": {edit(func(r *pb.WriteRequest) { r.Reserve.GeometryDigest[0] ^= 1 }), codes.FailedPrecondition, "geometry"},
 		"no geometry":      {edit(func(r *pb.WriteRequest) { r.Reserve.GeometryDigest = nil }), codes.InvalidArgument, "digest of 0 bytes"},
-		"another epoch":    {edit(func(r *pb.WriteRequest) { r.Reserve.Epoch = 9 }), codes.FailedPrecondition, "epoch 9"},
+		"another epoch":    {edit(func(r *pb.WriteRequest) { r.Reserve.Epoch = 9 }), codes.FailedPrecondition, "the epoch is 9"},
 		"no namespace":     {edit(func(r *pb.WriteRequest) { r.Reserve.Namespace = "x" }), codes.NotFound, `"x"`},
 		"no such group":    {edit(func(r *pb.WriteRequest) { r.Reserve.Pieces[3].Group, r.Sums[3].Group = 7, 7 }), codes.InvalidArgument, "group 7"},
 	} {

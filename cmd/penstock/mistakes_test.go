@@ -46,7 +46,7 @@ func TestRefusedValues(t *testing.T) {
 		"events --namespace=":                                             `--namespace "": must not be empty`,
 		"ns create m --salt=" + geometry:                                  `--salt "": must not be empty`,
 		"ns create m --salt-file=" + geometry:                             `--salt-file "": must not be empty`,
-		"ns create m --salt=hex:" + geometry:                              `--salt: nothing follows hex:`,
+		"ns create m --salt=hex:" + geometry:                              `--salt: there are no digits after hex:`,
 		"ns create m --tenant=" + geometry:                                `--tenant "": must not be empty`,
 		"ns create m --index=tree" + geometry:                             `--index "tree": want trie or flat`,
 		"ns quota m -1":                                                   `-1: must not be negative`,
@@ -59,7 +59,7 @@ func TestRefusedValues(t *testing.T) {
 		"demo node --io=foo":                                              `--io "foo": want auto, uring or posix`,
 		"status --server=foo":                                             `server "foo" is not host:port`,
 		"status --server=127.0.0.1:99999":                                 `port "99999" is not a number`,
-		"status --server=a:1,b:2":                                         `this command talks to one node`,
+		"status --server=a:1,b:2":                                         `this command uses one node`,
 		"doctor --server=foo":                                             `server "foo" is not host:port`,
 		"block get m --tokens-file x --out y --server=foo":                `server "foo" is not host:port`,
 		"block put m --tokens-file x --data-file y --server=127.0.0.1:1,": `no server given`,
@@ -160,7 +160,7 @@ func TestServerIsNotGRPC(t *testing.T) {
 func TestBelowTheFloor(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume", "--free-floor", "1000TiB")
-	if log := s.log.String(); !strings.Contains(log, "no writes are taken") || !strings.Contains(log, "free_floor") {
+	if log := s.log.String(); !strings.Contains(log, "takes no writes") || !strings.Contains(log, "free_floor") {
 		t.Errorf("the log does not say it:\n%s", log)
 	}
 	tokensFile, dataFile := prompt2(t, dir)

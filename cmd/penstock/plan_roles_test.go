@@ -117,7 +117,7 @@ func TestPlanBump(t *testing.T) {
 	fails(t, bump(), exitFailed, "the planner has already seen epoch 5")
 	fails(t, p.plan("bump", "n", "--epoch", "5", "--dry-run"), exitMiss, `no gateway has submitted a request of namespace "n"`)
 	fails(t, p.plan("bump", "m", "--epoch", "0"), exitUsage, "epochs begin at 1")
-	fails(t, bump("--dry-run", "--wait"), exitUsage, "nothing to --wait for")
+	fails(t, bump("--dry-run", "--wait"), exitUsage, "exclude each other")
 	fails(t, bump("--policy", "hope"), exitUsage, "want recompute, finish or abort")
 }
 

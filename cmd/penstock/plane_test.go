@@ -72,7 +72,7 @@ func TestChoosePlane(t *testing.T) {
 		{name: "verbs, by address", cfg: "verbs 10.88.1.1", host: "rxe", built: []string{"verbs"}, want: "verbs rxe2@1"},
 		{name: "verbs without a NIC", cfg: "verbs", host: "plain", built: []string{"verbs"}, err: "no usable RDMA NIC of kind ib or roce or iwarp of role snic; `penstock nic check` says what to do. This host has:\nNIC"},
 		{name: "verbs on EFA", cfg: "verbs", host: "p5", built: []string{"verbs"}, err: "no usable RDMA NIC of kind ib"},
-		{name: "verbs, and TLS", cfg: "verbs", host: "dgx-h100", built: []string{"verbs"}, tls: true, err: "NICs write in plain text"},
+		{name: "verbs, and TLS", cfg: "verbs", host: "dgx-h100", built: []string{"verbs"}, tls: true, err: "it cannot encrypt"},
 		{name: "fabric, over EFA", cfg: "fabric rdmap79s0", host: "p5", built: []string{"fabric"}, want: "fabric efa rdmap79s0-rdm"},
 		{name: "fabric without EFA", cfg: "fabric", host: "plain", built: []string{"fabric"}, want: "fabric tcp"},
 		{name: "libfabric's shm", cfg: "fabric", libfabric: "shm", host: "plain", built: []string{"fabric"}, err: "data_plane.libfabric: fabric: option Provider is shm"},

@@ -519,7 +519,7 @@ func TestCapacityBeyondTheDisk(t *testing.T) {
 	}{{"4096TiB", true}, {"64MiB", false}} {
 		s := startServed(t, dir+"/volume", "--capacity", c.capacity, "--segment", "4MiB")
 		s.stop()
-		if log := s.log.String(); strings.Contains(log, "more than the file systems have room for") != c.warns {
+		if log := s.log.String(); strings.Contains(log, "exceeds the free space of the file systems") != c.warns {
 			t.Errorf("capacity %s:\n%s", c.capacity, log)
 		}
 	}

@@ -29,7 +29,7 @@ def test_a_node_serves_and_is_removed() -> None:
         with urllib.request.urlopen(f"http://{n.http}/readyz", timeout=60) as reply:
             assert reply.status == 200
         assert '"msg":"ready"' in n.log()
-        with pytest.raises(testing.NodeError, match="runs already"):
+        with pytest.raises(testing.NodeError, match="already running"):
             n.start()
     assert not n.running
     assert not alive(n.pid)

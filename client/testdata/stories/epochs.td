@@ -66,7 +66,7 @@ hit: 2 blocks, 8 tokens, 16384 bytes, epoch 1; cut: complete
 
 match m prompt=2 blocks=2 oldest=3
 ----
-error: client: match: bad request: epochs from 3 to 2; the oldest is later than the newest
+error: client: match: bad request: the oldest epoch 3 is later than the newest, 2
 
 match m prompt=2 blocks=2 newest epoch=2
 ----

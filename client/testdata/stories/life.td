@@ -84,7 +84,7 @@ miss: 0 stored, 0 were there; the prefix has 0 blocks
 
 put m prompt=1 blocks=2 epoch=9
 ----
-error: client: reserve: NODE: namespace differs: epoch 9; namespace "m" is at 2: bump its epoch first
+error: client: reserve: NODE: namespace differs: the epoch is 9, but namespace "m" is at 2; bump its epoch first
 
 put m prompt=1 blocks=6 epoch=2
 ----
