@@ -17,13 +17,15 @@ import pytest
 
 from penstock import Event, EventKind, Gateway, Role, Store, _adapter, testing
 from penstock.vllm._layout import Layer, LayerGroup, Layout
-from penstock.vllm._pd_plan import EVENTS, Options
+from penstock.vllm._pd_plan import EVENTS, Options, Report
 from penstock.vllm._pd_scheduler import Scheduler
 from penstock.vllm._pd_worker import Worker
 from penstock.vllm._worker import open_namespace
 
 BLOCK = 4
-ROW = 8  # bytes of a token in a layer
+HEADS = 2  # KV heads of the model
+HEAD = 4  # bytes of a token in a head of a layer
+ROW = HEADS * HEAD
 PAGE = BLOCK * ROW
 LAYERS = 3
 BLOCKS = 64
@@ -75,13 +77,52 @@ class Request:
         return self.aborted or self.num_output_tokens == self.output
 
 
+class Rank:
+    """The worker of one rank of an engine, and its memory."""
+
+    def __init__(self, o: Options, counters: _adapter.Counters, role: Role, rank: int, ranks: int) -> None:
+        self.worker = Worker(o, counters, role=role)
+        self.heads = range(rank * HEADS // ranks, (rank + 1) * HEADS // ranks)
+        self.page = PAGE // ranks  # [heads, tokens, bytes]
+        self.held = False  # what its transfers report does not come
+        self.memory = ctypes.create_string_buffer(LAYERS * BLOCKS * self.page)
+        self.base = ctypes.addressof(self.memory)
+        # All layers of a block are next to each other.
+        layers = [Layer(f"layer {i}", self.base + i * self.page, LAYERS * self.page, self.page, 0) for i in range(LAYERS)]
+        facts = [[layer.name, 0, [len(self.heads), BLOCK, HEAD], [BLOCK * HEAD, HEAD, 1], "torch.uint8"] for layer in layers]
+        memory = [(self.base, len(self.memory), self.memory)]
+        layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, memory, {"layers": facts, "specs": ["FullAttentionSpec"]})
+        self.worker.open(layout, {"model": "m"}, rank, ranks, heads=len(self.heads))
+
+    def places(self, block: int, token: int, layer: int) -> list[int]:
+        """Return where each head has the KV of a token of a block."""
+        page = (block * LAYERS + layer) * self.page
+        return [page + (i * BLOCK + token) * HEAD for i in range(len(self.heads))]
+
+    def write(self, block: int, token: int, layer: int, kv: bytes) -> None:
+        for head, at in zip(self.heads, self.places(block, token, layer), strict=True):
+            ctypes.memmove(self.base + at, kv[head * HEAD : (head + 1) * HEAD], HEAD)
+
+    def has(self, block: int, token: int, layer: int, kv: bytes) -> bool:
+        return all(
+            ctypes.string_at(self.base + at, HEAD) == kv[head * HEAD : (head + 1) * HEAD]
+            for head, at in zip(self.heads, self.places(block, token, layer), strict=True)
+        )
+
+    def spoil(self, block: int) -> None:
+        ctypes.memset(self.base + block * LAYERS * self.page, 0xCC, LAYERS * self.page)
+
+
 class Engine:
-    """What vLLM does with a connector, on a model whose KV is a hash of the tokens.
+    """What vLLM does with a connector and the workers of all ranks, on a model whose KV is a hash of the tokens.
 
     Each step computes at most ``chunk`` tokens of each request. Before it computes a token it compares the KV of all tokens before.
+    When a rank has not loaded a layer, all ranks compute garbage in the layers behind it, and the step is taken back.
     """
 
-    def __init__(self, node: testing.Node, planner: str, name: str, role: Role, *, chunk: int = 1000, **options: Any) -> None:
+    def __init__(
+        self, node: testing.Node, planner: str, name: str, role: Role, *, chunk: int = 1000, ranks: int = 1, **options: Any
+    ) -> None:
         self.name = name
         self.role = role
         self.chunk = chunk
@@ -89,33 +130,30 @@ class Engine:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.held: dict[str, Request] = {}  # finished ones whose blocks are still the connector's
+        self.loaded_by: Counter[str] = Counter()  # how many ranks have reported it
+        self.freed_by: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.loaded_tokens: dict[str, int] = {}
         self.preempted: list[str] = []
-        self.memory = ctypes.create_string_buffer(LAYERS * BLOCKS * PAGE)
-        base = ctypes.addressof(self.memory)
-        # All layers of a block are next to each other.
-        layers = [Layer(f"layer {i}", base + i * PAGE, LAYERS * PAGE, PAGE, 0) for i in range(LAYERS)]
-        memory = [(base, len(self.memory), self.memory)]
-        layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, memory, {"layers": [["", "", "", "", "torch.uint8"]]})
+        self.before_layer: Callable[[int], None] = lambda layer: None
         given: dict[str, Any] = {
             "namespace": "dual", "buffer_mib": 8, "connect_timeout": BUSY, "start_timeout": BUSY, "job_timeout": BUSY,
             "layer_timeout": BUSY, "append_timeout": BUSY, **options,
         }  # fmt: skip
         o = Options(servers=node.address, planner=planner, engine=name, machine=f"machine of {name}", **given)
         self.counters = _adapter.Counters(name)
-        self.worker = Worker(o, self.counters, role=role)
-        self.worker.open(layout, {"model": "m"}, 0, 1)
-        assert self.worker.definition is not None
+        self.ranks = [Rank(o, self.counters, role, i, ranks) for i in range(ranks)]
+        self.workers = [rank.worker for rank in self.ranks]
         self.side = Scheduler(o, self.counters, role=role)
-        self.side.attach(self.worker.definition)
+        self.side.attach([d for worker in self.workers for d in worker.definitions], ranks)
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.side.close()
-        self.worker.close()  # a second call does nothing
+        for worker in self.workers:
+            worker.close()  # a second call does nothing
 
     def abort(self, request_id: str) -> None:
         for request in [*self.waiting, *self.running]:
@@ -128,17 +166,21 @@ class Engine:
         assert len(taken) == n, "the engine has no block left"
         return taken
 
-    def _at(self, request: Request, token: int, layer: int) -> int:
-        return (request.blocks[token // BLOCK] * LAYERS + layer) * PAGE + token % BLOCK * ROW
+    def _compute(self, request: Request, end: int, layer: int, lost: list[bool]) -> None:
+        """Compute a layer of a request. ``lost``: by rank, whether it has not loaded the layer or one before."""
+        for rank, missing in zip(self.ranks, lost, strict=True):
+            for token in range(end):
+                block, at = request.blocks[token // BLOCK], token % BLOCK
+                kv = row(request.all_token_ids[: token + 1], layer)
+                if token >= request.num_computed_tokens:
+                    rank.write(block, at, layer, kv)
+                elif not missing and not rank.has(block, at, layer, kv):
+                    self.wrong.append(f"{request.request_id}: token {token} of layer {layer}")
 
-    def _compute(self, request: Request, end: int, layer: int) -> None:
-        for token in range(end):
-            at = self._at(request, token, layer)
-            want = row(request.all_token_ids[: token + 1], layer)
-            if token >= request.num_computed_tokens:
-                ctypes.memmove(ctypes.addressof(self.memory) + at, want, ROW)
-            elif self.memory.raw[at : at + ROW] != want:
-                self.wrong.append(f"{request.request_id}: token {token} of layer {layer}")
+    def _garble(self, request: Request, end: int, layer: int) -> None:
+        for rank in self.ranks:
+            for token in range(request.num_computed_tokens, end):
+                rank.write(request.blocks[token // BLOCK], token % BLOCK, layer, b"\xee" * ROW)
 
     def _finish(self, request: Request) -> None:
         for queue in (self.waiting, self.running):
@@ -152,7 +194,8 @@ class Engine:
     def _release(self, request: Request) -> None:
         # A job that still uses these blocks reads or loses these bytes, and a check fails.
         for block in request.blocks:
-            ctypes.memset(ctypes.addressof(self.memory) + block * LAYERS * PAGE, 0xCC, LAYERS * PAGE)
+            for rank in self.ranks:
+                rank.spoil(block)
         self.free += request.blocks
         request.blocks = []
 
@@ -192,24 +235,25 @@ class Engine:
         by_id = {r.request_id: r for r in self.running}
         preempted, self.preempted = self.preempted, []
         plan = self.side.plan(scheduled, lambda name: by_id[name].blocks, preempted)
-        self.worker.begin(plan)
-        # The engine may write to the blocks of preempted requests from here on.
-        assert not {r.job.request for r in self.worker._running.values()}.intersection(preempted)
+        for worker in self.workers:
+            worker.begin(plan)
+            # The engine may write to the blocks of preempted requests from here on.
+            assert not {r.job.request for r in worker._running.values()}.intersection(preempted)
         if self.running:
-            for layer in range(LAYERS):
-                self.worker.wait_for_layer(f"layer {layer}")
-                if not self.worker._failed_blocks:  # otherwise the model computes from garbage, and the step is taken back
-                    for request in self.running:
-                        self._compute(request, request.num_computed_tokens + scheduled[request.request_id], layer)
-                self.worker.save_layer(f"layer {layer}")
-        self.worker.end()
-        self.worker.poll()
-        loaded, freed, failed, report = (
-            self.worker.take_loaded(),
-            self.worker.take_freed(),
-            self.worker.take_failed(),
-            self.worker.take_report(),
-        )
+            self._forward(scheduled)
+        loaded: set[str] = set()
+        freed: set[str] = set()
+        failed: set[int] = set()
+        report = Report()
+        for rank in self.ranks:
+            rank.worker.end()
+            if not rank.held:
+                rank.worker.poll()
+            for names, by, done in ((rank.worker.take_loaded(), self.loaded_by, loaded), (rank.worker.take_freed(), self.freed_by, freed)):
+                by.update(names)
+                done.update(name for name in names if by[name] == len(self.ranks))
+            failed |= rank.worker.take_failed()
+            report = report.merge(rank.worker.take_report() or Report())
         for request in list(self.running):
             if failed.intersection(request.blocks):
                 request.num_computed_tokens = 0
@@ -220,21 +264,40 @@ class Engine:
                 request.num_output_tokens += 1
                 if request.done:
                     self._finish(request)
-        if report is not None:
-            self.side.update(report)
+        for request in self.waiting:
+            if request.waits and failed.intersection(request.blocks):
+                request.num_computed_tokens = 0
+        self.side.update(report)
         for name in loaded:
             if name in self.held:
                 self._release(self.held.pop(name))
                 continue
             (request,) = [r for r in self.waiting if r.request_id == name]
             request.waits = False
-            if failed.intersection(request.blocks):
+            if request.num_computed_tokens == 0:
                 self._release(request)
-                request.num_computed_tokens = 0
             else:
                 request.num_computed_tokens -= 1  # the last token is computed again, for the first output
         for name in freed:
             self._release(self.held.pop(name))
+
+    def _forward(self, scheduled: dict[str, int]) -> None:
+        garbage: set[str] = set()
+        for layer in range(LAYERS):
+            self.before_layer(layer)
+            for worker in self.workers:
+                worker.wait_for_layer(f"layer {layer}")
+            for request in self.running:
+                end = request.num_computed_tokens + scheduled[request.request_id]
+                lost = [bool(worker._failed_blocks.intersection(request.blocks)) for worker in self.workers]
+                if request.request_id in garbage:
+                    self._garble(request, end, layer)
+                else:
+                    self._compute(request, end, layer, lost)
+                if any(lost):
+                    garbage.add(request.request_id)
+            for worker in self.workers:
+                worker.save_layer(f"layer {layer}")
 
 
 @dataclasses.dataclass
@@ -276,9 +339,8 @@ class Cluster:
         self.node = node
         self.engines = {e.name: e for e in engines}
         self.store = Store(node.address)
-        definition = engines[0].worker.definition
-        assert definition is not None
-        self.ns = open_namespace(self.store, definition)
+        self.shards = [open_namespace(self.store, d) for worker in engines[0].workers for d in worker.definitions]
+        self.ns = self.shards[0]
         self.gateway = Gateway(self.ns, planner.address)
         self.courses: dict[Any, Course] = {}
         self.send = True
@@ -294,14 +356,20 @@ class Cluster:
             if event.kind in (EventKind.REPLANNED, EventKind.FAILED):
                 course.withdraw()
             elif event.kind == EventKind.STARTED and self.send:
-                params = {"penstock": {"attempt": event.attempt, "epoch": event.epoch}}
-                pe, de = self.engines[event.prefill], self.engines[event.decode]
-                course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1)
-                course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT)
-                for engine, request in (course.prefill, course.decode):
-                    engine.waiting.append(request)
+                self.start(course)
         for engine in self.engines.values():
             engine.step()
+
+    def start(self, course: Course) -> None:
+        """Send an attempt to its engines."""
+        event = course.events[-1]
+        assert event.kind == EventKind.STARTED
+        params = {"penstock": {"attempt": event.attempt, "epoch": event.epoch}}
+        pe, de = self.engines[event.prefill], self.engines[event.decode]
+        course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1)
+        course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT)
+        for engine, request in (course.prefill, course.decode):
+            engine.waiting.append(request)
 
     def until(self, condition: Callable[[], Any]) -> None:
         end = time.monotonic() + BUSY
@@ -328,10 +396,29 @@ class Cluster:
         self.until(lambda: not any(e.side.busy or e.side._turns or e.waiting or e.running for e in self.engines.values()))
 
     def stored(self, tokens: list[int], blocks: int) -> None:
-        """Wait until the first blocks of a sequence are in the node."""
+        """Wait until the first blocks of a sequence are in the node, in all shards."""
         ids = self.ns.chain(tokens)
-        self.until(lambda: self.ns.match(ids).prefix >= blocks)
-        assert self.ns.match(ids).prefix == blocks
+        self.until(lambda: all(ns.match(ids).prefix >= blocks for ns in self.shards))
+        assert [ns.match(ids).prefix for ns in self.shards] == [blocks] * len(self.shards)
+        self.check_stored(tokens)
+
+    def check_stored(self, tokens: list[int]) -> None:
+        """What the shards have of a sequence is right."""
+        ids = self.ns.chain(tokens)
+        heads = HEADS // len(self.shards)
+        for shard, ns in enumerate(self.shards):
+            blocks = ns.match(ids).prefix
+            values = [bytearray(ns.value_bytes) for _ in range(blocks)]
+            if blocks:
+                ns.get(list(ids)[:blocks], values)
+            for block, value in enumerate(values):
+                want = b"".join(
+                    row(tokens[: token + 1], layer)[head * HEAD : (head + 1) * HEAD]
+                    for layer in range(LAYERS)
+                    for head in range(shard * heads, (shard + 1) * heads)
+                    for token in range(block * BLOCK, (block + 1) * BLOCK)
+                )
+                assert value == want, (shard, block)
 
     def check(self) -> None:
         """No wrong byte was seen, and all blocks are free."""
@@ -348,15 +435,21 @@ def expected(prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.fixture
-def make() -> Iterator[Callable[..., Cluster]]:
+@pytest.fixture(params=[(1, 1), (2, 2)], ids=["1 rank", "2 ranks"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
+    """Return a function that makes a cluster. The parameter is the number of ranks of its prefill and of its decode engines."""
     with ExitStack() as stack:
 
         def cluster(prefill: int = 1, decode: int = 1, **options: Any) -> Cluster:
             node = stack.enter_context(testing.node())
             planner = stack.enter_context(testing.planner(block_tokens=BLOCK))
-            engines = [stack.enter_context(Engine(node, planner.address, f"p{i}", Role.PREFILL, **options)) for i in range(prefill)]
-            engines += [stack.enter_context(Engine(node, planner.address, f"d{i}", Role.DECODE, **options)) for i in range(decode)]
+            of = {Role.PREFILL: request.param[0], Role.DECODE: request.param[1]}
+            options = {"shards": max(request.param), **options}
+
+            def engine(name: str, role: Role) -> Engine:
+                return stack.enter_context(Engine(node, planner.address, name, role, ranks=of[role], **options))
+
+            engines = [engine(f"p{i}", Role.PREFILL) for i in range(prefill)] + [engine(f"d{i}", Role.DECODE) for i in range(decode)]
             made = Cluster(node, planner, engines)
             stack.callback(made.close)
             return made
@@ -364,6 +457,11 @@ def make() -> Iterator[Callable[..., Cluster]]:
         yield cluster
 
 
+any_ranks = pytest.mark.parametrize("make", [(1, 1), (2, 2), (2, 1), (1, 2)], indirect=True, ids=["1P1D", "2P2D", "2P1D", "1P2D"])
+two_ranks = pytest.mark.parametrize("make", [(2, 2), (2, 1), (1, 2)], indirect=True, ids=["2P2D", "2P1D", "1P2D"])
+
+
+@any_ranks
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_turns_of_a_session(make: Callable[..., Cluster], chunk: int) -> None:
     """Each turn has the tokens of an engine alone, and loads what the turns before have stored, decoded blocks too."""
@@ -400,6 +498,7 @@ def test_both_sides_read(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
+@any_ranks
 def test_requests_at_once(make: Callable[..., Cluster]) -> None:
     """Requests share engines, steps and prefixes, in chunks."""
     c = make(prefill=2, chunk=7)
@@ -501,7 +600,8 @@ def test_other_weights(make: Callable[..., Cluster]) -> None:
     assert course.kinds()[-1] == EventKind.FAILED
     assert c.ns.match(c.ns.chain(prompt)).prefix == 0
     for engine in c.engines.values():
-        engine.worker.bump(c.ns.epoch)
+        for worker in engine.workers:
+            worker.bump(c.ns.epoch)
         engine.step()
     (course,) = c.serve(prompt)
     assert course.tokens == expected(prompt)
@@ -522,7 +622,8 @@ def test_reset(make: Callable[..., Cluster]) -> None:
     assert c.ns.match(c.ns.chain(prompt)).prefix == 0
     epoch = c.ns.bump()
     for engine in c.engines.values():
-        engine.worker.bump(epoch)
+        for worker in engine.workers:
+            worker.bump(epoch)
         engine.step()
     (course,) = c.serve(prompt)
     assert course.tokens == expected(prompt)
