@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from penstock import Event, EventKind, Gateway, Role, Store, _adapter, testing
-from penstock.vllm._layout import Layer, LayerGroup, Layout
-from penstock.vllm._pd_plan import EVENTS, Options, Report
-from penstock.vllm._pd_scheduler import Scheduler
+from penstock import Event, EventKind, Gateway, Role, Store, _adapter, errors, testing
+from penstock._cluster import Action, ActionKind, Member, Part
+from penstock.vllm._layout import Layer, LayerGroup, Layout, split
+from penstock.vllm._pd_plan import EVENTS, Ended, Options, Progress, Release, Report, Stopped, join_members, split_peer
+from penstock.vllm._pd_scheduler import Scheduler, _Running, _Taken, _Turn
 from penstock.vllm._pd_worker import Worker
 from penstock.vllm._worker import open_namespace
 
@@ -135,7 +136,9 @@ class Engine:
         self.wrong: list[str] = []
         self.loaded_tokens: dict[str, int] = {}
         self.preempted: list[str] = []
+        self.before_plan: Callable[[dict[str, int]], None] = lambda scheduled: None
         self.before_layer: Callable[[int], None] = lambda layer: None
+        self.ends_of_reads: Counter[str] = Counter()  # by attempt, over all shards
         given: dict[str, Any] = {
             "namespace": "dual", "buffer_mib": 8, "connect_timeout": BUSY, "start_timeout": BUSY, "job_timeout": BUSY,
             "layer_timeout": BUSY, "append_timeout": BUSY, **options,
@@ -234,6 +237,7 @@ class Engine:
             scheduled[request.request_id] = n
         by_id = {r.request_id: r for r in self.running}
         preempted, self.preempted = self.preempted, []
+        self.before_plan(scheduled)
         plan = self.side.plan(scheduled, lambda name: by_id[name].blocks, preempted)
         for worker in self.workers:
             worker.begin(plan)
@@ -254,6 +258,7 @@ class Engine:
                 done.update(name for name in names if by[name] == len(self.ranks))
             failed |= rank.worker.take_failed()
             report = report.merge(rank.worker.take_report() or Report())
+        self.ends_of_reads.update(n for n, _, read in report.reads if isinstance(read, Stopped) or read.upto == read.part.stop)
         for request in list(self.running):
             if failed.intersection(request.blocks):
                 request.num_computed_tokens = 0
@@ -337,6 +342,7 @@ class Cluster:
 
     def __init__(self, node: testing.Node, planner: testing.Planner, engines: list[Engine]) -> None:
         self.node = node
+        self.planner = planner
         self.engines = {e.name: e for e in engines}
         self.store = Store(node.address)
         self.shards = [open_namespace(self.store, d) for worker in engines[0].workers for d in worker.definitions]
@@ -442,7 +448,8 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
 
         def cluster(prefill: int = 1, decode: int = 1, **options: Any) -> Cluster:
             node = stack.enter_context(testing.node())
-            planner = stack.enter_context(testing.planner(block_tokens=BLOCK))
+            # A busy machine may leave the engines without a CPU for long.
+            planner = stack.enter_context(testing.planner(block_tokens=BLOCK, args=["--schedule-group-timeout", "60s"]))
             of = {Role.PREFILL: request.param[0], Role.DECODE: request.param[1]}
             options = {"shards": max(request.param), **options}
 
@@ -536,6 +543,36 @@ def test_preempted_prefill(make: Callable[..., Cluster]) -> None:
     assert course.tokens == expected(prompt)
     assert EventKind.REPLANNED in course.kinds()
     assert pe.counters["attempts_failed"] == 1
+    c.check()
+
+
+@pytest.mark.parametrize("kind", [ActionKind.END, ActionKind.RECOMPUTE])
+def test_orders_of_the_step_that_loads(make: Callable[..., Cluster], kind: ActionKind) -> None:
+    """The planner ends an attempt, or has cached blocks computed, when the engine counts them as loaded and has not begun the step."""
+    c = make()
+    prompt = list(range(60))
+    c.serve(prompt)
+    c.stored(prompt, 15)
+    course, pe, _ = planned(c, [*prompt, *range(500, 520)])
+    name = attempt_of(course)
+    c.start(course)
+    assert course.prefill is not None
+    request = course.prefill[1]
+
+    def order(scheduled: dict[str, int]) -> None:
+        if request.request_id in scheduled:
+            assert request.num_computed_tokens == 60
+            attempt = pe.side._turns[name].attempt
+            with pe.side._lock:
+                pe.side._take(Action(kind, attempt, Part(2, 15) if kind == ActionKind.RECOMPUTE else None))
+            pe.before_plan = lambda scheduled: None
+
+    pe.before_plan = order
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(course.prompt)
+    assert course.kinds().count(EventKind.REPLANNED) == 1
+    c.stored(course.prompt, 20)
     c.check()
 
 
@@ -652,3 +689,286 @@ def test_requests_without_an_attempt(make: Callable[..., Cluster], params: dict[
         if kind is not None:
             assert engine.counters[kind] == 1
     c.check()
+
+
+def planned(c: Cluster, prompt: list[int]) -> tuple[Course, Engine, Engine]:
+    """Return a request whose engines are chosen and do not have it, and these engines."""
+    c.send = False
+    course = c.submit(prompt)
+    c.until(lambda: EventKind.STARTED in course.kinds())
+    c.send = True
+    started = course.event(EventKind.STARTED)
+    return course, c.engines[started.prefill], c.engines[started.decode]
+
+
+def hold(engine: Engine, *ranks: int) -> None:
+    """Let nothing come that the transfers of ranks report, and all come of the others."""
+    for i, rank in enumerate(engine.ranks):
+        rank.held = i in ranks
+
+
+def attempt_of(course: Course) -> str:
+    return [e for e in course.events if e.kind == EventKind.STARTED][-1].attempt
+
+
+@two_ranks
+@pytest.mark.parametrize("chunk", [1000, 5])
+@pytest.mark.parametrize("first", [{1: 2}, {1: 17}, {0: 11, 1: 4}, {0: 3, 1: 18}])
+def test_shards_that_lack_blocks(make: Callable[..., Cluster], chunk: int, first: dict[int, int]) -> None:
+    """The prefix of a request is what all shards have, also when they lack different blocks. What they lack is stored again."""
+    c = make(chunk=chunk)
+    prompt = list(range(90))
+    c.serve(prompt)
+    c.stored(prompt, 22)
+    again = [*prompt[:80], *range(500, 507)]
+    course, pe, de = planned(c, again)
+    assert course.event(EventKind.MATCHED).hit == 80
+    for shard, block in first.items():
+        c.shards[shard].delete(list(c.ns.chain(prompt))[block : block + 1])
+    # A read of the decode engine that is under way when the prefill engine begins to compute would fail the attempt.
+    hold(pe, *range(len(pe.ranks)))
+    c.start(course)
+    reads = len(c.shards) if course.event(EventKind.STARTED).read_by_decode else 0
+    c.until(lambda: de.ends_of_reads[attempt_of(course)] == reads)
+    hold(pe)
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(again)
+    assert EventKind.REPLANNED not in course.kinds()
+    assert course.prefill is not None
+    assert pe.loaded_tokens[course.prefill[1].request_id] == min(first.values()) * BLOCK
+    c.stored(again, 21)
+    c.check()
+
+
+@two_ranks
+def test_slow_rank(make: Callable[..., Cluster]) -> None:
+    """A request waits for its slowest rank, on each side, and the planner's view of its reads too."""
+    c = make()
+    prompt = list(range(90))
+    c.serve(prompt)
+    c.stored(prompt, 22)
+    course, pe, de = planned(c, [*prompt, 500])
+    name = attempt_of(course)
+    for engine in (pe, de):
+        hold(engine, *range(1, len(engine.ranks)))
+    c.start(course)
+    assert course.prefill is not None
+    assert course.decode is not None
+    prefill, decode = course.prefill[1], course.decode[1]
+    if len(pe.ranks) > 1:
+        c.until(lambda: pe.side._turns[name].loaded)
+        for _ in range(20):
+            c.step()
+        assert set(pe.side._turns[name].loaded) == {0}
+        assert prefill in pe.waiting
+        hold(pe)
+    if len(de.ranks) > 1:
+        c.until(lambda: de.loaded_by[decode.request_id])
+        for _ in range(20):
+            c.step()
+        assert decode.waits
+        hold(de)
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(course.prompt)
+    assert EventKind.REPLANNED not in course.kinds()
+    c.check()
+
+
+def end_last_shard(engine: Engine, attempt: str) -> None:
+    """End the transfer of an attempt in the last shard, as its time limit would."""
+    worker = engine.workers[-1]
+    running = worker._running[attempt]
+    shard = max(running.handles)
+    running.handles[shard].cancel()
+    assert worker._link is not None
+    assert worker._link.value is not None
+    while shard in running.left:
+        worker._collect(worker._link.value.shards[-1].traffic.wait())
+
+
+@two_ranks
+@pytest.mark.parametrize("chunk", [1000, 5])
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_rank_that_loads_no_layer(make: Callable[..., Cluster], chunk: int, layer: int) -> None:
+    """A layer that one rank has not loaded makes garbage of the layers behind it on all ranks. None of it is used or stored."""
+    c = make(chunk=chunk)
+    prompt = list(range(60))
+    c.serve(prompt)
+    c.stored(prompt, 15)
+    course, pe, de = planned(c, [*prompt, *range(500, 520)])
+    name = attempt_of(course)
+
+    def fail(computed: int) -> None:
+        if computed == layer:
+            end_last_shard(pe, name)
+
+    pe.before_layer = fail
+    c.start(course)
+    assert course.prefill is not None
+    request = course.prefill[1]
+    c.until(lambda: request in pe.running)
+    pe.before_layer = lambda layer: None
+    # The decode engine has time to take what has left.
+    for _ in range(20):
+        de.step()
+    assert not any(r.ready for worker in de.workers for r in worker._running.values())
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(course.prompt)
+    assert EventKind.REPLANNED in course.kinds()
+    assert pe.counters["attempts_failed"] == 1
+    c.stored(course.prompt, 20)
+    c.check()
+
+
+@two_ranks
+def test_rank_that_fails(make: Callable[..., Cluster]) -> None:
+    """A transfer that fails on one rank of either side ends the attempt in all ranks, and the request is served by another one."""
+    c = make(chunk=5)
+    prompt = list(range(60))
+    c.serve(prompt)
+    c.stored(prompt, 15)
+    for turn, failing in enumerate(("prefill before it is loaded", "prefill in a later chunk", "decode")):
+        course, pe, de = planned(c, [*prompt, *range(500 + turn, 540 + turn)])
+        name = attempt_of(course)
+        engine = de if failing == "decode" else pe
+        c.start(course)
+        assert course.prefill is not None
+        request = course.prefill[1]
+        c.until(lambda: name in engine.workers[-1]._running)  # noqa: B023
+        if failing == "prefill in a later chunk":
+            c.until(lambda: request.num_computed_tokens >= len(prompt) + 5)  # noqa: B023
+        end_last_shard(engine, name)
+        c.until_over(course)
+        c.idle()
+        assert course.tokens == expected(course.prompt), failing
+        assert course.kinds().count(EventKind.REPLANNED) == 1, failing
+        c.stored(course.prompt, len(course.prompt) // BLOCK)
+        c.check()
+
+
+@pytest.mark.parametrize("make", [(1, 1)], indirect=True)
+def test_engines_of_other_shards(make: Callable[..., Cluster], caplog: pytest.LogCaptureFixture) -> None:
+    """Engines whose shards differ do not serve a request together, and the log names the option."""
+    c = make()
+    node, planner = c.node, c.planner
+    with Engine(node, planner.address, "p of 2", Role.PREFILL, ranks=2) as pe:
+        lost = c.engines.pop("p0")
+        lost.__exit__()
+        c.engines["p of 2"] = pe
+        course = c.submit(list(range(21)))
+        c.until_over(course)
+        assert course.kinds()[-1] == EventKind.FAILED
+        c.idle()
+    assert "engine d0 stores a block in 1 shards, and this one in 2: set the option shards" in caplog.text
+    assert "engine p of 2 stores a block in 2 shards, and this one in 1: set the option shards" in caplog.text
+
+
+@two_ranks
+def test_epochs_of_shards(make: Callable[..., Cluster]) -> None:
+    """An engine takes attempts when all its ranks have the weights."""
+    c = make()
+    epoch = c.ns.bump()
+    for engine in c.engines.values():
+        for i, worker in enumerate(engine.workers):
+            assert engine.side._epoch == (1 if i == 0 else 0)
+            worker.bump(epoch)
+            engine.step()
+        assert engine.side._epoch == epoch
+    (course,) = c.serve(list(range(21)))
+    assert course.event(EventKind.MATCHED).epoch == epoch
+    c.check()
+
+
+class Reports:
+    """An attempt that keeps what is reported of its reads."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, ...]] = []
+
+    def progress(self, part: tuple[int, int], upto: int, read: int) -> None:
+        self.made.append((upto, read))
+
+    def stopped(self, part: tuple[int, int], upto: int, *, gone: bool = False) -> None:
+        self.made.append((upto, "gone" if gone else "stopped"))
+
+
+@pytest.mark.parametrize(
+    ("reads", "reports"),
+    [
+        # Each read is (shard, upto, bytes), or (shard, upto, whether it is gone) for one that has stopped.
+        ([(0, 5, 100), (1, 8, 200), (0, 10, 400), (1, 10, 400)], [(2, 50), (5, 150), (8, 300), (10, 400)]),
+        ([(0, 10, 400), (1, 4, 100), (1, 4, False)], [(2, 200), (4, 250), (4, "stopped")]),
+        ([(0, 7, False), (1, 4, True)], [(2, 0), (4, "gone")]),
+        ([(0, 7, True), (1, 4, False)], [(2, 0), (4, "stopped")]),
+        ([(0, 4, False), (1, 4, True)], [(2, 0), (4, "gone")]),
+        ([(0, 2, True), (1, 10, 400)], [(2, 0), (2, "gone")]),
+    ],
+)
+def test_reads_of_shards(reads: list[tuple[int, int, int | bool]], reports: list[tuple[Any, ...]]) -> None:
+    """A part is read as far as all shards have read it, and its end is that of the last one: the planner gets one for each read."""
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL)
+    side._shards = 2
+    attempt: Any = Reports()
+    turn = _Turn(attempt)
+    part = Part(2, 10)
+    for shard, upto, what in reads:
+        side._read(turn, shard, Stopped(part, upto, what) if isinstance(what, bool) else Progress(part, upto, what))
+    assert attempt.made == reports
+    assert not turn.reads
+
+
+def test_members_of_shards() -> None:
+    """An engine has one address and one token for the planner, and the other side gets those of each shard."""
+    shards = [(b"10.0.0.1:7000", b"a" * 32), (b"10.0.0.1:7001", b"b" * 32), (b"[::1]:80", b"c" * 32)]
+    for n in (1, 2, 3):
+        definitions: list[Any] = [Shard(Member("e", 9 - i, *shard)) for i, shard in enumerate(shards[:n])]
+        member = join_members(definitions)
+        assert split_peer(member.address, member.token) == tuple(shards[:n])
+        assert member.device_blocks == 10 - n
+    assert join_members([Shard(Member("e", 9, *shards[0]))]) == Member("e", 9, *shards[0])  # type: ignore[list-item]
+
+
+@dataclasses.dataclass
+class Shard:
+    """Of a Definition what join_members uses."""
+
+    member: Member
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "spec", "shards"),
+    [
+        ([3, BLOCK, HEAD], 3, "FullAttentionSpec", 2),
+        ([1, BLOCK, HEAD], 1, "FullAttentionSpec", 2),
+        ([2, BLOCK, HEAD], 4, "FullAttentionSpec", 2),
+        ([BLOCK, 2, HEAD], 2, "FullAttentionSpec", 2),
+        ([2, BLOCK * HEAD], 2, "FullAttentionSpec", 2),
+        ([2, BLOCK, HEAD], 2, "MLAAttentionSpec", 2),
+    ],
+)
+def test_pages_that_are_not_cut(shape: list[int], heads: int, spec: str, shards: int) -> None:
+    """An engine whose pages are not heads one after the other, or too few heads, does not start with several shards on a rank."""
+    layers = [Layer("layer 0", 0, 256, 256, 0)]
+    facts = {"layers": [["layer 0", 0, shape, [], "torch.uint8"]], "specs": [spec]}
+    layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, [(0, 256 * BLOCKS, None)], facts)
+    with pytest.raises(errors.InvalidError, match=f"layer 0: pages of shape .* cannot be cut into {shards} shards"):
+        split(layout, shards, heads)
+
+
+def test_steps_of_ranks() -> None:
+    """The last layer of a step leaves when each rank has reported the step, in whatever order the reports come."""
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL)
+    side._ranks, side._shards = 2, 2
+    side._running["a"] = _Running("request")
+    for number in (1, 2):
+        side._steps[number] = _Taken(Release("a", number))
+    for ranks, released in (({1: {0}}, []), ({1: {0}, 2: {0}}, []), ({2: {1}}, [2]), ({1: {1}}, [1])):
+        side.update(Report(taken=ranks))
+        assert [r.computed for r in side.plan({}, lambda name: []).releases] == released
+    side._steps[3] = _Taken(Release("a", 3), {0})
+    side.update(Report(ended={"a": {0: Ended("it failed", 0), 1: Ended("", 0)}}))
+    side.update(Report(taken={3: {1}}))  # of a job that has ended
+    assert side.plan({}, lambda name: []).releases == []

@@ -129,6 +129,8 @@ class Scheduler:
         self._counters = counters
         self._role = role
         self._clock = clock
+        self.definition: Definition | None = None
+        """Of the first shard, in whose namespace a gateway finds prefixes. It is known after attach."""
         self._block = 0
         self._shards = self._ranks = 0
         self._epoch = 0
@@ -158,7 +160,8 @@ class Scheduler:
         """
         definitions = sorted(definitions, key=lambda d: d.rank)
         assert [d.rank for d in definitions] == list(range(len(definitions)))
-        self._block = definitions[0].block_tokens
+        self.definition = definitions[0]
+        self._block = self.definition.block_tokens
         self._shards, self._ranks = len(definitions), ranks
         o = self._options
 
@@ -314,6 +317,11 @@ class Scheduler:
             )
         if request.lora_request is not None or request.cache_salt or request.mm_features or request.prompt_embeds is not None:
             return "its KV depends on more than the tokens (LoRA, a cache salt, images); PenstockDualPath serves tokens only"
+        if (shards := len(split_peer(attempt.peer_address, attempt.peer_token))) != self._shards:
+            return (
+                f"engine {attempt.peer_engine} stores a block in {shards} shards, and this one in {self._shards}: set the option shards of"
+                " all engines to the greatest tensor_parallel_size"
+            )
         state.chain = _adapter.Chain(ns, self._block)
         full = state.chain.extend(request.all_token_ids)
         if attempt.prompt_tokens != request.num_tokens or bytes(attempt.ids.blob[: full * _ID]) != bytes(state.chain.ids):
@@ -322,11 +330,6 @@ class Scheduler:
             return (
                 f"{attempt.hit} cached blocks of {self._block} tokens cover all of a prompt of {request.num_tokens}; the engine"
                 " computes one token at least"
-            )
-        if (shards := len(split_peer(attempt.peer_address, attempt.peer_token))) != self._shards:
-            return (
-                f"engine {attempt.peer_engine} stores a block in {shards} shards, and this one in {self._shards}: set the option shards of"
-                " all engines to the greatest tensor_parallel_size"
             )
         turn.request = request.request_id
         state.appended = full

@@ -108,8 +108,9 @@ class Worker:
 
         Raises InvalidError for a KV cache that a traffic manager cannot carry.
         """
+        layout = read_layout(tensors, config)
         heads = getattr(config.kv_cache_groups[0].kv_cache_spec, "num_kv_heads", 0)
-        self.open(read_layout(tensors, config), facts, rank, ranks, heads=heads)
+        self.open(layout, facts, rank, ranks, heads=heads)
 
     def open(self, layout: Layout, facts: Mapping[str, Any], rank: int, ranks: int, *, heads: int = 0) -> None:
         """Do what register does for a KV cache of a known layout, which has ``heads`` KV heads."""
