@@ -984,15 +984,16 @@ int32_t penstock_transfer_read(penstock_transfer transfer, penstock_part part, p
 int32_t penstock_transfer_cut(penstock_transfer transfer, penstock_error *error);
 
 /*
- * Makes the model compute part of the cached prefix (prefill). After LOADED the transfer fails
+ * Makes the model compute part of the cached prefix (prefill). After LOADED it lowers first_miss as
+ * long as the cached blocks before first_miss lack device pages. After that the transfer fails
  * instead, because the model may have used the part. Errors: as penstock_transfer_read.
  */
 int32_t penstock_transfer_recompute(penstock_transfer transfer, penstock_part part, penstock_error *error);
 
 /*
  * Adds the device pages of the next blocks, after the pages given before (prefill). Nothing is
- * written to device memory before the whole cached prefix has its pages. Errors: as
- * penstock_transfer_read.
+ * written to device memory before all blocks of the cached prefix that the model does not compute
+ * have their pages. Errors: as penstock_transfer_read.
  */
 int32_t penstock_transfer_add_pages(penstock_transfer transfer, const uint32_t *pages, uint32_t n_pages, penstock_error *error);
 

@@ -231,3 +231,60 @@ func TestBadChunks(t *testing.T) {
 		}
 	}
 }
+
+// TestLateRecompute: a job that is loaded and lacks pages of its hit takes Recompute, and its chunks bring the pages
+// of the blocks that are computed again. Once the blocks before them have their pages, Recompute fails the job.
+func TestLateRecompute(t *testing.T) {
+	testkit.VerifyNone(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	loaded := func(t *testing.T, first int) (*request, *Prefill, *Decode) {
+		s := newShelf()
+		s.put(1, 8)
+		layers := geo.Groups[0].Layers
+		pe, de := newEngine(t, s, layers, 64, 1<<20), newEngine(t, s, layers, 64, 1<<20)
+		r := newRequest(t, pe, de, 1, 10, 8)
+		d, err := r.de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(4, 8), Pages: r.pages, Peer: pe.peer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := r.pe.Prefill(ctx, PrefillJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(0, 4)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Loaded(ctx); err != nil {
+			t.Fatal(err)
+		}
+		p.Recompute(Part{first, r.hit})
+		return r, p, d
+	}
+	for first := range 8 {
+		t.Run(fmt.Sprint(first), func(t *testing.T) {
+			r, p, d := loaded(t, first)
+			have := 0
+			for end := first + 1; end <= r.blocks; end++ { // one computed block a chunk
+				p.AddPages(r.pages[have:end]...)
+				have = end
+				for l := range r.pe.geo.layers {
+					if err := p.Layer(ctx, l); err != nil {
+						t.Fatal(err)
+					}
+					fill(r.pe.page(l, r.pages[end-1]), blockName(r.sequence, end-1), l)
+					p.ComputedTo(l, end)
+				}
+			}
+			if err := errors.Join(p.Finish(ctx), d.Finish(ctx), r.check()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	t.Run("used", func(t *testing.T) {
+		r, p, d := loaded(t, 5)
+		p.AddPages(r.pages[:5]...)
+		p.Recompute(Part{4, 5})
+		if err := p.Finish(ctx); !errors.Is(err, ErrRecompute) {
+			t.Errorf("a block whose page is known: %v", err)
+		}
+		d.Cancel()
+	})
+}

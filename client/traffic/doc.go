@@ -115,7 +115,7 @@
 // allocate device pages late:
 //
 //	err := p.Loaded(ctx)                                       // storage has been read
-//	p.AddPages(…)                                              // device pages of the hit's blocks
+//	p.AddPages(…)                                              // device pages of the hit blocks from buffers
 //	for chunk := range chunks {
 //		p.AddPages(…)                                      // device pages of the chunk's blocks
 //		for l := range layers {
@@ -159,6 +159,13 @@
 // planner) and waits. The planner then gives a range to this side or the other side (Read), or lets
 // the model compute blocks (Recompute). Layer 0 is not given to the model until every hit block is
 // in a buffer or is to be recomputed.
+//
+// # Several ranks
+//
+// An engine of several ranks has a manager for each, and each manager has its own shard of every
+// block. A request is a job on each of them, by one plan of the planner. The shards can miss different
+// blocks. So the engine adds the pages of the hit when all jobs are Loaded, and before that it calls
+// Recompute on all of them from the lowest missed block on.
 //
 // # Ends
 //

@@ -69,8 +69,7 @@ type Prefill struct {
 	at     []uint64 // offset in the buffer's region of each hit block that is here
 	offer  *pb.TrafficOffer
 	decode rdma.Desc
-	// resolved: every hit block has a source. sends are the blocks that the DE does not have.
-	resolved bool
+	// sends are the blocks that the DE does not have, once the hit is sealed.
 	sends    []uint32
 	in, sent []bool // by layer
 	// pages are the device pages of the first blocks. leaves has the state of each layer on its
@@ -263,14 +262,18 @@ func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 }
 
 // Recompute makes the model compute a range of hit blocks: they count as missed from then on,
-// including blocks that are in a buffer already. After Loaded the model may have computed a layer
-// from such a block, and KV computed from it must not be kept. Then the job fails with
-// ErrRecompute, and the caller must begin a new job that does not count these blocks as hits.
+// including blocks that are in a buffer already. Once the hit is loaded and has its device pages,
+// the model may have computed a layer from such a block, and KV computed from it must not be kept.
+// Then the job fails with ErrRecompute, and the caller must begin a new job that does not count
+// these blocks as hits. An engine of several jobs for a request, one for each of its ranks, can
+// give a Loaded job the blocks that another one lacks, because it adds the pages when all are
+// loaded.
 func (p *Prefill) Recompute(part Part) {
 	used := false
 	p.update(func() {
+		sealed := p.sealedLocked()
 		for b := max(part.From, 0); b < min(part.To, p.job.Hit); b++ {
-			if used = p.resolved && p.from[b] != computed; used {
+			if used = sealed && p.from[b] != computed; used {
 				return
 			}
 			p.from[b] = computed
@@ -306,7 +309,25 @@ func (p *Prefill) missLocked() []int {
 // engine adds only such jobs to a batch, no job of the batch waits for storage, or for a decode
 // engine whose buffer is full of jobs that wait for this engine.
 func (p *Prefill) Loaded(ctx context.Context) error {
-	return p.await(ctx, func() bool { return p.resolved })
+	return p.await(ctx, p.loadedLocked)
+}
+
+func (p *Prefill) loadedLocked() bool { return p.begun && !slices.Contains(p.from, unknown) }
+
+// sealedLocked reports whether the sources of the hit blocks are final: all are known, and the
+// blocks that come from a buffer have their device pages. It stays true.
+func (p *Prefill) sealedLocked() bool {
+	return p.loadedLocked() && len(p.pages) >= p.fromBuffersLocked()
+}
+
+// fromBuffersLocked returns the end of the hit blocks that come from a buffer. The model computes
+// all hit blocks from there on.
+func (p *Prefill) fromBuffersLocked() int {
+	end := p.job.Hit
+	for end > 0 && p.from[end-1] == computed {
+		end--
+	}
+	return end
 }
 
 // Layer waits until the hit KV of a layer is in device memory and verified.
@@ -428,15 +449,14 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 }
 
 // feed loads the hit's layers to device memory, at most len(Device.Bases) at a time. It waits until
-// each hit block has a source, and then until the hit has its pages.
+// the hit is sealed.
 func (p *Prefill) feed() error {
-	err := p.await(p.ctx, func() bool { return p.begun && !slices.Contains(p.from, unknown) })
-	if err != nil {
+	if err := p.await(p.ctx, p.sealedLocked); err != nil {
 		return err
 	}
-	var mine, theirs, again []uint32
+	var mine, theirs, again, pages []uint32
 	p.update(func() {
-		p.resolved = true
+		pages = slices.Clone(p.pages[:p.fromBuffersLocked()])
 		for b, s := range p.from {
 			switch s {
 			case here:
@@ -459,12 +479,6 @@ func (p *Prefill) feed() error {
 			return err
 		}
 	}
-	if err := p.await(p.ctx, func() bool { return len(p.pages) >= p.job.Hit }); err != nil {
-		return err
-	}
-	p.mu.Lock()
-	pages := slices.Clone(p.pages[:p.job.Hit])
-	p.mu.Unlock()
 	depth := len(p.m.opts.Device.Bases)
 	credit := depth // layers that the DE may write before it gets more credit
 	if p.stage != nil {
@@ -493,13 +507,13 @@ func (p *Prefill) feed() error {
 }
 
 // accept opens windows for the DE on the pages of hit blocks, or on their places in staging memory,
-// and on the table of checksums, and sends the DE both windows. hit are the pages of all hit
-// blocks.
+// and on the table of checksums, and sends the DE both windows. hit are the pages of the hit blocks
+// that come from buffers.
 func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
 	d := &p.m.opts.Device
 	if p.stage != nil {
 		d = p.stage.device(p.m.buffer.region)
-		hit = make([]uint32, p.job.Hit)
+		hit = make([]uint32, len(hit))
 		for b := range hit {
 			hit[b] = uint32(b)
 		}
@@ -584,8 +598,8 @@ func joined(spans []rdma.Span) []rdma.Span {
 	return out
 }
 
-// land waits for one layer of the hit, from both sides, and verifies it. hit are the pages of all
-// hit blocks.
+// land waits for one layer of the hit, from both sides, and verifies it. hit are the pages of the
+// hit blocks that come from buffers.
 func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	landed := rdma.NewFlag()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness.faults import blocks, damage
+from harness.faults import blocks, damage, namespaces
 from harness.sessions import Session
-from harness.vllm import BLOCK, OUTPUT, Stored, Vllm, dual_path
+from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, dual_path
 
 from penstock import Event, EventKind, Gateway, Request, Store, testing
 
@@ -21,22 +21,27 @@ ENDS = (EventKind.DONE, EventKind.FAILED)
 
 
 class Cluster:
-    """Engines of a cluster by name. Names with p prefill, names with d decode."""
+    """Engines of a cluster by name. Names with p prefill, names with d decode. Those in ``wide`` have two ranks."""
 
-    def __init__(self, vllm: Vllm, node: testing.Node, planner: testing.Planner, names: list[str], **options: Any) -> None:
+    def __init__(
+        self, vllm: Vllm, node: testing.Node, planner: testing.Planner, names: list[str], *, wide: tuple[str, ...] = (), **options: Any
+    ) -> None:
         self.vllm, self.node, self.planner = vllm, node, planner
         self.names = names
+        self.wide = wide
+        self.shards = 2 if wide else 1
         self.options = {**ALONE, **options}
         for name in names:
             self.start(name)
         self.store = Store(node.address)
         definition = vllm.call(names[0], "namespace")
-        self.ns = self.store.namespace(**definition, block_tokens=BLOCK, layers=4, token_bytes=512, ids=True)
+        self.ns = self.store.namespace(**definition, block_tokens=BLOCK, layers=4, token_bytes=512 // self.shards, ids=True)
         self.gateway = Gateway(self.ns, planner.address)
         self.count = 0
 
     def start(self, name: str) -> None:
-        self.vllm.start(name, dual_path(self.node, self.planner, name, prefill=name[0] == "p"), **self.options)
+        connector = dual_path(self.node, self.planner, name, prefill=name[0] == "p", shards=self.shards)
+        self.vllm.start(name, connector, **{**self.options, **(RANKS if name in self.wide else {})})
 
     def close(self) -> None:
         self.gateway.close()
@@ -87,14 +92,21 @@ class Cluster:
                 tokens.update((r, a["tokens"]) for r, a in zip(places[name], these, strict=True))
 
     def stored(self, stored: Stored) -> None:
-        """Wait until the node has all blocks of a model, and no others."""
+        """Wait until the node has all blocks of a model in each shard, and no others."""
         end = time.monotonic() + TIMEOUT
-        while (have := blocks(self.node)) != len(stored):
-            assert time.monotonic() < end, (have, len(stored))
+        while (have := blocks(self.node)) != self.shards * len(stored):
+            assert time.monotonic() < end, (have, self.shards, len(stored))
 
-    def counters(self, name: str) -> dict[str, int]:
-        seen: dict[str, int] = self.vllm.call(name, "counters")
+    def events(self, name: str) -> dict[str, float]:
+        """Return the events of all ranks of an engine."""
+        seen: dict[str, float] = self.vllm.call(name, "metrics")
         return seen
+
+    def check_quiet(self) -> None:
+        """No attempt has failed, and nothing was lost."""
+        for name in self.names:
+            seen = self.events(name)
+            assert seen["attempts_failed"] == seen["failed_blocks"] == seen["dropped_blocks"] == seen["unavailable"] == 0
 
 
 @contextlib.contextmanager
@@ -141,9 +153,7 @@ def test_sessions(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]
                 for i, prompt in enumerate(prompts):
                     stored.add(prompt, plain[k][first + i])
                 c.stored(stored)
-        for name in names:
-            seen = c.counters(name)
-            assert seen["attempts_failed"] == seen["failed_blocks"] == seen["dropped_blocks"] == seen["unavailable"] == 0
+        c.check_quiet()
     assert all(read.values()), read  # the machines of both sides have read
 
 
@@ -181,3 +191,63 @@ def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]])
         for events in check(0):
             (matched,) = [e for e in events if e.kind == EventKind.MATCHED]
             assert (matched.hit, matched.epoch) == (0, epoch)
+
+
+@pytest.mark.parametrize("wide", [("p0",), ("d0",), ("p0", "d0")], ids=["2P1D", "1P2D", "2P2D"])
+def test_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], wide: tuple[str, ...]) -> None:
+    """Engines of two ranks, also on one side only: the tokens are those of an engine of one rank, and each rank's shard is stored.
+
+    A block that is damaged in one shard is computed, and stored again.
+    """
+    count = 5
+    stored = Stored()
+    with cluster(vllm, ["p0", "d0"], wide=wide) as c:
+
+        def check(k: int) -> list[list[Event]]:
+            served = c.serve([s.turns[k].prompt for s in agents[:count]])
+            assert [tokens for tokens, _ in served] == plain[k][:count]
+            assert all(events[-1].kind == EventKind.DONE for _, events in served)
+            return [events for _, events in served]
+
+        for k in range(3):
+            for i, events in enumerate(check(k)):
+                assert [e.reason for e in events if e.kind == EventKind.REPLANNED] == []
+                (started,) = [e for e in events if e.kind == EventKind.STARTED]
+                assert started.read_by_prefill + started.read_by_decode == stored.cached(agents[i].turns[k].prompt)
+            for i in range(count):
+                stored.add(agents[i].turns[k].prompt, plain[k][i])
+            c.stored(stored)
+        c.check_quiet()
+
+        damaged = next(number for name, number in namespaces(c.node).items() if name.endswith("/tp2.1"))
+        c.node.kill()
+        damage(c.node, damaged, depth=2)
+        c.node.start()
+        check(3)
+        for i in range(count):
+            stored.add(agents[i].turns[3].prompt, plain[3][i])
+        check(3)
+
+        epoch = c.ns.bump()
+        for name in c.names:
+            assert vllm.call(name, "new_weights", version=epoch) == [epoch] * (2 if name in wide else 1)
+        for events in check(0):
+            (matched,) = [e for e in events if e.kind == EventKind.MATCHED]
+            assert (matched.hit, matched.epoch) == (0, epoch)
+
+
+@pytest.mark.parametrize(
+    ("options", "extra", "why"),
+    [
+        ({**RANKS, "pipeline_parallel_size": 2, "tensor_parallel_size": 1}, {}, "pipeline_parallel_size is 2"),
+        ({**RANKS}, {"shards": 3}, "option 'shards': 3; want a multiple of tensor_parallel_size, which is 2"),
+        ({}, {"shards": 4}, "cannot be cut into 4 shards"),
+    ],
+    ids=["pipeline", "no multiple", "too many"],
+)
+def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any], why: str) -> None:
+    """An engine does not start with ranks that it cannot serve, and the reason names the setting."""
+    with testing.node() as node, testing.planner(block_tokens=BLOCK) as planner:
+        with pytest.raises(RuntimeError):
+            vllm.start("refused", dual_path(node, planner, "refused", prefill=True, **extra), **{**ALONE, **options})
+        assert why in vllm.host.log.read_text()

@@ -155,7 +155,7 @@ class Driver:
 
     def namespace(self) -> dict[str, str]:
         """Return what a gateway has to know of the namespace of PenstockDualPath."""
-        definition = self.worker._worker.definition
+        definition = self.scheduler._scheduler.definition
         return {"name": definition.name, "dtype": definition.dtype, "layout": definition.layout}
 
     def metrics(self) -> dict[str, float]:

@@ -16,15 +16,18 @@ from typing import Any
 
 import pytest
 
-from penstock import Event, EventKind, Gateway, Role, Store, _adapter, testing
-from penstock.vllm._layout import Layer, LayerGroup, Layout
-from penstock.vllm._pd_plan import EVENTS, Options
-from penstock.vllm._pd_scheduler import Scheduler
+from penstock import Event, EventKind, Gateway, Role, Store, _adapter, errors, testing
+from penstock._cluster import Action, ActionKind, Member, Part
+from penstock.vllm._layout import Layer, LayerGroup, Layout, split
+from penstock.vllm._pd_plan import EVENTS, Ended, Options, Progress, Release, Report, Stopped, join_members, split_peer
+from penstock.vllm._pd_scheduler import Scheduler, _Running, _Taken, _Turn
 from penstock.vllm._pd_worker import Worker
 from penstock.vllm._worker import open_namespace
 
 BLOCK = 4
-ROW = 8  # bytes of a token in a layer
+HEADS = 2  # KV heads of the model
+HEAD = 4  # bytes of a token in a head of a layer
+ROW = HEADS * HEAD
 PAGE = BLOCK * ROW
 LAYERS = 3
 BLOCKS = 64
@@ -76,14 +79,52 @@ class Request:
         return self.aborted or self.num_output_tokens == self.output
 
 
-class Engine:
-    """The calls of vLLM to a connector, on a model whose KV is a hash of the tokens.
+class Rank:
+    """The worker of one rank of an engine, and its memory."""
 
-    Each step computes at most ``chunk`` tokens of each request. Before it computes a token it compares the KV of all
-    earlier tokens.
+    def __init__(self, o: Options, counters: _adapter.Counters, role: Role, rank: int, ranks: int) -> None:
+        self.worker = Worker(o, counters, role=role)
+        self.heads = range(rank * HEADS // ranks, (rank + 1) * HEADS // ranks)
+        self.page = PAGE // ranks  # [heads, tokens, bytes]
+        self.held = False  # what its transfers report does not come
+        self.memory = ctypes.create_string_buffer(LAYERS * BLOCKS * self.page)
+        self.base = ctypes.addressof(self.memory)
+        # All layers of a block are adjacent.
+        layers = [Layer(f"layer {i}", self.base + i * self.page, LAYERS * self.page, self.page, 0) for i in range(LAYERS)]
+        facts = [[layer.name, 0, [len(self.heads), BLOCK, HEAD], [BLOCK * HEAD, HEAD, 1], "torch.uint8"] for layer in layers]
+        memory = [(self.base, len(self.memory), self.memory)]
+        layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, memory, {"layers": facts, "specs": ["FullAttentionSpec"]})
+        self.worker.open(layout, {"model": "m"}, rank, ranks, heads=len(self.heads))
+
+    def places(self, block: int, token: int, layer: int) -> list[int]:
+        """Return where each head has the KV of a token of a block."""
+        page = (block * LAYERS + layer) * self.page
+        return [page + (i * BLOCK + token) * HEAD for i in range(len(self.heads))]
+
+    def write(self, block: int, token: int, layer: int, kv: bytes) -> None:
+        for head, at in zip(self.heads, self.places(block, token, layer), strict=True):
+            ctypes.memmove(self.base + at, kv[head * HEAD : (head + 1) * HEAD], HEAD)
+
+    def has(self, block: int, token: int, layer: int, kv: bytes) -> bool:
+        return all(
+            ctypes.string_at(self.base + at, HEAD) == kv[head * HEAD : (head + 1) * HEAD]
+            for head, at in zip(self.heads, self.places(block, token, layer), strict=True)
+        )
+
+    def spoil(self, block: int) -> None:
+        ctypes.memset(self.base + block * LAYERS * self.page, 0xCC, LAYERS * self.page)
+
+
+class Engine:
+    """The calls of vLLM to a connector and the workers of all ranks, on a model whose KV is a hash of the tokens.
+
+    Each step computes at most ``chunk`` tokens of each request. Before it computes a token it compares the KV of all earlier tokens.
+    When a rank has not loaded a layer, all ranks compute garbage in the layers behind it, and the step is reverted.
     """
 
-    def __init__(self, node: testing.Node, planner: str, name: str, role: Role, *, chunk: int = 1000, **options: Any) -> None:
+    def __init__(
+        self, node: testing.Node, planner: str, name: str, role: Role, *, chunk: int = 1000, ranks: int = 1, **options: Any
+    ) -> None:
         self.name = name
         self.role = role
         self.chunk = chunk
@@ -91,33 +132,32 @@ class Engine:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.held: dict[str, Request] = {}  # finished requests whose blocks the connector still holds
+        self.loaded_by: Counter[str] = Counter()  # how many ranks have reported it
+        self.freed_by: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.loaded_tokens: dict[str, int] = {}
         self.preempted: list[str] = []
-        self.memory = ctypes.create_string_buffer(LAYERS * BLOCKS * PAGE)
-        base = ctypes.addressof(self.memory)
-        # All layers of a block are adjacent.
-        layers = [Layer(f"layer {i}", base + i * PAGE, LAYERS * PAGE, PAGE, 0) for i in range(LAYERS)]
-        memory = [(base, len(self.memory), self.memory)]
-        layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, memory, {"layers": [["", "", "", "", "torch.uint8"]]})
+        self.before_plan: Callable[[dict[str, int]], None] = lambda scheduled: None
+        self.before_layer: Callable[[int], None] = lambda layer: None
+        self.ends_of_reads: Counter[str] = Counter()  # by attempt, over all shards
         given: dict[str, Any] = {
             "namespace": "dual", "buffer_mib": 8, "connect_timeout": BUSY, "start_timeout": BUSY, "job_timeout": BUSY,
             "layer_timeout": BUSY, "append_timeout": BUSY, **options,
         }  # fmt: skip
         o = Options(servers=node.address, planner=planner, engine=name, machine=f"machine of {name}", **given)
         self.counters = _adapter.Counters(name)
-        self.worker = Worker(o, self.counters, role=role)
-        self.worker.open(layout, {"model": "m"}, 0, 1)
-        assert self.worker.definition is not None
+        self.ranks = [Rank(o, self.counters, role, i, ranks) for i in range(ranks)]
+        self.workers = [rank.worker for rank in self.ranks]
         self.side = Scheduler(o, self.counters, role=role)
-        self.side.attach(self.worker.definition)
+        self.side.attach([d for worker in self.workers for d in worker.definitions], ranks)
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.side.close()
-        self.worker.close()  # a second call does nothing
+        for worker in self.workers:
+            worker.close()  # a second call does nothing
 
     def abort(self, request_id: str) -> None:
         for request in [*self.waiting, *self.running]:
@@ -130,17 +170,21 @@ class Engine:
         assert len(taken) == n, "the engine has no block left"
         return taken
 
-    def _at(self, request: Request, token: int, layer: int) -> int:
-        return (request.blocks[token // BLOCK] * LAYERS + layer) * PAGE + token % BLOCK * ROW
+    def _compute(self, request: Request, end: int, layer: int, lost: list[bool]) -> None:
+        """Compute a layer of a request. ``lost``: by rank, whether it has not loaded the layer or one before."""
+        for rank, missing in zip(self.ranks, lost, strict=True):
+            for token in range(end):
+                block, at = request.blocks[token // BLOCK], token % BLOCK
+                kv = row(request.all_token_ids[: token + 1], layer)
+                if token >= request.num_computed_tokens:
+                    rank.write(block, at, layer, kv)
+                elif not missing and not rank.has(block, at, layer, kv):
+                    self.wrong.append(f"{request.request_id}: token {token} of layer {layer}")
 
-    def _compute(self, request: Request, end: int, layer: int) -> None:
-        for token in range(end):
-            at = self._at(request, token, layer)
-            want = row(request.all_token_ids[: token + 1], layer)
-            if token >= request.num_computed_tokens:
-                ctypes.memmove(ctypes.addressof(self.memory) + at, want, ROW)
-            elif self.memory.raw[at : at + ROW] != want:
-                self.wrong.append(f"{request.request_id}: token {token} of layer {layer}")
+    def _garble(self, request: Request, end: int, layer: int) -> None:
+        for rank in self.ranks:
+            for token in range(request.num_computed_tokens, end):
+                rank.write(request.blocks[token // BLOCK], token % BLOCK, layer, b"\xee" * ROW)
 
     def _finish(self, request: Request) -> None:
         for queue in (self.waiting, self.running):
@@ -154,7 +198,8 @@ class Engine:
     def _release(self, request: Request) -> None:
         # A job that still uses these blocks reads or overwrites these bytes, and a check fails.
         for block in request.blocks:
-            ctypes.memset(ctypes.addressof(self.memory) + block * LAYERS * PAGE, 0xCC, LAYERS * PAGE)
+            for rank in self.ranks:
+                rank.spoil(block)
         self.free += request.blocks
         request.blocks = []
 
@@ -194,25 +239,28 @@ class Engine:
             scheduled[request.request_id] = n
         by_id = {r.request_id: r for r in self.running}
         preempted, self.preempted = self.preempted, []
+        self.before_plan(scheduled)
         plan = self.side.plan(scheduled, lambda name: by_id[name].blocks, preempted)
-        self.worker.begin(plan)
-        # The engine may write to the blocks of preempted requests from here on.
-        assert not {r.job.request for r in self.worker._running.values()}.intersection(preempted)
+        for worker in self.workers:
+            worker.begin(plan)
+            # The engine may write to the blocks of preempted requests from here on.
+            assert not {r.job.request for r in worker._running.values()}.intersection(preempted)
         if self.running:
-            for layer in range(LAYERS):
-                self.worker.wait_for_layer(f"layer {layer}")
-                if not self.worker._failed_blocks:  # otherwise the model computes from invalid KV, and the step is reverted
-                    for request in self.running:
-                        self._compute(request, request.num_computed_tokens + scheduled[request.request_id], layer)
-                self.worker.save_layer(f"layer {layer}")
-        self.worker.end()
-        self.worker.poll()
-        loaded, freed, failed, report = (
-            self.worker.take_loaded(),
-            self.worker.take_freed(),
-            self.worker.take_failed(),
-            self.worker.take_report(),
-        )
+            self._forward(scheduled)
+        loaded: set[str] = set()
+        freed: set[str] = set()
+        failed: set[int] = set()
+        report = Report()
+        for rank in self.ranks:
+            rank.worker.end()
+            if not rank.held:
+                rank.worker.poll()
+            for names, by, done in ((rank.worker.take_loaded(), self.loaded_by, loaded), (rank.worker.take_freed(), self.freed_by, freed)):
+                by.update(names)
+                done.update(name for name in names if by[name] == len(self.ranks))
+            failed |= rank.worker.take_failed()
+            report = report.merge(rank.worker.take_report() or Report())
+        self.ends_of_reads.update(n for n, _, read in report.reads if isinstance(read, Stopped) or read.upto == read.part.stop)
         for request in list(self.running):
             if failed.intersection(request.blocks):
                 request.num_computed_tokens = 0
@@ -223,21 +271,40 @@ class Engine:
                 request.num_output_tokens += 1
                 if request.done:
                     self._finish(request)
-        if report is not None:
-            self.side.update(report)
+        for request in self.waiting:
+            if request.waits and failed.intersection(request.blocks):
+                request.num_computed_tokens = 0
+        self.side.update(report)
         for name in loaded:
             if name in self.held:
                 self._release(self.held.pop(name))
                 continue
             (request,) = [r for r in self.waiting if r.request_id == name]
             request.waits = False
-            if failed.intersection(request.blocks):
+            if request.num_computed_tokens == 0:
                 self._release(request)
-                request.num_computed_tokens = 0
             else:
                 request.num_computed_tokens -= 1  # the last token is computed again, for the first output
         for name in freed:
             self._release(self.held.pop(name))
+
+    def _forward(self, scheduled: dict[str, int]) -> None:
+        garbage: set[str] = set()
+        for layer in range(LAYERS):
+            self.before_layer(layer)
+            for worker in self.workers:
+                worker.wait_for_layer(f"layer {layer}")
+            for request in self.running:
+                end = request.num_computed_tokens + scheduled[request.request_id]
+                lost = [bool(worker._failed_blocks.intersection(request.blocks)) for worker in self.workers]
+                if request.request_id in garbage:
+                    self._garble(request, end, layer)
+                else:
+                    self._compute(request, end, layer, lost)
+                if any(lost):
+                    garbage.add(request.request_id)
+            for worker in self.workers:
+                worker.save_layer(f"layer {layer}")
 
 
 @dataclasses.dataclass
@@ -277,11 +344,11 @@ class Cluster:
 
     def __init__(self, node: testing.Node, planner: testing.Planner, engines: list[Engine]) -> None:
         self.node = node
+        self.planner = planner
         self.engines = {e.name: e for e in engines}
         self.store = Store(node.address)
-        definition = engines[0].worker.definition
-        assert definition is not None
-        self.ns = open_namespace(self.store, definition)
+        self.shards = [open_namespace(self.store, d) for worker in engines[0].workers for d in worker.definitions]
+        self.ns = self.shards[0]
         self.gateway = Gateway(self.ns, planner.address)
         self.courses: dict[Any, Course] = {}
         self.send = True
@@ -297,14 +364,20 @@ class Cluster:
             if event.kind in (EventKind.REPLANNED, EventKind.FAILED):
                 course.withdraw()
             elif event.kind == EventKind.STARTED and self.send:
-                params = {"penstock": {"attempt": event.attempt, "epoch": event.epoch}}
-                pe, de = self.engines[event.prefill], self.engines[event.decode]
-                course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1)
-                course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT)
-                for engine, request in (course.prefill, course.decode):
-                    engine.waiting.append(request)
+                self.start(course)
         for engine in self.engines.values():
             engine.step()
+
+    def start(self, course: Course) -> None:
+        """Send an attempt to its engines."""
+        event = course.events[-1]
+        assert event.kind == EventKind.STARTED
+        params = {"penstock": {"attempt": event.attempt, "epoch": event.epoch}}
+        pe, de = self.engines[event.prefill], self.engines[event.decode]
+        course.prefill = pe, Request(f"{event.attempt} at {pe.name}", list(course.prompt), params, 1)
+        course.decode = de, Request(f"{event.attempt} at {de.name}", list(course.prompt), params, OUTPUT)
+        for engine, request in (course.prefill, course.decode):
+            engine.waiting.append(request)
 
     def until(self, condition: Callable[[], Any]) -> None:
         end = time.monotonic() + BUSY
@@ -331,10 +404,29 @@ class Cluster:
         self.until(lambda: not any(e.side.busy or e.side._turns or e.waiting or e.running for e in self.engines.values()))
 
     def stored(self, tokens: list[int], blocks: int) -> None:
-        """Wait until the first blocks of a sequence are in the node."""
+        """Wait until the first blocks of a sequence are in the node, in all shards."""
         ids = self.ns.chain(tokens)
-        self.until(lambda: self.ns.match(ids).prefix >= blocks)
-        assert self.ns.match(ids).prefix == blocks
+        self.until(lambda: all(ns.match(ids).prefix >= blocks for ns in self.shards))
+        assert [ns.match(ids).prefix for ns in self.shards] == [blocks] * len(self.shards)
+        self.check_stored(tokens)
+
+    def check_stored(self, tokens: list[int]) -> None:
+        """What the shards have of a sequence is right."""
+        ids = self.ns.chain(tokens)
+        heads = HEADS // len(self.shards)
+        for shard, ns in enumerate(self.shards):
+            blocks = ns.match(ids).prefix
+            values = [bytearray(ns.value_bytes) for _ in range(blocks)]
+            if blocks:
+                ns.get(list(ids)[:blocks], values)
+            for block, value in enumerate(values):
+                want = b"".join(
+                    row(tokens[: token + 1], layer)[head * HEAD : (head + 1) * HEAD]
+                    for layer in range(LAYERS)
+                    for head in range(shard * heads, (shard + 1) * heads)
+                    for token in range(block * BLOCK, (block + 1) * BLOCK)
+                )
+                assert value == want, (shard, block)
 
     def check(self) -> None:
         """Check that no wrong byte was seen and that all blocks are free."""
@@ -351,15 +443,22 @@ def expected(prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.fixture
-def make() -> Iterator[Callable[..., Cluster]]:
+@pytest.fixture(params=[(1, 1), (2, 2)], ids=["1 rank", "2 ranks"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
+    """Return a function that makes a cluster. The parameter is the number of ranks of its prefill and of its decode engines."""
     with ExitStack() as stack:
 
         def cluster(prefill: int = 1, decode: int = 1, **options: Any) -> Cluster:
             node = stack.enter_context(testing.node())
-            planner = stack.enter_context(testing.planner(block_tokens=BLOCK))
-            engines = [stack.enter_context(Engine(node, planner.address, f"p{i}", Role.PREFILL, **options)) for i in range(prefill)]
-            engines += [stack.enter_context(Engine(node, planner.address, f"d{i}", Role.DECODE, **options)) for i in range(decode)]
+            # A busy machine may leave the engines without a CPU for long.
+            planner = stack.enter_context(testing.planner(block_tokens=BLOCK, args=["--schedule-group-timeout", "60s"]))
+            of = {Role.PREFILL: request.param[0], Role.DECODE: request.param[1]}
+            options = {"shards": max(request.param), **options}
+
+            def engine(name: str, role: Role) -> Engine:
+                return stack.enter_context(Engine(node, planner.address, name, role, ranks=of[role], **options))
+
+            engines = [engine(f"p{i}", Role.PREFILL) for i in range(prefill)] + [engine(f"d{i}", Role.DECODE) for i in range(decode)]
             made = Cluster(node, planner, engines)
             stack.callback(made.close)
             return made
@@ -367,6 +466,11 @@ def make() -> Iterator[Callable[..., Cluster]]:
         yield cluster
 
 
+any_ranks = pytest.mark.parametrize("make", [(1, 1), (2, 2), (2, 1), (1, 2)], indirect=True, ids=["1P1D", "2P2D", "2P1D", "1P2D"])
+two_ranks = pytest.mark.parametrize("make", [(2, 2), (2, 1), (1, 2)], indirect=True, ids=["2P2D", "2P1D", "1P2D"])
+
+
+@any_ranks
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_turns_of_a_session(make: Callable[..., Cluster], chunk: int) -> None:
     """Each turn has the tokens of an engine without the connector, and loads the blocks that earlier turns have stored,
@@ -404,6 +508,7 @@ def test_both_sides_read(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
+@any_ranks
 def test_requests_at_once(make: Callable[..., Cluster]) -> None:
     """Requests share engines, steps and prefixes, in chunks."""
     c = make(prefill=2, chunk=7)
@@ -442,6 +547,36 @@ def test_preempted_prefill(make: Callable[..., Cluster]) -> None:
     assert course.tokens == expected(prompt)
     assert EventKind.REPLANNED in course.kinds()
     assert pe.counters["attempts_failed"] == 1
+    c.check()
+
+
+@pytest.mark.parametrize("kind", [ActionKind.END, ActionKind.RECOMPUTE])
+def test_orders_of_the_step_that_loads(make: Callable[..., Cluster], kind: ActionKind) -> None:
+    """The planner ends an attempt, or has cached blocks computed, when the engine counts them as loaded and has not begun the step."""
+    c = make()
+    prompt = list(range(60))
+    c.serve(prompt)
+    c.stored(prompt, 15)
+    course, pe, _ = planned(c, [*prompt, *range(500, 520)])
+    name = attempt_of(course)
+    c.start(course)
+    assert course.prefill is not None
+    request = course.prefill[1]
+
+    def order(scheduled: dict[str, int]) -> None:
+        if request.request_id in scheduled:
+            assert request.num_computed_tokens == 60
+            attempt = pe.side._turns[name].attempt
+            with pe.side._lock:
+                pe.side._take(Action(kind, attempt, Part(2, 15) if kind == ActionKind.RECOMPUTE else None))
+            pe.before_plan = lambda scheduled: None
+
+    pe.before_plan = order
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(course.prompt)
+    assert course.kinds().count(EventKind.REPLANNED) == 1
+    c.stored(course.prompt, 20)
     c.check()
 
 
@@ -506,7 +641,8 @@ def test_other_weights(make: Callable[..., Cluster]) -> None:
     assert course.kinds()[-1] == EventKind.FAILED
     assert c.ns.match(c.ns.chain(prompt)).prefix == 0
     for engine in c.engines.values():
-        engine.worker.bump(c.ns.epoch)
+        for worker in engine.workers:
+            worker.bump(c.ns.epoch)
         engine.step()
     (course,) = c.serve(prompt)
     assert course.tokens == expected(prompt)
@@ -527,7 +663,8 @@ def test_reset(make: Callable[..., Cluster]) -> None:
     assert c.ns.match(c.ns.chain(prompt)).prefix == 0
     epoch = c.ns.bump()
     for engine in c.engines.values():
-        engine.worker.bump(epoch)
+        for worker in engine.workers:
+            worker.bump(epoch)
         engine.step()
     (course,) = c.serve(prompt)
     assert course.tokens == expected(prompt)
@@ -556,3 +693,284 @@ def test_requests_without_an_attempt(make: Callable[..., Cluster], params: dict[
         if kind is not None:
             assert engine.counters[kind] == 1
     c.check()
+
+
+def planned(c: Cluster, prompt: list[int]) -> tuple[Course, Engine, Engine]:
+    """Return a request whose engines are chosen and do not have it, and these engines."""
+    c.send = False
+    course = c.submit(prompt)
+    c.until(lambda: EventKind.STARTED in course.kinds())
+    c.send = True
+    started = course.event(EventKind.STARTED)
+    return course, c.engines[started.prefill], c.engines[started.decode]
+
+
+def hold(engine: Engine, *ranks: int) -> None:
+    """Let nothing come that the transfers of ranks report, and all come of the others."""
+    for i, rank in enumerate(engine.ranks):
+        rank.held = i in ranks
+
+
+def attempt_of(course: Course) -> str:
+    return [e for e in course.events if e.kind == EventKind.STARTED][-1].attempt
+
+
+@two_ranks
+@pytest.mark.parametrize(("chunk", "first"), [(1000, {1: 2}), (5, {1: 17}), (5, {0: 11, 1: 4}), (1000, {0: 3, 1: 18})])
+def test_shards_that_lack_blocks(make: Callable[..., Cluster], chunk: int, first: dict[int, int]) -> None:
+    """The prefix of a request is what all shards have, also when they lack different blocks. What they lack is stored again."""
+    c = make(chunk=chunk)
+    prompt = list(range(90))
+    c.serve(prompt)
+    c.stored(prompt, 22)
+    again = [*prompt[:80], *range(500, 507)]
+    course, pe, de = planned(c, again)
+    assert course.event(EventKind.MATCHED).hit == 80
+    for shard, block in first.items():
+        c.shards[shard].delete(list(c.ns.chain(prompt))[block : block + 1])
+    # A read of the decode engine that is under way when the prefill engine begins to compute would fail the attempt.
+    hold(pe, *range(len(pe.ranks)))
+    c.start(course)
+    reads = len(c.shards) if course.event(EventKind.STARTED).read_by_decode else 0
+    c.until(lambda: de.ends_of_reads[attempt_of(course)] == reads)
+    hold(pe)
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(again)
+    assert EventKind.REPLANNED not in course.kinds()
+    assert course.prefill is not None
+    assert pe.loaded_tokens[course.prefill[1].request_id] == min(first.values()) * BLOCK
+    c.stored(again, 21)
+    c.check()
+
+
+@two_ranks
+def test_slow_rank(make: Callable[..., Cluster]) -> None:
+    """A request waits for its slowest rank, on each side, and the planner's view of its reads too."""
+    c = make()
+    prompt = list(range(90))
+    c.serve(prompt)
+    c.stored(prompt, 22)
+    course, pe, de = planned(c, [*prompt, 500])
+    name = attempt_of(course)
+    for engine in (pe, de):
+        hold(engine, *range(1, len(engine.ranks)))
+    c.start(course)
+    assert course.prefill is not None
+    assert course.decode is not None
+    prefill, decode = course.prefill[1], course.decode[1]
+    if len(pe.ranks) > 1:
+        c.until(lambda: pe.side._turns[name].loaded)
+        for _ in range(20):
+            c.step()
+        assert set(pe.side._turns[name].loaded) == {0}
+        assert prefill in pe.waiting
+        hold(pe)
+    if len(de.ranks) > 1:
+        c.until(lambda: de.loaded_by[decode.request_id])
+        for _ in range(20):
+            c.step()
+        assert decode.waits
+        hold(de)
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(course.prompt)
+    assert EventKind.REPLANNED not in course.kinds()
+    c.check()
+
+
+def end_last_shard(engine: Engine, attempt: str) -> None:
+    """End the transfer of an attempt in the last shard, as its time limit would."""
+    worker = engine.workers[-1]
+    running = worker._running[attempt]
+    shard = max(running.handles)
+    running.handles[shard].cancel()
+    assert worker._link is not None
+    assert worker._link.value is not None
+    while shard in running.left:
+        worker._collect(worker._link.value.shards[-1].traffic.wait())
+
+
+@two_ranks
+@pytest.mark.parametrize(("chunk", "layer"), [(1000, 0), (5, 1), (5, LAYERS - 1)])
+def test_rank_that_loads_no_layer(make: Callable[..., Cluster], chunk: int, layer: int) -> None:
+    """A layer that one rank has not loaded makes garbage of the layers behind it on all ranks. None of it is used or stored."""
+    c = make(chunk=chunk)
+    prompt = list(range(60))
+    c.serve(prompt)
+    c.stored(prompt, 15)
+    course, pe, de = planned(c, [*prompt, *range(500, 520)])
+    name = attempt_of(course)
+
+    def fail(computed: int) -> None:
+        if computed == layer:
+            end_last_shard(pe, name)
+
+    pe.before_layer = fail
+    c.start(course)
+    assert course.prefill is not None
+    request = course.prefill[1]
+    c.until(lambda: request in pe.running)
+    pe.before_layer = lambda layer: None
+    # The decode engine has time to take what has left.
+    for _ in range(20):
+        de.step()
+    assert not any(r.ready for worker in de.workers for r in worker._running.values())
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(course.prompt)
+    assert EventKind.REPLANNED in course.kinds()
+    assert pe.counters["attempts_failed"] == 1
+    c.stored(course.prompt, 20)
+    c.check()
+
+
+@two_ranks
+def test_rank_that_fails(make: Callable[..., Cluster]) -> None:
+    """A transfer that fails on one rank of either side ends the attempt in all ranks, and the request is served by another one."""
+    c = make(chunk=5)
+    prompt = list(range(60))
+    c.serve(prompt)
+    c.stored(prompt, 15)
+    for turn, failing in enumerate(("prefill before it is loaded", "prefill in a later chunk", "decode")):
+        course, pe, de = planned(c, [*prompt, *range(500 + turn, 540 + turn)])
+        name = attempt_of(course)
+        engine = de if failing == "decode" else pe
+        c.start(course)
+        assert course.prefill is not None
+        request = course.prefill[1]
+        c.until(lambda: name in engine.workers[-1]._running)  # noqa: B023
+        if failing == "prefill in a later chunk":
+            c.until(lambda: request.num_computed_tokens >= len(prompt) + 5)  # noqa: B023
+        end_last_shard(engine, name)
+        c.until_over(course)
+        c.idle()
+        assert course.tokens == expected(course.prompt), failing
+        assert course.kinds().count(EventKind.REPLANNED) == 1, failing
+        c.stored(course.prompt, len(course.prompt) // BLOCK)
+        c.check()
+
+
+@pytest.mark.parametrize("make", [(1, 1)], indirect=True)
+def test_engines_of_other_shards(make: Callable[..., Cluster], caplog: pytest.LogCaptureFixture) -> None:
+    """Engines whose shards differ do not serve a request together, and the log names the option."""
+    c = make()
+    node, planner = c.node, c.planner
+    with Engine(node, planner.address, "p of 2", Role.PREFILL, ranks=2) as pe:
+        lost = c.engines.pop("p0")
+        lost.__exit__()
+        c.engines["p of 2"] = pe
+        course = c.submit(list(range(21)))
+        c.until_over(course)
+        assert course.kinds()[-1] == EventKind.FAILED
+        c.idle()
+    assert "engine d0 stores a block in 1 shards, and this one in 2: set the option shards" in caplog.text
+    assert "engine p of 2 stores a block in 2 shards, and this one in 1: set the option shards" in caplog.text
+
+
+@two_ranks
+def test_epochs_of_shards(make: Callable[..., Cluster]) -> None:
+    """An engine takes attempts when all its ranks have the weights."""
+    c = make()
+    epoch = c.ns.bump()
+    for engine in c.engines.values():
+        for i, worker in enumerate(engine.workers):
+            assert engine.side._epoch == (1 if i == 0 else 0)
+            worker.bump(epoch)
+            engine.step()
+        assert engine.side._epoch == epoch
+    (course,) = c.serve(list(range(21)))
+    assert course.event(EventKind.MATCHED).epoch == epoch
+    c.check()
+
+
+class Reports:
+    """An attempt that keeps what is reported of its reads."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, ...]] = []
+
+    def progress(self, part: tuple[int, int], upto: int, read: int) -> None:
+        self.made.append((upto, read))
+
+    def stopped(self, part: tuple[int, int], upto: int, *, gone: bool = False) -> None:
+        self.made.append((upto, "gone" if gone else "stopped"))
+
+
+@pytest.mark.parametrize(
+    ("reads", "reports"),
+    [
+        # Each read is (shard, upto, bytes), or (shard, upto, whether it is gone) for one that has stopped.
+        ([(0, 5, 100), (1, 8, 200), (0, 10, 400), (1, 10, 400)], [(2, 50), (5, 150), (8, 300), (10, 400)]),
+        ([(0, 10, 400), (1, 4, 100), (1, 4, False)], [(2, 200), (4, 250), (4, "stopped")]),
+        ([(0, 7, False), (1, 4, True)], [(2, 0), (4, "gone")]),
+        ([(0, 7, True), (1, 4, False)], [(2, 0), (4, "stopped")]),
+        ([(0, 4, False), (1, 4, True)], [(2, 0), (4, "gone")]),
+        ([(0, 2, True), (1, 10, 400)], [(2, 0), (2, "gone")]),
+    ],
+)
+def test_reads_of_shards(reads: list[tuple[int, int, int | bool]], reports: list[tuple[Any, ...]]) -> None:
+    """A part is read as far as all shards have read it, and its end is that of the last one: the planner gets one for each read."""
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL)
+    side._shards = 2
+    attempt: Any = Reports()
+    turn = _Turn(attempt)
+    part = Part(2, 10)
+    for shard, upto, what in reads:
+        side._read(turn, shard, Stopped(part, upto, what) if isinstance(what, bool) else Progress(part, upto, what))
+    assert attempt.made == reports
+    assert not turn.reads
+
+
+def test_members_of_shards() -> None:
+    """An engine has one address and one token for the planner, and the other side gets those of each shard."""
+    shards = [(b"10.0.0.1:7000", b"a" * 32), (b"10.0.0.1:7001", b"b" * 32), (b"[::1]:80", b"c" * 32)]
+    for n in (1, 2, 3):
+        definitions: list[Any] = [Shard(Member("e", 9 - i, *shard)) for i, shard in enumerate(shards[:n])]
+        member = join_members(definitions)
+        assert split_peer(member.address, member.token) == tuple(shards[:n])
+        assert member.device_blocks == 10 - n
+    assert join_members([Shard(Member("e", 9, *shards[0]))]) == Member("e", 9, *shards[0])  # type: ignore[list-item]
+
+
+@dataclasses.dataclass
+class Shard:
+    """Of a Definition what join_members uses."""
+
+    member: Member
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "spec", "shards"),
+    [
+        ([3, BLOCK, HEAD], 3, "FullAttentionSpec", 2),
+        ([1, BLOCK, HEAD], 1, "FullAttentionSpec", 2),
+        ([2, BLOCK, HEAD], 4, "FullAttentionSpec", 2),
+        ([BLOCK, 2, HEAD], 2, "FullAttentionSpec", 2),
+        ([2, BLOCK * HEAD], 2, "FullAttentionSpec", 2),
+        ([2, BLOCK, HEAD], 2, "MLAAttentionSpec", 2),
+    ],
+)
+def test_pages_that_are_not_cut(shape: list[int], heads: int, spec: str, shards: int) -> None:
+    """An engine whose pages are not heads one after the other, or too few heads, does not start with several shards on a rank."""
+    layers = [Layer("layer 0", 0, 256, 256, 0)]
+    facts = {"layers": [["layer 0", 0, shape, [], "torch.uint8"]], "specs": [spec]}
+    layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, [(0, 256 * BLOCKS, None)], facts)
+    with pytest.raises(errors.InvalidError, match=f"layer 0: pages of shape .* cannot be cut into {shards} shards"):
+        split(layout, shards, heads)
+
+
+def test_steps_of_ranks() -> None:
+    """The last layer of a step leaves when each rank has reported the step, in whatever order the reports come."""
+    side = Scheduler(Options(), _adapter.Counters("x"), role=Role.PREFILL)
+    side._ranks, side._shards = 2, 2
+    side._running["a"] = _Running("request")
+    for number in (1, 2):
+        side._steps[number] = _Taken(Release("a", number))
+    for ranks, released in (({1: {0}}, []), ({1: {0}, 2: {0}}, []), ({2: {1}}, [2]), ({1: {1}}, [1])):
+        side.update(Report(taken=ranks))
+        assert [r.computed for r in side.plan({}, lambda name: []).releases] == released
+    side._steps[3] = _Taken(Release("a", 3), {0})
+    side.update(Report(ended={"a": {0: Ended("it failed", 0), 1: Ended("", 0)}}))
+    side.update(Report(taken={3: {1}}))  # of a job that has ended
+    assert side.plan({}, lambda name: []).releases == []

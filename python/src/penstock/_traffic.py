@@ -137,13 +137,18 @@ class PrefillJob(_Job):
     """The prefill side of a request; see ``Traffic.prefill``."""
 
     def recompute(self, part: tuple[int, int]) -> None:
-        """Make the model compute a part of the cached prefix. After LOADED the job fails instead."""
+        """Make the model compute a part of the cached prefix.
+
+        After LOADED it lowers ``first_miss`` as long as the cached blocks before ``first_miss`` lack device pages. After that
+        the job fails instead, because the model may have used the part.
+        """
         self._order("recompute", _part(part))
 
     def add_pages(self, pages: Iterable[int]) -> None:
         """Add the device pages of the next blocks, after the pages of earlier calls.
 
-        Nothing is written to device memory before the whole cached prefix has its pages.
+        Nothing is written to device memory before all blocks of the cached prefix that the model does not compute have
+        their pages.
         """
         numbers = _pages(pages)
         self._order("add_pages", _address(numbers), len(numbers))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock._core import Group
@@ -18,7 +18,7 @@ from penstock._memory import Pointers
 from penstock.errors import InvalidError
 from penstock.vllm._plan import NULL, Blocks
 
-__all__ = ["Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout"]
+__all__ = ["Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout", "split"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,35 @@ class Layout:
                 lengths += [layer.page for layer in layers]
                 counts.append(len(layers))
         return pieces, Pointers(addresses, lengths, fragments=counts)
+
+
+def split(layout: Layout, shards: int, heads: int) -> list[Layout]:
+    """Return the layout of each shard of a KV cache whose pages are cut by KV heads, ``heads`` on this rank.
+
+    A shard's facts are those of a rank that has only its heads. Raises InvalidError for pages that are not heads one after the other.
+    """
+    if shards == 1:
+        return [layout]
+    facts: list[list[Any]] = []
+    for name, window, shape, _, dtype in layout.facts["layers"]:
+        if len(shape) != 3 or shape[:2] != [heads, layout.block_tokens] or heads % shards or layout.facts["specs"] != ["FullAttentionSpec"]:
+            raise InvalidError(
+                f"layer {name}: pages of shape {shape} with {heads} KV heads in blocks of {layout.block_tokens} tokens"
+                f" ({', '.join(layout.facts['specs'])}) cannot be cut into {shards} shards; want [heads, tokens, bytes] of full attention,"
+                f" and a multiple of {shards} heads"
+            )
+        part = [heads // shards, *shape[1:]]
+        facts.append([name, window, part, [part[1] * part[2], part[2], 1], dtype])
+
+    def cut(shard: int) -> Layout:
+        def part(layer: Layer) -> Layer:
+            page = layer.page // shards
+            return replace(layer, address=layer.address + shard * page, page=page)
+
+        groups = [LayerGroup(group.window, [part(layer) for layer in group.layers]) for group in layout.groups]
+        return replace(layout, groups=groups, facts={**layout.facts, "layers": facts})
+
+    return [cut(shard) for shard in range(shards)]
 
 
 def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:

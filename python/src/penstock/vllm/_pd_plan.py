@@ -2,18 +2,45 @@
 
 An attempt is one try of the planner to serve a request on a prefill and a decode engine. A job is the engine's part of an
 attempt.
+
+Each block is stored in shards, by KV heads. A rank of the engine has one shard or several, and each shard has a namespace and a
+Traffic of its own. A job is a transfer of each shard, all by the one plan of the attempt:
+
+    prefill engine of two ranks              decode engine of one rank
+    rank 0  page: shard 0    ═══════════►    page: shard 0, shard 1  rank 0
+    rank 1  page: shard 1    ═══════════►
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from penstock import _adapter
 from penstock._cluster import ActionKind, Member, Part
 from penstock.vllm import _layout, _plan
 
-__all__ = ["EVENTS", "Append", "Definition", "Ended", "Job", "Options", "Order", "Plan", "Progress", "Report", "Step", "Stopped"]
+__all__ = [
+    "EVENTS",
+    "Append",
+    "Definition",
+    "Ended",
+    "Job",
+    "Options",
+    "Order",
+    "Plan",
+    "Progress",
+    "Release",
+    "Report",
+    "Step",
+    "Stopped",
+    "join_members",
+    "split_peer",
+]
+
+_T = TypeVar("_T")
 
 EVENTS = {
     **{
@@ -55,8 +82,12 @@ class Options(_adapter.Connection):
     """Name of the model in the namespace's name; default: the engine's name of the model."""
     listen: str = "127.0.0.1:0"
     """Address at which engines of the other side reach this one: the address of the compute NIC."""
+    shards: int = 0
+    """In how many shards a block is stored, by KV heads: the greatest tensor_parallel_size of the cluster, in every engine. Default:
+    the engine's own."""
     buffer_mib: int = 256
-    """MiB of DRAM through which prompts pass. A decode engine needs room for the KV of its longest prompt."""
+    """MiB of DRAM through which prompts pass, in all ranks together. A decode engine needs room for the KV of its longest
+    prompt."""
     verify: str = "every-hop"
     """The verification of KV between the engines: see ``penstock.Traffic``."""
     start_timeout: float = 10.0
@@ -71,9 +102,31 @@ class Options(_adapter.Connection):
 
 @dataclass(frozen=True)
 class Definition(_layout.Definition):
-    """The namespace of the engine's one rank, and the engine as a member of its group."""
+    """The namespace of a shard, whose number is ``rank``, and what its Traffic is in the engine's member of the group."""
 
     member: Member = field(kw_only=True)
+    epoch: int = field(kw_only=True)
+    """Of the namespace when it was opened."""
+
+
+def join_members(definitions: Sequence[Definition]) -> Member:
+    """Return the engine as a member of its group, from its shards in their order."""
+    first = definitions[0].member
+    host = first.address.rpartition(b":")[0] + b":"
+    rest = [d.member.address.replace(host, b":", 1) if d.member.address.startswith(host) else d.member.address for d in definitions[1:]]
+    return first._replace(
+        device_blocks=min(d.member.device_blocks for d in definitions),
+        address=b",".join([first.address, *rest]),
+        token=b"".join(d.member.token for d in definitions),
+    )
+
+
+def split_peer(address: bytes, token: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    """Return address and token of each shard of the engine on the other side, whose member ``join_members`` has made."""
+    addresses = address.split(b",")
+    host = addresses[0].rpartition(b":")[0]
+    size = len(token) // len(addresses)
+    return tuple((host + a if a.startswith(b":") else a, token[i * size : (i + 1) * size]) for i, a in enumerate(addresses))
 
 
 @dataclass(frozen=True)
@@ -92,8 +145,8 @@ class Job:
     hit: int
     parts: tuple[Part, ...]
     """The ranges of the first ``hit`` blocks that this engine reads."""
-    peer_address: bytes
-    peer_token: bytes
+    peers: tuple[tuple[bytes, bytes], ...]
+    """Address and token of each shard of the engine on the other side."""
     pages: tuple[int, ...] = ()
     """On a decode engine: its blocks for the whole prompt."""
 
@@ -111,11 +164,27 @@ class Order:
 class Step:
     """The part of a prompt that a prefill engine computes in this step."""
 
+    number: int
+    """No other step of the engine has it."""
     name: str
+    first: bool
+    """The cached prefix is loaded in this step."""
     pages: tuple[int, ...]
     """The engine's blocks after those of earlier steps."""
     computed: int
     """The blocks before this one are computed by the end of the step."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A step that all ranks have taken with the right KV. What it has computed of the last layer leaves now.
+
+    Each rank computes with what the others have computed. When a rank has not loaded a layer, all ranks have computed the layers
+    behind it from garbage, which must not become a block on the decode engine. A block without its last layer is none.
+    """
+
+    name: str
+    computed: int
 
 
 @dataclass(frozen=True)
@@ -135,6 +204,7 @@ class Plan:
 
     cancels: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
@@ -166,25 +236,37 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job has ended and no longer accesses the KV cache. failure is empty after a success."""
+    """A shard's transfer has ended and no longer accesses the KV cache. failure is empty after a success."""
 
     failure: str
     intact: int
     """The first cached blocks that are certainly intact."""
+    cancelled: bool = False
+    """The failure of another transfer has ended it."""
 
 
 @dataclass
 class Report:
-    """The worker's report after a step, by the name of the attempt."""
+    """The report of one worker, or of all workers, after a step, by the name of the attempt and the number of the shard."""
 
-    loaded: dict[str, int] = field(default_factory=dict)
+    loaded: dict[str, dict[int, int]] = field(default_factory=dict)
     """Storage has been read. The value is the first block that the model has to compute."""
-    reads: list[tuple[str, Progress | Stopped]] = field(default_factory=list)
-    ended: dict[str, Ended] = field(default_factory=dict)
+    reads: list[tuple[str, int, Progress | Stopped]] = field(default_factory=list)
+    ended: dict[str, dict[int, Ended]] = field(default_factory=dict)
+    taken: dict[int, set[int]] = field(default_factory=dict)
+    """By number of the step: the ranks that have loaded all that it needs."""
     epochs: dict[int, int] = field(default_factory=dict)
-    """By rank: the epoch that a worker's hook has begun."""
+    """The epoch that a worker's hook has begun in the shard's namespace."""
 
     def merge(self, other: Report) -> Report:
         return Report(
-            {**self.loaded, **other.loaded}, self.reads + other.reads, {**self.ended, **other.ended}, {**self.epochs, **other.epochs}
+            _union(self.loaded, other.loaded),
+            self.reads + other.reads,
+            _union(self.ended, other.ended),
+            {n: self.taken.get(n, set()) | other.taken.get(n, set()) for n in {**self.taken, **other.taken}},
+            {**self.epochs, **other.epochs},
         )
+
+
+def _union(a: dict[str, dict[int, _T]], b: dict[str, dict[int, _T]]) -> dict[str, dict[int, _T]]:
+    return {name: {**a.get(name, {}), **b.get(name, {})} for name in {**a, **b}}

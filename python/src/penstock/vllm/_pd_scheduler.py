@@ -9,8 +9,10 @@ request arrive separately, in either order.
 
 A prefill engine's job begins when both have arrived, and the request is scheduled when storage has been read: no step waits for
 storage. A decode engine's job begins when the engine has blocks for the prompt. A request that names no attempt is computed
-without the cache. So is a request whose attempt has failed; the gateway is notified of the failure, ends the request and sends
-another one.
+without the cache. So is a request whose attempt has failed; the gateway is
+notified of the failure, ends the request and sends another one.
+
+A job is over when it has ended in all shards. Its prefix is what all of them have, and a shard that fails ends it in all of them.
 """
 
 from __future__ import annotations
@@ -21,12 +23,28 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from penstock import _adapter, errors
-from penstock._cluster import Action, ActionKind, Attempt, Leader, Role
+from penstock._cluster import Action, ActionKind, Attempt, Leader, Part, Role
 from penstock._store import Namespace, Store
-from penstock.vllm._pd_plan import Append, Definition, Ended, Job, Options, Order, Plan, Progress, Report, Step
+from penstock.vllm._pd_plan import (
+    Append,
+    Definition,
+    Ended,
+    Job,
+    Options,
+    Order,
+    Plan,
+    Progress,
+    Release,
+    Report,
+    Step,
+    Stopped,
+    join_members,
+    split_peer,
+)
 from penstock.vllm._worker import open_namespace
 
 __all__ = ["Scheduler"]
@@ -55,8 +73,36 @@ class _Turn:
     early: list[Order] = field(default_factory=list)  # orders that came before the job
     job: bool = False  # the workers have its job, or receive it with the next plan
     request: str = ""  # the engine's id of the request, if it has arrived
-    loaded: int | None = None  # prefill: the first block to compute, once storage has been read
+    reads: dict[Part, dict[int, _Read]] = field(default_factory=dict)  # by part that is being read, and by shard
+    loaded: dict[int, int] = field(default_factory=dict)  # prefill: the first block to compute, by shard whose storage has been read
+    recomputed: int | None = None  # prefill: the first block that the planner has the engine compute
+    scheduled: bool = False  # prefill: the engine has begun to compute
     served: bool = False  # decode: the engine has completed the output
+
+
+class _Read(NamedTuple):
+    """How far a shard has read a part."""
+
+    upto: int
+    bytes: int
+    stopped: bool = False
+    gone: bool = False
+
+
+@dataclass
+class _Running:
+    """A job that has not ended in all shards."""
+
+    request: str
+    ended: dict[int, Ended] = field(default_factory=dict)
+
+
+@dataclass
+class _Taken:
+    """A step of a prefill, and the ranks that have taken it with the right KV."""
+
+    release: Release
+    ranks: set[int] = field(default_factory=set)
 
 
 class _Request:
@@ -84,8 +130,12 @@ class Scheduler:
         self._counters = counters
         self._role = role
         self._clock = clock
+        self.definition: Definition | None = None
+        """Of the first shard, in whose namespace a gateway finds prefixes. It is known after attach."""
         self._block = 0
+        self._shards = self._ranks = 0
         self._epoch = 0
+        self._epochs: dict[int, int] = {}  # by shard
         self._link: _adapter.Link[_Open] | None = None
         self._thread: threading.Thread | None = None
         self._requests: dict[str, _Request] = {}
@@ -94,30 +144,41 @@ class Scheduler:
         self._jobs: list[Job] = []
         self._orders: list[Order] = []
         self._cancels: list[str] = []
-        self._running: dict[str, str] = {}  # by attempt: the requests whose job has not ended on the worker
+        self._running: dict[str, _Running] = {}  # by attempt
+        self._numbers = count()
+        self._steps: dict[int, _Taken] = {}  # by number: the steps that not all ranks have taken
+        self._releases: list[Release] = []
         self._held: set[str] = set()  # finished requests whose blocks the engine holds for their job
         self._freed: list[str] = []  # requests whose job has ended
         self._lost: list[tuple[str, tuple[int, ...]]] = []  # decode: requests that wait for a job that will not begin
 
     # -- lifecycle
 
-    def attach(self, definition: Definition) -> None:
-        """Open the namespace and the session with the planner. It waits for the nodes for at most connect_timeout."""
-        self._block = definition.block_tokens
+    def attach(self, definitions: Sequence[Definition], ranks: int) -> None:
+        """Open the namespace of the first shard and the session with the planner. It waits for the nodes for at most connect_timeout.
+
+        ``definitions`` are those of all shards, which ``ranks`` workers have.
+        """
+        definitions = sorted(definitions, key=lambda d: d.rank)
+        assert [d.rank for d in definitions] == list(range(len(definitions)))
+        self.definition = definitions[0]
+        self._block = self.definition.block_tokens
+        self._shards, self._ranks = len(definitions), ranks
         o = self._options
 
         def open_() -> _Open:
             store = o.open()
             try:
-                ns = open_namespace(store, definition)
+                ns = open_namespace(store, definitions[0])
                 leader = Leader(
-                    ns, o.planner, group=o.group or o.engine, node=o.machine, role=self._role, members=[definition.member], token=o.token,
-                    token_file=o.token_file, ca_file=o.ca_file, cert_file=o.cert_file, key_file=o.key_file, insecure=o.insecure,
+                    ns, o.planner, group=o.group or o.engine, node=o.machine, role=self._role, members=[join_members(definitions)],
+                    token=o.token, token_file=o.token_file, ca_file=o.ca_file, cert_file=o.cert_file, key_file=o.key_file,
+                    insecure=o.insecure,
                 )  # fmt: skip
             except BaseException:
                 store.close()
                 raise
-            self._epoch = ns.epoch
+            self._new_epochs({**{d.rank: d.epoch for d in definitions}, 0: ns.epoch})
             self._thread = threading.Thread(target=self._lead, args=(leader,), name="penstock-leader", daemon=True)
             self._thread.start()
             return _Open(store, ns, leader)
@@ -157,6 +218,9 @@ class Scheduler:
             else:
                 self._done(turn, "the planner gave the attempt up")
         else:
+            if action.kind == ActionKind.RECOMPUTE and not turn.scheduled:
+                assert action.part is not None
+                turn.recomputed = action.part.start if turn.recomputed is None else min(turn.recomputed, action.part.start)
             order = Order(attempt.name, action.kind, action.part)
             (self._orders if turn.job else turn.early).append(order)
 
@@ -195,9 +259,15 @@ class Scheduler:
                 return self._alone(state, f"request {turn.request} has named attempt {state.name} before")
             if self._role == Role.DECODE:
                 return request.num_tokens, True
-            if turn.loaded is None:
-                return None, False
-            return turn.loaded * self._block, False
+            first = self._first(turn)
+            return None if first is None else first * self._block, False
+
+    def _first(self, turn: _Turn) -> int | None:
+        """Return the first block of a prompt to compute, when the storage of all shards is read. The lock is held."""
+        if len(turn.loaded) < self._shards:
+            return None
+        first = min(turn.loaded.values())
+        return first if turn.recomputed is None else min(first, turn.recomputed)
 
     def _state(self, request: Any) -> _Request | None:
         """Return the state of a request that names an attempt."""
@@ -248,6 +318,11 @@ class Scheduler:
             )
         if request.lora_request is not None or request.cache_salt or request.mm_features or request.prompt_embeds is not None:
             return "its KV depends on more than the tokens (LoRA, a cache salt, images); PenstockDualPath serves tokens only"
+        if (shards := len(split_peer(attempt.peer_address, attempt.peer_token))) != self._shards:
+            return (
+                f"engine {attempt.peer_engine} stores a block in {shards} shards, and this one in {self._shards}: set the option shards of"
+                " all engines to the greatest tensor_parallel_size"
+            )
         state.chain = _adapter.Chain(ns, self._block)
         full = state.chain.extend(request.all_token_ids)
         if attempt.prompt_tokens != request.num_tokens or bytes(attempt.ids.blob[: full * _ID]) != bytes(state.chain.ids):
@@ -267,14 +342,14 @@ class Scheduler:
         """Plan the job of an attempt. The lock is held."""
         a = turn.attempt
         turn.job = True
-        self._running[a.name] = turn.request
+        self._running[a.name] = _Running(turn.request)
         self._counters.add("loads")
         self._counters.add("hit_tokens", a.hit * self._block)
         assert state.chain is not None
         self._jobs.append(
             Job(
                 a.name, turn.request, bytes(state.chain.ids), a.epoch, -(-a.prompt_tokens // self._block), a.hit, tuple(a.parts),
-                a.peer_address, a.peer_token, pages,
+                split_peer(a.peer_address, a.peer_token), pages,
             )
         )  # fmt: skip
         self._orders += turn.early
@@ -305,6 +380,10 @@ class Scheduler:
             if name in self._requests:
                 self._give_up(self._requests[name], "the engine has preempted the request")
         plan = Plan(idle=not scheduled)
+        with self._lock:
+            # An order that comes from here on is carried out after the steps.
+            plan.jobs, self._jobs = self._jobs, []
+            plan.orders, self._orders = self._orders, []
         for name, tokens in scheduled.items():
             state = self._requests.get(name)
             if state is None or state.alone or state.chain is None:
@@ -315,8 +394,7 @@ class Scheduler:
             else:
                 self._decode_step(plan, state, end, resolve(name))
         with self._lock:
-            plan.jobs, self._jobs = self._jobs, []
-            plan.orders, self._orders = self._orders, []
+            plan.releases, self._releases = [r for r in self._releases if r.name in self._running], []
             plan.cancels, self._cancels = [name for name in self._cancels if name in self._running], []
             plan.freed, self._freed = self._freed, []
             plan.lost, self._lost = self._lost, []
@@ -328,12 +406,18 @@ class Scheduler:
             if turn is None or state.name not in self._running:
                 return
             prompt = turn.attempt.prompt_tokens
+            first, turn.scheduled = not turn.scheduled, True
+            if first and state.request.num_computed_tokens > (self._first(turn) or 0) * self._block:
+                self._cancels.append(state.name)  # the planner has it recompute a block that the engine counts as loaded
         if end > prompt:
             return
         whole = -(-prompt // self._block)
         pages = tuple(blocks[state.pages : whole])
         state.pages += len(pages)
-        plan.steps.append(Step(state.name, pages, whole if end == prompt else end // self._block))
+        step = Step(next(self._numbers), state.name, first, pages, whole if end == prompt else end // self._block)
+        plan.steps.append(step)
+        if self._ranks > 1:
+            self._steps[step.number] = _Taken(Release(step.name, step.computed))
 
     def _decode_step(self, plan: Plan, state: _Request, end: int, blocks: Sequence[int]) -> None:
         assert state.chain is not None
@@ -349,39 +433,67 @@ class Scheduler:
             state.appended += 1
 
     def update(self, report: Report) -> None:
-        """Handle the worker's report after a step."""
+        """Handle the workers' report after a step."""
         with self._lock:
-            for name, first in report.loaded.items():
+            for name, loaded in report.loaded.items():
                 if name in self._turns:
-                    self._turns[name].loaded = first
-            for name, read in report.reads:
-                turn = self._turns.get(name)
-                if turn is None:
+                    self._turns[name].loaded.update(loaded)
+            for name, shard, read in report.reads:
+                if name in self._turns:
+                    self._read(self._turns[name], shard, read)
+            for number, ranks in report.taken.items():
+                step = self._steps.get(number)
+                if step is None:
                     continue
-                if isinstance(read, Progress):
-                    turn.attempt.progress(read.part, read.upto, read.bytes)
-                else:
-                    turn.attempt.stopped(read.part, read.upto, gone=read.gone)
+                step.ranks |= ranks
+                if len(step.ranks) == self._ranks:
+                    self._releases.append(self._steps.pop(number).release)
             for name, ended in report.ended.items():
                 self._ended(name, ended)
-        for epoch in report.epochs.values():
-            self._epoch = max(self._epoch, epoch)
+        if report.epochs and self._new_epochs(report.epochs):
             self._counters.add("epochs")
-            self._counters.settle("reset")
 
-    def _ended(self, name: str, ended: Ended) -> None:
-        """Handle the end of a job. The lock is held."""
-        request = self._running.pop(name)
+    def _read(self, turn: _Turn, shard: int, read: Progress | Stopped) -> None:
+        """Report how far all shards have read a part, or that its read has ended. The lock is held."""
+        part, shards = read.part, turn.reads.setdefault(read.part, {})
+        if isinstance(read, Progress):
+            shards[shard] = _Read(read.upto, read.bytes)
+        else:
+            shards[shard] = _Read(read.upto, shards[shard].bytes if shard in shards else 0, True, read.gone)
+        whole = len(shards) == self._shards
+        upto = min(s.upto for s in shards.values()) if whole else part.start
+        if whole and all(s.stopped or s.upto == part.stop for s in shards.values()):
+            del turn.reads[part]
+            if upto < part.stop:
+                turn.attempt.stopped(part, upto, gone=any(s.gone for s in shards.values() if s.upto == upto))
+                return
+        turn.attempt.progress(part, upto, sum(s.bytes for s in shards.values()) // self._shards)
+
+    def _ended(self, name: str, ended: dict[int, Ended]) -> None:
+        """Handle the end of a job in some shards. The lock is held."""
+        running = self._running[name]
+        running.ended.update(ended)
+        if len(running.ended) < self._shards:
+            if any(e.failure for e in ended.values()):
+                self._cancels.append(name)
+                if running.request in self._requests:
+                    self._requests[running.request].alone = True
+            return
+        del self._running[name]
+        self._steps = {n: s for n, s in self._steps.items() if s.release.name != name}
+        request = running.request
         if request in self._held:
             self._held.remove(request)
             self._freed.append(request)
         turn = self._turns.get(name)
-        if ended.failure:
+        failures = [e for e in running.ended.values() if e.failure]
+        if failures:
             self._counters.add("load_failures")
             if request in self._requests:
                 self._requests[request].alone = True
             if turn is not None:
-                self._done(turn, ended.failure, ended.intact)
+                causes = [e for e in failures if not e.cancelled] or failures
+                self._done(turn, causes[0].failure, min(e.intact for e in causes))
         elif turn is not None:
             if self._role == Role.PREFILL or turn.served:
                 self._done(turn)
@@ -427,6 +539,7 @@ class Scheduler:
         """
         with self._lock:
             self._epoch = 0  # no attempt has this epoch
+            self._epochs = {}
             for state in self._requests.values():
                 state.alone = True
             for turn in list(self._turns.values()):
@@ -435,3 +548,21 @@ class Scheduler:
                 else:
                     self._done(turn, "the engine has reset its cache")
         self._counters.warn("reset", "the engine has reset its cache, and refuses attempts until penstock.vllm.new_weights sets its epoch")
+
+    def _new_epochs(self, epochs: dict[int, int]) -> bool:
+        """Take the epochs of shards. The engine has the weights of an epoch when all shards are at it. Return whether they are."""
+        self._epochs.update(epochs)
+        values = set(self._epochs.values())
+        if len(self._epochs) < self._shards:
+            return False
+        if len(values) > 1:
+            self._epoch = 0
+            self._counters.warn(
+                "epochs",
+                f"the namespaces of the shards are at epochs {self._epochs}; the engine refuses attempts until penstock.vllm.new_weights"
+                " names one for all",
+            )
+            return False
+        (self._epoch,) = values
+        self._counters.settle("epochs", "reset")
+        return True

@@ -1,4 +1,4 @@
-"""The worker's side of PenstockDualPath: the jobs of a traffic manager on the KV cache of one rank.
+"""The worker's side of PenstockDualPath: the jobs of a traffic manager for each shard on the KV cache of one rank.
 
               prefill engine                                decode engine
 begin         jobs, pages of the step ─► add_pages          jobs, with all pages of the prompt
@@ -6,14 +6,17 @@ each layer    wait_for_layer ─► layer, compute,
               save_layer ─► computed
 append                                                      blocks that the step has filled
 poll          LOADED, PROGRESS, STOPPED, ends               READY: the request is scheduled
+
+With several ranks the last layer of a step leaves when all of them have taken the step (Release).
 """
 
 from __future__ import annotations
 
 import logging
+import select
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from penstock import _adapter, errors
 from penstock._cluster import ActionKind, Role
@@ -21,8 +24,9 @@ from penstock._keys import Keys
 from penstock._memory import Pointers
 from penstock._store import Namespace, Store
 from penstock._traffic import DecodeJob, PrefillJob, Traffic, TransferEvent, TransferKind
-from penstock.vllm._layout import Layout, read_layout
-from penstock.vllm._pd_plan import Append, Definition, Ended, Job, Options, Order, Plan, Progress, Report, Step, Stopped
+from penstock.vllm import _layout
+from penstock.vllm._layout import Layout, read_layout, split
+from penstock.vllm._pd_plan import Append, Definition, Ended, Job, Options, Order, Plan, Progress, Release, Report, Step, Stopped
 from penstock.vllm._worker import define, open_namespace
 
 __all__ = ["Worker"]
@@ -36,26 +40,41 @@ _IDLE = 0.005
 steps, which would otherwise take the CPU from engines that compute."""
 
 
-@dataclass
-class _Open:
-    store: Store
+class _Shard(NamedTuple):
+    number: int
     ns: Namespace
     traffic: Traffic
 
+
+@dataclass
+class _Open:
+    store: Store
+    shards: list[_Shard]
+
     def close(self) -> None:
-        self.traffic.close()
+        for shard in self.shards:
+            shard.traffic.close()
         self.store.close()
 
 
 @dataclass
 class _Running:
-    """A job that has not ended."""
+    """A job that has not ended in all shards of the rank."""
 
     job: Job
-    handle: PrefillJob | DecodeJob
     pages: list[int]
-    ready: bool = False  # decode: the prompt is in the KV cache
+    handles: dict[int, PrefillJob | DecodeJob] = field(default_factory=dict)  # by shard
+    left: set[int] = field(default_factory=set)  # the shards in which it has not ended
+    ready: set[int] = field(default_factory=set)  # decode: those that have the prompt in the KV cache
     failed: bool = False  # prefill: a layer did not arrive; the engine computes the prompt again
+
+    def cancel(self) -> None:
+        for handle in self.handles.values():
+            handle.cancel()
+
+    def finish(self) -> None:
+        for handle in self.handles.values():
+            handle.finish()
 
 
 class Worker:
@@ -70,11 +89,13 @@ class Worker:
         self._counters = counters
         self._role = role
         self._layers: dict[str, int] = {}
+        self._rank, self._ranks = 0, 1
         self._link: _adapter.Link[_Open] | None = None
-        self.definition: Definition | None = None
+        self.definitions: tuple[Definition, ...] = ()
+        """Of the shards of this rank, after register."""
         self._running: dict[str, _Running] = {}
-        self._by_handle: dict[PrefillJob | DecodeJob, str] = {}
-        self._steps: list[Step] = []
+        self._by_handle: dict[PrefillJob | DecodeJob, tuple[_Running, int]] = {}
+        self._steps: list[tuple[Step, _Running]] = []
         self._appends: list[Append] = []
         self._idle = self._waited = False
         self._freed: set[str] = set()
@@ -87,29 +108,40 @@ class Worker:
 
         Raises InvalidError for a KV cache that a traffic manager cannot carry.
         """
-        self.open(read_layout(tensors, config), facts, rank, ranks)
+        layout = read_layout(tensors, config)
+        heads = getattr(config.kv_cache_groups[0].kv_cache_spec, "num_kv_heads", 0)
+        self.open(layout, facts, rank, ranks, heads=heads)
 
-    def open(self, layout: Layout, facts: Mapping[str, Any], rank: int, ranks: int) -> None:
-        """Register a KV cache of a known layout."""
+    def open(self, layout: Layout, facts: Mapping[str, Any], rank: int, ranks: int, *, heads: int = 0) -> None:
+        """Register a KV cache of a known layout, which has ``heads`` KV heads."""
+        o = self._options
+        self._rank, self._ranks = rank, ranks
         layers, stride = _device(layout)
         self._layers = {layer.name: i for i, layer in enumerate(layers)}
         address, length, keep = layout.memory[0]
-        o = self._options
-        base = define(o, layout, facts, rank, ranks)
-        bases = [layer.address - address for layer in layers]
+        shards = o.shards or ranks
+        mine = shards // ranks
+        layouts = split(layout, mine, heads)
+        bases = [define(o, part, facts, rank * mine + i, shards) for i, part in enumerate(layouts)]
+
+        def open_shard(store: Store, part: Layout, base: _layout.Definition) -> _Shard:
+            ns = open_namespace(store, base)
+            offsets = [layer.address - address for layer in part.groups[0].layers]
+            traffic = Traffic(
+                ns, Pointers([address], [length], keep=keep), offsets, stride=stride, pages=layout.blocks,
+                buffer_bytes=(o.buffer_mib << 20) // shards, listen=_listen(o.listen, base.rank), verify=o.verify,
+            )  # fmt: skip
+            return _Shard(base.rank, ns, traffic)
 
         def open_() -> _Open:
-            store = o.open()
+            opened = _Open(o.open(), [])
             try:
-                ns = open_namespace(store, base)
-                traffic = Traffic(
-                    ns, Pointers([address], [length], keep=keep), bases, stride=stride, pages=layout.blocks,
-                    buffer_bytes=o.buffer_mib << 20, listen=o.listen, verify=o.verify,
-                )  # fmt: skip
+                for part, base in zip(layouts, bases, strict=True):
+                    opened.shards.append(open_shard(opened.store, part, base))
             except BaseException:
-                store.close()
+                opened.close()
                 raise
-            return _Open(store, ns, traffic)
+            return opened
 
         self._link = _adapter.Link(f"penstock: rank {rank}", open_, retry=o.retry_interval, log=_log)
         if not self._link.wait(o.connect_timeout):
@@ -118,52 +150,78 @@ class Worker:
         opened = self._link.value
         assert opened is not None
         usable = layout.blocks - 1  # the null block
-        self.definition = Definition(**vars(base), member=opened.traffic.member(o.engine, device_blocks=usable))
+        self.definitions = tuple(
+            Definition(**vars(base), member=shard.traffic.member(o.engine, device_blocks=usable), epoch=shard.ns.epoch)
+            for base, shard in zip(bases, opened.shards, strict=True)
+        )
 
     def begin(self, plan: Plan) -> None:
         """Begin a step, before the engine computes."""
         if self._link is None or self._link.value is None:
             return
+        opened = self._link.value
         for job in plan.jobs:
-            self._start(self._link.value, job)
+            self._start(opened, job)
+        running = dict(self._running)
         for name in plan.cancels:
             self._cancel(name)
-        self._idle, self._waited, self._steps, self._appends = plan.idle, False, plan.steps, plan.appends
-        for step in plan.steps:
-            running = self._running.get(step.name)
-            if running is not None and step.pages:
-                assert isinstance(running.handle, PrefillJob)
-                running.pages += step.pages
-                running.handle.add_pages(step.pages)
+        for release in plan.releases:
+            self._release(release)
         for order in plan.orders:
             self._order(order)
+        self._idle, self._waited, self._steps, self._appends = plan.idle, False, [], plan.appends
+        for step in plan.steps:
+            # The prefix of a job that a cancel has just ended is not loaded, so the step fails.
+            one = (running if step.first else self._running).get(step.name)
+            if one is None:
+                if step.first:
+                    self._failed_blocks.update(step.pages)
+                continue
+            self._steps.append((step, one))
+            one.pages += step.pages
+            if step.pages:
+                for handle in one.handles.values():
+                    assert isinstance(handle, PrefillJob)
+                    handle.add_pages(step.pages)
         self._freed.update(plan.freed)
         for request, pages in plan.lost:
             self._failed_blocks.update(pages)
             self._loaded.add(request)
 
     def _start(self, opened: _Open, job: Job) -> None:
-        try:
-            handle = self._begin(opened.traffic, job)
-        except errors.Error as e:
-            self._end(job, Ended(f"its transfers were not started: {e}", 0), ready=False)
-            return
-        self._running[job.name] = _Running(job, handle, list(job.pages))
-        self._by_handle[handle] = job.name
+        running = self._running[job.name] = _Running(job, list(job.pages), left={shard.number for shard in opened.shards})
+        for shard in opened.shards:
+            try:
+                handle = self._begin(shard, job)
+            except errors.Error as e:
+                self._end(running, shard.number, Ended(f"its transfers were not started: {e}", 0))
+                continue
+            running.handles[shard.number] = handle
+            self._by_handle[handle] = running, shard.number
+        if len(running.handles) < len(opened.shards):
+            running.cancel()
 
-    def _begin(self, traffic: Traffic, job: Job) -> PrefillJob | DecodeJob:
+    def _begin(self, shard: _Shard, job: Job) -> PrefillJob | DecodeJob:
         ids, limit = Keys.packed(job.ids, _ID), self._options.job_timeout
         if self._role == Role.PREFILL:
-            return traffic.prefill(job.name, ids, epoch=job.epoch, blocks=job.blocks, hit=job.hit, parts=job.parts, timeout=limit)
-        return traffic.decode(
+            return shard.traffic.prefill(job.name, ids, epoch=job.epoch, blocks=job.blocks, hit=job.hit, parts=job.parts, timeout=limit)
+        address, token = job.peers[shard.number]
+        return shard.traffic.decode(
             job.name, ids, epoch=job.epoch, blocks=job.blocks, hit=job.hit, parts=job.parts, pages=job.pages,
-            peer_address=job.peer_address, peer_token=job.peer_token, timeout=limit,
+            peer_address=address, peer_token=token, timeout=limit,
         )  # fmt: skip
 
-    def _end(self, job: Job, ended: Ended, *, ready: bool) -> None:
-        """Report the end of a job. The engine computes a prompt that a decode engine has not received."""
-        self._report.ended[job.name] = ended
-        if self._role == Role.DECODE and not ready:
+    def _end(self, running: _Running, shard: int, ended: Ended) -> None:
+        """Report the end of a job in a shard. The engine computes a prompt that a decode engine has not received."""
+        job = running.job
+        self._report.ended.setdefault(job.name, {})[shard] = ended
+        running.left.discard(shard)
+        if ended.failure:
+            running.cancel()
+        if running.left:
+            return
+        del self._running[job.name]
+        if self._role == Role.DECODE and len(running.ready) < len(self.definitions):
             self._failed_blocks.update(job.pages)
             self._counters.add("failed_blocks", len(job.pages))
             self._loaded.add(job.request)
@@ -171,62 +229,81 @@ class Worker:
     def _cancel(self, name: str) -> None:
         """End a job, and wait until it no longer accesses its blocks."""
         running = self._running.get(name)
-        if running is None or self._link is None or self._link.value is None:
-            return
-        running.handle.cancel()
-        while name in self._running:
-            self._collect(self._link.value.traffic.wait())
+        if running is not None:
+            running.cancel()
+            self._await_end(running)
+
+    def _await_end(self, running: _Running) -> None:
+        assert self._link is not None
+        assert self._link.value is not None
+        for shard in self._link.value.shards:
+            while shard.number in running.left:
+                self._collect(shard.traffic.wait())
+
+    def _release(self, release: Release) -> None:
+        """Send what a step that all ranks have taken has computed of the last layer."""
+        running = self._running.get(release.name)
+        if running is not None and not running.failed:
+            self._computed(running, len(self._layers) - 1, release.computed)
+            if release.computed == running.job.blocks:
+                running.finish()
 
     def _order(self, order: Order) -> None:
         running = self._running.get(order.name)
         if running is None:
             return
-        if order.kind == ActionKind.CUT:
-            running.handle.cut()
-            return
-        assert order.part is not None
-        if order.kind == ActionKind.READ:
-            running.handle.read(order.part)
-        elif isinstance(running.handle, PrefillJob):
-            # The model computes all blocks after the first block that it computes.
-            running.handle.recompute((order.part.start, running.job.hit))
+        for handle in running.handles.values():
+            if order.kind == ActionKind.CUT:
+                handle.cut()
+                continue
+            assert order.part is not None
+            if order.kind == ActionKind.READ:
+                handle.read(order.part)
+            elif isinstance(handle, PrefillJob):
+                # The model computes all blocks after the first block that it computes.
+                handle.recompute((order.part.start, running.job.hit))
 
     def wait_for_layer(self, name: str) -> None:
         """Wait until a layer of the cached prefixes of this step is in the KV cache and verified."""
         self._waited = True
         layer = self._layers.get(name)
-        for step in self._steps:
-            running = self._running.get(step.name)
-            if layer is None or running is None or running.failed:
+        for _, running in self._steps:
+            if layer is None or running.failed:
                 continue
-            assert isinstance(running.handle, PrefillJob)
             try:
-                running.handle.layer(layer, timeout=self._options.layer_timeout)
+                for handle in running.handles.values():
+                    assert isinstance(handle, PrefillJob)
+                    handle.layer(layer, timeout=self._options.layer_timeout)
             except errors.Error as e:
                 self._fail(running, f"layer {layer} did not come: {e}")
 
     def save_layer(self, name: str) -> None:
-        """Send the blocks of a layer that this step has computed."""
+        """Send the blocks of a layer that this step has computed. With several ranks the last layer waits for its release."""
         layer = self._layers.get(name)
-        for step in self._steps:
-            running = self._running.get(step.name)
-            if layer is None or running is None or running.failed:
-                continue
-            assert isinstance(running.handle, PrefillJob)
-            running.handle.computed(layer, step.computed)
+        if layer is None or (self._ranks > 1 and layer == len(self._layers) - 1):
+            return
+        for step, running in self._steps:
+            if not running.failed:
+                self._computed(running, layer, step.computed)
+
+    def _computed(self, running: _Running, layer: int, end: int) -> None:
+        for handle in running.handles.values():
+            assert isinstance(handle, PrefillJob)
+            handle.computed(layer, end)
 
     def end(self) -> None:
         """End a step, after the engine has computed."""
         steps, self._steps = self._steps, []
-        for step in steps:
-            running = self._running.get(step.name)
-            if running is None or running.failed:
-                continue
-            if not self._waited:
+        for step, running in steps:
+            if not self._waited and not running.failed:
                 self._counters.warn("hooks", "the engine does not call wait_for_layer_load, so every prefill fails")
                 self._fail(running, "the engine does not call wait_for_layer_load")
+            if running.failed:
+                self._await_end(running)  # the next step computes these blocks
+            elif self._ranks > 1:
+                self._report.taken[step.number] = {self._rank}
             elif step.computed == running.job.blocks:
-                running.handle.finish()
+                running.finish()
         appends, self._appends = self._appends, []
         for one in appends:
             self._append(one)
@@ -236,51 +313,58 @@ class Worker:
         running.failed = True
         self._counters.warn("layer", f"attempt {running.job.name}: {why}")
         self._failed_blocks.update(running.pages[: running.job.hit])
-        running.handle.cancel()
+        running.cancel()
 
     def _append(self, one: Append) -> None:
         if self._link is None or self._link.value is None:
             return
-        try:
-            self._link.value.traffic.append(
-                one.name, Keys.packed(one.ids, _ID), one.page, epoch=one.epoch, timeout=self._options.append_timeout
-            )
-        except errors.Error as e:
-            self._counters.add("dropped_blocks")
-            self._counters.warn("append", f"a decoded block was not stored: {e}")
-            return
-        self._counters.add("saved_blocks")
+        stored = True
+        for shard in self._link.value.shards:
+            try:
+                shard.traffic.append(one.name, Keys.packed(one.ids, _ID), one.page, epoch=one.epoch, timeout=self._options.append_timeout)
+            except errors.Error as e:
+                stored = False
+                self._counters.warn("append", f"a decoded block was not stored: {e}")
+        self._counters.add("saved_blocks" if stored else "dropped_blocks")
 
     def poll(self) -> None:
         """Collect the events of the jobs."""
-        if self._link is not None and self._link.value is not None:
-            traffic = self._link.value.traffic
-            self._collect(traffic.wait(_IDLE) if self._idle else traffic.drain())
+        if self._link is None or self._link.value is None:
+            return
+        shards = self._link.value.shards
+        if self._idle:
+            poll = select.poll()
+            for shard in shards:
+                poll.register(shard.traffic.fileno(), select.POLLIN)
+            poll.poll(_IDLE * 1000)
+        for shard in shards:
+            self._collect(shard.traffic.drain())
 
     def _collect(self, events: list[TransferEvent]) -> None:
+        report = self._report
         for event in events:
-            name = self._by_handle.get(event.job)
-            if name is None:
+            found = self._by_handle.get(event.job)
+            if found is None:
                 continue
-            running = self._running[name]
-            report = self._report
+            running, shard = found
+            name = running.job.name
             if event.kind == TransferKind.LOADED:
-                report.loaded[name] = event.first_miss
+                report.loaded.setdefault(name, {})[shard] = event.first_miss
             elif event.kind == TransferKind.READY:
-                running.ready = True
-                running.handle.finish()  # its end comes when storage has the prompt's new blocks
-                self._loaded.add(running.job.request)
+                running.ready.add(shard)
+                event.job.finish()  # its end comes when storage has the prompt's new blocks
+                if len(running.ready) == len(self.definitions):
+                    self._loaded.add(running.job.request)
             elif event.kind == TransferKind.PROGRESS:
                 assert event.part is not None
-                report.reads.append((name, Progress(event.part, event.upto, event.read)))
+                report.reads.append((name, shard, Progress(event.part, event.upto, event.read)))
             elif event.kind == TransferKind.STOPPED:
                 assert event.part is not None
-                report.reads.append((name, Stopped(event.part, event.upto, event.gone)))
+                report.reads.append((name, shard, Stopped(event.part, event.upto, event.gone)))
             else:
-                del self._running[name]
                 del self._by_handle[event.job]
                 failure = "" if event.kind == TransferKind.FINISHED else str(event.error) or "no reason was given"
-                self._end(running.job, Ended(failure, event.intact), ready=running.ready)
+                self._end(running, shard, Ended(failure, event.intact, isinstance(event.error, errors.CanceledError)))
 
     def take_freed(self) -> set[str]:
         """Return the finished requests whose blocks the engine may reuse."""
@@ -302,12 +386,13 @@ class Worker:
         return report if report != Report() else None
 
     def bump(self, to: int) -> int:
-        """Begin epoch to of the namespace, the next one if 0. It waits for the nodes."""
-        if self._link is None or self.definition is None:
+        """Begin epoch to of the namespaces, the next one if 0. It waits for the nodes."""
+        if self._link is None or not self.definitions:
             raise errors.InvalidError("the connector has no KV cache yet")
-        epoch = self._link.call(lambda opened: opened.ns.bump(to)).result(self._options.connect_timeout)
-        self._report = self._report.merge(Report(epochs={self.definition.rank: epoch}))
-        return epoch
+        limit = self._options.connect_timeout
+        epochs = self._link.call(lambda opened: {shard.number: shard.ns.bump(to) for shard in opened.shards}).result(limit)
+        self._report = self._report.merge(Report(epochs=epochs))
+        return max(epochs.values())
 
     def close(self) -> None:
         """End all jobs. Afterwards none of them accesses the KV cache."""
@@ -332,3 +417,9 @@ def _device(layout: Layout) -> tuple[list[Any], int]:
     if len({(layer.stride, layer.page) for layer in layers}) != 1:
         raise errors.InvalidError("the layers' blocks differ in size or distance; PenstockDualPath serves equal ones")
     return list(layers), layers[0].stride
+
+
+def _listen(address: str, shard: int) -> str:
+    """Return where a shard listens: at a port of its own, which the system chooses or which follows that of the shard before."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + shard}" if port.isdigit() and int(port) else address

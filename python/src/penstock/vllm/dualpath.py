@@ -15,6 +15,9 @@ the transfers in _pd_worker.
 Prefill loads synchronously: vLLM runs wait_for_layer_load only then, and the model computes a layer while the next ones arrive. It
 does so when storage has been read, so the pass waits for DRAM and for the other engine only. Decode loads asynchronously: its
 requests wait without a step of the engine, during all of prefill.
+
+With tensor parallelism each rank has a worker, which gets the same Plan and moves its own shards. The scheduler combines their
+reports.
 """
 
 from __future__ import annotations
@@ -47,6 +50,13 @@ __all__ = ["PenstockDualPath"]
 
 
 @dataclass
+class Handshake(KVConnectorHandshakeMetadata):
+    """The shards of one rank."""
+
+    definitions: tuple[Definition, ...]
+
+
+@dataclass
 class Metadata(KVConnectorMetadata):
     plan: Plan
 
@@ -71,7 +81,7 @@ class PenstockDualPath(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         options = _options(self._kv_transfer_config.kv_connector_extra_config)
         part = _role(self._kv_transfer_config)
-        _refuse(vllm_config, kv_cache_config)
+        _refuse(vllm_config, kv_cache_config, options)
         self._counters = _adapter.Counters("vllm-dualpath")
         self._sent: dict[str, int] = {}
         self._scheduler: Scheduler | None = None
@@ -106,8 +116,7 @@ class PenstockDualPath(KVConnectorBase_V1):
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         assert self._worker is not None
-        definition = self._worker.definition
-        return None if definition is None else _engine.Handshake(definition)
+        return Handshake(self._worker.definitions) if self._worker.definitions else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -150,10 +159,11 @@ class PenstockDualPath(KVConnectorBase_V1):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         assert self._scheduler is not None
-        (handshake,) = metadata.values()
-        assert isinstance(handshake, _engine.Handshake)
-        assert isinstance(handshake.definition, Definition)
-        self._scheduler.attach(handshake.definition)
+        definitions: list[Definition] = []
+        for handshake in metadata.values():
+            assert isinstance(handshake, Handshake)
+            definitions += handshake.definitions
+        self._scheduler.attach(definitions, len(metadata))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -233,11 +243,20 @@ def _role(config: Any) -> Role:
     return Role.PREFILL if config.is_kv_producer else Role.DECODE
 
 
-def _refuse(config: Any, kv_cache_config: Any) -> None:
+def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
     """Raise InvalidError for an engine that PenstockDualPath does not support."""
     _engine.refuse_unsupported(config)
-    if (ranks := config.parallel_config.tensor_parallel_size) != 1:
-        raise errors.InvalidError(f"tensor_parallel_size is {ranks}; PenstockDualPath serves engines of one rank")
+    parallel = config.parallel_config
+    if parallel.data_parallel_size > 1 or parallel.data_parallel_index:
+        raise errors.InvalidError(
+            f"data_parallel_size is {parallel.data_parallel_size}: the cluster counts each data-parallel rank as an engine. Start an engine"
+            " for each, without data parallelism in it and with a name of its own in the option engine"
+        )
+    ranks = parallel.tensor_parallel_size
+    if options.shards % ranks:
+        raise errors.InvalidError(
+            f"option 'shards' of PenstockDualPath: {options.shards}; want a multiple of tensor_parallel_size, {ranks}"
+        )
     if (groups := len(kv_cache_config.kv_cache_groups)) > 1:
         raise errors.InvalidError(f"the model has {groups} KV cache groups; PenstockDualPath serves one group of full attention")
     if config.cache_config.enable_prefix_caching:
