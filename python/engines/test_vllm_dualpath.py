@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness.faults import blocks, damage, namespaces
+from harness.process import EngineError
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, dual_path
 
@@ -240,7 +241,7 @@ def test_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], 
     ("options", "extra", "why"),
     [
         ({**RANKS, "pipeline_parallel_size": 2, "tensor_parallel_size": 1}, {}, "pipeline_parallel_size is 2"),
-        ({**RANKS}, {"shards": 3}, "option 'shards': 3; want a multiple of tensor_parallel_size, which is 2"),
+        ({**RANKS}, {"shards": 3}, "option 'shards' of PenstockDualPath is 3; want a multiple of tensor_parallel_size, which is 2"),
         ({}, {"shards": 4}, "cannot be cut into 4 shards"),
     ],
     ids=["pipeline", "no multiple", "too many"],
@@ -248,6 +249,6 @@ def test_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], 
 def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any], why: str) -> None:
     """An engine does not start with ranks that it cannot serve, and the reason names the setting."""
     with testing.node() as node, testing.planner(block_tokens=BLOCK) as planner:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(EngineError) as raised:
             vllm.start("refused", dual_path(node, planner, "refused", prefill=True, **extra), **{**ALONE, **options})
-        assert why in vllm.host.log.read_text()
+        assert why in str(raised.value) + vllm.host.log.read_text()  # a rank in a process of its own logs the reason

@@ -255,7 +255,7 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
     ranks = parallel.tensor_parallel_size
     if options.shards % ranks:
         raise errors.InvalidError(
-            f"option 'shards' of PenstockDualPath: {options.shards}; want a multiple of tensor_parallel_size, {ranks}"
+            f"option 'shards' of PenstockDualPath is {options.shards}; want a multiple of tensor_parallel_size, which is {ranks}"
         )
     if (groups := len(kv_cache_config.kv_cache_groups)) > 1:
         raise errors.InvalidError(f"the model has {groups} KV cache groups; PenstockDualPath serves one group of full attention")
