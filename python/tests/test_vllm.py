@@ -675,12 +675,17 @@ def of_epochs(request: Request, oldest: int, newest: int, salt: str | None = "bo
     return request
 
 
+def store_at(e: Engine, epoch: int, blocks: int) -> None:
+    """Let a request of one epoch compute and store blocks."""
+    request = of_epochs(prompt(f"of {epoch}", blocks), epoch, epoch)
+    assert e.lookup(request) == 0
+    e.save_all(request)
+
+
 def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) -> None:
     """KV that depends on an older epoch is stored under it, and not found in the engine's prefix cache."""
     with Engine(node, name, ranks=2, live_epochs=2) as e:
-        first = of_epochs(prompt("of 5", 3), 5, 5)
-        assert e.lookup(first) == 0
-        e.save_all(first)
+        store_at(e, 5, 3)
         assert e.lookup(of_epochs(prompt("of 6 alone", 4), 6, 6)) == 0
 
         older = of_epochs(prompt("older", 4), 5, 6)
@@ -727,10 +732,8 @@ def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) ->
 def test_a_prompt_of_which_an_older_epoch_has_half(node: testing.Node, name: str) -> None:
     """It begins with the new weights."""
     with Engine(node, name, live_epochs=2) as e:
-        for epoch, blocks in ((5, 3), (6, 1)):
-            request = of_epochs(prompt(f"of {epoch}", blocks), epoch, epoch)
-            assert e.lookup(request) == 0
-            e.save_all(request)
+        store_at(e, 5, 3)
+        store_at(e, 6, 1)
         request = of_epochs(prompt("a", 6), 5, 6)
         assert e.lookup(request) == 4
         e.side.allocated(request, [[1, 2, 3, 4, 5, 6, 7]], 4)
@@ -744,9 +747,7 @@ def test_a_prompt_of_which_an_older_epoch_has_half(node: testing.Node, name: str
 
 def test_older_kv_behind_a_block_that_the_engine_has(node: testing.Node, name: str) -> None:
     with Engine(node, name, live_epochs=2) as e:
-        first = of_epochs(prompt("of 5", 3), 5, 5)
-        assert e.lookup(first) == 0
-        e.save_all(first)
+        store_at(e, 5, 3)
         request = of_epochs(prompt("a", 5), 5, 6)
         assert e.lookup(request, 4) == 8
         e.side.allocated(request, [[41, 42, 43, 44, 45]], 8)
@@ -761,17 +762,13 @@ def test_older_kv_behind_a_block_that_the_engine_has(node: testing.Node, name: s
 def test_a_preempted_request_that_took_kv_of_an_older_epoch(node: testing.Node, name: str) -> None:
     """It takes the newer epoch if that has more by now, and its KV then depends on the newer one alone."""
     with Engine(node, name, live_epochs=2) as e:
-        first = of_epochs(prompt("of 5", 3), 5, 5)
-        assert e.lookup(first) == 0
-        e.save_all(first)
+        store_at(e, 5, 3)
         request = of_epochs(prompt("a", 5), 5, 6)
         assert e.lookup(request) == 12
         e.side.allocated(request, [[1, 2, 3, 4, 5, 6]], 12)
         e.side.plan({}, lambda name: [])
         e.side.update(None, ["a"], ())
-        other = of_epochs(prompt("of 6", 4), 6, 6)
-        assert e.lookup(other) == 0
-        e.save_all(other)
+        store_at(e, 6, 4)
         e.pool.evicted.clear()
         request.num_preemptions = 1
         assert e.lookup(request) == 16
