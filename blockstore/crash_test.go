@@ -17,9 +17,9 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// crashStory runs random operations on a store until a power failure, and records the references
+// crashRun runs random operations on a store until a power failure, and records the references
 // that an index could hold afterwards.
-type crashStory struct {
+type crashRun struct {
 	rng  *rand.Rand
 	devs []*memio.Device
 	live []*block
@@ -32,8 +32,8 @@ type crashStory struct {
 	catalogue, next []byte
 }
 
-func newCrashStory(seed uint64) *crashStory {
-	c := &crashStory{rng: rand.New(rand.NewPCG(seed, 7)), synced: make(map[*block]bool)}
+func newCrashRun(seed uint64) *crashRun {
+	c := &crashRun{rng: rand.New(rand.NewPCG(seed, 7)), synced: make(map[*block]bool)}
 	for i := range 1 + c.rng.IntN(2) {
 		c.devs = append(c.devs, memio.New(memio.Options{Path: fmt.Sprint("mem", i), Seed: seed}))
 	}
@@ -45,14 +45,14 @@ var storySizes = []struct {
 	layers int
 }{{3000, 3}, {4096, 1}, {12000, 4}}
 
-func (c *crashStory) open(t *testing.T) (*Store, error) {
+func (c *crashRun) open(t *testing.T) (*Store, error) {
 	opts := Options{CapacityBytes: 400_000, SegmentBytes: 32 << 10, CatalogueBytes: 4096, StripeBytes: 16 << 10}
 	return open(t, opts, c.devs...)
 }
 
 // run runs the store until the power fails or the story ends. It returns the error that ended the
 // story, if any.
-func (c *crashStory) run(t *testing.T, steps int) error {
+func (c *crashRun) run(t *testing.T, steps int) error {
 	s, err := c.open(t)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func (c *crashStory) run(t *testing.T, steps int) error {
 	return nil
 }
 
-func (c *crashStory) step(t *testing.T, s *Store) error {
+func (c *crashRun) step(t *testing.T, s *Store) error {
 	switch p := c.rng.IntN(100); {
 	case p < 55:
 		return c.putSome(t, s)
@@ -95,7 +95,7 @@ func (c *crashStory) step(t *testing.T, s *Store) error {
 	}
 }
 
-func (c *crashStory) putSome(t *testing.T, s *Store) error {
+func (c *crashRun) putSome(t *testing.T, s *Store) error {
 	size := storySizes[c.rng.IntN(len(storySizes))]
 	var blocks []*block
 	for range 1 + c.rng.IntN(5) {
@@ -120,7 +120,7 @@ func (c *crashStory) putSome(t *testing.T, s *Store) error {
 	return err
 }
 
-func (c *crashStory) freeSome(s *Store, n int) error {
+func (c *crashRun) freeSome(s *Store, n int) error {
 	for range min(n, len(c.live)) {
 		i := c.rng.IntN(len(c.live))
 		b := c.live[i]
@@ -133,7 +133,7 @@ func (c *crashStory) freeSome(s *Store, n int) error {
 	return nil
 }
 
-func (c *crashStory) readSome(t *testing.T, s *Store) error {
+func (c *crashRun) readSome(t *testing.T, s *Store) error {
 	for _, b := range c.live {
 		if c.rng.IntN(4) == 0 {
 			if err := get(t, s, b, 0, 0); err != nil {
@@ -145,7 +145,7 @@ func (c *crashStory) readSome(t *testing.T, s *Store) error {
 }
 
 // crash fails the power and replaces the devices by their content after the failure.
-func (c *crashStory) crash(seed uint64) {
+func (c *crashRun) crash(seed uint64) {
 	for i, d := range c.devs {
 		c.devs[i] = d.Crash(seed + uint64(i))
 	}
@@ -153,7 +153,7 @@ func (c *crashStory) crash(seed uint64) {
 
 // verify opens the remaining volumes and reads every block to which an index could refer: each read
 // is exact or a miss, and reads of synced blocks are exact.
-func (c *crashStory) verify(t *testing.T) {
+func (c *crashRun) verify(t *testing.T) {
 	s, err := c.open(t)
 	if err != nil {
 		t.Fatalf("open after the crash: %v", err)
@@ -206,7 +206,7 @@ func (c *crashStory) verify(t *testing.T) {
 }
 
 // goOn writes into the recovered store: new blocks must not damage old ones.
-func (c *crashStory) goOn(t *testing.T, s *Store, adopted map[string]*block) {
+func (c *crashRun) goOn(t *testing.T, s *Store, adopted map[string]*block) {
 	for i := range 3 {
 		b := newBlock(fmt.Sprint("new", i), 3000, 3)
 		if err := put(t, s, nil, b); err == nil {
@@ -237,7 +237,7 @@ func TestCrashPoints(t *testing.T) {
 	}
 	points := 0
 	for seed := uint64(1); points < want; seed++ {
-		whole := newCrashStory(seed)
+		whole := newCrashRun(seed)
 		if err := whole.run(t, steps); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -247,11 +247,11 @@ func TestCrashPoints(t *testing.T) {
 			d.Close()
 		}
 		for at := range mutations {
-			c := newCrashStory(seed)
+			c := newCrashRun(seed)
 			// Both volumes lose power together, when the first has completed that many mutations.
 			c.devs[c.rng.IntN(len(c.devs))].PowerOffAfter(at)
 			c.rng = rand.New(rand.NewPCG(seed, 7))
-			c.rng.IntN(2) // as newCrashStory drew the value
+			c.rng.IntN(2) // as newCrashRun drew the value
 			err := c.run(t, steps)
 			if err != nil && !errors.Is(err, memio.ErrPowerLost) {
 				t.Fatalf("seed %d, power off after %d: %v", seed, at, err)

@@ -118,8 +118,8 @@ func (c *checker) totals() {
 			continue
 		}
 		live++
-		if nd.kids() != c.kids[n] {
-			c.fail("kids", "node %d counts %d children; it has %d", n, nd.kids(), c.kids[n])
+		if nd.childCount() != c.kids[n] {
+			c.fail("kids", "node %d counts %d children; it has %d", n, nd.childCount(), c.kids[n])
 		}
 		if sp := t.spaces[nd.space]; sp != nil {
 			bytes[sp.ns] += sp.ns.slotBytes[nd.group()]

@@ -174,32 +174,32 @@ func TestDriveFailsAtRotation(t *testing.T) {
 	})
 }
 
-// forgetfulFS is a file system whose failed sync loses the bytes written since the
+// lossySyncFS is a file system whose failed sync loses the bytes written since the
 // last sync, as the page cache of Linux does.
-type forgetfulFS struct {
+type lossySyncFS struct {
 	vfs.FS
 	fail   atomic.Bool
 	failed atomic.Int64
 }
 
-func (f *forgetfulFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+func (f *lossySyncFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	file, err := f.FS.Create(name, c)
-	return &forgetfulFile{File: file, fs: f}, err
+	return &lossySyncFile{File: file, fs: f}, err
 }
 
-type forgetfulFile struct {
+type lossySyncFile struct {
 	vfs.File
-	fs              *forgetfulFS
+	fs              *lossySyncFS
 	written, synced int64
 }
 
-func (f *forgetfulFile) Write(p []byte) (int, error) {
+func (f *lossySyncFile) Write(p []byte) (int, error) {
 	n, err := f.File.Write(p)
 	f.written += int64(n)
 	return n, err
 }
 
-func (f *forgetfulFile) sync(how func() error) error {
+func (f *lossySyncFile) sync(how func() error) error {
 	if f.fs.fail.Load() {
 		f.fs.failed.Add(1)
 		if _, err := f.WriteAt(make([]byte, f.written-f.synced), f.synced); err != nil {
@@ -211,9 +211,9 @@ func (f *forgetfulFile) sync(how func() error) error {
 	return how()
 }
 
-func (f *forgetfulFile) Sync() error     { return f.sync(f.File.Sync) }
-func (f *forgetfulFile) SyncData() error { return f.sync(f.File.SyncData) }
-func (f *forgetfulFile) SyncTo(int64) (bool, error) {
+func (f *lossySyncFile) Sync() error     { return f.sync(f.File.Sync) }
+func (f *lossySyncFile) SyncData() error { return f.sync(f.File.SyncData) }
+func (f *lossySyncFile) SyncTo(int64) (bool, error) {
 	return true, f.sync(f.File.SyncData)
 }
 
@@ -222,7 +222,7 @@ func (f *forgetfulFile) SyncTo(int64) (bool, error) {
 func TestDriveForgetsUnsynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := vfs.NewCrashableMem()
-		fs := &forgetfulFS{FS: mem}
+		fs := &lossySyncFS{FS: mem}
 		tr, ns, ids, entries := openWithPrefix(t, fs, false)
 		fs.fail.Store(true)
 		if err := tr.Sync(); !errors.Is(err, ErrBroken) {

@@ -361,7 +361,7 @@ func (t *Trie) clearPendingLocked(n uint32) {
 	} else {
 		t.policy.Insert(n, t.contentKey(n))
 	}
-	if nd.kids() == 0 {
+	if nd.childCount() == 0 {
 		t.leavesOf(n).addNewest(&t.nodes, n)
 	}
 	if nd.has(flagDoomed) || t.spaces[nd.space].dead {
@@ -380,7 +380,7 @@ func (t *Trie) unstage(s *putScratch) {
 func (t *Trie) unstageLocked(s *putScratch) {
 	for i := len(s.added) - 1; i >= 0; i-- {
 		n := s.added[i].node
-		if t.nodes.at(n).kids() == 0 {
+		if t.nodes.at(n).childCount() == 0 {
 			s.gone = t.removeNodeLocked(s.gone[:0], n, Dropped)
 			continue
 		}

@@ -81,7 +81,7 @@ func (t *Trie) infoLocked(n uint32) Info {
 	nd := t.nodes.at(n)
 	i := Info{
 		ID: nd.id, Group: int(nd.group()), Depth: int(t.nodes.depth(n)), Ref: nd.ref(), Class: nd.class(), Epoch: t.spaces[nd.space].epoch,
-		Children: int(nd.kids()), Leases: int(nd.pins()), SlotBytes: t.spaces[nd.space].ns.slotBytes[nd.group()],
+		Children: int(nd.childCount()), Leases: int(nd.pins()), SlotBytes: t.spaces[nd.space].ns.slotBytes[nd.group()],
 	}
 	if nd.parent != 0 && i.Group == 0 {
 		i.Parent = t.nodes.at(nd.parent).id

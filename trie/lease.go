@@ -210,7 +210,7 @@ func (l *leases) unpinLocked(t *Trie, nodes []uint32) {
 		if nd.has(flagDoomed) || t.spaces[nd.space].dead {
 			t.sweep.kick()
 		}
-		unlisted := nd.kids() == 0 && !nd.has(flagLeaf|flagPending)
+		unlisted := nd.childCount() == 0 && !nd.has(flagLeaf|flagPending)
 		if (unlisted || t.policy.Parked(n)) && !nd.has(flagUnpark) {
 			nd.state.Or(flagUnpark)
 			l.unpark = append(l.unpark, n)

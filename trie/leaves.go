@@ -22,8 +22,8 @@ type leaves struct {
 	len            int
 }
 
-// kids returns the number of nodes whose parent is nd.
-func (nd *node) kids() uint32 {
+// childCount returns the number of nodes whose parent is nd.
+func (nd *node) childCount() uint32 {
 	if nd.has(flagLeaf) {
 		return 0
 	}

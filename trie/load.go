@@ -355,7 +355,7 @@ func (l *loading) deeper(nd *node) bool {
 
 // admit makes a node evictable.
 func (l *loading) admit(n uint32) {
-	if l.t.nodes.at(n).kids() == 0 {
+	if l.t.nodes.at(n).childCount() == 0 {
 		l.t.leavesOf(n).addNewest(&l.t.nodes, n)
 	}
 	if l.t.nodes.at(n).has(flagTransfer) {

@@ -336,14 +336,14 @@ func (t *Trie) addNodeLocked(sp *space, id kv.BlockID, group uint8, parent, dept
 // evictable reports whether n may be evicted now.
 func (t *Trie) evictable(n uint32) bool {
 	nd := t.nodes.at(n)
-	return nd.kids() == 0 && nd.state.Load()>>pinShift == 0 && !nd.has(flagPending)
+	return nd.childCount() == 0 && nd.state.Load()>>pinShift == 0 && !nd.has(flagPending)
 }
 
 // removeNodeLocked removes an evictable or pending node and appends it to dst. The caller must have
 // removed it from the policy. why applies if the node is neither doomed nor in a dead space.
 func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 	nd := t.nodes.at(n)
-	invariants.Assert(nd.kids() == 0 && nd.pins() == 0, "prefix-closed, pinned-stays: node %d is removed with %d children and %d pins", n, nd.kids(), nd.pins())
+	invariants.Assert(nd.childCount() == 0 && nd.pins() == 0, "prefix-closed, pinned-stays: node %d is removed with %d children and %d pins", n, nd.childCount(), nd.pins())
 	sp, group := t.spaces[nd.space], nd.group()
 	ns := sp.ns
 	switch {

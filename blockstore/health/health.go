@@ -340,20 +340,20 @@ func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed 
 		return m.change(now, func() {
 			m.condition, m.cause, m.unreadable = OK, nil, false
 			m.horizon, m.recovered = now, now
-			m.startAnew()
+			m.resetHistory()
 		})
 	case m.condition == Failed:
 		return m.change(now, func() {
 			m.condition, m.cause, m.unreadable = Suspect, fmt.Errorf("recovering: %w", m.cause), false
 			m.horizon = now
-			m.startAnew()
+			m.resetHistory()
 		})
 	}
 	return false
 }
 
 // startAnew forgets the errors and latencies from before a recovery.
-func (m *Machine) startAnew() {
+func (m *Machine) resetHistory() {
 	m.writeErrors, m.readErrors, m.mean, m.samples, m.slow = 0, 0, 0, 0, false
 }
 

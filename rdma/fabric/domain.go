@@ -190,7 +190,7 @@ func (d *domain) limitsOf() group.Limits {
 		// Software providers check the key when the header arrives and then copy the whole
 		// payload. No document promises more for the other providers.
 		CloseIsFinal: false,
-		Windows:      !d.quirks.dearWindows,
+		Windows:      !d.quirks.costlyWindows,
 		KeyBits:      8 * min(t.keyBytes, 8),
 	}
 }
@@ -259,7 +259,7 @@ func (d *domain) Poll(dst []group.Completion) (int, error) {
 		return d.n, nil
 	}
 	if d.dead == nil {
-		d.again()
+		d.retryPosts()
 		d.turn(len(dst) - d.n)
 	}
 	if d.dead != nil && d.n == 0 {
@@ -297,8 +297,8 @@ func (d *domain) emit(c group.Completion) {
 	d.backlog = append(d.backlog, c)
 }
 
-// again posts the works and buffers that the provider did not accept before.
-func (d *domain) again() {
+// retryPosts posts the works and buffers that the provider did not accept before.
+func (d *domain) retryPosts() {
 	if len(d.recvLate) > 0 {
 		late := d.recvLate
 		d.recvLate = nil
@@ -399,7 +399,7 @@ func (d *domain) breakFailing() {
 	d.failing = nil
 	d.noted.Unlock()
 	for _, e := range failing {
-		d.breakDown(e)
+		d.breakAndQuery(e)
 	}
 }
 

@@ -75,7 +75,7 @@ func TestDomainPolled(t *testing.T) {
 // TestAPIVersion: a domain has the behaviour of the requested version.
 func TestAPIVersion(t *testing.T) {
 	d := openDomain(t)
-	if major, minor := askedVersion(libraryVersion()); d.traits.api != uint32(major)<<16|uint32(minor) {
+	if major, minor := requestedVersion(libraryVersion()); d.traits.api != uint32(major)<<16|uint32(minor) {
 		t.Errorf("the domain has the behaviour of version %d.%d; %d.%d is asked for", d.traits.api>>16, d.traits.api&0xffff, major, minor)
 	}
 	if err := d.Close(); err != nil {

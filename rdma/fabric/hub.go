@@ -171,9 +171,9 @@ func (d *domain) sendClosed(e *endpoint) {
 	}
 }
 
-// breakDown cuts off a broken endpoint. Before the endpoint's works end, it asks the target
+// breakAndQuery cuts off a broken endpoint. Before the endpoint's works end, it asks the target
 // which work the target would have refused.
-func (d *domain) breakDown(e *endpoint) {
+func (d *domain) breakAndQuery(e *endpoint) {
 	if e.closedToPeer || e.broken {
 		return
 	}

@@ -53,7 +53,7 @@ func libraryVersion() (major, minor int) {
 
 // apiVersion returns the version whose behaviour is requested, in the format of FI_VERSION.
 func apiVersion() uint32 {
-	major, minor := askedVersion(libraryVersion())
+	major, minor := requestedVersion(libraryVersion())
 	return uint32(major)<<16 | uint32(minor)
 }
 

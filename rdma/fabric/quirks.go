@@ -7,8 +7,8 @@ package fabric
 type quirks struct {
 	// noSourceAddress: completions have no source address, or a wrong one.
 	noSourceAddress bool
-	// dearWindows: registering a part of a region pins its pages again.
-	dearWindows bool
+	// costlyWindows: registering a part of a region pins its pages again.
+	costlyWindows bool
 	// connects: the first work of an endpoint makes a connection. If an endpoint is
 	// closed while a connection to it is half open, the library uses freed memory
 	// (handshake.go).
@@ -26,7 +26,7 @@ func quirksOf(provider string) quirks {
 		return quirks{connects: true}
 	}
 	// efa and other hardware
-	return quirks{dearWindows: true}
+	return quirks{costlyWindows: true}
 }
 
 // candidates returns the library's names of a provider, best first. TCP with its own

@@ -149,7 +149,7 @@ func (e *endpoint) dial(ctx context.Context, to address) (*arrival, error) {
 	conn := c.(*net.UnixConn)
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	a, err := e.greet(conn, to)
+	a, err := e.exchangeHello(conn, to)
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -157,8 +157,8 @@ func (e *endpoint) dial(ctx context.Context, to address) (*arrival, error) {
 	return a, nil
 }
 
-// greet is the dialing side's exchange of hellos.
-func (e *endpoint) greet(conn *net.UnixConn, to address) (*arrival, error) {
+// exchangeHello is the dialing side's exchange of hellos.
+func (e *endpoint) exchangeHello(conn *net.UnixConn, to address) (*arrival, error) {
 	if err := sameUser(conn); err != nil {
 		return nil, err
 	}
@@ -235,7 +235,7 @@ func (e *endpoint) join(a *arrival) error {
 		return err
 	}
 	_ = unix.Close(a.ring)
-	if err := e.d.welcome(e); err != nil {
+	if err := e.d.sendSegments(e); err != nil {
 		e.broke(err)
 		return err
 	}

@@ -39,7 +39,7 @@ const (
 	windowLen  = 4096
 )
 
-func newLiar(t testing.TB, space *arena.Arena) *misbehavingPeer {
+func newMisbehavingPeer(t testing.TB, space *arena.Arena) *misbehavingPeer {
 	l := &misbehavingPeer{t: t, a: openDomain(t), b: openDomain(t), space: space, private: make([]byte, 8192), polled: make([]group.Completion, 16)}
 	for i := range l.private {
 		l.private[i] = byte(i * 31)
@@ -244,7 +244,7 @@ func FuzzRing(f *testing.F) {
 		for i := range space.Bytes()[:8192] {
 			space.Bytes()[i] = byte(i*13 + 5)
 		}
-		l := newLiar(t, space)
+		l := newMisbehavingPeer(t, space)
 		defer l.close()
 		in := fuzzInput{data}
 		for len(in.rest) > 0 && !l.broken {
