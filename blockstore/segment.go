@@ -222,7 +222,7 @@ func (g *segment) checkLocked() {
 		invariants.Assert(g.free == nil || (w.state() == slotFree) == g.free.Has(uint32(i)), "slot %v is %v in the table, and that it is free in the set is %v",
 			g.extent(uint32(i)), w.state(), g.free == nil || g.free.Has(uint32(i)))
 	}
-	invariants.Assert(c == g.counts, "segment %d counts %+v, its table says %+v", g.number, g.counts, c)
+	invariants.Assert(c == g.counts, "segment %d counts %+v, its table has %+v", g.number, g.counts, c)
 	invariants.Assert(g.free == nil || c.free == int64(g.free.Size()), "segment %d has %d free slots, and its set another number", g.number, c.free)
 }
 

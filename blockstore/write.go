@@ -83,7 +83,7 @@ func (s *Store) prepareWrite(w *Write, j *job) error {
 	clear(w.Buf[l.HeaderBytes()+l.PayloadBytes:])
 	if invariants.Enabled {
 		for i, sum := range ondisk.AppendLayerSums(nil, w.Buf[l.HeaderBytes():][:l.PayloadBytes], l.Layers) {
-			invariants.Assert(sum == w.Header.LayerSums[i], "write %v: layer %d has checksum %016x, the writer says %016x", w.Ref, i, sum, w.Header.LayerSums[i])
+			invariants.Assert(sum == w.Header.LayerSums[i], "write %v: layer %d has checksum %016x, the writer sent %016x", w.Ref, i, sum, w.Header.LayerSums[i])
 		}
 	}
 	offset, err := g.hold(w.Ref, l.SlotBytes(), blockio.Write)

@@ -302,7 +302,7 @@ func (l *ledger) finish(id RequestID) {
 	// more: the planner promises this and engines wait for it.
 	for i, ok := range t.have {
 		if !ok {
-			l.t.Fatalf("request %d: nobody brings cached token %d of %d", id, i, len(t.have))
+			l.t.Fatalf("request %d: no engine has cached token %d of %d", id, i, len(t.have))
 		}
 	}
 	l.step(Finished{l.now, id, 0, Prefill})

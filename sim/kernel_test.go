@@ -112,7 +112,7 @@ func TestStreams(t *testing.T) {
 	}
 	first, again := run(1, 1), run(1, 1)
 	if first != again || first == run(2, 1) || first == run(1, 2) {
-		t.Error("the digest does not tell runs apart, or tells equal ones apart")
+		t.Error("different runs have equal digests, or equal runs different ones")
 	}
 }
 

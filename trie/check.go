@@ -74,7 +74,7 @@ func (c *checker) node(n uint32) {
 	c.owner[nd.extent] = n
 	c.pinned += int(nd.pins())
 	if t.policy.Parked(n) && t.evictable(n) {
-		c.fail("policy", "node %d is parked though it may go", n)
+		c.fail("policy", "node %d is parked but evictable", n)
 	}
 	if t.evictable(n) && !nd.has(flagLeaf) {
 		c.fail("leaves", "node %d may go and is not in its space's leaves", n)
@@ -177,7 +177,7 @@ func (c *checker) leaves(sp *space, n int) {
 	for ; at != 0 && found <= n; found++ {
 		nd := t.nodes.at(at)
 		if !nd.has(flagLeaf) || nd.kidsOrNewer != newer || nd.space != sp.number {
-			c.fail("leaves", "node %d follows %d in the leaves of space %d, and says %d; it is a leaf: %v", at, newer, sp.number, nd.kidsOrNewer, nd.has(flagLeaf))
+			c.fail("leaves", "node %d follows %d in the leaves of space %d, and has %d; it is a leaf: %v", at, newer, sp.number, nd.kidsOrNewer, nd.has(flagLeaf))
 			return
 		}
 		at, newer = nd.depthOrOlder, at

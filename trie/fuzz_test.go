@@ -449,7 +449,7 @@ func (f *fuzzer) match(ns int) {
 	}
 	if m.Cut == CutLeaseDenied {
 		if len(f.m.leases) == 0 {
-			f.t.Fatalf("match in %s: lease denied though there is none", def.Name)
+			f.t.Fatalf("match in %s: lease denied although none is held", def.Name)
 		}
 		return
 	}

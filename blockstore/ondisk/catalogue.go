@@ -64,10 +64,10 @@ func DecodeCatalogueHeader(b []byte) (CatalogueHeader, error) {
 // VerifyBlob returns ErrDamaged unless blob has the length and the checksum of h.
 func (h CatalogueHeader) VerifyBlob(blob []byte) error {
 	if int64(len(blob)) != h.BlobBytes {
-		return fmt.Errorf("ondisk: catalogue blob of %d bytes, the header says %d: %w", len(blob), h.BlobBytes, ErrDamaged)
+		return fmt.Errorf("ondisk: catalogue blob of %d bytes, the header has %d: %w", len(blob), h.BlobBytes, ErrDamaged)
 	}
 	if sum := xxh3.Hash(blob); sum != h.BlobSum {
-		return fmt.Errorf("ondisk: catalogue blob has checksum %016x, the header says %016x: %w", sum, h.BlobSum, ErrDamaged)
+		return fmt.Errorf("ondisk: catalogue blob has checksum %016x, the header has %016x: %w", sum, h.BlobSum, ErrDamaged)
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func Fit(samples []Sample) (Model, error) {
 	}
 	det := xx*yy - xy*xy
 	if len(samples) < 2 || det <= 1e-9*xx*yy {
-		return Model{}, errors.New("batch: the samples do not tell the cost of a token from that of a pair: vary the cached length")
+		return Model{}, errors.New("batch: the samples do not distinguish the cost of a token from that of a pair: vary the cached length")
 	}
 	m := Model{PerToken: (x1*yy - y1*xy) / det, PerPair: (y1*xx - x1*xy) / det}
 	// A negative constant is caused by noise: it is set to 0, and the other one is fitted alone.

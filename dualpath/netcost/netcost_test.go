@@ -156,7 +156,7 @@ func TestPolicyNames(t *testing.T) {
 		t.Errorf("policy x: %v", err)
 	}
 	if _, err := NewChooser(policies, Weights{}, oracle(t, Model{}, Congestion{})); err == nil {
-		t.Error("a policy that there is not was taken")
+		t.Error("an unknown policy was accepted")
 	}
 	for _, w := range []Weights{{-1, 1}, {math.NaN(), 1}, {math.Inf(1), 1}} {
 		if _, err := NewChooser(CacheLoad, w, oracle(t, Model{}, Congestion{})); err == nil {

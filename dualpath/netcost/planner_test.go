@@ -197,7 +197,7 @@ func TestPlannerForgets(t *testing.T) {
 	for seed := range uint64(20) {
 		a, b := randomPlanner(t, seed), randomPlanner(t, seed)
 		if a != b {
-			t.Errorf("seed %d: two planners that were told the same did different things", seed)
+			t.Errorf("seed %d: two planners with the same events took different actions", seed)
 		}
 	}
 }

@@ -426,7 +426,7 @@ func TestRefuses(t *testing.T) {
 		}
 	}
 	if _, err := FabricNamed("token-ring"); err == nil {
-		t.Error("a fabric that nobody has was found")
+		t.Error("an unknown fabric was found")
 	}
 	for _, w := range reuseNames {
 		if r, err := ParseReuse(w); err != nil || r.String() != w {

@@ -44,7 +44,7 @@ func (r Request) RuleOfThumb() Rule {
 	case r.Reuse == Selected:
 		// This is never sure: a gather at the peak of a fast link, without the handshakes and host
 		// copies that the paper measured, takes no longer than compute and merge.
-		return Rule{Route, "the indexer's choice is attended where it lies", false}
+		return Rule{Route, "the indexer's choice is attended on its holder", false}
 	case r.Rows <= DecodeRows:
 		// A prefix is fetched without a splice, but the paper's regime includes one.
 		return Rule{Route, "a decoding step: its rows are less than the chunk", once && r.Reuse == Moved && r.Tokens >= RuleFetchTokens}

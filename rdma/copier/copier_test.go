@@ -236,7 +236,7 @@ func testCopy(t *testing.T, c Copier) {
 			// each byte has its final value.
 			for i := range dst {
 				if dst[i] != want[i] && dst[i] != before[i] {
-					t.Fatalf("round %d: byte %d is nobody's", round, i)
+					t.Fatalf("round %d: byte %d has no writer", round, i)
 				}
 			}
 			continue
@@ -461,7 +461,7 @@ func testManyAtOnce(t *testing.T, c Copier) {
 	}
 	wg.Wait()
 	if !bytes.Equal(host, want) || !bytes.Equal(device, want) {
-		t.Error("bytes were lost on the way there and back")
+		t.Error("bytes were lost in the round trip")
 	}
 }
 

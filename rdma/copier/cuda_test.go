@@ -99,7 +99,7 @@ func TestCUDADevice(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(host, back) {
-		t.Error("bytes were lost on the way there and back")
+		t.Error("bytes were lost in the round trip")
 	}
 	if _, err := c.Alloc(1 << 40); err == nil || !strings.Contains(err.Error(), "out of memory") {
 		t.Errorf("1 TiB of device memory: %v", err)

@@ -99,7 +99,7 @@ func (c *cuda) open(o CUDAOptions) error {
 }
 
 func (c *cuda) failure(doing string, r C.int) error {
-	return fmt.Errorf("copier: %s: CUDA says %d, %s", doing, int(r), C.GoString(C.copier_cuda_error(c.api, r)))
+	return fmt.Errorf("copier: %s: CUDA error %d, %s", doing, int(r), C.GoString(C.copier_cuda_error(c.api, r)))
 }
 
 // Info implements Copier.

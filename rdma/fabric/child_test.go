@@ -141,7 +141,7 @@ func (p *process) line(t testing.TB) string {
 	t.Helper()
 	s, err := p.out.ReadString('\n')
 	if err != nil {
-		t.Fatalf("a child says %q: %v", s, err)
+		t.Fatalf("a child sends %q: %v", s, err)
 	}
 	return s[:len(s)-1]
 }

@@ -238,7 +238,7 @@ func (e *endpoint) handshakeDoneIn(i uint32) (bool, error) {
 // checkPeer returns an error if l cannot be an endpoint of this domain's provider.
 func (d *domain) checkPeer(l *local) error {
 	if l.provider != d.traits.provider || l.format != d.traits.format {
-		return fmt.Errorf("fabric: connect: the peer's provider is %q (format %d), ours %q (format %d)",
+		return fmt.Errorf("fabric: connect: the peer's provider is %q (format %d), this side's %q (format %d)",
 			l.provider, l.format, d.traits.provider, d.traits.format)
 	}
 	for _, a := range [][]byte{l.endpoint, l.hub} {
@@ -261,7 +261,7 @@ func checkAddress(format uint32, a []byte, ours int) error {
 		return nil
 	}
 	if len(a) != ours {
-		return fmt.Errorf("%w: address of %d bytes, ours has %d", errLocal, len(a), ours)
+		return fmt.Errorf("%w: address of %d bytes, this side's has %d", errLocal, len(a), ours)
 	}
 	return nil
 }
@@ -382,7 +382,7 @@ func (e *endpoint) flushLate() {
 	case e.lateSince.IsZero():
 		e.lateSince = time.Now()
 	case time.Since(e.lateSince) > lateTimeout:
-		e.failLocked(fmt.Errorf("the peer's endpoint took nothing for %v", lateTimeout))
+		e.failLocked(fmt.Errorf("the peer's endpoint accepted no work for %v", lateTimeout))
 	}
 }
 

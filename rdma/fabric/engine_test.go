@@ -170,7 +170,7 @@ func TestNoProvider(t *testing.T) {
 		t.Error("an engine over no such provider")
 	}
 	if _, err := Open(DomainOptions{NIC: NIC{Addr: "192.0.2.254"}}); err == nil {
-		t.Error("a domain with an address that is not ours")
+		t.Error("a domain with a foreign address")
 	}
 	if _, err := Open(DomainOptions{QueueDepth: 1000}); err == nil {
 		t.Error("a queue too deep")

@@ -32,7 +32,7 @@ func TestFrame(t *testing.T) {
 			got.payload = nil
 		}
 		if !reflect.DeepEqual(got, f) {
-			t.Errorf("kind %d: %+v came back as %+v", f.kind, f, got)
+			t.Errorf("kind %d: %+v decoded as %+v", f.kind, f, got)
 		}
 		for n := range b {
 			if g, err := parseFrame(b[:n]); err == nil && !(f.kind == frameMessage && n >= headLen) {
@@ -69,7 +69,7 @@ func FuzzFrame(f *testing.F) {
 			return
 		}
 		if got := x.append(nil); !bytes.Equal(got, b) {
-			t.Errorf("%x is read as what is written %x", b, got)
+			t.Errorf("%x decodes to the value encoded as %x", b, got)
 		}
 	})
 }
@@ -114,7 +114,7 @@ func FuzzLocal(f *testing.F) {
 			return
 		}
 		if got := l.append(nil); !bytes.Equal(got, b) {
-			t.Errorf("%x is read as what is written %x", b, got)
+			t.Errorf("%x decodes to the value encoded as %x", b, got)
 		}
 	})
 }

@@ -135,7 +135,7 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 		return nil, err
 	}
 	if theirs.provider != mine.provider || theirs.counted != mine.counted {
-		return nil, fmt.Errorf("provider %.32q there (counted %v), %q here (%v): both sides need the same kind of NIC: %w",
+		return nil, fmt.Errorf("peer has provider %.32q (counted %v), this engine %q (%v): both sides need the same kind of NIC: %w",
 			theirs.provider, theirs.counted, mine.provider, mine.counted, rdma.ErrUnsupported)
 	}
 	if err := nc.SetDeadline(time.Time{}); err != nil {

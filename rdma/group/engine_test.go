@@ -158,7 +158,7 @@ func TestNICReturns(t *testing.T) {
 					}
 				}
 				if server.NICs()[0].BytesOut == before {
-					t.Error("the new NIC carried nothing")
+					t.Error("the new NIC carried no bytes")
 				}
 			})
 		})
@@ -255,7 +255,7 @@ func TestUnconfirmedRevocation(t *testing.T) {
 		}
 		again, _ := region(t, client, 1000, false)
 		if err := write(t, server, rdma.Write{Src: src, Dst: again.Desc(), Len: 1000}); err != nil {
-			t.Errorf("the session does not go on: %v", err)
+			t.Errorf("the session does not continue: %v", err)
 		}
 	})
 }

@@ -73,7 +73,7 @@ func recode(kind frameKind, b []byte) ([]byte, error) {
 func TestFrames(t *testing.T) {
 	all := frames()
 	if len(all) != int(frameLaneUp) {
-		t.Fatalf("%d types of frames here, %d there are", len(all), frameLaneUp)
+		t.Fatalf("%d types of frames in the test, %d exist", len(all), frameLaneUp)
 	}
 	for kind, b := range all {
 		got, n, err := decodeHeader(b)

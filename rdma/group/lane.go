@@ -470,7 +470,7 @@ func (l *lane) done(en *end, c *Completion, out []sessions.Ended) []sessions.End
 		l.mu.Unlock()
 		l.progress(en)
 	} else if breaks {
-		l.breakEnd(en, orElse(c.Err, "a work came back broken"))
+		l.breakEnd(en, orElse(c.Err, "a work failed with the endpoint"))
 	}
 	return out
 }

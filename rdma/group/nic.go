@@ -308,7 +308,7 @@ func (n *nic) complete(c *Completion) {
 	}
 	en := n.find(index)
 	if en == nil {
-		invariants.Assert(!invariants.Enabled, "completion %+v of an endpoint that is not there", *c)
+		invariants.Assert(!invariants.Enabled, "completion %+v of an unknown endpoint", *c)
 		if c.Kind == KindMessage {
 			n.repost(c.Slot)
 		}
@@ -405,7 +405,7 @@ func (e *Engine) replaceNIC(n *nic) {
 			e.core.Log.Info(sessions.LogNIC, "NIC is back", "nic", n.name)
 			return
 		}
-		e.core.Log.Info(sessions.LogNIC, "NIC does not come back", "nic", n.name, "err", err)
+		e.core.Log.Info(sessions.LogNIC, "NIC cannot be opened again", "nic", n.name, "err", err)
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:

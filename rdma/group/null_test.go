@@ -107,7 +107,7 @@ func (e *nullEndpoint) Connect(remote []byte) error {
 		return fmt.Errorf("address of %d bytes", len(remote))
 	}
 	if e.peer = e.d.net.eps[binary.LittleEndian.Uint32(remote)]; e.peer == nil {
-		return errors.New("nobody there")
+		return errors.New("no such endpoint")
 	}
 	return nil
 }

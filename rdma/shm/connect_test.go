@@ -81,7 +81,7 @@ func TestForeignDescriptors(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := ep.Connect(peer.encode()); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("connected: %v; want it to say %q", err, tc.want)
+				t.Errorf("connected: %v; want %q in it", err, tc.want)
 			}
 		})
 	}
@@ -167,7 +167,7 @@ func TestForeignSegment(t *testing.T) {
 				}
 			}
 			if told.Kind != group.KindBroken || told.Err == nil || !strings.Contains(told.Err.Error(), tc.want) {
-				t.Errorf("polled %+v; want a break that says %q", told, tc.want)
+				t.Errorf("polled %+v; want a break with %q in it", told, tc.want)
 			}
 			for _, e := range []*endpoint{ea, eb} {
 				if err := e.Close(); err != nil {
@@ -228,7 +228,7 @@ func TestUnreadableSource(t *testing.T) {
 		}
 	}
 	if n := strings.Count(log.String(), "Options.Shared"); n != 1 {
-		t.Errorf("the log was told %d times:\n%s", n, log.String())
+		t.Errorf("the log has %d lines:\n%s", n, log.String())
 	}
 	if c := poll(group.Work{Op: group.OpWrite, RemoteKey: l.dst.Key()}); c.Status != group.StatusOK {
 		t.Errorf("the next Work: %+v", c)

@@ -208,7 +208,7 @@ func (l *misbehavingPeer) settle() {
 		}
 	}
 	if !bytes.Equal(l.memory, l.want) {
-		l.t.Fatal("the target's memory is not what the entries say")
+		l.t.Fatal("the target's memory does not match the entries")
 	}
 	if l.immediates != 0 {
 		l.t.Fatalf("%d immediates are missing", l.immediates)
@@ -222,7 +222,7 @@ func (l *misbehavingPeer) settle() {
 		}
 	}
 	if l.broken && !l.eb.ending.Load() {
-		l.t.Fatal("the target goes on with an endpoint that lies")
+		l.t.Fatal("the target continues with an invalid endpoint")
 	}
 }
 

@@ -102,7 +102,7 @@ func (p *process) close() {
 
 // unreadable returns the error of a Work whose source the peer could not read.
 func unreadable() error {
-	return fmt.Errorf("shm: the source lies in no shared arena, and the peer could not read it in this process: allocate it in an arena.Arena made "+
+	return fmt.Errorf("shm: the source is in no shared arena, and the peer could not read it in this process: allocate it in an arena.Arena made "+
 		"with Options.Shared and named in shm.Options.Arenas, or let the peer read this process (kernel.yama.ptrace_scope is %s)", yama())
 }
 

@@ -142,7 +142,7 @@ func startChild(t testing.TB, kind string) (rdma.Desc, *os.Process) {
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		t.Fatalf("the child says nothing: %v", err)
+		t.Fatalf("the child sends no line: %v", err)
 	}
 	b, err := base64.StdEncoding.DecodeString(line)
 	var d rdma.Desc
@@ -235,7 +235,7 @@ func TestTwoProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(p.mem, want) {
-			t.Error("other bytes came back")
+			t.Error("the returned bytes differ")
 		}
 	})
 }

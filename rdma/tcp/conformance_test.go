@@ -21,7 +21,7 @@ func TestConformance(t *testing.T) {
 func TestConformanceZeroCopy(t *testing.T) {
 	testkit.Long(t, "the whole suite of rdma")
 	if !canSplice {
-		t.Skip("this build splices nothing: TestConformance is the same test")
+		t.Skip("this build does not splice: TestConformance is the same test")
 	}
 	rdmatest.Run(t, func(t testing.TB, c rdmatest.Config) rdma.Engine {
 		o := optionsOf(c)

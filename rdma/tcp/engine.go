@@ -148,7 +148,7 @@ func (e *Engine) logRail(r *rail, n *nic, why error, quiet bool) {
 		e.core.Log.Debug("data-plane rail is down", args...)
 		return
 	}
-	e.core.Log.Warn(sessions.LogPath, "data-plane rail is down; its work goes over the others", args...)
+	e.core.Log.Warn(sessions.LogPath, "data-plane rail is down; the other rails take over its work", args...)
 }
 
 // logRailUp logs that a rail is up again.

@@ -191,7 +191,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{0xfe, 3, 0, 0, 0, 0, 0, 0, 200}, 5))
 	f.Add(bytes.Repeat([]byte{0xff, 1, 0, 0, 0x0a, 4, 0, 0, 3}, 4))
 	f.Add([]byte{0xff, 5, 0, 0, 0, 0, 0, 0, 0})
-	f.Add([]byte("no frame at all, just text that goes on for more than one header would"))
+	f.Add([]byte("no frame, but text that is longer than one header"))
 	f.Fuzz(func(t *testing.T, script []byte) {
 		p := newRawPeer(t, e, 1)
 		defer func() { _ = p.conns[0].Close() }()

@@ -96,7 +96,7 @@ func (e *Engine) sessionOf(h *hello) (*session, handshake.Verdict, error) {
 		return s, handshake.OK, nil
 	}
 	if h.generation > 1 {
-		return nil, handshake.Gone, fmt.Errorf("%v comes back to a session that has ended: %w", h.engine, sessions.ErrPeerClosed)
+		return nil, handshake.Gone, fmt.Errorf("%v joins a session that has ended: %w", h.engine, sessions.ErrPeerClosed)
 	}
 	if len(e.core.All) >= e.opts.MaxPeers {
 		return nil, handshake.Full, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.core.All), e.opts.MaxPeers)

@@ -102,12 +102,12 @@ func TestRails(t *testing.T) {
 				clear(mem)
 				for i, now := range carried(server) {
 					if now == before[i] {
-						t.Errorf("writes of %d bytes: NIC %d of the server carried nothing", one, i)
+						t.Errorf("writes of %d bytes: NIC %d of the server carried no bytes", one, i)
 					}
 				}
 			}
 			if in, out := sum(carried(server)), sum(carried(dialer)); in != out || in != 2*uint64(len(mem)) {
-				t.Errorf("%d bytes left, %d came, want %d", out, in, 2*len(mem))
+				t.Errorf("%d bytes sent, %d received, want %d", out, in, 2*len(mem))
 			}
 			for _, n := range append(server.NICs(), dialer.NICs()...) {
 				if !n.Up {
@@ -256,7 +256,7 @@ func TestRailsDieUnderFire(t *testing.T) {
 		until(t, ctx, fmt.Sprintf("cut %d to be noticed", i), func() bool {
 			return server.railsLost.Load()+dialer.railsLost.Load() > lost || t.Failed()
 		})
-		until(t, ctx, fmt.Sprintf("the rail to come back after cut %d", i), func() bool { return upRails(server) == 2 && upRails(dialer) == 2 || t.Failed() })
+		until(t, ctx, fmt.Sprintf("the rail to be up after cut %d", i), func() bool { return upRails(server) == 2 && upRails(dialer) == 2 || t.Failed() })
 		if t.Failed() {
 			break
 		}
@@ -276,7 +276,7 @@ func TestRailsDieUnderFire(t *testing.T) {
 		t.Errorf("%d rounds: %+v", n, st)
 	}
 	if dialer.framesResent.Load() == 0 {
-		t.Error("no frame was sent again: the test tests nothing")
+		t.Error("no frame was sent again: the case did not occur")
 	}
 	t.Logf("%d rounds, %d rails lost, %d frames sent again, %d of them had landed", n,
 		server.railsLost.Load()+dialer.railsLost.Load(), dialer.framesResent.Load(), server.framesRepeated.Load())

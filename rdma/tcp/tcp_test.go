@@ -640,17 +640,17 @@ func TestHandshake(t *testing.T) {
 		t.Errorf("wrong token: %v", err)
 	}
 	for name, change := range map[string]func(*hello){
-		"no connections":    func(h *hello) { h.conns = 0 },
-		"too many":          func(h *hello) { h.conns = MaxConns + 1 },
-		"index":             func(h *hello) { h.index = 2 },
-		"no engine":         func(h *hello) { h.engine = rdma.EngineID{} },
-		"no lane":           func(h *hello) { h.lanes = 0 },
-		"lane":              func(h *hello) { h.lane = 1 },
-		"too many rails":    func(h *hello) { h.rails = MaxNICs + 1 },
-		"rail":              func(h *hello) { h.rail = 1 },
-		"no generation":     func(h *hello) { h.generation = 0 },
-		"a later one":       func(h *hello) { h.generation, h.session = 2, [16]byte{2} },
-		"lanes like nobody": func(h *hello) { h.lanes = 200 },
+		"no connections": func(h *hello) { h.conns = 0 },
+		"too many":       func(h *hello) { h.conns = MaxConns + 1 },
+		"index":          func(h *hello) { h.index = 2 },
+		"no engine":      func(h *hello) { h.engine = rdma.EngineID{} },
+		"no lane":        func(h *hello) { h.lanes = 0 },
+		"lane":           func(h *hello) { h.lane = 1 },
+		"too many rails": func(h *hello) { h.rails = MaxNICs + 1 },
+		"rail":           func(h *hello) { h.rail = 1 },
+		"no generation":  func(h *hello) { h.generation = 0 },
+		"a later one":    func(h *hello) { h.generation, h.session = 2, [16]byte{2} },
+		"unknown lanes":  func(h *hello) { h.lanes = 200 },
 	} {
 		h := good
 		change(&h)

@@ -118,7 +118,7 @@ func TestTLSMistakesAreNamed(t *testing.T) {
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Fatalf("connect: %v; want it to say %q", err, tc.want)
+				t.Fatalf("connect: %v; want %q in it", err, tc.want)
 			}
 			if tc.name == "client without TLS" && !errors.Is(err, rdma.ErrAuth) {
 				t.Errorf("%v is not ErrAuth", err)

@@ -88,7 +88,7 @@ func (h *header) decode(b []byte) error {
 		return fmt.Errorf("magic %#x, want %#x: %w", m, frameMagic, errFrame)
 	}
 	if got, want := crc32.Checksum(b[:60], castagnoli), le.Uint32(b[60:]); got != want {
-		return fmt.Errorf("header checksum %#x, header says %#x: %w", got, want, errFrame)
+		return fmt.Errorf("header checksum %#x, header has %#x: %w", got, want, errFrame)
 	}
 	if le.Uint32(b[56:]) != 0 {
 		return fmt.Errorf("reserved bytes are set: %w", errFrame)
@@ -141,7 +141,7 @@ func putSpan(b []byte, s span) {
 // the table against the header.
 func (h *header) decodeTable(table []byte, spans []span) ([]span, error) {
 	if got := crc32.Checksum(table, castagnoli); got != h.tableSum {
-		return spans, fmt.Errorf("table checksum %#x, header says %#x: %w", got, h.tableSum, errFrame)
+		return spans, fmt.Errorf("table checksum %#x, header has %#x: %w", got, h.tableSum, errFrame)
 	}
 	left := h.length
 	for b := table; len(b) >= runSize; b = b[runSize:] {

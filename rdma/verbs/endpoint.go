@@ -135,7 +135,7 @@ func (d *domain) marking(class rdma.Class) marking {
 func (e *endpoint) Connect(remote []byte) error {
 	to, err := parseAddr(remote)
 	if err == nil && to.layer != e.d.port.layer {
-		err = fmt.Errorf("%w: the peer's port speaks %v and ours %v", errAddr, to.layer, e.d.port.layer)
+		err = fmt.Errorf("%w: the peer's port uses %v and this port %v", errAddr, to.layer, e.d.port.layer)
 	}
 	if err != nil {
 		return fmt.Errorf("verbs: %s: connect: %w", e.d.name, err)

@@ -49,7 +49,7 @@ func linked(t testing.TB, a, b *domain) (x, y *endpoint) {
 }
 
 // errLate: the expected event did not occur in time.
-var errLate = errors.New("nothing came for a minute")
+var errLate = errors.New("no event for a minute")
 
 // pollFor polls until ok accepts a completion, or the domain is dead, or errLate.
 func pollFor(d *domain, ok func(group.Completion) bool) error {

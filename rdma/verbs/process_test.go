@@ -162,7 +162,7 @@ func (p *process) line(t testing.TB) string {
 	t.Helper()
 	s, err := p.out.ReadString('\n')
 	if err != nil {
-		t.Fatalf("the child said %q, then: %v", s, err)
+		t.Fatalf("the child sent %q, then: %v", s, err)
 	}
 	return s
 }
@@ -306,7 +306,7 @@ func TestKilledSender(t *testing.T) {
 			t.Errorf("peer down: %v", err)
 		}
 	case <-ctx.Done():
-		t.Fatal("nobody was told that the peer is gone")
+		t.Fatal("OnPeerDown was not called for the peer")
 	}
 	poison := bytes.Repeat([]byte{0xA5}, len(mem))
 	copy(mem, poison)

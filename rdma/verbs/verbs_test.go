@@ -152,7 +152,7 @@ func TestChooseGID(t *testing.T) {
 		t.Error("a row of an empty table")
 	}
 	if _, _, err := chooseGID(card, 6); err == nil || !strings.Contains(err.Error(), "6") {
-		t.Errorf("a row that is not there: %v", err)
+		t.Errorf("a row that does not exist: %v", err)
 	}
 }
 

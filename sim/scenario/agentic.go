@@ -83,7 +83,7 @@ func (a *agenticFile) runner(at source) (func(context.Context, uint64) (run, err
 		return nil, at.f.Errorf(section, "%d agents at once and %v a second; give one of them", a.Agents, a.AgentsPerSecond)
 	}
 	if a.Horizon > 0 && a.Agents > 0 {
-		return nil, at.f.Errorf(section+".horizon", "is for agents_per_second; agents that work at once are done when they are done")
+		return nil, at.f.Errorf(section+".horizon", "applies to agents_per_second only; an offline job ends with its last agent")
 	}
 	set, longest, err := a.set(at)
 	if err != nil {

@@ -41,7 +41,7 @@ func TestKinds(t *testing.T) {
 		}
 	}
 	if _, err := ParseKind("arc"); err == nil {
-		t.Error("arc is no policy of ours, but it parses")
+		t.Error("arc is not a policy, but it parses")
 	}
 	if _, err := New(0, Tuning{}); err == nil {
 		t.Error("New(0) succeeds")

@@ -97,7 +97,7 @@ profile --emulated 0,0,0
 ----
 ----
 prefill engine  8,533 tokens/s over 1 forward passes
-attention       not fitted: batch: the samples do not tell the cost of a token from that of a pair: vary the cached length
+attention       not fitted: batch: the samples do not distinguish the cost of a token from that of a pair: vary the cached length
 
 schedule:
   prefill_rate  8,533   # tokens a second that one prefill engine computes, measured

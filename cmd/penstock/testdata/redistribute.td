@@ -51,7 +51,7 @@ altogether        105 µs   2.548 ms  55.3 ms
 over the fabric   956 KiB  61 MiB    0 B
 
 winner         route
-rule of thumb  route: the indexer's choice is attended where it lies
+rule of thumb  route: the indexer's choice is attended on its holder
 fabric         h100-ibgda: 25 µs and bytes at 24.7 GB/s
 
 break-evens
@@ -71,7 +71,7 @@ altogether        2.825 ms  2.548 ms  55.3 ms
 over the fabric   25 MiB    61 MiB    0 B
 
 winner         fetch
-rule of thumb  route: the indexer's choice is attended where it lies
+rule of thumb  route: the indexer's choice is attended on its holder
 fabric         h100-ibgda: 25 µs and bytes at 24.7 GB/s
 
 break-evens

@@ -238,10 +238,10 @@ func testEmpty(t *env) {
 	count := len(t.b.immediates(lb.cookie))
 	if t.b.d.Limits().EmptyUnchecked {
 		if c.Status != group.StatusOK || count != 2 {
-			t.Errorf("the key of nothing was looked at: status %d, %d immediates", c.Status, count)
+			t.Errorf("the key of an empty write was checked: status %d, %d immediates", c.Status, count)
 		}
 	} else if c.Status != group.StatusRefused || count != 1 {
-		t.Errorf("the key of nothing was not looked at: status %d, %d immediates", c.Status, count)
+		t.Errorf("the key of an empty write was not checked: status %d, %d immediates", c.Status, count)
 	}
 }
 
@@ -385,7 +385,7 @@ func testOrder(t *env) {
 			got := lb.immediatesAfter(int(i) + 1)
 			for k := range i + 1 {
 				if got[k].Imm != k {
-					t.Fatalf("immediate %d came as number %d", got[k].Imm, k)
+					t.Fatalf("immediate %d arrived as number %d", got[k].Imm, k)
 				}
 				if marks[k] != 1 {
 					t.Fatalf("immediate %d came before an earlier write was in place", k)
@@ -458,11 +458,11 @@ func testMany(t *env) {
 func (t *env) refusals(dm group.Memory, size uint64) map[string]group.Work {
 	key := dm.Key() ^ 1<<3
 	return map[string]group.Work{
-		"key that opens nothing": {RemoteAddr: dm.Base(), RemoteKey: key, Len: 10},
-		"one byte too far":       {RemoteAddr: dm.Base() + size - 9, RemoteKey: dm.Key(), Len: 10},
-		"behind the end":         {RemoteAddr: dm.Base() + size + 1<<20, RemoteKey: dm.Key(), Len: 1},
-		"before the start":       {RemoteAddr: dm.Base() - 1, RemoteKey: dm.Key(), Len: 10},
-		"wraps around":           {RemoteAddr: ^uint64(0) - 4, RemoteKey: dm.Key(), Len: 10},
+		"invalid key":      {RemoteAddr: dm.Base(), RemoteKey: key, Len: 10},
+		"one byte too far": {RemoteAddr: dm.Base() + size - 9, RemoteKey: dm.Key(), Len: 10},
+		"behind the end":   {RemoteAddr: dm.Base() + size + 1<<20, RemoteKey: dm.Key(), Len: 1},
+		"before the start": {RemoteAddr: dm.Base() - 1, RemoteKey: dm.Key(), Len: 10},
+		"wraps around":     {RemoteAddr: ^uint64(0) - 4, RemoteKey: dm.Key(), Len: 10},
 	}
 }
 
@@ -532,7 +532,7 @@ func testRefusedInARow(t *env) {
 	counted := make(map[uint32]bool)
 	for _, c := range t.b.immediates(lb.cookie) {
 		if counted[c.Imm] {
-			t.Errorf("immediate %d came twice", c.Imm)
+			t.Errorf("immediate %d arrived twice", c.Imm)
 		}
 		counted[c.Imm] = true
 	}
@@ -547,7 +547,7 @@ func testRefusedInARow(t *env) {
 			}
 		case o.Status == group.StatusOK:
 			if !placed || !counted[uint32(i)] {
-				t.Errorf("Work %d is done but not there", i)
+				t.Errorf("Work %d has completed but its bytes are not in place", i)
 			}
 			if i > bad && t.a.d.Limits().RefusalBreaks {
 				t.Errorf("Work %d was performed behind a refused one", i)
@@ -695,7 +695,7 @@ func testWindows(t *env) {
 	t.same("window", dst, want)
 	for name, w := range t.refusals(one, 1000) {
 		w.Op, w.Src = group.OpWrite, sm
-		if name == "key that opens nothing" {
+		if name == "invalid key" {
 			continue // the key may belong to another window
 		}
 		if c := la.do(w); c.Status != group.StatusRefused {
@@ -787,16 +787,16 @@ func testShutBySender(t *env) {
 				t.Errorf("Work %d ended with status %d (%v)", i, o.Status, o.Err)
 			}
 			if there > 1 || (o.Status == group.StatusOK && there != 1) {
-				t.Errorf("Work %d ended with status %d, its immediate came %d times", i, o.Status, there)
+				t.Errorf("Work %d ended with status %d, its immediate arrived %d times", i, o.Status, there)
 			}
 			if there == 1 && !bytes.Equal(dst[i*each:(i+1)*each], src) {
-				t.Errorf("Work %d was counted but is not there", i)
+				t.Errorf("Work %d was counted but its bytes are not in place", i)
 			}
 		}
 		if t.a.d.Limits().Ordered {
 			for i := range uint32(len(counted)) {
 				if counted[i] != 1 {
-					t.Errorf("immediate %d is missing below the %d that came", i, len(counted))
+					t.Errorf("immediate %d is missing below the %d that arrived", i, len(counted))
 				}
 			}
 		}

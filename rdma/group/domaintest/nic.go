@@ -165,7 +165,7 @@ func (n *nic) onPoller(f func()) {
 	case <-done:
 	case <-n.over:
 	case <-n.t.ctx.Done():
-		n.t.Errorf("%s: the poller does not come back from Poll or Wait", n.name)
+		n.t.Errorf("%s: the poller does not return from Poll or Wait", n.name)
 	}
 }
 
@@ -178,7 +178,7 @@ func (n *nic) drained() {
 		defer n.mu.Unlock()
 		before = n.emptied
 	})
-	n.await("a Poll that leaves nothing", func() bool { return n.emptied > before || n.dead != nil })
+	n.await("a Poll after which no completion is left", func() bool { return n.emptied > before || n.dead != nil })
 }
 
 // cookie returns a number that is not in use on this NIC.
@@ -333,7 +333,7 @@ func (l *link) post(works ...group.Work) int {
 		}
 		if n == 0 {
 			if before == 0 {
-				l.n.t.Fatalf("%s: an endpoint with nothing in flight takes no Work", l.n.name)
+				l.n.t.Fatalf("%s: an endpoint with nothing in flight accepts no Work", l.n.name)
 			}
 			l.n.await("room in the queue", func() bool { return l.inFlight < before || l.n.dead != nil })
 		}

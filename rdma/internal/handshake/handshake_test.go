@@ -13,7 +13,7 @@ import (
 
 var (
 	proto = Protocol{Hello: [4]byte{'T', 'E', 'S', '1'}, Challenge: [4]byte{'T', 'E', 'C', '1'}, MoreBytes: 3}
-	good  = rdma.Token("a token that both sides know")
+	good  = rdma.Token("a token on both sides")
 	alice = rdma.EngineID{1}
 	bob   = rdma.EngineID{2}
 )
@@ -43,7 +43,7 @@ func TestHandshake(t *testing.T) {
 	other := Protocol{Hello: [4]byte{'O', 'T', 'H', '1'}, Challenge: [4]byte{'O', 'T', 'C', '1'}, MoreBytes: 3}
 	newer := Protocol{Hello: [4]byte{'T', 'E', 'S', '2'}, Challenge: [4]byte{'T', 'E', 'C', '2'}, MoreBytes: 2}
 	older := Protocol{Hello: [4]byte{'T', 'E', 'S', '0'}, Challenge: [4]byte{'T', 'E', 'C', '0'}}
-	stranger := rdma.Token("a token of somebody else")
+	stranger := rdma.Token("another engine's token")
 	for _, c := range []struct {
 		name         string
 		dialer       Protocol
@@ -53,7 +53,7 @@ func TestHandshake(t *testing.T) {
 		dial, accept error
 	}{
 		{"known", proto, bob, good, OK, nil, nil},
-		{"whoever is there", proto, rdma.EngineID{}, good, OK, nil, nil},
+		{"any engine", proto, rdma.EngineID{}, good, OK, nil, nil},
 		{"wrong token", proto, bob, stranger, OK, rdma.ErrAuth, rdma.ErrAuth},
 		{"wrong engine", proto, rdma.EngineID{3}, good, OK, rdma.ErrNoPeer, io.EOF},
 		{"itself", proto, rdma.EngineID{}, good, OK, rdma.ErrNoPeer, io.EOF},

@@ -68,7 +68,7 @@ func TestTurns(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		if err := <-gone; !errors.Is(err, context.Canceled) {
-			t.Errorf("who gave up: %v", err)
+			t.Errorf("the caller whose context ended: %v", err)
 		}
 		if len(got) != 0 {
 			t.Error("two have the same turn")
@@ -192,7 +192,7 @@ func TestGroup(t *testing.T) {
 	}
 	err = Scatter(t.Context(), rdma.Scatter{Dsts: []rdma.ScatterDst{dst(b), dst(stranger)}}, in, write)
 	if !errors.Is(err, rdma.ErrRange) || len(to) != 2 {
-		t.Errorf("scatter to one who is not in the group: %v, %d writes", err, len(to))
+		t.Errorf("scatter to a peer that is not in the group: %v, %d writes", err, len(to))
 	}
 	known[b].over = true
 	if _, err := Resolve(owner, g, find, ended); !errors.Is(err, rdma.ErrPeerDied) {

@@ -313,7 +313,7 @@ func (e *Engine[S]) logEnd(s *State) {
 	case errors.Is(s.Why, ErrPeerClosed):
 		e.Log.Debug("data-plane session ended by the peer, with nothing in flight", args...)
 	case errors.Is(s.Why, ErrDisconnected), errors.Is(s.Why, rdma.ErrClosed):
-		e.Log.Debug("data-plane session ended here", append(args, "why", s.Why)...)
+		e.Log.Debug("data-plane session ended by this engine", append(args, "why", s.Why)...)
 	default:
 		e.Log.Warn(LogSession, "data-plane session ended", append(args, "why", s.Why)...)
 	}

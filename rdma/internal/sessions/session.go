@@ -169,7 +169,7 @@ func (s *Session[O]) checkLocked() {
 			bytes += b.bytes
 		}
 	}
-	invariants.Assert(active == s.Active && active+len(s.free) == len(s.Ops), "%d ops, %d free, %d reserved, Active says %d", len(s.Ops), len(s.free), active, s.Active)
+	invariants.Assert(active == s.Active && active+len(s.free) == len(s.Ops), "%d ops, %d free, %d reserved, Active is %d", len(s.Ops), len(s.free), active, s.Active)
 	invariants.Assert(bytes == s.rules.Bytes, "reserved and free bytes are %d, the budget %d", bytes, s.rules.Bytes)
 }
 

@@ -15,7 +15,7 @@ func TestReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Readers
 		if err := r.Wait(t.Context()); err != nil {
-			t.Errorf("nobody is there: %v", err)
+			t.Errorf("without readers: %v", err)
 		}
 		if err := errors.Join(r.Acquire(), r.Acquire()); err != nil {
 			t.Fatal(err)

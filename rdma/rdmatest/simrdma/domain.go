@@ -219,7 +219,7 @@ func (d *Domain) PostRecv(slot uint32, mem group.Memory, buf []byte) error {
 	}
 	m, ok := mem.(*Memory)
 	if !ok || m.d != d {
-		return fmt.Errorf("simrdma: receive buffer in memory that %s does not know: %w", d.opts.Name, rdma.ErrForeign)
+		return fmt.Errorf("simrdma: receive buffer in memory not registered with %s: %w", d.opts.Name, rdma.ErrForeign)
 	}
 	if m.closed || !m.holds(buf) {
 		d.f.violationLocked("%s: receive buffer %d is not part of open memory", d.opts.Name, slot)

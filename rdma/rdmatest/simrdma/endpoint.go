@@ -82,7 +82,7 @@ func (e *Endpoint) Connect(remote []byte) error {
 	}
 	peer := d.endpoints[number]
 	if peer == e || (peer.peer != nil && peer.peer != e) || peer.class != e.class {
-		return fmt.Errorf("simrdma: endpoint %v is not there for %v: %w", peer, e, rdma.ErrMalformed)
+		return fmt.Errorf("simrdma: endpoint %v does not exist for %v: %w", peer, e, rdma.ErrMalformed)
 	}
 	e.peer = peer
 	return nil

@@ -442,7 +442,7 @@ func FuzzConnect(f *testing.F) {
 		r := newRig(t, 1, FabricOptions{}, NICOptions{})
 		e := must(r.a.NewEndpoint(5, 0))(t)
 		if err := e.Connect(addr); err == nil {
-			t.Errorf("connected to % x, which is taken or is nobody's", addr)
+			t.Errorf("connected to % x, which is in use or does not exist", addr)
 		}
 		r.close()
 	})
@@ -486,7 +486,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("50 chunks of at least 1 ms each took %v", took)
 		}
 		if _, err := b.Write([]byte("x")); err == nil {
-			t.Error("wrote to who has closed")
+			t.Error("wrote to a closed peer")
 		}
 		if err := b.Close(); err != nil {
 			t.Error(err)
@@ -502,7 +502,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("dial with an ended context: %v", err)
 		}
 		if _, err := f.Dial(t.Context(), "a", "nobody"); err == nil {
-			t.Error("dialed nobody")
+			t.Error("dialed without a listener")
 		}
 		waiting := must(f.Dial(t.Context(), "a", "b"))(t)
 		if err := l.Close(); err != nil {
@@ -512,7 +512,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("accept: %v", err)
 		}
 		if _, err := waiting.Read(make([]byte, 1)); err != io.EOF {
-			t.Errorf("read of what nobody accepted: %v", err)
+			t.Errorf("read of a connection that was not accepted: %v", err)
 		}
 	})
 }

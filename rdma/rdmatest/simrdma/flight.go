@@ -194,7 +194,7 @@ func (fl *flight) resolveLocked() error {
 	}
 	m := d.memories[fl.work.RemoteKey]
 	if m == nil {
-		return fmt.Errorf("simrdma: %s: key %#x opens nothing", d.opts.Name, fl.work.RemoteKey)
+		return fmt.Errorf("simrdma: %s: key %#x is invalid", d.opts.Name, fl.work.RemoteKey)
 	}
 	off, ok := m.offset(fl.work.RemoteAddr, fl.work.Len)
 	if !ok {

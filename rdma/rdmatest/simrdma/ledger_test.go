@@ -132,7 +132,7 @@ func (s *ledgerRun) judge() {
 				t.Errorf("%s: ended well, counted %d times", name, e.counted)
 			}
 			if !e.revoked && !bytes.Equal(e.slot[:len(e.want)], e.want) {
-				t.Errorf("%s: ended well, its bytes are not there", name)
+				t.Errorf("%s: succeeded, but its bytes are not in place", name)
 			}
 		case errors.Is(err, rdma.ErrRefused):
 			if e.counted != 0 || (!e.revoked && !s.keysLost(e)) {
@@ -178,7 +178,7 @@ func TestLedger(t *testing.T) {
 
 // open starts the engines and connects them all.
 func (s *ledgerRun) open() {
-	token := rdma.Token("the token of every engine here")
+	token := rdma.Token("the token of every test engine")
 	s.bytes = make([]byte, 2*slotBytes)
 	for i := range s.bytes {
 		s.bytes[i] = byte(s.rng.Uint32())

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // names.
 func TestCounters(t *testing.T) {
 	if _, err := Counters("no-such-if0"); err == nil {
-		t.Error("counters of an interface that is not there")
+		t.Error("counters of an interface that does not exist")
 	}
 	if _, err := Counters("a-name-that-is-longer-than-any"); err == nil {
 		t.Error("counters of a name that can't be")
@@ -109,14 +109,14 @@ func TestAddrs(t *testing.T) {
 		t.Errorf("%s has %v", loopback, Addrs(loopback))
 	}
 	if a := Addrs("no-such-if0"); a != nil {
-		t.Errorf("an interface that is not there has %v", a)
+		t.Errorf("an interface that does not exist has %v", a)
 	}
 }
 
 func TestOpenable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "uverbs0")
 	if err := openable(path); err == nil {
-		t.Error("a device that is not there can be opened")
+		t.Error("a device that does not exist can be opened")
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
