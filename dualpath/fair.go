@@ -284,7 +284,9 @@ func (r *request) precedes(o *request) bool {
 	return r.flow == r.flow.level.replanned
 }
 
-// updateHeaps updates the positions of a lane, its flow and its level in their heaps, or removes them.
+// updateHeaps updates the positions of a lane, its flow and its level in their heaps, or
+// removes them.
+// removes them.
 func (p *Planner) updateHeaps(n *lane) {
 	f := n.flow
 	l := f.level

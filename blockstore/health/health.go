@@ -352,7 +352,7 @@ func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed 
 	return false
 }
 
-// startAnew forgets the errors and latencies from before a recovery.
+// resetHistory drops the errors and latencies from before a recovery.
 func (m *Machine) resetHistory() {
 	m.writeErrors, m.readErrors, m.mean, m.samples, m.slow = 0, 0, 0, 0, false
 }

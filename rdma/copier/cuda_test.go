@@ -273,8 +273,8 @@ func BenchmarkCUDA(b *testing.B) {
 	}
 }
 
-// TestCUDAImport: memory that another library of the process has allocated on the GPU is copied to and
-// from, and is not given back to the driver.
+// TestCUDAImport: memory that another library of the process has allocated on the GPU is copied
+// to and from, and is not given back to the driver.
 func TestCUDAImport(t *testing.T) {
 	const n = 3 << 10
 	device := copiertest.Device(t, 2*n)

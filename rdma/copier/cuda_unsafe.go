@@ -203,12 +203,12 @@ func (m *cudaMemory) Close(ctx context.Context) error {
 	c.mu.Lock()
 	delete(c.memories, m)
 	c.mu.Unlock()
-	m.give.Do(func() { m.giveErr = m.giveBack() })
+	m.give.Do(func() { m.giveErr = m.freeDevice() })
 	return m.giveErr
 }
 
 // freeDevice returns the memory to the driver. c.driver is held.
-func (m *cudaMemory) giveBack() error {
+func (m *cudaMemory) freeDevice() error {
 	c := m.cuda
 	switch m.from {
 	case imported:
@@ -332,7 +332,7 @@ func (c *cuda) shut() error {
 	c.mu.Lock()
 	for m := range c.memories {
 		m.users.shut()
-		m.give.Do(func() { m.giveErr = m.giveBack() })
+		m.give.Do(func() { m.giveErr = m.freeDevice() })
 		errs = append(errs, m.giveErr)
 	}
 	c.mu.Unlock()

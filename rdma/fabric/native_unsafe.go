@@ -217,7 +217,8 @@ func (n *native) send(i uint32, size int, to uint64) error {
 
 // insert adds a peer's address to the provider.
 func (n *native) insert(addr []byte) (uint64, error) {
-	// Providers read as many bytes as an address of their format has, so the padding must be readable.
+	// Providers read as many bytes as an address of their format has, so the padding must be
+	// readable.
 	var padded [C.PF_NAME_MAX]byte
 	copy(padded[:], addr)
 	var out C.uint64_t

@@ -10,9 +10,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// requestedVersion returns the version of libfabric whose behaviour is requested from a library of the
-// given version. It is 1.18, from which on efa uses the device's RDMA writes on p5 by default, or
-// the library's version if that is older.
+// requestedVersion returns the version of libfabric whose behaviour is requested from a library
+// of the given version. It is 1.18, from which on efa uses the device's RDMA writes on p5 by
+// default, or the library's version if that is older.
 func requestedVersion(major, minor int) (int, int) {
 	if major > 1 || minor > 18 {
 		return 1, 18

@@ -23,7 +23,8 @@ type waiter interface {
 	close() error
 }
 
-// newWaiter returns the waiter for a queue with descriptor fd, or for a queue without (fd is negative).
+// newWaiter returns the waiter for a queue with descriptor fd, or for a queue without (fd is
+// negative).
 func newWaiter(n *native, fd int) (waiter, error) {
 	if fd < 0 {
 		return &backoffWaiter{n: n, woken: make(chan struct{}, 1)}, nil
@@ -108,9 +109,9 @@ func (w *fdWaiter) wake() {
 
 func (w *fdWaiter) close() error { return w.file.Close() }
 
-// backoffWaiter waits for a queue without a descriptor. For backoffAfter after the last work it polls without
-// a pause. After that it polls every backoffPause, which is the largest latency that it adds, apart
-// from the latency of the runtime's timers.
+// backoffWaiter waits for a queue without a descriptor. For backoffAfter after the last work it
+// polls without a pause. After that it polls every backoffPause, which is the largest latency
+// that it adds, apart from the latency of the runtime's timers.
 type backoffWaiter struct {
 	n     *native
 	woken chan struct{}

@@ -272,8 +272,8 @@ func decodeLaneDown(b []byte) (l laneDown, _ error) {
 	return l, nil
 }
 
-// reasonQuery requests the reason of a refusal: operation op of the sender, n bytes at addr with key of
-// the receiver's NIC serial.
+// reasonQuery requests the reason of a refusal: operation op of the sender, n bytes at addr
+// with key of the receiver's NIC serial.
 type reasonQuery struct {
 	op      uint64
 	serial  uint32

@@ -128,7 +128,7 @@ func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 	return best, !known && ups > 0
 }
 
-// refuseLocked records that the target refused o. Only the first refused range is kept. said is
+// refuseLocked records that the target refused o. Only the first refused range is kept. nicErr is
 // the local NIC's error, if any.
 func (s *session) refuseLocked(o *op, w reasonQuery, nicErr error) {
 	if o.dead.Swap(true) {

@@ -230,8 +230,8 @@ func (r *region) openWindows() []*window {
 	return slices.Collect(maps.Keys(r.windows))
 }
 
-// closeDescriptor closes the region's own descriptor of its dma-buf. The region must be registered with
-// no NIC.
+// closeDescriptor closes the region's own descriptor of its dma-buf. The region must be
+// registered with no NIC.
 func (r *region) closeDescriptor() { r.descriptorOnce.Do(func() { closeBuf(r.opts.DMABuf) }) }
 
 // release closes the region's registrations.

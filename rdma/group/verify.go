@@ -42,7 +42,7 @@ func (s *session) verifyLocked(o *op, jobs ...job) {
 	s.ctl.send(func(b []byte) []byte { return w.append(b) })
 }
 
-// reasonReply handles the target's answer about an operation: the reason of a refusal, or none.
+// takeReason handles the target's answer about an operation: the reason of a refusal, or none.
 func (s *session) takeReason(a reasonReply) {
 	var touched laneSet
 	var out []sessions.Ended

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// misbehavingPeer is one end of a connection that violates the protocol: it writes arbitrary values into
-// both rings. The other end is the one under test.
+// misbehavingPeer is one end of a connection that violates the protocol: it writes arbitrary
+// values into both rings. The other end is the one under test.
 type misbehavingPeer struct {
 	t        testing.TB
 	a, b     *Domain

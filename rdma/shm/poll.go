@@ -254,8 +254,8 @@ func (e *endpoint) stepSend() (status uint32, c group.Completion, bytes uint64, 
 	return statusOK, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: b.slot, Len: w.len}, w.len, true
 }
 
-// sourceValid reports whether the placed bytes were the source's: the poster has not withdrawn the entry
-// meanwhile, and was alive. If not, stands sets deaf. recvMu is held.
+// sourceValid reports whether the placed bytes were the source's: the poster has not withdrawn
+// the entry meanwhile, and was alive. If not, stands sets deaf. recvMu is held.
 func (e *endpoint) sourceValid() bool {
 	// The bytes must be read before the flag. An atomic load would not keep earlier reads from
 	// moving after it, but an atomic read-modify-write does.

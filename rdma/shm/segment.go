@@ -82,7 +82,8 @@ func (d *Domain) locate(mem []byte) (id, offset uint64) {
 	return 0, at
 }
 
-// sendSegments sends every segment to a peer that has just connected, and registers it for later ones.
+// sendSegments sends every segment to a peer that has just connected, and registers it for
+// later ones.
 func (d *Domain) sendSegments(e *endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

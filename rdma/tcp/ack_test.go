@@ -47,8 +47,8 @@ func (c *conn) signalled() bool {
 	}
 }
 
-// TestDelayedAcks: the ack of a message with flagAckMayWait is written with the answer, after ackWait, or
-// with delayedAcksMax others. Any other ack is written immediately.
+// TestDelayedAcks: the ack of a message with flagAckMayWait is written with the answer, after
+// ackWait, or with delayedAcksMax others. Any other ack is written immediately.
 func TestDelayedAcks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := idleConn(t)

@@ -131,8 +131,8 @@ func (c *conn) abandon(why error) {
 	c.goroutinesEnded(2)
 }
 
-// goroutinesEnded records that n goroutines of a connection have ended. With the last one the rail is down
-// on this side.
+// goroutinesEnded records that n goroutines of a connection have ended. With the last one the
+// rail is down on this side.
 func (c *conn) goroutinesEnded(n int) {
 	s, r := c.s, c.rail
 	s.Mu.Lock()

@@ -96,9 +96,9 @@ const (
 	normalEndRailWait = 100 * time.Millisecond
 )
 
-// endedNormally returns sessions.ErrHungUp if the peer closed the session with no operation in flight,
-// otherwise nil. The peer's last acks may still be in other connections, so endedNormally waits for
-// their ends.
+// awaitNormalEnd returns sessions.ErrPeerClosed if the peer closed the session with no
+// operation in flight, otherwise nil. The peer's last acks may still be in other connections,
+// so endedNormally waits for their ends.
 func (c *conn) awaitNormalEnd() error {
 	s := c.s
 	s.Mu.Lock()

@@ -22,7 +22,8 @@ type session struct {
 	cancel context.CancelFunc
 	// activating makes the first rail that is up add the session to the engine.
 	activating sync.Once
-	// running counts readers, writers and redialing goroutines. It is incremented under Mu while Why is nil.
+	// running counts readers, writers and redialing goroutines. It is incremented under Mu while
+	// Why is nil.
 	running sync.WaitGroup
 
 	// The fields below are guarded by Mu. unacked is set if local operations are in flight when

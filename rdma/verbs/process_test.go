@@ -22,8 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// envChild makes a test binary a peer in a process of its own: "sink DEVICE" or
-// "source DEVICE".
+// envChild makes a test binary a peer in its own process: "sink DEVICE" or "source DEVICE".
 const envChild = "PENSTOCK_VERBS_CHILD"
 
 const (
@@ -44,7 +43,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// testTimeout bounds each test that waits for something.
+// testTimeout bounds each test that waits.
 const testTimeout = 3 * time.Minute
 
 func testContext(t testing.TB) context.Context {
@@ -53,8 +52,8 @@ func testContext(t testing.TB) context.Context {
 	return ctx
 }
 
-// child is a peer. A sink prints a Desc, to be written to until its input ends; a
-// source reads one and writes there until it is killed.
+// child is a peer. A sink prints a Desc and receives writes until its input ends. A source
+// reads a Desc and writes there until it is killed.
 func child(role, device string) error {
 	ctx := context.Background()
 	listen := ""
@@ -91,7 +90,7 @@ func child(role, device string) error {
 	return e.Close()
 }
 
-// pump writes to the Desc that in holds.
+// pump writes to the Desc that it reads from in.
 func pump(ctx context.Context, e rdma.Engine, src rdma.Region, in io.Reader) error {
 	line, err := bufio.NewReader(in).ReadString('\n')
 	if err != nil {
@@ -121,14 +120,14 @@ func decodeDesc(line string) (d rdma.Desc, err error) {
 	return d, d.UnmarshalBinary(raw)
 }
 
-// process is a child and its ends.
+// process is a child with its pipes.
 type process struct {
 	*exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-// startChild starts a peer; the end of the test ends it.
+// startChild starts a peer, which ends with the test.
 func startChild(t testing.TB, role, device string) *process {
 	t.Helper()
 	exe, err := os.Executable()
@@ -157,7 +156,7 @@ func startChild(t testing.TB, role, device string) *process {
 	return p
 }
 
-// line returns what the child says next.
+// line returns the child's next line.
 func (p *process) line(t testing.TB) string {
 	t.Helper()
 	s, err := p.out.ReadString('\n')
@@ -177,8 +176,8 @@ func closing(t testing.TB, k *killable) *killable {
 	return k
 }
 
-// TestKilledReceiver: kill -9 of a process that is being written to ends what is
-// in flight to it with ErrPeerDied, each operation once, and its expectations.
+// TestKilledReceiver: kill -9 of the target process ends each operation in flight to it once,
+// with ErrPeerDied, and also its expectations.
 func TestKilledReceiver(t *testing.T) {
 	names := ports(t, 2)
 	testkit.VerifyNone(t)
@@ -259,9 +258,8 @@ func killReceiver(t *testing.T, names []string) int {
 	return died
 }
 
-// TestKilledSender: kill -9 of a process that is writing ends what is expected of
-// it, and once the engine has said that it is gone not a byte changes and nothing
-// is counted.
+// TestKilledSender: kill -9 of a writing process ends its expectations. After OnPeerDown no
+// byte changes and nothing is counted.
 func TestKilledSender(t *testing.T) {
 	names := ports(t, 2)
 	testkit.VerifyNone(t)
@@ -314,8 +312,8 @@ func TestKilledSender(t *testing.T) {
 	if err := endless.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
 		t.Errorf("expectation: %v", err)
 	}
-	// A whole new session, and as many bytes over the same port as were in
-	// flight, is time enough for what was on its way.
+	// A new session, and as many bytes over the same port as were in flight, take longer than
+	// the remaining packets in transit.
 	other, err := e.Register(make([]byte, childBytes), rdma.RegisterOptions{})
 	if err != nil {
 		t.Fatal(err)

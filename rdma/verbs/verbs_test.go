@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
-// FuzzRing compares the ring with a slice. Each byte of script is one step: add,
-// drop what was just added, or a completion of one of the Works in flight.
+// FuzzRing compares the ring with a slice. Each byte of script is one step: add, drop the last
+// additions, or a completion of one of the Works in flight.
 func FuzzRing(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 0x80, 0, 0xff, 3, 0x41})
 	f.Add(bytes.Repeat([]byte{1, 0x83}, 200))
@@ -30,7 +30,7 @@ func FuzzRing(f *testing.F) {
 		next, seq := uint64(100), uint64(first)
 		for _, b := range script {
 			switch n := int(b & 0x3f); b >> 6 {
-			case 0, 1: // add up to n Works, then take the last of them back if b is odd
+			case 0, 1: // add up to n Works, then remove the last of them if b is odd
 				k := min(n%5, r.room())
 				for range k {
 					if got := r.add(next); got != seq {
@@ -66,7 +66,7 @@ func FuzzRing(f *testing.F) {
 	})
 }
 
-// someAddr is an address that a port could have.
+// someAddr is an address that a port can have.
 func someAddr() endpointAddr {
 	return endpointAddr{
 		writeQPN: 17, messageQPN: 0xfffffe, writePSN: 1, messagePSN: max24,
@@ -106,7 +106,7 @@ func TestAddr(t *testing.T) {
 	}
 }
 
-// FuzzAddr: what parses is what append makes of it.
+// FuzzAddr: an address that parses encodes to the same bytes.
 func FuzzAddr(f *testing.F) {
 	f.Add(someAddr().append(nil))
 	f.Add([]byte{1})
@@ -123,7 +123,7 @@ func TestChooseGID(t *testing.T) {
 		return gidEntry{index: index, kind: kind, gid: gid(netip.MustParseAddr(addr).As16())}
 	}
 	v1, v2 := gidRoCEv1, gidRoCEv2
-	// What a ConnectX port with an IPv4 and an IPv6 address has.
+	// The addresses of a ConnectX port with an IPv4 and an IPv6 address.
 	card := []gidEntry{
 		row(0, v1, "fe80::1"), row(1, v2, "fe80::1"), row(2, v1, "::ffff:10.0.0.1"), row(3, v2, "::ffff:10.0.0.1"),
 		row(4, v1, "2001:db8::1"), row(5, v2, "2001:db8::1"), row(7, v2, "::ffff:10.0.0.2"),
@@ -193,7 +193,8 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestPortChanged: what queue pairs were made with is compared with what the port has now.
+// TestPortChanged: the values with which queue pairs were created are compared with the port's
+// current values.
 func TestPortChanged(t *testing.T) {
 	table := []pkey{0xffff, 0x8001}
 	if err := stillThere(4, 4, 0x8001, table, 1); err != nil {
@@ -210,7 +211,8 @@ func TestPortChanged(t *testing.T) {
 	}
 }
 
-// TestNoWindow: dma-bufs, and what is longer than a memory window can be, have none.
+// TestNoWindow: dma-bufs, and ranges that exceed the length of a memory window, have no
+// windows.
 func TestNoWindow(t *testing.T) {
 	for _, c := range []struct {
 		device bool
@@ -272,7 +274,8 @@ func TestOutcome(t *testing.T) {
 	}
 }
 
-// TestNoDevice: an engine that can't be started says why and keeps nothing open.
+// TestNoDevice: the error of an engine that can't be started names the reason, and nothing
+// stays open.
 func TestNoDevice(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package workload is what the simulated clusters are asked to do: agents that
-// speak round after round (DualPath), and requests of a recorded trace at a chosen
-// rate (NetKV). The package has lengths and times, and no tokens, clock or cluster.
-// The demo on real bytes takes its agents from here too, at a smaller Scale.
+// Package workload generates the load of the simulated clusters: agents with several rounds
+// (DualPath), and requests of a recorded trace at a chosen rate (NetKV). The package has
+// lengths and times, and no tokens, clock or cluster. The demo with real bytes uses its agents
+// too, at a smaller Scale.
 //
 //	Table2: turns, append, gen, total, MaxLen ─► Spec.Generate(500, seed) ─┐
 //	dualpath_agentic_64k.jsonl.gz ─────────────► ReadTrajectories ─────────┴► []Trajectory

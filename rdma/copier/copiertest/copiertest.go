@@ -67,8 +67,8 @@ type Memory struct {
 	Bytes   []byte
 }
 
-// Device returns device memory, which is unmapped at the end of the test. The test must not be parallel
-// to others, because the memory is named in the environment.
+// Device returns device memory, which is unmapped at the end of the test. The test must not be
+// parallel to others, because the memory is named in the environment.
 func Device(t *testing.T, sizeBytes int) Memory {
 	t.Helper()
 	fd, err := unix.MemfdCreate("device", unix.MFD_CLOEXEC)

@@ -245,11 +245,11 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) 
 	return h, verdict, nil
 }
 
-// otherHelloMax bounds the bytes that tellVersion reads. A hello of another version may have
+// otherHelloMax bounds the bytes that sendVersion reads. A hello of another version may have
 // another length.
 const otherHelloMax = 4 << 10
 
-// tellVersion sends a dialer of another version the magic of this side's challenge, and reads
+// sendVersion sends a dialer of another version the magic of this side's challenge, and reads
 // until the dialer closes the connection. Closing with unread bytes would reset the connection,
 // and the dialer might not receive the answer.
 func (p Protocol) sendVersion(c io.ReadWriter) error {

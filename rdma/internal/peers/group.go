@@ -70,7 +70,7 @@ func Scatter[S any](ctx context.Context, x rdma.Scatter, find func(rdma.EngineID
 	return rdma.ScatterOver(ctx, scatterEngine[S]{find: find, write: write}, x)
 }
 
-// over performs an engine's writes in the sessions that find returns.
+// scatterEngine performs an engine's writes in the sessions that find returns.
 type scatterEngine[S any] struct {
 	rdma.Engine
 	find  func(rdma.EngineID) (S, error)

@@ -31,7 +31,7 @@ const (
 	LogNIC
 )
 
-// ErrHungUp is the reason of a session that the peer closed with no operation in flight.
+// ErrPeerClosed is the reason of a session that the peer closed with no operation in flight.
 var ErrPeerClosed = errors.New("closed the session with nothing in flight")
 
 // ErrDisconnected is the reason of a session that this engine's caller ended.
@@ -229,8 +229,8 @@ func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdm
 	return peer, nil
 }
 
-// dialedTo returns the engine of a session that was dialed at the same addresses, with the same token,
-// and has not begun to end.
+// dialedTo returns the engine of a session that was dialed at the same addresses, with the same
+// token, and has not begun to end.
 func (e *Engine[S]) dialedTo(where []rdma.NetAddr, token rdma.Token) (rdma.EngineID, bool) {
 	for _, live := range e.Sessions() {
 		s := live.state()

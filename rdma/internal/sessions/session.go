@@ -79,8 +79,8 @@ type Rules[O Operation] struct {
 	New func() O
 	// Gone returns the error of an operation on a session that has ended for the reason why.
 	Gone func(why error) error
-	// Room, if not nil, reports whether one more operation of the queue Limited may start. Taken
-	// is called when it has started, and Given when any operation ends.
+	// Room, if not nil, reports whether one more operation of the queue Limited may start.
+	// Started is called when it has started, and Ended when any operation ends.
 	Room    func() bool
 	Started func(o O)
 	Ended   func(o O)
@@ -139,7 +139,7 @@ func (s *Session[O]) takeLocked(queue int, bytes int64) O {
 	return o
 }
 
-// giveLocked releases an op and its charge, and grants waiters.
+// releaseLocked releases an op and its charge, and grants waiters.
 func (s *Session[O]) releaseLocked(o O) {
 	if s.rules.Ended != nil {
 		s.rules.Ended(o)

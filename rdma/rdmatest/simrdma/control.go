@@ -121,7 +121,8 @@ type pipe struct {
 	last     time.Duration
 	// bytes is the sum of both. Invariant: bytes <= ControlBuffer.
 	bytes int
-	// eof: the writer has closed, and all its bytes have arrived. readerClosed: the reader has closed.
+	// eof: the writer has closed, and all its bytes have arrived. readerClosed: the reader has
+	// closed.
 	eof, readerClosed bool
 	changed           sync.Cond
 }
