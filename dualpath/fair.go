@@ -286,7 +286,6 @@ func (r *request) precedes(o *request) bool {
 
 // updateHeaps updates the positions of a lane, its flow and its level in their heaps, or
 // removes them.
-// removes them.
 func (p *Planner) updateHeaps(n *lane) {
 	f := n.flow
 	l := f.level

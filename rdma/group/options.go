@@ -82,8 +82,8 @@ type Options struct {
 	// after each failure, up to 64 times the interval. Default 100 ms.
 	RetryInterval time.Duration
 	// SpinPolls is the number of consecutive empty polls after which a poller sleeps in
-	// Domain.Wait. A larger value lowers latency and uses more CPU. Default 32; -1 means no
-	// empty polls.
+	// Domain.Wait. A larger value lowers latency and uses more CPU. Default 32; -1: it sleeps
+	// after the first empty poll.
 	SpinPolls int
 
 	// OnPeerUp and OnPeerDown, if set, are called when a session begins and after it has ended,

@@ -10,11 +10,11 @@
 //	dialer   → proof      HMAC( "penstock rdma dialer"   | hello | challenge )                      (32 bytes)
 //	acceptor → verdict    status 1 | zero 7 | HMAC( "penstock rdma acceptor" | hello | challenge | status )  (40 bytes)
 //
-// A peer that does not hold the token gets no proof: the acceptor sends its proof after it has
-// verified the dialer's. The magics are those of the protocol that follows, so a transcript of
-// one protocol proves nothing in another. The last byte of a magic is the protocol's version.
-// To a hello of another version the acceptor sends a challenge whose fields are zero, which
-// shows its version, and reads until the dialer closes the connection.
+// The acceptor sends its proof only after it has received the dialer's. The magics are those of
+// the protocol that follows, so a transcript of one protocol proves nothing in another. The
+// last byte of a magic is the protocol's version. To a hello of another version the acceptor
+// sends a challenge whose fields are zero, which shows its version, and reads until the dialer
+// closes the connection.
 //
 // No locks.
 package handshake
