@@ -260,9 +260,9 @@ func (l *lane) beginClose(en *end, cause error) bool {
 	}
 	clear(l.queue)
 	l.queue, l.head, l.ranks = l.queue[:0], 0, [rankBulk]int{}
-	quietly := l.stopped
+	silent := l.stopped
 	l.mu.Unlock()
-	if !quietly {
+	if !silent {
 		l.s.e.core.Log.Info(sessions.LogPath, "endpoint ended", "peer", l.s.Peer.String(), "nic", en.nic.name, "why", cause)
 	}
 	l.settle()

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/internal/inbox"
 	"github.com/penstock-kv/penstock/rdma/internal/peers"
-	"github.com/penstock-kv/penstock/rdma/internal/quiet"
+	"github.com/penstock-kv/penstock/rdma/internal/ratelog"
 )
 
 // LogKind is a kind of event with its own rate limit.
@@ -51,7 +51,7 @@ type Engine[S Peer] struct {
 	Counters
 	Imms  *rdma.ImmCounters
 	Inbox atomic.Pointer[inbox.Inbox]
-	Log   *quiet.Log[LogKind]
+	Log   *ratelog.Log[LogKind]
 	// Ticks is the engine's coarse clock: it counts the rounds of Watch.
 	Ticks atomic.Uint64
 
@@ -88,7 +88,7 @@ type Options struct {
 
 // Init initialises the engine.
 func (e *Engine[S]) Init(o Options) {
-	e.Options, e.Imms, e.Log = o, rdma.NewImmCounters(o.EarlyImmediates), quiet.New[LogKind](o.Logger)
+	e.Options, e.Imms, e.Log = o, rdma.NewImmCounters(o.EarlyImmediates), ratelog.New[LogKind](o.Logger)
 	e.Ctx, e.Cancel = context.WithCancel(context.Background())
 	e.Closed, e.All = make(chan struct{}), make(map[S]struct{})
 }

@@ -1,4 +1,4 @@
-// Package quiet is a rate-limited log, so that a peer cannot fill the log: it logs at most one
+// Package ratelog is a rate-limited log, so that a peer cannot fill the log: it logs at most one
 // event of each kind per second, with the number of events left out. It does not count for
 // metrics.
 //
@@ -6,7 +6,7 @@
 //	                                                       └─ no ──► logged, with left_out
 //
 // Lock order: the mutex is a leaf, and is not held while something is logged.
-package quiet
+package ratelog
 
 import (
 	"context"
