@@ -95,7 +95,7 @@ func TestTLSMistakesAreNamed(t *testing.T) {
 		want           string // "" is success
 	}{
 		{"both sides certified", mutual(good), client(ca, ca, good), ""},
-		{"client without TLS", mutual(good), nil, "wants TLS"},
+		{"client without TLS", mutual(good), nil, "requires TLS"},
 		{"client trusts another CA", mutual(good), client(stranger, ca, good), "unknown authority"},
 		{"server's certificate expired", mutual(expired), client(ca, ca, good), "expired"},
 		{"client without a certificate", mutual(good), &tls.Config{RootCAs: ca.pool()}, "certificate required"},
