@@ -47,7 +47,7 @@ func (c *connection) tlsHint(text string) string {
 	switch secure := c.tls || c.ca != "" || c.cert != ""; {
 	case says("looked like an HTTP/1.1 header"):
 		return "HTTP answers there, as it does for /metrics; --" + c.endpoint.flag + " must be the address of gRPC, its --listen"
-	case !secure && (cutOff || says("wants TLS")):
+	case !secure && (cutOff || says("requires TLS")):
 		return "does the node want TLS? Give --ca, or --tls where its certificate is of a CA that this machine trusts"
 	case !secure:
 		return ""
