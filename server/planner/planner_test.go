@@ -410,7 +410,7 @@ func TestBadInput(t *testing.T) {
 		wantCode(t, func() error { _, err := a.stream.Recv(); return err }, tc.code, tc.text)
 	}
 	for text, r := range map[string]*pb.SubmitRequest{
-		"contradict": {Id: "b", Namespace: "m", PromptTokens: 10, HitTokens: 11},
+		"inconsistent": {Id: "b", Namespace: "m", PromptTokens: 10, HitTokens: 11},
 	} {
 		a := h.ask(r)
 		a.want(pb.RequestUpdate_KIND_ACCEPTED)

@@ -100,7 +100,7 @@ func TestSpan(t *testing.T) {
 		t.Errorf("events %v, want %v", names, want)
 	}
 	r := spans["r2"].Events()
-	if len(r) != 1 || r[0].Name != "reject" || !strings.Contains(attr(r[0].Attributes, "reason").AsString(), "contradict") {
+	if len(r) != 1 || r[0].Name != "reject" || !strings.Contains(attr(r[0].Attributes, "reason").AsString(), "inconsistent") {
 		t.Errorf("the rejected request's events: %v", r)
 	}
 }

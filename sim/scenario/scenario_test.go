@@ -163,7 +163,7 @@ func TestComplaints(t *testing.T) {
 		{"agentic", "decode_nodes: 1", "decode_nodes: 1\n  snic_gbytes: .nan", `s.yaml:9: agentic.snic_gbytes: is .nan; write a finite number`},
 		{"agentic", "decode_nodes: 1", "decode_nodes: 1\n  snic_gbytes: -50", `s.yaml:9: agentic.snic_gbytes: is -50; from 0 to`},
 		{"agentic", "agents: 4", "agents: 4\n  agents_per_second: 1", `give one of them`},
-		{"agentic", "agents: 4", "agents: 4\n  horizon: 1m", `s.yaml:11: agentic.horizon: is for agents_per_second`},
+		{"agentic", "agents: 4", "agents: 4\n  horizon: 1m", `s.yaml:11: agentic.horizon: applies to agents_per_second`},
 		{"agentic", "set: 32K", "set: 33K", `s.yaml:9: agentic.set: workload: no set "33K"`},
 		{"agentic", "set: 32K", "trace: none.jsonl", `s.yaml:9: agentic.trace: none.jsonl is not there; looked for none.jsonl, none.jsonl; name its directory by PENSTOCK_TRACES`},
 		{"agentic", "set: 32K", "set: 32K\n  trace: x", `s.yaml:10: agentic.trace: set 32K is given too`},
