@@ -235,7 +235,9 @@ func TestUncertainCatalogue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		uncertain := func(err error) bool { return err != nil && strings.Contains(err.Error(), "too few volumes can be read") }
+		uncertain := func(err error) bool {
+			return err != nil && strings.Contains(err.Error(), "too few volumes can be read")
+		}
 		if lost, err := storage.IndexLost(store, index); !lost || uncertain(err) != c.uncertain {
 			t.Errorf("with volumes %v the index is lost: %v, %v", c.present, lost, err)
 		}
