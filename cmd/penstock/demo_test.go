@@ -61,7 +61,7 @@ func TestDemoCluster(t *testing.T) {
 func TestDemoRefuses(t *testing.T) {
 	for text, bad := range map[string][]string{
 		"like 2P4D": {"--shape", "2P"}, "at least one node": {"--shape", "0P4D"}, "1 to 32": {"--shape", "33P1D"}, "is one of basic, dualpath, oracle": {"--modes", "fast"},
-		"at least 1 Mbit/s": {"--rate", "0"}, "128K": {"--set", "128K"}, "1 to 4096 agents": {"--agents", "0"},
+		"at least 1 Mbit/s": {"--rate", "0"}, "128K": {"--set", "128K"}, "must be 1 to 4096": {"--agents", "0"},
 		"--dir /nowhere": {"--dir", "/nowhere"},
 	} {
 		if r := penstock(t, "", nil, append([]string{"demo"}, bad...)...); r.code != exitUsage || !strings.Contains(r.err, text) {
