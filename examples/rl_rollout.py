@@ -11,7 +11,8 @@ under the version of the weights (its epoch), which each request names:
 
     policy    a turn of an agent takes KV of                engines get new weights
     strict    the newest version                            all at once
-    bounded   the newest version or the one before          all at once
+    bounded   the newest version or the one before,         all at once
+              but none from before its group began
     pinned    the version with which its group has begun    when no group needs their version any more
 
 strict computes every prompt again after an update. bounded goes on with KV that is one version old, as PipelineRL does;
@@ -346,7 +347,7 @@ def _placed(policy: str, agents: Iterable[Agent], engines: list[Engine], number:
 
 def _request(policy: str, agent: Agent, version: int) -> Request:
     if policy == "bounded":
-        return Request(agent.tokens, {"epoch": version, "oldest": max(1, version - 1)}, "bounded")
+        return Request(agent.tokens, {"epoch": version, "oldest": max(agent.version, version - 1)}, "bounded")
     return Request(agent.tokens, {"epoch": version}, None)
 
 

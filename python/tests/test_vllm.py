@@ -729,22 +729,6 @@ def test_requests_that_take_kv_of_older_epochs(node: testing.Node, name: str) ->
         assert not e.pool.evicted
 
 
-def test_a_prompt_of_which_an_older_epoch_has_half(node: testing.Node, name: str) -> None:
-    """It begins with the new weights."""
-    with Engine(node, name, live_epochs=2) as e:
-        store_at(e, 5, 3)
-        store_at(e, 6, 1)
-        request = of_epochs(prompt("a", 6), 5, 6)
-        assert e.lookup(request) == 4
-        e.side.allocated(request, [[1, 2, 3, 4, 5, 6, 7]], 4)
-        request.num_computed_tokens = 4
-        plan = e.plan(request, 21)
-        assert [(load.epoch, load.first) for load in plan.loads] == [(6, 0)]
-        assert [(save.epoch, save.first) for save in plan.saves] == [(6, 1)]
-        assert not e.pool.evicted
-        assert e.lookup(of_epochs(prompt("b", 5), 5, 6)) == 12
-
-
 def test_older_kv_behind_a_block_that_the_engine_has(node: testing.Node, name: str) -> None:
     with Engine(node, name, live_epochs=2) as e:
         store_at(e, 5, 3)

@@ -278,18 +278,11 @@ class Scheduler:
         return found
 
     def _found_at(self, state: _Request, opened: _Open, blocks: int, found: int, epochs: set[int]) -> int | None:
-        """Take the answer of a lookup in several epochs, or look up one of them alone.
-
-        All ranks load from one epoch, the oldest that one of them has found. Of a prompt that must be computed for the most
-        part, the older KV would save little, and all later turns would depend on the older weights.
-        """
+        """Take the answer of a lookup in several epochs. If the ranks have found different ones, look up the oldest of them alone."""
         if len(epochs) > 1:
             state.at = state.oldest = min(epochs)
             return self._found(state, opened, blocks)
         (state.at,) = epochs
-        if state.at != state.epoch and 2 * found <= blocks:
-            state.at = state.oldest = state.epoch
-            return self._found(state, opened, blocks)
         return found
 
     def _live(self, state: _Request) -> bool | None:
