@@ -450,8 +450,9 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
 
         def cluster(prefill: int = 1, decode: int = 1, **options: Any) -> Cluster:
             node = stack.enter_context(testing.node())
-            # A busy machine may leave the engines without a CPU for long.
-            planner = stack.enter_context(testing.planner(block_tokens=BLOCK, args=["--schedule-group-timeout", "60s"]))
+            # A busy machine may leave the engines without a CPU for long: no group is lost for that, and no read given to the other side.
+            patient = ["--schedule-group-timeout", "60s", "--schedule-patience", "120s"]
+            planner = stack.enter_context(testing.planner(block_tokens=BLOCK, args=patient))
             of = {Role.PREFILL: request.param[0], Role.DECODE: request.param[1]}
             options = {"shards": max(request.param), **options}
 
