@@ -170,8 +170,20 @@ func (f *benchFlags) startProfile() (stop func() error, err error) {
 // benchCommandLine returns the command line that repeats the run, with the relevant flags.
 func benchCommandLine(cmd *cobra.Command) string {
 	line := []string{cmd.CommandPath()}
-	for _, name := range []string{"provider", "size", "blocks", "rounds", "seconds", "engine-rounds", "sessions", "prompt"} {
-		if f := cmd.Flags().Lookup(name); f != nil && cmd.Name() != "policy" { // policy has no turns
+	names := []string{"provider", "size", "blocks", "rounds", "seconds", "engine-rounds", "sessions", "prompt"}
+	switch {
+	case cmd.Name() == "policy": // it has no turns
+		names = nil
+	case cmd.Name() == "cluster":
+		names = []string{"engines", "agents", "rate", "rounds"}
+		if kind := cmd.Flags().Lookup("engines").Value.String(); kind == emulatedEngines {
+			names = append(names, "turns", "skip", "divide")
+		} else {
+			names = append(names, "prompt")
+		}
+	}
+	for _, name := range names {
+		if f := cmd.Flags().Lookup(name); f != nil {
 			line = append(line, "--"+name, strings.ReplaceAll(f.Value.String(), " ", ""))
 		}
 	}

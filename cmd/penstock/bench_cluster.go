@@ -9,11 +9,17 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench/suite"
 )
 
+// Values of --engines.
+const (
+	emulatedEngines = "emulated"
+	vllmEngines     = "vllm"
+)
+
 func newBenchCluster(w world, f *benchFlags) *cobra.Command {
 	a := agentFlags{agents: 96, rounds: 8, divide: 8}
 	rate, skip := 200, 16
 	v := suite.VLLMOptions{PromptTokens: 1024}
-	kind := "emulated"
+	kind := emulatedEngines
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Clusters on this machine: what dual path gains, and what faults cost",
@@ -40,18 +46,17 @@ in bench engines.`,
 	fl.IntVar(&a.divide, "divide", a.divide, "divide all lengths in tokens by this")
 	fl.IntVar(&rate, "rate", rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
 	fl.StringVar(&kind, "engines", kind, "emulated or vllm")
-	completeValues(cmd, "engines", "emulated", "vllm")
+	completeValues(cmd, "engines", emulatedEngines, vllmEngines)
 	fl.StringArrayVar(&v.Pythons, "python", []string{"python3"}, "with --engines vllm: interpreter whose packages may be used; may be repeated")
 	fl.IntVar(&v.PromptTokens, "prompt", v.PromptTokens, "with --engines vllm: tokens of the longest prompt, at most")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch kind {
-		case "emulated":
-		case "vllm":
-			if !fl.Changed("agents") {
-				a.agents = 24
-			}
-			if !fl.Changed("rate") {
-				rate = 20
+		case emulatedEngines:
+		case vllmEngines:
+			for name, value := range map[string]string{"agents": "24", "rate": "20"} {
+				if !fl.Changed(name) {
+					_ = fl.Set(name, value) // it is a number
+				}
 			}
 			v.Agents, v.RateBits, v.Traces = a.agents, uint64(max(rate, 0))*1e6, w.env("PENSTOCK_TRACES")
 			if err := v.Validate(); err != nil {

@@ -52,3 +52,19 @@ func TestBenchSuites(t *testing.T) {
 		})
 	}
 }
+
+// TestBenchCommandLine: the report's command line repeats the run, with the flags that the engines use.
+func TestBenchCommandLine(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                        "cluster --engines emulated --agents 96 --rate 200 --turns 8 --skip 16 --divide 8",
+		"--engines vllm --rate 5": "cluster --engines vllm --agents 96 --rate 5 --prompt 1024",
+	} {
+		cmd := newBenchCluster(world{}, &benchFlags{})
+		if err := cmd.ParseFlags(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		if got := benchCommandLine(cmd); got != want {
+			t.Errorf("%q: %s; want %s", args, got, want)
+		}
+	}
+}
