@@ -95,6 +95,7 @@ func (s *Service) admit(ctx context.Context, r *pb.SubmitRequest) (updates chan 
 	s.traceLocked(ctx, j)
 	updates, lost = make(chan *pb.RequestUpdate, gatewayUpdates), make(chan struct{})
 	j.updates, j.lost = updates, lost
+	delete(s.alone, j.id)
 	s.updateLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_ACCEPTED})
 	if !held {
 		s.stepLocked(dualpath.Submit{At: s.now(), Request: s.request(j, ns)})

@@ -181,6 +181,7 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 			over = append(over, j.id)
 		default:
 			j = s.jobLocked(h.Request)
+			s.alone[j.id] = s.now()
 		}
 		q := s.request(j, namespaces[i])
 		q.Hit = int(h.Request.HitTokens) // a gateway that submits again may have another match

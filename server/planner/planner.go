@@ -40,6 +40,10 @@ type Options struct {
 	// PayloadBytes bounds the payloads of all requests in progress. Further requests are refused.
 	// Default 256 MiB.
 	PayloadBytes int
+	// GatewayWait is the time for which a request in progress has no gateway, after a restart of the
+	// planner or after its gateway has read the updates too slowly, until it is cancelled. Default 30 s,
+	// several times the longest pause between two connection attempts of a gateway.
+	GatewayWait time.Duration
 	// Record, if not nil, receives every event with its actions.
 	Record *Record
 	Logger *slog.Logger
@@ -59,6 +63,8 @@ type Service struct {
 	steps  prometheus.Histogram
 	// prefillRate is dualpath.Options.PrefillRate.
 	prefillRate float64
+	// gatewayWait is Options.GatewayWait.
+	gatewayWait time.Duration
 	// stride bounds the advance of the planner's time in one reading of the clock.
 	stride time.Duration
 
@@ -78,6 +84,9 @@ type Service struct {
 	at     map[dualpath.EngineID]place
 	jobs   map[dualpath.RequestID]*job
 	byName map[string]*job
+	// alone has the jobs without a gateway, and the time at which the planner found them or lost the
+	// gateway.
+	alone  map[dualpath.RequestID]time.Duration
 	lastID dualpath.RequestID
 	// network is the last description from SetNetwork, or nil.
 	network *Network
@@ -125,6 +134,12 @@ func New(opts Options) (*Service, error) {
 	if opts.PayloadBytes == 0 {
 		opts.PayloadBytes = 256 << 20
 	}
+	if opts.GatewayWait == 0 {
+		opts.GatewayWait = 30 * time.Second
+	}
+	if opts.GatewayWait < 0 {
+		return nil, fmt.Errorf("planner: GatewayWait is %v; it must be positive", opts.GatewayWait)
+	}
 	if opts.TickEvery < time.Millisecond {
 		return nil, fmt.Errorf("planner: TickEvery is %v; the minimum is 1ms", opts.TickEvery)
 	}
@@ -132,6 +147,7 @@ func New(opts Options) (*Service, error) {
 	s := &Service{
 		log: opts.Logger, payloadMax: opts.PayloadBytes, start: time.Now(), number: rand.Uint64() | 1, planner: p,
 		groups: newNames("groups"), nodes: newNames("nodes"), namespaces: newNames("namespaces"), engines: newNames("engines"),
+		alone: make(map[dualpath.RequestID]time.Duration), gatewayWait: opts.GatewayWait,
 		leaders: make(map[dualpath.GroupID]*leader), roles: make(map[dualpath.GroupID]*roles), prefillRate: opts.Planner.PrefillRate, stride: max(opts.Planner.GroupTimeout/4, 2*opts.TickEvery), at: make(map[dualpath.EngineID]place),
 		jobs: make(map[dualpath.RequestID]*job), byName: make(map[string]*job), recent: newRecent(opts.Planner.MaxExplain),
 		stop: make(chan struct{}), done: make(chan struct{}),
@@ -187,6 +203,7 @@ func (s *Service) tick(every time.Duration) {
 		case <-t.C:
 			s.mu.Lock()
 			s.stepLocked(dualpath.Tick{At: s.now()})
+			s.cancelAloneLocked()
 			s.mu.Unlock()
 		case <-s.stop:
 			return
@@ -357,6 +374,23 @@ func (s *Service) updateLocked(j *job, u *pb.RequestUpdate) {
 	default:
 		close(j.lost)
 		j.updates, j.lost = nil, nil
+		s.alone[j.id] = s.now()
+	}
+}
+
+// cancelAloneLocked cancels the requests that no gateway has taken over within GatewayWait. Their
+// engines would otherwise work for no client, or wait for a request that no gateway sends.
+func (s *Service) cancelAloneLocked() {
+	now := s.now()
+	for id, since := range s.alone {
+		if now-since < s.gatewayWait {
+			continue
+		}
+		if j := s.jobs[id]; j != nil {
+			s.log.Warn("a request is cancelled, because no gateway has submitted it again", "request", j.submit.Id, "after", s.gatewayWait)
+			s.stepLocked(dualpath.Cancelled{At: now, Request: id})
+		}
+		delete(s.alone, id)
 	}
 }
 
@@ -368,6 +402,7 @@ func (s *Service) forgetLocked(j *job) {
 	j.updates = nil
 	s.tracedLocked(j)
 	delete(s.jobs, j.id)
+	delete(s.alone, j.id)
 	delete(s.byName, j.submit.Id)
 	s.payload -= len(j.submit.Payload)
 }

@@ -268,6 +268,17 @@ func TestRestart(t *testing.T) {
 	gw.want(pb.RequestUpdate_KIND_FINISHED)
 }
 
+// TestGatewayLost: the gateway of a request ended while the planner was down. The request does not
+// stay on its engines, and a gateway may submit it anew.
+func TestGatewayLost(t *testing.T) {
+	h := newHost(t, Options{GatewayWait: time.Millisecond})
+	q := &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 100}
+	pe := h.lead("P", pb.Side_SIDE_PREFILL, &pb.HeldRequest{Request: q, Engine: "P/1", Attempt: 7})
+	pe.want(pb.LeaderAction_KIND_ABORT, "r1", "P/1")
+	de := h.lead("D", pb.Side_SIDE_DECODE)
+	h.startOn(pe, de, h.submit("r1"), "r1")
+}
+
 // TestGroupLost: a leader that closes its stream removes its group. A leader whose connection
 // breaks may return with its requests, and no gateway gets an update.
 func TestGroupLost(t *testing.T) {
