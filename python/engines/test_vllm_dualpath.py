@@ -240,11 +240,10 @@ def test_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], 
 @pytest.mark.parametrize(
     ("options", "extra", "why"),
     [
-        ({**RANKS, "pipeline_parallel_size": 2, "tensor_parallel_size": 1}, {}, "pipeline_parallel_size is 2"),
         ({**RANKS}, {"shards": 3}, "option 'shards' of PenstockDualPath is 3; want a multiple of tensor_parallel_size, which is 2"),
         ({}, {"shards": 4}, "cannot be cut into 4 shards"),
     ],
-    ids=["pipeline", "no multiple", "too many"],
+    ids=["no multiple", "too many"],
 )
 def test_refused_ranks(vllm: Vllm, options: dict[str, Any], extra: dict[str, Any], why: str) -> None:
     """An engine does not start with ranks that it cannot serve, and the reason names the setting."""

@@ -761,7 +761,7 @@ def test_slow_rank(make: Callable[..., Cluster]) -> None:
     assert course.decode is not None
     prefill, decode = course.prefill[1], course.decode[1]
     if len(pe.ranks) > 1:
-        c.until(lambda: pe.side._turns[name].loaded)
+        c.until(lambda: name in pe.side._turns and bool(pe.side._turns[name].loaded))
         for _ in range(20):
             c.step()
         assert set(pe.side._turns[name].loaded) == {0}
