@@ -3,7 +3,8 @@
 // sessions and queues.
 //
 // It makes no decisions itself, keeps nothing on disk, and moves no KV. After a
-// restart it gets its state from the leaders of the groups when they reconnect.
+// restart it gets its state from the leaders of the groups when they reconnect. A
+// request that no gateway takes over within Options.GatewayWait is cancelled.
 // With Options.Record it writes its events to a file for replay: a line is made
 // under the lock and written outside it.
 //
