@@ -13,30 +13,31 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// plainEngine registers regions that do not report landings or, with told, counts the reports.
+// plainEngine registers regions that do not report landings. If reports is set, its regions report
+// them, and reports counts the reports.
 type plainEngine struct {
 	rdma.Engine
-	told *atomic.Uint64
+	reports *atomic.Uint64
 }
 
 type plainRegion struct{ rdma.Region }
 
 type countingRegion struct {
 	rdma.LandingRegion
-	told *atomic.Uint64
+	reports *atomic.Uint64
 }
 
 func (e plainEngine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, error) {
 	r, err := e.Engine.Register(mem, opts)
-	if l, ok := r.(rdma.LandingRegion); ok && e.told != nil {
-		return countingRegion{l, e.told}, err
+	if l, ok := r.(rdma.LandingRegion); ok && e.reports != nil {
+		return countingRegion{l, e.reports}, err
 	}
 	return plainRegion{r}, err
 }
 
 func (r countingRegion) WindowLanding(off, n uint64, landed func(off, n uint64), peers ...rdma.EngineID) (rdma.Window, error) {
 	return r.LandingRegion.WindowLanding(off, n, func(off, n uint64) {
-		r.told.Add(n)
+		r.reports.Add(n)
 		landed(off, n)
 	}, peers...)
 }
@@ -45,14 +46,14 @@ func (r countingRegion) WindowLanding(off, n uint64, landed func(off, n uint64),
 // not delivered. A block whose bytes were wrong first and right at the end is delivered. Both hold
 // with and without landing reports of the engine.
 func TestWrittenOver(t *testing.T) {
-	for _, name := range []string{"told", "not told"} {
+	for _, name := range []string{"reports", "not reports"} {
 		t.Run(name, func(t *testing.T) {
 			f := newFake(t)
-			var told atomic.Uint64
+			var reports atomic.Uint64
 			r, ns, ids := fakeRig(t, f, func(o *client.Options) {
 				e := plainEngine{Engine: o.Engine}
-				if name == "told" {
-					e.told = &told
+				if name == "reports" {
+					e.reports = &reports
 				}
 				o.Engine = e
 			})
@@ -85,13 +86,13 @@ func TestWrittenOver(t *testing.T) {
 				blocks int
 			}{{nil, 4}, {[]uint64{right}, 4}, {[]uint64{wrong}, 1}, {[]uint64{wrong, right}, 4}, {[]uint64{right, wrong}, 1}} {
 				order = c.order
-				told.Store(0)
+				reports.Store(0)
 				got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
 				if err != nil || got.Blocks != c.blocks || (c.blocks < 4) != (len(got.Lost) == 1 && got.Lost[0].Block == 1 && got.Lost[0].Reason == client.LostChecksum) {
 					t.Errorf("written over from %v: %+v, %v", c.order, got, err)
 				}
-				if want := uint64(4+len(c.order)) * 8192; name == "told" && told.Load() != want {
-					t.Errorf("written over from %v: told of %d bytes, not %d", c.order, told.Load(), want)
+				if want := uint64(4+len(c.order)) * 8192; name == "reports" && reports.Load() != want {
+					t.Errorf("written over from %v: reports of %d bytes, not %d", c.order, reports.Load(), want)
 				}
 			}
 		})

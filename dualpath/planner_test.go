@@ -298,8 +298,8 @@ func (l *ledger) finish(id RequestID) {
 	if !t.started || t.reads[0].Len() > 0 || t.reads[1].Len() > 0 || len(l.p.requests[id].rest) > 0 {
 		return
 	}
-	// Every cached token was read or is recomputed, including those that cannot be used any
-	// more: the planner promises this and engines wait for it.
+	// Engines wait until each cached token has been read or recomputed. This holds also for the
+	// tokens behind the end of the usable hit.
 	for i, ok := range t.have {
 		if !ok {
 			l.t.Fatalf("request %d: no engine has cached token %d of %d", id, i, len(t.have))

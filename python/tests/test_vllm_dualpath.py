@@ -813,7 +813,7 @@ def test_rank_that_loads_no_layer(make: Callable[..., Cluster], chunk: int, laye
     request = course.prefill[1]
     c.until(lambda: request in pe.running)
     pe.before_layer = lambda layer: None
-    # The decode engine has time to take what has left.
+    # In these steps the decode engine receives the blocks that prefill has sent.
     for _ in range(20):
         de.step()
     assert not any(r.ready for worker in de.workers for r in worker._running.values())

@@ -116,8 +116,8 @@ type end struct {
 	// finishing counts completions that have not been passed to the session yet.
 	finishing int
 
-	// immSent counts the immediates posted, immOK those that completed successfully, and immOut
-	// those in flight. okTally counts, for each value, the successful immediates since the last
+	// immSent counts the posted immediates, immOK the immediates that completed successfully, and
+	// immOut the immediates in flight. okTally counts, for each value, the successful immediates since the last
 	// checkpoint; it is nil if the engine is counted.
 	immSent, immOK, immOut uint64
 	okTally                map[uint32]uint32

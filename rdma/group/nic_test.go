@@ -131,7 +131,7 @@ func TestLinkCut(t *testing.T) {
 					}
 					submit(i)
 				}
-				time.Sleep(3 * time.Second)
+				time.Sleep(3 * time.Second) // of the bubble's time, less than IdleTimeout
 				if len(server.Peers()) != 1 {
 					t.Fatal("the session ended too early")
 				}
@@ -174,7 +174,8 @@ type silentEndpoint struct {
 	d  *silentPollDomain
 }
 
-// silentPollDomain adds the held completions to those that Poll returns.
+// silentPollDomain returns from Poll the completions of its domain, and the completions that
+// silentEndpoint has held back.
 type silentPollDomain struct {
 	silentDomain
 	mu    sync.Mutex

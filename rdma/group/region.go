@@ -394,7 +394,7 @@ func (w *window) begin() {
 	})
 }
 
-// close removes the keys from the engine and returns those that peers may still use.
+// close removes the keys from the engine and returns the keys that peers may still use.
 func (w *window) close() []remoteKey {
 	w.mu.Lock()
 	w.revoked = true

@@ -376,7 +376,7 @@ func (s *ledgerRun) end() {
 	for !s.allEnded() && s.ctx.Err() == nil { // an operation without payload reads from no source
 		time.Sleep(100 * time.Millisecond)
 	}
-	time.Sleep(time.Second) // by then every immediate has been counted at the target
+	time.Sleep(time.Second) // of the bubble's time, longer than any immediate takes to the target
 	for _, e := range s.ledger.entries {
 		s.recount(e)
 	}
