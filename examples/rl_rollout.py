@@ -309,10 +309,11 @@ def _rounds(
             task = _tokens("system", options.system) + _tokens(f"task {group}", options.tool)
             agents += [Agent(group, version, task + _tokens(f"agent {group} {i}", BLOCK)) for i in range(options.group_size)]
         done = Round(newest)
-        for engine, turns in _placed(result.policy, agents, engines, number).items():
+        placed = _placed(result.policy, agents, engines, number)
+        for engine, turns in placed.items():
             requests = [_request(result.policy, agent, engines[engine].version) for agent in turns]
             engines[engine].send("generate", requests)
-        for engine, turns in _placed(result.policy, agents, engines, number).items():
+        for engine, turns in placed.items():
             answers = engines[engine].receive()
             if alone is not None:
                 alone.update(engines[engine].version)
