@@ -88,6 +88,12 @@ func StartProcess(ctx context.Context, o ProcessOptions) (*Process, error) {
 		start = (*exec.Cmd).Start
 	}
 	if err := start(p.cmd); err != nil {
+		// Only exec.Cmd.Start closes the pipes if it fails.
+		for _, end := range []any{p.stdin, stdout, stderr, p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr} {
+			if end, ok := end.(io.Closer); ok {
+				_ = end.Close()
+			}
+		}
 		return nil, err
 	}
 	ready := make(chan Ready, 1)

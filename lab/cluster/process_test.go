@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -103,14 +104,18 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// TestProcessFails: the error of a start has the end of the log.
+// TestProcessFails: the error of a start has the end of the log, and a start that fails leaves no pipe.
 func TestProcessFails(t *testing.T) {
+	// The collector closes files that nothing refers to, and would hide those that a start leaves open.
+	percent := debug.SetGCPercent(-1)
+	t.Cleanup(func() { debug.SetGCPercent(percent) })
+	testkit.VerifyNone(t)
 	_, _, err := startChild(t, "fails")
 	if err == nil || !strings.Contains(err.Error(), "the child ended before it was ready") || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "the disk is gone") {
 		t.Errorf("%v", err)
 	}
 	refused := errors.New("no place to run")
-	if _, err := StartProcess(t.Context(), ProcessOptions{Start: func(*exec.Cmd) error { return refused }}); !errors.Is(err, refused) {
+	if _, err := StartProcess(t.Context(), ProcessOptions{Start: func(*exec.Cmd) error { return refused }, Line: func([]byte) {}}); !errors.Is(err, refused) {
 		t.Errorf("%v", err)
 	}
 	p, lines, err := startChild(t, "ends badly")
