@@ -705,9 +705,7 @@ func TestOptions(t *testing.T) {
 
 // TestMetricsPage compares docs/metrics.md with the registry.
 func TestMetricsPage(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	newMetrics(registry, nil)
-	testkit.CheckMetricsPage(t, "penstock_gateway_", registry.Describe)
+	testkit.CheckMetricsPage(t, "penstock_gateway_", DescribeMetrics)
 }
 
 // BenchmarkOverhead compares requests through the front with requests to the engine, sent
