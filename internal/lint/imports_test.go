@@ -63,6 +63,7 @@ var edges = []struct {
 	{"server/front", []string{"kv", "client/gateway"}, "it is HTTP between clients and inference engines, and a client of the planner: it must not know what a storage node or a planner is made of"},
 	{"server/offload", []string{"kv", "client", "client/gateway", "client/relay", "dualpath/prfaas"}, "it is a policy of the gateway, which is a client of storage nodes and planner"},
 	{"server/netoracle", []string{"dualpath/...", "internal/yamlfile"}, "it asks the operator's systems about the network in the words of netcost, and decides nothing"},
+	{"server/monitor", []string{"server", "server/front", "server/netoracle", "server/offload", "server/planner"}, "it reads the definitions of the metrics of every component, and runs none"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
 	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/sys"}, "a client links into an engine: it must not carry the server, the index or a device. It asks internal/sys for blocking calls on a unix socket, and no more"},
 
