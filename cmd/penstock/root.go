@@ -233,7 +233,7 @@ JSON on standard error.`,
 	}
 	add(groupNode, newServeCommand(w), newStatusCommand(w), newDoctorCommand(w), newStoreCommand(w), newVolumeCommand(w), newNICCommand(), newVersionCommand(w))
 	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
-	add(groupCluster, newGatewayCommand(w), newPlannerCommand(w), newPlanCommand(w), newSimCommand(w))
+	add(groupCluster, newGatewayCommand(w), newPlannerCommand(w), newPlanCommand(w), newSimCommand(w), newMetricsCommand())
 	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w), newFabricCommand(w), newProfileCommand(w))
 	noun(root)
 	root.InitDefaultCompletionCmd()
