@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -22,10 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-kv/penstock/client"
-	"github.com/penstock-kv/penstock/client/leader"
 	"github.com/penstock-kv/penstock/internal/testkit"
-	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/monitor"
 )
 
@@ -239,51 +235,6 @@ func complete(ctx context.Context, c *http.Client, gateway, prompt string) error
 	return nil
 }
 
-// startPrefillDecode runs a planner, a leader of each role, and the gateway of a namespace on a node. The
-// engines simulate only HTTP.
-func startPrefillDecode(t *testing.T, node *served, namespace string) (planner, gateway *served) {
-	t.Helper()
-	address := testkit.Port(t)
-	planner, r := tryServed(t, nil, "planner", "--listen", address, "--http", "127.0.0.1:0", "--log-format", "json", "--schedule-block-tokens", "4", "--schedule-min-part", "4")
-	if planner == nil {
-		t.Fatalf("planner: exit %d\n%s", r.code, r.err)
-	}
-	conn, err := client.Dial(address, client.DialOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var leaders sync.WaitGroup
-	t.Cleanup(func() {
-		cancel()
-		leaders.Wait()
-		_ = conn.Close()
-	})
-	args := gatewayArgs()
-	for role, name := range map[leader.Role]string{leader.Prefill: "p0", leader.Decode: "d0"} {
-		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			switch r.URL.Path {
-			case "/tokenize":
-				fmt.Fprint(w, `{"tokens":[1,2,3,4,5,6]}`)
-			case "/v1/completions":
-				fmt.Fprint(w, name)
-			}
-		}))
-		t.Cleanup(e.Close)
-		args = append(args, "--engine", name+"="+e.URL)
-		l, err := leader.New(leader.Options{
-			Group: name, Node: name, Role: role, Geometry: kv.SingleGroup(2, 4, 512), Planner: conn, FetchEvery: time.Millisecond,
-			Members: []leader.Member{{Name: name, Engine: idle{}, DeviceBlocks: 1000}},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		leaders.Go(func() { l.Run(ctx) })
-	}
-	args = append(args, "--planner", address, "--namespace", namespace, "--servers", node.ready.Listen)
-	return planner, startGateway(t, args...)
-}
-
 // writeAndRead stores, matches and reads a chain of two blocks in a namespace of a node.
 func writeAndRead(ctx context.Context, node *served, dir, namespace string, i int) error {
 	toks, data := filepath.Join(dir, "tokens"), filepath.Join(dir, "data")
@@ -329,7 +280,8 @@ func TestMonitoring(t *testing.T) {
 	node := startServed(t, t.TempDir())
 	node.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
 	node.run("ns", "create", "load", "--layers", "2", "--block-tokens", "4", "--token-bytes", "64").must(t)
-	planner, planned := startPrefillDecode(t, node, "m")
+	planner, args := startPrefillDecode(t, node, "m", func(string) {})
+	planned := startGateway(t, args...)
 	plain := startGateway(t, gatewayArgs(textEngine(t, "an answer"))...)
 	web := gatewayClient(t, nil)
 	for _, s := range []*served{node, planner, planned, plain} {

@@ -241,7 +241,7 @@ func cases() map[string]alertCases {
 		},
 		"PenstockTransferFailures": {
 			situation{transfers("2"), "6m", onNode, "2% of the transfers of storage node n1 to engines fail."},
-			[]situation{{series: transfers("0.5"), at: "15m"}, {series: transfers("2"), at: "4m"}},
+			[]situation{{series: transfers("0.8"), at: "15m"}, {series: transfers("2"), at: "4m"}},
 		},
 		"PenstockDataPlaneAuthFailures": {
 			situation{[]series{{"penstock_data_auth_failures_total{" + node + "}", "0+2x30"}}, "2m", onNode, "Storage node n1 refused 4 data sessions within 10 minutes because of their token."},
