@@ -67,17 +67,17 @@ type (
 		UID  string `json:"uid"`
 	}
 	grafanaPanel struct {
-		ID          int            `json:"id"`
-		Type        string         `json:"type"`
-		Title       string         `json:"title"`
-		Description string         `json:"description,omitempty"`
-		Collapsed   *bool          `json:"collapsed,omitempty"`
-		Datasource  *datasource    `json:"datasource,omitempty"`
-		GridPos     gridPos        `json:"gridPos"`
-		FieldConfig *fieldConfig   `json:"fieldConfig,omitempty"`
-		Options     map[string]any `json:"options,omitempty"`
-		Targets     []target       `json:"targets,omitempty"`
-		Panels      []grafanaPanel `json:"panels,omitempty"`
+		ID          int             `json:"id"`
+		Type        string          `json:"type"`
+		Title       string          `json:"title"`
+		Description string          `json:"description,omitempty"`
+		Collapsed   *bool           `json:"collapsed,omitempty"`
+		Datasource  *datasource     `json:"datasource,omitempty"`
+		GridPos     gridPos         `json:"gridPos"`
+		FieldConfig *fieldConfig    `json:"fieldConfig,omitempty"`
+		Options     map[string]any  `json:"options,omitempty"`
+		Targets     []target        `json:"targets,omitempty"`
+		Panels      *[]grafanaPanel `json:"panels,omitempty"` // of a row
 	}
 	gridPos struct {
 		H int `json:"h"`
@@ -135,7 +135,7 @@ func NewDashboard(metrics map[string]Metric) Dashboard {
 		collapsed := i > 0
 		head := grafanaPanel{ID: id, Type: "row", Title: row.Title, Collapsed: &collapsed, GridPos: gridPos{H: 1, W: gridColumns, Y: y}}
 		y++
-		var panels []grafanaPanel
+		panels := []grafanaPanel{}
 		x, height := 0, 0
 		for _, p := range row.Panels {
 			h := graphHeight
@@ -150,12 +150,15 @@ func NewDashboard(metrics map[string]Metric) Dashboard {
 			x, height = x+p.Width, max(height, h)
 		}
 		y += height
+		head.Panels = &[]grafanaPanel{}
 		if collapsed { // Grafana keeps the panels of a collapsed row in the row
-			head.Panels = panels
+			head.Panels = &panels
 			y = head.GridPos.Y + 1
-			panels = nil
 		}
-		d.Panels = append(append(d.Panels, head), panels...)
+		d.Panels = append(d.Panels, head)
+		if !collapsed {
+			d.Panels = append(d.Panels, panels...)
+		}
 	}
 	return d
 }
@@ -172,7 +175,11 @@ func (p Panel) model(id int, pos gridPos, source datasource, metrics map[string]
 	}
 	switch p.Kind {
 	case Stat:
-		out.Options = map[string]any{"reduceOptions": map[string]any{"calcs": []string{"lastNotNull"}, "fields": "", "values": false}, "graphMode": "area", "colorMode": "none"}
+		out.Options = map[string]any{
+			"reduceOptions": map[string]any{"calcs": []string{"lastNotNull"}, "fields": "", "values": false},
+			"graphMode":     "area", "colorMode": "none",
+			"justifyMode": "auto", "textMode": "auto", "orientation": "auto", "wideLayout": true, "showPercentChange": false, "percentChangeColorMode": "standard",
+		}
 	case Timeseries:
 		out.Options = map[string]any{
 			"legend":  map[string]any{"displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": []string{}},

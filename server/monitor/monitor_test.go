@@ -232,11 +232,12 @@ func TestDashboard(t *testing.T) {
 	var rows []string
 	for _, p := range d.Panels {
 		place(p, top)
-		if p.Type == "row" {
-			rows = append(rows, p.Title)
+		if p.Type != "row" {
+			continue
 		}
+		rows = append(rows, p.Title)
 		inner := make(map[[2]int]string)
-		for _, q := range p.Panels {
+		for _, q := range *p.Panels {
 			place(q, inner)
 		}
 	}
