@@ -57,8 +57,8 @@
 // events of epochs that are not live.
 //
 // An announcement publishes all blocks that the node lists. The node's events continue
-// during the listing. The source keeps them and publishes them after the listing. The last
-// event about a block is valid, so the final state of each block is right.
+// during the listing, and the source publishes these events after it. The last event about
+// a block is valid, so the final state of each block is right.
 //
 // # Sequence numbers and loss
 //
