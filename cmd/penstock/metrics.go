@@ -47,9 +47,9 @@ func newMetricsDashboardCommand() *cobra.Command {
 		Use:   "dashboard",
 		Short: "Print the dashboard for Grafana",
 		Long: `Print a dashboard for Grafana, as JSON whatever --format is. It shows the cluster, storage
-nodes, volumes, namespaces, the transfer engine, the planner and the gateway, uses only
-panels that every Grafana has, and asks for the data source of Prometheus when it is
-imported. Its panels use the recording rules of ` + "`penstock metrics rules`" + `.`,
+nodes, volumes, namespaces, the transfer engine, the planner and the gateway. Variables
+select the data source, the jobs and the instances. The dashboard needs the recording
+rules of ` + "`penstock metrics rules`" + `, and no plugin.`,
 		Example: "penstock metrics dashboard > penstock.json",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

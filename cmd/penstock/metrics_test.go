@@ -2,9 +2,11 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -51,6 +53,30 @@ func alertTable() string {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", a.Name, a.Severity, a.For, a.Meaning, a.Description)
 	}
 	return b.String()
+}
+
+// TestAlertsNameExistingCommands: each command in the description of an alert exists, with its flags.
+func TestAlertsNameExistingCommands(t *testing.T) {
+	command := regexp.MustCompile("`penstock ([^`]+)`")
+	found := 0
+	for _, a := range monitor.Alerts() {
+		for _, m := range command.FindAllStringSubmatch(a.Description, -1) {
+			cmd, rest, err := newRootCommand(world{out: io.Discard, err: io.Discard}).Find(strings.Fields(m[1]))
+			if err == nil {
+				err = cmd.ParseFlags(rest)
+			}
+			if err == nil && len(cmd.Flags().Args()) > 0 {
+				err = fmt.Errorf("%s has no command %v", cmd.CommandPath(), cmd.Flags().Args())
+			}
+			if err != nil {
+				t.Errorf("%s: penstock %s: %v", a.Name, m[1], err)
+			}
+			found++
+		}
+	}
+	if found < 20 {
+		t.Errorf("%d commands were found", found)
+	}
 }
 
 // TestMonitoringConfiguration: Prometheus accepts the example of a configuration and the rules in

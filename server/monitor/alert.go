@@ -78,7 +78,7 @@ func Alerts() []Alert {
 			Meaning:     "A consumer of events missed some.",
 			Expr:        "increase(penstock_events_dropped_total[15m]) > 0",
 			Summary:     "A consumer of the events of " + at + " missed {{ $value | humanize }} events within 15 minutes.",
-			Description: "A router or another consumer reads events more slowly than the node makes them. Its view of the cache is wrong until it lists the blocks again. Give the consumer more CPU. If it reconnects often, increase `limits.event_history`.",
+			Description: "A router or another consumer reads events more slowly than the node makes them. Its view of the cache is wrong until it reads the list of blocks again. Give the consumer more CPU. If it reconnects often, increase `limits.event_history`.",
 		},
 
 		{
@@ -151,7 +151,9 @@ func Alerts() []Alert {
 			Meaning: "The hit rate of a namespace has halved, and its weights have not changed.",
 			Expr: `sum by (job, namespace) (increase(penstock_prefix_hits_tokens_total[30m])) / sum by (job, namespace) (increase(penstock_prefix_queries_tokens_total[30m]))
 < 0.5 *
-sum by (job, namespace) (increase(penstock_prefix_hits_tokens_total[6h] offset 1h)) / sum by (job, namespace) (increase(penstock_prefix_queries_tokens_total[6h] offset 1h))
+(sum by (job, namespace) (increase(penstock_prefix_hits_tokens_total[6h] offset 1h)) / sum by (job, namespace) (increase(penstock_prefix_queries_tokens_total[6h] offset 1h)) > 0.1)
+and
+sum by (job, namespace) (increase(penstock_prefix_queries_tokens_total[30m])) > 10000
 unless on (job, namespace)
 (count by (job, namespace, epoch) (penstock_epoch_blocks) unless count by (job, namespace, epoch) (penstock_epoch_blocks offset 2h))`,
 			Summary:     "The hit rate of namespace {{ $labels.namespace }} has fallen to " + percent + ", less than half of the rate of the six hours before.",
@@ -231,9 +233,9 @@ unless on (job, namespace)
 		},
 		{
 			Group: "planner", Name: "PenstockPlannerQueues", For: "5m", Severity: Warning,
-			Meaning:     "Requests have waited for an engine at any time within 10 minutes.",
+			Meaning:     "Requests have waited for an engine during all of 10 minutes.",
 			Expr:        "min_over_time(penstock_planner_queued_requests[10m]) > 0",
-			Summary:     "At least {{ $value }} requests have waited for an engine at planner " + at + " at any time within 10 minutes.",
+			Summary:     "During the last 10 minutes, at least {{ $value }} requests have waited for an engine at planner " + at + ".",
 			Description: "The engines cannot serve the arriving requests. `penstock plan top` lists groups and queues, and `penstock plan explain` the reason for one request. Add engines, or change roles (`penstock plan roles`).",
 		},
 		{

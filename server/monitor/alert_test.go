@@ -207,6 +207,13 @@ func cases() map[string]alertCases {
 			[]situation{
 				{series: append(hits("300", "144000+300x120"), series{"penstock_epoch_blocks{" + node + `,namespace="m",epoch="4"}`, "10x600"}), at: "9h"},
 				{series: append(hits("300", "144000+160x120"), series{"penstock_epoch_blocks{" + node + `,namespace="m",epoch="4"}`, "10x600"}), at: "9h"},
+				// A low rate that has always been low, and few tokens.
+				{series: append(hits("54", "25920+12x120"), series{"penstock_epoch_blocks{" + node + `,namespace="m",epoch="4"}`, "10x600"}), at: "9h"},
+				{series: []series{
+					{`penstock_prefix_queries_tokens_total{` + node + `,namespace="m"}`, "0+300x600"},
+					{`penstock_prefix_hits_tokens_total{` + node + `,namespace="m"}`, "0+150x480 72000+30x120"},
+					{"penstock_epoch_blocks{" + node + `,namespace="m",epoch="4"}`, "10x600"},
+				}, at: "9h"},
 				// The weights changed when the hit rate fell.
 				{series: append(hits("300", "144000+60x120"), series{"penstock_epoch_blocks{" + node + `,namespace="m",epoch="4"}`, "10x480"}, series{"penstock_epoch_blocks{" + node + `,namespace="m",epoch="5"}`, "_x480 10x120"}), at: "9h"},
 			},
@@ -257,7 +264,7 @@ func cases() map[string]alertCases {
 			quietAt("3m", "penstock_planner_groups{"+plan+`,role="prefill"}`, "1x30", "1 1 0x30"),
 		},
 		"PenstockPlannerQueues": {
-			situation{[]series{{"penstock_planner_queued_requests{" + plan + "}", "0 0 3 4 5x30"}}, "17m", onPlanner, "At least 5 requests have waited for an engine at planner p1 at any time within 10 minutes."},
+			situation{[]series{{"penstock_planner_queued_requests{" + plan + "}", "0 0 3 4 5x30"}}, "17m", onPlanner, "During the last 10 minutes, at least 5 requests have waited for an engine at planner p1."},
 			append(quietAt("20m", "penstock_planner_queued_requests{"+plan+"}", "0x30", "9x6 0 9x6 0 9x20"), quietAt("12m", "penstock_planner_queued_requests{"+plan+"}", "0 0 9x30")...),
 		},
 		"PenstockStorageNICImbalance": {

@@ -220,7 +220,7 @@ var (
 	byNamespace = regexp.MustCompile(`^namespace:`)
 )
 
-// metricsOf returns the metrics in an expression. The place of a recording rule have the metrics
+// metricsOf returns the metrics in an expression. A recording rule is replaced by the metrics
 // of its expression.
 func metricsOf(expr string) (names []string) {
 	for _, m := range selector.FindAllStringSubmatch(expr, -1) {
