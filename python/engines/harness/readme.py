@@ -80,7 +80,7 @@ class Server:
         self._process = subprocess.Popen(
             ["bash", "-c", "exec " + command.rstrip("& \n")],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            cwd=log.parent, env={**_environ(), **env}, start_new_session=True,
+            cwd=log.parent, env={**_environ(), **env}, process_group=0,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._follow, daemon=True)
         self._reader.start()
