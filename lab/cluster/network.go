@@ -67,7 +67,7 @@ type nicPort interface {
 }
 
 // openNetwork creates network namespaces. If it cannot, it uses loopback with shaped
-// connections, and its String says why.
+// connections, and its String has the reason.
 func openNetwork(loopback bool) (network, error) {
 	if loopback {
 		return newLoopback("as asked"), nil

@@ -38,7 +38,7 @@ type Spec struct {
 	// layer, TokenBytes times less than without Oracle, and NICs have no limit. Everything
 	// else is unchanged, including the messages of planner and engines.
 	Oracle bool
-	// Beta is the most unfinished tokens of a prefill engine. Default 32,768.
+	// Beta is the limit of unfinished tokens of a prefill engine. Default 32,768.
 	Beta int
 	// GroupTimeout is the planner's group timeout. Default 5 s.
 	GroupTimeout time.Duration
@@ -139,7 +139,7 @@ func (s *Spec) blocks(layers int) int {
 	return int(bytes / (s.blockBytes() / int64(s.Layers) * int64(layers)))
 }
 
-// ReadTokens returns the most tokens per second that one storage NIC can read.
+// ReadTokens returns the greatest number of tokens per second that one storage NIC can read.
 func (s *Spec) ReadTokens() float64 {
 	return float64(s.SNICBits) / 8 / float64(s.Layers*s.TokenBytes)
 }
