@@ -177,8 +177,8 @@ type shapes struct {
 	send       func(Order) error
 }
 
-// heard stores the counters that the process reported.
-func (s *shapes) heard(n *NICCounters) {
+// setCounters stores the counters that the process reported.
+func (s *shapes) setCounters(n *NICCounters) {
 	s.mu.Lock()
 	s.snic, s.cnic = n.SNIC, n.CNIC
 	s.mu.Unlock()

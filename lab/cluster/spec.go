@@ -82,13 +82,13 @@ func (s *Spec) EnsureDefaults() {
 	options.SetDefault(&s.Model.Quota, batch.DefaultQuota)
 }
 
-// most is the largest number of nodes of a kind: all of them share one machine.
-const most = 32
+// maxNodes is the largest number of nodes of a kind: all of them share one machine.
+const maxNodes = 32
 
 // Validate returns an error that names the invalid setting.
 func (s *Spec) Validate() error {
-	if s.Prefill < 1 || s.Prefill > most || s.Decode < 1 || s.Decode > most {
-		return fmt.Errorf("cluster: %d prefill and %d decode nodes; there must be 1 to %d of each", s.Prefill, s.Decode, most)
+	if s.Prefill < 1 || s.Prefill > maxNodes || s.Decode < 1 || s.Decode > maxNodes {
+		return fmt.Errorf("cluster: %d prefill and %d decode nodes; there must be 1 to %d of each", s.Prefill, s.Decode, maxNodes)
 	}
 	if s.SNICBits < 1e6 || s.CNICBits < 1e6 {
 		return fmt.Errorf("cluster: storage NIC of %d bit/s and compute NIC of %d bit/s; each needs at least 1 Mbit/s", s.SNICBits, s.CNICBits)
