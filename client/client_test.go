@@ -595,7 +595,7 @@ func TestLease(t *testing.T) {
 	}
 	evict()
 	if m := r.match(ns, ids); m.Blocks != 0 {
-		t.Fatalf("what nobody holds was not evicted: %+v", m)
+		t.Fatalf("blocks without a lease were not evicted: %+v", m)
 	}
 	if m, err := r.store.Match(t.Context(), client.MatchRequest{Namespace: ns, IDs: ids, Lease: time.Minute}); err != nil || m.Lease != nil {
 		t.Errorf("a lease on nothing: %+v, %v", m, err)

@@ -127,7 +127,7 @@ func TestVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = p.Finish(ctx)
-		if want := fmt.Sprintf("version %d; this manager knows %d", max(version, 1), wireVersion); !errors.Is(err, ErrJob) || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("version %d; this manager supports %d", max(version, 1), wireVersion); !errors.Is(err, ErrJob) || !strings.Contains(err.Error(), want) {
 			t.Errorf("version %d: %v", version, err)
 		}
 	}

@@ -353,8 +353,8 @@ func (w *engines) serve(ctx context.Context, r *request, rng *rand.Rand) error {
 }
 
 // TestFragments: two requests fit in a prefill engine's buffer by their bytes, but the
-// free memory is fragmented. One request has memory in the middle of the buffer, and is
-// told to read more while the other waits for a long piece. Its read must stop with
+// free memory is fragmented. One request has memory in the middle of the buffer, and gets
+// another read order while the other waits for a long piece. Its read must stop with
 // ErrBusy. If it waited behind the other request, which waits for its memory, both would
 // wait forever.
 func TestFragments(t *testing.T) {

@@ -539,8 +539,8 @@ func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier)
 	}
 }
 
-// late ends its batches only once the job that submitted them has been told to
-// end, and notes when the last of their bytes were written.
+// late ends its batches only after the end of the job that submitted them was
+// ordered, and records when the last of their bytes were written.
 type late struct {
 	copier.Copier
 	submitted chan struct{} // a batch is under way

@@ -266,7 +266,7 @@ func dcbShow(ctx context.Context, netdev string) (string, error) {
 func printNICReport(t *table, r nicReport) {
 	fmt.Fprint(t, topo.Report(r.Findings))
 	if q := r.QoS; q != nil {
-		fmt.Fprintf(t, "\n%s: collectives are sure of %.1f %% beside cache traffic\n", q.Fabric, 100*q.HighShare)
+		fmt.Fprintf(t, "\n%s: collectives are guaranteed %.1f %% beside cache traffic\n", q.Fabric, 100*q.HighShare)
 		for _, d := range q.Deviations {
 			where := d.Where
 			if where != "" {

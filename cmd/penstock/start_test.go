@@ -94,19 +94,19 @@ func copyPlain(to io.Writer, from io.Reader) {
 // TestClientStopsWaiting: the wait ends with --timeout, and there is no wait without startWithin.
 // The error is the connection's.
 func TestClientStopsWaiting(t *testing.T) {
-	nobody := testkit.Port(t)
+	closed := testkit.Port(t)
 	for _, args := range [][]string{
 		{"ns", "list"}, {"status", "--wait"},
 		{"block", "get", "m", "--tokens-file", "/dev/null", "--out", "/dev/null"},
 	} {
 		// On a busy machine the first refusal may take more than a second.
-		args = append(args, "--server", nobody, "--timeout", "5s")
+		args = append(args, "--server", closed, "--timeout", "5s")
 		r := penstockWaiting(t.Context(), time.Hour, args...)
 		if r.code != exitFailed || !strings.Contains(r.err, "connection refused") || !strings.Contains(r.err, "--timeout 5s") {
 			t.Errorf("%v: exit %d, %q", args, r.code, r.err)
 		}
 	}
-	if r := penstockWaiting(t.Context(), 0, "ns", "list", "--server", nobody); r.code != exitFailed || !strings.Contains(r.err, "connection refused") {
+	if r := penstockWaiting(t.Context(), 0, "ns", "list", "--server", closed); r.code != exitFailed || !strings.Contains(r.err, "connection refused") {
 		t.Errorf("without a wait: exit %d, %q", r.code, r.err)
 	}
 }

@@ -181,7 +181,7 @@ func TestBufferMemory(t *testing.T) {
 	y.Release()
 	Buffer{}.Release()
 	if (Buffer{}).Valid() || !y.Valid() || (Buffer{}).Bytes() != nil {
-		t.Error("Valid does not tell the zero Buffer from another")
+		t.Error("Valid does not distinguish the zero Buffer from others")
 	}
 }
 

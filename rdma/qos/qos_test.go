@@ -143,7 +143,7 @@ func TestTranscripts(t *testing.T) {
 			return err.Error()
 		}
 		var b strings.Builder
-		fmt.Fprintf(&b, "%s, collectives are sure of %.1f %%\n", r.Fabric, 100*r.HighShare)
+		fmt.Fprintf(&b, "%s, collectives are guaranteed %.1f %%\n", r.Fabric, 100*r.HighShare)
 		for _, dev := range r.Deviations {
 			if dev.Where != "" {
 				b.WriteString(dev.Where + ": ")

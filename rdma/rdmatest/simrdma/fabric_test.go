@@ -309,12 +309,12 @@ func TestRules(t *testing.T) {
 	} {
 		// In virtual time a Work stays in flight until the violation has been made.
 		synctest.Test(t, func(t *testing.T) {
-			told := 0
-			r := newRig(t, 1, FabricOptions{Delay: Span{Min: 1, Max: 100}, OnViolation: func(string) { told++ }}, NICOptions{Windows: true})
+			calls := 0
+			r := newRig(t, 1, FabricOptions{Delay: Span{Min: 1, Max: 100}, OnViolation: func(string) { calls++ }}, NICOptions{Windows: true})
 			breach(r)
 			v := r.f.Violations()
-			if len(v) == 0 || !strings.Contains(strings.Join(v, "\n"), want) || told < len(v) {
-				t.Errorf("want a breach %q; got %d: %q", want, told, v)
+			if len(v) == 0 || !strings.Contains(strings.Join(v, "\n"), want) || calls < len(v) {
+				t.Errorf("want a breach %q; got %d: %q", want, calls, v)
 			}
 		})
 	}
