@@ -441,7 +441,7 @@ func TestStoppedNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := r.get(ns, ids); got.Blocks != 8 {
-		t.Errorf("read when it goes on: %+v", got)
+		t.Errorf("read after it continues: %+v", got)
 	}
 	// The node has performed the first read too, into a window that was closed.
 	for i, b := range mem.Bytes() {

@@ -627,7 +627,7 @@ func TestEpochs(t *testing.T) {
 		t.Fatalf("write of the old epoch: %+v, %v", w, err)
 	}
 	if _, err := r.put(ns, ids, 0, 9); !errors.Is(err, client.ErrMismatch) {
-		t.Fatalf("write of an epoch to come: %v", err)
+		t.Fatalf("write of a later epoch: %v", err)
 	}
 	if again, err := r.store.Namespace(t.Context(), "m"); err != nil || again.Epoch != 2 {
 		t.Fatalf("namespace after a mismatch: %+v, %v", again, err)
@@ -789,7 +789,7 @@ func TestBatches(t *testing.T) {
 		t.Fatalf("reads: %+v, %v", rs, err)
 	}
 	if !slices.Equal(mem.Bytes(), into.Bytes()) {
-		t.Error("other bytes were read than written")
+		t.Error("the bytes that were read differ from the written bytes")
 	}
 	reads[3].Into = nil
 	if _, err := r.store.ReadBatch(t.Context(), reads); !errors.Is(err, client.ErrRequest) {

@@ -274,7 +274,7 @@ func TestRetries(t *testing.T) {
 		t.Fatalf("write: %+v, %v after %d calls", w, err, calls)
 	}
 	if n := r.store.Nodes(); !n[0].Up {
-		t.Error("a node that takes no writes was given up for reads")
+		t.Error("a node that takes no writes is avoided for reads")
 	}
 }
 
@@ -290,7 +290,7 @@ func TestAnotherProvider(t *testing.T) {
 		}
 		s, err := client.Open(t.Context(), client.Options{Servers: []string{f.addr}, Engine: engine})
 		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "open an engine of provider "+said) {
-			t.Errorf("a node that says %q: %v, want %v", said, err, want)
+			t.Errorf("a node that returns %q: %v, want %v", said, err, want)
 		}
 		if err == nil {
 			if err := s.Close(); err != nil {

@@ -265,10 +265,10 @@ func TestTenantsAreForgotten(t *testing.T) {
 	}
 	level := l.p.priorities[0]
 	if n := len(level.flows); n > maxDebts+1 {
-		t.Errorf("%d tenants are remembered when one has requests", n)
+		t.Errorf("%d tenants have state when one has requests", n)
 	}
 	if level.flows["0"] != nil {
-		t.Fatal("tenant 0 is remembered: nothing was tested")
+		t.Fatal("tenant 0 has state: nothing was tested")
 	}
 	again := l.submit(Request{Tenant: "0", Prompt: 100})
 	if granted := append(l.round(), l.round()...); slices.Contains(granted, again) {
@@ -278,7 +278,7 @@ func TestTenantsAreForgotten(t *testing.T) {
 		l.round()
 	}
 	if n := len(level.flows); n > 1 {
-		t.Errorf("%d tenants are remembered when no request waits", n)
+		t.Errorf("%d tenants have state when no request waits", n)
 	}
 }
 

@@ -601,7 +601,7 @@ func TestEpochOfFoundRequest(t *testing.T) {
 		Holding: []Held{{Request: Request{ID: 7, Prompt: 100, Hit: 64, Output: 5}, Engine: 1}},
 	})
 	if got := p.Step(Epoch{At: 1, Epoch: 1}); len(got) != 0 {
-		t.Errorf("said %v; its prefill is over", got)
+		t.Errorf("the planner sent %v; the prefill has ended", got)
 	}
 	p.Step(Finished{At: 2, Request: 7, Role: Decode})
 	if st := p.Stats(); st.Finished != 1 || st.Serving != 0 {

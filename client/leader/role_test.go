@@ -88,7 +88,7 @@ func TestSwitchRole(t *testing.T) {
 	p, d := pe.started(), de.started()
 	select {
 	case to := <-e.asked:
-		t.Errorf("the owner was asked for role %v while an engine held a request", to)
+		t.Errorf("SwitchRole(%v) was called while an engine held a request", to)
 	default:
 	}
 	slow.Done(slow.ctx.Err())

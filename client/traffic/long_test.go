@@ -58,7 +58,7 @@ func TestLongPrompts(t *testing.T) {
 					fill(want[l*64:(l+1)*64], r.ids[b], l)
 				}
 				if !bytes.Equal(s.blocks[r.ids[b]], want) {
-					t.Fatalf("block %d is not what is stored", b)
+					t.Fatalf("block %d differs from the stored block", b)
 				}
 			}
 			clear(s.blocks)

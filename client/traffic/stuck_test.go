@@ -229,7 +229,7 @@ func (w *engines) run() {
 		}
 	}
 	if succeeded < requestCount/4 {
-		w.t.Errorf("%d of %d requests succeeded; want at least a quarter, or the test shows little", succeeded, requestCount)
+		w.t.Errorf("%d of %d requests succeeded; want at least a quarter, otherwise too little was tested", succeeded, requestCount)
 	}
 	synctest.Wait()
 	for _, e := range append(w.pes, w.des...) {

@@ -674,7 +674,7 @@ func TestBadCopies(t *testing.T) {
 		o := e.opts
 		change(&o)
 		if _, err := New(o); !errors.Is(err, ErrJob) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v; want it to say %q", err, want)
+			t.Errorf("%v; want an error with %q", err, want)
 		}
 	}
 }
@@ -851,7 +851,7 @@ func TestLostBlocks(t *testing.T) {
 		t.Errorf("computed %s", got)
 	}
 	if s.blocks[blockName(1, 2)] == nil || s.blocks[blockName(1, 8)] == nil {
-		t.Error("what was computed is not in storage")
+		t.Error("the computed blocks are not in storage")
 	}
 }
 
@@ -1203,7 +1203,7 @@ func TestBadJobs(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := e.Decode(ctx, DecodeJob{Request: "huge", Blocks: 8000, Pages: make([]uint32, 8000), Peer: e.peer}); err == nil {
-		t.Error("a prompt larger than the buffer was taken")
+		t.Error("a prompt larger than the buffer was accepted")
 	}
 }
 

@@ -198,7 +198,7 @@ func TestGetKeepsTheFile(t *testing.T) {
 	}
 	s.run("block", "get", "m", "--tokens-file", known, "--out", link).must(t)
 	if content() != string(data) {
-		t.Errorf("the file holds %d bytes, not what was put", len(content()))
+		t.Errorf("the file holds %d bytes, not the stored bytes", len(content()))
 	}
 	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("the link was replaced: %v, %v", info, err)
@@ -281,6 +281,6 @@ func TestReadmeWorksAtOnce(t *testing.T) {
 	if out, err := sh.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	} else if !strings.Contains(string(out), "is well") {
-		t.Errorf("the block does not end with a node that doctor finds well:\n%s", out)
+		t.Errorf("the block does not end with a node that doctor reports as healthy:\n%s", out)
 	}
 }

@@ -293,7 +293,7 @@ func TestPlannerRefuses(t *testing.T) {
 	}
 	n.Update(&dualpath.NetworkReport{Bandwidth: [Tiers]float64{1, 1, 1, 0}})
 	if n.Oracle().Snapshot().Fabric != FatTree() {
-		t.Error("a report without a bandwidth was taken")
+		t.Error("a report without a bandwidth was accepted")
 	}
 }
 

@@ -369,7 +369,7 @@ func FuzzAgainstBitmap(f *testing.F) {
 				want, fits := naiveFirstFit(used[:], n)
 				b, err := a.TryAlloc(n * Granule)
 				if fits != (err == nil) || fits && int(b.page) != want {
-					t.Fatalf("step %d: %d pages at %v (%v); the bitmap says %d, %t", i, n, b, err, want, fits)
+					t.Fatalf("step %d: %d pages at %v (%v); the bitmap has %d, %t", i, n, b, err, want, fits)
 				}
 				if fits {
 					fill(used[want:want+n], true)

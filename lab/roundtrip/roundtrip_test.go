@@ -103,7 +103,7 @@ func TestMeasure(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(there[:memoryBytes/2], memory[:memoryBytes/2]) || !bytes.Equal(memory[memoryBytes/2:], there[memoryBytes/2:]) {
-			t.Error("what crossed is not what was sent")
+			t.Error("the received bytes differ from the sent bytes")
 		}
 		if s := near.Stats(); s.WritesOut != uint64(7*len(shapes)) {
 			t.Errorf("%d writes for %d trips", s.WritesOut, 7*len(shapes))
@@ -226,7 +226,7 @@ func TestRefuses(t *testing.T) {
 	}
 	// The other end itself reports payloads that it cannot take.
 	if _, err := Measure(t.Context(), near, to, make([]byte, 4*memoryBytes), Options{Shapes: []Shape{{memoryBytes, 1}}, Repeats: 1}); err == nil || !strings.Contains(err.Error(), "half of the memory") {
-		t.Errorf("more than the other end has: %v", err)
+		t.Errorf("more than the memory of the other end: %v", err)
 	}
 }
 

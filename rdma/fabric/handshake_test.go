@@ -115,7 +115,7 @@ func TestShutBeforeHandshake(t *testing.T) {
 		t.Errorf("polled %+v, want the write as broken", polled)
 	}
 	if !bytes.Equal(dst, make([]byte, len(dst))) {
-		t.Error("a write landed after its endpoint was shut")
+		t.Error("a write arrived after its endpoint was shut")
 	}
 }
 

@@ -82,7 +82,7 @@ func TestSimulatedPort(t *testing.T) {
 	}
 	a.Low = nil
 	if sent = a.Simulate(mtu, packets, 2); len(sent) != 0 {
-		t.Errorf("a lane without weight sends %v", sent)
+		t.Errorf("a lane without a weight sends %v", sent)
 	}
 }
 

@@ -114,7 +114,7 @@ func TestLostEngineForgets(t *testing.T) {
 	}
 	p.polled(e, nil)
 	if again := p.must(t, conversation(1, 20)); again != other {
-		t.Error("the prompt goes back to the engine that has lost it")
+		t.Error("the prompt goes to the engine whose blocks were dropped")
 	}
 }
 

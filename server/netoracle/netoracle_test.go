@@ -102,7 +102,7 @@ func FuzzParseFile(f *testing.F) {
 			return
 		}
 		if err := r.clean(); err != nil {
-			t.Errorf("what was parsed is out of range: %v", err)
+			t.Errorf("the parsed value is out of range: %v", err)
 		}
 	})
 }
@@ -152,7 +152,7 @@ func TestFile(t *testing.T) {
 		t.Errorf("mended: %+v, %d calls of Watch", s, calls)
 	}
 	if !strings.Contains(log.String(), "answers again") {
-		t.Errorf("its return was not said:\n%s", &log)
+		t.Errorf("its recovery was not logged:\n%s", &log)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestKubernetes(t *testing.T) {
 		t.Errorf("%d requests for 5 nodes, two a page", len(api.asked))
 	}
 	if a := api.asked[0].Header.Get("Accept"); !strings.Contains(a, "PartialObjectMetadataList") {
-		t.Errorf("whole nodes were asked for: %s", a)
+		t.Errorf("whole nodes were requested: %s", a)
 	}
 	other, err := NewKubernetes(KubernetesOptions{Server: api.URL, TokenFile: tokenFile, Pod: "other"})
 	if err != nil {
@@ -436,7 +436,7 @@ func TestRefresh(t *testing.T) {
 		f, s := asked()
 		time.Sleep(time.Minute)
 		if f2, s2 := asked(); f2 != f || s2 != s {
-			t.Errorf("asked after Close: %d and %d more", f2-f, s2-s)
+			t.Errorf("requests after Close: %d and %d more", f2-f, s2-s)
 		}
 	})
 }
@@ -461,6 +461,6 @@ func TestMetricsPage(t *testing.T) {
 		got[m[1]] = m[2]
 	}
 	if !maps.Equal(got, want) || len(want) == 0 {
-		t.Errorf("docs/metrics.md says %v; the registry %v", got, want)
+		t.Errorf("docs/metrics.md has %v; the registry %v", got, want)
 	}
 }

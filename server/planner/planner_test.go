@@ -489,7 +489,7 @@ func TestSlow(t *testing.T) {
 	s.sendLocked(1, &pb.LeaderAction{})
 	s.sendLocked(1, &pb.LeaderAction{})
 	if !errors.Is(context.Cause(l.gone), errSlowLeader) || s.leaders[1] != nil {
-		t.Errorf("the leader's session goes on: %v", context.Cause(l.gone))
+		t.Errorf("the leader's session continues: %v", context.Cause(l.gone))
 	}
 	s.mu.Unlock()
 	if err := s.message(l, &pb.LeaderMessage{}); !errors.Is(err, errSlowLeader) {
@@ -504,7 +504,7 @@ func TestSlow(t *testing.T) {
 	select {
 	case <-lost:
 	default:
-		t.Error("the gateway's stream goes on")
+		t.Error("the gateway's stream continues")
 	}
 	s.forgetLocked(j)
 	s.mu.Unlock()

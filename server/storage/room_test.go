@@ -139,6 +139,6 @@ func TestAnotherSlotSizeWithEverythingHeld(t *testing.T) {
 		}
 	}
 	if stored == 12*4 {
-		t.Error("every block of the other size found room: the store was not full")
+		t.Error("every block of the other size was stored: the store was not full")
 	}
 }

@@ -147,10 +147,10 @@ func outcomes(t *testing.T, seed uint64) (out []string) {
 func TestReplay(t *testing.T) {
 	one, again, other := outcomes(t, 1), outcomes(t, 1), outcomes(t, 2)
 	if !slices.Equal(one, again) {
-		t.Error("the same seed, another fate")
+		t.Error("the same seed gave another result")
 	}
 	if slices.Equal(one, other) {
-		t.Error("another seed, the same fate")
+		t.Error("another seed gave the same result")
 	}
 	if len(one) <= 100 {
 		t.Errorf("%d completions of 100 writes with immediates", len(one))
