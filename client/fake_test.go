@@ -281,16 +281,16 @@ func TestRetries(t *testing.T) {
 // TestAnotherProvider: if the Store's engine has another provider than the node, the
 // error names the node's provider. A node that names none is an old one and uses tcp.
 func TestAnotherProvider(t *testing.T) {
-	for said, want := range map[string]error{"": nil, "tcp": nil, "verbs": client.ErrProvider} {
+	for provider, want := range map[string]error{"": nil, "tcp": nil, "verbs": client.ErrProvider} {
 		f := newFake(t)
-		f.describe = func(d *pb.DescribeResponse) { d.DataProvider = said }
+		f.describe = func(d *pb.DescribeResponse) { d.DataProvider = provider }
 		engine, err := tcp.New(t.Context(), tcp.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		s, err := client.Open(t.Context(), client.Options{Servers: []string{f.addr}, Engine: engine})
-		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "open an engine of provider "+said) {
-			t.Errorf("a node that returns %q: %v, want %v", said, err, want)
+		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "open an engine of provider "+provider) {
+			t.Errorf("a node with provider %q: %v, want %v", provider, err, want)
 		}
 		if err == nil {
 			if err := s.Close(); err != nil {

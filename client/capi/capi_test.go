@@ -148,7 +148,7 @@ type memcheck struct {
 // TestConformanceValgrind runs the program of TestConformance under memcheck, which also
 // checks the C code of the library, and C memory that Go code uses or should free. Other
 // errors in Go code are not errors of the library: Go's runtime switches between stacks that
-// lie close to each other, and memcheck takes such a switch for the end of a stack frame.
+// are close to each other, and memcheck takes such a switch for the end of a stack frame.
 func TestConformanceValgrind(t *testing.T) {
 	need(t, "valgrind")
 	program := compile(t, "testdata/conformance.c")

@@ -45,7 +45,7 @@ type engines struct {
 	pes, des  []*engine
 
 	mu sync.Mutex
-	// used is the bytes of each engine's buffer that requests hold. changed is closed
+	// used is the number of bytes of each engine's buffer that requests hold. changed is closed
 	// and replaced when a request returns its bytes.
 	used    map[*engine]int64
 	changed chan struct{}

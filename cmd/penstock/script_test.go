@@ -395,7 +395,7 @@ func TestNamespaceCalledList(t *testing.T) {
 }
 
 // TestLogOfAPut: when a client has closed its session, the node does not log that the
-// peer died.
+// peer failed.
 func TestLogOfAPut(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume", "--log-level", "debug")

@@ -1,7 +1,7 @@
 package lint
 
-//lint:file-ignore SA1019 the parser's name resolution is exact for what is asked of it here (is this
-// identifier the file's own package variable?), and types would need a build of every package.
+//lint:file-ignore SA1019 the parser's name resolution is exact for its use here (whether an
+// identifier is a package variable of the file), and types would need a build of every package.
 
 import (
 	"fmt"

@@ -285,8 +285,8 @@ func TestNewWeights(t *testing.T) {
 }
 
 // TestPinnedWeights: the weights change while requests that name their version are served.
-// The namespace keeps that version, so the requests go on with its weights and find its
-// blocks, and no request is planned anew.
+// The namespace keeps that version, so the requests continue with its weights and find its
+// blocks, and no request is planned again.
 func TestPinnedWeights(t *testing.T) {
 	c := newCluster(t, 1, 1)
 	c.gateway.Epoch = c.gateway.Namespace.Epoch

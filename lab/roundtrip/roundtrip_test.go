@@ -230,7 +230,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestSlots: a requester that starts again, leaves or dies frees its slot.
+// TestSlots: the slot of a requester that starts again, ends its measurement or fails is freed.
 func TestSlots(t *testing.T) {
 	far := engine(t, true)
 	a, err := NewAnswerer(far, make([]byte, memoryBytes))
@@ -292,7 +292,7 @@ func FuzzHello(f *testing.F) {
 	f.Add([]byte(`{"version":1}`))
 	f.Add([]byte(`[]`))
 	f.Fuzz(func(t *testing.T, msg []byte) {
-		a := &Answerer{engine: deaf{}, half: 1 << 10}
+		a := &Answerer{engine: noSessions{}, half: 1 << 10}
 		a.receive(rdma.EngineID{1}, msg)
 		if a.slots != ([MaxRequesters]*session{}) {
 			t.Errorf("without an engine there are sessions: %v", a.slots)
@@ -300,8 +300,8 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// deaf is an engine without sessions.
-type deaf struct{ rdma.Engine }
+// noSessions is an engine without sessions.
+type noSessions struct{ rdma.Engine }
 
-func (deaf) Send(context.Context, rdma.EngineID, []byte, func(error)) error { return nil }
-func (deaf) ExpectImm(rdma.Expect) (*rdma.Expectation, error)               { return nil, rdma.ErrClosed }
+func (noSessions) Send(context.Context, rdma.EngineID, []byte, func(error)) error { return nil }
+func (noSessions) ExpectImm(rdma.Expect) (*rdma.Expectation, error)               { return nil, rdma.ErrClosed }

@@ -269,7 +269,7 @@ func TestRestart(t *testing.T) {
 }
 
 // TestGatewayLost: the gateway of a request ended while the planner was down. The request does not
-// stay on its engines, and a gateway may submit it anew.
+// stay on its engines, and a gateway may submit it again.
 func TestGatewayLost(t *testing.T) {
 	h := newHost(t, Options{GatewayWait: time.Millisecond})
 	q := &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 100}

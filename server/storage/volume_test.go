@@ -237,7 +237,7 @@ func segmentsOf(t *testing.T, d *memio.Device) map[string][]byte {
 }
 
 // TestOneDiskFailsWrites: with one of two disks failing every write, or every
-// sync, no block is refused, whatever durability was asked for.
+// sync, no block is refused, with any durability.
 func TestOneDiskFailsWrites(t *testing.T) {
 	for _, fault := range []string{`(Err EIO Writes)`, `(Err EIO Syncs)`, `(Err EIO (Or Writes Syncs))`, `(Short Writes)`} {
 		for _, d := range []blockstore.Durability{blockstore.DurabilityBatch, blockstore.DurabilitySync} {

@@ -228,7 +228,7 @@ func TestGhost(t *testing.T) {
 	if kept > capacity || kept < capacity/2 {
 		t.Errorf("%d of the last entries are in the ghost; the capacity is %d", kept, capacity)
 	}
-	// Growing forgets no fingerprint that still fits.
+	// Growing keeps every fingerprint that still fits.
 	for i := range uint64(16) {
 		g.add(mix(i), capacity)
 	}
