@@ -727,10 +727,10 @@ func (r *request) both(ctx context.Context, x int) (p *Prefill, d *Decode, pStop
 	return p, d, pStop, dStop
 }
 
-// TestRecomputeWhatCame: blocks that Recompute names are computed again for both sides, also
+// TestRecomputeArrived: blocks that Recompute names are computed again for both sides, also
 // blocks that have arrived in a buffer. The job ends if the decode side still reads blocks that the
 // prefill side would write, and if Recompute comes after layers may have used the blocks.
-func TestRecomputeWhatCame(t *testing.T) {
+func TestRecomputeArrived(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()

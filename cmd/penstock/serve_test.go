@@ -546,7 +546,7 @@ func TestEventsFollow(t *testing.T) {
 	}
 }
 
-func TestCompletionKnowsNamespaces(t *testing.T) {
+func TestNamespacesComplete(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	s.run("ns", "create", "llama", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
 	for _, line := range [][]string{{"ns", "show", ""}, {"block", "get", "l"}, {"evict", "--namespace", ""}} {

@@ -146,9 +146,9 @@ func TestTimeoutOfMoves(t *testing.T) {
 	}
 }
 
-// TestWaitSaysWhatTheNodeIs: status --wait fails with the node's state if the node responds and
+// TestWaitReportsState: status --wait fails with the node's state if the node responds and
 // does not serve.
-func TestWaitSaysWhatTheNodeIs(t *testing.T) {
+func TestWaitReportsState(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume", "--free-floor", "1000TiB")
 	r := s.run("status", "--wait", "--timeout", "3s")
 	state := decode[struct {

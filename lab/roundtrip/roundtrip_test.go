@@ -193,9 +193,9 @@ func TestAnswererDies(t *testing.T) {
 	}
 }
 
-// TestNobodyAnswers: with an engine that accepts no messages, the measurement ends with an error at
+// TestNoAnswer: with an engine that accepts no messages, the measurement ends with an error at
 // the deadline.
-func TestNobodyAnswers(t *testing.T) {
+func TestNoAnswer(t *testing.T) {
 	far, near := engine(t, true), engine(t, false)
 	o := Options{Shapes: []Shape{{8, 8}}, Repeats: 1}
 	if _, err := Measure(t.Context(), near, connect(t, near, far), make([]byte, memoryBytes), o); err == nil || !strings.Contains(err.Error(), "takes no messages") {

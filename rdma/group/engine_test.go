@@ -178,9 +178,9 @@ func TestUnconfirmedRevocation(t *testing.T) {
 	})
 }
 
-// TestRevokeAsksItsPeer: revoking a window that names its peer asks no other peer, although
+// TestRevokeContactsItsPeer: revoking a window that names its peer contacts no other peer, although
 // another peer is silent and would delay the revocation.
-func TestRevokeAsksItsPeer(t *testing.T) {
+func TestRevokeContactsItsPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 11, simrdma.FabricOptions{Delay: simrdma.Span{Max: time.Millisecond}})
 		nic := simrdma.NICOptions{}.LikeSRD()

@@ -85,9 +85,9 @@ func TestReadFaultsAreMisses(t *testing.T) {
 	}
 }
 
-// TestReaderThatGoesIsNotTheDisk: a piece that was read and did not reach the reader has the reason
+// TestLostReaderIsNoDeviceFault: a piece that was read and did not reach the reader has the reason
 // transfer.
-func TestReaderThatGoesIsNotTheDisk(t *testing.T) {
+func TestLostReaderIsNoDeviceFault(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
 	ids := chain(ns, 3, 0)

@@ -127,7 +127,7 @@ func TestReturning(t *testing.T) {
 	}
 }
 
-func TestColdGoesFirst(t *testing.T) {
+func TestColdIsEvictedFirst(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind Kind) {
 		p := newPolicy(t, kind)
 		p.Insert(1, 1)
@@ -149,9 +149,9 @@ func TestColdGoesFirst(t *testing.T) {
 	})
 }
 
-// TestChainGoesLeafFirst: of a chain inserted from the root, the leaf is evicted first, and the
+// TestChainIsEvictedLeafFirst: of a chain inserted from the root, the leaf is evicted first, and the
 // other nodes follow at constant cost.
-func TestChainGoesLeafFirst(t *testing.T) {
+func TestChainIsEvictedLeafFirst(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind Kind) {
 		const length = 1000
 		p := newPolicy(t, kind)
