@@ -1,6 +1,6 @@
 """The commands of README.md and of pages in docs, run as a user runs them.
 
-A test takes a block of shell commands out of a page and replaces in it what is the test's own: the model, the data
+A test takes a block of shell commands from a page and replaces the values of the test in it: the model, the data
 directory, the node's address. The rest runs as it stands.
 """
 
