@@ -276,6 +276,7 @@ func checkExported(t *testing.T, c *http.Client, address string) {
 // Then each query of the dashboard has a number, Prometheus evaluates each rule without an error,
 // and a node that stops makes an alert pending.
 func TestMonitoring(t *testing.T) {
+	testkit.Long(t, "Prometheus scrapes for several seconds")
 	testkit.VerifyNone(t)
 	node := startServed(t, t.TempDir())
 	node.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)

@@ -676,7 +676,7 @@ def test_reset(make: Callable[..., Cluster]) -> None:
     ("params", "kind"),
     [
         (None, None),
-        ({"penstock": {"attempt": "nobody's", "epoch": 1}}, "unavailable"),
+        ({"penstock": {"attempt": "unknown", "epoch": 1}}, "unavailable"),
         ({"penstock": {"attempt": 3}}, "unnamed"),
         ({"penstock": "x"}, "unnamed"),
         ({"other": 1}, None),
@@ -887,7 +887,7 @@ def test_epochs_of_shards(make: Callable[..., Cluster]) -> None:
 
 
 class Reports:
-    """An attempt that keeps what is reported of its reads."""
+    """An attempt that records the reports of its reads."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []

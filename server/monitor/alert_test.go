@@ -380,6 +380,7 @@ func writeYAML(t *testing.T, path string, v any) {
 // TestAlerts: Prometheus fires each alert, with its labels and texts, in the situation that it is
 // for, and does not fire it in similar ones.
 func TestAlerts(t *testing.T) {
+	testkit.Long(t, "promtool evaluates the rules over hours of samples")
 	promtool := testkit.Program(t, "promtool", "prometheus")
 	dir := t.TempDir()
 	rules := NewRules()
