@@ -289,7 +289,7 @@ func TestBootCounterNeverGoesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		if other := seen[b.ref.Generation]; other != "" {
-			t.Fatalf("start %d gave out generation %d again, that of start %s", i, b.ref.Generation, other)
+			t.Fatalf("start %d issued generation %d again, which start %s had issued", i, b.ref.Generation, other)
 		}
 		seen[b.ref.Generation] = b.name
 		newest := int64(s.volumes[0].superblock.Sequence % 2)

@@ -306,7 +306,7 @@ func TestRemoveAwaitsClose(t *testing.T) {
 					t.Errorf("RemoveVolume took %v; want %v", took, c.want)
 				}
 				if got := log.Take(); !strings.Contains(got, c.logs) {
-					t.Errorf("the log does not say %q:\n%s", c.logs, got)
+					t.Errorf("the log does not contain %q:\n%s", c.logs, got)
 				}
 				putMany(t, s, "later", 3)
 				if c.logs == "is still open" {

@@ -114,10 +114,10 @@ func TestReadFaults(t *testing.T) {
 				t.Errorf("read after the fault: %v", err)
 			}
 			if err := f.Free(b.ref); err != nil {
-				t.Errorf("a failed read kept its pin: %v", err)
+				t.Errorf("a failed read still holds its pin: %v", err)
 			}
 			if st := f.Stats().Slots; st.CondemnedBytes != 0 {
-				t.Errorf("a failed read kept its pin: %d bytes condemned", st.CondemnedBytes)
+				t.Errorf("a failed read still holds its pin: %d bytes condemned", st.CondemnedBytes)
 			}
 		})
 	}
@@ -215,7 +215,7 @@ func soak(t *testing.T, seed uint64) {
 	for _, b := range live {
 		err := get(t, f.Store, b, 0, 0)
 		if (err != nil) != found[b.ref] {
-			t.Errorf("block %s: read says %v, the scrubber found it corrupt: %v", b.name, err, found[b.ref])
+			t.Errorf("block %s: read returns %v, the scrubber found it corrupt: %v", b.name, err, found[b.ref])
 		}
 		f.settle(b, err)
 	}
@@ -294,10 +294,10 @@ func TestOpenFaults(t *testing.T) {
 				break
 			}
 			if err == nil {
-				t.Fatalf("fresh %v: Open passed over %v", fresh, d.Counter().Injected()[0])
+				t.Fatalf("fresh %v: Open ignored %v", fresh, d.Counter().Injected()[0])
 			}
 			if d.Counter().Surfaced(err) != 1 {
-				t.Fatalf("fresh %v: Open hid %v behind %v", fresh, d.Counter().Injected()[0], err)
+				t.Fatalf("fresh %v: Open returned %[3]v instead of %[2]v", fresh, d.Counter().Injected()[0], err)
 			}
 			d.Close()
 			s, err = open(t, Options{}, m.Reopen())
@@ -371,7 +371,7 @@ func TestSyncFailure(t *testing.T) {
 		t.Errorf("catalogue: %v", err)
 	}
 	if !strings.Contains(s.Stats().String(), ", failed: a sync failed: faultio") {
-		t.Errorf("the stats do not say that a volume failed:\n%v", s.Stats())
+		t.Errorf("the stats do not report the failed volume:\n%v", s.Stats())
 	}
 }
 

@@ -110,7 +110,7 @@ func FuzzReserve(f *testing.F) {
 			used += 4096
 		}
 		if got := s.Stats().Slots.ReservedBytes; got != used {
-			t.Fatalf("%d bytes reserved; the model says %d", got, used)
+			t.Fatalf("%d bytes reserved; the model has %d", got, used)
 		}
 	})
 }

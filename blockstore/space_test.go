@@ -128,7 +128,7 @@ func TestSpaceSteps(t *testing.T) {
 			looks += g.looks
 		}
 		if looks > uint64(len(refs)) {
-			t.Errorf("%d segments: a scrub looks at %d slots of %d", segments, looks, len(refs))
+			t.Errorf("%d segments: a scrub visits %d slots of %d", segments, looks, len(refs))
 		}
 		return full, one
 	}

@@ -335,7 +335,7 @@ func TestReadRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if st := s.Stats().Slots; st.UsedBytes() != 0 {
-		t.Errorf("a refused read kept its pin: %v", s.Stats())
+		t.Errorf("a refused read still holds its pin: %v", s.Stats())
 	}
 }
 
@@ -422,7 +422,7 @@ func TestClosed(t *testing.T) {
 	r := d.Reopen()
 	defer r.Close()
 	if err := r.Lock("next"); err != nil {
-		t.Errorf("Close kept the lock: %v", err)
+		t.Errorf("Close did not release the lock: %v", err)
 	}
 }
 

@@ -20,8 +20,8 @@ import (
 // delay until a hung volume is detected.
 const watchEvery = 250 * time.Millisecond
 
-// watchedDevice is the device of a volume. It reports each request, also one that
-// has not completed, to the volume's health machine.
+// watchedDevice is the device of a volume. It reports each request to the volume's health machine,
+// including requests that have not completed.
 type watchedDevice struct {
 	blockio.Device // Lock, Info, Stats, Close: unchanged
 	log            *slog.Logger
@@ -196,7 +196,8 @@ func (w *watchedDevice) probed(started time.Time, err error) {
 	}
 }
 
-// lost reports that the volume missed a change that it must hold.
+// lost reports to the health machine that a change that every volume must store, such as a newer
+// catalogue, did not reach this volume.
 func (w *watchedDevice) lost(cause error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -238,10 +239,11 @@ func volumesFault(err error) error {
 	return err
 }
 
-// watched performs and reports a call that is one request and has no buffers of the caller. If the
-// volume fails meanwhile, watched returns early with ErrVolumeFailed. The call continues in the
-// background, and undo, if not nil, gets the result of a late success. If the volume had failed
-// before, watched waits for the call: only probes and readers call a failed volume.
+// watched performs a call to the device and reports it to the health machine as one request. The
+// call must not use buffers of the caller. If the volume fails during the call, watched returns
+// early with ErrVolumeFailed. The call continues in the background, and undo, if not nil, receives
+// the result of a late success. If the volume failed before the call, watched waits for the call:
+// only probes and readers call a failed volume.
 func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo func(T)) (T, error) {
 	type outcome struct {
 		value T
@@ -289,7 +291,7 @@ func (w *watchedDevice) failure(op health.Op) error {
 	return fmt.Errorf("%v on volume %s: %w: %w", op, w.Device.Info().Path, ErrVolumeFailed, causeOf(w.health()))
 }
 
-// errOrdered is the cause of a state that has no other.
+// errOrdered is the cause of a state that the operator ordered.
 var errOrdered = errors.New("by the operator")
 
 // causeOf returns the cause of a volume's state.
@@ -361,8 +363,8 @@ func (w *watchedDevice) doDetached(ctx context.Context, r blockio.Request, pendi
 	return err
 }
 
-// Do implements blockio.Device. A batch counts as one request of each direction:
-// the errors of one batch often have one cause.
+// Do implements blockio.Device. For the volume's health a batch counts as at most one read and one
+// write, because the errors of one batch often have one cause.
 func (w *watchedDevice) Do(ctx context.Context, batch []blockio.Request) error {
 	o := w.begin(slices.ContainsFunc(batch, func(r blockio.Request) bool { return r.Op == blockio.Read }))
 	err := w.Device.Do(ctx, batch)
@@ -375,7 +377,8 @@ func (w *watchedDevice) Do(ctx context.Context, batch []blockio.Request) error {
 	return err
 }
 
-// reportFault reports a batch that was not admitted.
+// reportFault reports to the health machine that Do failed with err for the whole batch. It returns
+// whether the volume's state changed.
 func reportFault(m *health.Machine, now time.Time, took time.Duration, batch []blockio.Request, err error) bool {
 	if err = volumesFault(err); err == nil || len(batch) == 0 {
 		return false
@@ -383,8 +386,9 @@ func reportFault(m *health.Machine, now time.Time, took time.Duration, batch []b
 	return m.Done(now, opOf(batch[0].Op), took, err)
 }
 
-// reportBatch reports the outcomes of a batch: for each direction a success, if
-// there was one, and then an error, if there was one.
+// reportBatch reports the outcomes of a batch to the health machine. For reads, and then for writes,
+// it reports one success if any request succeeded, and one error if any request failed. It returns
+// whether the volume's state changed.
 func reportBatch(m *health.Machine, now time.Time, took time.Duration, batch []blockio.Request) (changed bool) {
 	var succeeded [2]bool
 	var fault [2]error

@@ -296,7 +296,7 @@ func newestCatalogue(t *testing.T, d *memio.Device) (ondisk.CatalogueHeader, []b
 }
 
 // TestCatalogueQuorum: for every number of volumes that acknowledged a change, a start that is
-// certain of the catalogue sees at least one of these volumes.
+// certain of the catalogue has at least one of these volumes.
 func TestCatalogueQuorum(t *testing.T) {
 	for count := 1; count <= kv.MaxVolumes; count++ {
 		for present := 0; present <= count; present++ {

@@ -93,7 +93,7 @@ func TestArrival(t *testing.T) {
 			placing(rng, a, cuts[i], to-cuts[i])
 		}
 		if known := checkArrived(t, r, task, a, lo); known != 4*pieces {
-			t.Fatalf("seed %d: %d layers of %d were hashed as they landed", seed, known, 4*pieces)
+			t.Fatalf("seed %d: %d layers of %d were hashed when they arrived", seed, known, 4*pieces)
 		}
 		for range rng.IntN(6) { // some ranges a second time
 			at := rng.IntN(size)
@@ -130,7 +130,7 @@ func TestArrivalAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	if known := checkArrived(t, r, task, a, lo); known != 8 {
-		t.Errorf("%d layers of 8 were hashed as they landed", known)
+		t.Errorf("%d layers of 8 were hashed when they arrived", known)
 	}
 }
 
@@ -138,7 +138,7 @@ func TestArrivalAtOnce(t *testing.T) {
 func TestArrivalNot(t *testing.T) {
 	r, task := arriving(make([]byte, 8<<20), arrivedLayerMax+1, []int64{0})
 	if a := r.newArrival(task, r.zones(task)); a != nil || a.sumsOf(0, 4) != nil {
-		t.Errorf("layers of %d bytes are to be hashed as they land", arrivedLayerMax+1)
+		t.Errorf("layers of %d bytes are to be hashed when they arrive", arrivedLayerMax+1)
 	}
 }
 

@@ -264,9 +264,9 @@ func readUntilKilled(t *testing.T, store *client.Store, ns kv.Namespace) {
 	t.Fatalf("the read was not held up: %v", err)
 }
 
-// TestKilledClientLetsGo: when a client is killed during a read, the node frees its memory and its
+// TestKilledClientIsFreed: when a client is killed during a read, the node frees its memory and its
 // slots.
-func TestKilledClientLetsGo(t *testing.T) {
+func TestKilledClientIsFreed(t *testing.T) {
 	if store, ns := openVictim(t); store != nil {
 		readUntilKilled(t, store, ns)
 	}
@@ -276,7 +276,7 @@ func TestKilledClientLetsGo(t *testing.T) {
 	r.mustPut(ns, chain(ns, 8, 1))
 	idle := h.node.Stats().Arena.UsedBytes
 	h.gate.shut()
-	cmd, _ := startVictim(t, "TestKilledClientLetsGo", h, ns, "")
+	cmd, _ := startVictim(t, "TestKilledClientIsFreed", h, ns, "")
 	<-h.gate.arrived
 	h.must(cmd.Process.Signal(syscall.SIGKILL))
 	_ = cmd.Wait() // killed
@@ -441,7 +441,7 @@ func TestStoppedNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := r.get(ns, ids); got.Blocks != 8 {
-		t.Errorf("read when it goes on: %+v", got)
+		t.Errorf("read after it continues: %+v", got)
 	}
 	// The node has performed the first read too, into a window that was closed.
 	for i, b := range mem.Bytes() {

@@ -595,7 +595,7 @@ func TestLease(t *testing.T) {
 	}
 	evict()
 	if m := r.match(ns, ids); m.Blocks != 0 {
-		t.Fatalf("what nobody holds was not evicted: %+v", m)
+		t.Fatalf("blocks without a lease were not evicted: %+v", m)
 	}
 	if m, err := r.store.Match(t.Context(), client.MatchRequest{Namespace: ns, IDs: ids, Lease: time.Minute}); err != nil || m.Lease != nil {
 		t.Errorf("a lease on nothing: %+v, %v", m, err)
@@ -627,7 +627,7 @@ func TestEpochs(t *testing.T) {
 		t.Fatalf("write of the old epoch: %+v, %v", w, err)
 	}
 	if _, err := r.put(ns, ids, 0, 9); !errors.Is(err, client.ErrMismatch) {
-		t.Fatalf("write of an epoch to come: %v", err)
+		t.Fatalf("write of a later epoch: %v", err)
 	}
 	if again, err := r.store.Namespace(t.Context(), "m"); err != nil || again.Epoch != 2 {
 		t.Fatalf("namespace after a mismatch: %+v, %v", again, err)
@@ -789,7 +789,7 @@ func TestBatches(t *testing.T) {
 		t.Fatalf("reads: %+v, %v", rs, err)
 	}
 	if !slices.Equal(mem.Bytes(), into.Bytes()) {
-		t.Error("other bytes were read than written")
+		t.Error("the bytes that were read differ from the written bytes")
 	}
 	reads[3].Into = nil
 	if _, err := r.store.ReadBatch(t.Context(), reads); !errors.Is(err, client.ErrRequest) {

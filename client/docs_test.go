@@ -47,7 +47,7 @@ func documented(t *testing.T) map[string]string {
 	}
 	return map[string]string{
 		"README.md": code,
-		// The lines of doc.go leave out what is around them.
+		// The example in doc.go omits the function around its lines.
 		"client/doc.go": `package engine
 
 import (

@@ -108,7 +108,7 @@ func TestVolumeEvents(t *testing.T) {
 	for namespace, seen := range events {
 		e := <-seen
 		if e.Kind != client.BlockStored {
-			t.Errorf("followers of %q see %+v; want what was stored", namespace, e)
+			t.Errorf("followers of %q got %+v; want the stored blocks", namespace, e)
 		}
 	}
 	e := <-events[""]
@@ -123,7 +123,7 @@ func TestVolumeEvents(t *testing.T) {
 	}
 	r.bump("m")
 	if e := <-events["m"]; e.Kind != client.AllBlocksCleared {
-		t.Errorf("a follower of one namespace sees %+v", e)
+		t.Errorf("a follower of one namespace got %+v", e)
 	}
 	cancel()
 	for range events {

@@ -9,7 +9,10 @@ func (s *Store) ConnectLocal(ctx context.Context, n int) error {
 		if err != nil {
 			return err
 		}
-		_, _ = node.local.take(sess) // makes one more, in the background
+		// Without an idle connection, take makes one in the background.
+		if c, err := node.local.take(sess); err == nil {
+			node.local.put(c, true)
+		}
 		for range n {
 			c, err := node.local.connect(ctx, node.local.path(sess), sess.localID)
 			if err != nil {

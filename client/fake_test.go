@@ -274,23 +274,23 @@ func TestRetries(t *testing.T) {
 		t.Fatalf("write: %+v, %v after %d calls", w, err, calls)
 	}
 	if n := r.store.Nodes(); !n[0].Up {
-		t.Error("a node that takes no writes was given up for reads")
+		t.Error("a node that takes no writes is avoided for reads")
 	}
 }
 
 // TestAnotherProvider: if the Store's engine has another provider than the node, the
 // error names the node's provider. A node that names none is an old one and uses tcp.
 func TestAnotherProvider(t *testing.T) {
-	for said, want := range map[string]error{"": nil, "tcp": nil, "verbs": client.ErrProvider} {
+	for provider, want := range map[string]error{"": nil, "tcp": nil, "verbs": client.ErrProvider} {
 		f := newFake(t)
-		f.describe = func(d *pb.DescribeResponse) { d.DataProvider = said }
+		f.describe = func(d *pb.DescribeResponse) { d.DataProvider = provider }
 		engine, err := tcp.New(t.Context(), tcp.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		s, err := client.Open(t.Context(), client.Options{Servers: []string{f.addr}, Engine: engine})
-		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "open an engine of provider "+said) {
-			t.Errorf("a node that says %q: %v, want %v", said, err, want)
+		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "open an engine of provider "+provider) {
+			t.Errorf("a node with provider %q: %v, want %v", provider, err, want)
 		}
 		if err == nil {
 			if err := s.Close(); err != nil {

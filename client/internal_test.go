@@ -56,9 +56,9 @@ func TestOwner(t *testing.T) {
 func TestDataAddresses(t *testing.T) {
 	id := rdma.EngineID{1}
 	for _, tc := range []struct {
-		told, host string
-		port       uint32
-		want       string
+		advertised, host string
+		port             uint32
+		want             string
 	}{
 		{"10.0.0.1:7421", "10.0.0.1", 7421, "10.0.0.1:7421"},
 		{"10.0.0.1:7421", "storage-1", 7421, "10.0.0.1:7421 storage-1:7421"},
@@ -76,18 +76,18 @@ func TestDataAddresses(t *testing.T) {
 		{"gid:fe80", "::1", 7421, "gid:fe80 [::1]:7421"},
 	} {
 		addr := rdma.Addr{Engine: id}
-		if tc.told != "" {
-			addr.NICs = []rdma.NetAddr{rdma.NetAddr(tc.told)}
+		if tc.advertised != "" {
+			addr.NICs = []rdma.NetAddr{rdma.NetAddr(tc.advertised)}
 		}
 		var got []string
 		for _, a := range dataAddresses(addr, tc.host, tc.port) {
 			if a.Engine != id {
-				t.Errorf("told %s: the engine is not asked for by name", tc.told)
+				t.Errorf("address %s: the engine has another id", tc.advertised)
 			}
 			got = append(got, string(a.NICs[0]))
 		}
 		if s := strings.Join(got, " "); s != tc.want {
-			t.Errorf("told %s, reached by %s, port %d: %s; want %s", tc.told, tc.host, tc.port, s, tc.want)
+			t.Errorf("address %s, reached by %s, port %d: %s; want %s", tc.advertised, tc.host, tc.port, s, tc.want)
 		}
 	}
 }

@@ -48,7 +48,7 @@ func TestSamePlace(t *testing.T) {
 			t.Fatalf("%+v: read of all: %+v, %v", c, got, err)
 		}
 		if !bytes.Equal(other.Bytes(), want) {
-			t.Errorf("%+v: another engine reads other bytes than were written", c)
+			t.Errorf("%+v: another engine reads bytes that differ from the written bytes", c)
 		}
 		clear(other.Bytes())
 		if got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, First: 2, Into: other}); err != nil || got.Blocks != blocks || got.Bytes != (blocks-2)*size {

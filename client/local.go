@@ -26,8 +26,8 @@ type LocalPiece struct {
 type LocalResult struct {
 	// ReadResult is the result as from Read.
 	ReadResult
-	// Pieces were found and verified. They are in the order of the request and include pieces
-	// behind a lost block.
+	// Pieces are the pieces that were found and verified, in the order of the request. Pieces
+	// behind a lost block are included.
 	Pieces []LocalPiece
 
 	loan *loan
@@ -49,8 +49,8 @@ func (r *LocalResult) Return(ctx context.Context) error {
 // amount of memory, so Busy is an outcome, and so is a prefix that is shorter than the cached one.
 // Return promptly, and use Read for KV that is to be kept.
 //
-// Errors are those of Read, and ErrUnsupported if the socket cannot be reached, or if it is another
-// node's socket than the sequence's. Read still works then.
+// Errors are those of Read, and ErrUnsupported if the socket cannot be reached, or if it belongs to
+// another node than the one that stores the sequence. Read still works in these two cases.
 func (s *Store) ReadLocal(ctx context.Context, req ReadRequest) (LocalResult, error) {
 	s.stats.reads.Add(1)
 	for attempt := 0; ; attempt++ {
@@ -84,8 +84,8 @@ func hideLink(err error) error {
 type borrowing struct {
 	link *localLink
 	loan *loan
-	// pieces are the memory ranges of the pieces, from the node's replies. The task to which a
-	// piece belongs writes its entry.
+	// pieces are the memory ranges of the pieces, from the node's replies. Each entry is written
+	// by the task that reads the piece.
 	pieces [][]byte
 }
 
@@ -95,18 +95,19 @@ type loan struct {
 	link  *localLink
 
 	mu sync.Mutex
-	// node lent the numbers; nil: nothing was borrowed.
-	node     *node
+	// node is the node that lent the memory; nil: nothing was borrowed.
+	node *node
+	// borrowed are the numbers of the loans that the node has made.
 	borrowed numbers
 	ended    bool
 }
 
-// numbers are the numbers of loans, by the transport of the Read call that made them. They are
-// returned over the same transport, so that a return cannot overtake the call that made the loan.
-// The reply of that call may never have been received.
+// numbers are loan numbers. A number identifies the loan of one Read call in the session with the
+// node. Each loan is returned over the transport of its Read call, so that the return cannot overtake
+// a call whose reply was never received.
 type numbers struct{ socket, grpc []uint64 }
 
-// runLocal performs a checked ReadLocal.
+// runLocal performs a ReadLocal whose request was checked.
 func (r *reading) runLocal(ctx context.Context) (LocalResult, error) {
 	if len(r.pieces) == 0 {
 		result, err := r.run(ctx)
@@ -151,7 +152,7 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 	for k, i := range t.pieces {
 		refs[k] = &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group)}
 	}
-	// From here on the number must be returned, even if the call fails.
+	// From here on the loan number must be returned to the node, even if the call fails.
 	number := link.next.Add(1)
 	req := r.request(t, refs)
 	req.LocalSession, req.Loan = link.session[:], number
@@ -185,8 +186,7 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 	return nil
 }
 
-// slice returns the memory range that a node names; nil if the range does not lie within the node's
-// arena mem.
+// slice returns sizeBytes of mem, a node's arena, from offset; nil if the range is not within mem.
 func slice(mem []byte, offset uint64, sizeBytes int64) []byte {
 	if sizeBytes < 0 || offset > math.MaxInt64 || int64(offset) > int64(len(mem))-sizeBytes {
 		return nil
@@ -206,8 +206,8 @@ func (l *loan) add(n *node, number uint64, overSocket bool) {
 	}
 }
 
-// take marks the loan as ended and returns the numbers to return to the node. first is true in the
-// first call only.
+// take marks the loan as ended and returns the loan numbers that must be returned to the node. first
+// is true in the first call only.
 func (l *loan) take() (n *node, back numbers, first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -239,7 +239,7 @@ func (l *loan) abandon() {
 		defer l.link.release()
 		ctx, cancel := context.WithTimeout(l.store.ctx, l.store.opts.DialTimeout)
 		defer cancel()
-		// Numbers that could not be sent are sent with the next Return.
+		// Loan numbers that could not be sent now are sent with the next Return.
 		_ = l.link.giveBack(ctx, n, back)
 	})
 	if !background {

@@ -556,7 +556,7 @@ func TestLyingNode(t *testing.T) {
 	}
 	l.setChange(func(resp *pb.ReadResponse) { resp.Pieces = resp.GetPieces()[1:] })
 	if _, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids}); err == nil {
-		t.Error("an answer for other pieces than were asked for was taken")
+		t.Error("an answer for other pieces than the requested ones was accepted")
 	}
 }
 
@@ -583,7 +583,7 @@ func TestKilledClientReturnsLoans(t *testing.T) {
 	mine := r.borrow(ns, ids)
 	cmd, out := startVictim(t, "TestKilledClientReturnsLoans", h, ns, r.socket)
 	if lines := bufio.NewScanner(out); !lines.Scan() || lines.Text() != "borrowed 8" {
-		t.Errorf("the other process says %q", lines.Text())
+		t.Errorf("the other process reports %q", lines.Text())
 	}
 	if s := h.node.Stats(); s.Loans != 16 {
 		t.Errorf("%d pieces lent to two processes; want 16", s.Loans)

@@ -46,8 +46,9 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	return s.joinMatches(ctx, req, ids, shares, matches)
 }
 
-// matchEpochs fills in the epochs that the request leaves open, and returns an error for a range
-// without an epoch.
+// matchEpochs sets req.Epoch to the namespace's epoch if it is 0 and Newest is not set. It returns an
+// error if the range of epochs is contradictory: Epoch together with Newest, or an Oldest after
+// Epoch.
 func matchEpochs(req *MatchRequest) error {
 	if req.Newest {
 		if req.Epoch != 0 {
@@ -73,7 +74,7 @@ func (req *MatchRequest) wants(e kv.Epoch) bool {
 	return oldest <= e && (req.Newest || e <= req.Epoch)
 }
 
-// shareMatch is the answer of one node.
+// shareMatch is the result of one node for its share of the blocks.
 type shareMatch struct {
 	blocks int
 	cut    Cut
@@ -118,7 +119,7 @@ func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 		return nil
 	}
 	if req.Pin {
-		// A pin is not retried: if the answer to the first call was lost, that call's pin would
+		// A pin is not retried: if the reply to the first call was lost, that call's pin would
 		// never be released.
 		sess, err := sh.node.use(ctx)
 		if err == nil {
@@ -137,8 +138,8 @@ func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 	return m
 }
 
-// mixedEpochs returns the epochs of a node's answer to a mixed match. A node without mixed matches
-// answers with blocks of one epoch.
+// mixedEpochs returns the epochs of the blocks in a node's reply to a mixed match. A node that does
+// not support mixed matches returns blocks of one epoch.
 func mixedEpochs(req MatchRequest, r *pb.MatchResponse) (runs []kv.EpochRun, err error) {
 	blocks := uint64(0)
 	for _, run := range r.GetEpochs() {
@@ -167,7 +168,7 @@ func millis(d time.Duration) uint64 {
 	return uint64(max(1, d.Milliseconds()))
 }
 
-// joinMatches joins the nodes' matches of their shares to one prefix.
+// joinMatches combines the results of the nodes into one prefix of the chain.
 func (s *Store) joinMatches(ctx context.Context, req MatchRequest, ids []kv.BlockID, shares []share, matches []shareMatch) (MatchResult, error) {
 	g := req.Namespace.Geometry
 	lease := &Lease{store: s}
@@ -246,8 +247,7 @@ func joinedEpochs(shares []share, matches []shareMatch, blocks int) (runs []kv.E
 }
 
 // joinedEpoch returns the epoch of a match to which several nodes contributed: the epoch of the
-// first block, if the request accepts it. Blocks that other nodes matched of another epoch do not
-// count.
+// first block, if the request accepts that epoch. Matched blocks of another epoch do not count.
 func joinedEpoch(req *MatchRequest, shares []share, matches []shareMatch) kv.Epoch {
 	newest := req.Epoch
 	for i, m := range matches {
@@ -261,8 +261,8 @@ func joinedEpoch(req *MatchRequest, shares []share, matches []shareMatch) kv.Epo
 	return newest
 }
 
-// Delivered drops blocks of class Transfer, of ns.Epoch, that have reached their reader, and
-// returns the number of dropped blocks. A node that is down drops them when they are evicted.
+// Delivered drops blocks of class Transfer and epoch ns.Epoch that have reached their reader, and
+// returns the number of dropped blocks. A node that is down keeps the blocks until their eviction.
 func (s *Store) Delivered(ctx context.Context, ns kv.Namespace, ids []kv.BlockID) (int, error) {
 	if err := checkNamespace(ns); err != nil {
 		return 0, err

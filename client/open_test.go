@@ -63,9 +63,9 @@ func TestServersAreAddresses(t *testing.T) {
 	}
 }
 
-// TestNobodyAnswers: a Store all of whose nodes are down logs it once, also without a
+// TestNoAnswer: a Store all of whose nodes are down logs it once, also without a
 // Logger. A Store with a node that is up logs nothing.
-func TestNobodyAnswers(t *testing.T) {
+func TestNoAnswer(t *testing.T) {
 	const said = "no storage node answers"
 	h := newHost(t, nil)
 	for name, c := range map[string]struct {

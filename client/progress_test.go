@@ -17,28 +17,28 @@ func TestReadProgress(t *testing.T) {
 	ids := chain(ns, 32, 1)
 	r.mustPut(ns, ids[:stored])
 	for _, asked := range []int{1, stored, len(ids)} {
-		var told []client.ReadProgress
+		var reports []client.ReadProgress
 		got, err := r.store.Read(t.Context(), client.ReadRequest{
 			Namespace: ns, IDs: ids[:asked], Into: r.memory(int64(asked) * size),
-			Progress: func(p client.ReadProgress) { told = append(told, p) },
+			Progress: func(p client.ReadProgress) { reports = append(reports, p) },
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		var last client.ReadProgress
 		early := false
-		for _, p := range told {
+		for _, p := range reports {
 			if p.Blocks < last.Blocks || p.Bytes < last.Bytes || p == last || p.Blocks > got.Blocks {
-				t.Errorf("%d blocks: told %+v after %+v; the read ended with %d", asked, p, last, got.Blocks)
+				t.Errorf("%d blocks: reported %+v after %+v; the read ended with %d", asked, p, last, got.Blocks)
 			}
 			early = early || p.Bytes > int64(p.Blocks)*size
 			last = p
 		}
 		if want := min(asked, stored); last.Blocks != want || got.Blocks != want || last.Bytes != int64(want)*size {
-			t.Errorf("%d blocks: told %+v last; the read ended with %d", asked, last, got.Blocks)
+			t.Errorf("%d blocks: reported %+v last; the read ended with %d", asked, last, got.Blocks)
 		}
 		if !early {
-			t.Errorf("%d blocks: nothing was told before it was verified: %v", asked, told)
+			t.Errorf("%d blocks: no bytes were reported before they were verified: %v", asked, reports)
 		}
 	}
 }

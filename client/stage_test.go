@@ -253,9 +253,9 @@ func writeUntilKilled(t *testing.T, store *client.Store, ns kv.Namespace) {
 	t.Fatalf("the write was not held up: %+v, %v", w, err)
 }
 
-// TestKilledWriterLetsGo: when a client is killed during a Write over the socket, the node frees
+// TestKilledWriterIsFreed: when a client is killed during a Write over the socket, the node frees
 // its memory, and the blocks are exact or absent.
-func TestKilledWriterLetsGo(t *testing.T) {
+func TestKilledWriterIsFreed(t *testing.T) {
 	if store, ns := openVictim(t); store != nil {
 		writeUntilKilled(t, store, ns)
 	}
@@ -263,7 +263,7 @@ func TestKilledWriterLetsGo(t *testing.T) {
 	r.mustPut(ns, chain(ns, 8, 1))
 	idle, staged := h.node.Stats().Arena.UsedBytes, h.local.Stats()
 	h.gate.hold(blockio.Write)
-	cmd, _ := startVictim(t, "TestKilledWriterLetsGo", h, ns, "")
+	cmd, _ := startVictim(t, "TestKilledWriterIsFreed", h, ns, "")
 	<-h.gate.arrived
 	if s := h.local.Stats(); s.StagingBytes <= staged.StagingBytes || s.Sessions <= staged.Sessions {
 		t.Errorf("%+v while the write is under way; %+v before: it does not go over the socket", s, staged)

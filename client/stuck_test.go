@@ -85,7 +85,7 @@ func TestDeadNodeIsMissAtOnce(t *testing.T) {
 	h.kill()
 	ids := chain(ns, 4, 1)
 	if m := r.match(ns, ids); m.Outcome != client.Miss || m.Cut != client.CutNodeDown {
-		t.Fatalf("the call that finds it dead: %+v", m)
+		t.Fatalf("the call that detects the failure: %+v", m)
 	}
 	h.start()
 	before := r.store.Stats()

@@ -60,8 +60,8 @@ type Request struct {
 	// FirstToken, if not zero, is the deadline of the first token. The request is refused when
 	// it cannot be met.
 	FirstToken time.Duration `json:",omitempty"`
-	// Resident are leading tokens of the prompt that decode engines hold in their
-	// device memory and need not be sent. Options.Network counts them.
+	// Resident lists decode engines that hold leading tokens of the prompt in device memory.
+	// These tokens need not be sent to the engine. Only Options.Network considers them.
 	Resident []Resident `json:",omitempty"`
 }
 
@@ -71,11 +71,11 @@ type Resident struct {
 	Tokens int
 }
 
-// decodeLen is the number of tokens for which the request takes memory of a decode engine:
-// len_r there.
+// decodeLen is the number of tokens for which the request takes memory of a decode engine: len_r in
+// the decode scheduling of DualPath section 6.1.
 func (r *Request) decodeLen() int { return r.Prompt + r.Output }
 
-// Event is an input of the planner. Each type below is one. At is its time.
+// Event is an input of the planner. Each type below with a field At is an event; At is its time.
 type Event interface{ at() time.Duration }
 
 // TimeOf returns the time of an event.
@@ -97,11 +97,11 @@ type GroupUp struct {
 	// Holding are the requests that the group's engines are working on if the planner was
 	// restarted or the group's session broke. They count as assigned and are not planned again.
 	Holding []Held
-	// Again: the group was registered with this planner before. The planner has each request in
-	// Holding, unless the request has ended.
+	// Again: the group was registered with this planner before. The planner already has each
+	// request in Holding, unless the request has ended.
 	Again bool `json:",omitempty"`
 	// Returns: the group was registered before, with this planner or another. Seen is the
-	// highest Seq that has reached it since it started.
+	// highest Seq of an action that has reached the group since its start.
 	Returns bool   `json:",omitempty"`
 	Seen    uint64 `json:",omitempty"`
 	// Switching is the role to which the group's engines are changing; 0: none. The group takes
@@ -125,8 +125,8 @@ type EngineSpec struct {
 // the other side. All sizes are bytes.
 type Buffer struct {
 	Bytes int
-	// Block is the size of one block of KV in the buffer. Sums is the additional size for each
-	// block of a prompt while the request is in progress, and Request that for each request.
+	// Block is the size of one block of KV in the buffer. While a request is in progress it takes
+	// additional space: Sums for each block of its prompt, and Request once.
 	Block, Sums, Request int
 }
 
@@ -134,10 +134,11 @@ type Buffer struct {
 type Held struct {
 	Request Request
 	Engine  EngineID
-	// Attempt is the number of the Start that it works on; 0: no Start has reached it.
+	// Attempt is the Seq of the Start that the engine is working on; 0: no Start has reached the
+	// engine.
 	Attempt uint64
-	// Order is the number of the last Start, Read, Cut, Drop or Recompute that reached it; 0:
-	// unknown.
+	// Order is the Seq of the last Start, Read, Cut, Drop or Recompute of the request that reached
+	// the engine; 0: unknown.
 	Order uint64 `json:",omitempty"`
 	// Parts are the cached tokens that the engine has read, is reading or computes. They are
 	// valid if Order is known.
@@ -177,12 +178,12 @@ type EngineReport struct {
 	Engine EngineID
 	// Tokens of the unfinished requests, and the number of these requests.
 	Tokens, Requests int
-	// HBMFree is the free part of EngineSpec.HBMTokens, and BufferFree that of its Buffer in
-	// bytes, after all assigned requests have taken their share.
+	// HBMFree is the free part of EngineSpec.HBMTokens. BufferFree is the free part of
+	// EngineSpec.Buffer in bytes. Both are what remains after the shares of all assigned requests.
 	HBMFree, BufferFree int
 }
 
-// NodeReport is one machine's storage side.
+// NodeReport is the state of one machine's storage reads.
 type NodeReport struct {
 	Node NodeID
 	// ReadQueue is read_q: tokens requested from storage and not read yet.
@@ -192,9 +193,9 @@ type NodeReport struct {
 	Rate float64
 }
 
-// Progress reports how much of its part a side has read. Attempt, here and below, is the Seq of
-// the Start to which the report belongs; a report about an earlier attempt is ignored. 0 refers
-// to the current attempt, for a request that was restored from a group.
+// Progress reports how much a side has read of its part of a request. Attempt, here and below, is
+// the Seq of the Start to which the report belongs. A report about an earlier attempt is ignored. 0
+// refers to the current attempt, for a request that was restored from a group.
 type Progress struct {
 	At      time.Duration
 	Request RequestID
@@ -233,8 +234,8 @@ type Finished struct {
 }
 
 // Failed reports that an engine failed in its part of a request, for example because of its
-// memory, its peer's, or a corrupt block. The request is planned again. From the second failure
-// on, only the cached tokens before Upto are used.
+// memory, its peer's memory, or a corrupt block. The request is planned again. From the second
+// failure on, only the cached tokens before Upto are used.
 type Failed struct {
 	At      time.Duration
 	Request RequestID
@@ -260,8 +261,8 @@ type Epoch struct {
 	Drain Drain `json:",omitempty"`
 }
 
-// SwitchRole changes the role of a group to Role. The group's own role withdraws a switch that
-// has not been ordered yet. Drain is DrainFinish or DrainRecompute.
+// SwitchRole changes the role of a group to Role. If Role is the group's present role, the event
+// withdraws a switch that has not been ordered yet. Drain is DrainFinish or DrainRecompute.
 type SwitchRole struct {
 	At    time.Duration
 	Group GroupID
@@ -276,7 +277,7 @@ type SwitchRefused struct {
 	Group GroupID
 }
 
-// Tick only advances the time: for deadlines, timeouts and slow sides.
+// Tick only advances the time. It triggers deadlines, timeouts and the detection of slow sides.
 type Tick struct{ At time.Duration }
 
 func (e Submit) at() time.Duration        { return e.At }

@@ -155,9 +155,9 @@ func TestWorkOfHit(t *testing.T) {
 	near(t, "work", p.cost(&request{Request: Request{Prompt: 1100, Hit: 1000}}), 100+1000/50)
 }
 
-// TestBacklogDelaysNobody: a single request of another tenant is among the next two grants,
+// TestBacklogDelaysNoOther: a single request of another tenant is among the next two grants,
 // whatever the number of waiting requests of the first tenant.
-func TestBacklogDelaysNobody(t *testing.T) {
+func TestBacklogDelaysNoOther(t *testing.T) {
 	l := newFairCluster(t, Options{})
 	for range 1000 {
 		l.submit(Request{Tenant: "a", Prompt: 100})
@@ -248,9 +248,9 @@ func TestReplannedIsCharged(t *testing.T) {
 	wantShares(t, sum, map[string]float64{"a": 1, "b": 1})
 }
 
-// TestTenantsAreForgotten: the state of tenants without requests is bounded, and a tenant that
+// TestStateOfTenantsIsBounded: the state of tenants without requests is bounded, and a tenant that
 // is deleted early regains nothing.
-func TestTenantsAreForgotten(t *testing.T) {
+func TestStateOfTenantsIsBounded(t *testing.T) {
 	l := newFairCluster(t, Options{})
 	for range 10_000 {
 		l.submit(Request{Tenant: "backlog", Prompt: 10})
@@ -265,10 +265,10 @@ func TestTenantsAreForgotten(t *testing.T) {
 	}
 	level := l.p.priorities[0]
 	if n := len(level.flows); n > maxDebts+1 {
-		t.Errorf("%d tenants are remembered when one has requests", n)
+		t.Errorf("%d tenants have state when one has requests", n)
 	}
 	if level.flows["0"] != nil {
-		t.Fatal("tenant 0 is remembered: nothing was tested")
+		t.Fatal("tenant 0 has state: nothing was tested")
 	}
 	again := l.submit(Request{Tenant: "0", Prompt: 100})
 	if granted := append(l.round(), l.round()...); slices.Contains(granted, again) {
@@ -278,7 +278,7 @@ func TestTenantsAreForgotten(t *testing.T) {
 		l.round()
 	}
 	if n := len(level.flows); n > 1 {
-		t.Errorf("%d tenants are remembered when no request waits", n)
+		t.Errorf("%d tenants have state when no request waits", n)
 	}
 }
 

@@ -10,8 +10,8 @@ type conditions struct {
 	granted map[string]float64
 	// slow is the time until which the reads of a group are slow.
 	slow map[GroupID]time.Duration
-	// asked are the latest submissions of the requests. answered have had their first token
-	// since.
+	// asked has the latest submission of each request. answered has the requests whose first token has
+	// arrived since then.
 	asked    map[RequestID]Request
 	answered map[RequestID]bool
 	ended    map[Reason]int

@@ -379,7 +379,7 @@ func (w *testCluster) work() {
 		k := w.jobs[id]
 		w.workOn(id, k)
 		if w.jobs[id] == k && k.holding(id, 0) == nil && k.holding(id, 1) == nil {
-			k.begun = [2]bool{} // the start has no effect any more
+			k.begun = [2]bool{} // the start has no further effect
 		}
 	}
 }

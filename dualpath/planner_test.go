@@ -156,7 +156,7 @@ func (l *ledger) record(a Action) {
 	for _, part := range a.Parts[:a.NParts] {
 		most := t.req.Hit
 		if a.Kind == Recompute {
-			most = len(t.have) // includes cached tokens that cannot be used any more
+			most = len(t.have) // includes cached tokens of earlier epochs
 		}
 		if part.From < 0 || part.To > most || part.Len() <= 0 {
 			l.t.Fatalf("%v of request %d: part %+v of %d cached tokens", a.Kind, a.Request, part, most)
@@ -235,7 +235,7 @@ func (l *ledger) ids() []RequestID {
 	return ids
 }
 
-// bump starts an epoch: earlier prefixes cannot be used any more.
+// bump starts an epoch: earlier prefixes are not used after it.
 func (l *ledger) bump(ns NamespaceID, epoch uint64) {
 	l.step(Epoch{At: l.now, Namespace: ns, Epoch: epoch})
 	if epoch <= l.epochs[ns] {
@@ -601,7 +601,7 @@ func TestEpochOfFoundRequest(t *testing.T) {
 		Holding: []Held{{Request: Request{ID: 7, Prompt: 100, Hit: 64, Output: 5}, Engine: 1}},
 	})
 	if got := p.Step(Epoch{At: 1, Epoch: 1}); len(got) != 0 {
-		t.Errorf("said %v; its prefill is over", got)
+		t.Errorf("the planner sent %v; the prefill has ended", got)
 	}
 	p.Step(Finished{At: 2, Request: 7, Role: Decode})
 	if st := p.Stats(); st.Finished != 1 || st.Serving != 0 {

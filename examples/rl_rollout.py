@@ -13,9 +13,9 @@ under the version of the weights (its epoch), which each request names:
     strict    the newest version                            all at once
     bounded   the newest version or the one before,         all at once
               but none from before its group began
-    pinned    the version with which its group has begun    when no group needs their version any more
+    pinned    the version with which its group has begun    when no group needs their old version
 
-strict computes every prompt again after an update. bounded goes on with KV that is one version old, as PipelineRL does;
+strict computes every prompt again after an update. bounded continues with KV that is one version old, as PipelineRL does;
 its tokens are not those of one version. pinned computes nothing again and its tokens are those of the group's version, but
 an engine waits for its groups before it gets new weights.
 
@@ -272,7 +272,7 @@ def rollout(policy: str, trainer: Trainer, options: argparse.Namespace) -> Rollo
             "servers": options.servers,
             "model": name,
             "live_epochs": max(2, options.engines),
-            # A rollout can wait for a busy node. What an engine gives up to wait for is computed.
+            # A rollout can wait for a busy node. After its time limit an engine computes the blocks for which it waits.
             "lookup_timeout": 30,
             "load_timeout": 60,
         },

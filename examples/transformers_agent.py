@@ -120,7 +120,7 @@ def make_model(options: argparse.Namespace) -> Any:
 
 @torch.inference_mode()
 def generate(model: Any, tokens: list[int], cache: DynamicCache, count: int) -> tuple[list[int], torch.Tensor]:
-    """Generate tokens greedily. Return them, and the logits after the prompt. The cache grows by what was computed."""
+    """Generate tokens greedily. Return them, and the logits after the prompt. The cache grows by the computed tokens."""
     answer: list[int] = []
     left = tokens[cache.get_seq_length() :]
     first = torch.empty(0)

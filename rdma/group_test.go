@@ -65,7 +65,7 @@ func TestScatterOverFails(t *testing.T) {
 	never := func(error) { t.Error("done was called although nothing was submitted") }
 	dsts := []Desc{{Len: 1}, {Len: 1}, {Len: 1}}
 	if err := BarrierOver(t.Context(), &listEngine{}, Barrier{Dsts: dsts, Done: never}); !errors.Is(err, ErrNoPeer) {
-		t.Errorf("the first is not taken: %v", err)
+		t.Errorf("the first is not accepted: %v", err)
 	}
 	if err := BarrierOver(t.Context(), &listEngine{}, Barrier{Done: never}); !errors.Is(err, ErrRange) {
 		t.Errorf("no destination: %v", err)

@@ -326,7 +326,7 @@ func FuzzImmCounters(f *testing.F) {
 					ends[fmt.Sprint(me, " ", word)]++
 				}}, func(id EngineID) bool { return !dead[uint32(id[0])] })
 				if ok := m.expect(me, imm, n, peer, dead); ok != (err == nil) {
-					t.Fatalf("expect %d: %v, the model says %v", imm, err, ok)
+					t.Fatalf("expect %d: %v, the model has %v", imm, err, ok)
 				}
 				all = append(all, e)
 			case 2:
@@ -348,7 +348,7 @@ func FuzzImmCounters(f *testing.F) {
 				want[s]++
 			}
 			if !reflect.DeepEqual(ends, want) {
-				t.Fatalf("ended: %v, the model says %v", ends, want)
+				t.Fatalf("ended: %v, the model has %v", ends, want)
 			}
 			if len(c.early) > 2*3 || len(c.waiting) != len(m.waiting) {
 				t.Fatalf("%d kept, %d waiting, the model has %d", len(c.early), len(c.waiting), len(m.waiting))

@@ -97,7 +97,7 @@ func TestScopeCancel(t *testing.T) {
 		go func() { canceled <- s.Cancel(t.Context()) }()
 		for range submit {
 			if err := <-waiting; !errors.Is(err, ErrCanceled) {
-				t.Errorf("what waited ended with %v", err)
+				t.Errorf("the waiting operation ended with %v", err)
 			}
 		}
 		for _, f := range submit {

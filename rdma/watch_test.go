@@ -104,11 +104,11 @@ func TestWatcherStop(t *testing.T) {
 		if calls != 1 {
 			t.Fatalf("%d calls of one change", calls)
 		}
-		atomic.StoreUint64(&word, 0) // the word is not watched any more
+		atomic.StoreUint64(&word, 0) // the word is not watched after Stop
 	}
 	x.Stop()
 	if len(seen) == 0 {
-		t.Error("the busy word was never told")
+		t.Error("no change of the busy word was reported")
 	}
 }
 
@@ -120,8 +120,8 @@ func TestWatcherPause(t *testing.T) {
 		w := NewWatcher(WatcherOptions{SpinRounds: 100, PauseMax: pause})
 		synctest.Wait() // the watcher sleeps; otherwise this would not return
 		var word uint64
-		told := make(chan time.Time, 1)
-		x, err := w.Watch(&word, func(_, _ uint64) { told <- time.Now() })
+		reported := make(chan time.Time, 1)
+		x, err := w.Watch(&word, func(_, _ uint64) { reported <- time.Now() })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +129,7 @@ func TestWatcherPause(t *testing.T) {
 			time.Sleep(time.Duration(i) * 3 * time.Millisecond)
 			start := time.Now()
 			atomic.AddUint64(&word, 1)
-			if late := (<-told).Sub(start); late > pause {
+			if late := (<-reported).Sub(start); late > pause {
 				t.Errorf("reported after %v", late)
 			}
 		}
@@ -144,13 +144,13 @@ func TestWatcherPause(t *testing.T) {
 func TestWatcherAllocs(t *testing.T) {
 	w := NewWatcher(WatcherOptions{SpinRounds: -1})
 	defer w.Close()
-	var word, told uint64
-	if _, err := w.Watch(&word, func(_, now uint64) { atomic.StoreUint64(&told, now) }); err != nil {
+	var word, reported uint64
+	if _, err := w.Watch(&word, func(_, now uint64) { atomic.StoreUint64(&reported, now) }); err != nil {
 		t.Fatal(err)
 	}
 	if n := testing.AllocsPerRun(100, func() {
 		v := atomic.AddUint64(&word, 1)
-		for atomic.LoadUint64(&told) != v {
+		for atomic.LoadUint64(&reported) != v {
 			runtime.Gosched()
 		}
 	}); n != 0 {
@@ -177,9 +177,9 @@ func BenchmarkWatcher(b *testing.B) {
 			defer w.Close()
 			words := make([]uint64, c.words)
 			start := time.Now()
-			var told atomic.Int64
+			var reported atomic.Int64
 			for i := range words {
-				if _, err := w.Watch(&words[i], func(_, _ uint64) { told.Store(int64(time.Since(start))) }); err != nil {
+				if _, err := w.Watch(&words[i], func(_, _ uint64) { reported.Store(int64(time.Since(start))) }); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -188,15 +188,15 @@ func BenchmarkWatcher(b *testing.B) {
 				if c.every > 0 {
 					time.Sleep(c.every)
 				}
-				told.Store(0)
+				reported.Store(0)
 				at := time.Since(start)
 				atomic.AddUint64(&words[i%len(words)], 1)
-				for told.Load() == 0 {
+				for reported.Load() == 0 {
 					if c.every > 0 {
 						runtime.Gosched()
 					}
 				}
-				late = append(late, time.Duration(told.Load())-at)
+				late = append(late, time.Duration(reported.Load())-at)
 			}
 			slices.Sort(late)
 			for _, q := range []struct {

@@ -162,7 +162,7 @@ func TestLocalSocket(t *testing.T) {
 			t.Errorf("%v: %v %q; want %v", c.m, code, text, c.code)
 		}
 		if c.code != codes.OK && !strings.Contains(text, "gRPC") {
-			t.Errorf("%v: %q does not say how else", c.m, text)
+			t.Errorf("%v: %q does not name the alternative", c.m, text)
 		}
 	}
 	if s := h.node.Stats(); s.Reservations != 0 {

@@ -12,10 +12,10 @@ import (
 	"github.com/penstock-kv/penstock/api"
 )
 
-// TestWriterDiesAtEachByte: an engine disconnects after each byte of a write's messages, from the
+// TestWriterFailsAtEachByte: an engine disconnects after each byte of a write's messages, from the
 // request for staging memory to the end of the call. The node ends the session, keeps no
 // reservation and no staging memory, and has stored the whole block or none of it.
-func TestWriterDiesAtEachByte(t *testing.T) {
+func TestWriterFailsAtEachByte(t *testing.T) {
 	e, h := newNeighbour(t)
 	ns := h.namespace()
 	content := bytes.Repeat([]byte{0}, int(ns.Geometry.BlockBytes())) // the content of fresh staging memory

@@ -36,6 +36,6 @@ func TestErrorTextsAreBounded(t *testing.T) {
 		}
 	}
 	if got := refuseAll(request, long)[511].GetReason(); got != "read_only" {
-		t.Errorf("the last piece says %q", got)
+		t.Errorf("the last piece has %q", got)
 	}
 }

@@ -713,7 +713,7 @@ func TestMetricsPage(t *testing.T) {
 	for name, help := range want {
 		rows = append(rows, fmt.Sprintf("| `%s` | | %s |", name, help))
 		if got[name] != help {
-			t.Errorf("docs/metrics.md: %s says %q; the registry says %q", name, got[name], help)
+			t.Errorf("docs/metrics.md: %s is %q; the registry has %q", name, got[name], help)
 		}
 	}
 	elsewhere := regexp.MustCompile("^penstock_(planner|network|gateway|offload)_") // these packages have tests of their own

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Phase orders the events of one instant.
+// Phase orders the events that have the same time.
 type Phase uint8
 
 // Phases.
@@ -49,7 +49,7 @@ type event struct {
 // New returns a kernel at time 0. The seed determines every random number.
 func New(seed uint64) *Kernel { return &Kernel{seed: seed, digest: fnvOffset} }
 
-// Now returns the time of the current event, since the beginning.
+// Now returns the time of the current event, counted from the start of the simulation.
 func (k *Kernel) Now() time.Duration { return k.now }
 
 // Fired returns the number of events called.
@@ -58,7 +58,7 @@ func (k *Kernel) Fired() uint64 { return k.fired }
 // Pending returns the number of scheduled events.
 func (k *Kernel) Pending() int { return len(k.queue) }
 
-// Rand returns the stream of random numbers with that name, from its beginning.
+// Rand returns the stream of random numbers with the given name, from the start of the stream.
 func (k *Kernel) Rand(name string) *rand.Rand {
 	h := fnv.New64a()
 	h.Write([]byte(name)) // never fails
@@ -71,10 +71,10 @@ func (k *Kernel) At(t time.Duration, f func()) { k.schedule(t, Normal, f) }
 // After calls f when d has passed.
 func (k *Kernel) After(d time.Duration, f func()) { k.schedule(k.now+max(d, 0), Normal, f) }
 
-// Settled calls f when no Normal event of this instant is left.
+// Settled calls f at the current time, when no Normal event of this time is left.
 func (k *Kernel) Settled(f func()) { k.schedule(k.now, Settle, f) }
 
-// schedule queues an event of the kernel's own.
+// schedule queues an event that belongs to the kernel.
 func (k *Kernel) schedule(t time.Duration, p Phase, f func()) {
 	var e *event
 	if n := len(k.free); n > 0 {
@@ -87,15 +87,15 @@ func (k *Kernel) schedule(t time.Duration, p Phase, f func()) {
 	k.push(e, t, p)
 }
 
-// push queues an event as the last of its instant and phase.
+// push queues an event behind all events of the same time and phase.
 func (k *Kernel) push(e *event, t time.Duration, p Phase) {
 	k.number++
 	e.at, e.phase, e.number = max(t, k.now), p, k.number
 	k.queue.push(e)
 }
 
-// Timer is an event that can be moved and cancelled. A Set counts as a new event in the order of
-// its instant.
+// Timer is an event that can be moved and cancelled. Each Set queues the event behind all events of
+// the same time and phase.
 type Timer struct {
 	k *Kernel
 	e event
@@ -185,8 +185,8 @@ func (k *Kernel) Note(values ...uint64) {
 	k.digest = d
 }
 
-// Digest returns a hash over all events so far. It serves to compare two runs of one program, and
-// may change with the program.
+// Digest returns a hash over all events so far. Equal digests show that two runs of the same program
+// are equal. A different version of the program may have another digest.
 func (k *Kernel) Digest() uint64 { return k.digest }
 
 // eventHeap is a heap with four children per node: it has fewer levels, and the children of a node

@@ -217,9 +217,9 @@ func (f *lossySyncFile) SyncTo(int64) (bool, error) {
 	return true, f.sync(f.File.SyncData)
 }
 
-// TestDriveForgetsUnsynced: once the index accepts changes again, the bytes that a
+// TestDriveLosesUnsynced: once the index accepts changes again, the bytes that a
 // failed sync lost are durable: the index has them after a crash.
-func TestDriveForgetsUnsynced(t *testing.T) {
+func TestDriveLosesUnsynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := vfs.NewCrashableMem()
 		fs := &lossySyncFS{FS: mem}

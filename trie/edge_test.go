@@ -448,9 +448,9 @@ func TestLeasesAreCountedByNamespace(t *testing.T) {
 	}
 }
 
-// TestBelowLeavesOutWhatIsDeleted: pieces that wait for ReclaimStep are not
+// TestBelowOmitsDeleted: pieces that wait for ReclaimStep are not
 // counted a second time.
-func TestBelowLeavesOutWhatIsDeleted(t *testing.T) {
+func TestBelowOmitsDeleted(t *testing.T) {
 	tr := openTest(t, Options{SlotBytes: func(kv.Geometry, int) int64 { return 10 }})
 	defer closeTest(t, tr)
 	ns := benchNamespace(t, tr)

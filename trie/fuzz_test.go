@@ -389,7 +389,7 @@ func (f *fuzzer) put(ns int) {
 	}
 	for i, e := range entries {
 		if want := f.m.put(ns, def, epoch, e); status[i] != want || known[i] != want {
-			f.t.Fatalf("put %v group %d in %s: %v, Known says %v; the model says %v", e.ID, group, def.Name, status[i], known[i], want)
+			f.t.Fatalf("put %v group %d in %s: %v, Known returns %v; the model has %v", e.ID, group, def.Name, status[i], known[i], want)
 		}
 	}
 }
@@ -445,7 +445,7 @@ func (f *fuzzer) match(ns int) {
 		epoch = live[0]
 	}
 	if m.Epoch != epoch && m.Cut != CutLeaseDenied {
-		f.t.Fatalf("match in %s, epochs %d to %d, live %d: epoch %d; the model says %d\n%v", def.Name, oldest, newest, def.Live(), m.Epoch, epoch, f.tr)
+		f.t.Fatalf("match in %s, epochs %d to %d, live %d: epoch %d; the model has %d\n%v", def.Name, oldest, newest, def.Live(), m.Epoch, epoch, f.tr)
 	}
 	if m.Cut == CutLeaseDenied {
 		if len(f.m.leases) == 0 {
@@ -454,15 +454,15 @@ func (f *fuzzer) match(ns int) {
 		return
 	}
 	if m.Blocks != n || len(m.Pieces) != len(needed) {
-		f.t.Fatalf("match in %s: %d blocks, %d pieces; the model says %d and %d", def.Name, m.Blocks, len(m.Pieces), n, len(needed))
+		f.t.Fatalf("match in %s: %d blocks, %d pieces; the model has %d and %d", def.Name, m.Blocks, len(m.Pieces), n, len(needed))
 	}
 	for i, p := range m.Pieces {
 		if want := needed[i]; p.Ref != want.ref || ids[p.Block] != want.id || int(p.Group) != want.group {
-			f.t.Fatalf("match in %s: piece %d is %+v; the model says %+v", def.Name, i, p, want)
+			f.t.Fatalf("match in %s: piece %d is %+v; the model has %+v", def.Name, i, p, want)
 		}
 	}
 	if !slices.Equal(m.Epochs, runs) {
-		f.t.Fatalf("match in %s, epochs %d to %d: epochs %v; the model says %v", def.Name, oldest, newest, m.Epochs, runs)
+		f.t.Fatalf("match in %s, epochs %d to %d: epochs %v; the model has %v", def.Name, oldest, newest, m.Epochs, runs)
 	}
 	if !opts.Mix {
 		f.cut(ns, epoch, m, ids)
@@ -494,7 +494,7 @@ func (f *fuzzer) suffix(ns int) {
 	}
 	same := func(p Piece, w *mpiece) bool { return p.Ref == w.ref && ids[first+int(p.Block)] == w.id }
 	if m.Blocks != len(want) || !slices.EqualFunc(m.Pieces, want, same) {
-		f.t.Fatalf("match in %s, epoch %d, from block %d of %d: %+v; the model says %d blocks\n%v", def.Name, epoch, first, len(ids), m, len(want), f.tr)
+		f.t.Fatalf("match in %s, epoch %d, from block %d of %d: %+v; the model has %d blocks\n%v", def.Name, epoch, first, len(ids), m, len(want), f.tr)
 	}
 }
 
@@ -523,7 +523,7 @@ func (f *fuzzer) take(gone []Evicted, what string) {
 			f.t.Fatalf("%s: %+v is held or has children", what, g)
 		}
 		if p.id != g.ID || p.group != g.Group || f.defs[p.ns].ID != g.Namespace || p.class != g.Class || p.epoch != g.Epoch {
-			f.t.Fatalf("%s: %+v; the model says %+v", what, g, *p)
+			f.t.Fatalf("%s: %+v; the model has %+v", what, g, *p)
 		}
 		f.m.pieces = slices.Delete(f.m.pieces, i, i+1)
 	}
@@ -550,7 +550,7 @@ func (f *fuzzer) evict(ns int) {
 	}
 	for _, p := range f.m.pieces {
 		if got < want && (only == 0 || p.ns == ns) && f.m.evictable(p) {
-			f.t.Fatalf("evict %d: got %d though %+v may go\n%v", want, got, *p, f.tr)
+			f.t.Fatalf("evict %d: got %d although %+v may be evicted\n%v", want, got, *p, f.tr)
 		}
 	}
 }
@@ -568,7 +568,7 @@ func (f *fuzzer) order(gone []Evicted, only kv.NamespaceID) {
 				continue
 			}
 			if stays := !slices.ContainsFunc(gone, func(h Evicted) bool { return h.Ref == p.ref }); stays && f.m.evictable(p) {
-				f.t.Fatalf("evict: %+v went, and %+v of an older epoch could have\n%v", g, *p, f.tr)
+				f.t.Fatalf("evict: %+v was evicted, and %+v of an older epoch could have been evicted\n%v", g, *p, f.tr)
 			}
 		}
 	}
@@ -619,7 +619,7 @@ func (f *fuzzer) move() {
 	}
 	for i, p := range pieces {
 		if want := !p.garbage && p.ref == moves[i].From; moved[i] != want {
-			f.t.Fatalf("move %+v to %v: %v; the model says %v\n%v", *p, moves[i].To, moved[i], want, f.tr)
+			f.t.Fatalf("move %+v to %v: %v; the model has %v\n%v", *p, moves[i].To, moved[i], want, f.tr)
 		}
 		if moved[i] {
 			p.ref = moves[i].To
@@ -644,7 +644,7 @@ func (f *fuzzer) reclaim() {
 	f.take(gone, "reclaim")
 	for _, p := range f.m.pieces {
 		if !more && p.garbage && f.m.evictable(p) {
-			f.t.Fatalf("reclaim: nothing more, though %+v may go\n%v", *p, f.tr)
+			f.t.Fatalf("reclaim: nothing more, although %+v may be evicted\n%v", *p, f.tr)
 		}
 	}
 }
@@ -681,14 +681,14 @@ func (f *fuzzer) vacate() {
 	}
 	v, ok := f.tr.CheapestVacancy(ranges, reading, f.now)
 	if ok != (least >= 0) || ok && v.Bytes != least {
-		f.t.Fatalf("vacate one of %v: %v, %d bytes; the model says %d\n%v", ranges, ok, v.Bytes, least, f.tr)
+		f.t.Fatalf("vacate one of %v: %v, %d bytes; the model has %d\n%v", ranges, ok, v.Bytes, least, f.tr)
 	}
 	if !ok {
 		return
 	}
 	gone, done, err := f.tr.Vacate(nil, v, reading)
 	if err != nil || !done || int64(len(gone)) != least {
-		f.t.Fatalf("vacate %v: %d pieces went, done %v, %v; the model says %d", v.Range, len(gone), done, err, least)
+		f.t.Fatalf("vacate %v: %d pieces were removed, done %v, %v; the model has %d", v.Range, len(gone), done, err, least)
 	}
 	f.take(gone, "vacate")
 	if bytes, _ := needs(v.Range); bytes != 0 {
@@ -722,7 +722,7 @@ func (f *fuzzer) lease() {
 		before := len(f.m.leases)
 		f.m.expire(f.now)
 		if n := f.tr.ExpireLeases(f.now); n != before-len(f.m.leases) {
-			f.t.Fatalf("%d leases expired; the model says %d", n, before-len(f.m.leases))
+			f.t.Fatalf("%d leases expired; the model has %d", n, before-len(f.m.leases))
 		}
 	}
 }
@@ -757,7 +757,7 @@ func (f *fuzzer) live(ns int, want kv.Namespace) {
 		f.t.Fatal(err)
 	}
 	if !slices.Equal(got.Live(), want.Live()) || max(1, got.Keep) != max(1, want.Keep) {
-		f.t.Fatalf("%s: live %d, %d kept; the model says %d, %d", got.Name, got.Live(), got.Keep, want.Live(), want.Keep)
+		f.t.Fatalf("%s: live %d, %d kept; the model has %d, %d", got.Name, got.Live(), got.Keep, want.Live(), want.Keep)
 	}
 	f.defs[ns] = want
 	f.m.retire(ns, want)
@@ -814,7 +814,7 @@ func (f *fuzzer) epochs(ns int) {
 		}
 		for i, d := range f.defs {
 			if s := d.Settle(f.m.pinnedEpoch(i)); len(s.Older) != len(d.Older) {
-				f.t.Fatalf("%s: live %d; the model says %d", d.Name, d.Live(), s.Live())
+				f.t.Fatalf("%s: live %d; the model has %d", d.Name, d.Live(), s.Live())
 			}
 		}
 	}
@@ -902,7 +902,7 @@ func (f *fuzzer) compare() {
 	for ref, place := range f.tr.Refs() {
 		p := want[ref]
 		if p == nil || f.defs[p.ns].ID != place.Namespace || p.group != place.Group {
-			f.t.Fatalf("the index has %v for %+v; the model says %+v", ref, place, p)
+			f.t.Fatalf("the index has %v for %+v; the model has %+v", ref, place, p)
 		}
 		delete(want, ref)
 	}

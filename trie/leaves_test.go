@@ -42,7 +42,7 @@ func TestEvictTenantLooks(t *testing.T) {
 				}
 			}
 			if looks := tr.looks - before; looks != 8 {
-				t.Errorf("%d chains beside: 8 victims took %d looks; want 8", chains, looks)
+				t.Errorf("%d chains beside: 8 victims took %d visits; want 8", chains, looks)
 			}
 			ids = ids[:len(ids)-8]
 		}
@@ -65,7 +65,7 @@ func TestEvictTouchedTenant(t *testing.T) {
 		}
 	}
 	if tr.looks > 1 {
-		t.Errorf("3 calls looked %d times at a leased leaf; want 1", tr.looks)
+		t.Errorf("3 calls visited a leased leaf %d times; want 1", tr.looks)
 	}
 	if err := tr.Release(m.Lease); err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestEvictTouchedTenant(t *testing.T) {
 		t.Fatalf("%d evicted, %v; want 1", len(gone), err)
 	}
 	if looks := tr.looks - before; looks != 2 {
-		t.Errorf("%d looks for a leaf that was touched once; want 2", looks)
+		t.Errorf("%d visits for a leaf that was used once; want 2", looks)
 	}
 }
 

@@ -78,7 +78,7 @@ type MatchOptions struct {
 	Mix bool
 	// Suffix allows the chain to begin in the middle: the first of ids may have ancestors. The
 	// ancestors must be stored too, are not counted in the match and are not touched. Suffix needs
-	// a tree of one full group, and excludes Mix.
+	// a tree of one Full group, and excludes Mix.
 	Suffix bool
 	// MaxBlocks bounds the length of the match; 0 means no limit.
 	MaxBlocks int
@@ -108,7 +108,8 @@ type Match struct {
 	// Cut is the reason why the match is not longer. The block at index Blocks is the missing one.
 	Cut Cut
 	// Stored is the number of blocks whose group 0 piece is stored, from the first block on. In a
-	// namespace with a full group it is at least Blocks. A writer need not send those pieces again.
+	// namespace with a Full group it is at least Blocks. A writer need not send the stored pieces
+	// again.
 	Stored int
 	// Epoch is the epoch of the blocks; with Mix, the newest of their epochs. If no block matched,
 	// it is the newest epoch that may match, or with CutEpoch the namespace's newest.
@@ -118,7 +119,8 @@ type Match struct {
 	// Lease holds the pieces until it is released or expires; 0 if none.
 	Lease LeaseID
 	// Pieces are the pieces that a reuse of this length needs, group by group and in the order of
-	// blocks: all of a full group, the last ones of a window group, the last of a state group.
+	// blocks: those of all blocks for a Full group, of the last blocks for a Window group, and of
+	// the last block for a State group.
 	Pieces []Piece
 }
 
@@ -182,7 +184,8 @@ func (w *walk) longest(opts *MatchOptions) (Match, bool) {
 		if best == nil || next.Blocks > m.Blocks {
 			best, m = sp, next
 		}
-		// The pieces of older epochs overwrote those of the best match, which is matched again.
+		// Each descent overwrites the pieces of the descent before. If the best match is not the
+		// last one, it is descended again after the loop.
 		m.Pieces = next.Pieces
 		if m.Blocks == len(w.ids) {
 			break
@@ -245,15 +248,16 @@ type walk struct {
 	// suffix is MatchOptions.Suffix. above is the parent of the first node, or 0.
 	suffix bool
 	above  uint32
-	// cut is the reason if every block of ids matches.
+	// cut is the Match.Cut for the case that every block of ids matches.
 	cut Cut
-	// tip is the deepest node of a tree's match; s.nodes holds all others. A mixed match
-	// has no tip: s.nodes begins with the last full node of each run.
+	// tip is the deepest node of group 0 of a match in a tree. Its ancestors are found through
+	// parents, and s.nodes holds the matched nodes of the other groups. A mixed match has no tip:
+	// s.nodes begins with the last node of group 0 of each run.
 	tip uint32
 }
 
-// descend matches the chain in one space. It appends to pieces, and overwrites the rest of
-// the buffer.
+// descend matches the chain in one space. It keeps the first w.base elements of pieces, and
+// overwrites the rest of the buffer with the pieces of the match.
 func (w *walk) descend(sp *space, pieces []Piece) Match {
 	w.sp, w.tip, w.above, w.s.nodes = sp.number, 0, 0, w.s.nodes[:0]
 	if w.suffix && len(w.ids) > 0 {
@@ -281,8 +285,9 @@ func (w *walk) limit(maxBlocks int) {
 
 func (w *walk) flat() bool { return w.ns.def.Index == kv.IndexFlat }
 
-// full matches the pieces of group 0: along the tree, or as a run of roots. If the geometry has no
-// full group, no group needs a run from the first block, and full only computes Stored.
+// full matches the pieces of group 0. In a tree each block's node is a child of the node before;
+// otherwise all nodes are roots. If the geometry has no Full group, no group needs all blocks from
+// the first on, and full only computes Stored.
 func (w *walk) full(m *Match) {
 	m.Cut = w.cut
 	prev := w.above
@@ -307,8 +312,8 @@ func (w *walk) full(m *Match) {
 	m.Blocks = m.Stored
 }
 
-// next returns the node of id after prev, or 0. Node prev+1 is tried first: if the sequence was put
-// in one call, it is the right one.
+// next returns the node of id after prev, or 0. It tries node prev+1 first, because the nodes of a
+// sequence that was put in one call have consecutive numbers.
 func (w *walk) next(prev uint32, id *kv.BlockID) uint32 {
 	parent := prev
 	if !w.ns.tree {
@@ -391,7 +396,7 @@ func (w *walk) missing(g uint8, n int) int {
 	return -1
 }
 
-// shorten drops the full pieces beyond m.Blocks.
+// shorten removes the pieces of group 0 beyond m.Blocks from the match in a tree.
 func (w *walk) shorten(m *Match) {
 	for range m.Stored - m.Blocks {
 		w.tip = w.t.nodes.at(w.tip).parent
@@ -421,7 +426,7 @@ func (w *walk) touch(m *Match) {
 	}
 }
 
-// lease pins the matched nodes. It returns false if there are too many leases.
+// lease grants a lease that pins the matched nodes. It returns false if there are too many leases.
 func (w *walk) lease(m *Match, opts MatchOptions) bool {
 	if w.tip != 0 {
 		w.s.nodes = append(w.s.nodes, w.tip)

@@ -59,7 +59,7 @@ type Member struct {
 	// Name identifies the engine. No other engine of the cluster has it.
 	Name   string
 	Engine Engine
-	// Peer is how an engine of the other side reaches this engine's traffic manager.
+	// Peer is the address of this engine's traffic manager, for engines of the other role.
 	Peer traffic.Peer
 	// DeviceBlocks is how many blocks of KV device memory holds. With 0, which only a
 	// prefill engine may have, the planner does not account for device memory.
@@ -78,11 +78,11 @@ type Options struct {
 	// engines, all of which are in this group.
 	Group, Node string
 	Role        Role
-	// Geometry is that of the KV which the engines serve: the planner counts tokens, and
-	// engines count blocks.
+	// Geometry is the geometry of the engines' KV cache. It converts between the planner's
+	// tokens and the engines' blocks.
 	Geometry kv.Geometry
 	Members  []Member
-	// Planner is a connection to the planner, which stays the caller's.
+	// Planner is a connection to the planner. The leader does not close it.
 	Planner grpc.ClientConnInterface
 	// FetchEvery is how often the group's state is reported and work is fetched.
 	// Default: 5 ms.
@@ -90,13 +90,14 @@ type Options struct {
 	// ReadRate, if not 0, is the rate of the machine's storage NIC in tokens a second.
 	// With 0 the leader measures it while there is a reading queue.
 	ReadRate float64
-	// SwitchRole, if set, makes the group's engines ready for the other role, when the
-	// operator has the planner change it. The engines hold no request then, and get none until
-	// it returns. It returns the members in that role; nil: as they are. After an error the
-	// group keeps its role, and the operator gets the error. It returns when ctx ends, which
-	// ends with Run's. nil: the engines have a fixed role.
+	// SwitchRole, if set, changes the role of the group's engines to the role to. The leader
+	// calls it when the operator has ordered the change from the planner. The engines hold no
+	// request during the call. SwitchRole returns the members in the new role, or nil if they
+	// are the same. After an error the group keeps its role, and the operator gets the error.
+	// ctx ends with Run's context, and SwitchRole must then return. If SwitchRole is nil, the
+	// engines have a fixed role.
 	SwitchRole func(ctx context.Context, to Role) ([]Member, error)
-	// Logger takes the loss of sessions and the failures of requests. nil: none.
+	// Logger logs lost sessions and failed requests. With nil nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -137,7 +138,7 @@ func (o *Options) Validate() error {
 	return o.checkAll(o.Role, o.Members)
 }
 
-// checkAll refuses members of a role that the planner would refuse.
+// checkAll returns an error if the planner would refuse one of the members in the given role.
 func (o *Options) checkAll(role Role, members []Member) error {
 	for i := range members {
 		m := &members[i]
@@ -151,7 +152,7 @@ func (o *Options) checkAll(role Role, members []Member) error {
 	return nil
 }
 
-// checkName refuses a name that the planner would refuse.
+// checkName returns an error if the planner would refuse the name.
 func checkName(what, name string) error {
 	if name == "" || len(name) > maxName {
 		return fmt.Errorf("leader: the name of the %s has %d bytes; it must have 1 to %d", what, len(name), maxName)
@@ -159,7 +160,7 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// check refuses a member of a role that the planner would refuse.
+// check returns an error if the planner would refuse the member in the given role.
 func (o *Options) check(role Role, m *Member) error {
 	if err := checkName("engine", m.Name); err != nil {
 		return err
@@ -178,7 +179,7 @@ func (o *Options) check(role Role, m *Member) error {
 	return nil
 }
 
-// address is the JSON that an engine's address is sent as.
+// address is the JSON encoding of an engine's address.
 type address struct {
 	Addr  []byte `json:"addr"` // rdma.Addr
 	Token []byte `json:"token"`
@@ -203,16 +204,16 @@ func parsePeer(raw []byte) (p traffic.Peer, err error) {
 	return p, p.Addr.UnmarshalBinary(a.Addr)
 }
 
-// Leader leads one group. Its methods may be called concurrently.
+// Leader connects one group to the planner. Its methods may be called concurrently.
 type Leader struct {
 	opts Options
 	log  *slog.Logger
-	// wake is signalled when there is something to send or the members have changed,
-	// drained when reports were sent.
+	// wake is signalled when there is a report to send or the members have changed. drained is
+	// signalled when reports were sent.
 	wake, drained chan struct{}
 
-	// freed is signalled when a request has left its engine. changes has the change of role that
-	// is under way.
+	// freed is signalled when a request has left its engine. changes counts the goroutines that
+	// change the engines' role, at most one.
 	freed   chan struct{}
 	changes sync.WaitGroup
 
@@ -221,23 +222,25 @@ type Leader struct {
 	role    Role
 	// switching is the role that the engines are changing to; 0: none.
 	switching Role
-	// version counts the changes of members. A session has one version.
+	// version counts the changes of members. A session ends when version changes.
 	version int
-	// seen is the highest number of an action of this session, taken that of all sessions.
+	// seen and taken are the highest sequence numbers of the planner's actions that the leader
+	// has handled: seen in this session, taken in all sessions.
 	seen, taken uint64
-	// planner is the number of the planner that took the last registration. 0: none, or one
-	// that confirms no report.
+	// planner is the number of the planner that accepted the last registration. It is 0 before
+	// the first registration, and for a planner that does not confirm reports.
 	planner uint64
 	held    map[string]*held
-	// running counts attempts that their engines have not ended. One may have left held, because
-	// the planner has given its request to an engine of the group again.
+	// running counts the attempts that their engines have not ended. An attempt that still runs
+	// may be absent from held, because the planner has assigned its request to an engine of the
+	// group again.
 	running int
 	// ended are the requests whose end the planner has not confirmed, by their ids.
 	ended map[string]*ended
 	// reports wait to be sent, oldest first.
 	reports []report
-	// queue is the reading queue of the machine, in tokens: asked of storage by the
-	// engines and not read yet.
+	// queue is the machine's read queue: the tokens that its engines have requested from storage
+	// and not read yet.
 	queue int
 	meter meter
 }
@@ -247,7 +250,7 @@ const maxReports = 1024
 
 // report is a message about an attempt.
 type report struct {
-	of      *Request // nil: about a request that was never started here
+	of      *Request // nil: the report is about no request, or about one that was never started here
 	message *pb.LeaderMessage
 }
 
@@ -262,12 +265,12 @@ type held struct {
 	submit *pb.SubmitRequest
 	member Member
 	// attempt is the running attempt; nil before its start. aborted is set when the
-	// planner has given the attempt up.
+	// planner has aborted the attempt.
 	attempt *Request
 	aborted bool
 }
 
-// New returns a leader; Run leads.
+// New returns a leader. Run connects it to the planner.
 func New(opts Options) (*Leader, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -333,7 +336,8 @@ func (l *Leader) memberLocked(name string) (Member, bool) {
 	return l.members[i], true
 }
 
-// changedLocked ends the session, whose registration is outdated.
+// changedLocked ends the session after a change of the members, because the session's registration
+// is outdated.
 func (l *Leader) changedLocked() {
 	l.version++
 	signal(l.wake)
@@ -362,7 +366,7 @@ func (l *Leader) blocksOf(tokens int) int {
 
 func (l *Leader) tokensOf(blocks int) int { return blocks * l.opts.Geometry.BlockTokens }
 
-// part translates a part from tokens to blocks.
+// part converts a part from tokens to blocks.
 func (l *Leader) part(p *pb.Part) traffic.Part {
 	return traffic.Part{From: int(p.From) / l.opts.Geometry.BlockTokens, To: l.blocksOf(int(p.To))}
 }

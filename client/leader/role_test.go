@@ -17,10 +17,10 @@ import (
 type switcher struct {
 	*engine
 	name string
-	// asked receives the roles that the leader requests, answers has the owner's replies.
-	asked   chan Role
-	answers chan answer
-	stop    func()
+	// requested receives the roles that the leader requests, answers has the owner's replies.
+	requested chan Role
+	answers   chan answer
+	stop      func()
 }
 
 // answer is what Options.SwitchRole returns.
@@ -32,9 +32,9 @@ type answer struct {
 // switching leads a group that can change its role.
 func (h *host) switching(name string, role Role) *switcher {
 	h.Helper()
-	s := &switcher{engine: h.newEngine(), name: name, asked: make(chan Role, 1), answers: make(chan answer)}
+	s := &switcher{engine: h.newEngine(), name: name, requested: make(chan Role, 1), answers: make(chan answer)}
 	_, s.stop = h.leadOptions(Options{Group: name, Node: name, Role: role, Members: []Member{member(name, s.engine)}, SwitchRole: func(ctx context.Context, to Role) ([]Member, error) {
-		s.asked <- to
+		s.requested <- to
 		select {
 		case a := <-s.answers:
 			return a.members, a.err
@@ -87,13 +87,13 @@ func TestSwitchRole(t *testing.T) {
 	h.awaitGroup("E", func(g *pb.RolesResponse_Group) bool { return g.Ordered && g.Requests == 0 })
 	p, d := pe.started(), de.started()
 	select {
-	case to := <-e.asked:
-		t.Errorf("the owner was asked for role %v while an engine held a request", to)
+	case to := <-e.requested:
+		t.Errorf("SwitchRole(%v) was called while an engine held a request", to)
 	default:
 	}
 	slow.Done(slow.ctx.Err())
-	if to := next(t, h.ctx, e.asked); to != Prefill {
-		t.Errorf("asked for role %v", to)
+	if to := next(t, h.ctx, e.requested); to != Prefill {
+		t.Errorf("role %v was requested", to)
 	}
 	h.Restart()
 	r := h.submit("r", 0)
@@ -142,12 +142,12 @@ func TestRoleRefused(t *testing.T) {
 		})
 	}
 	h.order("E", Decode, 0)
-	next(t, h.ctx, e.asked)
+	next(t, h.ctx, e.requested)
 	e.answers <- answer{err: errors.New("no memory for the larger batch")}
 	kept("E", "its leader refused: no memory for the larger batch")
 
 	h.order("E", Decode, 0)
-	next(t, h.ctx, e.asked)
+	next(t, h.ctx, e.requested)
 	e.answers <- answer{members: []Member{{Name: "E", Engine: e}}}
 	kept("E", "DeviceBlocks is 0")
 
@@ -163,7 +163,7 @@ func TestRoleRefused(t *testing.T) {
 
 	// The leader ends while its owner has not replied.
 	h.order("E", Decode, 0)
-	next(t, h.ctx, e.asked)
+	next(t, h.ctx, e.requested)
 	e.stop()
 	h.await("two groups", groups(2))
 }

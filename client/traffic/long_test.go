@@ -58,7 +58,7 @@ func TestLongPrompts(t *testing.T) {
 					fill(want[l*64:(l+1)*64], r.ids[b], l)
 				}
 				if !bytes.Equal(s.blocks[r.ids[b]], want) {
-					t.Fatalf("block %d is not what is stored", b)
+					t.Fatalf("block %d differs from the stored block", b)
 				}
 			}
 			clear(s.blocks)
@@ -127,7 +127,7 @@ func TestVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = p.Finish(ctx)
-		if want := fmt.Sprintf("version %d; this manager knows %d", max(version, 1), wireVersion); !errors.Is(err, ErrJob) || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("version %d; this manager supports %d", max(version, 1), wireVersion); !errors.Is(err, ErrJob) || !strings.Contains(err.Error(), want) {
 			t.Errorf("version %d: %v", version, err)
 		}
 	}

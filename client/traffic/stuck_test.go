@@ -45,7 +45,7 @@ type engines struct {
 	pes, des  []*engine
 
 	mu sync.Mutex
-	// used is the bytes of each engine's buffer that requests hold. changed is closed
+	// used is the number of bytes of each engine's buffer that requests hold. changed is closed
 	// and replaced when a request returns its bytes.
 	used    map[*engine]int64
 	changed chan struct{}
@@ -229,7 +229,7 @@ func (w *engines) run() {
 		}
 	}
 	if succeeded < requestCount/4 {
-		w.t.Errorf("%d of %d requests succeeded; want at least a quarter, or the test shows little", succeeded, requestCount)
+		w.t.Errorf("%d of %d requests succeeded; want at least a quarter, otherwise too little was tested", succeeded, requestCount)
 	}
 	synctest.Wait()
 	for _, e := range append(w.pes, w.des...) {
@@ -353,8 +353,8 @@ func (w *engines) serve(ctx context.Context, r *request, rng *rand.Rand) error {
 }
 
 // TestFragments: two requests fit in a prefill engine's buffer by their bytes, but the
-// free memory is fragmented. One request has memory in the middle of the buffer, and is
-// told to read more while the other waits for a long piece. Its read must stop with
+// free memory is fragmented. One request has memory in the middle of the buffer, and gets
+// another read order while the other waits for a long piece. Its read must stop with
 // ErrBusy. If it waited behind the other request, which waits for its memory, both would
 // wait forever.
 func TestFragments(t *testing.T) {

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // geo has Layer Blocks of 2 KiB: 5 layers of 4 tokens of 512 bytes.
 var geo = kv.SingleGroup(5, 4, 512)
 
-// fill writes the bytes of one Layer Block: they follow from its name.
+// fill writes the bytes of one Layer Block, which are derived from its id and layer.
 func fill(dst []byte, id kv.BlockID, layer int) {
 	rng := rand.NewChaCha8([32]byte(append(id[:], byte(layer), 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)))
 	_, _ = rng.Read(dst) // it never fails
@@ -48,27 +48,27 @@ func blockName(sequence, b int) kv.BlockID {
 	return id
 }
 
-// shelf is storage of a test: blocks in a map, with faults by name. It keeps the
-// contract of client.Store: a lost block shortens the prefix, sums are the
-// writer's.
+// shelf is the storage of a test: blocks in a map, with faults of single blocks. It has the
+// contract of client.Store: a lost block shortens the prefix, and the checksums are those of the
+// writer.
 type shelf struct {
 	geo    kv.Geometry
 	mu     sync.Mutex
 	blocks map[kv.BlockID][]byte
-	// fail answers for a block in place of its bytes.
+	// fail has the error of a read of a block.
 	fail map[kv.BlockID]error
-	// flip spoils the bytes of a block after they were verified: what a broken
-	// buffer would do.
+	// flip changes the bytes of a block after they were verified, as a faulty buffer
+	// would.
 	flip map[kv.BlockID]bool
 	// gate, if set, blocks writes until it is closed. waiting, if set, gets an element
 	// for a blocked write. spoil, if set, changes the bytes before they are stored.
 	gate    chan struct{}
 	waiting chan struct{}
 	spoil   func(mem []byte)
-	// pieces are how many each write had, deadlines the writes' deadlines.
+	// pieces has the number of pieces of each write, deadlines the deadline of each.
 	pieces    []int
 	deadlines []time.Time
-	// stall: the first read of this block closes stalled and goes no further.
+	// stall: the first read of this block closes stalled and does not continue.
 	stall   kv.BlockID
 	stalled chan struct{}
 }
@@ -98,7 +98,7 @@ func (s *shelf) drop(sequence, b int) {
 	delete(s.blocks, blockName(sequence, b))
 }
 
-// at is the shelf as one manager sees it, with the memory that the manager has
+// at is the shelf for one manager, with the memory that the manager has
 // registered.
 type at struct {
 	*shelf
@@ -113,7 +113,7 @@ func (s at) Register(mem []byte) (*client.Memory, error) {
 	return m, nil
 }
 
-// mem is the memory that Register returned m for.
+// mem returns the memory for which Register returned m.
 func (s at) mem(m *client.Memory) []byte {
 	mem, _ := s.mems.Load(m)
 	return mem.([]byte)
@@ -307,7 +307,7 @@ type request struct {
 	pe, de      *engine
 }
 
-// newRequest makes one whose last block is not full.
+// newRequest makes a request whose last block is not full.
 func newRequest(t testing.TB, pe, de *engine, sequence, blocks, hit int) *request {
 	r := &request{t: t, name: fmt.Sprintf("r%d", sequence), sequence: sequence, blocks: blocks, hit: hit, pe: pe, de: de}
 	for b := range blocks {
@@ -319,7 +319,7 @@ func newRequest(t testing.TB, pe, de *engine, sequence, blocks, hit int) *reques
 	return r
 }
 
-// parts splits the hit at x: what either side reads.
+// parts returns the range that one side reads, if it is not empty.
 func parts(from, to int) []Part {
 	if from == to {
 		return nil
@@ -327,7 +327,7 @@ func parts(from, to int) []Part {
 	return []Part{{from, to}}
 }
 
-// compute plays the model: it checks the hit's layer on the device and fills in
+// compute acts as the model: it checks the layer of the hit on the device and writes
 // the missed blocks.
 func (r *request) compute(p *Prefill, layer int) error {
 	missed := map[int]bool{}
@@ -354,7 +354,7 @@ func (r *request) compute(p *Prefill, layer int) error {
 func (r *request) prefill(ctx context.Context, p *Prefill) error {
 	for l := range r.pe.geo.layers {
 		if err := p.Layer(ctx, l); err != nil {
-			_ = p.Finish(ctx) // it says the same
+			_ = p.Finish(ctx) // it returns the same error
 			return err
 		}
 		if err := r.compute(p, l); err != nil {
@@ -379,7 +379,7 @@ func (r *request) check() error {
 	return nil
 }
 
-// run serves the request: the PE reads the first x blocks of the hit, the DE the
+// run serves the request: the PE reads the first x blocks of the hit, and the DE reads the
 // others.
 func (r *request) run(ctx context.Context, x int) error {
 	d, err := r.de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Peer: r.pe.peer})
@@ -395,11 +395,11 @@ func (r *request) run(ctx context.Context, x int) error {
 	return errors.Join(err, d.Finish(ctx), r.check())
 }
 
-// apart copies to and from device memory that nothing else reaches: newEngineIn gives the manager no
-// Region of it.
+// apart copies to and from device memory to which only it has access: newEngineIn passes the manager no
+// Region of the memory.
 type apart struct{ copier.Copier }
 
-// newApart returns a copier that is apart, and closes it at the end of the test.
+// newApart returns a copier of type apart, and closes it at the end of the test.
 func newApart(t testing.TB) copier.Copier {
 	t.Helper()
 	plain, err := copier.NewPlain(copier.PlainOptions{})
@@ -414,8 +414,8 @@ func newApart(t testing.TB) copier.Copier {
 	return apart{plain}
 }
 
-// newNIC is a CNIC-assisted copier over the loopback of a NIC, which here is a
-// goroutine of the far engine.
+// newNIC returns a CNIC-assisted copier over the loopback of a NIC, which here is a
+// goroutine of the other engine.
 func newNIC(t testing.TB) copier.Copier {
 	t.Helper()
 	open := func(at string) rdma.Engine {
@@ -463,18 +463,18 @@ func (c *counting) Submit(ctx context.Context, b copier.Batch) error {
 	return c.Copier.Submit(ctx, b)
 }
 
-// TestPaths: by the prefill side, by the decode side, by both, without a hit and
-// with nothing but a hit; with device memory for all layers, for two, for one.
-// Every byte at either device is the writer's, and storage has the new blocks.
+// TestPaths: the prefill side, the decode side or both read the hit; there is no hit, or all
+// blocks are hits; device memory holds all layers, two or one. Every byte on both devices is
+// the writer's, and storage has the new blocks.
 func TestPaths(t *testing.T) {
 	testPaths(t, []int{5, 2, 1}, func(testing.TB) copier.Copier { return nil })
 }
 
-// TestPathsNIC: the same with NICs that copy between buffer and device. Every byte
-// that is not written by the other side or the model has come by them.
+// TestPathsNIC is TestPaths with NICs that copy between buffer and device. They copy every
+// byte that neither the other side nor the model writes.
 func TestPathsNIC(t *testing.T) { testPaths(t, []int{5, 1}, newNIC) }
 
-// TestPathsStaged: the same with device memory that no NIC and no CPU reaches, on both sides.
+// TestPathsStaged is TestPaths with device memory to which no NIC and no CPU has access, on both sides.
 func TestPathsStaged(t *testing.T) { testPaths(t, []int{5, 2, 1}, newApart) }
 
 func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier) {
@@ -511,7 +511,7 @@ func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier)
 				}
 				copied := [2]int{tc.x, tc.blocks}
 				if pe.staged() {
-					// The decode side's part of the hit comes through the copier, and all blocks but these leave by it.
+					// The copier copies the decode side's part of the hit to the device, and all other blocks from it.
 					copied[0] = tc.hit + tc.blocks - (tc.hit - tc.x)
 				}
 				for side, blocks := range copied {
@@ -519,7 +519,7 @@ func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier)
 						t.Errorf("%s copied %d bytes to the device, want %d blocks of %d", c.Info().Kind, c.bytes.Load(), blocks, geo.PieceBytes(0))
 					}
 				}
-				// What decoding fills goes the other way.
+				// Decoded blocks are copied from the device.
 				last := blockName(1, tc.blocks-1)
 				if err := de.Append(ctx, r.name, append(r.ids, last), 0, r.pages[tc.blocks-1]); err != nil {
 					t.Fatal(err)
@@ -539,8 +539,8 @@ func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier)
 	}
 }
 
-// late ends its batches only once the job that submitted them has been told to
-// end, and notes when the last of their bytes were written.
+// late ends its batches only after the end of the job that submitted them was
+// ordered, and records when the last of their bytes were written.
 type late struct {
 	copier.Copier
 	submitted chan struct{} // a batch is under way
@@ -563,8 +563,8 @@ func (c *late) Submit(ctx context.Context, b copier.Batch) error {
 	return nil
 }
 
-// TestCancelWaitsForCopies: a copy that is under way when a job is cancelled still
-// writes to the device; the job's pages and buffer are given back after it.
+// TestCancelWaitsForCopies: a copy that is in progress when a job is cancelled still
+// writes to the device. The job's pages and buffer are released after the copy.
 func TestCancelWaitsForCopies(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
@@ -601,13 +601,13 @@ func (c broken) Submit(_ context.Context, b copier.Batch) error {
 	return nil
 }
 
-// TestCopyFails: a copy that fails ends the job with its reason, on either side
-// and in Append, and nothing stays taken.
+// TestCopyFails: a copy that fails ends the job with the copy's error, on either side
+// and in Append, and all memory is released.
 func TestCopyFails(t *testing.T) {
 	testCopyFails(t, newNIC, func(b broken) copier.Copier { return b })
 }
 
-// TestCopyFailsStaged: the same where the copier alone reaches device memory.
+// TestCopyFailsStaged is TestCopyFails with device memory to which only the copier has access.
 func TestCopyFailsStaged(t *testing.T) {
 	testCopyFails(t, newApart, func(b broken) copier.Copier { return apart{b} })
 }
@@ -649,7 +649,7 @@ func testCopyFails(t *testing.T, open func(testing.TB) copier.Copier, wrap func(
 	}
 }
 
-// TestBadCopies: a copier whose memory is not the regions' is refused.
+// TestBadCopies: a copier that has registered other memory than the regions is refused.
 func TestBadCopies(t *testing.T) {
 	testkit.VerifyNone(t)
 	e := newEngineCopying(t, newShelf(), 5, 8, 1<<20, newNIC(t))
@@ -674,7 +674,7 @@ func TestBadCopies(t *testing.T) {
 		o := e.opts
 		change(&o)
 		if _, err := New(o); !errors.Is(err, ErrJob) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v; want it to say %q", err, want)
+			t.Errorf("%v; want an error with %q", err, want)
 		}
 	}
 }
@@ -706,7 +706,7 @@ func TestMany(t *testing.T) {
 	}
 }
 
-// both begins both sides of a request and returns what they say about stops.
+// both begins both sides of a request and returns channels with their reports of stopped reads.
 func (r *request) both(ctx context.Context, x int) (p *Prefill, d *Decode, pStop, dStop chan Stop) {
 	r.t.Helper()
 	pStop, dStop = make(chan Stop, 4), make(chan Stop, 4)
@@ -727,10 +727,10 @@ func (r *request) both(ctx context.Context, x int) (p *Prefill, d *Decode, pStop
 	return p, d, pStop, dStop
 }
 
-// TestRecomputeWhatCame: blocks that are to be computed again are, on both sides, also
-// those that have come to a buffer. A read that is still under way where the prefill
-// side would write ends the job, and so does what comes after layers may have used them.
-func TestRecomputeWhatCame(t *testing.T) {
+// TestRecomputeArrived: blocks that Recompute names are computed again for both sides, also
+// blocks that have arrived in a buffer. The job ends if the decode side still reads blocks that the
+// prefill side would write, and if Recompute comes after layers may have used the blocks.
+func TestRecomputeArrived(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -742,7 +742,7 @@ func TestRecomputeWhatCame(t *testing.T) {
 			s := newShelf()
 			s.put(1, 8)
 			s.stall, s.stalled = blockName(1, 6), make(chan struct{})
-			stalled := s.stalled // the shelf forgets it when it closes it
+			stalled := s.stalled // the shelf sets s.stalled to nil when it closes it
 			pe, de := newEngine(t, s, 2, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
 			r := newRequest(t, pe, de, 1, 10, 8)
 			p, d, _, dStop := r.both(ctx, 4)
@@ -799,7 +799,7 @@ func TestBothRead(t *testing.T) {
 	s := newShelf()
 	s.put(1, 8)
 	s.stall, s.stalled = blockName(1, 6), make(chan struct{})
-	stalled := s.stalled // the shelf forgets it when it closes it
+	stalled := s.stalled // the shelf sets s.stalled to nil when it closes it
 	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
 	r := newRequest(t, pe, de, 1, 10, 8)
 	p, d, _, dStop := r.both(ctx, 4)
@@ -816,9 +816,9 @@ func TestBothRead(t *testing.T) {
 	}
 }
 
-// TestLostBlocks: a block that is gone is computed, one whose NIC is down is read
-// by the other side; the rest of the hit is used, and what was computed again is
-// stored again.
+// TestLostBlocks: a missing block is computed, and a block that one side's NIC cannot read is
+// read by the other side. The other blocks of the hit are used, and blocks that were computed again
+// are stored again.
 func TestLostBlocks(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
@@ -851,7 +851,7 @@ func TestLostBlocks(t *testing.T) {
 		t.Errorf("computed %s", got)
 	}
 	if s.blocks[blockName(1, 2)] == nil || s.blocks[blockName(1, 8)] == nil {
-		t.Error("what was computed is not in storage")
+		t.Error("the computed blocks are not in storage")
 	}
 }
 
@@ -882,8 +882,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestWrongBytes: a bit that flips in either side's buffer never reaches a
-// layer that is said to be there.
+// TestWrongBytes: a layer with a bit that flipped in either side's buffer is never reported as
+// complete.
 func TestWrongBytes(t *testing.T) {
 	for name, tc := range map[string]struct {
 		x, block int
@@ -914,7 +914,7 @@ func TestWrongBytes(t *testing.T) {
 			if !errors.As(err, &wrong) || wrong.Block != tc.block || wrong.Layer != 2 || wrong.Where != tc.where {
 				t.Errorf("prefill ended with %v", err)
 			}
-			// It hears of it, or a write of its own is refused first.
+			// The decode side gets the Cancel, or one of its own writes is refused before that.
 			if err := d.Finish(ctx); !errors.Is(err, ErrCancelled) && !errors.Is(err, rdma.ErrRefused) {
 				t.Errorf("decode ended with %v", err)
 			}
@@ -922,9 +922,9 @@ func TestWrongBytes(t *testing.T) {
 	}
 }
 
-// TestFlipBeforeStorage: memory that changes between the last check and storage
-// is refused there, by the sums that were checked: the request is served, and the
-// cache does not keep what is wrong.
+// TestFlipBeforeStorage: if memory changes between the last check and the write to storage,
+// storage refuses the block, because the bytes do not match the checked sums. The request is
+// served, and no wrong block is stored.
 func TestFlipBeforeStorage(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
@@ -938,7 +938,7 @@ func TestFlipBeforeStorage(t *testing.T) {
 	if err := errors.Join(r.prefill(ctx, p), d.Ready(ctx)); err != nil {
 		t.Fatal(err)
 	}
-	close(s.gate) // the device has its copy of the buffer: what changes now is storage's alone
+	close(s.gate) // the device has its copy of the buffer, so a later change affects only storage
 	if err := errors.Join(d.Finish(ctx), r.check()); err != nil {
 		t.Fatal(err)
 	}
@@ -956,8 +956,8 @@ func TestFlipBeforeStorage(t *testing.T) {
 	}
 }
 
-// TestEnds: cancelled on either side, by a deadline, by the death of either side:
-// the other one ends too, and its memory is its own again.
+// TestEnds: when a job ends by a cancellation, by a deadline or by the failure of an engine, on
+// either side, the other side's job ends too, and its memory is released.
 func TestEnds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		end    func(p *Prefill, d *Decode, pe, de *engine)
@@ -1032,8 +1032,8 @@ func (w *watches) ExpectImm(x rdma.Expect) (*rdma.Expectation, error) {
 	return e, err
 }
 
-// TestLateMessage: the other side's first message, coming while the job ends, leaves
-// nothing that waits for that side's death.
+// TestLateMessage: if the first message of the other side arrives while the job ends, no
+// expectation is left that would wait until that side fails.
 func TestLateMessage(t *testing.T) {
 	testkit.VerifyNone(t)
 	pe, de := newEngine(t, newShelf(), 5, 64, 1<<20), newEngine(t, newShelf(), 5, 64, 1<<20)
@@ -1065,7 +1065,7 @@ func TestSecondOffer(t *testing.T) {
 	r := newRequest(t, pe, de, 1, 4, 0)
 	p, d, _, _ := r.both(ctx, 0)
 	defer d.Cancel()
-	if err := p.Layer(ctx, 0); err != nil { // the offer has come
+	if err := p.Layer(ctx, 0); err != nil { // the offer has arrived
 		t.Fatal(err)
 	}
 	p.mu.Lock()
@@ -1112,9 +1112,9 @@ func TestReadYourWrites(t *testing.T) {
 	}
 }
 
-// TestAppendTogether: decoded blocks that wait for the one before them are stored
-// with one write, in order, and each is Settle's to wait for. What the parent's
-// refusal leaves without a place is given up, memory and all.
+// TestAppendTogether: decoded blocks that wait for the block before them are stored
+// with one write, in order, and Settle can wait for each of them. If the parent is refused, its
+// descendants are dropped and their memory is released.
 func TestAppendTogether(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		testkit.VerifyNone(t)
@@ -1165,7 +1165,7 @@ func TestAppendTogether(t *testing.T) {
 	}
 }
 
-// TestBadJobs: each is refused with what was wrong, and leaves nothing behind.
+// TestBadJobs: each invalid job is refused with the reason, and leaves no state.
 func TestBadJobs(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
@@ -1203,7 +1203,7 @@ func TestBadJobs(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := e.Decode(ctx, DecodeJob{Request: "huge", Blocks: 8000, Pages: make([]uint32, 8000), Peer: e.peer}); err == nil {
-		t.Error("a prompt larger than the buffer was taken")
+		t.Error("a prompt larger than the buffer was accepted")
 	}
 }
 
@@ -1229,8 +1229,8 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// TestAppendPassesPrompts: with every byte of the prompts' buffer taken and more
-// prompts waiting for it, decoded blocks are stored without waiting.
+// TestAppendPassesPrompts: decoded blocks are stored without waiting when the buffer of the
+// prompts is full and more prompts wait for it.
 func TestAppendPassesPrompts(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
@@ -1281,8 +1281,8 @@ func TestAppendPassesPrompts(t *testing.T) {
 	}
 }
 
-// TestPersistClock: the time that storage has begins with the write, not with the
-// job: a prompt that takes longer than that to compute is stored all the same. The
+// TestPersistClock: the time limit of a write to storage begins with the write, not with the
+// job, so a prompt whose computation takes longer than the limit is stored too. The
 // same holds for decoded blocks that wait for their parent.
 func TestPersistClock(t *testing.T) {
 	testkit.VerifyNone(t)
@@ -1340,7 +1340,7 @@ func TestPersistClock(t *testing.T) {
 	}
 }
 
-// gated takes no message until its gate is open.
+// gated processes no message until its gate is open.
 type gated struct {
 	rdma.Engine
 	gate chan struct{}
@@ -1354,8 +1354,8 @@ func (g gated) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg [
 }
 
 // TestBurst: decode engines offer 1,000 requests to a prefill engine before it has
-// begun one of them, and one of the decode engines takes no message until all
-// requests of the others have ended. Every request completes: also where the
+// begun one of them, and one of the decode engines processes no message until all
+// requests of the others have ended. Every request completes, also if the
 // prefill engine keeps few early messages and returns the others.
 func TestBurst(t *testing.T) {
 	testkit.Long(t, "a thousand requests at once")
@@ -1425,8 +1425,8 @@ func testBurst(t *testing.T, n, earlyMax int) {
 	}
 }
 
-// TestEarlyEnds: what came early for a job that never begins here goes with the
-// decode side's Cancel, or makes room when its sender is gone.
+// TestEarlyEnds: early messages for a job that never begins on this engine are dropped at the
+// decode side's Cancel, or when their sender has failed.
 func TestEarlyEnds(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
@@ -1507,7 +1507,7 @@ func TestPagesOnly(t *testing.T) {
 					continue
 				}
 				dst := d.device
-				dst.Len = 1 << 40 // a lie
+				dst.Len = 1 << 40 // longer than the window
 				ended := rdma.NewFlag()
 				err := de.rdma.Write(ctx, rdma.Write{Src: junk, Dst: dst, DstOffset: base + uint64(page-first)*lb, Len: lb, Done: ended.Set})
 				if err == nil {

@@ -283,7 +283,7 @@ func (t *transfer) accepts(from rdma.EngineID, m *pb.TrafficMessage) error {
 	case c != nil:
 		return fmt.Errorf("traffic: request %q: by the %s (%s): %w", t.request, t.other, c.Reason, ErrCancelled)
 	case m.Version != wireVersion:
-		return fmt.Errorf("traffic: request %q: the %s sends messages of version %d; this manager knows %d: run the same release on both sides: %w",
+		return fmt.Errorf("traffic: request %q: the %s sends messages of version %d; this manager supports %d: run the same release on both sides: %w",
 			t.request, t.other, max(m.Version, 1), wireVersion, ErrJob)
 	}
 	return nil

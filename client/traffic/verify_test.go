@@ -13,12 +13,12 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// TestVerify: a block that changes in the DE buffer is noticed at the hop that the setting names, and
-// storage takes it at no setting. The comparison of one block in a billion does not find it.
+// TestVerify: a block that changes in the DE buffer is detected at the hop that the setting names, and
+// storage refuses it at every setting. The comparison of one block in a billion does not find it.
 func TestVerify(t *testing.T) {
 	for name, tc := range map[string]struct {
 		verify Verify
-		where  string // empty: not noticed
+		where  string // empty: not detected
 		open   func(testing.TB) copier.Copier
 	}{
 		"every hop":        {VerifyEveryHop, "decode buffer", nil},
@@ -60,7 +60,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestVerifyPrefill: a block that changes in the PE buffer is noticed in the PE's device memory, unless
+// TestVerifyPrefill: a block that changes in the PE buffer is detected in the PE's device memory, unless
 // the setting compares one block in a billion.
 func TestVerifyPrefill(t *testing.T) {
 	for name, tc := range map[string]struct {

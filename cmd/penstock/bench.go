@@ -281,23 +281,23 @@ func newBenchEngines(w world, f *benchFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "engines",
 		Short: "Penstock under vLLM, and its Python client, against other stores of inference engines",
-		Long: `Two parts. The first puts and gets values of 1 and 4 MiB, by 1 and 4 threads, one at a
-time and in batches of 8: with Penstock's Python client, Mooncake Store over TCP, LMCache's
-file system adapters, SGLang's HiCacheFile, Redis and a file for each value. iperf3 and fio
-run beside them as limits.
+		Long: `The suite has two parts. The first part puts and gets values of 1 and 4 MiB, by 1 and 4
+threads, one at a time and in batches of 8. It compares Penstock's Python client, Mooncake
+Store over TCP, LMCache's file system adapters, SGLang's HiCacheFile, Redis and a file for
+each value. iperf3 and fio measure the limits of network and disk.
 
-The second serves agent sessions with vLLM on the CPU, with a model of random weights that
-it makes: vLLM alone, with its tier of files, with its offloading to disk, with LMCache's
-disk, with PenstockTier and with PenstockConnector, which loads whole blocks before the
-request runs, or layer by layer. It measures the time to the first token and counts the
-tokens that are computed again, of a first turn and of the last turn of a session in a fresh
-engine. Its comparisons are named "first token, …". The sessions are those of
+The second part serves agent sessions with vLLM on the CPU, with a model of random weights
+that it makes. It compares vLLM alone, with its tier of files, with its offloading to disk,
+with LMCache's disk, with PenstockTier and with PenstockConnector, which loads whole blocks
+before the request runs, or layer by layer. It measures the time to the first token, and
+counts the tokens that are computed again, in a first turn and in the last turn of a session
+in a fresh engine. Its comparisons are named "first token, …". The sessions are those of
 $PENSTOCK_TRACES or of a built-in trace.
 
-Each store and each engine is used by a Python process. --python names the interpreters
+Each store and each engine runs in a Python process. --python names the interpreters
 whose packages may be used; .ci/python-venv prints the directory of an environment that it
-installs from a lock file. A store or an engine whose package is in none of them is left
-out and named.`,
+installs from a lock file. A store or an engine without a package in these interpreters is
+not run, and the report names it.`,
 		Example: `  penstock bench engines --python "$(.ci/python-venv engines/stores.lock)/bin/python" --only "get 1 MiB"
   penstock bench engines --python "$(.ci/python-venv engines/vllm.lock)/bin/python" --only "first token"`,
 	}
@@ -333,10 +333,10 @@ func newBenchPolicy(w world, f *benchFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "policy [TRACE…]",
 		Short: "Hit ratios of the eviction policies on request traces",
-		Long: `Simulate each eviction policy on request traces, at five capacities, and print which
-share of the prompts' tokens each would have found. Without arguments the traces are
-looked for in $PENSTOCK_TRACES or in shared/traces in or beside this directory; a
-small one is built in.`,
+		Long: `Simulate each eviction policy on request traces, at five capacities, and print the
+share of the prompts' tokens that it would have found. Without arguments the traces are
+read from $PENSTOCK_TRACES or from shared/traces in or beside this directory; a
+small trace is built in.`,
 		RunE: func(cmd *cobra.Command, files []string) error {
 			if len(files) == 0 {
 				files = sharedTraces(w.env("PENSTOCK_TRACES"))

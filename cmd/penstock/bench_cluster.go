@@ -24,16 +24,16 @@ func newBenchCluster(w world, f *benchFlags) *cobra.Command {
 		Use:   "cluster",
 		Short: "Clusters on this machine: what dual path gains, and what faults cost",
 		Long: `Replay agents on clusters of processes in network namespaces (root), with real KV
-bytes: prefill's storage NICs alone against both sides' for 1P1D, 2P1D, 1P2D and 2P4D,
-against no loads at all where compute is the limit, the balance of the storage NICs,
-one long request, one part of the design after the other, and faults in the middle of
-a replay: kill -9 of each kind of node, slow NICs, cables pulled, bits flipped. All
-of it takes about 25 minutes; --only chooses.
+bytes. The comparisons are: the storage NICs of prefill against those of both sides, for
+1P1D, 2P1D, 1P2D and 2P4D; real loads against no loads where compute is the limit; the
+balance of the storage NICs; one long request; the parts of the design, added one after
+the other; and faults during a replay: kill -9 of each kind of node, slow NICs, pulled
+cables, flipped bits. All comparisons take about 25 minutes; --only chooses some.
 
 With --engines vllm the engines are vLLM's servers on the CPU, with a model of random
-weights: prefill's storage NIC alone against both sides' for 1P1D and 1P2D. Defaults are
-then 24 agents and 20 Mbit/s, and --turns, --skip and --divide do not apply. --python is as
-in bench engines.`,
+weights, and the storage NIC of prefill is compared with those of both sides for 1P1D and
+1P2D. The defaults are then 24 agents and 20 Mbit/s, and --turns, --skip and --divide do
+not apply. --python is as in bench engines.`,
 		Example: `  penstock bench cluster --only "storage is the limit"
   penstock bench cluster --only faults --contenders "none|flipped" --rate 100
   penstock bench cluster --engines vllm --python "$(.ci/python-venv engines/vllm.lock)/bin/python"`,

@@ -64,10 +64,11 @@ func newBenchRDMA(w world, f *benchFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rdma",
 		Short: "One-sided writes against the hardware's own benchmark",
-		Long: `Write from this process into another's memory through a transfer engine, single
-writes and paged ones of 1 KiB to 32 MiB, by turns with what the same hardware is
-measured with: iperf3 and bare sockets over the same memory (tcp), copying (shm), ib_write_bw (verbs), fi_rma_bw or, without
-fabtests, a loop in C (fabric). Then what one call takes and allocates.`,
+		Long: `Write from this process into another's memory through a transfer engine, with single
+and paged writes of 1 KiB to 32 MiB, in turns with the benchmark program of the same
+hardware: iperf3 and bare sockets over the same memory (tcp), copying (shm), ib_write_bw
+(verbs), fi_rma_bw or, without fabtests, a loop in C (fabric). Then measure the time and
+the allocations of one call.`,
 		Args: args(cobra.NoArgs),
 	}
 	addRDMAProvider(cmd, &provider)

@@ -337,9 +337,9 @@ func newBlockGet(w world, c *connection) *cobra.Command {
 		Use:   "get NS --tokens-file F --out F",
 		Short: "Fetch the cached prefix of a prompt, verified",
 		Long: `Fetch the longest cached prefix of a prompt and write its Full Blocks to a file. Every
-layer is verified after it has arrived. The exit code is 3 if that is less than the
-whole prompt; what there is has been written. The file is replaced at the end, by a
-rename: if nothing is cached, or the command fails, it stays as it was.`,
+layer is verified after it has arrived. The exit code is 3 if the prefix is shorter than
+the prompt; the file then has the prefix. The file is replaced at the end, by a
+rename: if nothing is cached, or the command fails, it does not change.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeNamespaces,
 	}

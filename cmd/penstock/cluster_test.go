@@ -182,7 +182,7 @@ func TestClusterNewWeights(t *testing.T) {
 		replans += turn.Replans
 	}
 	if len(r.turns) != agents*rounds || replans < agents {
-		t.Errorf("%d turns, planned anew %d times; want %d, and each of %d first turns at least once", len(r.turns), replans, agents*rounds, agents)
+		t.Errorf("%d turns, planned again %d times; want %d, and each of %d first turns at least once", len(r.turns), replans, agents*rounds, agents)
 	}
 	served, checked, wrong := map[kv.Epoch]uint64{}, uint64(0), uint64(0)
 	for _, n := range c.Counts() {

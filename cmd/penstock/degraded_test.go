@@ -80,7 +80,7 @@ func TestDegradedStart(t *testing.T) {
 		s = startServed(t, data)
 		s.run("block", "verify", "m", "--tokens-file", tokensFile).must(t)
 		if status := s.run("status").must(t); strings.Contains(status, "failed") {
-			t.Errorf("%s: the volume is back, and status says\n%s", how, status)
+			t.Errorf("%s: the volume is back, and status prints\n%s", how, status)
 		}
 		s.stop()
 	}

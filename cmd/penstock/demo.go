@@ -29,16 +29,16 @@ func newDemoCommand(w world) *cobra.Command {
 bytes over real TCP: a storage node, a planner, prefill and decode engines and a
 gateway, each a process in a network namespace of its own, with a storage NIC and a
 compute NIC whose rates are set. The agents have the statistics of DualPath's Table 2,
-divided in length; compute takes no time, so that storage is what limits.
+with divided lengths; compute takes no time, so that storage is the limit.
 
   basic     prefill's storage NICs read all cached KV
   dualpath  the storage NICs of both sides do
   oracle    next to no loads and transfers: blocks of one byte a token and layer, NICs
             without a limit
 
-Every byte that reaches an engine's device memory is compared with what it must be.
-Network namespaces need root; without, NICs are shaped connections on loopback, and
-the result says so. Everything is removed at the end but the picture.
+Every byte that reaches an engine's device memory is compared with the expected byte.
+Network namespaces need root; without root, NICs are rate-limited connections on
+loopback, and the result reports that. At the end only the picture is left.
 
 The exit code is 1 if a byte is wrong or a turn fails.`,
 		Example: `  penstock demo

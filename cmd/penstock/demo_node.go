@@ -35,9 +35,9 @@ func newDemoNodeCommand(w world) *cobra.Command {
 		Use:   "node",
 		Short: "Start a node on a temporary directory and replay a real trace on it",
 		Long: `Start a storage node on a temporary directory, replay part of a real agentic trace
-against it with real bytes, compare every byte that comes back, and print what was
-seen. The capacity is smaller than the trace, so that blocks are evicted. Everything
-is removed at the end.
+against it with real bytes, compare every returned byte, and print the measurements.
+The capacity is smaller than the trace, so that blocks are evicted. Everything is
+removed at the end.
 
 The exit code is 1 if a byte differs or the node needs more memory than its budget.`,
 		Args: args(cobra.NoArgs),

@@ -84,7 +84,7 @@ func TestDemoNeedsSpace(t *testing.T) {
 		t.Errorf("%d bytes for 1024 tokens of 2 KiB; want %d", got, want)
 	}
 	if spec.CapacityBytes = 1 << 20; demoBytes(spec, few) != 1<<20+2*demoSpare {
-		t.Error("more than the capacity is asked for")
+		t.Error("more than the capacity is requested")
 	}
 	isEmpty(t, dir)
 }

@@ -37,7 +37,7 @@ func TestDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Errorf("docs/cli.md is not what the commands say; make it anew: go test ./cmd/penstock -run TestDocumentation -rewrite")
+		t.Errorf("docs/cli.md differs from the commands' help; rewrite it: go test ./cmd/penstock -run TestDocumentation -rewrite")
 	}
 }
 
@@ -224,7 +224,7 @@ func TestExamplesAreRight(t *testing.T) {
 		}
 	})
 	if shown < 20 {
-		t.Errorf("%d examples were looked at", shown)
+		t.Errorf("%d examples were checked", shown)
 	}
 }
 

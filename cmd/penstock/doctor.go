@@ -26,10 +26,10 @@ func newDoctorCommand(w world) *cobra.Command {
 		Use:   "doctor",
 		Short: "Write, read back and drop blocks, and say what each layer did",
 		Long: `Write random blocks into a temporary namespace, read them back from the node's disks,
-compare every byte, drop them, and see that they are gone. Each layer is one line,
-with its time. A failed layer has a hint what to check, and the layers that
-depend on it are skipped. Nothing is left behind. The exit code is 1 if a layer
-failed.`,
+compare every byte, drop the blocks, and check that they are misses. Each layer is one
+line, with its time. A failed layer has a hint about its cause, and the layers that
+depend on it are skipped. The temporary namespace is removed. The exit code is 1 if a
+layer failed.`,
 		Args: args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)
@@ -187,7 +187,7 @@ func versionHint(s *pb.StatusResponse) string {
 func (d *doctor) examineStatus(s *pb.StatusResponse) {
 	d.look("state", func() (string, string, error) {
 		if s.GetState() != "serving" {
-			return s.GetState(), "reads go on; writes are refused: " + s.GetStateReason(), nil
+			return s.GetState(), "reads continue; writes are refused: " + s.GetStateReason(), nil
 		}
 		return fmt.Sprintf("serving, %s of %s used, %s blocks, durability %s", size(s.GetUsedBytes()), size(s.GetCapacityBytes()), count(s.GetBlocks()), s.GetDurability()), corruptHint(s), nil
 	})
@@ -253,7 +253,7 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 	ns := kv.Namespace{Name: "doctor-" + rand.Text(), Index: kv.IndexTrie, Geometry: kv.SingleGroup(doctorLayers, doctorBlockTokens, doctorTokenBytes)}
 	if !d.look("index", func() (string, string, error) {
 		if _, err := a.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(ns)}); err != nil {
-			return "", "see the node's log for what its index or catalogue said", err
+			return "", "see the node's log for the error of its index or catalogue", err
 		}
 		return "a namespace was made, synced", "", nil
 	}) {
@@ -336,7 +336,7 @@ func newTestBlocks(ctx context.Context, s *client.Store, def kv.Namespace) (*tes
 }
 
 func (p *testBlocks) write(ctx context.Context, s *client.Store) (detail, hint string, err error) {
-	const look = "see the node's log; `penstock status` says whether writes are refused, and why"
+	const look = "see the node's log; `penstock status` shows whether writes are refused, and why"
 	copy(p.win.bytes(doctorBlocks), p.data)
 	r, err := s.Write(ctx, client.WriteRequest{Namespace: p.ns, IDs: p.ids, From: p.win.mem, Pieces: p.win.pieces(0, doctorBlocks)})
 	switch {

@@ -31,7 +31,7 @@ import (
 func newFabricCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fabric",
-		Short: "What a transfer engine takes for small and large round trips",
+		Short: "Measure the time of small and large round trips of a transfer engine",
 	}
 	return noun(cmd, newFabricProbe(w))
 }
@@ -49,19 +49,19 @@ func newFabricProbe(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "probe",
 		Short: "Measure the two constants of a fabric: its probe and its bandwidth",
-		Long: `Make round trips as a routed query does: rows of 1152 bytes there in one one-sided
-write, 1032 bytes a row back in another, for batches of many sizes by turns; and without
-payload, the signal alone. A straight line is fitted to them (robust least squares of the
-relative error): time = probe + turnaround + bytes/bandwidth. The error of the fit is
-printed (MAPE), which shows whether the fabric is linear.
+		Long: `Make round trips as a routed query does, for batches of many sizes in turns: one one-sided
+write sends rows of 1152 bytes, and another sends 1032 bytes a row back. Round trips
+without payload measure the signal alone. A straight line is fitted to the times (robust
+least squares of the relative error): time = probe + turnaround + bytes/bandwidth. The
+printed error of the fit (MAPE) shows whether the fabric is linear.
 
-Both ends are in this process, over loopback, unless one of them is elsewhere:
+Both ends are in this process, over loopback, or on two hosts:
 
   host A    penstock fabric probe --listen 10.0.0.1:7440 --token-file secret
   host B    penstock fabric probe --peer 10.0.0.1:7440 --token-file secret --write ab.json
 
-With --flows K it measures again beside 1 to K other flows, which make round trips of the
-largest batch all the time, and prints from which number of flows on the link is full.
+With --flows K the command measures again with 1 to K other flows, which make round trips
+of the largest batch all the time, and prints the number of flows that fills the link.
 
 --listen answers until interrupted. With --provider shm addresses are paths of sockets.
 The file of --write is an input of penstock plan redistribute --fabric.`,

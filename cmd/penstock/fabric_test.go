@@ -150,7 +150,7 @@ func TestFabricProbeBetweenHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		if line, err := bufio.NewReader(lines).ReadString('\n'); err != nil || !strings.Contains(line, at) {
-			t.Fatalf("the far end says %q, %v", line, err)
+			t.Fatalf("the far end reports %q, %v", line, err)
 		}
 		// Other load on this machine can distort some of the tries, but not all.
 		const tries = 8

@@ -161,7 +161,7 @@ func TestBelowTheFloor(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume", "--free-floor", "1000TiB")
 	if log := s.log.String(); !strings.Contains(log, "takes no writes") || !strings.Contains(log, "free_floor") {
-		t.Errorf("the log does not say it:\n%s", log)
+		t.Errorf("the log does not have the line:\n%s", log)
 	}
 	tokensFile, dataFile := prompt2(t, dir)
 	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)

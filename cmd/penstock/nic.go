@@ -24,21 +24,21 @@ import (
 func newNICCommand() *cobra.Command {
 	return noun(&cobra.Command{
 		Use:   "nic",
-		Short: "NICs and GPUs of this host: which belong together, and what is wrong with them",
+		Short: "Show and check the NICs and GPUs of this host",
 	}, newNICListCommand(), newNICCheckCommand())
 }
 
 func newNICListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "Show NICs and GPUs with role, rate, NUMA node and pairs, and why",
-		Long: `Show the NICs of this host and its GPUs: what each NIC is for and why, its state and
-rate, the address that peers reach it by, and which NIC serves which GPU, over which
-way. No device is opened.
+		Short: "Show NICs and GPUs with roles, reasons, rates, NUMA nodes and pairs",
+		Long: `Show the NICs and GPUs of this host: the role of each NIC with the reason, its state and
+rate, the address at which peers reach it, and the NICs of each GPU with the path between
+them. No device is opened.
 
 Roles: a cnic is a GPU's own NIC, on the compute network; an snic reaches storage; a
-shared one does both; none is left alone. A GPU's NICs are those closest to it: under
-the same PCIe switch, else root complex, else NUMA node.`,
+shared NIC does both; a NIC with the role none is not used. A GPU's NICs are the closest
+ones: under the same PCIe switch, else root complex, else NUMA node.`,
 		Args: args(cobra.NoArgs),
 	}
 	f := addHostFlags(cmd)
@@ -116,12 +116,13 @@ func (f *hostFlags) read(warn io.Writer) (topo.Host, error) {
 func newNICCheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Say what is wrong with NICs, their links and the fabric's QoS, and what to do",
-		Long: `Look for what makes transfers slow or impossible: ports that are down, rates and PCIe
-links below what they could be, missing RoCE v2 GIDs, small MTUs, GPUs far from their
-NIC, bonds that use one member, PFC pause frames that grow, a low limit of locked
-memory, missing kernel modules. Each finding is one line and what to do about it. The
-exit code is 1 if something does not work. Something that is only slower is a warning.
+		Short: "Report faults of NICs, their links and the fabric's QoS, with the remedies",
+		Long: `Check for the causes of slow or failing transfers: ports that are down, rates and PCIe
+links below their maximum, missing RoCE v2 GIDs, small MTUs, GPUs far from their
+NIC, bonds that use one member, growing counts of PFC pause frames, a low limit of locked
+memory, missing kernel modules. Each finding is one line with the remedy. The exit
+code is 1 if transfers fail because of a finding. A finding that only slows transfers is
+a warning.
 
 With --qos the lanes that the fabric gives to collectives and to cache traffic are
 compared with penstock's marks (deploy/qos); a deviation there is a failure.`,
@@ -266,7 +267,7 @@ func dcbShow(ctx context.Context, netdev string) (string, error) {
 func printNICReport(t *table, r nicReport) {
 	fmt.Fprint(t, topo.Report(r.Findings))
 	if q := r.QoS; q != nil {
-		fmt.Fprintf(t, "\n%s: collectives are sure of %.1f %% beside cache traffic\n", q.Fabric, 100*q.HighShare)
+		fmt.Fprintf(t, "\n%s: collectives are guaranteed %.1f %% beside cache traffic\n", q.Fabric, 100*q.HighShare)
 		for _, d := range q.Deviations {
 			where := d.Where
 			if where != "" {

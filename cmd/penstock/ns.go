@@ -261,7 +261,7 @@ func blockBytes(m *pb.Geometry) int64 {
 func newNamespaceList(c *connection) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "List the namespaces with what they hold",
+		Short: "List the namespaces with their blocks and bytes",
 		Args:  args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.admin(cmd, func(ctx context.Context, a admin) error {
@@ -284,11 +284,11 @@ func newNamespaceList(c *connection) *cobra.Command {
 func newNamespaceShow(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show NAME",
-		Short: "Show one namespace, with what each live epoch holds",
-		Long: `Show one namespace. For each live epoch, the newest first, BLOCKS and USED are what it
-stores, MATCHES the prefix matches that it answered since the node started and HITS the
-blocks that these found, LEASES what readers and writers hold of its blocks, and PINS
-the pins of the epoch itself.`,
+		Short: "Show one namespace, with the blocks and pins of each live epoch",
+		Long: `Show one namespace. For each live epoch, the newest first, BLOCKS and USED are its stored
+blocks and bytes, MATCHES the prefix matches since the node started and HITS the blocks
+that they found, LEASES the leases of readers and writers on its blocks, and PINS the
+pins of the epoch itself.`,
 	}
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
 		ns, err := a.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: name})
@@ -358,12 +358,12 @@ func newNamespaceBump(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bump-epoch NAME",
 		Short: "Begin a new epoch; every block of the epochs not kept is unmatchable at once",
-		Long: fmt.Sprintf(`Begin a new epoch, for new weights. Every block of the older epochs becomes unmatchable
-at once, whatever their number, and the space comes back in the background. With --keep
-the newest epochs stay live, the new one included: engines that still have those weights
-go on reading and storing blocks of their own epoch, and no others. An epoch that is
-pinned stays live too, until its pins end. At most %d epochs are live: beyond that the
-oldest pinned ones are retired. When space is short, blocks of the oldest epoch go first.`, kv.MaxLive),
+		Long: fmt.Sprintf(`Begin a new epoch, for new weights. All blocks of the older epochs become unmatchable
+at once, whatever their number, and the space is freed in the background. With --keep
+the newest epochs stay live, the new one included: engines that still have the weights of
+a live epoch continue to read and store blocks of this epoch only. A pinned epoch stays
+live too, until its pins end. At most %d epochs are live: beyond that the oldest pinned
+epochs are retired. When space is short, blocks of the oldest epoch are evicted first.`, kv.MaxLive),
 		Example: `  penstock ns bump-epoch llama-3/70b
   penstock ns bump-epoch llama-3/70b --keep 2`,
 	}
@@ -401,9 +401,9 @@ func newNamespaceRetire(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "retire-epoch NAME EPOCH --yes | --dry-run",
 		Short: "Make every block of one older live epoch unmatchable, at once",
-		Long: `Make every block of an older live epoch unmatchable, at once; the space comes back in the
-background. The newest epoch cannot be retired: bump it. An epoch that is pinned is
-refused, unless --force is given, which ends its pins.`,
+		Long: `Make every block of an older live epoch unmatchable, at once; the space is freed in the
+background. The newest epoch cannot be retired: bump it. A pinned epoch is refused,
+unless --force is given, which ends its pins.`,
 		Args:              args(cobra.ExactArgs(2)),
 		ValidArgsFunction: c.completeNamespaces,
 	}
@@ -442,11 +442,11 @@ func newNamespacePin(c *connection) *cobra.Command {
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:   "pin-epoch NAME --ttl D",
-		Short: "Keep an epoch live for a time, whatever bumps come, and print the lease",
-		Long: `Keep an epoch live for a time, whatever bumps come: for a group of rollouts that goes on
-with the weights that it began with. The pin keeps the epoch, not its blocks, which may
-be evicted. unpin ends it, and so does a restart of the node; pin list shows it. An engine
-pins through the client library, which renews the lease.`,
+		Short: "Keep an epoch live for a time, also after bumps, and print the lease",
+		Long: `Keep an epoch live for a time, also after bumps, for a group of rollouts that continues
+with its first weights. The pin keeps the epoch, not its blocks, which may
+be evicted. unpin and a restart of the node end the pin; pin list shows it. An engine
+pins an epoch with the client library, which renews the lease.`,
 		Example: `  penstock ns pin-epoch llama-3/70b --epoch 7 --ttl 10m`,
 	}
 	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "the epoch; 0: the newest")
@@ -472,7 +472,7 @@ pins through the client library, which renews the lease.`,
 func newNamespaceQuota(c *connection) *cobra.Command {
 	return &cobra.Command{
 		Use:               "quota NAME SIZE",
-		Short:             "Set how much storage a namespace may take; 0 lifts the cap",
+		Short:             "Set the limit of a namespace's storage; 0 removes the limit",
 		Args:              args(cobra.ExactArgs(2)),
 		ValidArgsFunction: c.completeNamespaces,
 		RunE: func(cmd *cobra.Command, given []string) error {

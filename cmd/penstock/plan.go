@@ -18,7 +18,7 @@ import (
 func newPlanCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Ask the planner why and what, change weights and roles, and see what a cluster could do",
+		Short: "Show the planner's decisions and state, change weights and roles, and predict clusters",
 	}
 	return noun(cmd, newPlanExplain(w), newPlanTop(w), newPlanBump(w), newPlanRoles(w), newPlanAnalyze(), newPlanPrfaaS(), newPlanRedistribute(), newPlanAdvise(w), newPlanNetwork(w))
 }
@@ -31,9 +31,9 @@ func addPlannerFlags(cmd *cobra.Command, w world) *connection {
 func newPlanExplain(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain REQUEST",
-		Short: "The story of one request: who was chosen, why, and what was read where",
-		Long: `The decisions about one request in their order, each with what it was made of. REQUEST is
-the id that the gateway submitted; the planner remembers the last ones (schedule.explain).`,
+		Short: "Explain the decisions about one request: the engines, the reads, the reasons",
+		Long: `Print the decisions about one request in their order, each with its inputs. REQUEST is
+the id that the gateway submitted; the planner keeps the last requests (schedule.explain).`,
 		Args: args(cobra.ExactArgs(1)),
 	}
 	c := addPlannerFlags(cmd, w)
@@ -62,11 +62,11 @@ the id that the gateway submitted; the planner remembers the last ones (schedule
 func newPlanTop(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Groups, engines and storage NICs as the planner sees them now",
-		Long: `What every engine has to do and every storage NIC has to read: what its leader reported
-last, and what was assigned since. Then the requests that wait, by tenant and priority,
-with their work in tokens; at most 32 lines. With --every it is printed again and again
-until interrupted.`,
+		Short: "Show the groups, engines, storage NICs and waiting requests of the planner",
+		Long: `Print the work of every engine and the reads of every storage NIC: the last report of the
+leader, plus later assignments. Then print the requests that wait, by tenant and priority,
+with their work in tokens; at most 32 lines. With --every the output is repeated until
+interrupted.`,
 		Example: `  penstock plan top --every 1s`,
 		Args:    args(cobra.NoArgs),
 	}
@@ -138,7 +138,7 @@ func printTop(t *table, r *pb.TopResponse) {
 	}
 	t.row()
 	t.row("serving", count(r.Serving), "waiting", count(r.Waiting), "loading", count(r.Loading))
-	t.row("submitted", count(r.Submitted), "finished", count(r.Finished), "rejected", count(r.Rejected), "planned anew", count(r.Replanned))
+	t.row("submitted", count(r.Submitted), "finished", count(r.Finished), "rejected", count(r.Rejected), "planned again", count(r.Replanned))
 	t.row("prefill side", count(r.PrefillSideTokens), "decode side", count(r.DecodeSideTokens), "splits", count(r.Splits))
 	t.row("first token late", count(r.Late), "prefill tokens/s", count(int64(r.PrefillTokensPerSecond)))
 	t.row("cuts", count(r.Cuts), "hedges", count(r.Hedges), "recomputed", count(r.Recomputes))
@@ -167,15 +167,15 @@ func newPlanAnalyze() *cobra.Command {
 	c := dualpath.Cluster{}
 	cmd := &cobra.Command{
 		Use:   "analyze --prefill P --decode D",
-		Short: "The range of P/D in which nothing binds before the storage NICs, and what binds first",
-		Long: `With every storage NIC of a cluster of P prefill and D decode nodes saturated, on both
-sides, how much does each compute NIC and each node's memory carry? The ratio P/D is
-safe while none of them carries more than it can; then dual path reads with (P+D)/P
-times the storage bandwidth of prefill alone. Outside, what binds first sets the share
-of the storage bandwidth that can be reached (DualPath, section 4.2).
+		Short: "Compute the range of P/D in which the storage NICs are the bottleneck",
+		Long: `Compute the load of each compute NIC and of each node's memory when all storage NICs of a
+cluster of P prefill and D decode nodes are saturated. The ratio P/D is safe if no load
+exceeds its capacity; then dual path reads with (P+D)/P times the storage bandwidth of
+prefill alone. Otherwise the first bottleneck sets the share of the storage bandwidth that
+can be reached (DualPath, section 4.2).
 
-Load is assumed to be balanced over the nodes and over the GPUs of a node; tokens that
-missed the cache are left out.`,
+The load is assumed to be balanced over the nodes and over the GPUs of a node. Tokens that
+missed the cache are not counted.`,
 		Example: `  penstock plan analyze --prefill 2 --decode 4
   penstock plan analyze --prefill 7 --decode 2 --gpus 8 --cnic 50 --storage-nics 1 --dram 400`,
 		Args: args(cobra.NoArgs),

@@ -123,17 +123,17 @@ func newPlanAdvise(w world) *cobra.Command {
 	var seed uint64
 	cmd := &cobra.Command{
 		Use:   "advise --trace FILE --cluster FILE.yaml",
-		Short: "How long a cluster takes for a trace's agents, what binds, and how to divide its nodes",
-		Long: `For the agents of a trace (the dualpath or the agentic format) on the cluster in FILE.yaml,
-all beginning at once, print how long they take, how much of each resource they use (the
-first binds), which share of the cached tokens the prefill side reads, the range of
-prefill over decode nodes in which compute NICs and memory leave the storage NICs free,
-and what every other division of the nodes would do.
+		Short: "Predict the time of a cluster for a trace's agents, its bottleneck and its best division",
+		Long: `Predict a job: the agents of a trace (the dualpath or the agentic format) begin at once on
+the cluster in FILE.yaml. The command prints the duration of the job, the used share of
+each resource (the first is the bottleneck), the share of the cached tokens that the
+prefill side reads, the range of prefill over decode nodes in which compute NICs and
+memory do not limit the storage NICs, and the result of every other division of the nodes.
 
-The prediction is a fluid model (package dualpath/advise), computed at once. It is then
-simulated request by request with the production planner, and the prediction's error is
-printed; --predict leaves that out. With a section prfaas in FILE.yaml the threshold is
-printed from which prompts are prefilled in the other datacenter.`,
+The prediction is a fluid model (package dualpath/advise). The command then simulates the
+job request by request with the production planner and prints the error of the
+prediction; --predict omits the simulation. With a section prfaas in FILE.yaml it also
+prints the length from which prompts are prefilled in the other datacenter.`,
 		Example: `  penstock plan advise --print-config > cluster.yaml
   penstock plan advise --trace dualpath_agentic_64k.jsonl.gz --cluster cluster.yaml`,
 		Args: args(cobra.NoArgs),

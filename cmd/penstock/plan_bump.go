@@ -47,20 +47,21 @@ func newPlanBump(w world) *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
 		Use:   "bump NAMESPACE --epoch N",
-		Short: "Begin a new epoch of the weights in the planner, with a policy for requests under way",
+		Short: "Begin a new epoch of the weights in the planner, with a policy for running requests",
 		Long: `Begin a new epoch of a namespace's weights in the planner, after ns bump-epoch has begun it
 on the storage nodes. A request that waits for engines is planned with the new weights,
 without its cached prefix. For requests that have been started, --policy is
 
-  recompute  plans those again that are not prefilled yet; decode goes on
-  finish     lets all go on with the old weights and their prefix until they end
-  abort      rejects all; their gateways get the refusal that the weights changed
+  recompute  plans requests again that are not prefilled yet; decode continues
+  finish     lets all requests end with the old weights and their prefix
+  abort      rejects all requests; their gateways get the refusal that the weights changed
 
-Under finish, storage must keep the old epoch (ns bump-epoch --keep 2, or a pin), or the rest
-of the prefix is computed; and the engines need the old weights until the requests have
-ended. Requests that name their epoch keep it under each policy. With --wait the command ends when
-no started request of older weights is left. The same epoch again applies another policy
-to the requests that are left. After a restart of the planner, give the epoch again.`,
+Under finish, storage must keep the old epoch (ns bump-epoch --keep 2, or a pin); otherwise
+the engines compute the part of the prefix that they have not read. The engines need the
+old weights until the requests have ended. Requests that name their epoch keep it under
+each policy. With --wait the command ends when no started request of older weights is
+left. The same epoch with another policy applies this policy to the remaining requests.
+After a restart of the planner, give the epoch again.`,
 		Example: `  penstock ns bump-epoch llama-3/70b --keep 2
   penstock plan bump llama-3/70b --epoch 8 --policy finish --wait --timeout 10m
   penstock plan bump llama-3/70b --epoch 8 --policy abort --dry-run`,

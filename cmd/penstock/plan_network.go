@@ -54,10 +54,10 @@ func newPlanNetwork(w world) *cobra.Command {
 		Use:   "network --network-file FILE",
 		Short: "Poll the sources of the network's cost, and show the resulting network",
 		Long: `Poll each source of the planner's section network once (docs/network.md) and print the
-result: bandwidth, latency and congestion of each tier, and how many machines have a
-place. With --from and --to the tier between two machines, and how long the KV of a
-prompt takes. Exits with 1 if a source fails: run it before the planner is given
-its configuration.`,
+result: bandwidth, latency and congestion of each tier, and the number of machines with a
+place. With --from and --to it also prints the tier between two machines, and the transfer
+time of a prompt's KV. The exit code is 1 if a source fails: run the command before the
+planner gets its configuration.`,
 		Example: `  penstock plan network --config planner.yaml
   penstock plan network --network-file network.yaml --network-bytes-per-token 327680 --from node-a --to node-b --tokens 16384`,
 		Args: args(cobra.NoArgs),

@@ -38,18 +38,19 @@ func newPlanPrfaaS() *cobra.Command {
 	var sample, expected bool
 	cmd := &cobra.Command{
 		Use:   "prfaas [FILE.yaml]",
-		Short: "Which prompts to prefill in another datacenter, and how to divide the rest",
-		Long: `A PrfaaS cluster elsewhere prefills the prompts longer than a threshold and sends their KV
-over a link; the cluster here prefills the rest and decodes all. For the numbers in
-FILE.yaml ("-": standard input) print the threshold and the division of prefill and
-decode instances with the highest throughput, what binds it, what crosses the link, and
-the same for doing without (PrfaaS, section 3.4). --print-config prints a file to begin
-with; a model of your own is a profile with its KV size and prefill time at some lengths.
-Lengths from a trace are what of each prompt a cache that forgets nothing has not.
+		Short: "Compute which prompts to prefill in another datacenter, and the division of instances",
+		Long: `A remote PrfaaS cluster prefills the prompts longer than a threshold and sends their KV
+over a link; the local cluster prefills the other prompts and decodes all. For the
+numbers in FILE.yaml ("-": standard input) print the threshold and the division of
+prefill and decode instances with the highest throughput, its bottleneck, the traffic on
+the link, and the same without the PrfaaS cluster (PrfaaS, section 3.4). --print-config
+prints an example file. A model of your own is a profile with its KV size and prefill
+time at some lengths. A length from a trace is the number of a prompt's tokens that a
+cache without a limit lacks.
 
 Times to first token are prefill and transfer without waiting. "homogeneous" is the local
-cluster with as many more GPUs as the PrfaaS cluster has; it is left out where the
-profile cannot say how fast the local accelerator prefills.`,
+cluster with additional GPUs, as many as the PrfaaS cluster has; it is omitted if the
+profile has no prefill times of the local accelerator.`,
 		Example: `  penstock plan prfaas --print-config > prfaas.yaml
   penstock plan prfaas prfaas.yaml`,
 		Args: args(cobra.MaximumNArgs(1)),

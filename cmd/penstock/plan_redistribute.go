@@ -73,24 +73,24 @@ func newPlanRedistribute() *cobra.Command {
 	var transport bool
 	cmd := &cobra.Command{
 		Use:   "redistribute --rows N --tokens N",
-		Short: "Move the query, move the cache, or compute again: what each would take",
+		Short: "Compare the time to move the query, to move the cache, and to compute again",
 		Long: `A request attends to a chunk of KV that another instance holds. Its query rows can be
 routed there and the partial results merged, the chunk can be fetched, or its tokens can
-be computed again. What each takes is a sum of terms; the least wins (Move the Query,
-sections 4 and 5).
+be computed again. The command prints the time of each method, a sum of terms, and the
+fastest method (Move the Query, sections 4 and 5).
 
 Numbers come from flags, else from --config FILE (YAML; the keys are those of
 --print-config), else they are the paper's: DeepSeek-V2-Lite on H100 over IBGDA.
 --fabric is one of ` + strings.Join(fabricNames(), ", ") + `,
 or a file that penstock fabric probe wrote.
 
-The paper counts one round trip a decoding step. Where each layer's query waits for the
-layer before, ask with --trips set to the layers that attend.
+The paper counts one round trip a decoding step. If each layer's query waits for the
+layer before, set --trips to the number of attention layers.
 
-  --reuse moved      contiguous, at another position than it was cached at: fetch
+  --reuse moved      contiguous, at another position than in the cache: fetch
                      re-rotates and splices it, once
-  --reuse prefix     contiguous, where it was cached: no splice
-  --reuse selected   entries that an indexer picks anew in every step, on --holders
+  --reuse prefix     contiguous, at its position in the cache: no splice
+  --reuse selected   entries that an indexer selects in every step, on --holders
                      instances: no splice, but a fetch serves one step`,
 		Example: `  penstock plan redistribute --rows 256 --tokens 2048
   penstock plan redistribute --tokens 2048 --reuse selected --holders 7 --trips 27

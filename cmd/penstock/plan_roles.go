@@ -64,18 +64,18 @@ func newPlanRoles(w world) *cobra.Command {
 	var policy string
 	cmd := &cobra.Command{
 		Use:   "roles [GROUP=ROLE]",
-		Short: "Roles and load of the engine groups, and have a group change its role",
+		Short: "Show the roles and the load of the engine groups, and change the role of a group",
 		Long: `Print each group's role and load, and which group should change its role, if one should. The
 proposal is that of PrfaaS's long-term controller (section 3.4.3), from the lengths, outputs
 and decode steps of the last requests that finished, schedule.prefill_rate and the engines'
 device memory. A group counts as one instance, of the mean size.
 
-With GROUP=ROLE the command says what the switch would meet. With --apply the planner does
-it, or the proposal if no group is named: it gives the group no request any more, lets what
-the group has end there (finish) or plans it elsewhere (recompute), and then has the group's
-leader change the role. No request is lost. The group works on in its role if the leader
-refuses, or if no other group has that role any more. The role that the group has takes a
-switch back, until its leader has the order.`,
+With GROUP=ROLE the command prints the number of requests that delay the switch. With
+--apply the planner makes the switch, or the proposed switch if no group is named: it sends
+the group no new request, lets the group's requests end (finish) or plans them on other
+groups (recompute), and then orders the group's leader to change the role. No request is
+lost. The group keeps its role if the leader refuses, or if no other group with this role
+is left. The group's present role as ROLE cancels a switch, until the leader has the order.`,
 		Example: `  penstock plan roles
   penstock plan roles rack7=prefill
   penstock plan roles rack7=prefill --apply --wait --timeout 10m`,

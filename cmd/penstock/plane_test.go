@@ -295,7 +295,7 @@ func TestServeTwoNICs(t *testing.T) {
 		t.Helper()
 		run("block", "get", "m", "--tokens-file", tokensFile, "--out", dir+"/got")
 		if got, err := os.ReadFile(dir + "/got"); err != nil || !bytes.Equal(got, payload) {
-			t.Fatalf("%d bytes came back, not those that were written (%v)", len(got), err)
+			t.Fatalf("%d bytes were returned, and they differ from the written bytes (%v)", len(got), err)
 		}
 	}
 	fetch()
@@ -316,7 +316,7 @@ func TestServeTwoNICs(t *testing.T) {
 	const asked = 200
 	for i := 0; !strings.Contains(run("status"), "has no carrier"); i++ {
 		if i == asked {
-			t.Fatalf("asked %d times, the node does not say that its second NIC is down:\n%s", asked, run("status"))
+			t.Fatalf("after %d requests the node does not report that its second NIC is down:\n%s", asked, run("status"))
 		}
 	}
 	if log := node.Log(); !strings.Contains(log, fmt.Sprintf("%q:%q", "data_provider", "tcp")) {

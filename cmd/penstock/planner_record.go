@@ -32,11 +32,12 @@ func openRecord(path string) (*os.File, error) {
 func newPlannerReplay() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
-		Short: "Give a recorded planner's events to this one, and compare what it decides",
-		Long: `Read what penstock planner --record wrote, plain or gzip, give every event to a new
+		Short: "Pass a recorded planner's events to this one, and compare the decisions",
+		Long: `Read a record of penstock planner --record, plain or gzip, pass every event to a new
 planner with the recorded options, and compare its decisions with the recorded ones. The
-planner depends on its events alone, so they are the same, unless this is another version
-of it: the first decision that differs is shown, and the exit code is 1.`,
+planner's decisions depend only on the events, so they are the same, unless this is
+another version of the planner: the first decision that differs is shown, and the exit
+code is 1.`,
 		Example: `  penstock planner replay events.jsonl`,
 		Args:    args(cobra.ExactArgs(1)),
 	}
@@ -77,7 +78,7 @@ func printReplayed(t *table, s record.Summary) {
 		t.row(kind, count(s.Kinds[kind]))
 	}
 	t.row("time", s.Span.Round(time.Millisecond))
-	t.row("requests", fmt.Sprintf("%s submitted, %s finished, %s rejected, %s planned anew",
+	t.row("requests", fmt.Sprintf("%s submitted, %s finished, %s rejected, %s planned again",
 		count(s.Stats.Submitted), count(s.Stats.Finished), count(s.Stats.Rejected), count(s.Stats.Replanned)))
 	t.row("read", fmt.Sprintf("%s tokens on the prefill side, %s on the decode side", count(s.Stats.TokensPrefill), count(s.Stats.TokensDecode)))
 	t.row("decisions", fmt.Sprintf("all %s the same", count(s.Actions)))

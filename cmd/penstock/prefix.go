@@ -18,7 +18,7 @@ import (
 func newPrefixCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prefix",
-		Short: "Ask how much of a prompt is cached, and why not more",
+		Short: "Show the cached prefix of a prompt, and why it is not longer",
 	}
 	c := addConnectionFlags(cmd, w)
 	return noun(cmd, newPrefixMatch(w, c))
@@ -100,10 +100,10 @@ func newPrefixMatch(w world, c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "match NS --tokens-file F",
 		Short: "Find the longest cached prefix of a prompt",
-		Long: `Find the longest cached prefix of a prompt. A prefix of no blocks is an answer, not
-a failure: the exit code is 0.
+		Long: `Find the longest cached prefix of a prompt. A prefix of no blocks is no failure: the
+exit code is 0.
 
-cut says why the prefix is not longer:
+cut is the reason why the prefix is not longer:
   complete        everything asked for is cached
   absent          the next block is not stored
   epoch           no epoch that was asked for is live
@@ -218,9 +218,9 @@ func newPinListCommand(c *connection) *cobra.Command {
 	var leases bool
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the pins, the oldest first: who asked, since when, how much they hold",
-		Long: `List the pins, the oldest first. BYTES counts the whole prefix that a pin holds: what
-two pins share is in both. BLOCKS is "epoch" for a pin of an epoch, which keeps the epoch
+		Short: "List the pins, the oldest first: owner, age, held blocks and bytes",
+		Long: `List the pins, the oldest first. BYTES counts the whole prefix that a pin holds: bytes
+that two pins share are in both. BLOCKS is "epoch" for a pin of an epoch, which keeps the epoch
 live and holds no blocks. With --leases, leases on blocks that end by themselves are
 listed too: those of pin --ttl, and those of engines.`,
 		Example: `  penstock pin list

@@ -67,8 +67,8 @@ func newTraceReplay(w world, c *connection) *cobra.Command {
 		Use:   "replay FILE…",
 		Short: "Replay traces: match, load, compare every byte, store what is missing",
 		Long: `Replay the requests of recorded traces as fast as the node serves them: match the
-prompt, load the cached prefix, compare every byte with what must have been stored,
-store the missing blocks. The bytes follow from the block ids.
+prompt, load the cached prefix, compare every byte with the expected byte, store the
+missing blocks. The bytes are computed from the block ids.
 
 A FILE is in the format of kv-cache-tester (one session a line, 64-token blocks), of
 Mooncake (one request a line, 512-token blocks), a generated DualPath set or an Azure

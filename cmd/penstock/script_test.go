@@ -314,7 +314,7 @@ func TestEveryFlagCompletes(t *testing.T) {
 	explained := regexp.MustCompile(` \([^)]*\)`)
 	// prose has the flags whose help contains such a list that is not a list of values.
 	prose := map[string]string{
-		"--role":    "NIC=ROLE, of NICs that only the machine knows",
+		"--role":    "NIC=ROLE, with names of NICs that exist only on the machine",
 		"--qos-map": "a language of its own",
 	}
 	paths := regexp.MustCompile(`(?i)\b(file|directory|directories|page|socket|log|trace)\b|\(PEM\)|private key|/sys`)
@@ -395,7 +395,7 @@ func TestNamespaceCalledList(t *testing.T) {
 }
 
 // TestLogOfAPut: when a client has closed its session, the node does not log that the
-// peer died.
+// peer failed.
 func TestLogOfAPut(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume", "--log-level", "debug")

@@ -65,7 +65,7 @@ func fetchSame(t testing.TB, s *served, dir, tokensFile, dataFile string) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Fatal("the bytes that came back are not those that were written")
+		t.Fatal("the returned bytes differ from the written bytes")
 	}
 }
 
@@ -103,7 +103,7 @@ func TestTermDrains(t *testing.T) {
 	}
 	for _, want := range []string{`"msg":"draining"`, `"msg":"stopped"`} {
 		if !strings.Contains(node.Log(), want) {
-			t.Errorf("the log does not say %s:\n%s", want, node.Log())
+			t.Errorf("the log does not contain %s:\n%s", want, node.Log())
 		}
 	}
 	s := startServed(t, dir+"/volume")
@@ -218,7 +218,7 @@ func TestLostIndexIsRebuilt(t *testing.T) {
 	s = startServed(t, a+","+b)
 	fetchSame(t, s, dir, tokensFile, dataFile)
 	if !strings.Contains(s.log.String(), "index rebuilt") {
-		t.Errorf("the log does not say that the index was rebuilt:\n%s", s.log)
+		t.Errorf("the log does not report that the index was rebuilt:\n%s", s.log)
 	}
 }
 
@@ -264,7 +264,7 @@ func TestVolumeInMemory(t *testing.T) {
 	s := startServed(t, memory)
 	s.stop()
 	if log := s.log.String(); !strings.Contains(log, "lost when the machine restarts") || !strings.Contains(log, memory) {
-		t.Errorf("the log does not say that the volume is in memory:\n%s", log)
+		t.Errorf("the log does not report that the volume is in memory:\n%s", log)
 	}
 }
 
@@ -327,7 +327,7 @@ func TestDamageIsFound(t *testing.T) {
 	}
 	got, err := os.ReadFile(dir + "/got")
 	if err != nil || !bytes.Equal(got, bytesOf(1, 4*8192)[:2*8192]) {
-		t.Errorf("what was fetched is not the prefix before the damage (%d bytes, %v)", len(got), err)
+		t.Errorf("the fetched file is not the prefix before the damage (%d bytes, %v)", len(got), err)
 	}
 	debug.FreeOSMemory() // the node runs in this process, so garbage of other tests counts as the node's memory
 	doctor := s.run("doctor")
@@ -345,7 +345,7 @@ func flip(t *testing.T, path string, at []byte) {
 	}
 	i := bytes.Index(raw, at)
 	if i < 0 {
-		t.Fatalf("%s does not hold the bytes looked for", path)
+		t.Fatalf("%s does not hold the searched bytes", path)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -411,7 +411,7 @@ func TestTLSIsTheNodesChoice(t *testing.T) {
 		for _, command := range [][]string{{"status"}, {"block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile}} {
 			r := s.run(append(command, args...)...)
 			if r.code != exitFailed || !strings.Contains(r.err, say) {
-				t.Errorf("%v %v: exit %d; want it to say %q\n%s", command, args, r.code, say, r.err)
+				t.Errorf("%v %v: exit %d; want an error with %q\n%s", command, args, r.code, say, r.err)
 			}
 		}
 	}
@@ -546,7 +546,7 @@ func TestEventsFollow(t *testing.T) {
 	}
 }
 
-func TestCompletionKnowsNamespaces(t *testing.T) {
+func TestNamespacesComplete(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	s.run("ns", "create", "llama", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
 	for _, line := range [][]string{{"ns", "show", ""}, {"block", "get", "l"}, {"evict", "--namespace", ""}} {

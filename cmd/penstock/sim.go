@@ -42,9 +42,9 @@ predicted, fitted, derived, or a check without a published value; the totals cou
 predictions only. A suite is one paper: ` + strings.Join(suiteNames(), ", ") + `;
 without a name all are run.
 
-Exit code 1 says that a number left its range, deviates from the paper without a note, or
-could not be computed. The traces that some suites need are looked for in
-$PENSTOCK_TRACES or in shared/traces in or beside this directory.
+The exit code is 1 if a number is out of its range, deviates from the paper without a
+note, or could not be computed. Some suites need traces, which are read from
+$PENSTOCK_TRACES or from shared/traces in or beside this directory.
 
 Everything happens in virtual time, and every seed is fixed: two runs give the same
 numbers, on any machine.`,

@@ -21,8 +21,8 @@ func newSimList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "The scenarios that are built in",
-		Long: `Print the built-in scenarios, or with --print the file of one of them, to begin a scenario
-of your own with.`,
+		Long: `Print the built-in scenarios, or with --print the file of one of them, as a start for a
+scenario of your own.`,
 		Example: `  penstock sim list
   penstock sim list --print prfaas-case-study > mine.yaml`,
 		Args: args(cobra.NoArgs),
@@ -106,8 +106,8 @@ func newSimRun(w world) *cobra.Command {
 		Use:   "run SCENARIO",
 		Short: "Run a scenario in virtual time",
 		Long: `Run a scenario, built in (penstock sim list) or a YAML file, once for each of its seeds, and
-print what was measured: means and standard deviations over the seeds. The planner, the
-router and the controllers in it are those of production. One seed gives the same
+print the measurements: means and standard deviations over the seeds. The scenario uses
+the planner, the router and the controllers of production. One seed gives the same
 numbers on any machine; with --format json the digest of each run is printed too.
 
 Traces are looked for as they are named, beside the file, then in $PENSTOCK_TRACES or

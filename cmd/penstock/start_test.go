@@ -94,19 +94,19 @@ func copyPlain(to io.Writer, from io.Reader) {
 // TestClientStopsWaiting: the wait ends with --timeout, and there is no wait without startWithin.
 // The error is the connection's.
 func TestClientStopsWaiting(t *testing.T) {
-	nobody := testkit.Port(t)
+	closed := testkit.Port(t)
 	for _, args := range [][]string{
 		{"ns", "list"}, {"status", "--wait"},
 		{"block", "get", "m", "--tokens-file", "/dev/null", "--out", "/dev/null"},
 	} {
 		// On a busy machine the first refusal may take more than a second.
-		args = append(args, "--server", nobody, "--timeout", "5s")
+		args = append(args, "--server", closed, "--timeout", "5s")
 		r := penstockWaiting(t.Context(), time.Hour, args...)
 		if r.code != exitFailed || !strings.Contains(r.err, "connection refused") || !strings.Contains(r.err, "--timeout 5s") {
 			t.Errorf("%v: exit %d, %q", args, r.code, r.err)
 		}
 	}
-	if r := penstockWaiting(t.Context(), 0, "ns", "list", "--server", nobody); r.code != exitFailed || !strings.Contains(r.err, "connection refused") {
+	if r := penstockWaiting(t.Context(), 0, "ns", "list", "--server", closed); r.code != exitFailed || !strings.Contains(r.err, "connection refused") {
 		t.Errorf("without a wait: exit %d, %q", r.code, r.err)
 	}
 }
@@ -146,9 +146,9 @@ func TestTimeoutOfMoves(t *testing.T) {
 	}
 }
 
-// TestWaitSaysWhatTheNodeIs: status --wait fails with the node's state if the node responds and
+// TestWaitReportsState: status --wait fails with the node's state if the node responds and
 // does not serve.
-func TestWaitSaysWhatTheNodeIs(t *testing.T) {
+func TestWaitReportsState(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume", "--free-floor", "1000TiB")
 	r := s.run("status", "--wait", "--timeout", "3s")
 	state := decode[struct {
@@ -198,7 +198,7 @@ func TestGetKeepsTheFile(t *testing.T) {
 	}
 	s.run("block", "get", "m", "--tokens-file", known, "--out", link).must(t)
 	if content() != string(data) {
-		t.Errorf("the file holds %d bytes, not what was put", len(content()))
+		t.Errorf("the file holds %d bytes, not the stored bytes", len(content()))
 	}
 	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("the link was replaced: %v, %v", info, err)
@@ -281,6 +281,6 @@ func TestReadmeWorksAtOnce(t *testing.T) {
 	if out, err := sh.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	} else if !strings.Contains(string(out), "is well") {
-		t.Errorf("the block does not end with a node that doctor finds well:\n%s", out)
+		t.Errorf("the block does not end with a node that doctor reports as healthy:\n%s", out)
 	}
 }

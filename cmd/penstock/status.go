@@ -16,7 +16,7 @@ import (
 func newStatusCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show what a node is, how full it is, and how it drives its disks and NICs",
+		Short: "Show the state of a node, its stored bytes, its disks and its NICs",
 		Args:  args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)

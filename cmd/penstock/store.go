@@ -27,7 +27,7 @@ import (
 func newStoreCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "store",
-		Short: "Check, inspect and repair volumes that no node serves at the moment",
+		Short: "Check, inspect and repair volumes that no node serves",
 	}
 	return noun(cmd, newStoreCheck(w), newStoreInspect(w), newStoreRebuild(w))
 }
@@ -116,7 +116,7 @@ func newStoreRebuild(w world) *cobra.Command {
 	var dryRun, verify bool
 	cmd := &cobra.Command{
 		Use:   "rebuild-index --data DIR[,DIR…]",
-		Short: "Make the index anew from the volumes' slot headers",
+		Short: "Rebuild the index from the volumes' slot headers",
 		Long: `Rebuild the index from the volumes alone: every slot's header has its
 block, parent, namespace, epoch and checksums. The old index is replaced only when
 the new one is complete. It refuses to run while a node serves the volumes.
@@ -214,11 +214,11 @@ func newStoreCheck(w world) *cobra.Command {
 	var verify bool
 	cmd := &cobra.Command{
 		Use:   "check --data DIR[,DIR…]",
-		Short: "Prove the invariants that hold between index and volumes",
+		Short: "Check the invariants of index and volumes",
 		Long: `Compare the index with the volumes and name every invariant that is broken:
 one-owner, prefix-closed, data-before-index, exact-or-miss (ARCHITECTURE.md).
-It refuses to run while a node serves the volumes. The exit code is 1 if
-anything was found.`,
+The command fails while a node serves the volumes. The exit code is 1 if an
+invariant is broken.`,
 		Args: args(cobra.NoArgs),
 	}
 	f := addOfflineFlags(cmd)
@@ -316,7 +316,7 @@ func newStoreInspect(w world) *cobra.Command {
 	var segment, slot int64
 	cmd := &cobra.Command{
 		Use:   "inspect --data DIR[,DIR…]",
-		Short: "Print what is on a volume: superblock, catalogue, segments, slots",
+		Short: "Print the contents of a volume: superblock, catalogue, segments, slots",
 		Long: `Print the raw contents of volumes, also of damaged volumes and of other versions,
 and while a node serves them. Nothing is locked and nothing written,
 so that the file system may be mounted read-only.`,

@@ -98,7 +98,7 @@ func newVolumeDrain(w world, c *connection) *cobra.Command {
 		Use:   "drain VOLUME",
 		Short: "Move the blocks of a volume to the others",
 		Long: `Move the blocks of a volume to the other volumes, in the background, while the node
-serves. From now on, also after a restart, new blocks are put on the other volumes only.
+serves. Afterwards, also after a restart, new blocks are put on the other volumes only.
 Leases stay valid and nothing is evicted. If the other volumes have no room for a block,
 the block stays readable on the volume, volume list shows the reason, and the node tries
 again. With --wait, show the progress and return when the volume is empty.`,
@@ -191,12 +191,12 @@ func newVolumeRemove(c *connection) *cobra.Command {
 		Use:   "remove VOLUME",
 		Short: "Remove a drained volume from the node permanently",
 		Long: `Remove a volume from the node. The node closes the files of the volume, so that the disk
-can be unmounted, and starts without the volume from now on. If the volume holds the
+can be unmounted, and starts without the volume afterwards. If the volume holds the
 index of the node (the directory index), the node moves the index to another volume and
 serves meanwhile. If no other volume has room for the index, the volume is removed, the
 index stays, and the command fails: make room and remove the volume again, or restart
 the node without the directory, which rebuilds the index from the other volumes. A disk
-that does not answer keeps its files open; the node's log says when they are closed. To
+that does not answer keeps its files open; the node logs when they are closed. To
 use the disk again, empty the directory and set add_volumes. The removal is refused if
 the volume holds blocks or is not draining, unless --force is given. With --force, the
 blocks on the volume and all blocks that continue their prefixes become misses.`,

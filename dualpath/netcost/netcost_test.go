@@ -193,14 +193,14 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: %v", c.what, err)
 		}
 		if _, err := NewOracle(Model{}, s); err == nil {
-			t.Errorf("%s: a new oracle took it", c.what)
+			t.Errorf("%s: a new oracle accepted it", c.what)
 		}
 	}
 	if o.Snapshot().Fabric != FatTree() {
-		t.Error("a refused snapshot left something behind")
+		t.Error("a refused snapshot changed the state")
 	}
 	if err := o.Measured(Congestion{2: 1}, 0); err == nil {
-		t.Error("a full tier was taken")
+		t.Error("a full tier was accepted")
 	}
 	if err := o.Measured(Congestion{2: 0.5}, 3*time.Second); err != nil || o.Snapshot().Age(5*time.Second) != 2*time.Second {
 		t.Errorf("measured: %v, age %v", err, o.Snapshot().Age(5*time.Second))
@@ -232,7 +232,7 @@ func TestStaleness(t *testing.T) {
 		for range 8 {
 			ef, es := (2*rng.Float64()-1)*bound*0.999, (2*rng.Float64()-1)*bound*0.999
 			if !left(ef, es) {
-				t.Fatalf("B %v %v, c %v %v: errors %v, %v within %v turned the order", fast, slow, cf, cs, ef, es, bound)
+				t.Fatalf("B %v %v, c %v %v: errors %v, %v within %v changed the order", fast, slow, cf, cs, ef, es, bound)
 			}
 		}
 		if !left(bound*1.001, -bound*1.001) {
@@ -240,7 +240,7 @@ func TestStaleness(t *testing.T) {
 		}
 	}
 	if turned == 0 {
-		t.Error("no error beyond the bound turned an order: it is not tight")
+		t.Error("no error beyond the bound changed an order: the bound is not tight")
 	}
 }
 

@@ -190,9 +190,9 @@ func (s *story) step(ev dualpath.Event) string {
 	return b.String()
 }
 
-// TestPlannerForgets: after any events, no transfer remains counted, and two planners with the same
+// TestPlannerCountsNoEndedTransfer: after any events, no transfer remains counted, and two planners with the same
 // events take the same actions.
-func TestPlannerForgets(t *testing.T) {
+func TestPlannerCountsNoEndedTransfer(t *testing.T) {
 	testkit.Long(t, "20 random planners, twice each")
 	for seed := range uint64(20) {
 		a, b := randomPlanner(t, seed), randomPlanner(t, seed)
@@ -293,7 +293,7 @@ func TestPlannerRefuses(t *testing.T) {
 	}
 	n.Update(&dualpath.NetworkReport{Bandwidth: [Tiers]float64{1, 1, 1, 0}})
 	if n.Oracle().Snapshot().Fabric != FatTree() {
-		t.Error("a report without a bandwidth was taken")
+		t.Error("a report without a bandwidth was accepted")
 	}
 }
 

@@ -60,7 +60,7 @@ func TestBadLengths(t *testing.T) {
 	}
 	for _, l := range [][]float64{nil, {-1}, {nan}, {math.Inf(1)}} {
 		if _, err := NewSample(l); err == nil {
-			t.Errorf("a sample of %v was taken", l)
+			t.Errorf("a sample of %v was accepted", l)
 		}
 	}
 }

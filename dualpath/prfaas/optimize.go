@@ -5,21 +5,24 @@ import (
 	"sort"
 )
 
-// StepsDefault is the default number of steps of the threshold between the least and the greatest
-// length.
+// StepsDefault is the default number of steps into which the range of the threshold is divided: from
+// the shortest to the longest prompt.
 const StepsDefault = 100
 
-// stepsMax bounds a search: at 1M tokens a step is less than a token.
+// stepsMax bounds the steps of a search. With prompts of up to 1M tokens, one step is then less than
+// a token.
 const stepsMax = 1 << 20
 
-// plansMax bounds the plans of an exhaustive search: half a minute on one core.
+// plansMax bounds the plans of an exhaustive search. The largest search takes half a minute on one
+// core.
 const plansMax = 1 << 30
 
-// Optimize finds the threshold and the division of the PD cluster with the highest throughput, over
-// a grid of steps+1 thresholds and of all divisions with at least one decode instance (PrfaaS,
-// section 3.4.2). It returns the result of Exhaustive. If, as in the paper, the throughput of the
-// PrfaaS side rises and that of the PD side falls with the threshold, it finds their crossing for
-// each division by bisection: O(steps + N log steps). Otherwise it searches exhaustively.
+// Optimize finds the plan with the highest throughput (PrfaaS, section 3.4.2). A plan is a threshold
+// and a division of the PD cluster into prefill and decode instances. The search covers steps+1
+// thresholds and all divisions with at least one decode instance. The result is that of Exhaustive.
+// In the paper, a higher threshold raises the throughput of the PrfaaS side and lowers that of the
+// PD side. In this case Optimize finds the crossing of the two for each division by bisection, in
+// O(steps + N log steps). Otherwise it searches exhaustively.
 func Optimize(s System, steps int) (Throughput, error) {
 	g, err := newGrid(s, steps)
 	if err != nil {
@@ -46,7 +49,8 @@ func Optimize(s System, steps int) (Throughput, error) {
 	return g.throughput(best), nil
 }
 
-// Exhaustive tries every threshold of the grid with every division.
+// Exhaustive returns the highest throughput over every threshold and every division of the PD
+// cluster. The search covers the same plans as Optimize.
 func Exhaustive(s System, steps int) (Throughput, error) {
 	g, err := newGrid(s, steps)
 	if err != nil {
@@ -55,7 +59,7 @@ func Exhaustive(s System, steps int) (Throughput, error) {
 	return g.exhaustive(), nil
 }
 
-// grid has the values that depend on the threshold only.
+// grid has the values at each threshold that do not depend on the division of the PD cluster.
 type grid struct {
 	sys        System
 	thresholds []float64
@@ -92,8 +96,8 @@ func (g *grid) local(at, n int) float64 {
 	return over(times(n, x.local), 1-x.offloaded)
 }
 
-// crossing reports whether, over the grid, the PrfaaS side never gets slower and the PD side never
-// gets faster as the threshold rises.
+// crossing reports whether a higher threshold of the grid never makes the PrfaaS side slower and never
+// makes the PD side faster.
 func (g *grid) crossing() bool {
 	for i := 1; i < len(g.splits); i++ {
 		if g.remote[i] < g.remote[i-1] || g.local(i, 1) > g.local(i-1, 1) {
@@ -103,9 +107,10 @@ func (g *grid) crossing() bool {
 	return true
 }
 
-// candidate is one point of the grid. Candidates are ordered by throughput, then by the maximum
-// rate of both prefill sides, then by fewer prefill instances, then by the higher threshold, which
-// loads the link less.
+// candidate is a plan: threshold number at, and n prefill instances. max is its throughput, and prod
+// the rate that both prefill sides sustain. The better of two candidates has the higher throughput,
+// then the higher prod, then fewer prefill instances, then the higher threshold, which loads the link
+// less.
 type candidate struct {
 	set       bool
 	at, n     int
@@ -151,8 +156,8 @@ func (g *grid) throughput(c candidate) Throughput {
 	return g.sys.combine(g.splits[c.at], Plan{Threshold: g.thresholds[c.at], Prefill: c.n, Decode: g.sys.LocalInstances - c.n})
 }
 
-// Homogeneous returns the best division of a PD cluster with the given number of instances and
-// without a PrfaaS cluster: PrfaaS, Table 6, third column.
+// Homogeneous returns the throughput of the best division of a PD cluster with the given number of
+// instances and without a PrfaaS cluster: PrfaaS, Table 6, third column.
 func Homogeneous(s System, instances int) (Throughput, error) {
 	s.RemoteInstances, s.LocalInstances = 0, instances
 	if err := s.Validate(); err != nil {
@@ -185,8 +190,8 @@ func Naive(s System) (Throughput, error) {
 }
 
 // Balance returns the threshold in tokens at which both prefill sides saturate together (equation
-// 7) for n prefill instances. It lies between the bounds of the lengths, and is a bound if one side
-// is always the slower one.
+// 7) for n prefill instances. The threshold lies between the shortest and the longest prompt. It is
+// one of the two if the same side is slower at every threshold.
 func Balance(s System, n int) float64 {
 	least, greatest := s.Lengths.Bounds()
 	return bisect(least, greatest, func(t float64) bool {

@@ -1,17 +1,16 @@
 package redistribute
 
-// Bounds of the rules of thumb (section 5.5). Between RuleLocalTokens and RuleFetchTokens the cost
-// of a token decides whether local or fetch is cheaper.
+// Bounds of the rules of thumb (section 5.5). Route, fetch and local are the three choices (doc.go).
 const (
-	// DecodeRows is the largest batch of a decoding step; up to it, route is cheapest.
+	// DecodeRows is the largest batch of a decoding step. Route is cheapest for batches up to it.
 	DecodeRows = 1000
-	// RouteRowsMost is the number of rows at which the ranking of route and fetch inverts.
+	// RouteRowsMost is the number of query rows above which route takes longer than fetch.
 	RouteRowsMost = 100_000
-	// RuleLocalTokens and RuleFetchTokens: below the first, computing a chunk again is cheaper than
-	// splicing it; above the second, it is not.
+	// For chunks of less than RuleLocalTokens tokens, local is cheaper than the splice of a fetch.
+	// Above RuleFetchTokens, fetch is cheaper. In between, the cost of a token decides.
 	RuleLocalTokens, RuleFetchTokens = 75, 220
-	// AmortiseRatio is a lower bound of the ratio of fetch to route at decode: fewer steps on one
-	// instance do not repay a fetch.
+	// AmortiseRatio is a lower bound of T_fetch / T_route for one decoding step. Fetch is cheaper
+	// than route only if one instance decodes more steps than this with the chunk.
 	AmortiseRatio = 60
 )
 
@@ -20,12 +19,12 @@ type Rule struct {
 	Primitive Primitive `json:"primitive"`
 	Why       string    `json:"why"`
 	// Sure is set if the request lies in the regime that the paper characterises: one step and one
-	// round trip over one of its fabrics. Decide gives the same result there.
+	// round trip over one of the paper's fabrics. In this regime Decide gives the same result.
 	Sure bool `json:"sure"`
 }
 
-// RuleOfThumb returns the choice that needs no constants (section 5.5). If it is not Sure, Decide
-// is more accurate.
+// RuleOfThumb returns a choice without the measured constants of a fabric (section 5.5). If it is
+// not Sure, Decide is more accurate.
 func (r Request) RuleOfThumb() Rule {
 	r.EnsureDefaults()
 	once := r.Steps == 1 && r.Trips == 1 && r.Requesters <= FanIn
@@ -42,8 +41,9 @@ func (r Request) RuleOfThumb() Rule {
 		moves.Sure = false
 		return moves
 	case r.Reuse == Selected:
-		// This is never sure: a gather at the peak of a fast link, without the handshakes and host
-		// copies that the paper measured, takes no longer than compute and merge.
+		// Route is never sure here. Without the handshakes and host copies that the paper
+		// measured, a gather at the peak rate of a fast link takes no longer than route's compute
+		// and merge.
 		return Rule{Route, "the indexer's choice is attended on its holder", false}
 	case r.Rows <= DecodeRows:
 		// A prefix is fetched without a splice, but the paper's regime includes one.
@@ -52,7 +52,7 @@ func (r Request) RuleOfThumb() Rule {
 	return Rule{Route, "when in doubt, the query moves", false}
 }
 
-// fallback returns the rule between fetch and local, if the query cannot move.
+// fallback returns the rule for a query that cannot move: fetch or local.
 func (r Request) fallback() Rule {
 	short := r.Reuse == Moved && r.Tokens < RuleLocalTokens
 	switch {
@@ -63,7 +63,8 @@ func (r Request) fallback() Rule {
 	case short:
 		return Rule{Local, "a short chunk is computed within a splice", r.NoRoute}
 	}
-	// With its pull, a fetch becomes cheaper than the cheapest tokens at about 250 of them.
+	// With the transfer included, fetch is cheaper than local from about 250 tokens on, even at
+	// the lowest cost per token.
 	sure := r.Reuse == Prefix || r.Reuse == Moved && r.Tokens > RuleFetchTokens*6/5
 	return Rule{Fetch, "the chunk is long, and there is no way for the query", r.NoRoute && sure}
 }

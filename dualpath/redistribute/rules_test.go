@@ -44,7 +44,7 @@ func TestRuleOfThumb(t *testing.T) {
 		}
 	})
 	if sure == 0 {
-		t.Error("no rule was sure")
+		t.Error("no rule gave a result")
 	}
 }
 

@@ -73,7 +73,7 @@ func TestSpreadIsTheLeast(t *testing.T) {
 		}
 	})
 	if mixed == 0 {
-		t.Error("no holder was treated otherwise than its neighbours")
+		t.Error("every holder has the result of its neighbours")
 	}
 }
 

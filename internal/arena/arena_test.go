@@ -181,7 +181,7 @@ func TestBufferMemory(t *testing.T) {
 	y.Release()
 	Buffer{}.Release()
 	if (Buffer{}).Valid() || !y.Valid() || (Buffer{}).Bytes() != nil {
-		t.Error("Valid does not tell the zero Buffer from another")
+		t.Error("Valid does not distinguish the zero Buffer from others")
 	}
 }
 
@@ -369,7 +369,7 @@ func FuzzAgainstBitmap(f *testing.F) {
 				want, fits := naiveFirstFit(used[:], n)
 				b, err := a.TryAlloc(n * Granule)
 				if fits != (err == nil) || fits && int(b.page) != want {
-					t.Fatalf("step %d: %d pages at %v (%v); the bitmap says %d, %t", i, n, b, err, want, fits)
+					t.Fatalf("step %d: %d pages at %v (%v); the bitmap has %d, %t", i, n, b, err, want, fits)
 				}
 				if fits {
 					fill(used[want:want+n], true)

@@ -73,12 +73,12 @@ func TestFormats(t *testing.T) {
 			wellFormed(t, svg.Bytes())
 			for _, word := range []string{c.Title, c.YLabel, c.Series[0].Name, c.Series[1].Name} {
 				if !strings.Contains(svg.String(), word) {
-					t.Errorf("the SVG does not say %q", word)
+					t.Errorf("the SVG does not contain %q", word)
 				}
 			}
 			for _, word := range c.Categories {
 				if !strings.Contains(svg.String(), word) {
-					t.Errorf("the SVG does not say %q", word)
+					t.Errorf("the SVG does not contain %q", word)
 				}
 			}
 		})
@@ -128,7 +128,7 @@ func TestSave(t *testing.T) {
 		}
 	}
 	if _, err := bars().Save(dir, "../escape"); err == nil {
-		t.Error("a name with a slash was taken")
+		t.Error("a name with a slash was accepted")
 	}
 	if _, err := (Chart{Title: "empty"}).Save(dir, "empty"); err == nil {
 		t.Error("an empty chart was saved")

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// panicOf runs f and returns what it panicked with, or "".
+// panicOf runs f and returns the value of its panic as text, or "".
 func panicOf(f func()) (msg string) {
 	defer func() {
 		if r := recover(); r != nil {

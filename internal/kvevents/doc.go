@@ -3,9 +3,9 @@
 // A PUB socket sends the events. On request, a ROUTER socket resends events that a subscriber
 // missed.
 //
-// It is not a second event log of the node: it keeps no list of blocks. When a
-// subscriber has lost events, all blocks are published again. It does not receive events
-// of engines. It makes no routing decisions.
+// The package is not a second event log of the node: it keeps no list of blocks. When a
+// subscriber has lost events, all blocks are published again. The package does not receive
+// events of engines and makes no routing decisions.
 //
 //	node: Events ─────► source ─── Change ──► Wire ── payload ─► ring ──► PUB    ─► subscribers, each at its own position
 //	      ListBlocks ─►   │ one for each node               newest N messages └─► ROUTER ─► replays
@@ -47,17 +47,18 @@
 //	volume_state                      nothing
 //	node unreachable                  nothing; the node still has its blocks when it is reachable again
 //
-// These events name no epoch. A block is stored as long as one live epoch of its
-// namespace has it. A bump that keeps the older epochs clears nothing. The end of an epoch
-// clears the namespace, and the source announces the blocks of the other epochs.
+// An epoch is one version of the weights of a namespace. vLLM's events name no epoch. For
+// subscribers a block is stored as long as one live epoch of its namespace has it. The
+// start of a new epoch clears nothing while the older epochs stay live. The end of an
+// epoch clears the namespace, and the source announces the blocks of the other epochs
+// again.
 //
 // A source requests the live epochs from the node at the first event of an unknown epoch. It drops
 // events of epochs that are not live.
 //
-// An announcement lists all blocks of a node while the node's events continue. The source
-// publishes the events since the start of the listing after the listing. An event about a
-// block overrides everything published about that block before, so the final state of
-// each block is right.
+// An announcement publishes all blocks that the node lists. The node's events continue
+// during the listing, and the source publishes these events after it. The last event about
+// a block is valid, so the final state of each block is right.
 //
 // # Sequence numbers and loss
 //
@@ -75,9 +76,9 @@
 // # Topics
 //
 // AllBlocksCleared has no namespace. Consumers drop all blocks of the publisher's pod,
-// which is the part of the topic between the first and the second @. If the namespaces of
-// a node share a pod, then after the clearing of one namespace a source announces the
-// others again.
+// which is the part of the topic between the first and the second @. If several namespaces
+// of a node share a pod, the clearing of one namespace clears all of them at the consumers,
+// so the source announces the other namespaces again.
 //
 // Locks: no lock is taken while Publisher.mu or ring.mu is held.
 package kvevents

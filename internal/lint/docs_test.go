@@ -37,7 +37,7 @@ func TestNamesOfFiles(t *testing.T) {
 				return err == nil
 			})
 			if !found {
-				t.Errorf("%s names %s, which is not at the root, in docs or beside it: name what has it now", strings.TrimPrefix(path, dir+"/"), named)
+				t.Errorf("%s names %s, which is not at the root, in docs or beside the page: use the present name", strings.TrimPrefix(path, dir+"/"), named)
 			}
 		}
 	}
@@ -115,7 +115,7 @@ func TestArchitecture(t *testing.T) {
 		}
 	}
 	if steps < 15 || places < 50 {
-		t.Errorf("%d steps and %d places were found: the pages have another form", steps, places)
+		t.Errorf("%d steps and %d places were found; want at least 15 and 50", steps, places)
 	}
 }
 

@@ -13,104 +13,104 @@ import (
 //	kv ◄── trie ◄──────┐
 //	 ▲ ◄── api ◄─────┐ │
 //	 │ ◄── blockstore┼─┤── io/blockio ◄── uring posixio memio faultio
-//	 └──── client ───┘ └── server ── rdma ◄── tcp …            cmd knows all
+//	 └──── client ───┘ └── server ── rdma ◄── tcp …            cmd imports all
 var edges = []struct {
 	pkg string
 	may []string
 	why string
 }{
-	{"kv", nil, "the nouns are pure, so that everything can use them and they change only when the product does"},
-	{"api/...", []string{"kv", "api/..."}, "what crosses the wire is made of nouns; a server type in the API would tie clients to the server"},
+	{"kv", nil, "the types of the domain are pure, so that every package can use them and they change only with the product"},
+	{"api/...", []string{"kv", "api/..."}, "messages consist of types of the domain; with a server type in the API, clients would depend on the server"},
 
 	{"io/blockio", nil, "the contract imports nothing of ours, so that a backend or a caller pulls in no other"},
-	{"io/uring", []string{"io/blockio", "io/posixio", "internal/sys", "internal/arena"}, "a backend knows its contract and the kernel; a volume's directory (names, lock, space) is posixio's alone, so that each opens what the other made"},
-	{"io/posixio", []string{"io/blockio", "internal/sys", "internal/arena"}, "a backend knows its contract and the kernel; not its siblings, not what is stored"},
-	{"io/memio", []string{"io/blockio"}, "a backend knows its contract; memory needs no kernel"},
-	{"io/faultio", []string{"io/blockio"}, "it wraps any device and so may know none"},
-	{"io/blockiotest", []string{"io/blockio", "internal/testkit", "internal/arena", "internal/sys"}, "a suite that knows a backend would make exceptions for it"},
+	{"io/uring", []string{"io/blockio", "io/posixio", "internal/sys", "internal/arena"}, "a backend needs its contract and the kernel; only posixio has the layout of a volume's directory (names, lock, space), so that each backend opens the other's volumes"},
+	{"io/posixio", []string{"io/blockio", "internal/sys", "internal/arena"}, "a backend needs its contract and the kernel; it depends neither on other backends nor on the stored data"},
+	{"io/memio", []string{"io/blockio"}, "a backend needs its contract; memory needs no kernel"},
+	{"io/faultio", []string{"io/blockio"}, "it wraps any device, so it depends on no backend"},
+	{"io/blockiotest", []string{"io/blockio", "internal/testkit", "internal/arena", "internal/sys"}, "a suite that imports a backend would make exceptions for it"},
 
-	{"trie", []string{"kv", "trie/evict"}, "trie knows Pebble but no block device: what it evicts, the caller frees"},
-	{"trie/evict", nil, "a policy orders numbers and knows nothing of what they stand for"},
+	{"trie", []string{"kv", "trie/evict"}, "trie uses Pebble but no block device: the caller frees the blocks that it evicts"},
+	{"trie/evict", nil, "a policy orders numbers, independent of their meaning"},
 
-	{"blockstore", []string{"kv", "io/blockio", "blockstore/health", "blockstore/ondisk", "internal/arena", "internal/runs"}, "blockstore does not know prefixes, and takes its devices from the composition root"},
-	{"blockstore/health", nil, "pure: what state a volume is in depends on events alone"},
+	{"blockstore", []string{"kv", "io/blockio", "blockstore/health", "blockstore/ondisk", "internal/arena", "internal/runs"}, "blockstore has no prefixes, and gets its devices from the composition root"},
+	{"blockstore/health", nil, "pure: the state of a volume depends only on events"},
 	{"blockstore/ondisk", []string{"kv"}, "encoding and decoding only: no I/O, so it can be fuzzed alone"},
 
 	{"rdma", nil, "the contract imports nothing of ours, so that a provider or a caller pulls in no other"},
-	{"rdma/rdmatest", []string{"rdma", "internal/testkit", "internal/arena"}, "a suite that knows a provider would make exceptions for it"},
-	{"rdma/group/domaintest", []string{"rdma", "rdma/group", "internal/testkit"}, "a suite that knows a provider would make exceptions for it"},
-	{"rdma/internal/...", []string{"rdma", "rdma/internal/..."}, "what providers share and nobody else needs"},
-	{"rdma/...", []string{"rdma", "rdma/group", "rdma/internal/...", "rdma/qos", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
+	{"rdma/rdmatest", []string{"rdma", "internal/testkit", "internal/arena"}, "a suite that imports a provider would make exceptions for it"},
+	{"rdma/group/domaintest", []string{"rdma", "rdma/group", "internal/testkit"}, "a suite that imports a provider would make exceptions for it"},
+	{"rdma/internal/...", []string{"rdma", "rdma/internal/..."}, "parts that only the providers share"},
+	{"rdma/...", []string{"rdma", "rdma/group", "rdma/internal/...", "rdma/qos", "internal/sys", "internal/arena"}, "a provider needs its contract and the kernel, and does not interpret the bytes that it moves"},
 
-	{"dualpath", nil, "the planner is pure: what it decides depends on events alone, so that production, tests and simulation run one code"},
+	{"dualpath", nil, "the planner is pure: its decisions depend only on events, so that production, tests and simulation run the same code"},
 	{"dualpath/...", []string{"dualpath"}, "pure, as the planner"},
-	{"dualpath/record", []string{"dualpath", "dualpath/netcost"}, "a record holds how its planner was made, the network's cost included"},
+	{"dualpath/record", []string{"dualpath", "dualpath/netcost"}, "a record holds the configuration of its planner, including the network's cost"},
 	{"dualpath/prfaas", []string{"dualpath", "internal/yamlfile"}, "pure, as the planner; profiles of models are decoded from bytes"},
 
-	{"sim", nil, "the kernel is time, order and chance; it knows nothing of what happens in it"},
-	{"sim/flow", []string{"sim"}, "a network knows the clock, not what its flows carry"},
+	{"sim", nil, "the simulation kernel has time, order and randomness, and no models"},
+	{"sim/flow", []string{"sim"}, "a network needs the clock, and does not interpret the bytes of its flows"},
 	{"sim/workload", []string{"kv", "internal/trace"}, "lengths and times, for simulated and real clusters alike"},
-	{"sim/agentic", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated cluster asks the production planner, and nothing that does I/O"},
-	{"sim/datacenters", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated system asks the production router and controllers, and nothing that does I/O"},
-	{"sim/netkv", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated cluster asks the production scorer, and nothing that does I/O"},
+	{"sim/agentic", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated cluster runs the production planner, and no code that does I/O"},
+	{"sim/datacenters", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated system runs the production router and controllers, and no code that does I/O"},
+	{"sim/netkv", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated cluster runs the production scorer, and no code that does I/O"},
 
-	{"rdma/topo", nil, "it says what is there, to providers and to people, and so knows no provider"},
-	{"rdma/topo/topotest", nil, "it writes files; a description that knew package topo would agree with its mistakes"},
-	{"rdma/topo/...", []string{"rdma/topo"}, "what the driver or the kernel says beyond sysfs is handed to topo as values"},
+	{"rdma/topo", nil, "it describes the hardware for providers and people, so it depends on no provider"},
+	{"rdma/topo/topotest", nil, "it writes files; a description that used package topo would have the same mistakes"},
+	{"rdma/topo/...", []string{"rdma/topo"}, "values that the driver or the kernel reports outside of sysfs are passed to topo"},
 
-	{"server/config", []string{"kv", "internal/yamlfile"}, "configuration is values; who uses them is decided in cmd"},
-	{"server/planner", []string{"dualpath", "dualpath/netcost", "dualpath/record", "api/..."}, "the planner node is the pure planner, its record and gRPC; it must not know what a storage node is made of"},
-	{"server/front", []string{"kv", "client/gateway"}, "it is HTTP between clients and inference engines, and a client of the planner: it must not know what a storage node or a planner is made of"},
+	{"server/config", []string{"kv", "internal/yamlfile"}, "configuration consists of values; cmd passes them to their users"},
+	{"server/planner", []string{"dualpath", "dualpath/netcost", "dualpath/record", "api/..."}, "the planner node is the pure planner, its record and gRPC; it must not depend on parts of a storage node"},
+	{"server/front", []string{"kv", "client/gateway"}, "it is HTTP between clients and inference engines, and a client of the planner: it must not depend on parts of a storage node or a planner"},
 	{"server/offload", []string{"kv", "client", "client/gateway", "client/relay", "dualpath/prfaas"}, "it is a policy of the gateway, which is a client of storage nodes and planner"},
-	{"server/netoracle", []string{"dualpath/...", "internal/yamlfile"}, "it asks the operator's systems about the network in the words of netcost, and decides nothing"},
-	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
-	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/sys"}, "a client links into an engine: it must not carry the server, the index or a device. It asks internal/sys for blocking calls on a unix socket, and no more"},
+	{"server/netoracle", []string{"dualpath/...", "internal/yamlfile"}, "it reads the operator's systems and returns the network in the types of netcost, and decides nothing"},
+	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; cmd chooses the backends. Of internal/sys it uses only the memory limits of the process"},
+	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/sys"}, "a client is linked into an engine: it must not contain the server, the index or a device. Of internal/sys it uses only blocking calls on a unix socket"},
 
-	{"client/gateway", []string{"kv", "api/...", "client"}, "a gateway asks storage and the planner, and holds no KV"},
+	{"client/gateway", []string{"kv", "api/...", "client"}, "a gateway calls storage and the planner, and holds no KV"},
 	{"client/relay", []string{"kv", "client", "internal/arena"}, "it joins two stores, and decides nothing"},
-	{"client/leader", []string{"kv", "api/...", "rdma", "client/traffic"}, "a leader speaks of the transfers of engines and performs none"},
+	{"client/leader", []string{"kv", "api/...", "rdma", "client/traffic"}, "a leader has the types of the engines' transfers and performs no transfers"},
 	{"client/capi", []string{"kv", "rdma", "rdma/tcp", "rdma/copier", "client", "client/leader", "client/gateway", "client/traffic", "client/capi/binding"}, "the composition root of a library; it chooses the provider and the copier, like cmd"},
 	{"client/capi/binding", []string{"kv", "rdma", "rdma/copier", "client", "client/leader", "client/gateway", "client/traffic", "internal/sys"}, "handles, batches and queues over the client; capi chooses the provider"},
 
 	{"internal/invariants", nil, "every package imports it"},
 	{"internal/options", nil, "every package with options imports it"},
-	{"internal/sys", nil, "system calls know no caller"},
-	{"internal/arena", []string{"internal/runs", "internal/sys"}, "memory knows no user"},
-	{"internal/runs", nil, "a set of numbers knows neither memory nor disks"},
+	{"internal/sys", nil, "system calls do not depend on their callers"},
+	{"internal/arena", []string{"internal/runs", "internal/sys"}, "an allocator does not depend on its users"},
+	{"internal/runs", nil, "a set of numbers depends neither on memory nor on disks"},
 	{"internal/zmtp", nil, "a wire protocol does not depend on its payload"},
 	{"internal/zmtp/zmtptest", []string{"internal/zmtp"}, "the client end of the protocol, for tests"},
 	{"internal/kvevents", []string{"kv", "api/...", "internal/zmtp"}, "a publisher is a gRPC client of the nodes; it must not depend on a node's index"},
-	{"internal/testkit", nil, "every package's tests import it; anything here would be a cycle somewhere"},
-	{"internal/lint", nil, "it judges the others"},
-	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
+	{"internal/testkit", nil, "every package's tests import it; any import here would make a cycle"},
+	{"internal/lint", nil, "it checks the other packages"},
+	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data and depends on no server"},
 
-	{"internal/yamlfile", nil, "it says what is wrong in a file and knows no file's meaning"},
-	{"internal/chart", nil, "a figure is numbers and words: it knows nothing of what was measured"},
+	{"internal/yamlfile", nil, "it reports mistakes in a file, independent of the meaning of the settings"},
+	{"internal/chart", nil, "a figure consists of numbers and words, independent of the measurement"},
 	{"sim/scenario", []string{"sim", "sim/agentic", "sim/netkv", "sim/datacenters", "sim/workload", "dualpath/...", "internal/yamlfile"}, "it reads files for the simulators, and runs them"},
 
 	{"python/engines", nil, "it carries files in Python and runs nothing"},
 
 	{"lab", nil, "it has no code"},
-	{"lab/bench", nil, "medians and tables know nothing of what is measured"},
-	{"lab/bench/peer", []string{"lab/bench", "internal/sys"}, "those we are compared with must not be able to use a part of ours"},
+	{"lab/bench", nil, "medians and tables do not depend on the measured work"},
+	{"lab/bench/peer", []string{"lab/bench", "internal/sys"}, "a program for comparison must not use a part of Penstock"},
 	{"lab/bench/suite", []string{"kv", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "client", "api/...", "server/metrics", "server/storage", "internal/arena", "internal/sys", "internal/trace", "lab/bench/...", "lab/cluster", "lab/hitsim", "sim/workload", "dualpath", "python/engines"}, "it measures each part by itself and all of them together; devices and engines come from cmd"},
-	{"lab/cluster", []string{"kv", "api/...", "client", "client/leader", "dualpath", "dualpath/batch", "rdma", "rdma/tcp", "rdma/qos", "sim/workload", "lab/emulate", "lab/netlab", "lab/bench"}, "it runs nodes as their users do: the storage node and the planner through the binary alone; its own engines are put together as an engine does it, with a provider"},
-	{"lab/content", []string{"kv"}, "bytes follow from names"},
-	{"lab/crash", nil, "it holds tests only, which see the node as its users do: through the binary and the client"},
-	{"lab/emulate", []string{"kv", "client/...", "dualpath/...", "rdma", "rdma/copier", "lab/content"}, "an emulated engine is an engine: it embeds the client and its traffic manager, and meets planner and storage as one does"},
-	{"lab/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},
-	{"lab/netlab", nil, "a network on one machine knows nothing of what runs in it"},
-	{"lab/profile", []string{"kv", "client", "dualpath/...", "internal/arena"}, "it reads as an engine does, and must not see how the node does it"},
-	{"lab/rdmalab", nil, "it boots a machine and runs what it is given; a part of ours linked into it could not be what is tested"},
-	{"lab/replay", []string{"kv", "client", "internal/trace", "internal/arena", "lab/content"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
+	{"lab/cluster", []string{"kv", "api/...", "client", "client/leader", "dualpath", "dualpath/batch", "rdma", "rdma/tcp", "rdma/qos", "sim/workload", "lab/emulate", "lab/netlab", "lab/bench"}, "it runs nodes as their users do: the storage node and the planner only through the binary; its own engines embed the client with a provider, as real engines do"},
+	{"lab/content", []string{"kv"}, "the bytes of a block are computed from its id"},
+	{"lab/crash", nil, "it has only tests, which use the node as its users do: through the binary and the client"},
+	{"lab/emulate", []string{"kv", "client/...", "dualpath/...", "rdma", "rdma/copier", "lab/content"}, "an emulated engine embeds the client and its traffic manager, and calls planner and storage, as a real engine does"},
+	{"lab/hitsim", []string{"internal/trace", "trie/evict"}, "it compares eviction policies on traces and needs no index"},
+	{"lab/netlab", nil, "a network on one machine does not depend on the programs that run in it"},
+	{"lab/profile", []string{"kv", "client", "dualpath/...", "internal/arena"}, "it reads as an engine does, and must not depend on the node's code"},
+	{"lab/rdmalab", nil, "it boots a machine and runs the given programs; a package that was linked into it could not be the tested one"},
+	{"lab/replay", []string{"kv", "client", "internal/trace", "internal/arena", "lab/content"}, "a replay embeds the client as an engine does, and must not depend on the node's code"},
 	{"lab/reproduce", []string{"sim", "sim/...", "dualpath/...", "internal/chart", "internal/trace"}, "tables and figures of the papers, over the simulators and the pure planner"},
-	{"lab/roundtrip", []string{"rdma"}, "it drives any engine through the contract; what the times mean is for others to fit"},
-	{"lab/testnode", []string{"..."}, "a whole storage node, for tests: it is put together as cmd does it"},
-	{"lab/testplanner", []string{"api/...", "server/planner"}, "a planner node, for tests, without what cmd adds to it"},
+	{"lab/roundtrip", []string{"rdma"}, "it calls any engine through the contract; other packages fit models to the times"},
+	{"lab/testnode", []string{"..."}, "a whole storage node, for tests, composed as in cmd"},
+	{"lab/testplanner", []string{"api/...", "server/planner"}, "a planner node, for tests, without the parts that cmd adds"},
 
-	{"examples/...", []string{"kv", "api/...", "client/...", "dualpath", "rdma", "rdma/tcp", "server/planner"}, "an example imports what a module outside of the repository can"},
+	{"examples/...", []string{"kv", "api/...", "client/...", "dualpath", "rdma", "rdma/tcp", "server/planner"}, "an example imports only packages that another module can import"},
 
-	{"cmd/...", []string{"..."}, "the composition root: here alone concrete backends meet contracts"},
+	{"cmd/...", []string{"..."}, "the composition root: only here are concrete backends passed as contracts"},
 }
 
 // testEdges lists the imports that tests may have in addition to those of their package's code.
@@ -131,18 +131,18 @@ var testEdges = []struct {
 	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/rdmatest/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},
 	{"server/front", []string{"api/...", "client", "client/leader", "client/traffic", "dualpath", "server/planner", "lab/testnode", "lab/testplanner"}, "the tests run a planner, a storage node and leaders in their process"},
 	{"server/offload", []string{"api/...", "dualpath", "server/planner", "lab/content", "lab/testnode", "lab/testplanner"}, "the tests run a planner and the storage nodes of two datacenters in their process"},
-	{"rdma/group", []string{"rdma/rdmatest/simrdma"}, "the engine is tested on NICs that fail as a seed says"},
-	{"rdma/verbs", []string{"rdma/rdmatest/simrdma"}, "a simulated card declares what a card does"},
-	{"rdma/fabric", []string{"rdma/rdmatest/simrdma"}, "a simulated EFA declares what EFA does"},
+	{"rdma/group", []string{"rdma/rdmatest/simrdma"}, "the engine is tested on NICs whose failures follow a seed"},
+	{"rdma/verbs", []string{"rdma/rdmatest/simrdma"}, "a simulated card declares the properties of a card"},
+	{"rdma/fabric", []string{"rdma/rdmatest/simrdma"}, "a simulated EFA declares the properties of EFA"},
 	{"rdma/copier", []string{"rdma/copier/copiertest", "rdma/group", "rdma/shm", "rdma/verbs"}, "copies over a NIC are tested over each that has a loopback"},
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
-	{"dualpath/prfaas", []string{"kv", "trie", "trie/evict"}, "what its pools say is reusable is what the index of a storage node finds"},
+	{"dualpath/prfaas", []string{"kv", "trie", "trie/evict"}, "the tests compare its pools' reusable prefixes with the prefixes that the index of a storage node finds"},
 	{"lab/cluster", []string{"lab/testnode", "lab/testplanner", "server/planner"}, "the tests run the nodes of a cluster in their process"},
 	{"lab/emulate", []string{"api/...", "lab/testnode", "lab/testplanner", "server/planner"}, "an emulated cluster is tested against real nodes in one process"},
 	{"internal/zmtp", []string{"internal/zmtp/zmtptest"}, "the tests connect peers"},
 	{"internal/kvevents", []string{"client", "lab/testnode", "internal/zmtp/zmtptest"}, "the tests compare published blocks with the blocks of real nodes"},
-	{"lab/crash", []string{"kv", "api/...", "client", "blockstore", "server/storage", "lab/testnode"}, "its tests see the node as its users do; the states of hundreds of power cuts are opened in one process"},
-	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
+	{"lab/crash", []string{"kv", "api/...", "client", "blockstore", "server/storage", "lab/testnode"}, "its tests use the node as its users do; the states of hundreds of power cuts are opened in one process"},
+	{"internal/trace", []string{"trie/evict"}, "policies are compared on traces"},
 }
 
 // forbidden lists edges that must not exist even indirectly.
@@ -151,16 +151,16 @@ var forbidden = []struct {
 	to   []string
 	why  string
 }{
-	{[]string{"kv", "io/blockio", "rdma"}, []string{"trie/...", "blockstore/...", "server/...", "client/...", "api/...", "cmd/..."}, "contracts and nouns are the bottom of the tree"},
-	{[]string{"trie/..."}, []string{"io/...", "blockstore/...", "rdma/..."}, "trie knows no block device: an index that reads data would need locks across both"},
-	{[]string{"blockstore/..."}, []string{"trie/...", "rdma/..."}, "blockstore does not know prefixes: it must be able to rebuild an index from data alone"},
+	{[]string{"kv", "io/blockio", "rdma"}, []string{"trie/...", "blockstore/...", "server/...", "client/...", "api/...", "cmd/..."}, "contracts and types of the domain are the bottom of the tree"},
+	{[]string{"trie/..."}, []string{"io/...", "blockstore/...", "rdma/..."}, "trie uses no block device: an index that reads data would need locks across both"},
+	{[]string{"blockstore/..."}, []string{"trie/...", "rdma/..."}, "blockstore has no prefixes: it must be able to rebuild an index from data alone"},
 	{[]string{"blockstore/...", "server/...", "client/...", "trie/..."}, []string{"io/uring", "io/posixio", "io/memio", "io/faultio"}, "concrete devices are chosen in cmd, by probing"},
 	{[]string{"server/...", "client", "client/traffic", "client/leader", "client/gateway", "client/capi/binding"}, []string{"rdma/tcp", "rdma/verbs", "rdma/fabric", "rdma/shm"}, "only cmd and capi choose providers"},
-	{[]string{"client/..."}, []string{"server/..."}, "a client must not carry the server into an engine's process"},
-	{[]string{"server", "server/config", "server/handoff", "server/metrics", "server/netoracle", "server/planner", "server/storage"}, []string{"client/...", "server/front"}, "a storage node and a planner serve clients and are none; server/front is a client of both"},
-	{[]string{"server/..."}, []string{"dualpath/redistribute/..."}, "docs/reproduction.md tells readers that no server imports them: change that text (lab/reproduce) with this row"},
+	{[]string{"client/..."}, []string{"server/..."}, "a client must not link the server into an engine's process"},
+	{[]string{"server", "server/config", "server/handoff", "server/metrics", "server/netoracle", "server/planner", "server/storage"}, []string{"client/...", "server/front"}, "a storage node and a planner are servers and no clients; server/front is a client of both"},
+	{[]string{"server/..."}, []string{"dualpath/redistribute/..."}, "docs/reproduction.md states that no server imports them: change that text (lab/reproduce) with this row"},
 	{[]string{"api/..."}, []string{"server/...", "client/...", "trie/...", "blockstore/...", "rdma/..."}, "both sides of the wire import the API"},
-	{[]string{"kv", "trie/...", "blockstore/...", "io/...", "rdma/...", "api/...", "server/...", "client/...", "dualpath/...", "sim/...", "internal/...", "examples/...", "python/..."}, []string{"lab/..."}, "instruments use the product; only cmd/penstock runs them"},
+	{[]string{"kv", "trie/...", "blockstore/...", "io/...", "rdma/...", "api/...", "server/...", "client/...", "dualpath/...", "sim/...", "internal/...", "examples/...", "python/..."}, []string{"lab/..."}, "packages of lab use the product; only cmd/penstock imports them"},
 	{[]string{"kv", "trie/...", "blockstore/...", "io/blockio", "rdma", "server/...", "client/...", "api/..."}, []string{"internal/testkit", "io/blockiotest", "rdma/rdmatest/..."}, "test code stays out of the product"},
 }
 
@@ -182,7 +182,7 @@ func TestImports(t *testing.T) {
 	for _, p := range load(t) {
 		i := rowFor(p.path)
 		if i < 0 {
-			t.Errorf("package %s has no row in edges: add one, with what it may import and why", p.path)
+			t.Errorf("package %s has no row in edges: add one, with the packages that it may import and the reason", p.path)
 			continue
 		}
 		row := edges[i]
@@ -226,7 +226,7 @@ func TestForbiddenEdges(t *testing.T) {
 			}
 			for _, dep := range p.deps {
 				if to, ok := ours(dep); ok && to != p.path && matches(to, f.to) {
-					t.Errorf("%s depends on %s, itself or through what it imports (go list -deps shows)\n\twhy not: %s", p.path, to, f.why)
+					t.Errorf("%s depends on %s, directly or through its imports (go list -deps shows them)\n\twhy not: %s", p.path, to, f.why)
 				}
 			}
 		}
@@ -247,9 +247,9 @@ func TestOneDecider(t *testing.T) {
 		imports[p.path] = p.imports
 	}
 	for _, d := range decides {
-		for _, who := range []string{d.production, d.simulator} {
-			if !slices.ContainsFunc(imports[who], func(imp string) bool { to, ok := ours(imp); return ok && to == d.decides }) {
-				t.Errorf("%s does not import %s: it must decide by the code that %s and %s share", who, d.decides, d.production, d.simulator)
+		for _, pkg := range []string{d.production, d.simulator} {
+			if !slices.ContainsFunc(imports[pkg], func(imp string) bool { to, ok := ours(imp); return ok && to == d.decides }) {
+				t.Errorf("%s does not import %s, the code of the decisions that %s and %s share", pkg, d.decides, d.production, d.simulator)
 			}
 		}
 	}
@@ -265,7 +265,7 @@ func TestEdgesAgree(t *testing.T) {
 			}
 			for _, m := range e.may {
 				if matches(strings.TrimSuffix(m, "/..."), f.to) && !under(strings.TrimSuffix(m, "/..."), from) {
-					t.Errorf("edges lets %s import %s, which is forbidden: %s", e.pkg, m, f.why)
+					t.Errorf("edges allows %s to import %s, which is forbidden: %s", e.pkg, m, f.why)
 				}
 			}
 		}

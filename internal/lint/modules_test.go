@@ -18,20 +18,20 @@ var places = []struct {
 	may    []string
 	why    string
 }{
-	{"github.com/NVIDIA/go-nvml", []string{"rdma/topo/gpus"}, "its link flags excuse symbols that are missing: the package that carries them does nothing else"},
-	{"github.com/cockroachdb/pebble/v2", []string{"trie", "lab/bench/suite", "lab/testnode"}, "the index owns its store; nobody reads it behind its back (the benchmark fills one of its own, to compare)"},
+	{"github.com/NVIDIA/go-nvml", []string{"rdma/topo/gpus"}, "its link flags allow missing symbols, so a package of its own has these flags"},
+	{"github.com/cockroachdb/pebble/v2", []string{"trie", "lab/bench/suite", "lab/testnode"}, "the index owns its store, and no other package accesses it (the benchmark fills a separate store for comparison)"},
 	{"github.com/pawelgaczynski/giouring", []string{"io/uring"}, "its defects are wrapped in one place, behind one build tag"},
-	{"github.com/spf13/cobra", nil, "the command line is cmd's"},
-	{"github.com/spf13/pflag", []string{"server/config"}, "the command line is cmd's; config names the flags"},
-	{"google.golang.org/grpc", []string{"api/...", "server/...", "client/...", "lab/bench/...", "lab/emulate", "lab/cluster", "internal/kvevents", "lab/testplanner", "examples/..."}, "the control plane lives in api, server and client; a byte stream over it is a yardstick of the benchmarks"},
-	{"google.golang.org/protobuf", []string{"api/...", "server/...", "client/..."}, "messages stop at the edge; inside there are nouns"},
-	{"github.com/prometheus/client_golang", []string{"server/...", "lab/testnode"}, "parts count with plain integers; the server shows them"},
+	{"github.com/spf13/cobra", nil, "only cmd has the command line"},
+	{"github.com/spf13/pflag", []string{"server/config"}, "only cmd has the command line; config names the flags"},
+	{"google.golang.org/grpc", []string{"api/...", "server/...", "client/...", "lab/bench/...", "lab/emulate", "lab/cluster", "internal/kvevents", "lab/testplanner", "examples/..."}, "api, server and client have the control plane; the benchmarks compare with a byte stream over gRPC"},
+	{"google.golang.org/protobuf", []string{"api/...", "server/...", "client/..."}, "messages are converted at the edge; the inner packages use the types of kv"},
+	{"github.com/prometheus/client_golang", []string{"server/...", "lab/testnode"}, "the other packages count with integers; the server exports the counters"},
 	{"go.opentelemetry.io/otel", []string{"server/...", "client/..."}, "spans are made at the edges"},
 	{"go.opentelemetry.io/otel/trace", []string{"server/...", "client/..."}, "spans are made at the edges"},
-	{"golang.org/x/sys", []string{"internal/...", "io/...", "rdma/...", "lab/..."}, "the kernel is met in backends, providers, internal/sys and instruments; the packages above them run anywhere"},
+	{"golang.org/x/sys", []string{"internal/...", "io/...", "rdma/...", "lab/..."}, "backends, providers, internal/sys and lab call the kernel; the packages above them run anywhere"},
 	{"github.com/vishvananda/netlink", []string{"lab/netlab"}, "only the test lab makes and changes interfaces; the product reads them"},
 	{"github.com/vishvananda/netns", []string{"lab/netlab"}, "it goes with netlink"},
-	{"gonum.org/v1/plot", []string{"internal/chart"}, "figures have one look, and what computes them needs no fonts"},
+	{"gonum.org/v1/plot", []string{"internal/chart"}, "figures have one style, and the code that computes them needs no fonts"},
 	{"github.com/tinylib/msgp", []string{"internal/kvevents"}, "only the events for routers are MessagePack"},
 	{"github.com/vmihailenco/msgpack/v5", nil, "for tests"},
 	{"pgregory.net/rapid", nil, "for tests"},
@@ -65,12 +65,12 @@ func TestReasons(t *testing.T) {
 	rows := reasons(t)
 	for m, user := range direct {
 		if rows[m] == "" {
-			t.Errorf("%s is used by %s and has no row in docs/deps.md: add \"| `%s` | why we need it |\", or do without it", m, user, m)
+			t.Errorf("%s is used by %s and has no row in docs/deps.md: add \"| `%s` | reason |\", or remove the import", m, user, m)
 		}
 	}
 	for m := range rows {
 		if direct[m] == "" {
-			t.Errorf("docs/deps.md gives a reason for %s, which nothing of ours imports: delete the row", m)
+			t.Errorf("docs/deps.md gives a reason for %s, which no package of the repository imports: delete the row", m)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func TestGoMod(t *testing.T) {
 		if user := direct[m[1]]; user != "" && indirect {
 			t.Errorf("go.mod marks %s as indirect, but %s imports it: run go mod tidy", m[1], user)
 		} else if user == "" && !indirect {
-			t.Errorf("go.mod requires %s, which nothing of ours imports: run go mod tidy", m[1])
+			t.Errorf("go.mod requires %s, which no package of the repository imports: run go mod tidy", m[1])
 		}
 	}
 }

@@ -81,11 +81,11 @@ func FuzzModel(f *testing.F) {
 				want := uint32(in[2])%70 + 1
 				got, ok := s.First(want, at, to)
 				if start, found := m.first(want, at, to); ok != found || ok && (got != Run{start, want}) {
-					t.Fatalf("first %d from %d to %d: %+v, %v; the model says %d, %v", want, at, to, got, ok, start, found)
+					t.Fatalf("first %d from %d to %d: %+v, %v; the model has %d, %v", want, at, to, got, ok, start, found)
 				}
 			case 3:
 				if got, want := s.From(at, n), m.from(at, n); got != want {
-					t.Fatalf("from %d, at most %d: %d; the model says %d", at, n, got, want)
+					t.Fatalf("from %d, at most %d: %d; the model has %d", at, n, got, want)
 				}
 			}
 			size := uint32(0)
@@ -98,7 +98,7 @@ func FuzzModel(f *testing.F) {
 				}
 			}
 			if s.Size() != size || s.Longest() != m.longest() || s.Has(limit) {
-				t.Fatalf("size %d, longest run %d; the model says %d and %d", s.Size(), s.Longest(), size, m.longest())
+				t.Fatalf("size %d, longest run %d; the model has %d and %d", s.Size(), s.Longest(), size, m.longest())
 			}
 		}
 	})

@@ -12,8 +12,8 @@ import (
 
 // Memory is the memory of this process in bytes, from /proc/self/status.
 type Memory struct {
-	// RSSBytes is VmRSS: anonymous, file and shared pages. The kernel does not include reserved
-	// huge pages, which are HugeTLBBytes.
+	// RSSBytes is VmRSS: anonymous, file and shared pages. It does not include reserved huge
+	// pages. HugeTLBBytes is the size of the reserved huge pages.
 	RSSBytes     int64
 	HugeTLBBytes int64
 	// PeakRSSBytes is VmHWM: the maximum of RSSBytes.
@@ -67,8 +67,8 @@ type HugePages struct {
 	Total, Free int64
 }
 
-// ReadHugePages returns the state of the reserved pool; zeroes where the kernel
-// has none.
+// ReadHugePages returns the state of the reserved pool. Both numbers are 0 if the kernel has no such
+// pool.
 func ReadHugePages() (HugePages, error) {
 	const dir = "/sys/kernel/mm/hugepages/hugepages-2048kB/"
 	if _, err := os.Stat(dir); os.IsNotExist(err) {
@@ -90,7 +90,7 @@ func ReadHugePages() (HugePages, error) {
 	return h, nil
 }
 
-// HugeBytes returns how many bytes of the mapping b huge pages of either kind back now.
+// HugeBytes returns how many bytes of the mapping b are on huge pages now, transparent or reserved.
 func HugeBytes(b []byte) (int64, error) {
 	start := address(b)
 	if n, err := scanHuge(start, start+uint64(len(b))); err == nil {
@@ -100,8 +100,8 @@ func HugeBytes(b []byte) (int64, error) {
 	return hugeInSmaps(start, start+uint64(len(b)))
 }
 
-// hugeInSmaps is scanHuge for every kernel. It makes the kernel walk the page tables of the whole
-// process.
+// hugeInSmaps returns the same number as scanHuge. It works on every kernel, but is slower: the
+// kernel walks the page tables of the whole process.
 func hugeInSmaps(start, end uint64) (int64, error) {
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
@@ -115,8 +115,8 @@ func hugeInSmaps(start, end uint64) (int64, error) {
 // anonymous, shared and file mappings, and reserved ones.
 const hugeFields = "AnonHugePages ShmemPmdMapped FilePmdMapped Private_Hugetlb Shared_Hugetlb"
 
-// sumHuge adds up the huge pages of all mappings within [start, end) of an smaps text. A mapping
-// that reaches beyond counts for at most the bytes inside.
+// sumHuge adds up the huge pages of all mappings of an smaps text that overlap [start, end). A mapping
+// counts for at most its bytes within [start, end).
 func sumHuge(smaps io.Reader, start, end uint64) (int64, error) {
 	var sum, inMapping, limit int64
 	lines := bufio.NewScanner(smaps)

@@ -33,7 +33,7 @@ func CheckMetricsPage[Desc fmt.Stringer](t testing.TB, prefix string, describe f
 	}
 	for name, help := range want {
 		if got[name] != help {
-			t.Errorf("docs/metrics.md: %s says %q; the registry says %q", name, got[name], help)
+			t.Errorf("docs/metrics.md: %s is %q; the registry has %q", name, got[name], help)
 		}
 	}
 	for name := range got {

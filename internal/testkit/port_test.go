@@ -30,7 +30,7 @@ func TestPort(t *testing.T) {
 			t.Fatal(err)
 		}
 		if nc, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("nobody listens: %v, %v", nc, err)
+			t.Errorf("dial a port without a listener: %v, %v", nc, err)
 		}
 		local, err := net.ResolveTCPAddr("tcp", addr)
 		if err != nil {

@@ -172,7 +172,7 @@ func TestTruncatedGzip(t *testing.T) {
 	w.Close()
 	got, err := read(t, z.String()[:z.Len()/2], Options{})
 	if err == nil || !strings.Contains(err.Error(), "cut short") {
-		t.Errorf("error %v after %d requests; want one that says the file was cut short", err, len(got))
+		t.Errorf("error %v after %d requests; want one that reports a truncated file", err, len(got))
 	}
 }
 

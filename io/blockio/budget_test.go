@@ -318,8 +318,8 @@ func budgetAgainstModel(t *testing.T, steps []byte) {
 	}
 	cancel()
 	for _, w := range waiting {
-		// When a waiter gives up, smaller requests in the queue after it may be admitted, before
-		// they give up as well.
+		// When a waiter leaves the queue, smaller requests after it may be admitted before
+		// they leave too.
 		switch err := <-w.done; {
 		case err == nil:
 			sum += w.n

@@ -171,7 +171,7 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-func TestOwnedErrorSaysWhatToDo(t *testing.T) {
+func TestOwnedErrorHasAdvice(t *testing.T) {
 	err := &blockio.OwnedError{Volume: "/data", Owner: "penstock serve on node-1, pid 7"}
 	const want = "volume /data is in use by penstock serve on node-1, pid 7; stop that process or choose another --data directory"
 	if err.Error() != want {

@@ -199,7 +199,7 @@ func (b *rig) churn(d blockio.Device, f blockio.File, worker int, data, got []by
 			return
 		}
 		if string(got) != string(data) {
-			b.Errorf("worker %d, round %d: read something else than was written", worker, round)
+			b.Errorf("worker %d, round %d: the bytes that were read differ from the written bytes", worker, round)
 			return
 		}
 	}

@@ -163,7 +163,7 @@ func (b *rig) wantErr(want error, doing string, got error) {
 func (b *rig) wantText(err error, text string) {
 	b.Helper()
 	if !strings.Contains(err.Error(), text) {
-		b.Fatalf("error %q does not say %q", err, text)
+		b.Fatalf("error %q does not contain %q", err, text)
 	}
 }
 

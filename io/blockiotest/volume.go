@@ -75,7 +75,7 @@ var volumeCases = []testCase{
 			b.Fatalf("second lock: %v, want *OwnedError", err)
 		}
 		if owned.Owner != "host penstock-7, pid 42" || owned.Volume == "" {
-			b.Fatalf("second lock says %+v", owned)
+			b.Fatalf("the error of the second lock is %+v", owned)
 		}
 		b.names(d)
 	}},

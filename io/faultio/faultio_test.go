@@ -348,7 +348,7 @@ func TestHookBelowPosixio(t *testing.T) {
 			t.Fatalf("round %d: a repairable fault was not repaired: %v", round, err)
 		}
 		if !bytes.Equal(got, data) {
-			t.Fatalf("round %d: read something else than was written", round)
+			t.Fatalf("round %d: the bytes that were read differ from the written bytes", round)
 		}
 		clear(got)
 	}
@@ -393,7 +393,7 @@ func FuzzParse(f *testing.F) {
 		rules, err := faultio.Parse(text)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "faultio: at byte ") {
-				t.Fatalf("the error %q does not say where", err)
+				t.Fatalf("the error %q does not name the place", err)
 			}
 			return
 		}

@@ -103,7 +103,7 @@ func TestShortTransfersAreResumed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, data) {
-			t.Fatalf("cut into buffers of %d pages: read something else than was written", cut)
+			t.Fatalf("cut into buffers of %d pages: the bytes that were read differ from the written bytes", cut)
 		}
 	}
 	if s := d.Stats(); bent == 0 || s.Resumed == 0 {
@@ -348,7 +348,7 @@ func TestReadOnly(t *testing.T) {
 		"write": d.Do(t.Context(), []blockio.Request{{Op: blockio.Write, File: f, Bufs: [][]byte{got}}}),
 	} {
 		if !errors.Is(err, blockio.ErrRequest) || !strings.Contains(err.Error(), "reading only") {
-			t.Errorf("%s: %v; want ErrRequest that says why", call, err)
+			t.Errorf("%s: %v; want ErrRequest with the reason", call, err)
 		}
 	}
 }

@@ -103,7 +103,7 @@ func TestSpanFailsOnlyWhereItMust(t *testing.T) {
 		t.Fatalf("%v, outcomes %s", err, outcomes(batch))
 	}
 	if err := batch[3].Err; !errors.Is(err, unix.EIO) || !strings.Contains(err.Error(), fmt.Sprintf("%d bytes at %d", blockio.Align, 3*blockio.Align)) {
-		t.Errorf("the bad request says %v", err)
+		t.Errorf("the bad request returns %v", err)
 	}
 	if s := d.Stats(); s.WriteRequests != 16 || s.WriteFailures != 1 || s.InFlightBytes != 0 {
 		t.Errorf("stats: %+v", s)

@@ -106,14 +106,14 @@ func TestShortCompletionsAreResumed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Error("a resumed write, or read, is not what was written")
+			t.Error("after a resumed write or read, the bytes differ from the written bytes")
 		}
 		clear(got)
 		if err := one(t, d, blockio.Read, f, 4*page, got[:page], got[page:9*page], got[9*page:]); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Error("a resumed scattered read is not what was written")
+			t.Error("after a resumed scattered read, the bytes differ from the written bytes")
 		}
 		if n, resumed := shortened.Load()-before, d.Stats().Resumed; n == 0 || n != resumed {
 			t.Errorf("%d transfers were shortened, %d resumed", n, resumed)
@@ -141,7 +141,7 @@ func TestPassingErrorsAreRetried(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Error("what was read is not what was written")
+			t.Error("the bytes that were read differ from the written bytes")
 		}
 	})
 }
@@ -300,7 +300,7 @@ func TestRefusedRing(t *testing.T) {
 					t.Errorf("page %d: %v; want EBADF", i, r.Err)
 				}
 			case !bytes.Equal(r.Bufs[0], want[i*page:(i+1)*page]):
-				t.Errorf("page %d is not what was written", i)
+				t.Errorf("page %d differs from the written bytes", i)
 			}
 		}
 		if failed == 0 || failed == 64 {
@@ -374,7 +374,7 @@ func TestRegions(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(got, want) {
-				t.Error("what was read is not what was written")
+				t.Error("the bytes that were read differ from the written bytes")
 			}
 		}
 	})

@@ -193,7 +193,7 @@ func TestMarkdown(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("the report is\n%s\nand %s says\n%s", got, golden, want)
+		t.Errorf("the report is\n%s\nand %s has\n%s", got, golden, want)
 	}
 }
 

@@ -200,7 +200,7 @@ func (c *Cluster) handleLine(m *member, line []byte) {
 		return // ignore lines that are not events
 	}
 	if e.NICs != nil && m.shapes != nil {
-		m.shapes.heard(e.NICs)
+		m.shapes.setCounters(e.NICs)
 	}
 	c.mu.Lock()
 	switch {

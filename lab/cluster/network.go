@@ -67,7 +67,7 @@ type nicPort interface {
 }
 
 // openNetwork creates network namespaces. If it cannot, it uses loopback with shaped
-// connections, and its String says why.
+// connections, and its String has the reason.
 func openNetwork(loopback bool) (network, error) {
 	if loopback {
 		return newLoopback("as asked"), nil
@@ -177,8 +177,8 @@ type shapes struct {
 	send       func(Order) error
 }
 
-// heard stores the counters that the process reported.
-func (s *shapes) heard(n *NICCounters) {
+// setCounters stores the counters that the process reported.
+func (s *shapes) setCounters(n *NICCounters) {
 	s.mu.Lock()
 	s.snic, s.cnic = n.SNIC, n.CNIC
 	s.mu.Unlock()

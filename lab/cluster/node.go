@@ -385,7 +385,7 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 		for {
 			select {
 			case <-t.C:
-				n.tellCounts(e)
+				n.reportCounts(e)
 			case <-ctx.Done():
 				return
 			}
@@ -411,12 +411,12 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	}
 	wg.Wait()
 	err = e.Close()
-	n.tellCounts(e)
+	n.reportCounts(e)
 	return err
 }
 
-// tellCounts reports the counters of an engine and its NICs.
-func (n *node) tellCounts(e *emulate.Engine) {
+// reportCounts reports the counters of an engine and its NICs.
+func (n *node) reportCounts(e *emulate.Engine) {
 	c := e.Counts()
 	ev := Event{Counts: &c}
 	if n.snic != nil {

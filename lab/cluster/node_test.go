@@ -110,8 +110,8 @@ func (r *runner) await(is func(Event) bool, each func(Event)) Event {
 }
 
 // TestNodes: a gateway and two engines, each a Node, replay two agents against a storage node and a
-// planner. The second turn finds what the first has stored, byte for byte, on both sides. Then they
-// take each other order: new weights, flipped bits, bursts and other rates.
+// planner. The second turn finds the blocks that the first has stored, with the same bytes, on both sides. Then the nodes
+// execute each other order: new weights, flipped bits, bursts and other rates.
 func TestNodes(t *testing.T) {
 	testkit.VerifyNone(t)
 	storage := testnode.Start(t, testnode.Options{})
@@ -189,7 +189,7 @@ func TestNodes(t *testing.T) {
 	decode.order(Order{SNICBits: 16e6, CNICBits: 16e6})
 }
 
-// TestNodeRefuses: the error names what is wrong with a node's input.
+// TestNodeRefuses: the error names the mistake in a node's input.
 func TestNodeRefuses(t *testing.T) {
 	good := `{"kind":"prefill","name":"P0","planner":"127.0.0.1:1","storage":"127.0.0.1:1"`
 	for input, want := range map[string]string{

@@ -59,7 +59,7 @@ const (
 	stopWithin  = time.Minute
 )
 
-// StartProcess runs this very binary with args and waits until it is ready.
+// StartProcess runs this program with args and waits until it is ready.
 func StartProcess(ctx context.Context, o ProcessOptions) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -157,7 +157,7 @@ func (p *Process) Signal(sig os.Signal) error {
 	return nil
 }
 
-// Stop asks the process to stop (SIGTERM). If it does not stop in time, Stop kills it.
+// Stop sends SIGTERM to the process. If the process does not end in time, Stop kills it.
 func (p *Process) Stop() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err

@@ -106,7 +106,7 @@ func TestProcess(t *testing.T) {
 
 // TestProcessFails: the error of a start has the end of the log, and a start that fails leaves no pipe.
 func TestProcessFails(t *testing.T) {
-	// The collector closes files that nothing refers to, and would hide those that a start leaves open.
+	// The collector closes files without references, and would hide files that a start leaves open.
 	percent := debug.SetGCPercent(-1)
 	t.Cleanup(func() { debug.SetGCPercent(percent) })
 	testkit.VerifyNone(t)

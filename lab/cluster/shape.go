@@ -18,7 +18,7 @@ type shaper struct {
 	received, sent atomic.Uint64
 }
 
-// shapeBurst is how many bytes may pass at once after a pause, and the most for which one
+// shapeBurst is the number of bytes that may pass at once after a pause, and the limit for which one
 // Read or Write waits.
 const shapeBurst = 128 << 10
 

@@ -38,7 +38,7 @@ type Spec struct {
 	// layer, TokenBytes times less than without Oracle, and NICs have no limit. Everything
 	// else is unchanged, including the messages of planner and engines.
 	Oracle bool
-	// Beta is the most unfinished tokens of a prefill engine. Default 32,768.
+	// Beta is the limit of unfinished tokens of a prefill engine. Default 32,768.
 	Beta int
 	// GroupTimeout is the planner's group timeout. Default 5 s.
 	GroupTimeout time.Duration
@@ -82,13 +82,13 @@ func (s *Spec) EnsureDefaults() {
 	options.SetDefault(&s.Model.Quota, batch.DefaultQuota)
 }
 
-// most is the largest number of nodes of a kind: all of them share one machine.
-const most = 32
+// maxNodes is the largest number of nodes of a kind: all of them share one machine.
+const maxNodes = 32
 
 // Validate returns an error that names the invalid setting.
 func (s *Spec) Validate() error {
-	if s.Prefill < 1 || s.Prefill > most || s.Decode < 1 || s.Decode > most {
-		return fmt.Errorf("cluster: %d prefill and %d decode nodes; there must be 1 to %d of each", s.Prefill, s.Decode, most)
+	if s.Prefill < 1 || s.Prefill > maxNodes || s.Decode < 1 || s.Decode > maxNodes {
+		return fmt.Errorf("cluster: %d prefill and %d decode nodes; there must be 1 to %d of each", s.Prefill, s.Decode, maxNodes)
 	}
 	if s.SNICBits < 1e6 || s.CNICBits < 1e6 {
 		return fmt.Errorf("cluster: storage NIC of %d bit/s and compute NIC of %d bit/s; each needs at least 1 Mbit/s", s.SNICBits, s.CNICBits)
@@ -139,7 +139,7 @@ func (s *Spec) blocks(layers int) int {
 	return int(bytes / (s.blockBytes() / int64(s.Layers) * int64(layers)))
 }
 
-// ReadTokens returns the most tokens per second that one storage NIC can read.
+// ReadTokens returns the greatest number of tokens per second that one storage NIC can read.
 func (s *Spec) ReadTokens() float64 {
 	return float64(s.SNICBits) / 8 / float64(s.Layers*s.TokenBytes)
 }

@@ -31,7 +31,7 @@ func TestUse(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	for name, u := range map[string]Usage{
-		"no limit": use(nics, samples, 10*time.Second, 0, reads), "nobody reads": use(nics, samples, 10*time.Second, 8*full, func(NIC) bool { return false }),
+		"no limit": use(nics, samples, 10*time.Second, 0, reads), "no NIC may read": use(nics, samples, 10*time.Second, 8*full, func(NIC) bool { return false }),
 		"no samples": use(nics, nil, 10*time.Second, 8*full, reads),
 	} {
 		if u != (Usage{}) {

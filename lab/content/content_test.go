@@ -32,14 +32,14 @@ func FuzzContent(f *testing.F) {
 			t.Fatalf("its own content differs at %d", i)
 		}
 		if from := int(at) / 8 * 8; from <= len(got) && c.From(int64(from)).Differs(got[from:]) >= 0 {
-			t.Fatalf("From(%d) is not what lies there", from)
+			t.Fatalf("From(%d) differs from the content at this offset", from)
 		}
 		if flip == 0 || int(at) >= len(got) {
 			return
 		}
 		got[at] ^= flip
 		if i := c.Differs(got); i != int(at) {
-			t.Fatalf("byte %d was changed; Differs says %d", at, i)
+			t.Fatalf("byte %d was changed; Differs returns %d", at, i)
 		}
 	})
 }

@@ -5,7 +5,7 @@
 // client under mixed load, kills the node at a random operation, starts it again
 // over the same directory, and compares every byte that it reads.
 //
-//	round:  serve ─► ready ─► read back what was acknowledged ─► writers, readers ─► kill -9
+//	round:  serve ─► ready ─► read every acknowledged block ───► writers, readers ─► kill -9
 //	          ▲                                                                        │
 //	          └────────────────────── the same directory ◄─────────────────────────────┘
 //

@@ -139,10 +139,10 @@ func TestReadLog(t *testing.T) {
 		t.Error("a write of two sectors, the second discarded: other bytes")
 	}
 	if _, err := readLog(bytes.NewReader(make([]byte, 512))); err == nil {
-		t.Error("zeroes were taken for a log")
+		t.Error("zeroes were accepted as a log")
 	}
 	if _, err := readLog(bytes.NewReader(log.Bytes()[:1536])); err == nil {
-		t.Error("a log that is cut off was taken")
+		t.Error("a truncated log was accepted")
 	}
 }
 

@@ -279,14 +279,14 @@ func TestNewWeights(t *testing.T) {
 		replans += r.Replans
 	}
 	if replans == 0 {
-		t.Errorf("no turn was planned anew: nothing was tested")
+		t.Errorf("no turn was planned again: nothing was tested")
 	}
 	c.check(results, 5)
 }
 
 // TestPinnedWeights: the weights change while requests that name their version are served.
-// The namespace keeps that version, so the requests go on with its weights and find its
-// blocks, and no request is planned anew.
+// The namespace keeps that version, so the requests continue with its weights and find its
+// blocks, and no request is planned again.
 func TestPinnedWeights(t *testing.T) {
 	c := newCluster(t, 1, 1)
 	c.gateway.Epoch = c.gateway.Namespace.Epoch
@@ -299,7 +299,7 @@ func TestPinnedWeights(t *testing.T) {
 	results := c.gateway.Run(t.Context(), sessions(2, 5), 1)
 	for _, r := range results {
 		if r.Replans != 0 || r.Turn > 0 && r.Hit == 0 {
-			t.Errorf("turn %d of %s: hit %d tokens, planned anew %d times", r.Turn, r.Session, r.Hit, r.Replans)
+			t.Errorf("turn %d of %s: hit %d tokens, planned again %d times", r.Turn, r.Session, r.Hit, r.Replans)
 		}
 	}
 	c.check(results, 10)

@@ -10,8 +10,8 @@
 //	   │
 //	   └─ Submit ─► planner ── Assign, Start ─► Leader of a group ─► Engine: traffic.Prefill | traffic.Decode
 //	                   ▲                            │                   │ every byte that reaches device
-//	                   └────── fetch, progress ─────┘                   │ memory is compared with what its
-//	                                                                    │ block must hold (lab/content)
+//	                   └────── fetch, progress ─────┘                   │ memory is compared with the content
+//	                                                                    │ of its block (lab/content)
 //
 // "HBM" is host memory. EngineOptions.Copier selects how KV is copied there: by the CPU,
 // or over the loopback of a NIC (rdma/copier).

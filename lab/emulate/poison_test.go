@@ -131,7 +131,7 @@ func (p *process) check(ids []kv.BlockID, atLeast int) {
 	for b := range r.Blocks {
 		for l := range poisonGeo.Groups[0].Layers {
 			if layerOf(ids[b], p.ns.Epoch, l).Differs(p.layer(b, l)) >= 0 {
-				p.t.Errorf("block %d, layer %d: other bytes than were written", b, l)
+				p.t.Errorf("block %d, layer %d: bytes that differ from the written bytes", b, l)
 			}
 		}
 	}

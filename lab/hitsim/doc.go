@@ -6,7 +6,7 @@
 //	                         │
 //	                         ├── Run: policy × capacity ──► evict.Cache, request by request
 //	                         │                         └──► Belady, offline
-//	                         └── Infinite: what a cache without a limit would find
+//	                         └── Infinite: the hits of a cache without a limit
 //	                                          ▼
 //	                                       Report: table or JSON
 //

@@ -45,8 +45,8 @@ func writeImage(file string, r root, k kernel, o options) (err error) {
 	return a.close()
 }
 
-// addBase adds the files that any guest needs: busybox, device nodes for the first messages, names
-// for localhost.
+// addBase adds the files that any guest needs: busybox, the init script, /dev/console for output
+// before devtmpfs is mounted, and files in /etc that define root and localhost.
 func addBase(a *archive, r root) error {
 	busybox, err := os.ReadFile(r.file("/bin/busybox"))
 	if err != nil {
@@ -123,8 +123,8 @@ func addLinked(a *archive, r root, file, as string) error {
 	return nil
 }
 
-// linkedTo returns the loader and the libraries that an ELF file names. A
-// program without either is static.
+// linkedTo returns the loader and the libraries that an ELF file names. Both are empty for a static
+// program.
 func linkedTo(file string) (loader string, libs []string, err error) {
 	f, err := elf.Open(file)
 	if err != nil {
@@ -144,8 +144,8 @@ func linkedTo(file string) (loader string, libs []string, err error) {
 	return loader, libs, err
 }
 
-// library returns the file of a shared library: from the root, or from this machine if the root has
-// none of that name.
+// library returns the file of a shared library: from the root, or from this machine if the root does
+// not have the library.
 func (r root) library(name string) (string, error) {
 	for _, in := range []root{r, "/"} {
 		for _, d := range libDirs {
@@ -157,7 +157,7 @@ func (r root) library(name string) (string, error) {
 	return "", fmt.Errorf("library %s is neither in %s nor on this machine (looked in %s)", name, r, strings.Join(libDirs, " "))
 }
 
-// addFiles adds copies, each given as "HOST:GUEST"; links are followed.
+// addFiles copies files, each given as "HOST:GUEST". It follows symbolic links.
 func addFiles(a *archive, pairs []string) error {
 	for _, p := range pairs {
 		host, guest, ok := strings.Cut(p, ":")

@@ -89,7 +89,7 @@ func TestArchive(t *testing.T) {
 		}
 	}
 	if a.file("relative", 0o600, nil) == nil {
-		t.Error("a relative name was taken")
+		t.Error("a relative name was accepted")
 	}
 	dir := t.TempDir()
 	cmd := exec.Command(busybox, "cpio", "-idmv")
@@ -215,7 +215,7 @@ func TestLinkedTo(t *testing.T) {
 		t.Errorf("sh: loader %q, libraries %q, %v", loader, libs, err)
 	}
 	if _, _, err := linkedTo("rdmalab_test.go"); err == nil {
-		t.Error("a text was taken for a program")
+		t.Error("a text was accepted as a program")
 	}
 	if _, err := root(t.TempDir()).library("libnothing.so.9"); err == nil || !strings.Contains(err.Error(), "libnothing.so.9") {
 		t.Errorf("a missing library: %v; want an error that names it", err)
@@ -289,7 +289,7 @@ func TestUnpackStaysInside(t *testing.T) {
 		t.Errorf("%q, %v", text, err)
 	}
 	if err := unpack(write("../escape"), filepath.Join(dir, "to")); err == nil {
-		t.Error("a name that leads out was taken")
+		t.Error("a name outside of the directory was accepted")
 	}
 }
 

@@ -51,7 +51,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate reports the first thing that is wrong with o, or nil.
+// Validate returns an error for the first invalid option, or nil.
 func (o *Options) Validate() error {
 	switch {
 	case o.Store == nil || o.Trace == nil:

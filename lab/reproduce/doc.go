@@ -14,7 +14,7 @@
 //
 //	Near(id, name, unit, paper, ours, tolerance)    ours within tolerance (a share) of the published value
 //	Within(id, name, unit, paper, ours, low, high)  ours within a range, published or not
-//	Holds(id, name, what is true)                   a statement, such as an order
+//	Holds(id, name, condition)                      a statement, such as an order
 //
 // Each cell, or its table, has a Kind: Predicted, Fitted (a constant of the simulation was chosen
 // to match the number, or another number of its figure or table), or Derived (arithmetic on printed
@@ -30,7 +30,7 @@
 //
 //	func NetKV() Suite {
 //		return Suite{Name: "netkv", Paper: "NetKV, …", Run: func(ctx context.Context, r *Report) error {
-//			path, err := r.Trace("mooncake_conversation_trace.jsonl.gz")  // or an error that says where it was looked for
+//			path, err := r.Trace("mooncake_conversation_trace.jsonl.gz")  // or an error that lists the searched directories
 //			…
 //			ours := make([]float64, len(runs))
 //			err = r.Each(ctx, "Table II", len(runs), func(ctx context.Context, i int) error {

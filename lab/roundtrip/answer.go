@@ -15,7 +15,8 @@ import (
 // replyWithin bounds the wait for room to send a reply.
 const replyWithin = 5 * time.Second
 
-// Answerer is the holder's end of the measurement on one engine.
+// Answerer is the side of the measurement that answers: the holder, on one engine. It sends a write
+// back for each write of a requester.
 type Answerer struct {
 	engine rdma.Engine
 	region rdma.Region
@@ -36,7 +37,7 @@ type session struct {
 	peer   rdma.EngineID
 	dst    rdma.Desc
 	shapes []Shape
-	// Answerer.mu guards the fields below. ended is set when the session expects no more trips.
+	// Answerer.mu guards the fields below. ended is set when no further trip will be answered.
 	// pending holds the expectations that have not ended, by shape. answering counts the trips that
 	// are being answered. Invariant: the session keeps its slot until ended is set, pending is empty
 	// and answering is 0.
@@ -113,7 +114,7 @@ func (a *Answerer) receive(from rdma.EngineID, msg []byte) {
 	a.reply(from, reply{Desc: a.desc, Base: s.imm(0)})
 }
 
-// of returns the session of a peer, or nil if there is none or it has ended.
+// of returns the session of a peer that has not ended, or nil.
 func (a *Answerer) of(peer rdma.EngineID) *session {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -165,8 +166,8 @@ func (a *Answerer) begin(from rdma.EngineID, h hello) (*session, error) {
 	return s, nil
 }
 
-// arm is one expectation of a session. Answerer.mu guards done, which may be set before
-// ExpectImm has returned.
+// arm is one expectation of a session. done is set when the expectation has ended, which may be
+// before ExpectImm has returned. Answerer.mu guards done.
 type arm struct {
 	e    *rdma.Expectation
 	done bool
@@ -191,7 +192,8 @@ func (s *session) expect(i uint32) error {
 	return nil
 }
 
-// landed answers one trip, or records that there will be none. It runs on the engine's goroutine.
+// landed handles the end of the expectation m. Without an error, the write of a trip has arrived, and
+// landed answers it. After an error it ends the session. It runs on the engine's goroutine.
 func (s *session) landed(i uint32, m *arm, err error) {
 	s.a.mu.Lock()
 	if m.done = true; s.pending[i] == m {
@@ -228,7 +230,7 @@ func (s *session) answer(i uint32) {
 	}
 }
 
-// end ends all expectations. A nil session needs no end.
+// end ends the session and cancels its expectations. It does nothing if s is nil.
 func (s *session) end() {
 	if s == nil {
 		return

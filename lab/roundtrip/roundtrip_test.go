@@ -103,7 +103,7 @@ func TestMeasure(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(there[:memoryBytes/2], memory[:memoryBytes/2]) || !bytes.Equal(memory[memoryBytes/2:], there[memoryBytes/2:]) {
-			t.Error("what crossed is not what was sent")
+			t.Error("the received bytes differ from the sent bytes")
 		}
 		if s := near.Stats(); s.WritesOut != uint64(7*len(shapes)) {
 			t.Errorf("%d writes for %d trips", s.WritesOut, 7*len(shapes))
@@ -193,9 +193,9 @@ func TestAnswererDies(t *testing.T) {
 	}
 }
 
-// TestNobodyAnswers: with an engine that accepts no messages, the measurement ends with an error at
+// TestNoAnswer: with an engine that accepts no messages, the measurement ends with an error at
 // the deadline.
-func TestNobodyAnswers(t *testing.T) {
+func TestNoAnswer(t *testing.T) {
 	far, near := engine(t, true), engine(t, false)
 	o := Options{Shapes: []Shape{{8, 8}}, Repeats: 1}
 	if _, err := Measure(t.Context(), near, connect(t, near, far), make([]byte, memoryBytes), o); err == nil || !strings.Contains(err.Error(), "takes no messages") {
@@ -226,11 +226,11 @@ func TestRefuses(t *testing.T) {
 	}
 	// The other end itself reports payloads that it cannot take.
 	if _, err := Measure(t.Context(), near, to, make([]byte, 4*memoryBytes), Options{Shapes: []Shape{{memoryBytes, 1}}, Repeats: 1}); err == nil || !strings.Contains(err.Error(), "half of the memory") {
-		t.Errorf("more than the other end has: %v", err)
+		t.Errorf("more than the memory of the other end: %v", err)
 	}
 }
 
-// TestSlots: a requester that starts again, leaves or dies frees its slot.
+// TestSlots: the slot of a requester that starts again, ends its measurement or fails is freed.
 func TestSlots(t *testing.T) {
 	far := engine(t, true)
 	a, err := NewAnswerer(far, make([]byte, memoryBytes))
@@ -292,7 +292,7 @@ func FuzzHello(f *testing.F) {
 	f.Add([]byte(`{"version":1}`))
 	f.Add([]byte(`[]`))
 	f.Fuzz(func(t *testing.T, msg []byte) {
-		a := &Answerer{engine: deaf{}, half: 1 << 10}
+		a := &Answerer{engine: noSessions{}, half: 1 << 10}
 		a.receive(rdma.EngineID{1}, msg)
 		if a.slots != ([MaxRequesters]*session{}) {
 			t.Errorf("without an engine there are sessions: %v", a.slots)
@@ -300,8 +300,8 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// deaf is an engine without sessions.
-type deaf struct{ rdma.Engine }
+// noSessions is an engine without sessions.
+type noSessions struct{ rdma.Engine }
 
-func (deaf) Send(context.Context, rdma.EngineID, []byte, func(error)) error { return nil }
-func (deaf) ExpectImm(rdma.Expect) (*rdma.Expectation, error)               { return nil, rdma.ErrClosed }
+func (noSessions) Send(context.Context, rdma.EngineID, []byte, func(error)) error { return nil }
+func (noSessions) ExpectImm(rdma.Expect) (*rdma.Expectation, error)               { return nil, rdma.ErrClosed }

@@ -13,7 +13,7 @@ def echo(value: Any) -> Any:
 
 
 def fail() -> None:
-    raise ValueError("told to fail")
+    raise ValueError("ordered to fail")
 
 
 def die() -> None:

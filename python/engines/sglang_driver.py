@@ -1,6 +1,6 @@
 """SGLang's engine on the CPU, with HiCache, for harness.process.Engine.
 
-SGLang starts its processes with spawn, and each imports it anew, which takes a minute. Here they are forked from the
+SGLang starts its processes with spawn, and each imports it again, which takes a minute. Here they are forked from the
 driver, which has imported SGLang and its models. No model runs in the driver.
 """
 
@@ -94,7 +94,7 @@ class Driver:
         return done
 
     def flush(self) -> bool:
-        """Empty the caches on the device and the host, once nothing is being stored any more."""
+        """Empty the caches on the device and the host, when all stores have ended."""
         return bool(self._run(self.engine.tokenizer_manager.flush_cache(timeout_s=120)).success)
 
     def attach(self, storage: dict[str, Any]) -> str:

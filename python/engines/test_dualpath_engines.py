@@ -151,7 +151,7 @@ def test_prefill_engine_killed(trio: Cluster, alone: Alone, agents: list[Session
 
 
 def test_decode_engine_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
-    """The other decode engine takes the requests, and goes on with all that follow."""
+    """The other decode engine takes the requests, and all later ones."""
     turns = Turns(trio, alone, agents, 1)
     before = replans(trio)
 
@@ -222,7 +222,7 @@ def test_all_storage_nodes_killed(trio: Cluster, alone: Alone, agents: list[Sess
 
 
 def test_planner_killed(trio: Cluster, alone: Alone, agents: list[Session]) -> None:
-    """The attempts under way go on, and requests that come meanwhile wait for the planner that is started in its place."""
+    """The running attempts continue, and requests that arrive meanwhile wait until the planner is started again."""
     turns = Turns(trio, alone, agents, 5)
 
     def fault() -> None:

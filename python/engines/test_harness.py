@@ -23,7 +23,7 @@ class TestEngine:
     def test_calls(self, echo: Engine) -> None:
         large = "x" * 200_000  # more than a pipe holds
         assert echo.call("echo", value=large) == ["hello", large]
-        with pytest.raises(EngineError, match="told to fail"):
+        with pytest.raises(EngineError, match="ordered to fail"):
             echo.call("fail")
         with pytest.raises(EngineError, match="KeyError: 'nothing'"):
             echo.call("nothing")

@@ -1,4 +1,4 @@
-"""``lmcache bench l2``, LMCache's own program, over Penstock's adapter: it compares the bytes of what it stores and loads."""
+"""``lmcache bench l2``, LMCache's own program, over Penstock's adapter: it compares the bytes that it stores and loads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES += ["--rounds", str(ROUNDS), "--warmup-rounds", str(WARMUP)]
 
 
 def bench(node: penstock_testing.Node, hit_rate: float) -> dict[str, Any]:
-    """Run the program in a process of its own and return what it reports, by operation."""
+    """Run the program in a process of its own and return its report, by operation."""
     spec = {
         "type": "native_plugin",
         "module_path": "penstock.lmcache",

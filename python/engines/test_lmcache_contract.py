@@ -312,7 +312,7 @@ def test_each_completion_once(make: Make) -> None:
 
 
 def test_close_with_operations_under_way(make: Make, node: penstock_testing.Node) -> None:
-    """When close returns no buffer is touched or held, and what was under way has failed, once."""
+    """When close returns no buffer is touched or held, and each running operation has failed once."""
     client = make()
     outcome(client, client.submit_batch_set(["a"], views([content(1, 4096)])))
     rooms = [(ctypes.c_ubyte * 4096)() for _ in range(4)]
@@ -401,7 +401,7 @@ def until(attempt: Callable[[], tuple[bool, list[bool]]]) -> None:
         ok, done = attempt()
         if ok and all(done):
             return
-    raise AssertionError("the operation goes on to fail")
+    raise AssertionError("the operation still fails")
 
 
 def test_node_killed(make: Make, node: penstock_testing.Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -419,7 +419,7 @@ def test_node_killed(make: Make, node: penstock_testing.Node, caplog: pytest.Log
     assert client.counters["get_down"] == 3
     assert len([m for m in caplog.messages if "the node does not answer" in m]) == 1
     node.start()
-    # What the node had not written yet is lost with it, so the object is stored anew.
+    # Objects that the node had not written are lost with it, so the object is stored again.
     until(lambda: outcome(client, client.submit_batch_set(["a"], views([content(1, 4096)]))))
     until(lambda: outcome(client, client.submit_batch_exists(["a"])))
     assert outcome(client, client.submit_batch_get(["a"], views([room]))) == (True, [True])
@@ -490,7 +490,7 @@ def test_full_node_evicts() -> None:
             room = bytearray(1 << 20)
             if outcome(client, client.submit_batch_get([key], views([room])))[0]:
                 assert room == content(int(key[1:]), 1 << 20)
-        # The lookup has kept the record of the length, so another process finds what was not evicted since.
+        # The lookup has kept the record of the length, so another process finds the objects that were not evicted since.
         other = PenstockL2(servers=node.address)
         again = outcome(other, other.submit_batch_exists(keys))[1]
         assert any(again)

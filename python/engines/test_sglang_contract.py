@@ -932,9 +932,9 @@ def test_another_geometry_under_the_same_name(make: Make, shared: testing.Node, 
     for _ in range(3):
         assert b.batch_exists(names) == 0
         assert b.batch_get_v1(names, places) == b.batch_set_v1(names, places) == [False]
-    said = [r.getMessage() for r in caplog.records if r.name == "penstock.sglang" and r.levelno >= logging.WARNING]
-    assert len(said) == 1
-    assert "MismatchError" in said[0]
+    logged = [r.getMessage() for r in caplog.records if r.name == "penstock.sglang" and r.levelno >= logging.WARNING]
+    assert len(logged) == 1
+    assert "MismatchError" in logged[0]
     assert b.counters["failed_MismatchError"] == 1
     assert b.counters["held_off"] == 9
 
@@ -945,9 +945,9 @@ def test_a_wrong_token(make: Make, caplog: pytest.LogCaptureFixture) -> None:
         b, places = make(pool, address=n.address, token="the wrong token, 24 bytes"), pages(pool, 1)
         assert b.batch_exists(names) == 0
         assert b.batch_set_v1(names, places) == [False]
-        said = [r.getMessage() for r in caplog.records if r.name == "penstock.sglang" and r.levelno >= logging.WARNING]
-        assert len(said) == 1
-        assert "AuthError" in said[0]
+        logged = [r.getMessage() for r in caplog.records if r.name == "penstock.sglang" and r.levelno >= logging.WARNING]
+        assert len(logged) == 1
+        assert "AuthError" in logged[0]
         good = make(pool, address=n.address, token="the right token, 24 bytes")
         assert good.batch_set_v1(names, places) == [True]
 
@@ -957,7 +957,7 @@ def test_a_failure_inside_is_no_exception_outside(make: Make, monkeypatch: pytes
     b, places = make(pool), pages(pool, 2)
 
     def broken(*_: Any, **__: Any) -> Any:
-        raise ZeroDivisionError("told to")
+        raise ZeroDivisionError("raised by the test")
 
     for method in ("match", "get", "put", "exists"):
         monkeypatch.setattr(b._pools["kv"].namespace, method, broken)

@@ -95,7 +95,7 @@ def test_a_fresh_engine(pair: SGLang, model: Path, kept: testing.Node, few: Prom
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_lacks_pages(pair: SGLang, kept: testing.Node, few: Prompts, want: Prompts, rank: int) -> None:
-    """Both ranks load the prefix that both have, and the rank stores again what it lacked."""
+    """Both ranks load the prefix that both have, and the rank stores the pages again that it lacked."""
     have = [1 + (3 * i + rank) % (whole(p) // PAGE) for i, p in enumerate(few)]  # pages
     with Store(kept.address) as store:
         ranks = halves(views(kept, store))

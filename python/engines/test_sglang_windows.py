@@ -73,7 +73,7 @@ def test_both_pools_are_stored(engine: SGLang, windowed: Path, kept: testing.Nod
     with Store(kept.address) as store:
         kv, swa = pools(kept, store)
         stored = [sum(ns.exists(keys).done()) for keys in map(page_keys, turns[-1]) for ns in (kv, swa)]
-        assert sum(stored[1::2]) < sum(stored[::2]), "pages that no window reads any more are not kept"
+        assert sum(stored[1::2]) < sum(stored[::2]), "pages outside of all windows are not kept"
         assert [restorable(kv, swa, p) for p in turns[-1]] == [whole(p) for p in turns[-1]]
 
 

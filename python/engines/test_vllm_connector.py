@@ -216,7 +216,7 @@ def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]],
         assert run()["hit_tokens"] == 0
         until(run, "hit_tokens")
 
-        # Stopped between a lookup and its load: the load ends at its bound, and the engine goes on while the node is stopped.
+        # Stopped between a lookup and its load: the load ends at its time limit, and the engine continues while the node is stopped.
         vllm.call("faulty", "signal_at_load", pid=node.pid, number=signal.SIGSTOP)
         until(run, "load_failures")
         events = run()
@@ -256,7 +256,7 @@ def store(vllm: Vllm, node: testing.Node, prompt: list[int]) -> None:
 
 
 def test_the_first_layer_is_computed_before_the_last_one_arrives(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
-    """The node is stopped before it reads the last layer, and goes on only when the first layer is computed."""
+    """The node is stopped before it reads the last layer, and continues only when the first layer is computed."""
     prompt = agents[0].turns[1].prompt
     with testing.node() as node:
         store(vllm, node, prompt)
@@ -268,7 +268,7 @@ def test_the_first_layer_is_computed_before_the_last_one_arrives(vllm: Vllm, age
             f"computed {names[0]}",
             f"computed {names[1]}",
             f"computed {names[2]}",
-            "the node goes on",
+            "the node continues",
             "the last read is complete",
             f"computed {names[3]}",
         ]

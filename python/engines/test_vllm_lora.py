@@ -103,7 +103,7 @@ def test_adapters_across_processes(
     assert cached(answers) == [[0] * len(prompts)]
     assert tokens_of(answers)[0] not in plain
 
-    # The files of both are replaced under the engine, which goes on using the old weights. Their KV is not stored as that of the new
+    # The files of both are replaced under the engine, which continues to use the old weights. Their KV is not stored as that of the new
     # files, and the KV of the new files is not loaded.
     swap(red, blue)
     assert vllm.call("reader", "reset")

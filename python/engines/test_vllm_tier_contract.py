@@ -186,7 +186,7 @@ SURFACE = {
 
 
 def test_surface_of_the_installed_release() -> None:
-    """Each method of the base class accepts the base's arguments on our class. The set of the base's methods is the one that we know."""
+    """Each method of the base class accepts the base's arguments on our class. The base has the methods that this test lists."""
     from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
     from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
@@ -300,7 +300,7 @@ def test_many_jobs_complete_once(make: Make, view: View) -> None:
 
 
 def test_failed_load_is_a_miss(make: Make, view: View) -> None:
-    """Some rows of a load are not stored any more. The load reports the others. The missing rows are a miss for the request."""
+    """Some rows of a load were evicted. The load reports the others. The missing rows are a miss for the request."""
     tier = make()
     contents = store(tier, view)
     keys = [key(i) for i in range(4)]

@@ -324,7 +324,7 @@ REPLACE = {"vllm": _vllm, "lmcache": _lmcache, "sglang": _sglang}
 
 
 class Plugin:
-    """Skips what does not apply, and gives each test what it asks for in place of the engine's own classes."""
+    """Skips tests that do not apply, and replaces the engine's own classes in the other tests."""
 
     def __init__(self, engine: str) -> None:
         self._engine = engine

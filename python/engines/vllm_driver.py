@@ -45,7 +45,7 @@ from penstock import testing
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
-# vLLM on CPUs spawns the ranks of an engine, and the engine of a server, and each would import vLLM anew.
+# vLLM on CPUs spawns the ranks of an engine, and the engine of a server, and each would import vLLM again.
 multiproc_executor.get_mp_context = utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
@@ -154,7 +154,7 @@ class Driver:
         return {name: self.scheduler._counters[name] + self.worker._counters[name] for name in EVENTS}
 
     def namespace(self) -> dict[str, str]:
-        """Return what a gateway has to know of the namespace of PenstockDualPath."""
+        """Return the values that a gateway needs of the namespace of PenstockDualPath."""
         definition = self.scheduler._scheduler.definition
         return {"name": definition.name, "dtype": definition.dtype, "layout": definition.layout}
 
@@ -168,7 +168,7 @@ class Driver:
         return sum(int(m.value) for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions")
 
     def hold_a_load(self, pid: int, held: list[int], other: list[int], output: int) -> dict[str, list[int]]:
-        """Stop the node when the load of a prompt begins, step until another request has ended, and only then let the node go on.
+        """Stop the node when the load of a prompt begins, step until another request has ended, and only then continue the node.
 
         Return the tokens of both.
         """
@@ -200,7 +200,7 @@ class Driver:
         return tokens
 
     def delay_last_layer(self, pid: int, prompt: list[int], output: int) -> dict[str, Any]:
-        """Stop the node when all layers of a load but the last have arrived, and let it go on when the others are computed.
+        """Stop the node when all layers of a load but the last have arrived, and continue it when the others are computed.
 
         Return the prompt's tokens and what happened, in order.
         """
@@ -226,8 +226,8 @@ class Driver:
         def wait_for(part: Any) -> None:
             if part is side._parts[-1] and part in side._arriving:
                 if last[0].complete:
-                    raise RuntimeError("the last read is complete before the node goes on")
-                events.append("the node goes on")
+                    raise RuntimeError("the last read is complete before the node continues")
+                events.append("the node continues")
                 os.kill(pid, signal.SIGCONT)
                 wait(part)
                 events.append("the last read is complete")
@@ -245,7 +245,7 @@ class Driver:
         return {"events": events, "tokens": answer["tokens"]}
 
     def skip_waits(self) -> None:
-        """Let the engine not call wait_for_layer_load any more, as within a CUDA graph of the whole model."""
+        """Stop the engine's calls of wait_for_layer_load, as within a CUDA graph of the whole model."""
         self.worker.wait_for_layer_load = lambda layer_name: None
 
     def abort_after_a_failed_load(self, prompt: list[int]) -> None:
@@ -340,7 +340,7 @@ class Host:
     def serve(self, name: str, arguments: list[str], environ: dict[str, str], network: str, log: str) -> int:
         """Fork a server of vLLM's HTTP interface into a network namespace, and return its process id, which is that of its process group.
 
-        The arguments are those of vLLM's api_server. The file log gets its output; the server is ready when it says so there.
+        The arguments are those of vLLM's api_server. The file log gets its output; the server is ready when its output reports that.
         """
         entry = importlib.import_module("vllm.entrypoints.launchers.api_server.entry")
         pid = os.fork()

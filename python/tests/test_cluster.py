@@ -409,6 +409,7 @@ def test_bad_input(ns: Namespace, make: MakeNamespace, cluster: Cluster, shared:
     wrong: dict[str, dict[str, Any]] = {
         "ID": {"id": ""},
         "tokens": {"tokens": [-1]},
+        r"2\*\*32-1": {"tokens": [2**32]},
         "0 tokens": {"tokens": []},
         "give one or the other": {"tokens": PROMPT, "prompt": 3},
         "ids": {"prompt": 161, "ids": ns.chain(PROMPT)[:9]},

@@ -68,7 +68,7 @@ def test_values_are_put_over_the_socket(local_node: testing.Node) -> None:
             return count
 
         def put(number: int) -> None:
-            """Put values twice, and compare what is stored."""
+            """Put values twice, and compare the stored values."""
             names = [f"{number} {i}" for i in range(_BLOCKS)]
             values = [random.Random(name).randbytes(_BYTES) for name in names]
             assert pairs.put(names, values).ok == _BLOCKS

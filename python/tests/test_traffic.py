@@ -414,7 +414,7 @@ def test_closing_wakes_waiters(ns: Namespace) -> None:
             with pytest.raises(ClosedError):
                 side.traffic.settle(bytes(16))
             side.traffic.close()
-            side.memory.clear()  # it is not exported any more
+            side.memory.clear()  # its export has ended
 
 
 def test_memory(ns: Namespace) -> None:

@@ -742,7 +742,7 @@ def test_reset(make: Callable[..., Cluster]) -> None:
     ("params", "kind"),
     [
         (None, None),
-        ({"penstock": {"attempt": "nobody's", "epoch": 1}}, "unavailable"),
+        ({"penstock": {"attempt": "unknown", "epoch": 1}}, "unavailable"),
         ({"penstock": {"attempt": 3}}, "unnamed"),
         ({"penstock": "x"}, "unnamed"),
         ({"other": 1}, None),
@@ -1058,7 +1058,7 @@ def test_latent_shards() -> None:
 
 
 class Reports:
-    """An attempt that keeps what is reported of its reads."""
+    """An attempt that records the reports of its reads."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []

@@ -38,28 +38,29 @@ type domain struct {
 	// backlog[head:] are completions that were read and that Poll has not returned yet.
 	backlog []group.Completion
 	head    int
-	// lent are the buffers of PostRecv, in the order in which they are used.
+	// lent are the receive buffers posted by PostRecv, in the order in which they are used.
 	lent []loan
-	// recvLate are the hub's buffers that the provider has not taken yet.
+	// recvLate are the hub's receive buffers that the provider has not accepted yet.
 	recvLate []uint32
 	// sendFree are the hub's free send buffers. The frames in outbox and the receipts of
 	// the endpoints in receiptQueue wait for a free buffer, or for the provider.
 	sendFree     []uint32
 	outbox       []pendingFrame
 	receiptQueue []*endpoint
-	// querying are the endpoints whose key query has no answer yet, by the key query's number.
+	// querying has the endpoints that wait for the answer to a key query, by the query's number.
+	// The answer lists which writes in flight the peer would refuse (doc.go, The hub).
 	querying   map[uint64]*endpoint
 	queryCount uint64
 	delayed    []delayedClose
 	nextSweep  time.Time
-	fatal      error // becomes dead at the end of the turn
+	fatal      error // turn moves it to dead when all events are handled
 	dead       error
 	closed     bool
 
 	wait waiter
 
-	// failing are endpoints that broke and are not cut off yet. late are endpoints with
-	// works that the provider has not taken.
+	// failing are endpoints that broke and are not closed yet. late are endpoints with works
+	// that the provider has not accepted yet.
 	noted   sync.Mutex
 	failing []*endpoint
 	late    []*endpoint
@@ -98,7 +99,7 @@ func Open(o DomainOptions) (group.Domain, error) {
 	return d, nil
 }
 
-// open is Open for this package.
+// open is Open with the concrete type of the result.
 func open(o DomainOptions) (*domain, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -226,8 +227,9 @@ func (d *domain) localKey() uint64 {
 	return d.newKey()
 }
 
-// PostRecv lends buf to the domain for one message. The message is copied into
-// it from the hub's own buffers, so the hub can report to the sender that no buffer is lent.
+// PostRecv lends buf to the domain for one message. The message arrives in one of the hub's own
+// buffers and is copied into buf. The hub can therefore report to the sender that no buffer is
+// posted.
 func (d *domain) PostRecv(slot uint32, mem group.Memory, buf []byte) error {
 	if m, ok := mem.(*memory); !ok || m.d != d {
 		return fmt.Errorf("fabric: receive buffer of another domain: %w", rdma.ErrForeign)
@@ -353,8 +355,8 @@ func (d *domain) endpointOf(tag uint32) *endpoint {
 	return d.byTag[tag]
 }
 
-// handleRemote counts the immediate of a peer's write. An event with an error is a write that was
-// cut off while it arrived; its sender reports the failure.
+// handleRemote returns the immediate of a peer's write to the engine. An event with an error belongs
+// to a write that was interrupted while it arrived, and is ignored: the sender reports the failure.
 func (d *domain) handleRemote(ev *event) {
 	if ev.err != 0 || ev.has_data == 0 {
 		return
@@ -384,7 +386,7 @@ func (d *domain) handleRemote(ev *event) {
 	d.emit(group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: uint32(ev.data), Len: size})
 }
 
-// noteFailing makes the next Poll cut e off.
+// noteFailing makes the next Poll close e.
 func (d *domain) noteFailing(e *endpoint) {
 	d.noted.Lock()
 	d.failing = append(d.failing, e)
@@ -392,7 +394,7 @@ func (d *domain) noteFailing(e *endpoint) {
 	d.Wake()
 }
 
-// breakFailing cuts off the endpoints that broke.
+// breakFailing closes the endpoints that broke.
 func (d *domain) breakFailing() {
 	d.noted.Lock()
 	failing := d.failing
@@ -403,8 +405,8 @@ func (d *domain) breakFailing() {
 	}
 }
 
-// cut closes e and empties the queue. Every completion of e is then in the backlog, and no
-// further one arrives. Works that did not complete stay in e's slots.
+// cut closes e and drains the completion queue. When cut returns, every completion of e is in the
+// backlog, and no further completion of e arrives. Works that did not complete stay in e's slots.
 func (d *domain) cut(e *endpoint) {
 	// Let a half-open connection complete first: net mishandles it when the endpoint is
 	// closed (doc.go).
@@ -431,7 +433,8 @@ func (d *domain) drain() {
 	}
 }
 
-// die ends the domain: it cuts off every endpoint and keeps the completions so far.
+// die ends the domain after a fatal error: it closes every endpoint and keeps the completions that
+// have arrived.
 func (d *domain) die(err error) {
 	if d.dead != nil {
 		return

@@ -76,7 +76,7 @@ func TestDomainPolled(t *testing.T) {
 func TestAPIVersion(t *testing.T) {
 	d := openDomain(t)
 	if major, minor := requestedVersion(libraryVersion()); d.traits.api != uint32(major)<<16|uint32(minor) {
-		t.Errorf("the domain has the behaviour of version %d.%d; %d.%d is asked for", d.traits.api>>16, d.traits.api&0xffff, major, minor)
+		t.Errorf("the domain has the behaviour of version %d.%d; %d.%d is requested", d.traits.api>>16, d.traits.api&0xffff, major, minor)
 	}
 	if err := d.Close(); err != nil {
 		t.Error(err)

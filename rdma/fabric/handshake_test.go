@@ -88,7 +88,7 @@ func region(t *testing.T, d *domain, fill byte) ([]byte, group.Memory) {
 }
 
 // TestShutBeforeHandshake: works that are posted before the handshake wait. If the endpoint
-// is shut then, it does not read their sources any more, although libfabric's endpoint
+// is shut then, it does not read their sources after that, although libfabric's endpoint
 // stays open until the handshake.
 func TestShutBeforeHandshake(t *testing.T) {
 	connector, other := unconnected(t)
@@ -115,7 +115,7 @@ func TestShutBeforeHandshake(t *testing.T) {
 		t.Errorf("polled %+v, want the write as broken", polled)
 	}
 	if !bytes.Equal(dst, make([]byte, len(dst))) {
-		t.Error("a write landed after its endpoint was shut")
+		t.Error("a write arrived after its endpoint was shut")
 	}
 }
 

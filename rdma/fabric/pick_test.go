@@ -13,7 +13,7 @@ import (
 func TestAskedVersion(t *testing.T) {
 	for _, c := range []struct{ major, minor, wantMajor, wantMinor int }{{1, 17, 1, 17}, {1, 18, 1, 18}, {1, 22, 1, 18}, {2, 0, 1, 18}} {
 		if major, minor := requestedVersion(c.major, c.minor); major != c.wantMajor || minor != c.wantMinor {
-			t.Errorf("of a library %d.%d version %d.%d is asked for", c.major, c.minor, major, minor)
+			t.Errorf("of a library %d.%d version %d.%d is requested", c.major, c.minor, major, minor)
 		}
 	}
 }

@@ -108,7 +108,7 @@ func TestOnPost(t *testing.T) {
 			ended.Add(1)
 		}
 		if err := write(t, b, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: 1, Len: 1 << 10}); err == nil {
-			t.Error("a write past the end was taken")
+			t.Error("a write past the end was accepted")
 		}
 		if n := posts.Load(); n != 3 {
 			t.Errorf("%d posts for 3 writes and one that is refused before", n)
@@ -169,7 +169,7 @@ func TestUnconfirmedRevocation(t *testing.T) {
 			t.Error("bytes changed after Revoke had returned")
 		}
 		if n := client.Stats().ImmediatesIn; n != counted || int64(n) != landed.Load() || other.Load() != 0 {
-			t.Errorf("%d immediates counted before, %d after; %d writes landed, %d were refused, %d ended otherwise", counted, n, landed.Load(), refused.Load(), other.Load())
+			t.Errorf("%d immediates counted before, %d after; %d writes arrived, %d were refused, %d ended otherwise", counted, n, landed.Load(), refused.Load(), other.Load())
 		}
 		again, _ := region(t, client, 1000, false)
 		if err := write(t, server, rdma.Write{Src: src, Dst: again.Desc(), Len: 1000}); err != nil {
@@ -178,9 +178,9 @@ func TestUnconfirmedRevocation(t *testing.T) {
 	})
 }
 
-// TestRevokeAsksItsPeer: revoking a window that names its peer asks no other peer, although
+// TestRevokeContactsItsPeer: revoking a window that names its peer contacts no other peer, although
 // another peer is silent and would delay the revocation.
-func TestRevokeAsksItsPeer(t *testing.T) {
+func TestRevokeContactsItsPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fabricOf(t, 11, simrdma.FabricOptions{Delay: simrdma.Span{Max: time.Millisecond}})
 		nic := simrdma.NICOptions{}.LikeSRD()
@@ -361,7 +361,7 @@ func TestMessageFlood(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if taken.Load()+refused.Load() != peers*each || len(got) != int(taken.Load()) {
-			t.Errorf("%d taken, %d refused, %d different ones arrived", taken.Load(), refused.Load(), len(got))
+			t.Errorf("%d accepted, %d refused, %d different ones arrived", taken.Load(), refused.Load(), len(got))
 		}
 		for m, n := range got {
 			if n != 1 {

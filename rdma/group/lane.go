@@ -27,7 +27,7 @@ type lane struct {
 	up           atomic.Bool
 	remoteSerial atomic.Uint32
 	load         atomic.Int64
-	// touched is true while the lane is in the list of its NIC's poller, which alone uses it.
+	// touched is true while the lane is in nic.touched. Only the NIC's poller uses it.
 	touched bool
 
 	mu sync.Mutex
@@ -41,12 +41,13 @@ type lane struct {
 	// last is the most recent endpoint.
 	cur, last *end
 	epoch     uint32
-	// opening is set while an endpoint is being made, and closed when that ends.
+	// opening is not nil while an endpoint is being made. It is closed when the endpoint is made
+	// or has failed.
 	opening chan struct{}
-	// settled: the lane has come up or failed at least once. killed: the session has ended.
+	// settled: the lane has come up or failed at least once. stopped: the session has ended.
 	settled, stopped bool
 	// failures counts consecutive failures and determines the pause before the next attempt. why
-	// is the last reason.
+	// is the reason of the last failure.
 	failures int
 	why      error
 	pause    *time.Timer
@@ -61,7 +62,7 @@ const (
 	endUp      endState = 1
 	// endClosing: shut. Remaining completions and arrived immediates are being polled.
 	endClosing endState = 2
-	// endClosed: closed. Only lost payload and immediates may have to be sent again.
+	// endClosed: the endpoint is closed. What remains is to send lost payload and immediates again.
 	endClosed endState = 3
 )
 
@@ -117,22 +118,25 @@ type end struct {
 	finishing int
 
 	// immSent counts the posted immediates, immOK the immediates that completed successfully, and
-	// immOut the immediates in flight. okTally counts, for each value, the successful immediates since the last
-	// checkpoint; it is nil if the engine is counted.
+	// immOut the immediates in flight. okTally counts the successful immediates of each value since
+	// the last checkpoint; it is nil if Engine.counted is set. sinceCheck counts the posted
+	// immediates since the last checkpoint. checking is set while a checkpoint is due or requested:
+	// immediates must then wait.
 	immSent, immOK, immOut uint64
 	okTally                map[uint32]uint32
 	sinceCheck             int
 	checking               bool
 
-	// arrived counts the immediates of the peer, arrivedTally the same by value since the last
-	// checkpoint. check is the count at which the peer expects the tally to be cleared (0: no
-	// request).
+	// arrived counts the immediates of the peer. arrivedTally counts them by value since the last
+	// checkpoint. check is the value of arrived at which the peer has requested that the tally is
+	// cleared (0: no request).
 	arrived      uint64
 	arrivedTally map[uint32]uint32
 	check        uint64
-	reported     bool // the peer has received arrived, so no immediate may be counted after it
+	reported     bool // arrived was sent to the peer, so no further immediate may be counted
 
-	// down is the peer's report of the end of its endpoint, once complete.
+	// down is the peer's report that its endpoint has ended. downComplete: all frames of the report
+	// have arrived.
 	down         laneDown
 	downComplete bool
 	resolved     bool
@@ -150,7 +154,7 @@ type laneSet struct {
 	all  bool
 }
 
-// add adds l.
+// add adds l to the set.
 func (t *laneSet) add(l *lane) {
 	for _, x := range t.some[:t.n] {
 		if x == l {
@@ -205,8 +209,8 @@ func (l *lane) push(j job) bool {
 	return true
 }
 
-// postBatch is the largest number of Works of one Post. firstBatch is that of the first Post on
-// an idle endpoint, which then starts before the other Works are made.
+// postBatch is the largest number of Works of one Post. firstBatch is the largest number for the
+// first Post on an idle endpoint. It is small so that the NIC starts before the other Works are made.
 const (
 	postBatch  = 32
 	firstBatch = 4
@@ -257,8 +261,8 @@ func (l *lane) pump() {
 }
 
 // aheadPieces is the number of pieces of writes that are posted on one endpoint at a time. A
-// message that is sent later waits for no more payload than that, in whatever order the NIC
-// performs its Works. The bound rarely leaves a NIC idle before its completions are polled:
+// message that is sent later waits for at most that much payload, whatever the order in which the
+// NIC performs its Works. The bound rarely leaves a NIC idle before its completions are polled:
 // over shm the rate of 16 MiB writes is 0.89 to 1.01 of the rate without a bound (median 0.95),
 // and that of 1 MiB writes 0.93 to 1.04 (0.96). With 8 pieces it is 0.98 to 1.04, but a message
 // after writes of 1 MiB takes 1.7 ms instead of 0.9 ms, and 8 to 10 ms without a bound.
@@ -266,9 +270,9 @@ func (l *lane) pump() {
 // measurements.
 const aheadPieces = 4
 
-// mustWait reports whether the first run of j must wait: an immediate for a checkpoint, or a part
-// of a write until less payload is posted before it. In both cases completions are outstanding
-// that end the wait.
+// mustWait reports whether the first run of j must wait. An immediate waits while a checkpoint is
+// due or requested. A part of a write waits while too much payload is posted before it. The wait
+// always ends: completions are outstanding, or the peer's confirmation of the checkpoint is.
 func (en *end) mustWait(j job) bool {
 	if en.checking && j.imm && j.hi == j.lo+1 {
 		return true
@@ -334,8 +338,8 @@ func (l *lane) pop() {
 	}
 }
 
-// work makes the Work of the first run of j. A refusal means that the run must not be posted,
-// and !ok that it can't be posted on this NIC.
+// work makes the Work of the first run of j. If refusal is not nil, the run must not be posted. If
+// ok is false, the run cannot be posted on this NIC.
 func (l *lane) work(en *end, j *job) (w Work, refusal *reasonQuery, ok bool) {
 	o := j.op
 	if o.kind == opMessage {
@@ -503,8 +507,8 @@ func (l *lane) checkpoint(c checkpoint) {
 	}
 }
 
-// clearLocked clears the tallies of arrived immediates, if the peer requested it and all
-// immediates that it sent have arrived.
+// clearLocked clears the tallies of arrived immediates, if the peer has requested a checkpoint and
+// all immediates that the peer sent before it have arrived.
 func (en *end) clearLocked() {
 	if en.check == 0 || en.arrived < en.check {
 		return
@@ -515,7 +519,7 @@ func (en *end) clearLocked() {
 	en.lane.s.ctl.send(func(b []byte) []byte { return c.append(b, frameChecked) })
 }
 
-// checked handles the peer's confirmation that it cleared its tallies.
+// checked handles the peer's confirmation that the peer has cleared its tallies.
 func (l *lane) checked(c checkpoint) {
 	l.mu.Lock()
 	if en := l.cur; en != nil && en.epoch == c.epoch && en.checking && c.sent == en.immOK {

@@ -144,14 +144,14 @@ func TestLinkCut(t *testing.T) {
 					}
 				}
 				if c := client.Stats().ImmediatesIn; c != count || died.Load() != 0 {
-					t.Fatalf("%d immediates for %d writes, %d of them died", c, count, died.Load())
+					t.Fatalf("%d immediates for %d writes, %d of them failed", c, count, died.Load())
 				}
 				cut()
 				begin := time.Now()
 				submit(0)
 				wg.Wait()
 				if err := <-down; !errors.Is(err, rdma.ErrPeerDied) || died.Load() != 1 {
-					t.Errorf("ended with %v, %d writes died", err, died.Load())
+					t.Errorf("ended with %v, %d writes failed", err, died.Load())
 				}
 				if d := time.Since(begin); d < 9*time.Second || d > 15*time.Second {
 					t.Errorf("ended after %v, with an IdleTimeout of 10 s", d)

@@ -102,7 +102,7 @@ func TestRevokeStranger(t *testing.T) {
 				untouched(t, f, win)
 				<-ended.Done()
 				if landed != 0 || refused != 3 {
-					t.Errorf("of 3 writes of a stranger %d landed and %d were refused", landed, refused)
+					t.Errorf("of 3 writes of an unknown peer %d arrived and %d were refused", landed, refused)
 				}
 			})
 		})

@@ -22,7 +22,7 @@ func (e *Engine) watch() {
 	rounds := func(d time.Duration) uint64 { return sessions.Rounds(d, e.opts.HeartbeatInterval) }
 	silence, transfer := rounds(e.opts.IdleTimeout), rounds(e.opts.TransferTimeout)
 	stall, opening := rounds(e.opts.StallTimeout), rounds(e.opts.HandshakeTimeout)
-	e.core.Watch(e.opts.HeartbeatInterval, func(now uint64) {
+	e.core.Watch(e.opts.HeartbeatInterval, e.opts.IdleTimeout, func(now uint64) {
 		for _, s := range e.core.Sessions() {
 			why := s.watch(silence)
 			if why == nil && s.Overdue(now, transfer) {

@@ -113,7 +113,7 @@ func (r *Report) arbiter(where string, a Arbiter, m Map) {
 	share := a.HighShare()
 	r.HighShare = min(r.HighShare, share)
 	if share < HighShareMin {
-		r.add(where, prefix+"high_limit 240", "collectives are sure of %.1f %% only, beside kv", 100*share)
+		r.add(where, prefix+"high_limit 240", "collectives are guaranteed only %.1f %%, beside kv", 100*share)
 	}
 }
 
@@ -140,7 +140,7 @@ func (d DCB) Check(m Map) Report {
 	case r.HighShare == 1 && (d.Strict[high] || d.TCBandwidth[low] == 0):
 		r.add("", fmt.Sprintf("dcb ets set dev DEV tc-tsa %d:ets %d:ets tc-bw %d:1", low, high, low), "kv starves while collectives run: traffic class %d has no bandwidth of its own", low)
 	case r.HighShare < HighShareMin:
-		r.add("", "dcb ets set dev DEV tc-bw", "collectives are sure of %.1f %% only, beside kv", 100*r.HighShare)
+		r.add("", "dcb ets set dev DEV tc-bw", "collectives are guaranteed only %.1f %%, beside kv", 100*r.HighShare)
 	}
 	return r
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// script runs one of deploy/qos.
+// script runs a script of deploy/qos.
 func script(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	path := filepath.Join(testkit.RepositoryRoot(t), "deploy", "qos", name)
@@ -35,7 +35,7 @@ func script(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// TestRoCEScript: what roce.sh would set is what the marks need.
+// TestRoCEScript: the settings that roce.sh prints pass Check with the default marks.
 func TestRoCEScript(t *testing.T) {
 	out := script(t, "roce.sh", "eth0")
 	r, err := Check(out, Default())
@@ -47,9 +47,9 @@ func TestRoCEScript(t *testing.T) {
 	}
 }
 
-// TestTCScript: tc.sh, applied to an interface of the test's own, sends packets
-// with the cache's mark to the low class, whatever their ECN bits, and holds that
-// class down while both are busy.
+// TestTCScript: after tc.sh was applied to an interface of the test, packets with the cache's mark go
+// to the low class, with any ECN bits, and the low class gets its small share while both classes
+// are busy.
 func TestTCScript(t *testing.T) {
 	ns := namespace(t)
 	path := filepath.Join(testkit.RepositoryRoot(t), "deploy", "qos", "tc.sh")
@@ -80,7 +80,7 @@ func TestTCScript(t *testing.T) {
 	}
 	t.Logf("with both busy, the high class has %.3f", share)
 
-	// Again, on top of itself; then off.
+	// Apply the script a second time, then remove the classes.
 	inside(t, ns, "sh", path, "--apply", "v0", "25gbit")
 	inside(t, ns, "sh", path, "--remove", "v0")
 	if left := classPackets(t, ns); len(left) != 0 {
@@ -88,8 +88,8 @@ func TestTCScript(t *testing.T) {
 	}
 }
 
-// namespace makes a network namespace with v0, whose packets to 10.99.0.2 go to
-// v1 and end there.
+// namespace makes a network namespace with an interface v0, whose packets to 10.99.0.2 are dropped
+// at v1.
 func namespace(t *testing.T) string {
 	ns := fmt.Sprintf("pst-qos-%d", os.Getpid())
 	if missing := cannotShape(t, ns); missing != "" {
@@ -106,8 +106,8 @@ func namespace(t *testing.T) string {
 	return ns
 }
 
-// cannotShape makes the namespace, or says why this machine can't, or can't shape
-// traffic in it.
+// cannotShape makes the namespace. If this machine cannot do that, or cannot shape traffic in
+// the namespace, it returns the reason.
 func cannotShape(t *testing.T, ns string) string {
 	for _, tool := range []string{"ip", "tc"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -138,7 +138,7 @@ func inside(t *testing.T, ns string, args ...string) string {
 	return command(t, "ip", append([]string{"netns", "exec", ns}, args...)...)
 }
 
-// class is what tc counts of one; backlog is in packets.
+// class has the counters of tc for one class; backlog is in packets.
 type class struct{ bytes, packets, backlog int }
 
 var (
@@ -188,7 +188,7 @@ func TestSender(t *testing.T) {
 	}
 }
 
-// flood keeps every class busy, and prints what each sent meanwhile.
+// flood keeps every class busy, and prints the bytes that each class sent meanwhile.
 func flood(t *testing.T, marks []string) {
 	var stop atomic.Bool
 	var wg sync.WaitGroup
@@ -197,8 +197,8 @@ func flood(t *testing.T, marks []string) {
 	for _, tos := range marks {
 		wg.Go(func() { send(t, tos, func(int) bool { return !stop.Load() }, 1200) })
 	}
-	// Whoever sends may have to wait for a processor, and is not busy then: only
-	// what was sent while both had packets all the time is counted.
+	// A sender may have to wait for a processor, and its class is then not busy. So only
+	// the intervals in which both classes always had packets are counted.
 	const enough = 500 << 10
 	var high, low int
 	from := busy(t)
@@ -217,8 +217,8 @@ func flood(t *testing.T, marks []string) {
 	t.Errorf("the classes were both busy for %d bytes of %d", high+low, enough)
 }
 
-// waited: a class had packets from one reading to the next, as it sent fewer in
-// between than were waiting at the first.
+// waited reports whether a class always had packets between two readings: it sent fewer packets than
+// were waiting at the first.
 func waited(from, to map[string]class, id string) bool {
 	return to[id].packets-from[id].packets < from[id].backlog
 }
@@ -238,7 +238,7 @@ func send(t *testing.T, tos string, more func(sent int) bool, sizeBytes int) {
 	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
 		var inner error
 		err := c.Control(func(fd uintptr) {
-			// Room for what a second of the shaped link carries.
+			// The buffer has room for the bytes of one second of the shaped link.
 			inner = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, mark),
 				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 1<<20))
 		})

@@ -25,8 +25,8 @@ func deployed(t testing.TB, name string) string {
 	return string(raw)
 }
 
-// TestDualPathTables: deploy/qos/opensm.conf is appendix A.1, and gives
-// collectives the share that follows from it.
+// TestDualPathTables: deploy/qos/opensm.conf has the tables of appendix A.1, and
+// collectives get the share that follows from them.
 func TestDualPathTables(t *testing.T) {
 	o, err := ParseOpenSM(deployed(t, "opensm.conf"))
 	if err != nil {
@@ -46,8 +46,8 @@ func TestDualPathTables(t *testing.T) {
 	}
 }
 
-// TestSimulatedPort: packet by packet, the high lanes get at least what HighShare
-// says and share it evenly; a lane that waits alone has the link.
+// TestSimulatedPort: in a simulation of single packets, the high lanes get at least HighShare
+// and divide it evenly; a lane that waits alone gets the whole link.
 func TestSimulatedPort(t *testing.T) {
 	o, err := ParseOpenSM(deployed(t, "opensm.conf"))
 	if err != nil {
@@ -82,7 +82,7 @@ func TestSimulatedPort(t *testing.T) {
 	}
 	a.Low = nil
 	if sent = a.Simulate(mtu, packets, 2); len(sent) != 0 {
-		t.Errorf("a lane without weight sends %v", sent)
+		t.Errorf("a lane without a weight sends %v", sent)
 	}
 }
 
@@ -115,7 +115,7 @@ func TestMap(t *testing.T) {
 	}
 }
 
-// TestMarks: the bytes that go on the wire, as NCCL_IB_TC and IP_TOS write them.
+// TestMarks: the bytes in the packets are those of NCCL_IB_TC and IP_TOS.
 func TestMarks(t *testing.T) {
 	m := Default()
 	coll, kv := m.Lane(rdma.ClassCollective), m.Lane(rdma.ClassKV)
@@ -143,7 +143,7 @@ func TestTranscripts(t *testing.T) {
 			return err.Error()
 		}
 		var b strings.Builder
-		fmt.Fprintf(&b, "%s, collectives are sure of %.1f %%\n", r.Fabric, 100*r.HighShare)
+		fmt.Fprintf(&b, "%s, collectives are guaranteed %.1f %%\n", r.Fabric, 100*r.HighShare)
 		for _, dev := range r.Deviations {
 			if dev.Where != "" {
 				b.WriteString(dev.Where + ": ")
@@ -168,8 +168,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzCheck: whatever the file says, the share is a share, and the least that the
-// simulated port gives its high lanes.
+// FuzzCheck: for every file the share is between 0 and 1, and the simulated port gives its high
+// lanes at least this share.
 func FuzzCheck(f *testing.F) {
 	f.Add(deployed(f, "opensm.conf"))
 	f.Add("qos TRUE\nqos_max_vls 2\nqos_high_limit 0\nqos_vlarb_high 0:255\nqos_vlarb_low 1:1\nqos_swe_sl2vl 0,1,15")
@@ -192,7 +192,7 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// checkShare holds HighShare against packets.
+// checkShare compares HighShare with a simulation of packets.
 func checkShare(t *testing.T, a Arbiter) {
 	var high, all []int
 	for vl := range vlMax + 1 {

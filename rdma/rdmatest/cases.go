@@ -236,7 +236,7 @@ func testPagedErrors(t *env) {
 		return rdma.PagedWrite{
 			PageLen: 100, Src: src, Dst: dst.Desc(),
 			SrcPages: rdma.Pages{Indices: []uint32{0, 9}, Stride: 100}, DstPages: rdma.Pages{Indices: []uint32{9, 0}, Stride: 100},
-			Done: func(error) { t.Error("done was called for what was not submitted") },
+			Done: func(error) { t.Error("Done was called for an operation that was not submitted") },
 		}
 	}
 	for name, change := range map[string]func(*rdma.PagedWrite){
@@ -369,7 +369,7 @@ func testWindow(t *env) {
 		copy(want[i*n:(i+1)*n], from[i*n:])
 	}
 	if !bytes.Equal(mem, want) {
-		t.Error("the memory is not as written")
+		t.Error("the memory does not match the writes")
 	}
 	for _, bad := range [][2]uint64{{0, uint64(n*count) + 1}, {uint64(n*count) + 1, 0}, {^uint64(0), 2}, {5, ^uint64(0)}} {
 		if _, err := r.Window(bad[0], bad[1]); !errors.Is(err, rdma.ErrRange) {
@@ -422,7 +422,7 @@ func testWindowPeers(t *env) {
 				refused += 2
 			}
 			if n := server.Stats().RefusedIn[rdma.ReasonKey]; n != refused || !bytes.Equal(mem, before) {
-				t.Errorf("engine %d of a window of %d peers: %d writes refused, want %d; memory as it should be: %v", i, w.named, n, refused, bytes.Equal(mem, before))
+				t.Errorf("engine %d of a window of %d peers: %d writes refused, want %d; the memory is unchanged: %v", i, w.named, n, refused, bytes.Equal(mem, before))
 			}
 		}
 	}
@@ -461,7 +461,7 @@ func testWindowSpans(t *env) {
 		copy(want[dst*page:(dst+1)*page], from[src*page:])
 	}
 	if !bytes.Equal(mem, want) {
-		t.Error("the memory is not as written")
+		t.Error("the memory does not match the writes")
 	}
 	lie := d
 	lie.Len = 1 << 40

@@ -309,7 +309,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 // escapes, or an error that is made without need, would break it.
 func TestPostAllocatesNothing(t *testing.T) {
 	if raceEnabled {
-		t.Skip("needs a build without the race detector, which allocates by itself")
+		t.Skip("needs a build without the race detector, which allocates memory")
 	}
 	space := openArena(t, 2<<20)
 	l := newLane(t, space.Bytes(), func(d *Domain) {

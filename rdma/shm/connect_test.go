@@ -159,15 +159,15 @@ func TestForeignSegment(t *testing.T) {
 				t.Fatal(err)
 			}
 			dst := make([]group.Completion, 4)
-			var told group.Completion
-			for told.Kind == 0 {
+			var polled group.Completion
+			for polled.Kind == 0 {
 				b.Wait()
 				if n, err := b.Poll(dst); n > 0 || err != nil {
-					told = dst[0]
+					polled = dst[0]
 				}
 			}
-			if told.Kind != group.KindBroken || told.Err == nil || !strings.Contains(told.Err.Error(), tc.want) {
-				t.Errorf("polled %+v; want a break with %q in it", told, tc.want)
+			if polled.Kind != group.KindBroken || polled.Err == nil || !strings.Contains(polled.Err.Error(), tc.want) {
+				t.Errorf("polled %+v; want a break with %q in it", polled, tc.want)
 			}
 			for _, e := range []*endpoint{ea, eb} {
 				if err := e.Close(); err != nil {

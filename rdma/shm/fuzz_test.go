@@ -89,7 +89,7 @@ func (l *misbehavingPeer) writeValid(e *endpoint, src group.Memory) {
 	works := []group.Work{{Op: group.OpWrite, Src: src, Len: 8, RemoteKey: l.window.Key()}}
 	n, err := e.Post(works)
 	if l.must(err); n != 1 {
-		l.t.Fatal("an honest Work was not taken")
+		l.t.Fatal("a valid Work was not accepted")
 	}
 	copy(l.want[windowFrom:], l.space.Bytes()[:8])
 	for {
@@ -103,7 +103,7 @@ func (l *misbehavingPeer) writeValid(e *endpoint, src group.Memory) {
 				return
 			}
 			if c.Kind == group.KindDone {
-				l.t.Fatalf("an honest Work ended with %+v", c)
+				l.t.Fatalf("a valid Work ended with %+v", c)
 			}
 		}
 		_, err = l.b.Poll(l.polled)

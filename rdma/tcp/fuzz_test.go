@@ -163,7 +163,7 @@ func pour(t *testing.T, e *Engine, nc net.Conn, b []byte) {
 	_, _ = nc.Write(b) // the engine may close before the end of b
 	_ = nc.(*net.TCPConn).CloseWrite()
 	if _, err := io.Copy(io.Discard, nc); os.IsTimeout(err) {
-		t.Fatal("the engine does not let go")
+		t.Fatal("the engine does not release the window")
 	}
 }
 

@@ -331,7 +331,7 @@ func TestLastRail(t *testing.T) {
 		t.Errorf("expectation: %v", err)
 	}
 	if died.Load() == 0 {
-		t.Errorf("all %d writes landed before the cut", writes)
+		t.Errorf("all %d writes arrived before the cut", writes)
 	}
 }
 

@@ -29,11 +29,11 @@ func TestScattered(t *testing.T) {
 			t.Fatal(err)
 		}
 		landed, wantLanded := make([]uint8, size), make([]uint8, size)
-		var tell func(off, n uint64)
+		var report func(off, n uint64)
 		if seed%3 > 0 {
-			tell = func(off, n uint64) { countBytes(landed[off : off+n]) }
+			report = func(off, n uint64) { countBytes(landed[off : off+n]) }
 		}
-		w, err := r.(rdma.LandingRegion).WindowLanding(0, size, tell)
+		w, err := r.(rdma.LandingRegion).WindowLanding(0, size, report)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +110,7 @@ func TestScattered(t *testing.T) {
 		if !bytes.Equal(mem, want) {
 			t.Fatalf("seed %d: the memory differs from the written bytes", seed)
 		}
-		if tell == nil {
+		if report == nil {
 			clear(wantLanded)
 		}
 		if !bytes.Equal(landed, wantLanded) {

@@ -232,7 +232,7 @@ func TestEarlyAck(t *testing.T) {
 		select {
 		case <-time.After(100 * time.Microsecond):
 		case <-ctx.Done():
-			t.Fatal("the ack was not taken")
+			t.Fatal("the ack was not processed")
 		}
 	}
 	if set, _ := f.Poll(); set {

@@ -126,7 +126,7 @@ func TestTLSMistakesAreNamed(t *testing.T) {
 			// An address without the scheme sends plain text to a TLS listener.
 			plain, _ := HostPort(s.Addr().NICs[0])
 			if _, err := c.Connect(ctx, rdma.Addr{NICs: []rdma.NetAddr{rdma.NetAddr(plain)}}, s.opts.Token); err == nil {
-				t.Error("plain text was taken")
+				t.Error("plain text was accepted")
 			}
 		})
 	}

@@ -12,7 +12,7 @@ import (
 func (e *Engine) watch() {
 	rounds := func(d time.Duration) uint64 { return sessions.Rounds(d, e.opts.HeartbeatInterval) }
 	silence, railSilence, transfer := rounds(e.opts.IdleTimeout), rounds(e.opts.NICTimeout), rounds(e.opts.TransferTimeout)
-	e.core.Watch(e.opts.HeartbeatInterval, func(now uint64) {
+	e.core.Watch(e.opts.HeartbeatInterval, e.opts.IdleTimeout, func(now uint64) {
 		for _, s := range e.core.Sessions() {
 			s.watch(railSilence, silence)
 			if s.Overdue(now, transfer) {

@@ -123,7 +123,7 @@ func TestHeartbeatsWhileTheKernelIsLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if name := <-asked; name != "lo" {
-		t.Errorf("interface %q was asked for", name)
+		t.Errorf("interface %q was requested", name)
 	}
 	heartbeats(t, c.core.Sessions()[0])
 	if n := e.NICs()[0]; !n.Up {

@@ -54,11 +54,11 @@ type Options struct {
 	QueueWait time.Duration
 	// MaxAttempts bounds the engines to which a request is sent. Default 3.
 	MaxAttempts int
-	// LoadFactor is the load, as a multiple of the mean, up to which an engine is chosen for the
-	// prefix of a prompt. It is at least 1. Default 1.25.
+	// LoadFactor bounds the load of an engine that is chosen because it has the prefix of a
+	// prompt: LoadFactor times the mean load of the engines. It is at least 1. Default 1.25.
 	LoadFactor float64
-	// PrefixBlocks bounds the blocks of prompts, of 256 bytes, that are stored for each engine.
-	// Default 65536.
+	// PrefixBlocks bounds the index of prompt prefixes of each engine, in blocks. A block is 256
+	// bytes of a prompt. Default 65536.
 	PrefixBlocks int
 	// MaxBodyBytes bounds the body of a request, default 32 MiB. BodyMemoryBytes bounds all bodies
 	// together, default 1 GiB.
@@ -72,8 +72,8 @@ type Options struct {
 	// Planner, if set, chooses a prefill and a decode engine for each completion, and the pool
 	// chooses engines for all other requests.
 	Planner Planner
-	// Instance is the prefix of the ids of requests at the planner. It is unique among the clients
-	// of the planner.
+	// Instance is the prefix of the ids of requests at the planner. It must be unique among the
+	// clients of the planner.
 	Instance string
 	// OutputTokens is the expected output of a request without a limit of its own. Default 1024.
 	OutputTokens int
@@ -85,8 +85,8 @@ type Options struct {
 	// milliseconds.
 	FirstToken       time.Duration
 	FirstTokenHeader string
-	// ReplanWait bounds the wait of a request whose engines have failed before the first byte of
-	// the response until the planner starts it again. Default 30 s.
+	// ReplanWait is for a request whose engines failed before the first byte of the response. It
+	// bounds the wait until the planner starts the request again. Default 30 s.
 	ReplanWait time.Duration
 
 	Logger   *slog.Logger
@@ -130,8 +130,8 @@ type Front struct {
 	watchers sync.WaitGroup
 }
 
-// New starts to poll the engines. An engine is healthy after its first successful poll. Close ends
-// the polls. An error is about the options.
+// New returns a Front and starts to poll the engines. An engine is healthy after its first successful
+// poll. Close ends the polls. New fails only if the options are invalid.
 func New(opts Options) (*Front, error) {
 	opts.EnsureDefaults()
 	engines, err := newEngines(opts)
@@ -267,8 +267,8 @@ func (f *Front) health(w http.ResponseWriter, _ *http.Request) {
 }
 
 const (
-	// bodyOverhead is the amount that a request takes of BodyMemoryBytes in addition to its body.
-	// It bounds the number of requests.
+	// bodyOverhead is the number of bytes of BodyMemoryBytes that a request takes in addition to
+	// its body. It bounds the number of requests.
 	bodyOverhead = 16 << 10
 	// noMemory is the error message when BodyMemoryBytes is used up.
 	noMemory = "the requests in the gateway have taken all memory for bodies"
@@ -314,8 +314,8 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
-			// ReverseProxy removes these headers, and changes a query that it cannot parse. So both
-			// are set again.
+			// ReverseProxy removes these headers and changes a query that it cannot parse.
+			// Restore the headers and the query.
 			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 				if values, ok := pr.In.Header[name]; ok {
 					pr.Out.Header[name] = values
@@ -371,20 +371,20 @@ func (f *Front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) 
 	return nil, false
 }
 
-// refusal is a response that the front makes itself.
+// refusal is an error response that the front sends itself, without an engine.
 type refusal struct {
 	reason  string // for the metric
 	status  int
 	code    string
 	message string
-	retry   bool // the client may try again after the given time, or, if that is 0, after the longest wait in the queue
-	after   time.Duration
+	retry   bool          // the client may try again
+	after   time.Duration // wait before the retry; 0: QueueWait
 }
 
 // Error returns the message.
 func (r *refusal) Error() string { return r.message }
 
-// busy returns a refusal for lack of room.
+// busy returns a refusal because the queue or the memory for bodies is full.
 func busy(reason, message string) *refusal {
 	return &refusal{reason: reason, status: http.StatusTooManyRequests, code: "rate_limit_exceeded", message: message, retry: true}
 }

@@ -124,7 +124,7 @@ func (s *started) await(ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-limit.C:
-			s.t.Fatal("what was waited for has not happened")
+			s.t.Fatal("the expected event has not happened")
 		}
 	}
 }

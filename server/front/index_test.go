@@ -68,7 +68,7 @@ func FuzzPrefixIndex(f *testing.F) {
 	})
 }
 
-func TestPrefixIndexForgetsTheOldestLeafFirst(t *testing.T) {
+func TestPrefixIndexDropsTheOldestLeafFirst(t *testing.T) {
 	x := newPrefixIndex(5)
 	a, b, c := []uint64{1, 2, 3}, []uint64{1, 2, 4}, []uint64{9}
 	x.touch(a)

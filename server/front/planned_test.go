@@ -359,7 +359,7 @@ func TestPlannedStream(t *testing.T) {
 }
 
 // TestReplanned: an engine fails its part before the first byte of the response. The front closes
-// both requests, the planner starts the request again, and the client sees only the second
+// both requests, the planner starts the request again, and the client gets only the second
 // response.
 func TestReplanned(t *testing.T) {
 	for _, side := range []string{"prefill", "decode", "the decode engine's connection"} {

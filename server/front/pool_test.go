@@ -97,8 +97,8 @@ func TestPopularPrefixSpreads(t *testing.T) {
 	}
 }
 
-// TestLostEngineForgets: the blocks of an engine are forgotten when its connection fails.
-func TestLostEngineForgets(t *testing.T) {
+// TestLostEngineHasNoBlocks: the blocks of an engine are dropped when its connection fails.
+func TestLostEngineHasNoBlocks(t *testing.T) {
 	p := newPool(2, 100, 100)
 	e := p.must(t, conversation(1, 20))
 	p.release(e)
@@ -114,7 +114,7 @@ func TestLostEngineForgets(t *testing.T) {
 	}
 	p.polled(e, nil)
 	if again := p.must(t, conversation(1, 20)); again != other {
-		t.Error("the prompt goes back to the engine that has lost it")
+		t.Error("the prompt goes to the engine whose blocks were dropped")
 	}
 }
 

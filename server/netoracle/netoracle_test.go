@@ -102,7 +102,7 @@ func FuzzParseFile(f *testing.F) {
 			return
 		}
 		if err := r.clean(); err != nil {
-			t.Errorf("what was parsed is out of range: %v", err)
+			t.Errorf("the parsed value is out of range: %v", err)
 		}
 	})
 }
@@ -118,26 +118,26 @@ func TestFile(t *testing.T) {
 	}
 	write(example)
 	var log bytes.Buffer
-	told := 0
+	calls := 0
 	o, err := New(Options{Sources: []Source{NewFile(path, time.Hour)}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer o.Close()
-	o.Watch(func(State) { told++ })
-	if s := o.State(); !s.Known || len(s.Places) != 2 || s.Congestion[netcost.CrossPod] != 0.2 || s.Sources[0].Err != nil || told != 1 {
-		t.Fatalf("%+v, told %d times", s, told)
+	o.Watch(func(State) { calls++ })
+	if s := o.State(); !s.Known || len(s.Places) != 2 || s.Congestion[netcost.CrossPod] != 0.2 || s.Sources[0].Err != nil || calls != 1 {
+		t.Fatalf("%+v, %d calls of Watch", s, calls)
 	}
 	write("tiers: broken and longer than before, so that its size differs " + strings.Repeat("x", 400))
 	for i := range 3 {
 		o.ask(t.Context(), 0)
 		s := o.State()
-		if s.Fabric != netcost.FatTree() || len(s.Places) != 2 || s.Sources[0].Err == nil || s.Sources[0].Failures != i+1 || s.Sources[0].Answered.IsZero() || told != 1 {
-			t.Fatalf("broken: %+v, told %d times", s, told)
+		if s.Fabric != netcost.FatTree() || len(s.Places) != 2 || s.Sources[0].Err == nil || s.Sources[0].Failures != i+1 || s.Sources[0].Answered.IsZero() || calls != 1 {
+			t.Fatalf("broken: %+v, %d calls of Watch", s, calls)
 		}
 	}
 	if n := strings.Count(log.String(), "last values stay"); n != 1 || !strings.Contains(log.String(), path+":1: tiers") {
-		t.Errorf("said %d times:\n%s", n, &log)
+		t.Errorf("logged %d times:\n%s", n, &log)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -148,11 +148,11 @@ func TestFile(t *testing.T) {
 	}
 	write("places: {node-c: {pod: c}}")
 	o.ask(t.Context(), 0)
-	if s := o.State(); s.Known || len(s.Places) != 1 || s.Sources[0].Err != nil || s.Sources[0].Failures != 0 || told != 2 {
-		t.Errorf("mended: %+v, told %d times", s, told)
+	if s := o.State(); s.Known || len(s.Places) != 1 || s.Sources[0].Err != nil || s.Sources[0].Failures != 0 || calls != 2 {
+		t.Errorf("mended: %+v, %d calls of Watch", s, calls)
 	}
 	if !strings.Contains(log.String(), "answers again") {
-		t.Errorf("its return was not said:\n%s", &log)
+		t.Errorf("its recovery was not logged:\n%s", &log)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestKubernetes(t *testing.T) {
 		t.Errorf("%d requests for 5 nodes, two a page", len(api.asked))
 	}
 	if a := api.asked[0].Header.Get("Accept"); !strings.Contains(a, "PartialObjectMetadataList") {
-		t.Errorf("whole nodes were asked for: %s", a)
+		t.Errorf("whole nodes were requested: %s", a)
 	}
 	other, err := NewKubernetes(KubernetesOptions{Server: api.URL, TokenFile: tokenFile, Pod: "other"})
 	if err != nil {
@@ -436,7 +436,7 @@ func TestRefresh(t *testing.T) {
 		f, s := asked()
 		time.Sleep(time.Minute)
 		if f2, s2 := asked(); f2 != f || s2 != s {
-			t.Errorf("asked after Close: %d and %d more", f2-f, s2-s)
+			t.Errorf("requests after Close: %d and %d more", f2-f, s2-s)
 		}
 	})
 }
@@ -461,6 +461,6 @@ func TestMetricsPage(t *testing.T) {
 		got[m[1]] = m[2]
 	}
 	if !maps.Equal(got, want) || len(want) == 0 {
-		t.Errorf("docs/metrics.md says %v; the registry %v", got, want)
+		t.Errorf("docs/metrics.md has %v; the registry %v", got, want)
 	}
 }

@@ -75,7 +75,7 @@ func TestNetwork(t *testing.T) {
 	r := net.last
 	net.mu.Unlock()
 	if len(r.Places) != 3 || r.Bandwidth != [dualpath.Tiers]float64{4, 3, 2, 1} || r.Congestion[3] != 0.5 || r.Measured != time.Second {
-		t.Errorf("the planner was told %+v", r)
+		t.Errorf("the planner got %+v", r)
 	}
 	gw := h.submit("r1")
 	// The far group came first and has as few tokens as the near one.

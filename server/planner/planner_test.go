@@ -269,7 +269,7 @@ func TestRestart(t *testing.T) {
 }
 
 // TestGatewayLost: the gateway of a request ended while the planner was down. The request does not
-// stay on its engines, and a gateway may submit it anew.
+// stay on its engines, and a gateway may submit it again.
 func TestGatewayLost(t *testing.T) {
 	h := newHost(t, Options{GatewayWait: time.Millisecond})
 	q := &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 100}
@@ -489,7 +489,7 @@ func TestSlow(t *testing.T) {
 	s.sendLocked(1, &pb.LeaderAction{})
 	s.sendLocked(1, &pb.LeaderAction{})
 	if !errors.Is(context.Cause(l.gone), errSlowLeader) || s.leaders[1] != nil {
-		t.Errorf("the leader's session goes on: %v", context.Cause(l.gone))
+		t.Errorf("the leader's session continues: %v", context.Cause(l.gone))
 	}
 	s.mu.Unlock()
 	if err := s.message(l, &pb.LeaderMessage{}); !errors.Is(err, errSlowLeader) {
@@ -504,7 +504,7 @@ func TestSlow(t *testing.T) {
 	select {
 	case <-lost:
 	default:
-		t.Error("the gateway's stream goes on")
+		t.Error("the gateway's stream continues")
 	}
 	s.forgetLocked(j)
 	s.mu.Unlock()

@@ -69,7 +69,7 @@ func TestRecordIsFull(t *testing.T) {
 		t.Errorf("%d bytes were recorded of at most %d", file.Len(), limit)
 	}
 	if !strings.Contains(log.String(), errRecordFull.Error()) {
-		t.Errorf("the log does not say why the record ended: %s", log.String())
+		t.Errorf("the log does not have the reason why the record ended: %s", log.String())
 	}
 	r, err := record.NewReader(&file)
 	if err != nil {

@@ -85,7 +85,7 @@ func TestSpan(t *testing.T) {
 	story := strings.Join(attr(s.Attributes(), "penstock.explanation").AsStringSlice(), "\n")
 	for _, want := range []string{"prefill engine", "short reading queue", "decode engine", "read up to"} {
 		if !strings.Contains(story, want) {
-			t.Errorf("the explanation does not say %q:\n%s", want, story)
+			t.Errorf("the explanation does not contain %q:\n%s", want, story)
 		}
 	}
 	var names []string

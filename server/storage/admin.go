@@ -12,11 +12,11 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// listPage bounds the pieces of one call of the index's List, and with it the time that the index
-// is locked.
+// listPage is the largest number of pieces that one call of trie.Trie.List returns. It bounds the
+// time that the index is locked.
 const listPage = 4096
 
-// held returns how much a namespace occupies.
+// held returns the number and the size of the pieces of a namespace.
 func (n *Node) held(id kv.NamespaceID) Removed {
 	for _, s := range n.index.Stats().Namespaces {
 		if s.ID == id {
@@ -26,7 +26,7 @@ func (n *Node) held(id kv.NamespaceID) Removed {
 	return Removed{}
 }
 
-// heldBy returns how much one live epoch of a namespace occupies.
+// heldBy returns the number and the size of the pieces of one live epoch of a namespace.
 func (n *Node) heldBy(id kv.NamespaceID, epoch kv.Epoch) Removed {
 	for _, s := range n.index.Stats().Namespaces {
 		for _, e := range s.Live {
@@ -40,9 +40,9 @@ func (n *Node) heldBy(id kv.NamespaceID, epoch kv.Epoch) Removed {
 
 // DeleteBlocks makes a block and its descendants unmatchable in every live epoch. The deletion is
 // durable, so a rebuild of the index does not restore the blocks. Their slots are freed in the
-// background. DeleteBlocks returns how much that is. With dryRun it changes nothing. It returns
-// trie.ErrAbsent if the index does not have the block; copies of the block in free slots are
-// deleted nevertheless.
+// background. DeleteBlocks returns the number and the size of the deleted pieces. With dryRun it
+// changes nothing. It returns trie.ErrAbsent if the index does not have the block. Even then, copies
+// of the block in free slots are deleted.
 func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Removed, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -230,8 +230,8 @@ type Stats struct {
 	Index trie.Stats
 	Store blockstore.Stats
 	Arena arena.Stats
-	// HotBytes is the size of the hot set. HotHits counts the lookups of pieces, of HotQueries in
-	// all, that found the piece there.
+	// HotBytes is the size of the hot set, the pieces in memory that were read last. HotQueries
+	// counts the lookups of pieces in the hot set, HotHits the lookups that found the piece.
 	HotBytes            int64
 	HotHits, HotQueries uint64
 	Reservations        int

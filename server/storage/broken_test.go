@@ -93,7 +93,7 @@ func TestIndexBreaksAfterAdding(t *testing.T) {
 	syncs.armed.Store(false)
 	for deadline := time.Now().Add(time.Minute); r.node.Ready() != nil; runtime.Gosched() {
 		if time.Now().After(deadline) {
-			t.Fatal("the index never came back")
+			t.Fatal("the index has not recovered")
 		}
 	}
 	if _, err := r.node.SetQuota(t.Context(), "m", 1<<30); err != nil {

@@ -184,7 +184,7 @@ func TestRebuildResurrectsNothing(t *testing.T) {
 			t.Errorf("seed %d: the deleted namespace is back: %v", seed, err)
 		}
 		if next := r.namespace("next", kv.SingleGroup(2, 4, 500)); next.ID <= other.ID {
-			t.Errorf("seed %d: namespace id %d was given out before", seed, next.ID)
+			t.Errorf("seed %d: namespace id %d was issued before", seed, next.ID)
 		}
 		r.close()
 	}
@@ -242,7 +242,7 @@ func TestTombstonesBecomeAFloor(t *testing.T) {
 		t.Errorf("the newest block is lost: %v; %+v", err, report)
 	}
 	if _, _, err := r.node.StatBlock("m", kept[0]); !errors.Is(err, trie.ErrAbsent) {
-		t.Errorf("all tombstones found room, so this test shows nothing: %v", err)
+		t.Errorf("all tombstones were stored, so nothing was tested: %v", err)
 	}
 }
 
@@ -287,6 +287,6 @@ func TestNamespaceIDsOutliveTheIndex(t *testing.T) {
 	r.index = vfs.NewCrashableMem()
 	r.open()
 	if next := r.namespace("m", kv.SingleGroup(1, 4, 100)); next.ID <= old.ID {
-		t.Errorf("namespace id %d was given out before", next.ID)
+		t.Errorf("namespace id %d was issued before", next.ID)
 	}
 }

@@ -455,7 +455,7 @@ func TestRemoveBesideCommit(t *testing.T) {
 	m.follow()
 	for _, s := range got.stored {
 		if m.holds["m"][ids[s.Block]] != s.Stored {
-			t.Errorf("block %d: stored: %v (%s); the events say otherwise", s.Block, s.Stored, s.Reason)
+			t.Errorf("block %d: stored: %v (%s); the events differ", s.Block, s.Stored, s.Reason)
 		}
 	}
 	r.reclaimed()

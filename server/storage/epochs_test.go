@@ -460,7 +460,7 @@ func epochLife(t *testing.T, seed uint64) {
 			}
 			m.ns = want
 			if got, err := r.node.Namespace(m.ns.Name); err != nil || !slices.Contains([]string{epochsText(m.ns), epochsText(m.ns.Settle(m.pinned))}, epochsText(got)) {
-				t.Fatalf("seed %d: %s, %v; the model says %s", seed, epochsText(got), err, epochsText(m.ns))
+				t.Fatalf("seed %d: %s, %v; the model has %s", seed, epochsText(got), err, epochsText(m.ns))
 			}
 			readAll(r, rng, m)
 		}

@@ -85,9 +85,9 @@ func TestReadFaultsAreMisses(t *testing.T) {
 	}
 }
 
-// TestReaderThatGoesIsNotTheDisk: a piece that was read and did not reach the reader has the reason
+// TestLostReaderIsNoDeviceFault: a piece that was read and did not reach the reader has the reason
 // transfer.
-func TestReaderThatGoesIsNotTheDisk(t *testing.T) {
+func TestLostReaderIsNoDeviceFault(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
 	ids := chain(ns, 3, 0)
@@ -200,7 +200,7 @@ func TestSyncFaultIsNotAcknowledged(t *testing.T) {
 		}
 	}
 	if err == nil && len(stored) == 0 {
-		t.Error("the failed sync left no trace")
+		t.Error("the failed sync gave neither an error nor a result")
 	}
 	for range 2 {
 		if _, err = r.put(ns, chain(ns, 4, 3), 0); errors.Is(err, storage.ErrReadOnly) {

@@ -156,7 +156,7 @@ func (r *rig) close() {
 	r.node = nil
 	for reason := range r.countedReasons() {
 		if !r.reasons[reason] {
-			r.t.Errorf("%s is counted; package metrics does not know this reason", reason)
+			r.t.Errorf("%s is counted; package metrics does not list this reason", reason)
 		}
 	}
 	if err := r.arena.Close(); err != nil {

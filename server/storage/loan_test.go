@@ -41,7 +41,7 @@ func (r *rig) borrow(ns kv.Namespace, ids []kv.BlockID, edit ...func(*storage.Lo
 	return out, result, err
 }
 
-// checkBorrowed fails the test if any byte is not what was written.
+// checkBorrowed fails the test if any byte differs from the written byte.
 func (r *rig) checkBorrowed(ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, all []borrowed) {
 	r.t.Helper()
 	for _, b := range all {

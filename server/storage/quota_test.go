@@ -18,7 +18,7 @@ func TestQuotas(t *testing.T) {
 		return r.node.CreateNamespace(t.Context(), kv.Namespace{Name: "m", Geometry: small, Index: kv.IndexTrie, QuotaBytes: quota})
 	}
 	if ns, err := create(slot - 1); !errors.Is(err, storage.ErrRequest) || !strings.Contains(err.Error(), "12288") {
-		t.Errorf("a quota below one block: %v, %v; want a refusal that says what a block takes", ns, err)
+		t.Errorf("a quota below one block: %v, %v; want a refusal with the size of a block", ns, err)
 	}
 	if _, err := r.node.Namespace("m"); !errors.Is(err, trie.ErrNamespaceUnknown) {
 		t.Errorf("the refused namespace is there: %v", err)
@@ -33,7 +33,7 @@ func TestQuotas(t *testing.T) {
 		t.Errorf("the same definition without a quota: %v, %v; want the namespace as it is", ns, err)
 	}
 	if ns, err := create(2 * slot); !errors.Is(err, trie.ErrNamespaceExists) || !strings.Contains(err.Error(), "penstock ns quota m 24576") {
-		t.Errorf("another quota: %v, %v; want a refusal that says how to change it", ns, err)
+		t.Errorf("another quota: %v, %v; want a refusal that names the way to change it", ns, err)
 	}
 	for _, quota := range []int64{-1, 1, slot - 1} {
 		if ns, err := r.node.SetQuota(t.Context(), "m", quota); !errors.Is(err, storage.ErrRequest) {

@@ -125,7 +125,7 @@ func TestRebuildFromDataAlone(t *testing.T) {
 			}
 		}
 		if next := r.namespace("next", kv.SingleGroup(3, 4, 700)); next.ID <= gone.ID {
-			t.Errorf("seed %d: namespace id %d was given out before", seed, next.ID)
+			t.Errorf("seed %d: namespace id %d was issued before", seed, next.ID)
 		}
 		r.close()
 	}
@@ -247,7 +247,7 @@ func TestCheck(t *testing.T) {
 	r.reopenDevices()
 	damage(t, r.devices[0])
 	if got := check(nil); len(got.Findings) != 0 {
-		t.Errorf("damaged, not looked at: %v", got.Findings)
+		t.Errorf("damaged, not checked: %v", got.Findings)
 	}
 	got := check(memory)
 	if got.Verified != 8 || len(got.Findings) != 1 || got.Findings[0].Invariant != storage.ExactOrMiss || !strings.Contains(got.Findings[0].Detail, `namespace "m"`) {

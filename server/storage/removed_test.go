@@ -146,7 +146,7 @@ func (m *mirror) compare(namespace string, ids []kv.BlockID) {
 	}
 	for i, id := range ids {
 		if m.holds[namespace][id] != present[i] {
-			m.t.Errorf("%s: block %d %v is stored: %v; the events say %v", namespace, i, id, present[i], !present[i])
+			m.t.Errorf("%s: block %d %v is stored: %v; the events have %v", namespace, i, id, present[i], !present[i])
 		}
 	}
 }

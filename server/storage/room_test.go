@@ -39,10 +39,10 @@ func TestEveryWriterGetsRoom(t *testing.T) {
 	wg.Wait()
 }
 
-// TestAnotherSlotSizeSparesWhatIsHeld fills two volumes with blocks of one slot size, leases some
+// TestAnotherSlotSizeKeepsLeased fills two volumes with blocks of one slot size, leases some
 // of the prompts, and writes blocks of another size. The writes evict only prompts without a lease.
 // No leased block and no ancestor of one is removed.
-func TestAnotherSlotSizeSparesWhatIsHeld(t *testing.T) {
+func TestAnotherSlotSizeKeepsLeased(t *testing.T) {
 	const blocks = 8
 	r := newRig(t, rigOptions{
 		capacityBytes: 8 << 20, segmentBytes: 128 << 10, arenaBytes: 32 << 20,
@@ -139,6 +139,6 @@ func TestAnotherSlotSizeWithEverythingHeld(t *testing.T) {
 		}
 	}
 	if stored == 12*4 {
-		t.Error("every block of the other size found room: the store was not full")
+		t.Error("every block of the other size was stored: the store was not full")
 	}
 }

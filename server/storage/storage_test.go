@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var small = kv.SingleGroup(4, 4, 512) // blocks of 8 KiB in slots of 12
 
-func TestWhatWasPutIsLoaded(t *testing.T) {
+func TestPutIsLoaded(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
 	ids := chain(ns, 8, 1, 2)
@@ -449,9 +449,9 @@ func TestBadRequestsAreNamed(t *testing.T) {
 	}
 }
 
-// TestCommitChecksWhatLanded: bytes that differ from the writer's checksums are refused, with all
+// TestCommitVerifies: bytes that differ from the writer's checksums are refused, with all
 // descendants.
-func TestCommitChecksWhatLanded(t *testing.T) {
+func TestCommitVerifies(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
 	ids := chain(ns, 4, 1)

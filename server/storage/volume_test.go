@@ -237,7 +237,7 @@ func segmentsOf(t *testing.T, d *memio.Device) map[string][]byte {
 }
 
 // TestOneDiskFailsWrites: with one of two disks failing every write, or every
-// sync, no block is refused, whatever durability was asked for.
+// sync, no block is refused, with any durability.
 func TestOneDiskFailsWrites(t *testing.T) {
 	for _, fault := range []string{`(Err EIO Writes)`, `(Err EIO Syncs)`, `(Err EIO (Or Writes Syncs))`, `(Short Writes)`} {
 		for _, d := range []blockstore.Durability{blockstore.DurabilityBatch, blockstore.DurabilitySync} {
@@ -315,11 +315,11 @@ func TestUnreadableBlockIsDropped(t *testing.T) {
 			r.mustPut(ns, ids)
 			_, infos, err = r.node.StatBlock("m", ids[0])
 			if err != nil || infos[0].Ref == first {
-				t.Errorf("the block was not written anew: %v, %v", infos, err)
+				t.Errorf("the block was not written again: %v, %v", infos, err)
 			}
 			dev.SetRules(nil)
 			if _, n := r.load(ns, ids); n != 1 {
-				t.Error("the block that was written anew cannot be read")
+				t.Error("the block that was written again cannot be read")
 			}
 		})
 	}

@@ -11,8 +11,8 @@ type Result struct {
 	System System
 	// JCT is the time at which the last agent was done, or at which the run ended.
 	JCT time.Duration
-	// Agents and Rounds count the completed ones. AgentTime is the sum of the agents' durations,
-	// from arrival to the last token.
+	// Agents and Rounds are the numbers of completed agents and rounds. AgentTime is the sum of
+	// the agents' durations, from arrival to the last token.
 	Agents, Rounds int
 	AgentTime      time.Duration
 	// Read has the tokens read by each storage NIC, prefill nodes first. Cached is the sum of the
@@ -49,12 +49,13 @@ type Window struct {
 	// Rounds is the number of rounds that ended, Tokens the number of tokens that they generated.
 	Rounds, Tokens int
 	// Sums over the rounds, in seconds. TTFT is the time from Submit to the first token. Queued,
-	// Reading and Prefill are its parts: the waits for engines, for storage and for prefill. For
-	// rounds with a second token, TTST is the time from the first to the second, as in the paper's
-	// Table 3, and TPOT the time from the first to the last divided by their number.
+	// Reading and Prefill are the parts of TTFT: the waits for engines, for storage and for
+	// prefill. TTST and TPOT cover the rounds with a second token. TTST is the time from the first
+	// token to the second, as in the paper's Table 3. TPOT is the time from the first token to the
+	// last, divided by the number of tokens after the first.
 	TTFT, TTST, Queued, Reading, Prefill, TPOT float64
-	// Second is the number of rounds with a second token, Met the number within Options.SLO in TTFT
-	// and TPOT.
+	// Second is the number of rounds with a second token, Met the number of rounds whose TTFT and
+	// TPOT meet Options.SLO.
 	Second, Met int
 	// TTFTs is the distribution of the TTFT.
 	TTFTs Distribution
@@ -73,8 +74,8 @@ func (d *Distribution) add(seconds float64) {
 	d[min(step, len(d)-1)]++
 }
 
-// Quantile returns the time, in seconds, that a share q of the rounds did not exceed: the middle of
-// its step; NaN without rounds.
+// Quantile returns the time, in seconds, that a share q of the rounds did not exceed. The result is
+// the middle of a step of the distribution, or NaN without rounds.
 func (d *Distribution) Quantile(q float64) float64 {
 	total := 0
 	for _, n := range d {
@@ -104,13 +105,13 @@ func (w Window) MeanTTST() float64 { return w.TTST / float64(w.Second) }
 // MeanTPOT returns the mean time per token after the first.
 func (w Window) MeanTPOT() float64 { return w.TPOT / float64(w.Second) }
 
-// addRound adds a window of one round.
+// addRound adds o, a window of one round, to w.
 func (w *Window) addRound(o *Window) {
 	w.sum(o)
 	w.TTFTs.add(o.TTFT)
 }
 
-// add adds a window.
+// add adds the sums of o to w.
 func (w *Window) add(o *Window) {
 	w.sum(o)
 	for i, n := range o.TTFTs {
@@ -118,7 +119,7 @@ func (w *Window) add(o *Window) {
 	}
 }
 
-// sum adds all of a window except its distribution.
+// sum adds all fields of o to w except the distribution TTFTs.
 func (w *Window) sum(o *Window) {
 	w.Rounds, w.Tokens, w.Second = w.Rounds+o.Rounds, w.Tokens+o.Tokens, w.Second+o.Second
 	w.TTFT, w.TTST, w.TPOT = w.TTFT+o.TTFT, w.TTST+o.TTST, w.TPOT+o.TPOT
@@ -137,7 +138,8 @@ func (r *Result) Between(from, to time.Duration) Window {
 	return w
 }
 
-// stepBalance has the balance of one step of a prefill group.
+// stepBalance shows how evenly one prefill step of a group was spread over its engines: ratio is the
+// longest attention time of an engine divided by the mean, and at is the start of the step.
 type stepBalance struct {
 	at    time.Duration
 	ratio float64
@@ -180,7 +182,7 @@ func (r *Result) read(nic int, from, to time.Duration, tokens int64) {
 	}
 }
 
-// step records the attention times of a prefill step: the longest, and the mean.
+// step records the longest and the mean attention time of the engines in a prefill step.
 func (r *Result) step(c *Cluster, longest, mean float64) {
 	r.steps = append(r.steps, stepBalance{c.k.Now(), longest / mean})
 }
@@ -222,9 +224,10 @@ func (r *Result) agentDone(now, arrived time.Duration) {
 	r.JCT = now
 }
 
-// NICBalance returns the mean of max/avg over the first nics storage NICs (all, or those of the
-// prefill nodes), in windows of the given length (whole seconds) before until. It covers the
-// windows in which these NICs read at more than floor of their capacity: the paper's Figure 13.
+// NICBalance returns the traffic of the busiest storage NIC divided by the mean traffic of a NIC, for
+// the first nics storage NICs (all, or those of the prefill nodes). The result is the mean over
+// windows of the given length (whole seconds) before until. It covers the windows in which these
+// NICs together read at more than the share floor of their capacity: the paper's Figure 13.
 func (r *Result) NICBalance(window, until time.Duration, floor float64, nics int) float64 {
 	width := max(1, int(window/balanceWindow))
 	sum, n := 0.0, 0
@@ -269,8 +272,8 @@ func (r *Result) BalanceSeries(window, until time.Duration) (at, ratio []float64
 	return at, ratio
 }
 
-// AttentionBalance returns the mean of max/avg of the engines' attention times over the steps
-// before until: the paper's Figure 14.
+// AttentionBalance returns the mean of stepBalance.ratio over the steps before until: the paper's
+// Figure 14.
 func (r *Result) AttentionBalance(until time.Duration) float64 {
 	sum, n := 0.0, 0
 	for _, s := range r.steps {
@@ -284,8 +287,8 @@ func (r *Result) AttentionBalance(until time.Duration) float64 {
 	return sum / float64(n)
 }
 
-// StorageShare returns the tokens that the storage NICs read divided by their capacity until the
-// job's end.
+// StorageShare returns the utilization of the storage NICs: the tokens that they read, divided by
+// the tokens that they can read until the job's end.
 func (r *Result) StorageShare() float64 {
 	sum := int64(0)
 	for _, t := range r.Read {

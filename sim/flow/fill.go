@@ -1,26 +1,28 @@
 package flow
 
-// filling is the state of progressive filling of one part of a network: the links and flows that a
-// change affects.
+// filling is the state of progressive filling, which computes max-min fair rates. It covers the links
+// and flows that a change affects. The rates of all flows rise together: at level x a flow has the
+// rate x times its weight. A flow's rate becomes final when one of its links is full or the flow
+// reaches its cap.
 type filling struct {
 	pass  uint64
 	links []fillLink
 	flows []*Flow
-	next  []float64 // rates, by index in flows; negative while still rising
+	next  []float64 // final rates, by index in flows; negative while the rate is still rising
 	heap  []stop
 }
 
 // fillLink is the state of a link during the filling.
 type fillLink struct {
 	id LinkID
-	// left is the bandwidth that its stopped flows leave, weight the sum of the weights of its
-	// rising flows, whole the initial sum.
+	// left is the bandwidth that the flows with final rates leave. weight is the sum of the
+	// weights of the link's other flows. whole is weight when it was last summed from scratch.
 	left, weight, whole float64
-	// rising is the number of its flows that still rise.
+	// rising is the number of the link's flows whose rates are not final.
 	rising int
 }
 
-// stop is a level at which flows stop rising: a link is full (flow < 0), or a flow reaches its cap.
+// stop is a level at which rates become final: a link is full (flow < 0), or a flow reaches its cap.
 type stop struct {
 	level float64
 	link  int32
@@ -74,8 +76,9 @@ func (fl *filling) gather(n *Network) {
 	}
 }
 
-// fill raises all flows together. The level at which a link is full never decreases when other
-// flows stop, so an entry of the heap is computed again when it is reached.
+// fill computes the final rates of all flows. The level at which a link is full never decreases when
+// other rates become final. So the level of a link in the heap is a lower bound, and is computed
+// again when the entry is popped.
 func (fl *filling) fill(n *Network) {
 	for _, f := range fl.flows {
 		for _, h := range f.hops {
@@ -110,7 +113,7 @@ func (fl *filling) fill(n *Network) {
 			continue
 		}
 		if l.weight < 1e-6*l.whole {
-			l.weigh(n, fl) // a small difference of large numbers
+			l.weigh(n, fl) // the difference of two large numbers would be imprecise
 		}
 		if level := max(l.left, 0) / l.weight; level > s.level {
 			s.level = level
@@ -126,7 +129,7 @@ func (fl *filling) fill(n *Network) {
 	}
 }
 
-// weigh sums the weights of the flows on a link that still rise.
+// weigh sums the weights of the link's flows whose rates are not final.
 func (l *fillLink) weigh(n *Network, fl *filling) {
 	l.weight = 0
 	for _, c := range n.links[l.id].on {
@@ -137,7 +140,7 @@ func (l *fillLink) weigh(n *Network, fl *filling) {
 	l.whole = l.weight
 }
 
-// stopAt stops a flow's rise at a level.
+// stopAt makes a flow's rate final at a level.
 func (fl *filling) stopAt(n *Network, f *Flow, level float64) {
 	rate := max(level, 0) * f.weight
 	fl.next[f.at] = rate

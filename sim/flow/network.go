@@ -27,29 +27,30 @@ type Network struct {
 	began  uint64 // number of flows begun so far
 }
 
-// link is one direction of a cable, or a memory.
+// link is one direction of a cable, or the bandwidth of a memory.
 type link struct {
 	name string
-	// rate is in bytes per second; background is the share of it that other traffic uses.
+	// rate is in bytes per second. background is the share of rate that other traffic uses.
 	rate, background float64
-	// on has the flows that cross the link.
+	// on lists the flows that cross the link.
 	on    []crossing
 	dirty bool
 	// carried counts the transferred bytes of the flows, as of their last update.
 	carried float64
-	// at is the link's index in the current filling.
+	// mark is the number of the last filling pass that included the link. at is the link's index
+	// in filling.links in that pass.
 	at   int32
 	mark uint64
 }
 
-// crossing is a flow on a link, which is number hop of the flow's links.
+// crossing is a flow that crosses a link. hop is the index of the link in Flow.hops.
 type crossing struct {
 	flow *Flow
 	hop  int32
 }
 
-// hop is a link of a flow: times is the number of times that the path names it, place the index of
-// the flow in link.on.
+// hop is a link of a flow. times is how often the path names the link, place the index of the flow
+// in link.on.
 type hop struct {
 	link  LinkID
 	times float64
@@ -87,7 +88,8 @@ type Flow struct {
 	updated time.Duration
 	timer   *sim.Timer
 	active  bool
-	// at is the flow's index in the current filling.
+	// mark is the number of the last filling pass that included the flow. at is the flow's index
+	// in filling.flows in that pass.
 	at   int32
 	mark uint64
 }
@@ -172,7 +174,7 @@ func (n *Network) Carried(l LinkID) float64 {
 	return n.links[l].carried
 }
 
-// Start begins a transfer. Its rate is computed at the end of the instant.
+// Start begins a transfer. The rate is computed after all events of the current virtual time.
 func (n *Network) Start(s Spec) (*Flow, error) {
 	if s.Weight == 0 {
 		s.Weight = 1
@@ -288,7 +290,7 @@ func (f *Flow) count(bytes float64) {
 	}
 }
 
-// update updates the remaining bytes to the current time.
+// update brings the remaining bytes up to the current time.
 func (f *Flow) update() {
 	now := f.n.k.Now()
 	if f.rate == 0 || now == f.updated {
@@ -316,7 +318,8 @@ func (f *Flow) setRate(rate float64) {
 	f.timer.Set(f.n.k.Now() + time.Duration(ns))
 }
 
-// touch schedules the recomputation of the flows on a link at the end of the instant.
+// touch schedules the recomputation of the flows on a link, after all events of the current virtual
+// time.
 func (n *Network) touch(l LinkID) {
 	if n.links[l].dirty {
 		return

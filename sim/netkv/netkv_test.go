@@ -182,7 +182,7 @@ func TestRefused(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := Run(ctx, Paper(), arrivals, 1); err == nil {
-		t.Error("a run went on without its context")
+		t.Error("a run continued after its context had ended")
 	}
 }
 
@@ -212,7 +212,7 @@ func TestPrefixes(t *testing.T) {
 		}
 		want := netcost.Prefix(hashes, block, func(h [2]int) bool { return held[h] })
 		if got := cache.match(g, blocks*block); got != want {
-			t.Fatalf("group %d, %d blocks: %d tokens, the set says %d", g, blocks, got, want)
+			t.Fatalf("group %d, %d blocks: %d tokens, the set has %d", g, blocks, got, want)
 		}
 		switch rng.IntN(3) {
 		case 0:

@@ -127,7 +127,7 @@ func TestReturning(t *testing.T) {
 	}
 }
 
-func TestColdGoesFirst(t *testing.T) {
+func TestColdIsEvictedFirst(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind Kind) {
 		p := newPolicy(t, kind)
 		p.Insert(1, 1)
@@ -149,9 +149,9 @@ func TestColdGoesFirst(t *testing.T) {
 	})
 }
 
-// TestChainGoesLeafFirst: of a chain inserted from the root, the leaf is evicted first, and the
+// TestChainIsEvictedLeafFirst: of a chain inserted from the root, the leaf is evicted first, and the
 // other nodes follow at constant cost.
-func TestChainGoesLeafFirst(t *testing.T) {
+func TestChainIsEvictedLeafFirst(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind Kind) {
 		const length = 1000
 		p := newPolicy(t, kind)
@@ -211,7 +211,7 @@ func TestGhost(t *testing.T) {
 	var g ghost
 	const capacity = 1000
 	if g.take(mix(1)) {
-		t.Error("an empty ghost remembers")
+		t.Error("an empty ghost has entries")
 	}
 	for i := range uint64(5000) {
 		g.add(mix(i), capacity)
@@ -221,21 +221,21 @@ func TestGhost(t *testing.T) {
 		if g.take(mix(i)) {
 			kept++
 			if i < 2500 {
-				t.Errorf("%d is remembered, after %d that came later", i, 5000-i)
+				t.Errorf("%d is in the ghost with %d later entries", i, 5000-i)
 			}
 		}
 	}
 	if kept > capacity || kept < capacity/2 {
-		t.Errorf("%d of the last are remembered; the capacity is %d", kept, capacity)
+		t.Errorf("%d of the last entries are in the ghost; the capacity is %d", kept, capacity)
 	}
-	// Growing forgets no fingerprint that still fits.
+	// Growing keeps every fingerprint that still fits.
 	for i := range uint64(16) {
 		g.add(mix(i), capacity)
 	}
 	g.resize(4 * capacity)
 	for i := range uint64(16) {
 		if !g.take(mix(i)) {
-			t.Errorf("%d was forgotten when the ghost grew", i)
+			t.Errorf("%d was lost when the ghost grew", i)
 		}
 	}
 	if want := int64(4 * capacity * 4); g.bytes() > want+want/2 {
@@ -302,7 +302,7 @@ func victim(t *testing.T, p Policy, free map[Node]bool, evictable func(Node) boo
 	n, ok := p.Victim(&steps, evictable)
 	if ok {
 		if !free[n] {
-			t.Fatalf("victim %d may not go", n)
+			t.Fatalf("victim %d may not be evicted", n)
 		}
 		p.Evicted(n, mix(uint64(n)))
 		delete(free, n)
@@ -310,7 +310,7 @@ func victim(t *testing.T, p Policy, free map[Node]bool, evictable func(Node) boo
 	}
 	for n, may := range free {
 		if may {
-			t.Fatalf("no victim with %d steps left, though %d may go", steps, n)
+			t.Fatalf("no victim with %d steps left, although %d may be evicted", steps, n)
 		}
 	}
 }

@@ -113,7 +113,7 @@ func TestGatewayOverPlannerRestart(t *testing.T) {
 }
 
 // TestUndrainedEvents: the events of a request that are not drained are bounded, however often
-// the planner is restarted. The request goes on when they are drained. Close does not wait for a
+// the planner is restarted. The request continues when they are drained. Close does not wait for a
 // drain.
 func TestUndrainedEvents(t *testing.T) {
 	f := newFleet(t)

@@ -350,7 +350,7 @@ nic check --sysfs @plain --qos-map bulk=sl:1
 ----
 nothing to complain of
 
-InfiniBand: collectives are sure of 50.0 % beside cache traffic
+InfiniBand: collectives are guaranteed 50.0 % beside cache traffic
 fail  qos  swe: kv's VL 2 is in the high table, beside collective
             → qos_swe_vlarb_high with 2:0
 

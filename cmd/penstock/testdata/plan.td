@@ -111,22 +111,22 @@ exit 2
 penstock: invalid argument "fast" for "--cnic" flag: strconv.ParseFloat: parsing "fast": invalid syntax
 Run 'penstock plan analyze --help' for usage.
 exit 2
-Ask the planner why and what, change weights and roles, and see what a cluster could do
+Show the planner's decisions and state, change weights and roles, and predict clusters
 
 Usage:
   penstock plan [flags]
   penstock plan [command]
 
 Available Commands:
-  advise       How long a cluster takes for a trace's agents, what binds, and how to divide its nodes
-  analyze      The range of P/D in which nothing binds before the storage NICs, and what binds first
-  bump         Begin a new epoch of the weights in the planner, with a policy for requests under way
-  explain      The story of one request: who was chosen, why, and what was read where
+  advise       Predict the time of a cluster for a trace's agents, its bottleneck and its best division
+  analyze      Compute the range of P/D in which the storage NICs are the bottleneck
+  bump         Begin a new epoch of the weights in the planner, with a policy for running requests
+  explain      Explain the decisions about one request: the engines, the reads, the reasons
   network      Poll the sources of the network's cost, and show the resulting network
-  prfaas       Which prompts to prefill in another datacenter, and how to divide the rest
-  redistribute Move the query, move the cache, or compute again: what each would take
-  roles        Roles and load of the engine groups, and have a group change its role
-  top          Groups, engines and storage NICs as the planner sees them now
+  prfaas       Compute which prompts to prefill in another datacenter, and the division of instances
+  redistribute Compare the time to move the query, to move the cache, and to compute again
+  roles        Show the roles and the load of the engine groups, and change the role of a group
+  top          Show the groups, engines, storage NICs and waiting requests of the planner
 
 Flags:
   -h, --help   help for plan

@@ -103,7 +103,7 @@ const hugePagesFile = "/proc/sys/vm/nr_hugepages"
 // HugePages makes sure that n reserved huge pages are free, for fio's buffers. It returns
 // fio's name of the memory to use, a note for the report, and a function that restores the
 // old setting. If the reservation is not permitted, fio gets ordinary pages, and the note
-// says that the comparison is not fair.
+// warns that the comparison is not fair.
 func HugePages(n int64) (memory, note string, restore func() error) {
 	nothing := func() error { return nil }
 	pool, err := sys.ReadHugePages()

@@ -127,7 +127,7 @@ func TestSockets(t *testing.T) {
 	for i := range conns {
 		from := i * length
 		if !bytes.Equal(target[from:from+written], source[from:from+written]) || target[from+written] != 0 {
-			t.Errorf("connection %d: its part is not what was sent, or more than that", i)
+			t.Errorf("connection %d: its part differs from the sent bytes, or is longer", i)
 		}
 	}
 	big := make([]byte, 2*len(source))
@@ -139,7 +139,7 @@ func TestSockets(t *testing.T) {
 		t.Error("a part larger than the memory was filled")
 	}
 	if _, err := DialSockets(t.Context(), at, source, conns, len(source)); err == nil {
-		t.Error("units larger than a part were taken")
+		t.Error("units larger than a part were accepted")
 	}
 	cancel()
 	if err := errors.Join(<-served, s.Close(), greedy.Close()); err != nil {

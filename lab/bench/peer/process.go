@@ -99,7 +99,7 @@ func (p *Process) Kill() {
 	<-p.exited
 }
 
-// Close asks the process to end (SIGTERM), and kills it after ten seconds.
+// Close sends SIGTERM to the process, and kills it after ten seconds.
 func (p *Process) Close() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err

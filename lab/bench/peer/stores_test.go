@@ -91,7 +91,7 @@ func TestStoreWorkerVerifies(t *testing.T) {
 		change func() error
 		want   string
 	}{
-		{func() error { return os.WriteFile(path, bad, 0o600) }, "the value of " + filepath.Base(path) + " is not what was put"},
+		{func() error { return os.WriteFile(path, bad, 0o600) }, "the value of " + filepath.Base(path) + " differs from the stored value"},
 		{func() error { return os.Truncate(path, 100) }, "100 of 65536 bytes of " + filepath.Base(path)},
 		{func() error { return os.Remove(path) }, "FileNotFoundError"},
 	} {

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Settings of the gRPC byte stream, the fastest way we know to move a block through a gRPC
-// stream in Go. The codec passes buffers through without encoding, the windows hold several
+// Settings of the gRPC byte stream, the fastest settings that were found for moving a block through a
+// gRPC stream in Go. The codec passes buffers through without encoding, the windows hold several
 // blocks, and the transport's buffers are large.
 const (
 	streamBufferBytes = 1 << 20

@@ -128,8 +128,8 @@ func (s *clusterSuite) late() cluster.Workload {
 // buffer, for all requests that two prefill engines may have at a time. The storage node
 // has memory for all its loads: a load that is Busy would be recomputed and so would be
 // missing from the bytes of the storage NICs. Beta is seconds of a prefill engine's
-// compute (DualPath, section A.4). Where compute takes no time, Beta must not be what the
-// storage NICs wait for.
+// compute (DualPath, section A.4). Where compute takes no time, the storage NICs must
+// not wait because of Beta.
 func lateSpec(prefill, decode int) cluster.Spec {
 	return cluster.Spec{Prefill: prefill, Decode: decode, Beta: 128 << 10, HBMBytes: 512 << 20, BufferBytes: 512 << 20, ArenaBytes: 1 << 30}
 }

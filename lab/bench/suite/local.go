@@ -21,9 +21,9 @@ type localSuite struct {
 }
 
 // Local measures the time from the request for a block until a consumer in another process
-// of this host has touched every byte. The block is handed off in the node's arena, copied
+// of this host has read every byte. The block is handed off in the node's arena, copied
 // from the arena, or moved over loopback TCP. Each way verifies the block, and the
-// verification is what touches the bytes.
+// verification reads the bytes.
 func Local(ctx context.Context, w World) (_ bench.Report, err error) {
 	s := &localSuite{serverSuite: serverSuite{suiteRun: newRun(w, "local")}}
 	if err := s.needSpace(2 * gi); err != nil {

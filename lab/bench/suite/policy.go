@@ -22,7 +22,7 @@ type PolicyOptions struct {
 // gives the same table on every machine.
 func Policy(ctx context.Context, w World, o PolicyOptions) (bench.Report, error) {
 	s := newRun(w, "policy")
-	s.setup("token hit ratio in percent; capacity in percent of the trace's distinct blocks; belady knows the future and is the bound")
+	s.setup("token hit ratio in percent; capacity in percent of the trace's distinct blocks; belady uses the later requests and is the bound")
 	files := o.Files
 	if len(files) == 0 {
 		files = []string{""}

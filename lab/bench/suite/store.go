@@ -211,7 +211,7 @@ func (s *storeSuite) storeReads(v *volume) func(context.Context) (bench.Sample, 
 }
 
 // ignore and hash process the bytes of a read. ignore does nothing, as fio does. hash
-// touches every byte once, as every consumer must.
+// reads every byte once, as every consumer must.
 func ignore([]byte) {}
 
 func hash(b []byte) { ondisk.LayerSum(b) }

@@ -20,7 +20,7 @@ def damage(node: Node, namespace: int = 0, depth: int = 0) -> int:
     """Flip a bit in each page that the node has written to its segments, and return how many pages these are.
 
     With the number of a namespace, only its blocks are damaged that have at least depth blocks in front of them. The node
-    must not run: what it has in memory would go on to be right.
+    must not run, because its memory would still hold the right blocks.
     """
     if node.running:
         raise ValueError("the node runs; kill or stop it first")

@@ -51,7 +51,7 @@ class Engine:
                 self._process = subprocess.Popen(
                     [sys.executable, str(HERE / driver), json.dumps(settings)],
                     stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=log.parent,
-                    env=environ, pass_fds=(theirs_in, theirs_out), start_new_session=True,
+                    env=environ, pass_fds=(theirs_in, theirs_out), process_group=0,
                 )  # fmt: skip
         finally:
             os.close(theirs_in)

@@ -1,6 +1,6 @@
 """The commands of README.md and of pages in docs, run as a user runs them.
 
-A test takes a block of shell commands out of a page and replaces in it what is the test's own: the model, the data
+A test takes a block of shell commands from a page and replaces the values of the test in it: the model, the data
 directory, the node's address. The rest runs as it stands.
 """
 
@@ -80,7 +80,7 @@ class Server:
         self._process = subprocess.Popen(
             ["bash", "-c", "exec " + command.rstrip("& \n")],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            cwd=log.parent, env={**_environ(), **env}, start_new_session=True,
+            cwd=log.parent, env={**_environ(), **env}, process_group=0,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._follow, daemon=True)
         self._reader.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from array import array
+from collections.abc import Iterable
 
 from penstock import errors
 
@@ -26,6 +28,26 @@ def _count(what: str, value: int, bits: int = 32) -> int:
     if not 0 <= value < 1 << bits:
         raise errors.InvalidError(f"{what}: {value}; want 0 to {(1 << bits) - 1}")
     return value
+
+
+def _numbers(what: str, values: Iterable[int], bits: int = 64) -> array[int]:
+    """Return a copy of values as an array of integers of 32 or 64 bits."""
+    try:
+        return array("I" if bits == 32 else "Q", values)
+    except (OverflowError, TypeError) as e:
+        raise errors.InvalidError(f"{what}: {e}; want integers from 0 to 2**{bits}-1") from e
+
+
+def _address(numbers: array[int]) -> int | None:
+    return numbers.buffer_info()[0] if numbers else None
+
+
+def _chain(ids: Iterable[bytes]) -> bytes:
+    """Return the ids of blocks, one after the other, as the library takes them."""
+    chain = b"".join(ids)
+    if len(chain) % _ID_BYTES:
+        raise errors.InvalidError(f"ids of {len(chain)} bytes; want {_ID_BYTES} for each block")
+    return chain
 
 
 def _text(what: str, value: str | os.PathLike[str] | None) -> bytes | None:

@@ -117,10 +117,12 @@ class _Queue(Generic[_T]):
         self._ready: collections.deque[_T] = collections.deque()
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
-    def _opened(self, handle: int, pins: Pins | None = None) -> None:
-        self._handle = handle
+    def _open(self, ns: Namespace, options: ctypes.Structure, pins: Pins | None = None) -> None:
+        handle = ctypes.c_uint64(0)
+        _abi.call(self._function("open"), ns._ns, byref(options), byref(handle))
+        self._handle = handle.value
         # It also runs at the interpreter's exit.
-        self._finalizer = weakref.finalize(self, _close, self._core, self._function("close"), handle, pins)
+        self._finalizer = weakref.finalize(self, _close, self._core, self._function("close"), self._handle, pins)
 
     def __enter__(self: _Self) -> _Self:
         self._open_handle()
@@ -428,10 +430,8 @@ class Leader(_Queue[Action]):
             read_rate=_count("read_rate", read_rate, 63),
             fetch_every_ms=_ms("fetch_every", fetch_every),
         )
-        handle = ctypes.c_uint64(0)
         self._core.open_handle()
-        _abi.call(self._core.lib.penstock_leader_open, ns._ns, byref(options), byref(handle))
-        self._opened(handle.value)
+        self._open(ns, options)
 
     def add(self, member: Member) -> None:
         """Make an engine a member of the group."""

@@ -8,13 +8,12 @@ import ctypes
 import enum
 import json
 import os
-from array import array
 from collections.abc import AsyncIterator, Iterable, Mapping
 from ctypes import byref
 from typing import NamedTuple
 
 from penstock import _abi, errors
-from penstock._checks import _ID_BYTES, _count, _ms, _text
+from penstock._checks import _ID_BYTES, _address, _chain, _count, _ms, _numbers, _text
 from penstock._cluster import _endpoint, _Path, _Queue, _string
 from penstock._keys import Keys
 from penstock._store import Namespace
@@ -130,10 +129,8 @@ class Gateway(_Queue[Event]):
             epoch=_count("epoch", epoch, 64),
             requests_max=_count("requests_max", requests_max, 31),
         )
-        handle = ctypes.c_uint64(0)
         self._core.open_handle()
-        _abi.call(self._core.lib.penstock_gateway_open, ns._ns, byref(options), byref(handle))
-        self._opened(handle.value)
+        self._open(ns, options)
 
     def submit(
         self,
@@ -170,13 +167,8 @@ class Gateway(_Queue[Event]):
         resident: Mapping[str, int] | None,
         extra: object,
     ) -> Request:
-        try:
-            numbers = tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens or ())
-        except (OverflowError, TypeError) as e:
-            raise errors.InvalidError(f"tokens: {e}; want integers from 0 to 2**32-1") from e
-        chain = b"" if ids is None else b"".join(ids)
-        if len(chain) % _ID_BYTES:
-            raise errors.InvalidError(f"ids of {len(chain)} bytes; want {_ID_BYTES} for each block")
+        numbers = _numbers("tokens", () if tokens is None else tokens, 32)
+        chain = _chain(() if ids is None else ids)
         try:
             json_extra = None if extra is None else json.dumps(extra).encode()
         except (TypeError, ValueError) as e:
@@ -185,7 +177,7 @@ class Gateway(_Queue[Event]):
         c_prompt = _abi.CPrompt(
             size=ctypes.sizeof(_abi.CPrompt),
             id=_text("id", request.id),
-            tokens=numbers.buffer_info()[0] if numbers else None,
+            tokens=_address(numbers),
             ids=chain or None,
             extra=json_extra,
             resident=(_abi.CResident * len(held))(*held),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_char_p, c_int, c_ssize_t, c_void_p, py_object
 from typing import Any, Protocol, runtime_checkable
 
+from penstock._checks import _numbers
 from penstock.errors import InvalidError
 
 __all__ = ["Buffer", "Pins", "Pointers", "Tensor", "Value"]
@@ -54,13 +55,6 @@ class Pointers:
             self.counts = list(fragments)
             if sum(self.counts) != n or min(self.counts, default=1) < 1:
                 raise InvalidError(f"fragments {self.counts} for {n} addresses; want positive numbers whose sum is {n}")
-
-
-def _numbers(what: str, values: Iterable[int]) -> array[int]:
-    try:
-        return array("Q", values)
-    except (OverflowError, TypeError) as e:
-        raise InvalidError(f"{what}: {e}; want integers from 0 to 2**64-1") from e
 
 
 class _PyBuffer(Structure):

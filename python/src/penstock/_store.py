@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 from penstock import _abi, errors
-from penstock._checks import _ID_BYTES, _count, _ms, _text
+from penstock._checks import _ID_BYTES, _count, _ms, _numbers, _text
 from penstock._core import (
     Group,
     GroupKind,
@@ -317,10 +317,7 @@ class Namespace(Calls[Match, Result]):
         depends on besides the tokens: LoRA, cache salt, hashes of images.
         """
         self._core.open_handle()
-        try:
-            numbers = tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens)
-        except (OverflowError, TypeError) as e:
-            raise errors.InvalidError(f"tokens: {e}; want integers from 0 to 2**32-1") from e
+        numbers = _numbers("tokens", tokens, 32)
         if parent is not None and len(parent) != _ID_BYTES:
             raise errors.InvalidError(f"parent of {len(parent)} bytes; want {_ID_BYTES}")
         ids = array("B", bytes(_ID_BYTES * (len(numbers) // self._block_tokens)))

@@ -17,17 +17,16 @@ import enum
 import re
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterable
 from ctypes import byref
 from typing import Any, NamedTuple, TypeVar
 
 from penstock import _abi, errors
-from penstock._checks import _ID_BYTES, _count, _ms, _text
+from penstock._checks import _ID_BYTES, _address, _chain, _count, _ms, _numbers, _text
 from penstock._cluster import Member, Part, _part, _Queue, _string
 from penstock._core import _NO_LIMIT, _WAIT_MS
 from penstock._keys import Keys
-from penstock._memory import Buffer, Pins, Pointers, Tensor, _numbers
+from penstock._memory import Buffer, Pins, Pointers, Tensor
 from penstock._store import Namespace
 
 __all__ = ["DecodeJob", "PrefillJob", "Traffic", "TransferEvent", "TransferKind"]
@@ -150,7 +149,7 @@ class PrefillJob(_Job):
         Nothing is written to device memory before all blocks of the cached prefix that the model does not compute have
         their pages.
         """
-        numbers = _pages(pages)
+        numbers = _numbers("pages", pages, 32)
         self._order("add_pages", _address(numbers), len(numbers))
 
     def computed(self, layer: int, block: int | None = None) -> None:
@@ -175,13 +174,6 @@ class DecodeJob(_Job):
     """The decode side of a request; see ``Traffic.decode``."""
 
 
-def _pages(pages: Iterable[int]) -> array[int]:
-    try:
-        return array("I", pages)
-    except (OverflowError, TypeError) as e:
-        raise errors.InvalidError(f"pages: {e}; want integers from 0 to 2**32-1") from e
-
-
 def verify_number(choice: str) -> int:
     """Return libpenstock's number for a value of ``verify``."""
     named = {"every-hop": 0, "last-hop": 1}.get(choice)
@@ -191,17 +183,6 @@ def verify_number(choice: str) -> int:
     if not sampled or int(sampled[1]) < 2:
         raise errors.InvalidError(f"verify: {choice!r}; want 'every-hop', 'last-hop' or 'one-in-N' with an N above 1")
     return int(sampled[1])
-
-
-def _address(numbers: array[int]) -> int | None:
-    return numbers.buffer_info()[0] if numbers else None
-
-
-def _chain(ids: Keys | Iterable[bytes]) -> bytes:
-    chain = b"".join(ids)
-    if len(chain) % _ID_BYTES:
-        raise errors.InvalidError(f"ids of {len(chain)} bytes; want {_ID_BYTES} for each block")
-    return chain
 
 
 def _in_slices(timeout: float | None, call: Callable[[int], None]) -> None:
@@ -325,14 +306,12 @@ class Traffic(_Queue[TransferEvent]):
         except BaseException:
             pins.release()
             raise
-        handle = ctypes.c_uint64(0)
         self._core.keep(pins)
         try:
-            _abi.call(self._core.lib.penstock_traffic_open, ns._ns, byref(options), byref(handle))
+            self._open(ns, options, pins)
         except errors.Error:
             self._core.forget(pins)
             raise
-        self._opened(handle.value, pins)
         description = _abi.CTrafficDescription(size=ctypes.sizeof(_abi.CTrafficDescription))
         _abi.call(self._core.lib.penstock_traffic_describe, self._handle, byref(description))
         self.address: bytes = description.address
@@ -418,7 +397,7 @@ class Traffic(_Queue[TransferEvent]):
         token: bytes,
         persist: bool,
     ) -> _J:
-        chain, numbers, c_parts = _chain(ids), _pages(pages), [_part(p) for p in parts]
+        chain, numbers, c_parts = _chain(ids), _numbers("pages", pages, 32), [_part(p) for p in parts]
         options = _abi.CTransferOptions(
             size=ctypes.sizeof(_abi.CTransferOptions),
             request=_text("request", job.request),

@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,10 @@ from penstock._program import program
 __all__ = ["Node", "NodeError", "Planner", "Server", "node", "planner"]
 
 _log = logging.getLogger("penstock.testing")
+
+# Ctrl-C must reach this process only, which then stops the node, so the node has a process group of its own. A session of its own is a
+# group of the kernel's scheduler too, and may get no CPU for seconds beside an engine (docs/faults.md, Late heartbeats).
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 # The node's parent is this shell script. It kills the node when its standard input ends without a line, which happens
 # when this process ends in any way. If this process stops the node itself, it writes a line first. Only the node holds
@@ -112,7 +117,7 @@ class Server:
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", _SUPERVISOR, "sh", str(self._directory), *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environ, start_new_session=True,  # Ctrl-C must reach this process only, which then stops the node
+            env=environ, **_OWN_GROUP,
         )  # fmt: skip
         assert self._shell.stdout is not None
         with self._shell.stdout as out:

@@ -14,20 +14,20 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Pair is two NICs that reach each other. Each case opens a new pair and closes it.
+// Pair is two NICs that can reach each other. Each case opens a new pair and closes it.
 type Pair struct {
 	A, B group.Domain
 	// Alloc, if set, returns memory that both NICs can register and that stays valid until t has
 	// ended. Default: the Go heap.
 	Alloc func(t testing.TB, bytes int) []byte
-	// KillB, if set, makes B fail as a NIC does that is removed from its bus.
+	// KillB, if set, makes B fail like a NIC that is removed from its bus.
 	KillB func()
 }
 
 // Factory opens two NICs.
 type Factory func(t testing.TB) Pair
 
-// Case is one promise.
+// Case tests one guarantee of group.Domain.
 type Case struct {
 	Name string
 	run  func(*env)

@@ -33,7 +33,7 @@ func TestLog(t *testing.T) {
 			t.Errorf("logged\n%swant\n%s", got, want)
 		}
 		if l.Debug("details"); strings.Contains(b.String(), "details") {
-			t.Error("details are logged unasked")
+			t.Error("details are logged without being enabled")
 		}
 	})
 }

@@ -29,6 +29,7 @@ const (
 	LogAccept
 	LogPath // a rail or an endpoint of a session that continues
 	LogNIC
+	LogLate
 )
 
 // ErrPeerClosed is the reason of a session that the peer closed with no operation in flight.

@@ -283,7 +283,7 @@ func TestEngine(t *testing.T) {
 		if err := <-again; err != nil || !slices.Equal(events, []string{"up", "down", "up"}) {
 			t.Errorf("%v, events %v", err, events)
 		}
-		e.Drop(one) // one is not the peer's session any more
+		e.Drop(one) // one was removed, and is not the peer's session
 		if s, err := e.Session(peer); err != nil || s != two {
 			t.Errorf("found %p, %v; want the second session", s, err)
 		}

@@ -17,12 +17,23 @@ func Rounds(d, heartbeat time.Duration) uint64 {
 // Watch calls round periodically with the number of the round, until Close begins. Time is
 // counted in rounds and not read from a clock, so that peers do not time out while this process
 // is suspended or starved.
-func (e *Engine[S]) Watch(heartbeat time.Duration, round func(now uint64)) {
-	ticker := time.NewTicker(WatchInterval(heartbeat))
+//
+// Peers do time out: a process that does not run sends no heartbeats. If a round is late by half
+// of idle or more, Watch logs a warning.
+func (e *Engine[S]) Watch(heartbeat, idle time.Duration, round func(now uint64)) {
+	interval := WatchInterval(heartbeat)
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
+	last := time.Now()
 	for {
 		select {
 		case <-ticker.C:
+			now := time.Now()
+			if late := now.Sub(last) - interval; late >= idle/2 {
+				e.Log.Warn(LogLate, "heartbeats were late: this process got no CPU, or was stopped; a peer ends its session with a silent process (docs/faults.md, Late heartbeats)",
+					"late", late.Round(time.Millisecond), "idle_timeout", idle)
+			}
+			last = now
 			round(e.Ticks.Add(1))
 		case <-e.Ctx.Done():
 			return

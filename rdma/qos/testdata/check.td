@@ -10,7 +10,7 @@ qos_max_vls 15
 qos_high_limit 0
 qos_vlarb_high (null)
 ----
-InfiniBand, collectives are sure of 0.0 %
+InfiniBand, collectives are guaranteed 0.0 %
 QoS is off: OpenSM sets no tables
   → qos TRUE
 collective's VL 0 is not in the high table
@@ -27,8 +27,8 @@ qos_vlarb_high 0:4,1:0,2:0,3:0
 qos_vlarb_low 0:0,1:4,2:4,3:4
 qos_sl2vl 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,7
 ----
-InfiniBand, collectives are sure of 50.0 %
-collectives are sure of 50.0 % only, beside kv
+InfiniBand, collectives are guaranteed 50.0 %
+collectives are guaranteed only 50.0 %, beside kv
   → qos_high_limit 240
 
 # One lane: SL 2 is cut to VL 0.
@@ -39,7 +39,7 @@ qos_high_limit 240
 qos_vlarb_high 0:192
 qos_vlarb_low 0:192
 ----
-InfiniBand, collectives are sure of 50.0 %
+InfiniBand, collectives are guaranteed 50.0 %
 kv (SL 2) and collective (SL 0) are both on VL 0
   → qos_max_vls of 4 or more, and qos_sl2vl
 
@@ -51,7 +51,7 @@ qos_high_limit 255
 qos_vlarb_high 0:192,1:192,2:0,3:192
 qos_vlarb_low 0:192,1:192,2:0,3:192
 ----
-InfiniBand, collectives are sure of 100.0 %
+InfiniBand, collectives are guaranteed 100.0 %
 kv's VL 2 has no weight anywhere: it starves
   → qos_vlarb_low with 2:64
 a high limit of 255 switches the low table off: kv starves while collectives run
@@ -67,8 +67,8 @@ qos_vlarb_low 0:192,1:192,2:64,3:192
 qos_swe_vlarb_high 0:192,2:192
 qos_rtr_high_limit 10
 ----
-InfiniBand, collectives are sure of 50.0 %
-rtr: collectives are sure of 90.9 % only, beside kv
+InfiniBand, collectives are guaranteed 50.0 %
+rtr: collectives are guaranteed only 90.9 %, beside kv
   → qos_rtr_high_limit 240
 swe: kv's VL 2 is in the high table, beside collective
   → qos_swe_vlarb_high with 2:0
@@ -81,7 +81,7 @@ qos_vlarb_high 0:192,3:192
 qos_vlarb_low 1:64
 qos_sl2vl 0,1,1,1
 ----
-InfiniBand, collectives are sure of 99.6 %
+InfiniBand, collectives are guaranteed 99.6 %
 VL 3 has a weight, and only 2 lanes exist
   → qos_max_vls
 
@@ -92,7 +92,7 @@ qos_high_limit 240
 qos_vlarb_high 0:192
 qos_vlarb_low 2:64
 ----
-InfiniBand, collectives are sure of 0.0 %
+InfiniBand, collectives are guaranteed 0.0 %
 collective's VL 1 is not in the high table
   → qos_vlarb_high with 1:192
 
@@ -124,7 +124,7 @@ pfc-cap 8 macsec-bypass off delay 0
 prio-pfc 0:off 1:on 2:off 3:on 4:off 5:off 6:off 7:off
 dscp-prio CS1:1 26:3
 ----
-RoCE, collectives are sure of 99.0 %
+RoCE, collectives are guaranteed 99.0 %
 
 # A NIC out of the box.
 check
@@ -134,7 +134,7 @@ tc-tsa 0:vendor 1:vendor 2:vendor 3:vendor 4:vendor 5:vendor 6:vendor 7:vendor
 prio-tc 0:1 1:0 2:2 3:3 4:4 5:5 6:6 7:7
 prio-pfc 0:off 1:off 2:off 3:off 4:off 5:off 6:off 7:off
 ----
-RoCE, collectives are sure of 50.0 %
+RoCE, collectives are guaranteed 50.0 %
 DSCP 8 of kv has no priority: the port does not tell it apart
   → dcb app add dev DEV dscp-prio 8:1
 priority 0 of kv is not lossless: PFC is off
@@ -154,12 +154,12 @@ prio-tc 0:0 1:0 2:0 3:3 4:0 5:0 6:0 7:0
 prio-pfc 3:on
 dscp-prio 26:3
 ----
-RoCE, collectives are sure of 50.0 %
+RoCE, collectives are guaranteed 50.0 %
 DSCP 8 of kv has no priority: the port does not tell it apart
   → dcb app add dev DEV dscp-prio 8:1
 priority 0 of kv is not lossless: PFC is off
   → dcb pfc set dev DEV prio-pfc 0:on
-collectives are sure of 50.0 % only, beside kv
+collectives are guaranteed only 50.0 %, beside kv
   → dcb ets set dev DEV tc-bw
 
 # Strict priority for collectives, nothing kept for the cache.
@@ -170,12 +170,12 @@ prio-tc 1:1 3:3
 prio-pfc 1:on 3:on
 dscp-prio 8:1 26:4
 ----
-RoCE, collectives are sure of 0.0 %
+RoCE, collectives are guaranteed 0.0 %
 DSCP 26 of collective has priority 4, not 3
   → dcb app replace dev DEV dscp-prio 26:3
 priority 4 of collective is not lossless: PFC is off
   → dcb pfc set dev DEV prio-pfc 4:on
-collectives are sure of 0.0 % only, beside kv
+collectives are guaranteed only 0.0 %, beside kv
   → dcb ets set dev DEV tc-bw
 
 check

@@ -11,18 +11,18 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// NICOptions describe a NIC. The zero value is unordered, like EFA's SRD, and
-// refuses one Work at a time.
+// NICOptions describe a NIC. The zero value is unordered, like EFA's SRD, and a refusal affects only
+// the refused Work.
 type NICOptions struct {
 	// Host is the NIC's machine, for KillHost. Name is unique in the fabric.
 	Host, Name string
 	// Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked and KeyBits are those
-	// of group.Limits. Endpoints connect only NICs with the same first two. Spans requires
-	// Windows.
+	// of group.Limits. Endpoints connect only NICs with the same Ordered and RefusalBreaks. Spans
+	// requires Windows.
 	Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked bool
 	KeyBits                                                              int
 	// WindowMax is the longest window in bytes; 0: no limit. NoDeviceWindows: memory of a DMABuf
-	// has no windows. Other windows return rdma.ErrUnsupported.
+	// has no windows. Memory.Window returns rdma.ErrUnsupported for a window outside these limits.
 	WindowMax       uint64
 	NoDeviceWindows bool
 	// VirtualAddresses makes Base the memory's address; otherwise Base is 0.
@@ -62,9 +62,9 @@ func (o NICOptions) LikeRC() NICOptions {
 	return o
 }
 
-// LikeRXE makes o a NIC with the limits of rdma_rxe under rdma/verbs: as a card, but without
-// windows, because those of rxe do not confine writes, and it may finish a packet after its key
-// was closed.
+// LikeRXE makes o a NIC with the limits of rdma_rxe under rdma/verbs. They differ from LikeRC in two
+// ways. There are no windows, because rxe does not confine writes to a memory window. CloseIsFinal is
+// false, because rxe may still process a packet after the packet's key was closed.
 func (o NICOptions) LikeRXE() NICOptions {
 	o = o.LikeRC()
 	o.CloseIsFinal, o.Windows, o.WindowMax, o.NoDeviceWindows = false, false, 0, false
@@ -116,11 +116,11 @@ type Domain struct {
 	f    *Fabric
 	id   uint32
 	opts NICOptions
-	// drawSeed is the start of the NIC's own draws: a hash of its name and of how often the name was
-	// opened before.
+	// drawSeed is the seed of the NIC's own draws: a hash of its name, plus the number of times that
+	// a NIC of this name was opened before.
 	drawSeed uint64
 	keys     draws
-	// arrived wakes Wait; it uses the fabric's lock.
+	// arrived wakes Wait. It uses the fabric's lock.
 	arrived sync.Cond
 	polling atomic.Bool // true while a goroutine is in Poll or Wait; only one may be
 
@@ -129,7 +129,7 @@ type Domain struct {
 	why                 error // reason of its death
 	silent              bool  // died without completions
 	endpoints           map[uint32]*Endpoint
-	made                uint32 // endpoints
+	made                uint32 // number of endpoints made so far
 	memories            map[uint64]*Memory
 	mapped              [][]byte // mapped dma-bufs, kept until Close because late payload may still land there
 	completions         ring

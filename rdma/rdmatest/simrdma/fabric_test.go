@@ -147,10 +147,10 @@ func outcomes(t *testing.T, seed uint64) (out []string) {
 func TestReplay(t *testing.T) {
 	one, again, other := outcomes(t, 1), outcomes(t, 1), outcomes(t, 2)
 	if !slices.Equal(one, again) {
-		t.Error("the same seed, another fate")
+		t.Error("the same seed gave another result")
 	}
 	if slices.Equal(one, other) {
-		t.Error("another seed, the same fate")
+		t.Error("another seed gave the same result")
 	}
 	if len(one) <= 100 {
 		t.Errorf("%d completions of 100 writes with immediates", len(one))
@@ -309,12 +309,12 @@ func TestRules(t *testing.T) {
 	} {
 		// In virtual time a Work stays in flight until the violation has been made.
 		synctest.Test(t, func(t *testing.T) {
-			told := 0
-			r := newRig(t, 1, FabricOptions{Delay: Span{Min: 1, Max: 100}, OnViolation: func(string) { told++ }}, NICOptions{Windows: true})
+			calls := 0
+			r := newRig(t, 1, FabricOptions{Delay: Span{Min: 1, Max: 100}, OnViolation: func(string) { calls++ }}, NICOptions{Windows: true})
 			breach(r)
 			v := r.f.Violations()
-			if len(v) == 0 || !strings.Contains(strings.Join(v, "\n"), want) || told < len(v) {
-				t.Errorf("want a breach %q; got %d: %q", want, told, v)
+			if len(v) == 0 || !strings.Contains(strings.Join(v, "\n"), want) || calls < len(v) {
+				t.Errorf("want a breach %q; got %d: %q", want, calls, v)
 			}
 		})
 	}

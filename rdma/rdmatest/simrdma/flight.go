@@ -24,17 +24,21 @@ type flight struct {
 	// dst and off are the destination, set on admission.
 	dst *Memory
 	off uint64
-	// placed has a bit for each placed piece.
+	// pieces is the number of pieces of the payload. placed has a bit for each piece that was
+	// copied to the destination. inPlace is set when all pieces are copied.
 	pieces  int
 	placed  uint64
 	inPlace bool
-	// status is the result for the sender, and why its reason for people.
+	// status is the result for the sender. why is the reason, as text for people.
 	status group.Status
 	why    error
-	// The states of a flight: arrived (at the target's NIC), accepted (the key and bounds are
-	// valid), over (in place or refused, not delivered yet) and landed (delivered, refused or
-	// lost, so nothing more happens at the target). ended: its completion has been queued; for a
-	// ghost, before it has landed.
+	// The states of a flight at the target:
+	// arrived: the Work has reached the target's NIC.
+	// accepted: the NIC has checked the key and bounds.
+	// over: all pieces are in place, or the Work was refused. The Work is not delivered yet.
+	// landed: the Work was delivered, refused or lost, and nothing more happens at the target.
+	//
+	// ended: the sender's completion has been queued. A ghost is ended before it has landed.
 	arrived, accepted, over, landed bool
 	ended, ghost                    bool
 	// unanswered is the time at which the first packet was lost on a cut link, or noAlarm.
@@ -118,8 +122,8 @@ func (f *Fabric) loseGhostLocked(fl *flight) {
 	}
 }
 
-// deadEndLocked handles a packet for an endpoint that accepts none: the sender's endpoint
-// breaks. It reports whether that was the case.
+// deadEndLocked handles a packet for an endpoint that accepts no packets: the sender's endpoint
+// breaks. It reports whether the endpoint accepts none.
 func (f *Fabric) deadEndLocked(fl *flight) bool {
 	if !fl.to.closedToPeerLocked() {
 		return false
@@ -146,8 +150,8 @@ func (f *Fabric) admitLocked(e event) {
 	}
 }
 
-// advanceLocked admits the next Work of an endpoint that a refusal breaks. It admits one at a
-// time, so that no Work after a refused one is performed.
+// advanceLocked accepts the next Work of an endpoint if RefusalBreaks is set. It accepts one Work at
+// a time, so that no Work after a refused one is performed.
 func (f *Fabric) advanceLocked(from *Endpoint) {
 	if from.refusing {
 		return
@@ -163,7 +167,7 @@ func (f *Fabric) advanceLocked(from *Endpoint) {
 	}
 }
 
-// acceptLocked checks the key at the target's NIC.
+// acceptLocked checks the key at the target's NIC and schedules the placement of the payload.
 func (f *Fabric) acceptLocked(fl *flight) {
 	fl.accepted = true
 	if fl.work.Op != group.OpSend {
@@ -245,7 +249,8 @@ func (fl *flight) closedLocked() bool {
 	return fl.to.d.opts.CloseIsFinal
 }
 
-// copyLocked places one piece. A message is placed when its buffer has been chosen.
+// copyLocked copies one piece of a write's payload to its destination. It does nothing for a
+// message: arriveLocked chooses the receive buffer and copies the message.
 func (fl *flight) copyLocked(piece int) {
 	f := fl.from.d.f
 	if fl.work.Len == 0 || fl.work.Op == group.OpSend {
@@ -280,8 +285,8 @@ func (f *Fabric) refuseLocked(fl *flight, s group.Status, why error) {
 	f.settleLocked(fl)
 }
 
-// settleLocked delivers the flight or, on an Ordered NIC, all flights at the head of the line
-// that are over.
+// settleLocked delivers the flight. On an Ordered NIC it instead delivers the flights of the endpoint
+// in the order posted, up to the first one that is not over.
 func (f *Fabric) settleLocked(fl *flight) {
 	if !fl.from.d.opts.Ordered {
 		f.deliverLocked(fl)
@@ -299,7 +304,7 @@ func (f *Fabric) settleLocked(fl *flight) {
 				return // delayed
 			}
 		}
-		// Landing and ending both remove a flight from the line.
+		// deliverLocked may have removed the flight from from.flying.
 		if i < len(from.flying) && from.flying[i] == x {
 			i++
 		}
@@ -319,8 +324,8 @@ func (f *Fabric) deliverLocked(fl *flight) {
 	}
 	if !fl.refused() {
 		if to.d.completions.len() >= to.d.opts.CompletionDepth {
-			// The completion queue is full, so try again later. The cleared bit makes it a first
-			// placement.
+			// The completion queue is full, so place piece 0 again later. With its bit cleared,
+			// this placement does not count as a repetition.
 			fl.placed, fl.inPlace, fl.over = fl.placed&^1, false, false
 			f.flyLocked(fl, f.now()+f.opts.RetryEvery, stepPlace, 0)
 			return
@@ -387,7 +392,7 @@ func (f *Fabric) landLocked(fl *flight) {
 	}
 }
 
-// answerLocked handles the answer at the sender's NIC.
+// answerLocked handles the arrival of the acknowledgement at the sender's NIC.
 func (f *Fabric) answerLocked(e event) {
 	fl := e.flight
 	if fl.ended || f.lostLocked(fl, e) {
@@ -419,7 +424,7 @@ func (f *Fabric) completeLocked(fl *flight, s group.Status, why error) {
 	}
 }
 
-// freeLocked removes a flight from its line and keeps it for reuse.
+// freeLocked removes a flight from its endpoint and keeps it for reuse.
 func (f *Fabric) freeLocked(fl *flight) {
 	line := fl.from.flying
 	for i, x := range line {

@@ -54,7 +54,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-func TestListSaysWhatFailed(t *testing.T) {
+func TestListReportsFailures(t *testing.T) {
 	for fail, word := range map[string]string{"init": "start libnvidia-ml", "count": "count", "open": "open GPU 0", "pci": "PCI address"} {
 		if _, err := list(driver(fail)); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%s fails: %v, want %q in it", fail, err, word)

@@ -160,14 +160,14 @@ class Worker:
         self.read(run, run.names(f"get-{area}"), area, total)
 
     def read(self, run: Run, keys: Sequence[str], shift: int, total: Total | None) -> None:
-        """Get the values of an area, and compare each byte with what was put."""
+        """Get the values of an area, and compare each byte with the stored byte."""
         target = self.store.target.address
         _libc.memset(target, 0, self.store.target.length)
         run.passes(self.store.get, keys, 0, total)
         for i in range(run.values):
             place = target + i * run.value_bytes
             if _libc.memcmp(place, self.store.source.address + run.source(i, shift), run.value_bytes):
-                raise RuntimeError(f"the value of {keys[i]} is not what was put")
+                raise RuntimeError(f"the value of {keys[i]} differs from the stored value")
 
 
 class Total:
