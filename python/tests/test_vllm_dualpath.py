@@ -1051,6 +1051,24 @@ def test_epoch_of_latent_ranks(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
+@pytest.mark.parametrize(
+    ("groups", "pools", "why"),
+    [
+        ([64], 1, "every layer has a sliding window, before which the engine frees blocks; PenstockDualPath serves full attention"),
+        ([0, 64], 2, "the engine has a KV cache group for each kind of layer; .* start it without --no-disable-hybrid-kv-cache-manager"),
+        ([0], 2, "the engine has a KV cache group for each kind of layer"),
+    ],
+)
+def test_windows_of_an_engine(groups: list[int], pools: int, why: str) -> None:
+    """An engine that frees blocks of a running request does not start, and the error names the reason or the setting."""
+    layers = [LayerGroup(window, [Layer(f"layer {i}", 0, PAGE, PAGE, min(i, pools - 1))]) for i, window in enumerate(groups)]
+    facts = {"layers": [], "specs": ["FullAttentionSpec"]}
+    layout = Layout(layers, pools, BLOCKS, BLOCK, [(0, PAGE * BLOCKS, None)], facts)
+    worker = Worker(Options(), _adapter.Counters("x"), role=Role.PREFILL, broadcast=lambda spans: None)
+    with pytest.raises(errors.InvalidError, match=why):
+        worker.open(layout, {"model": "m"}, 0, 1)
+
+
 def test_latent_shards() -> None:
     """Latent KV is one shard, so an engine with another number of them does not start, and the error names the option."""
     with testing.node() as node, pytest.raises(errors.InvalidError, match="option 'shards' is 2: the model's KV is latent"):

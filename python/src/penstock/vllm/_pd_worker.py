@@ -32,11 +32,17 @@ from penstock.vllm._layout import LATENT, Layer, Layout, read_layout, split
 from penstock.vllm._pd_plan import Append, Definition, Ended, Job, Options, Order, Plan, Progress, Release, Report, Step, Stopped
 from penstock.vllm._worker import define, open_namespace
 
-__all__ = ["Broadcast", "Worker"]
+__all__ = ["GROUPS", "Broadcast", "Worker"]
 
 _log = logging.getLogger("penstock.vllm")
 
 _ID = _adapter.Chain.SIZE
+
+GROUPS = (
+    "the engine has a KV cache group for each kind of layer; PenstockDualPath serves one for all layers: start it without"
+    " --no-disable-hybrid-kv-cache-manager"
+)
+"""The reason why an engine that frees blocks of a running request is refused."""
 
 _IDLE = 0.005
 """Seconds that a step without computation waits for an event. While requests wait for transfers, the engine repeats such
@@ -463,9 +469,12 @@ def _device(layout: Layout) -> tuple[list[Layer], int]:
 
     Raises InvalidError for a layout that a traffic manager does not support.
     """
-    if len(layout.groups) != 1 or layout.groups[0].window or layout.pools != 1:
+    if len(layout.groups) != 1 or layout.pools != 1:
+        raise errors.InvalidError(GROUPS)
+    if layout.groups[0].window:
         raise errors.InvalidError(
-            "the model has several KV cache groups or a sliding window; PenstockDualPath serves one group of full attention"
+            "every layer has a sliding window, before which the engine frees blocks; PenstockDualPath serves full attention, alone or"
+            " beside sliding windows"
         )
     if len(layout.memory) != 1:
         raise errors.InvalidError(f"the KV cache lies in {len(layout.memory)} allocations; PenstockDualPath serves one")

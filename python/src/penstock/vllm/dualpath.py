@@ -44,7 +44,7 @@ from penstock.vllm import _engine
 from penstock.vllm._layout import LATENT
 from penstock.vllm._pd_plan import EVENTS, Definition, Options, Plan, Report
 from penstock.vllm._pd_scheduler import Scheduler
-from penstock.vllm._pd_worker import Worker
+from penstock.vllm._pd_worker import GROUPS, Worker
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,11 @@ class PromMetrics(_engine.PromMetrics):
 
 
 class PenstockDualPath(KVConnectorBase_V1):
-    """Makes the engine one of a prefill/decode cluster. docs/dualpath.md has the options."""
+    """Makes the engine one of a prefill/decode cluster. docs/dualpath.md has the options.
+
+    It is no SupportsHMA, so vLLM allocates blocks of all tokens in layers with a sliding window too, if other layers have full
+    attention. The windows' computation is the same. Without that the engine would free and reuse blocks while they are transferred.
+    """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -261,8 +265,8 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
         raise errors.InvalidError(
             f"option 'shards' of PenstockDualPath is {options.shards}; want a multiple of tensor_parallel_size, which is {ranks}"
         )
-    if (groups := len(kv_cache_config.kv_cache_groups)) > 1:
-        raise errors.InvalidError(f"the model has {groups} KV cache groups; PenstockDualPath serves one group of full attention")
+    if len(kv_cache_config.kv_cache_groups) > 1:
+        raise errors.InvalidError(GROUPS)
     if config.cache_config.enable_prefix_caching:
         raise errors.InvalidError(
             "the engine has a prefix cache, whose blocks other requests read while PenstockDualPath writes them: start it with"
