@@ -70,7 +70,8 @@ func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (i
 // the caller must not touch the batch, because the device may still write to its memory. The memory
 // then counts against the volume's budget until the device completes.
 func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
-	budget, err := l.acquire(ctx, total, n.opts.QueueWait)
+	limits := n.limits.Load()
+	budget, err := l.acquire(ctx, total, limits.QueueWait)
 	if err != nil {
 		return nil, err
 	}
@@ -89,12 +90,12 @@ func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []bloc
 		l.budget.Release(budget)
 		done <- err
 	})
-	timer := time.NewTimer(n.opts.ReadWait)
+	timer := time.NewTimer(limits.ReadWait)
 	defer timer.Stop()
 	select {
 	case err = <-done:
 	case <-timer.C:
-		err = fmt.Errorf("volume %d has not completed a read within %v: %w", l.volume, n.opts.ReadWait, context.DeadlineExceeded)
+		err = fmt.Errorf("volume %d has not completed a read within %v: %w", l.volume, limits.ReadWait, context.DeadlineExceeded)
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}

@@ -190,7 +190,7 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 	if err := n.checkLoad(ns, req); err != nil {
 		return LoadResult{}, err
 	}
-	wait, cancel := context.WithTimeout(ctx, n.opts.QueueWait)
+	wait, cancel := context.WithTimeout(ctx, n.limits.Load().QueueWait)
 	err := n.reads.enter(wait)
 	cancel()
 	if err != nil {

@@ -40,6 +40,7 @@ type Node struct {
 	room       *roomMaker
 	movers     []*mover // by volume
 	loans      loanBook
+	limits     atomic.Pointer[Limits]
 
 	draining atomic.Bool
 	refusing atomic.Bool // the last result of noteWriteState: writes are refused
@@ -106,6 +107,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 	n.room = newRoomMaker(n)
 	n.movers = newMovers(n)
 	n.loans.max = n.opts.LoanBytesMax
+	n.limits.Store(startLimits(&n.opts))
 	if err := n.recover(ctx); err != nil {
 		return nil, fmt.Errorf("storage: recover: %w", err)
 	}
