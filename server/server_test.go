@@ -478,7 +478,7 @@ func TestBadCallsGetClearCodes(t *testing.T) {
 }
 
 func TestBearerToken(t *testing.T) {
-	h := newHost(t, func(o *server.Options) { o.BearerToken = "secret" }, nil)
+	h := newHost(t, func(o *server.Options) { o.Tokens = func() []string { return []string{"secret"} } }, nil)
 	for given, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer wrong": codes.Unauthenticated, "secret": codes.Unauthenticated, "Bearer secret": codes.OK} {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", given)
 		if _, err := h.cache.Describe(ctx, &pb.DescribeRequest{}); status.Code(err) != want {
