@@ -75,7 +75,7 @@ func readContents(auth config.Auth) (*contents, error) {
 		return nil, fmt.Errorf("config: auth.tls_cert: %w", err)
 	}
 	c.leaf = fmt.Sprintf("certificate %x, expires %s", fingerprint(slices.Concat(pair.Certificate...)), leaf.NotAfter.UTC().Format(time.RFC3339))
-	c.tls = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true}
+	c.tls = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	if auth.ClientCA == "" {
 		return c, nil
 	}

@@ -41,8 +41,8 @@
 // accepted if its token is in the file when the call begins. To replace a token, list the new and the
 // old one in the file (one a line), reload, give the new one to the clients, then remove the old one
 // and reload. Sessions of the data plane authenticate with a token of the node's own, so they stay
-// open when the bearer token of their client is removed; only a restart of the node ends them. TLS
-// sessions are not resumed, so that a reload of auth.client_ca applies to every new connection.
+// open when the bearer token of their client is removed; only a restart of the node ends them. A TLS
+// session that is resumed after a reload of auth.client_ca is verified with the new CA (crypto/tls).
 //
 // Watch: the directories of the files, and of the symbolic links to them, are watched (inotify), so
 // that the exchange of a link by Kubernetes or certbot is noticed. A file that is being written, or a

@@ -50,12 +50,15 @@ type process struct {
 	reloader *reload.Reloader
 	registry *prometheus.Registry
 	log      chan string
+	// secure is the configuration of the listener. sessions are the TLS sessions that clients may resume.
+	secure   *tls.Config
+	sessions tls.ClientSessionCache
 }
 
 // newProcess starts a process with token, certificate and CA, in files of their own.
 func newProcess(t *testing.T) *process {
 	t.Helper()
-	p := &process{t: t, dir: t.TempDir(), next: config.Default(), log: make(chan string, 100)}
+	p := &process{t: t, dir: t.TempDir(), next: config.Default(), log: make(chan string, 100), sessions: tls.NewLRUClientSessionCache(10)}
 	p.write("token", oldToken)
 	p.writePair(1)
 	p.next.Auth = config.Auth{TokenFile: p.path("token"), TLSCert: p.path("crt"), TLSKey: p.path("key")}
@@ -70,6 +73,7 @@ func (p *process) start() {
 		p.t.Fatal(err)
 	}
 	running := p.next
+	p.secure = p.creds.ServerTLS()
 	p.registry = prometheus.NewRegistry()
 	p.reloader = reload.New(running.Keys(), reload.Options{
 		Read: func() (reload.Candidate, error) {
@@ -176,8 +180,8 @@ func (p *process) connect(certificates ...tls.Certificate) (*tls.Conn, *tls.Conn
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	server := tls.Server(b, p.creds.ServerTLS())
-	client := tls.Client(a, &tls.Config{InsecureSkipVerify: true, Certificates: certificates})
+	server := tls.Server(b, p.secure)
+	client := tls.Client(a, &tls.Config{InsecureSkipVerify: true, ServerName: "node", Certificates: certificates, ClientSessionCache: p.sessions})
 	failed := make(chan error, 1)
 	go func() { failed <- server.Handshake() }()
 	err = client.Handshake()
@@ -300,8 +304,7 @@ func TestRefusedReloadAppliesNothing(t *testing.T) {
 }
 
 // TestConnectionsOutliveTheirCertificate: a connection works after the certificate and the CA were
-// replaced, and a new connection needs a certificate of the new CA, also where the old one could have
-// been resumed.
+// replaced. A new connection needs a certificate of the new CA, also if it could resume a session.
 func TestConnectionsOutliveTheirCertificate(t *testing.T) {
 	p := newProcess(t)
 	oldCA, oldKey := pair(t, 10)
@@ -324,6 +327,16 @@ func TestConnectionsOutliveTheirCertificate(t *testing.T) {
 	client, server, err := p.connect(certificate(oldCA, oldKey))
 	if err != nil {
 		t.Fatal(err)
+	}
+	// A client gets its tickets with the first bytes that it reads.
+	if _, err := server.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(client, make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	if again, _, err := p.connect(certificate(oldCA, oldKey)); err != nil || !again.ConnectionState().DidResume {
+		t.Errorf("the session is not resumed before the reload: %v", err)
 	}
 	p.write("ca", nextCA)
 	p.writePair(2)
