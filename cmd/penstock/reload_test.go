@@ -27,6 +27,7 @@ import (
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/lab/cluster"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
@@ -430,4 +431,96 @@ func (r *rotation) metric(name string) string {
 		r.t.Fatalf("no metric %s", name)
 	}
 	return m[1]
+}
+
+// TestPlannersAndGatewaysReload: at SIGHUP a planner and a gateway accept a new token beside the old
+// one and serve a new certificate. With a setting that needs a restart they change nothing and log
+// the reason. A change of the token file alone is applied too.
+func TestPlannersAndGatewaysReload(t *testing.T) {
+	engine := textEngine(t, "an answer")
+	for _, c := range []struct {
+		kind, settings, fixed, refused string
+		// ask makes a call with a token, with TLS. It reports whether the token was accepted.
+		ask func(t *testing.T, listen, token string, secure *tls.Config) bool
+	}{
+		{"planner", "", "schedule:\n  max_queue: 77\n", "schedule.max_queue: 0 → 77: the requests in progress were planned with it", func(t *testing.T, listen, token string, secure *tls.Config) bool {
+			conn, err := client.Dial(listen, client.DialOptions{BearerToken: token, TLS: secure, Timeout: time.Minute})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_, err = pb.NewPlannerClient(conn).Top(t.Context(), &pb.TopRequest{})
+			if code := status.Code(err); code != codes.OK && code != codes.Unauthenticated {
+				t.Fatal(err)
+			}
+			return err == nil
+		}},
+		{"gateway", "engine: [" + engine + "]\n", "max_queue: 77\n", "max_queue: 1024 → 77: the front is made with it", func(t *testing.T, listen, token string, secure *tls.Config) bool {
+			var code int
+			var text string
+			c := gatewayClient(t, secure)
+			within(t, "an engine is healthy", func() bool {
+				code, text = call(t, c, "POST", "https://"+listen+"/v1/completions", token)
+				return code != http.StatusServiceUnavailable
+			})
+			if code != http.StatusOK && code != http.StatusUnauthorized {
+				t.Fatalf("%d %s", code, text)
+			}
+			return code == http.StatusOK
+		}},
+	} {
+		t.Run(c.kind, func(t *testing.T) {
+			r := &rotation{t: t, dir: t.TempDir()}
+			listen := testkit.Port(t)
+			var secure []*tls.Config
+			for range 2 {
+				_, crt, key := certificates(t, t.TempDir())
+				r.crt, r.key = append(r.crt, readAll(t, crt)), append(r.key, readAll(t, key))
+				pool := x509.NewCertPool()
+				pool.AppendCertsFromPEM(r.crt[len(r.crt)-1])
+				secure = append(secure, &tls.Config{RootCAs: pool})
+			}
+			r.replace("crt.pem", r.crt[0])
+			r.replace("key.pem", r.key[0])
+			r.serveTokens(0)
+			settings := fmt.Sprintf("listen: %s\nhttp: \"\"\n%sauth:\n  token_file: %[3]s/tokens\n  tls_cert: %[3]s/crt.pem\n  tls_key: %[3]s/key.pem\n", listen, c.settings, r.dir)
+			r.replace("settings.yaml", []byte(settings))
+			p, err := cluster.StartProcess(t.Context(), cluster.ProcessOptions{
+				Name: "the " + c.kind, Args: []string{c.kind, "--log-format", "json", "--config", r.dir + "/settings.yaml"}, Env: append(os.Environ(), childEnv),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !c.ask(t, listen, tokenOf(0), secure[0]) || c.ask(t, listen, tokenOf(1), secure[0]) {
+				t.Fatal("at the start it does not accept the old token only")
+			}
+			hangup := func() {
+				if err := p.Signal(syscall.SIGHUP); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.replace("settings.yaml", []byte(settings+c.fixed))
+			hangup()
+			within(t, "the refusal is in the log", func() bool { return strings.Contains(p.Log(), c.refused) })
+			r.serveTokens(0, 1)
+			r.replace("crt.pem", r.crt[1])
+			r.replace("key.pem", r.key[1])
+			r.replace("settings.yaml", []byte(settings+"log:\n  level: debug\n"))
+			hangup()
+			within(t, "the reload is in the log", func() bool { return strings.Contains(p.Log(), `"key":"log.level"`) })
+			for g := range 2 {
+				if !c.ask(t, listen, tokenOf(g), secure[1]) {
+					t.Errorf("the token of generation %d is refused", g)
+				}
+			}
+			r.serveTokens(1)
+			within(t, "the old token is refused", func() bool { return !c.ask(t, listen, tokenOf(0), secure[1]) })
+			if !c.ask(t, listen, tokenOf(1), secure[1]) {
+				t.Error("the new token is refused")
+			}
+			if err := p.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
