@@ -770,3 +770,15 @@ func TestEventsStreamEndsOnShutdown(t *testing.T) {
 		t.Error("the shutdown waited for the stream")
 	}
 }
+
+// TestNoConfiguration: a node without a Reloader refuses to compare and reload its configuration.
+func TestNoConfiguration(t *testing.T) {
+	h := newHost(t, nil, nil)
+	_, diff := h.admin.DiffConfig(t.Context(), &pb.DiffConfigRequest{})
+	_, reload := h.admin.ReloadConfig(t.Context(), &pb.ReloadConfigRequest{})
+	for _, err := range []error{diff, reload} {
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "restart it") {
+			t.Errorf("%v", err)
+		}
+	}
+}

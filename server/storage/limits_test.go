@@ -1,0 +1,111 @@
+package storage_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+// TestSetLimits: each limit applies to the calls that begin after it was set, and what was granted
+// before stays. A limit that CheckLimits refuses is named.
+func TestSetLimits(t *testing.T) {
+	now := time.Unix(1000, 0)
+	r := newRig(t, rigOptions{now: func() time.Time { return now }})
+	ns := r.namespace("m", small)
+	limits := storage.Limits{
+		ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute,
+		QueueWait: time.Second, ReadWait: time.Second, LoanBytesMax: 1 << 20,
+	}
+	set := func(edit func(*storage.Limits)) {
+		t.Helper()
+		edit(&limits)
+		if err := r.node.CheckLimits(limits); err != nil {
+			t.Fatal(err)
+		}
+		r.node.SetLimits(limits)
+	}
+	reserve := func(seed int) (*storage.Reservation, error) {
+		return r.node.Reserve(t.Context(), storage.ReserveRequest{Namespace: "m", Geometry: small.Digest(), IDs: chain(ns, 1, seed)})
+	}
+	ids := chain(ns, 1, 50)
+	r.mustPut(ns, ids)
+	leased := func() bool {
+		_, m, err := r.node.Match(storage.MatchRequest{Namespace: "m", IDs: ids, TTL: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Lease != 0
+	}
+
+	set(func(*storage.Limits) {})
+	first, err := reserve(1)
+	if err != nil || !first.Expires.Equal(now.Add(time.Minute)) {
+		t.Fatalf("the reservation expires %v: %v", first.Expires, err)
+	}
+	set(func(l *storage.Limits) { l.ReservationsMax, l.ReservationTTL = 1, time.Hour })
+	if _, err := reserve(2); !errors.Is(err, storage.ErrBusy) {
+		t.Errorf("a second reservation at a limit of 1: %v", err)
+	}
+	set(func(l *storage.Limits) { l.ReservationsMax = 2 })
+	if second, err := reserve(2); err != nil || !second.Expires.Equal(now.Add(time.Hour)) {
+		t.Errorf("a second reservation at a limit of 2: %v", err)
+	}
+	if err := r.node.Abort(first.ID); err != nil {
+		t.Errorf("the reservation from before the changes: %v", err)
+	}
+
+	if !leased() || !leased() || leased() {
+		t.Error("two leases, and no third, are not granted at a limit of 2")
+	}
+	set(func(l *storage.Limits) { l.LeasesMax, l.LeaseTTLMax = 3, time.Second })
+	if !leased() || leased() {
+		t.Error("a third lease, and no fourth, are not granted at a limit of 3")
+	}
+	if got := r.node.LeaseTTL(time.Hour); got != time.Second {
+		t.Errorf("the longest lease is %v", got)
+	}
+
+	part := func() (release func(), err error) {
+		_, loadErr := r.node.Load(t.Context(), storage.LoadRequest{Namespace: "m", IDs: ids, Keep: true}, func(_ context.Context, parts []storage.Part) {
+			for i := range parts {
+				release, err = parts[i].Keep()
+				parts[i].Done(nil)
+			}
+		})
+		return release, errors.Join(err, loadErr)
+	}
+	release, err := part()
+	if err != nil {
+		t.Fatal(err)
+	}
+	set(func(l *storage.Limits) { l.LoanBytesMax = 1 })
+	if _, err := part(); !errors.Is(err, storage.ErrBusy) {
+		t.Errorf("a loan at a limit of 1 B: %v", err)
+	}
+	release()
+	set(func(l *storage.Limits) { l.LoanBytesMax = 0 }) // the default
+	if release, err = part(); err != nil {
+		t.Errorf("a loan at the default limit: %v", err)
+	} else {
+		release()
+	}
+
+	for name, edit := range map[string]func(*storage.Limits){
+		"ReservationsMax": func(l *storage.Limits) { l.ReservationsMax = 0 },
+		"LeasesMax":       func(l *storage.Limits) { l.LeasesMax = 1<<24 + 1 },
+		"LeaseTTLMax":     func(l *storage.Limits) { l.LeaseTTLMax = 0 },
+		"ReservationTTL":  func(l *storage.Limits) { l.ReservationTTL = -1 },
+		"QueueWait":       func(l *storage.Limits) { l.QueueWait = 0 },
+		"ReadWait":        func(l *storage.Limits) { l.ReadWait = 0 },
+		"LoanBytesMax":    func(l *storage.Limits) { l.LoanBytesMax = 1 << 50 },
+	} {
+		bad := limits
+		edit(&bad)
+		if err := r.node.CheckLimits(bad); err == nil {
+			t.Errorf("CheckLimits accepts a bad %s", name)
+		}
+	}
+}
