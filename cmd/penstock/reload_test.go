@@ -426,7 +426,7 @@ func (r *rotation) metric(name string) string {
 	if _, err := body.ReadFrom(resp.Body); err != nil {
 		r.t.Fatal(err)
 	}
-	m := regexp.MustCompile(`(?m)^`+name+` (\S+)$`).FindStringSubmatch(body.String())
+	m := regexp.MustCompile(`(?m)^` + name + ` (\S+)$`).FindStringSubmatch(body.String())
 	if m == nil {
 		r.t.Fatalf("no metric %s", name)
 	}

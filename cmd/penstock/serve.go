@@ -32,9 +32,10 @@ SIGTERM and SIGINT drain: new writes are refused, calls in flight finish within
 once; nothing that was acknowledged as durable is lost by that.
 
 SIGHUP and penstock config reload apply changes of the configuration file while the
-node serves: bearer tokens, certificates, most limits, the log level. Tokens and
+node serves: bearer tokens, certificates, some limits, the log level. Tokens and
 certificates are also applied when their files change. penstock config diff shows
-which differences need a restart, and why.`,
+which differences need a restart, and why. Because of SIGHUP the end of its terminal
+does not end the node.`,
 		Example: `  penstock serve --data /mnt/nvme0,/mnt/nvme1 --capacity 3TiB
   penstock serve --config /etc/penstock/penstock.yaml`,
 		Args: args(cobra.NoArgs),

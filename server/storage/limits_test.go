@@ -57,12 +57,16 @@ func TestSetLimits(t *testing.T) {
 		t.Errorf("the reservation from before the changes: %v", err)
 	}
 
-	if !leased() || !leased() || leased() {
-		t.Error("two leases, and no third, are not granted at a limit of 2")
+	for n, want := range []bool{true, true, false} {
+		if leased() != want {
+			t.Errorf("lease %d at a limit of 2 is granted: %v", n, !want)
+		}
 	}
 	set(func(l *storage.Limits) { l.LeasesMax, l.LeaseTTLMax = 3, time.Second })
-	if !leased() || leased() {
-		t.Error("a third lease, and no fourth, are not granted at a limit of 3")
+	for n, want := range []bool{true, false} {
+		if leased() != want {
+			t.Errorf("lease %d at a limit of 3 is granted: %v", n+2, !want)
+		}
 	}
 	if got := r.node.LeaseTTL(time.Hour); got != time.Second {
 		t.Errorf("the longest lease is %v", got)
