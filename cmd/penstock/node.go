@@ -562,6 +562,9 @@ func (n *node) candidate() (reload.Candidate, error) {
 		QueueWait:       cfg.Limits.QueueWait.Std(),
 		ReadWait:        cfg.Limits.ReadWait.Std(),
 		LoanBytesMax:    int64(cfg.Limits.LoanBytes),
+
+		FreeFloorBytes:      int64(cfg.FreeFloor),
+		ScrubBytesPerSecond: int64(cfg.ScrubRate),
 	}
 	if err := n.storage.CheckLimits(limits); err != nil {
 		return reload.Candidate{}, fmt.Errorf("config: limits: %w: %w", err, config.ErrConfig)

@@ -31,11 +31,11 @@ type Config struct {
 	IndexCache  Size     `yaml:"index_cache" doc:"block cache of the index's Pebble store" restart:"the index is opened with it"`
 	Segment     Size     `yaml:"segment" doc:"size of one preallocated segment file of a new volume; 0 is 1 GiB, or less where the capacity is small" restart:"the volumes are opened with it"`
 	Prewrite    bool     `yaml:"prewrite" doc:"write zeroes into new segments ahead of need, so that first writes run at full speed" restart:"the volumes are opened with it"`
-	FreeFloor   Size     `yaml:"free_floor" doc:"refuse writes while the file system has less free space than this" restart:"the volumes are opened with it"`
+	FreeFloor   Size     `yaml:"free_floor" doc:"refuse writes while the file system has less free space than this" reload:"live"`
 	Durability  string   `yaml:"durability" values:"async batch sync" doc:"when a write is acknowledged: async, batch (synced together each sync_interval) or sync" restart:"writers rely on the durability that the node reported to them"`
 	SyncEvery   Duration `yaml:"sync_interval" doc:"longest time that durability batch leaves data and index unsynced" restart:"writers rely on the durability that the node reported to them"`
 	Eviction    string   `yaml:"eviction" values:"s3fifo lru fifo" doc:"policy: s3fifo, lru or fifo" restart:"the index is opened with it"`
-	ScrubRate   Size     `yaml:"scrub_rate" doc:"bytes per second that the background scrubber reads; 0 turns it off" restart:"the scrubber is started with it"`
+	ScrubRate   Size     `yaml:"scrub_rate" doc:"bytes per second that the background scrubber reads; 0 turns it off" reload:"live"`
 	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for requests in flight" reload:"live"`
 
 	DataPlane DataPlane `yaml:"data_plane" restart:"the transfer engine is opened with it"`

@@ -7,16 +7,20 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Limits are the limits of Options that can change while the Node runs, with the same meaning, and
-// the limit of the index's leases.
+// Limits are the limits of Options, of the index and of the store that can change while the Node runs,
+// with the same meaning.
 type Limits struct {
 	ReservationsMax int
-	LeasesMax       int
-	LeaseTTLMax     time.Duration
-	ReservationTTL  time.Duration
-	QueueWait       time.Duration
-	ReadWait        time.Duration
-	LoanBytesMax    int64
+	// LeasesMax is the index's MaxLeases.
+	LeasesMax      int
+	LeaseTTLMax    time.Duration
+	ReservationTTL time.Duration
+	QueueWait      time.Duration
+	ReadWait       time.Duration
+	LoanBytesMax   int64
+	// FreeFloorBytes is the store's.
+	FreeFloorBytes      int64
+	ScrubBytesPerSecond int64
 }
 
 // CheckLimits returns the error because of which SetLimits must not be called with l, or nil.
@@ -31,6 +35,8 @@ func (n *Node) CheckLimits(l Limits) error {
 		return fmt.Errorf("storage: LeaseTTLMax is %v, ReservationTTL %v, QueueWait %v, ReadWait %v; all must be positive", l.LeaseTTLMax, l.ReservationTTL, l.QueueWait, l.ReadWait)
 	case l.LoanBytesMax < 0 || l.LoanBytesMax > arenaBytes:
 		return fmt.Errorf("storage: LoanBytesMax is %d bytes; give 0 to the arena's size, %d", l.LoanBytesMax, arenaBytes)
+	case l.FreeFloorBytes < 0 || l.ScrubBytesPerSecond < 0:
+		return fmt.Errorf("storage: FreeFloorBytes is %d, ScrubBytesPerSecond %d; give 0 or more", l.FreeFloorBytes, l.ScrubBytesPerSecond)
 	}
 	return nil
 }
@@ -39,15 +45,22 @@ func (n *Node) CheckLimits(l Limits) error {
 // exist keep what they were granted; a lower limit refuses new ones until there are fewer.
 func (n *Node) SetLimits(l Limits) {
 	l.LoanBytesMax = loanBytesMax(l.LoanBytesMax, n.opts.Arena)
-	n.limits.Store(&l)
+	was := n.limits.Swap(&l)
 	n.index.SetMaxLeases(l.LeasesMax)
 	n.loans.setMax(l.LoanBytesMax)
+	n.store.SetFreeFloor(l.FreeFloorBytes)
+	if was.ScrubBytesPerSecond != l.ScrubBytesPerSecond {
+		select {
+		case n.scrubRate <- struct{}{}:
+		default: // the scrubber has not taken the last change yet
+		}
+	}
 }
 
 // startLimits are the limits of the options.
 func startLimits(o *Options) *Limits {
 	return &Limits{
 		ReservationsMax: o.ReservationsMax, LeaseTTLMax: o.LeaseTTLMax, ReservationTTL: o.ReservationTTL,
-		QueueWait: o.QueueWait, ReadWait: o.ReadWait, LoanBytesMax: o.LoanBytesMax,
+		QueueWait: o.QueueWait, ReadWait: o.ReadWait, LoanBytesMax: o.LoanBytesMax, ScrubBytesPerSecond: o.ScrubBytesPerSecond,
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
@@ -97,19 +99,53 @@ func TestSetLimits(t *testing.T) {
 		release()
 	}
 
+	// The volumes of the rig have no floor, and less free space than this one.
+	set(func(l *storage.Limits) { l.ReservationsMax, l.FreeFloorBytes = 10, 1<<60 })
+	if _, err := reserve(3); !errors.Is(err, storage.ErrReadOnly) {
+		t.Errorf("a reservation below the floor: %v", err)
+	}
+	set(func(l *storage.Limits) { l.FreeFloorBytes = 0 })
+	if _, err := reserve(3); err != nil {
+		t.Errorf("a reservation without a floor: %v", err)
+	}
+
 	for name, edit := range map[string]func(*storage.Limits){
-		"ReservationsMax": func(l *storage.Limits) { l.ReservationsMax = 0 },
-		"LeasesMax":       func(l *storage.Limits) { l.LeasesMax = 1<<24 + 1 },
-		"LeaseTTLMax":     func(l *storage.Limits) { l.LeaseTTLMax = 0 },
-		"ReservationTTL":  func(l *storage.Limits) { l.ReservationTTL = -1 },
-		"QueueWait":       func(l *storage.Limits) { l.QueueWait = 0 },
-		"ReadWait":        func(l *storage.Limits) { l.ReadWait = 0 },
-		"LoanBytesMax":    func(l *storage.Limits) { l.LoanBytesMax = 1 << 50 },
+		"ReservationsMax":     func(l *storage.Limits) { l.ReservationsMax = 0 },
+		"LeasesMax":           func(l *storage.Limits) { l.LeasesMax = 1<<24 + 1 },
+		"LeaseTTLMax":         func(l *storage.Limits) { l.LeaseTTLMax = 0 },
+		"ReservationTTL":      func(l *storage.Limits) { l.ReservationTTL = -1 },
+		"QueueWait":           func(l *storage.Limits) { l.QueueWait = 0 },
+		"ReadWait":            func(l *storage.Limits) { l.ReadWait = 0 },
+		"FreeFloorBytes":      func(l *storage.Limits) { l.FreeFloorBytes = -1 },
+		"ScrubBytesPerSecond": func(l *storage.Limits) { l.ScrubBytesPerSecond = -1 },
+		"LoanBytesMax":        func(l *storage.Limits) { l.LoanBytesMax = 1 << 50 },
 	} {
 		bad := limits
 		edit(&bad)
 		if err := r.node.CheckLimits(bad); err == nil {
 			t.Errorf("CheckLimits accepts a bad %s", name)
+		}
+	}
+}
+
+// TestScrubberIsTurnedOn: a scrubber that is off scrubs once it gets a rate.
+func TestScrubberIsTurnedOn(t *testing.T) {
+	r := newRig(t, rigOptions{})
+	ns := r.namespace("m", small)
+	r.mustPut(ns, chain(ns, 1, 1))
+	r.node.SetLimits(storage.Limits{
+		ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute, QueueWait: time.Second, ReadWait: time.Second,
+		ScrubBytesPerSecond: 1 << 30,
+	})
+	late := time.NewTimer(time.Minute) // only a scrubber that stays off reaches it
+	defer late.Stop()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for testutil.ToFloat64(r.stats.ScrubbedBlocks) == 0 {
+		select {
+		case <-late.C:
+			t.Fatal("nothing was scrubbed")
+		case <-tick.C:
 		}
 	}
 }

@@ -55,6 +55,8 @@ type Node struct {
 	closing  sync.Once
 	closeErr error
 	reclaim  chan struct{}
+	// scrubRate has a token when the rate of the scrubber has changed.
+	scrubRate chan struct{}
 
 	// nsMu orders changes of namespaces with the writes of the catalogue. It is held across the
 	// catalogue's I/O, because such changes are rare and no data path takes it.
@@ -97,6 +99,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		writeBytes:   semaphore.NewWeighted(int64(len(opts.Arena.Bytes())) / 2),
 		reservations: make(map[ReservationID]*Reservation),
 		reclaim:      make(chan struct{}, 1),
+		scrubRate:    make(chan struct{}, 1),
 	}
 	// Half of the arena is reserved for writers, and writers use only that half.
 	opts.Arena.SetShare(int64(len(opts.Arena.Bytes())) / 2)
