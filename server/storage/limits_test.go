@@ -128,24 +128,27 @@ func TestSetLimits(t *testing.T) {
 	}
 }
 
-// TestScrubberIsTurnedOn: a scrubber that is off scrubs once it gets a rate.
-func TestScrubberIsTurnedOn(t *testing.T) {
+// TestScrubberFollowsItsRate: a scrubber that is off scrubs once it gets a rate. A scrubber between two
+// passes, which are minutes apart, begins the next pass when its rate changes.
+func TestScrubberFollowsItsRate(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
 	r.mustPut(ns, chain(ns, 1, 1))
-	r.node.SetLimits(storage.Limits{
-		ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute, QueueWait: time.Second, ReadWait: time.Second,
-		ScrubBytesPerSecond: 1 << 30,
-	})
 	late := time.NewTimer(time.Minute) // only a scrubber that stays off reaches it
 	defer late.Stop()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for testutil.ToFloat64(r.stats.ScrubbedBlocks) == 0 {
-		select {
-		case <-late.C:
-			t.Fatal("nothing was scrubbed")
-		case <-tick.C:
+	for pass := 1.0; pass <= 3; pass++ {
+		r.node.SetLimits(storage.Limits{
+			ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute, QueueWait: time.Second, ReadWait: time.Second,
+			ScrubBytesPerSecond: int64(pass) << 30,
+		})
+		for testutil.ToFloat64(r.stats.ScrubbedBlocks) < pass {
+			select {
+			case <-late.C:
+				t.Fatalf("pass %v did not begin", pass)
+			case <-tick.C:
+			}
 		}
 	}
 }
