@@ -555,6 +555,7 @@ func (n *node) candidate() (reload.Candidate, error) {
 		return reload.Candidate{}, err
 	}
 	limits := storage.Limits{
+		ReadsMax:        cfg.Limits.Reads,
 		ReservationsMax: cfg.Limits.Writes,
 		LeasesMax:       cfg.Limits.Leases,
 		LeaseTTLMax:     cfg.Limits.LeaseTTL.Std(),

@@ -71,7 +71,7 @@ type Auth struct {
 
 // Limits bounds every queue. The doc tag of each field states the behaviour when the queue is full.
 type Limits struct {
-	Reads        int      `yaml:"reads" doc:"concurrent Read calls for each volume; further calls wait in a queue of the same length, and calls beyond that get Busy" restart:"the queues of the volumes have this length"`
+	Reads        int      `yaml:"reads" doc:"concurrent Read calls for each volume; further calls wait in a queue of the same length, and calls beyond that get Busy" reload:"live"`
 	Writes       int      `yaml:"writes" doc:"maximum number of open reservations; further ones get Busy" reload:"live"`
 	ReadBytes    Size     `yaml:"read_bytes" doc:"maximum payload of one Read call; 0 means 64 MiB, or a quarter of the arena if that is less" restart:"clients have this limit from the node since they connected, and send calls up to it"`
 	WriteBytes   Size     `yaml:"write_bytes" doc:"maximum payload of one Reserve call; 0 as for read_bytes" restart:"clients have this limit from the node since they connected, and send calls up to it"`

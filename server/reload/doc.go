@@ -17,7 +17,7 @@
 // Settings of a storage node that a reload applies:
 //
 //	auth.token_file auth.tls_cert auth.tls_key auth.client_ca    the paths, and the content of the files
-//	limits.writes limits.leases limits.lease_ttl limits.reservation_ttl
+//	limits.reads limits.writes limits.leases limits.lease_ttl limits.reservation_ttl
 //	limits.loan_bytes limits.queue_wait limits.read_wait         calls that begin afterwards have the new limits
 //	free_floor scrub_rate                                        the next write, the next step of the scrubber
 //	log.level drain_timeout insecure

@@ -10,6 +10,7 @@ import (
 // Limits are the limits of Options, of the index and of the store that can change while the Node runs,
 // with the same meaning.
 type Limits struct {
+	ReadsMax        int
 	ReservationsMax int
 	// LeasesMax is the index's MaxLeases.
 	LeasesMax      int
@@ -27,8 +28,8 @@ type Limits struct {
 func (n *Node) CheckLimits(l Limits) error {
 	arenaBytes := int64(len(n.opts.Arena.Bytes()))
 	switch {
-	case l.ReservationsMax < 1:
-		return fmt.Errorf("storage: ReservationsMax is %d; it must be positive", l.ReservationsMax)
+	case l.ReadsMax < 1 || l.ReservationsMax < 1:
+		return fmt.Errorf("storage: ReadsMax is %d, ReservationsMax %d; both must be positive", l.ReadsMax, l.ReservationsMax)
 	case l.LeasesMax < 1 || l.LeasesMax > trie.MaxLeasesLimit:
 		return fmt.Errorf("storage: LeasesMax is %d; want 1 to %d", l.LeasesMax, trie.MaxLeasesLimit)
 	case l.LeaseTTLMax <= 0 || l.ReservationTTL <= 0 || l.QueueWait <= 0 || l.ReadWait <= 0:
@@ -46,6 +47,10 @@ func (n *Node) CheckLimits(l Limits) error {
 func (n *Node) SetLimits(l Limits) {
 	l.LoanBytesMax = loanBytesMax(l.LoanBytesMax, n.opts.Arena)
 	was := n.limits.Swap(&l)
+	n.reads.setMax(l.ReadsMax * len(n.lanes))
+	for _, lane := range n.lanes {
+		lane.max.Store(int64(l.ReadsMax))
+	}
 	n.index.SetMaxLeases(l.LeasesMax)
 	n.loans.setMax(l.LoanBytesMax)
 	n.store.SetFreeFloor(l.FreeFloorBytes)
@@ -60,7 +65,7 @@ func (n *Node) SetLimits(l Limits) {
 // startLimits are the limits of the options.
 func startLimits(o *Options) *Limits {
 	return &Limits{
-		ReservationsMax: o.ReservationsMax, LeaseTTLMax: o.LeaseTTLMax, ReservationTTL: o.ReservationTTL,
+		ReadsMax: o.ReadsMax, ReservationsMax: o.ReservationsMax, LeaseTTLMax: o.LeaseTTLMax, ReservationTTL: o.ReservationTTL,
 		QueueWait: o.QueueWait, ReadWait: o.ReadWait, LoanBytesMax: o.LoanBytesMax, ScrubBytesPerSecond: o.ScrubBytesPerSecond,
 	}
 }

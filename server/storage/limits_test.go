@@ -3,6 +3,8 @@ package storage_test
 import (
 	"context"
 	"errors"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,7 +20,7 @@ func TestSetLimits(t *testing.T) {
 	r := newRig(t, rigOptions{now: func() time.Time { return now }})
 	ns := r.namespace("m", small)
 	limits := storage.Limits{
-		ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute,
+		ReadsMax: 1, ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute,
 		QueueWait: time.Second, ReadWait: time.Second, LoanBytesMax: 1 << 20,
 	}
 	set := func(edit func(*storage.Limits)) {
@@ -140,7 +142,7 @@ func TestScrubberFollowsItsRate(t *testing.T) {
 	defer tick.Stop()
 	for pass := 1.0; pass <= 3; pass++ {
 		r.node.SetLimits(storage.Limits{
-			ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute, QueueWait: time.Second, ReadWait: time.Second,
+			ReadsMax: 1, ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute, QueueWait: time.Second, ReadWait: time.Second,
 			ScrubBytesPerSecond: int64(pass) << 30,
 		})
 		for testutil.ToFloat64(r.stats.ScrubbedBlocks) < pass {
@@ -151,4 +153,34 @@ func TestScrubberFollowsItsRate(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestReadsLimitIsLive: with a higher limit, another Load reads from a volume whose places were taken.
+func TestReadsLimitIsLive(t *testing.T) {
+	w := newLaneRig(t, func(o *storage.Options) { o.ReadsMax, o.ReadWait, o.QueueWait = 1, time.Hour, time.Hour })
+	w.hung.hang()
+	ctx, cancel := context.WithCancel(t.Context())
+	var stuck sync.WaitGroup
+	load := func(i int) {
+		stuck.Go(func() {
+			if _, _, err := w.tryLoad(ctx, w.ns, w.on[1][i]); !errors.Is(err, context.Canceled) {
+				t.Errorf("a Load from a volume that hangs ended: %v", err)
+			}
+		})
+		for w.hung.reads.Load() < int64(i+1) {
+			runtime.Gosched()
+		}
+	}
+	load(0)
+	if result, n, err := w.tryLoad(ctx, w.ns, w.on[1][1]); err != nil || n != 0 || !errors.Is(result.Pieces[0].Err, storage.ErrBusy) {
+		t.Errorf("a second Load at a limit of 1: %+v, %v", result, err)
+	}
+	w.node.SetLimits(storage.Limits{
+		ReadsMax: 3, ReservationsMax: 2, LeasesMax: 2, LeaseTTLMax: time.Minute, ReservationTTL: time.Minute, QueueWait: time.Hour, ReadWait: time.Hour,
+	})
+	load(1)
+	load(2)
+	cancel()
+	stuck.Wait()
+	w.hung.mend()
 }

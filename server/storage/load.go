@@ -195,7 +195,7 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 	cancel()
 	if err != nil {
 		if ctx.Err() == nil {
-			err = fmt.Errorf("%w: %d loads are running and as many wait", ErrBusy, cap(n.reads.running))
+			err = fmt.Errorf("%w: %d loads are running and as many wait", ErrBusy, n.reads.limit())
 		}
 		return LoadResult{}, err
 	}
