@@ -115,15 +115,13 @@ func (r *rotation) run(args ...string) result {
 // applied returns when the node runs with its files.
 func (r *rotation) applied() {
 	r.t.Helper()
-	for {
+	within(r.t, "the node runs with its files", func() bool {
 		d := r.run("config", "diff")
-		switch {
-		case d.code == exitOK:
-			return
-		case d.out == "" || r.t.Context().Err() != nil:
-			r.t.Fatalf("config diff: exit %d, %s%s", d.code, d.out, d.err)
+		if d.code != exitOK && d.out == "" {
+			r.t.Fatalf("config diff: exit %d, %s", d.code, d.err)
 		}
-	}
+		return d.code == exitOK
+	})
 }
 
 // serves fails unless both listeners have the certificate of a generation.
