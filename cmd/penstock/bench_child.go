@@ -57,7 +57,7 @@ func newBenchFill(w world) *cobra.Command {
 		if err := cfg.Validate(); err != nil {
 			return err
 		}
-		n, err := startNode(cmd.Context(), cfg, slog.New(slog.DiscardHandler))
+		n, err := startNode(cmd.Context(), source[config.Config]{cfg: cfg, read: func() (config.Config, error) { return cfg, nil }}, new(slog.LevelVar), slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,7 +17,6 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/chart"
 	"github.com/penstock-kv/penstock/lab/cluster"
-	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
@@ -388,7 +388,7 @@ func newClusterNodeCommand(w world) *cobra.Command {
 	return &cobra.Command{
 		Use: cluster.NodeArgs[1], Short: "An engine or a gateway of a demo", Hidden: true, Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return cluster.Node(cmd.Context(), w.in, w.out, newLogger(w.err, config.Log{Level: "info", Format: "json"}))
+			return cluster.Node(cmd.Context(), w.in, w.out, newLogger(w.err, "json", slog.LevelInfo))
 		},
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -29,6 +30,9 @@ type world struct {
 	environ []string
 	// startWithin is the time for which a client command retries while a node refuses connections.
 	startWithin time.Duration
+	// hangups delivers SIGHUP to a process that serves, until the returned function is called. Nil:
+	// the process does not receive it.
+	hangups func() (<-chan os.Signal, func())
 }
 
 // env returns a variable of the environment, or "".
@@ -231,7 +235,7 @@ JSON on standard error.`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupNode, newServeCommand(w), newStatusCommand(w), newDoctorCommand(w), newStoreCommand(w), newVolumeCommand(w), newNICCommand(), newVersionCommand(w))
+	add(groupNode, newServeCommand(w), newStatusCommand(w), newConfigCommand(w), newDoctorCommand(w), newStoreCommand(w), newVolumeCommand(w), newNICCommand(), newVersionCommand(w))
 	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
 	add(groupCluster, newGatewayCommand(w), newPlannerCommand(w), newPlanCommand(w), newSimCommand(w), newMetricsCommand())
 	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w), newFabricCommand(w), newProfileCommand(w))

@@ -501,7 +501,7 @@ func TestQueueWait(t *testing.T) {
 // TestRefusals: the responses that the front makes itself.
 func TestRefusals(t *testing.T) {
 	e := newEngine(t, say("ok"))
-	s := start(t, Options{MaxBodyBytes: 100, BearerToken: "secret"}, e)
+	s := start(t, Options{MaxBodyBytes: 100, Tokens: func() []string { return []string{"secret"} }}, e)
 	for _, c := range []struct {
 		name, method, path, token, body string
 		chunked                         bool
