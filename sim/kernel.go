@@ -39,7 +39,8 @@ type event struct {
 	at     time.Duration
 	number uint64
 	phase  Phase
-	// once is set for an event that belongs to the kernel and is reused after its call.
+	// once is set for an event of At, After or Settled. The kernel reuses its memory after the
+	// call.
 	once bool
 	// place is the index in the heap; -1 if the event is not in the heap.
 	place int
@@ -136,12 +137,12 @@ func (k *Kernel) Stop() { k.stopped = true }
 // Run calls events until none is left, Stop is called or ctx ends.
 func (k *Kernel) Run(ctx context.Context) error { return k.RunUntil(ctx, Never) }
 
-// RunUntil calls the events up to time t, those at t included. If t is finite and Stop was not
-// called, Now is t afterwards.
+// RunUntil calls the events up to and including time t. If t is finite and Stop was not called, Now
+// returns t afterwards.
 func (k *Kernel) RunUntil(ctx context.Context, t time.Duration) error {
 	k.stopped = false
 	for n := 0; len(k.queue) > 0 && k.queue[0].at <= t && !k.stopped; n++ {
-		// Checking the context costs as much as an event.
+		// A check of the context costs as much as an event, so only each 1024th event has one.
 		if n%1024 == 0 {
 			if err := ctx.Err(); err != nil {
 				return fmt.Errorf("sim: stopped at %v: %w", k.now, err)
@@ -180,7 +181,7 @@ func (k *Kernel) Note(values ...uint64) {
 	d := k.digest
 	for _, v := range values {
 		d = (d ^ v) * fnvPrime
-		d ^= d >> 29 // FNV alone mixes low bits only into low bits
+		d ^= d >> 29 // in FNV alone, high bits never affect low bits
 	}
 	k.digest = d
 }
@@ -189,8 +190,8 @@ func (k *Kernel) Note(values ...uint64) {
 // are equal. A different version of the program may have another digest.
 func (k *Kernel) Digest() uint64 { return k.digest }
 
-// eventHeap is a heap with four children per node: it has fewer levels, and the children of a node
-// are adjacent in memory.
+// eventHeap is a heap with four children per node. It has fewer levels than a binary heap, and the
+// children of a node are adjacent in memory.
 type eventHeap []*event
 
 // before orders events by time, phase and number.
@@ -228,7 +229,7 @@ func (h *eventHeap) remove(i int) {
 	h.down(i, e)
 }
 
-// up moves e from index i up to its place.
+// up moves e from index i towards the root until the heap is in order.
 func (h *eventHeap) up(i int, e *event) {
 	q := *h
 	for i > 0 {
@@ -244,7 +245,7 @@ func (h *eventHeap) up(i int, e *event) {
 	e.place = i
 }
 
-// down moves e from index i down to its place.
+// down moves e from index i towards the leaves until the heap is in order.
 func (h *eventHeap) down(i int, e *event) {
 	q := *h
 	for {

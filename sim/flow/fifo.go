@@ -14,7 +14,7 @@ type FIFO struct {
 	k    *sim.Kernel
 	name string
 	rate float64
-	// queue[head:] are the transfers that have not completed. The first is being served, since
+	// queue[head:] are the transfers that have not completed. The first of them is in service since
 	// began.
 	queue []job
 	head  int
@@ -98,7 +98,7 @@ func (q *FIFO) Waiting() int { return len(q.queue) - q.head }
 // Carried returns the sum of the completed sizes.
 func (q *FIFO) Carried() int64 { return q.carried }
 
-// Busy returns the total time that the completed transfers used the link.
+// Busy returns the total time for which completed transfers used the link.
 func (q *FIFO) Busy() time.Duration { return q.busy }
 
 // Name returns the link's name.

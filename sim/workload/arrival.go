@@ -16,7 +16,7 @@ type Arrival struct {
 	At time.Duration
 	// Input and Output are numbers of tokens.
 	Input, Output int
-	// Session is the number of the conversation, in formats with conversations.
+	// Session is the number of the request's conversation, in trace formats with conversations.
 	Session uint64
 }
 
