@@ -48,7 +48,7 @@ type place struct {
 	// start starts a command at this place; nil: exec.Cmd.Start.
 	start func(*exec.Cmd) error
 	// listen is the host on which the process listens. control, storage and compute are its
-	// addresses on the three networks; "" if it is not on the network.
+	// addresses on the three networks.
 	listen, control, storage, compute string
 	// snic and cnic are an engine's NICs.
 	snic, cnic nicPort
