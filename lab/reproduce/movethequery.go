@@ -12,8 +12,8 @@ import (
 )
 
 // MoveTheQuery returns the suite of the paper that package redistribute implements. The paper's
-// measurements need GPUs. The suite compares the cost model and the predicate with the printed
-// numbers, and computes the merge.
+// measurements need GPUs. The suite compares the cost model and the predicate (move the query or
+// the KV) with the printed numbers, and computes the merge of partial attention results.
 func MoveTheQuery() Suite {
 	return Suite{Name: "move-the-query", Paper: "Move the Query, Not the Cache (arXiv 2606.01502)", Drives: mtqDrives, Run: moveTheQuery}
 }
@@ -24,8 +24,8 @@ const (
 	us = 1e-6
 	ms = 1e-3
 	gb = 1e9
-	// atDecode is the number of rows at the paper's operating point of a decoding step, chunkTokens
-	// the length of its chunks of selected tokens.
+	// atDecode is the number of query rows of a decoding step at the paper's operating point.
+	// chunkTokens is the number of tokens in a chunk of selected KV.
 	atDecode, chunkTokens = 256, 2048
 	mtqCommand            = "penstock plan redistribute --rows 256 --tokens 2048"
 )
@@ -47,7 +47,7 @@ func moveTheQuery(ctx context.Context, r *Report) error {
 	return mtqFigures(m, r)
 }
 
-// mtqPayload reports section 3.2 and Figures 1 and 3.
+// mtqPayload reports the payload sizes of section 3.2 and Figures 1 and 3.
 func mtqPayload(m redistribute.Model, r *Report) error {
 	p := m.Payload
 	d, err := m.Decide(redistribute.Request{Rows: atDecode, Tokens: chunkTokens})
@@ -96,7 +96,7 @@ func mtqTable1(m redistribute.Model, r *Report) error {
 	if err != nil {
 		return err
 	}
-	// The sweep itself is not printed: the model with its turnaround is used in its place.
+	// The paper does not print the sweep. The model with its turnaround time is used in its place.
 	text, n := 0.0, 0.0
 	for k := 512; k <= 4096; k *= 2 {
 		bytes := m.Payload.RouteBytes(k, 1)

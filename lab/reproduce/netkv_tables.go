@@ -21,7 +21,7 @@ func explained(c Cell, note string) Cell {
 	return c
 }
 
-// holds returns a statement with the numbers concerned in its name.
+// holds returns a cell that holds a statement; its name is formatted.
 func holds(id string, is bool, format string, args ...any) Cell {
 	return Holds(id, fmt.Sprintf(format, args...), is)
 }
@@ -245,7 +245,7 @@ func boolean(b bool) float64 {
 	return 0
 }
 
-// netkvTopology reports Figure 1, its retrieval panel.
+// netkvTopology reports the retrieval panel of Figure 1.
 func netkvTopology(n *netkvStudies, r *Report) {
 	var cells []Cell
 	var series []chart.Series
@@ -408,8 +408,8 @@ func netkvTiers(n *netkvStudies, r *Report) {
 	}})
 }
 
-// netkvPortWidth varies an instance's bandwidth, on which Tables III and IV depend and which the
-// paper does not print.
+// netkvPortWidth varies the bandwidth of an instance's port. Tables III and IV depend on this
+// bandwidth, but the paper does not print it.
 func netkvPortWidth(n *netkvStudies, r *Report) {
 	var cells []Cell
 	var own, over []float64 // gains by width, the widest first
