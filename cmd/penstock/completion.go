@@ -51,9 +51,9 @@ var (
 	dirFlags = []string{"data", "dir", "sysfs"}
 )
 
-// completeRest registers the default completions of a command tree: file names for the
-// flags that take a path and for the commands that take arguments, and nothing for all
-// others. Cobra's own default is file names.
+// completeRest registers the default completions of a command tree: file names for flags that take
+// a path and for commands that take arguments, and no completion for other flags and commands.
+// Cobra's own default is file names for all.
 func completeRest(cmd *cobra.Command) {
 	flags := func(f *pflag.Flag) {
 		_, completed := cmd.GetFlagCompletionFunc(f.Name)

@@ -75,7 +75,7 @@ type advice struct {
 	HitPercent float64  `json:"hit_percent"`
 	Predicted  outcome  `json:"predicted"`
 	Simulated  *outcome `json:"simulated"`
-	// ErrorPercent is the deviation of the predicted from the simulated time.
+	// ErrorPercent is the deviation of the predicted time from the simulated time, in percent.
 	ErrorPercent *float64      `json:"error_percent"`
 	Binds        string        `json:"binds"`
 	Uses         []resourceUse `json:"uses"`
@@ -172,7 +172,7 @@ prints the length from which prompts are prefilled in the other datacenter.`,
 	return cmd
 }
 
-// advisor is the question of one run.
+// advisor has the inputs of one run: the cluster, the model and the agents.
 type advisor struct {
 	c      advisorConfig
 	model  agentic.Model
@@ -216,7 +216,7 @@ func readAdvisor(cmd *cobra.Command, name string) (*advisor, error) {
 	return a, nil
 }
 
-// check refuses values that no cluster can have.
+// check returns an error for impossible values.
 func (c *advisorConfig) check(f *yamlfile.File) error {
 	for _, v := range []struct {
 		key   string
@@ -281,7 +281,7 @@ func (c *advisorConfig) model(f *yamlfile.File) (agentic.Model, error) {
 	return m, nil
 }
 
-// load reads the agents, cut at the longest served length.
+// load reads the agents' trajectories, cut at the maximum context length.
 func (a *advisor) load(path string, seed uint64) error {
 	set, err := workload.ReadTrajectories(path)
 	if err != nil {
@@ -303,7 +303,7 @@ func (a *advisor) load(path string, seed uint64) error {
 // advisorBlock is the number of tokens of a cached block.
 const advisorBlock = 64
 
-// demands returns the agents' rounds in the form of the prediction.
+// demands converts the agents' rounds for package advise.
 func (a *advisor) demands() [][]advise.Round {
 	out := make([][]advise.Round, len(a.agents))
 	hits, prompts := 0.0, 0.0
@@ -325,8 +325,8 @@ func (a *advisor) demands() [][]advise.Round {
 	return out
 }
 
-// predicted returns cluster and model in the form of the prediction. Quota and overhead are the
-// simulation's defaults (DualPath section A.4).
+// predicted converts cluster and model for package advise. Quota and step overhead have the
+// defaults of the simulation (section A.4 of the DualPath paper).
 func (a *advisor) predicted() (advise.Cluster, advise.Model) {
 	gbit := 1e9 / 8.0
 	return advise.Cluster{

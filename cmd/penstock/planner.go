@@ -84,7 +84,8 @@ func weightsOf(list []string) (map[string]float64, error) {
 	return weights, nil
 }
 
-// runPlanner serves until ctx ends. It writes events to the file record, unless record is "".
+// runPlanner serves until ctx ends. It writes the planner's events to the file record, unless
+// record is "".
 func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slog.Logger) (err error) {
 	schedule, err := scheduleOf(cfg.Schedule)
 	if err != nil {
@@ -126,7 +127,7 @@ func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slo
 		if openErr != nil {
 			return errors.Join(openErr, control.Close(), closeIf(web))
 		}
-		defer func() { err = errors.Join(err, file.Close()) }() // after Shutdown, which ends the record
+		defer func() { err = errors.Join(err, file.Close()) }() // runs after Shutdown, which writes the end of the record
 		opts.Record = &planner.Record{To: file}
 		if network != nil {
 			made := network.Options()

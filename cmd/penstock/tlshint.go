@@ -7,8 +7,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A hintedError is an error with a hint at its probable cause. explain prints the hint instead of
-// the error.
+// A hintedError is an error with a hint about its probable cause. explain prints the hint in place
+// of the error.
 type hintedError struct {
 	error
 	hint string
