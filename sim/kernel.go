@@ -47,7 +47,7 @@ type event struct {
 	call  func()
 }
 
-// New returns a kernel at time 0. The seed determines every random number.
+// New returns a kernel at virtual time 0. The seed determines every random number.
 func New(seed uint64) *Kernel { return &Kernel{seed: seed, digest: fnvOffset} }
 
 // Now returns the time of the current event, counted from the start of the simulation.
@@ -102,12 +102,13 @@ type Timer struct {
 	e event
 }
 
-// NewTimer returns a timer that is not set. It calls f in the given phase whenever it is due.
+// NewTimer returns a timer that is not set. Whenever the timer is due, f is called in the given
+// phase.
 func (k *Kernel) NewTimer(p Phase, f func()) *Timer {
 	return &Timer{k: k, e: event{place: -1, phase: p, call: f}}
 }
 
-// Set schedules the timer at time at, once.
+// Set schedules one call at time at. It replaces an earlier Set.
 func (t *Timer) Set(at time.Duration) {
 	t.Stop()
 	t.k.push(&t.e, at, t.e.phase)
@@ -123,7 +124,7 @@ func (t *Timer) Stop() {
 	}
 }
 
-// Due returns the time at which the timer is due, Never if it is not set.
+// Due returns the virtual time at which the timer is due; Never if the timer is not set.
 func (t *Timer) Due() time.Duration {
 	if t.e.place < 0 {
 		return Never
@@ -176,7 +177,7 @@ const (
 	fnvPrime  = 1099511628211
 )
 
-// Note adds values to the digest, such as decisions.
+// Note adds values to the digest, such as the decisions of a scheduler.
 func (k *Kernel) Note(values ...uint64) {
 	d := k.digest
 	for _, v := range values {

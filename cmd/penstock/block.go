@@ -436,7 +436,8 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 // getLease is the lease on the prefix while it is fetched.
 const getLease = 5 * time.Minute
 
-// releaseWait bounds the release of getLease. Without a release the lease expires.
+// releaseWait is the time limit for releasing the lease. A lease that is not released expires after
+// getLease.
 const releaseWait = 5 * time.Second
 
 // open makes the file that receives the result.

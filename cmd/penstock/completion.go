@@ -15,8 +15,8 @@ func completeValues(cmd *cobra.Command, flag string, values ...string) {
 	completeFlag(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completeList is completeValues for a flag whose value is a list with commas. It does
-// not offer the values that are in the list already.
+// completeList completes a flag whose value is a comma-separated list of the given values. Values
+// that are in the list already are not offered.
 func completeList(cmd *cobra.Command, flag string, values ...string) {
 	completeFlag(cmd, flag, func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		list := ""

@@ -24,7 +24,7 @@ import (
 type device struct {
 	blockio.Device
 	reason string
-	// missing: the device stands for a volume that cannot be opened.
+	// missing: the volume cannot be opened, and the device returns only errors.
 	missing bool
 }
 

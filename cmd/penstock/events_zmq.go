@@ -208,7 +208,7 @@ func (l *zmqLines) print(line zmqLine) {
 	_, _ = fmt.Fprintf(l.o.w, "%s %s%s\n", line.Time, line.What, line.details())
 }
 
-// details returns the fields of a line after What and Time as text.
+// details returns, as text, the fields of a line that follow What and Time.
 func (l zmqLine) details() string {
 	switch r := l.Report; {
 	case r != nil && r.What == "announced":

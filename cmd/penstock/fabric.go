@@ -441,11 +441,11 @@ type fabricResult struct {
 	Samples   int         `json:"samples"`
 	Outliers  int         `json:"outliers"`
 	Batches   []fabricRow `json:"batches"`
-	// Beside has the measurements with concurrent flows, if requested.
+	// Beside has the measurements with concurrent flows, if --flows was given.
 	Beside []fabricLoad `json:"beside,omitempty"`
 }
 
-// fabricLoad is a measurement with concurrent flows.
+// fabricLoad is a measurement while other engines send round trips (flows).
 type fabricLoad struct {
 	Flows  int                 `json:"flows"`
 	Signal float64             `json:"signal_seconds"`

@@ -99,7 +99,8 @@ type resourceUse struct {
 	Used     float64 `json:"used"`
 }
 
-// safeRegion is the range of P/D in which the storage NICs are the first bottleneck.
+// safeRegion is the range of P/D (prefill nodes per decode node) in which the storage NICs are the
+// first bottleneck.
 type safeRegion struct {
 	Low   float64 `json:"low"`
 	High  float64 `json:"high"`
@@ -243,7 +244,7 @@ func (c *advisorConfig) check(f *yamlfile.File) error {
 	return nil
 }
 
-// model returns the profile's model with the overrides of the file.
+// model returns the model that the file's profile names, with the values that the file overrides.
 func (c *advisorConfig) model(f *yamlfile.File) (agentic.Model, error) {
 	var m agentic.Model
 	switch c.Profile {

@@ -108,8 +108,8 @@ func (b *planBumped) run(ctx context.Context, cmd *cobra.Command, planner pb.Pla
 	return outputOf(cmd).emit(b, b.print)
 }
 
-// wait polls until no started request of older weights is left. In text format it prints each
-// change.
+// wait polls until all started requests with older weights have ended. In text format it prints
+// each change of their number.
 func (b *planBumped) wait(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient) error {
 	ask := &pb.BumpWeightsRequest{Namespace: b.Namespace, Epoch: b.Epoch, Policy: pb.Drain_DRAIN_FINISH, DryRun: true}
 	for shown := uint32(0); ; {

@@ -311,7 +311,8 @@ type redistributePlan struct {
 	Rule   redistribute.Rule      `json:"rule_of_thumb"`
 	Fabric redistribute.Fabric    `json:"fabric"`
 	Costs  []redistribute.Cost    `json:"costs"`
-	// Replicas is the number of replicas of the chunk that pays for its number of requesters.
+	// Replicas is the number of replicas of the chunk that is worth its cost for the number of
+	// requesters.
 	Replicas   int                    `json:"replicas"`
 	BreakEvens redistributeBreakEvens `json:"break_evens"`
 

@@ -37,7 +37,8 @@ func (r Round) Get(contender, metric string) (float64, bool) {
 	return v, ok
 }
 
-// A Measure is one figure of each round that the report shows with its median.
+// A Measure is a figure that is computed for each round; the report shows its median over the
+// rounds.
 type Measure struct {
 	Name string
 	// Unit is empty for a ratio.
@@ -98,7 +99,7 @@ func (t Target) String() string {
 	return ""
 }
 
-// A Comparison has a piece of work, its contenders, and the measures to compute.
+// A Comparison names a piece of work, the contenders that do the work, and the measures to compute.
 type Comparison struct {
 	// Name describes the work. It is unique in a suite.
 	Name string
@@ -227,7 +228,7 @@ func Summarize(v []float64) Summary {
 	return Summary{Median: (s[(n-1)/2] + s[n/2]) / 2, Low: s[0], High: s[n-1]}
 }
 
-// Quantile sorts the durations and returns their q-quantile (0 to 1), or 0 if there are none.
+// Quantile sorts d and returns its q-quantile, q from 0 to 1, or 0 if d is empty.
 func Quantile(d []time.Duration, q float64) time.Duration {
 	if len(d) == 0 {
 		return 0

@@ -15,9 +15,9 @@ import (
 //	<!-- machine -->         <!-- /machine -->          the machine of all suites that ran outside a laboratory
 type Pages map[string]string
 
-// Put puts the report's tables and summary into the pages that have their markers, and the same for
-// its sections. A summary without markers on any page is left out. If Put returns an error, the
-// pages are unchanged.
+// Put writes the tables and the summary of the report, and of its sections, into the pages that
+// have their markers. A summary without markers on any page is left out. If Put returns an error,
+// the pages are unchanged.
 func (p Pages) Put(r Report) error {
 	changed := maps.Clone(p)
 	if err := changed.put(r); err != nil {

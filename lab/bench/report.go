@@ -200,8 +200,8 @@ func figureRow(name, rateUnit string, a Absolute) []string {
 // comparison with more metrics has a table of its own.
 const manyMetrics = 5
 
-// byMetric returns a table of metrics and contenders. The one of the two with the shorter names is
-// in the columns.
+// byMetric returns a table of metrics and contenders. The columns are the contenders or the
+// metrics, whichever have the shorter names.
 func (r Result) byMetric() [][]string {
 	rows := [][]string{{r.Name}, {"rate"}, {"CPU"}}
 	others := r.otherMetrics()

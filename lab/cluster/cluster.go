@@ -270,7 +270,8 @@ func (c *Cluster) Counts() map[string]emulate.Counts {
 	return out
 }
 
-// Loads returns, for each request, the times at which its cached KV reached the prefill engine.
+// Loads returns, for each request, the times at which the request's cached KV reached the prefill
+// engine.
 func (c *Cluster) Loads() []emulate.Loaded {
 	c.mu.Lock()
 	defer c.mu.Unlock()

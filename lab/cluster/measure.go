@@ -180,8 +180,8 @@ func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 }
 
 // warmParallel is the number of agents whose contexts are stored at a time. With more, an engine
-// could exceed its limit of KV that waits to be stored. It would then drop blocks, and the measured
-// turns would miss them.
+// could exceed its limit of KV that waits to be stored. The engine would then drop blocks, and the
+// measured turns would miss these blocks.
 const warmParallel = 8
 
 // warm replays the agents that fill storage before the measurement.

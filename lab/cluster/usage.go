@@ -21,8 +21,8 @@ type Usage struct {
 // window.
 const busyShare = 0.9
 
-// use computes the Usage of the storage NICs that may read, over windows of one second (the
-// last one may be shorter). It returns the zero value if there was no such window.
+// use computes the Usage of the storage NICs that may read, over windows of one second (the last
+// window may be shorter). It returns the zero value if the replay has no window.
 func use(nics []NIC, samples []Sample, took time.Duration, rateBits uint64, reads func(NIC) bool) Usage {
 	const window = time.Second
 	type piece struct {

@@ -334,7 +334,8 @@ func (e *Engine) leave(r *running, err error) {
 	r.work.Done(err)
 }
 
-// with calls f with a request's traffic job: at once, or when the job begins.
+// with calls f with the job that the traffic manager has for a request: at once, or when the job
+// begins.
 func (e *Engine) with(request string, f func(p *traffic.Prefill, d *traffic.Decode)) {
 	e.mu.Lock()
 	r := e.jobs[request]

@@ -72,7 +72,7 @@ func (b *beladyCache) access(i int) (hits int) {
 	return hits
 }
 
-// evictAfter drops the leaf with the latest next use, if that is later than use.
+// evictAfter evicts the leaf with the latest next use, if this next use is later than use.
 func (b *beladyCache) evictAfter(use, tip uint32) bool {
 	use1, victim := b.leaves.max()
 	if victim == 0 || use1 <= use {
@@ -89,7 +89,7 @@ func (b *beladyCache) evictAfter(use, tip uint32) bool {
 	return true
 }
 
-// offer adds n to the leaves, if n is a leaf.
+// offer adds node n to leaves, if n has no held children.
 func (b *beladyCache) offer(n uint32) {
 	if n != 0 && b.kids[n] == 0 {
 		b.leaves.add(n, b.next[n])

@@ -80,11 +80,12 @@ type Report struct {
 	Blocks      int64  `json:"query_blocks"`
 	Tokens      int64  `json:"query_tokens"`
 	Unique      int    `json:"unique_blocks"`
-	// Infinite has the hits of a cache without a limit; InfiniteTokenRatio is the share of the
-	// prompt tokens among these hits.
+	// Infinite has the hits of a cache without a limit; InfiniteTokenRatio is the share of all
+	// prompt tokens that these hits cover.
 	Infinite           Found   `json:"infinite"`
 	InfiniteTokenRatio float64 `json:"infinite_hit_token_ratio"`
-	// Rows are ordered by capacity, then as in Options.Policies, the bound last.
+	// Rows are ordered by capacity; the rows of one capacity have the order of Options.Policies,
+	// with the bound last.
 	Rows []Row `json:"rows"`
 }
 

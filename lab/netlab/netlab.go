@@ -82,7 +82,8 @@ const (
 	sharedBurstBytes  = 2 * sharedPacketBytes
 )
 
-// addresses is divided into networks of four addresses.
+// addresses is the range of the links' addresses. It is divided into one network of four addresses
+// per link.
 var addresses = netip.MustParsePrefix("10.77.0.0/16")
 
 // linksMax is the number of networks in addresses.
@@ -238,7 +239,8 @@ func (n *Namespace) nextDevice() string {
 	return fmt.Sprint("lab", n.devs-1)
 }
 
-// configure assigns an end its address, if it has one, and sets it up.
+// configure assigns the address of an end to its interface, if the end has one, and sets the
+// interface up.
 func (e End) configure() error {
 	dev, err := e.device()
 	if err != nil {

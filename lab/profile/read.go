@@ -43,7 +43,7 @@ type Read struct {
 	// Passes is how often all runs were read. If Passes is above 1, a node may have answered from
 	// memory.
 	Passes float64 `json:"passes"`
-	// BytesPerToken is the number of bytes per token of the geometry.
+	// BytesPerToken is the KV size of a token in the namespace, in bytes.
 	BytesPerToken float64 `json:"bytes_per_token"`
 }
 

@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The constants of DualPath, section A.4 and section 6.1.
+// The constants of the DualPath paper, sections A.4 and 6.1.
 const (
 	alphaSeconds = 3
 	betaSeconds  = 5

@@ -32,9 +32,9 @@ type Result struct {
 	// or dropped between match and read.
 	LostBlocks int64
 
-	// StoredBlocks and WrittenBytes count the blocks and bytes that this replay stored,
-	// ExistedBlocks the blocks that were stored before. RefusedBlocks counts the other blocks, by
-	// reason.
+	// StoredBlocks and WrittenBytes are the numbers of blocks and bytes that this replay stored.
+	// ExistedBlocks is the number of blocks that were stored before. RefusedBlocks is the number of
+	// refused blocks, by reason.
 	StoredBlocks, ExistedBlocks, WrittenBytes int64
 	RefusedBlocks                             map[string]int64
 	// BusyMatches, BusyReads and BusyWrites count the calls refused for lack of room, MissedCalls

@@ -72,7 +72,7 @@ func Within(id, name, unit string, paper, ours, low, high float64) Cell {
 	return Cell{ID: id, Name: name, Unit: unit, Paper: paper, Ours: ours, Low: low, High: high}
 }
 
-// Holds returns a statement, which is accepted if it is true.
+// Holds returns the cell of a statement. The cell is in range if holds is true.
 func Holds(id, name string, holds bool) Cell {
 	c := Cell{ID: id, Name: name, Unit: UnitHolds, Paper: math.NaN(), Low: 1, High: 1}
 	if holds {
@@ -93,7 +93,7 @@ func (c Cell) As(k Kind) Cell {
 	return c
 }
 
-// Published reports whether the paper has the number.
+// Published reports whether the paper prints the number.
 func (c Cell) Published() bool { return !math.IsNaN(c.Paper) }
 
 // Claim returns the cell's kind in docs/reproduction.md. A predicted cell without a

@@ -22,7 +22,7 @@ const dualPathDrives = "the planner of `dualpath` and the packing of `dualpath/b
 
 const dualPathCommand = "penstock sim reproduce dualpath"
 
-// dpSeeds is the number of seeds of the ablation and the online runs.
+// dpSeeds is the number of seeds with which the ablation and the online runs are repeated.
 const dpSeeds = 5
 
 // dpFigureNote explains values that were read off a figure.

@@ -64,7 +64,8 @@ func mtqPayload(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqTable1 reports the round trip on IBGDA over four payloads, and its fit.
+// mtqTable1 reports Table 1: the round trip on IBGDA with four payloads, and the fit to these
+// times.
 func mtqTable1(m redistribute.Model, r *Report) error {
 	f := m.Fabric
 	const rows = 1024
@@ -114,7 +115,7 @@ func mtqTable1(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqTable2 reports the five fabrics at the decoding step.
+// mtqTable2 reports Table 2: the five fabrics with the batch of a decoding step.
 func mtqTable2(m redistribute.Model, r *Report) error {
 	p := m.Payload
 	const unstated = "the fit's residual at small batches, some microseconds, is printed for IBGDA alone"
@@ -261,7 +262,7 @@ func mtqRules(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqExact reports the merge of section 3.3, which it computes.
+// mtqExact computes the merge of section 3.3 and reports its error.
 func mtqExact(ctx context.Context, r *Report) error {
 	const rows, tokens, most = 2, chunkTokens, 8
 	g := attention.DeepSeekV2Lite()

@@ -62,8 +62,8 @@ func prfaaS(ctx context.Context, r *Report, seeds int) error {
 // prfaasCase is the case study of section 4, with its three deployments.
 type prfaasCase struct {
 	prfaas.System
-	// printed is the plan in Table 6's PrfaaS column. best is the throughput of the best plan of
-	// the search, homogeneous and naive that of the two other deployments.
+	// printed is the plan in the PrfaaS column of Table 6. best is the throughput of the best plan
+	// of the search; homogeneous and naive are the throughputs of the two other deployments.
 	printed                  prfaas.Plan
 	best, homogeneous, naive prfaas.Throughput
 }

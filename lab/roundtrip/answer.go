@@ -194,7 +194,8 @@ func (s *session) expect(i uint32) error {
 }
 
 // landed handles the end of the expectation m. Without an error, the write of a trip has arrived, and
-// landed answers the trip. With an error, landed ends the session. It runs on the engine's goroutine.
+// landed answers the trip. With an error, landed ends the session. The engine's goroutine calls
+// landed.
 func (s *session) landed(i uint32, m *arm, err error) {
 	s.a.mu.Lock()
 	if m.done = true; s.pending[i] == m {

@@ -15,7 +15,7 @@ import (
 // a window.
 type SLO struct{ TTFT, TPOT time.Duration }
 
-// PaperSLO returns the SLO of DualPath section 7.4.
+// PaperSLO returns the SLO in section 7.4 of the DualPath paper.
 func PaperSLO() SLO { return SLO{TTFT: 4 * time.Second, TPOT: 50 * time.Millisecond} }
 
 // sloWindow is the window over which latencies are compared with the SLO: the paper's sliding

@@ -85,8 +85,8 @@ type Options struct {
 	StepOverhead time.Duration
 	// FetchEvery is the time between two fetches of a group; default 20 ms.
 	FetchEvery time.Duration
-	// SLO is the objective with which rounds are compared; default PaperSLO. It affects no
-	// decision.
+	// SLO is the objective with which the latencies of rounds are compared; default PaperSLO. It
+	// affects no decision of the planner.
 	SLO SLO
 	// Planner has further options of the planner. System determines its policy. Rates that are 0
 	// are derived from the model, and so are the planner's alpha and beta.

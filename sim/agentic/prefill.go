@@ -64,7 +64,8 @@ func (g *prefillGroup) up() dualpath.GroupUp {
 	return ev
 }
 
-// admit starts the read of a request as soon as the engine's HBM has room for it, in order.
+// admit queues a request until the engine's HBM has room for its prompt, and then starts its read.
+// Requests start in the order of the queue.
 func (e *prefiller) admit(r *request) {
 	e.waiting = append(e.waiting, r)
 	e.admitWaiting()

@@ -36,7 +36,8 @@ type instance struct {
 	prefill bool
 	// turning is set if the instance takes no new requests and changes its role when it is idle.
 	turning bool
-	// running is the number of requests in progress: at most one prefill, or BS_max decodes.
+	// running is the number of requests in progress: at most one in prefill, or the maximum decode
+	// batch (BS_max in the PrfaaS paper).
 	running int
 }
 
@@ -138,8 +139,8 @@ func newCluster(o Options, seed uint64) (*cluster, error) {
 	return c, nil
 }
 
-// accessFactor is the bandwidth of a cluster's egress and ingress divided by that of the link
-// between the clusters. It is large, so that only the link is a bottleneck.
+// accessFactor is the bandwidth of a cluster's egress and ingress divided by the bandwidth of the
+// link between the clusters. The factor is large, so that only the link is a bottleneck.
 const accessFactor = 16
 
 func (c *cluster) buildLink() error {

@@ -42,8 +42,8 @@ func NewFIFO(k *sim.Kernel, name string, rate float64) (*FIFO, error) {
 	return q, nil
 }
 
-// Observe registers f, which is called with each completed transfer: the time in which it used the
-// link, and its size.
+// Observe registers f. It is called after each transfer with the times at which the transfer began
+// and ended to use the link, and its size.
 func (q *FIFO) Observe(f func(from, to time.Duration, size int64)) { q.served = f }
 
 // Put queues a transfer; done is called when it has completed. A transfer of size 0 waits in order

@@ -71,7 +71,7 @@ func (t FatTree) Size() int { return t.Pods * t.Racks * t.Servers * t.Endpoints 
 // Server returns the server of an endpoint.
 func (t FatTree) Server(e int) int { return e / t.Endpoints }
 
-// Rack returns the rack of an endpoint, counted through all pods.
+// Rack returns the rack of an endpoint; racks are numbered across all pods.
 func (t FatTree) Rack(e int) int { return t.Server(e) / t.Servers }
 
 // Pod returns the pod of an endpoint.
@@ -135,8 +135,7 @@ func (net *FatTreeNet) Uplinks(tier int) []LinkID {
 	return out
 }
 
-// SetBackground sets the share of the bandwidth of each of a tier's Uplinks that other traffic
-// uses.
+// SetBackground sets, for each link of a tier, the share of the bandwidth that other traffic uses.
 func (net *FatTreeNet) SetBackground(tier int, share float64) error {
 	for _, l := range net.Uplinks(tier) {
 		if err := net.Net.SetBackground(l, share); err != nil {

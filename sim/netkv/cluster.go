@@ -51,7 +51,7 @@ type request struct {
 	from          int
 	memory        int64
 	arrived       time.Duration
-	// sent and landed are the begin and the end of the transfer.
+	// sent and landed are the virtual times at which the transfer begins and ends.
 	sent, landed time.Duration
 	intent       netcost.Intent[int]
 	ttft, tbt    time.Duration

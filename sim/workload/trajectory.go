@@ -159,7 +159,7 @@ func scaled(set []Trajectory, maxLen int, f func(Round) Round) []Trajectory {
 	return out
 }
 
-// times returns n*factor, rounded, at least 1.
+// times returns n*factor, rounded to an integer and at least 1.
 func times(n int, factor float64) int { return max(1, int(float64(n)*factor+0.5)) }
 
 // ReadTrajectories reads the sessions of a file in the dualpath or agentic format as trajectories.

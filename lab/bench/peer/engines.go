@@ -40,8 +40,8 @@ func StartDriver(ctx context.Context, python string, drivers fs.FS, dir, driver 
 	return d, nil
 }
 
-// Call calls a function of the driver. If the function fails, the error is the last line of
-// its traceback.
+// Call calls a function of the driver. If the function fails, the error is the last line of the
+// Python traceback.
 func (d *Driver) Call(ctx context.Context, function string, arguments, into any) error {
 	request := struct {
 		Call      string `json:"call"`
@@ -164,7 +164,7 @@ func (g *Engine) Stop(ctx context.Context) error {
 	return g.engines.Call(ctx, "stop", map[string]any{"name": g.name}, nil)
 }
 
-// LMCache is a server of LMCache with the file system as its second level.
+// LMCache is an LMCache server that stores KV in files below its cache in memory.
 type LMCache struct {
 	*Process
 	// Port is the port to which the engine's connector connects.

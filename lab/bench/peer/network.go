@@ -37,14 +37,14 @@ func UseCongestion() (note string, restore func() error) {
 		func() error { return os.WriteFile(congestionFile, old, 0o644) }
 }
 
-// dial connects as the data plane does: with cubic, without multipath TCP.
+// dial connects with the socket options of Penstock's data plane: cubic, no multipath TCP.
 func dial(ctx context.Context, addr string) (net.Conn, error) {
 	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error { return sys.SetCongestion(c, Congestion) }}
 	d.SetMultipathTCP(false)
 	return d.DialContext(ctx, "tcp", addr)
 }
 
-// listen listens as the data plane does: with cubic.
+// listen listens with the socket options of Penstock's data plane: cubic, no multipath TCP.
 func listen(ctx context.Context) (net.Listener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error { return sys.SetCongestion(c, Congestion) }}
 	lc.SetMultipathTCP(false)

@@ -90,7 +90,7 @@ func unitAt(part []byte, next *int, unit int) []byte {
 // Sockets are connections to ServeSockets.
 type Sockets struct{ conns []socketConn }
 
-// socketConn is one connection, for one goroutine.
+// socketConn is one connection, used by one goroutine.
 type socketConn struct {
 	net.Conn
 	part []byte

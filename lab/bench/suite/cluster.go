@@ -253,7 +253,8 @@ func (s *clusterSuite) shapes(ctx context.Context) error {
 	return s.lately(ctx, c)
 }
 
-// quotient returns the completion time of a divided by that of b.
+// quotient returns the completion time of contender a divided by the completion time of contender
+// b.
 func quotient(r bench.Round, a, b string) (float64, bool) {
 	x, okA := r.Get(a, completionMetric)
 	y, okB := r.Get(b, completionMetric)

@@ -16,8 +16,8 @@ import (
 
 // EnginesOptions configures the engines suite.
 type EnginesOptions struct {
-	// Pythons are interpreters. The client of a store runs in the first of them that
-	// has the client's package.
+	// Pythons are paths of Python interpreters. The client of a store runs in the first interpreter
+	// that has the client's package.
 	Pythons []string
 	// AreaBytes is the size, in bytes, of the values of one pass. All comparisons need a multiple
 	// of 128 MiB.
@@ -26,8 +26,8 @@ type EnginesOptions struct {
 	Turns TurnsOptions
 }
 
-// Names of stores. The engines of oursName (Penstock) find the node's unix socket, because all
-// stores run on this host. The node of overTCPName has no unix socket.
+// Names of stores. The client of oursName (Penstock) uses the node's unix socket, because all
+// stores run on this host. The node of overTCPName has no unix socket, so its client uses TCP.
 const (
 	overTCPName   = "Penstock over TCP"
 	mooncakeName  = "Mooncake Store"
@@ -113,7 +113,7 @@ func (c storeContender) takesPart(w where) bool {
 	return true
 }
 
-// target returns the design's target for our rate divided by the rate of another store.
+// target returns the design's target for the ratio of Penstock's rate to the rate of another store.
 func (l storeLoad) target(other string) bench.Target {
 	switch other {
 	case mooncakeName:
@@ -306,7 +306,7 @@ func (s *enginesSuite) startStores(ctx context.Context) error {
 	return nil
 }
 
-// worker starts a worker and registers it, so that it is stopped at the end.
+// worker starts a worker and registers the worker to be stopped at the end of the suite.
 func (s *enginesSuite) worker(ctx context.Context, program string, options map[string]any, provider string, modules ...string) (storeContender, error) {
 	python, err := s.stores.Python(ctx, provider, modules...)
 	if err != nil {

@@ -34,7 +34,8 @@ type IndexOptions struct {
 const (
 	// chainBlocks is the length of the prefixes that are matched.
 	chainBlocks = 512
-	// commitBatch is the number of keys in one commit. commitCallers commit concurrently.
+	// commitBatch is the number of keys in one commit, commitCallers the number of concurrent
+	// commits.
 	commitBatch   = 64
 	commitCallers = 8
 	// warmChains is the number of chains that are matched repeatedly.

@@ -60,7 +60,7 @@ func Local(ctx context.Context, w World) (_ bench.Report, err error) {
 	return s.report, nil
 }
 
-// handOff compares these three ways for blocks of one size.
+// handOff compares the three ways (in place, copied, over TCP) for blocks of one size.
 func (s *localSuite) handOff(ctx context.Context, m model) error {
 	name := fmt.Sprintf("hand over one %s block", sizeName(m.blockBytes))
 	if !s.wants(name) {

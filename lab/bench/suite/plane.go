@@ -20,7 +20,7 @@ const planeName = "transfer engine alone"
 // sinkToken is the token that a sink requires.
 const sinkToken = "penstock bench sink"
 
-// SinkToken returns the token with which a sink's engine must be made.
+// SinkToken returns the token that a sink's engine must accept.
 func SinkToken() rdma.Token { return rdma.Token(sinkToken) }
 
 // Sink runs in the child process. It registers memory for remote writes, and returns one line with

@@ -32,14 +32,14 @@ type RDMAOptions struct {
 	Conns int
 	// Yardstick starts the hardware's own benchmark, with which the engine is compared.
 	Yardstick func(ctx context.Context) (Yardstick, error)
-	// Fraction is the target for large or paged writes, as a fraction of the yardstick's
-	// rate; 0: no target.
+	// Fraction is the target for the engine's rate of large or paged writes, as a fraction of the
+	// Yardstick's rate; 0: no target.
 	Fraction float64
 	// Sockets: the provider uses sockets. Bare sockets over the same memory are then a contender
 	// too. The target of the engine's rate relative to bare sockets is SocketsFraction, in the rows
 	// that have the target Fraction.
 	Sockets bool
-	// Quick runs only the smallest and the largest rows.
+	// Quick runs only some of the rows (rdmaRows), with at most two rounds.
 	Quick bool
 }
 
@@ -52,7 +52,7 @@ type EngineOptions struct {
 	Conns  int
 	// Memory is the memory from which the engine writes.
 	Memory *arena.Arena
-	// OnPost, if set, is called when an operation is handed to the NIC. An engine that
+	// OnPost, if set, is called when the engine has posted an operation to the NIC. An engine that
 	// does not support this ignores OnPost.
 	OnPost func()
 }
@@ -93,13 +93,13 @@ const (
 	allocMetric = "allocations"
 )
 
-// rdmaRow is one row: a single write, or one of many pages.
+// rdmaRow is one row of the report: writes of bytes bytes each, in one piece or in pages.
 type rdmaRow struct {
 	bytes int64
 	page  int64 // 0: a single write
 	depth int   // writes in flight
-	// saturates: the writes are large enough to reach the yardstick's rate, so the target
-	// applies.
+	// saturates: the writes are large enough to reach the rate of the hardware's own benchmark
+	// (Yardstick), so the target applies.
 	saturates bool
 }
 
@@ -479,8 +479,8 @@ func (l *lane) calls(ctx context.Context, begin time.Time, posted *atomic.Int64)
 	return calls, posts, nil
 }
 
-// allocations returns the mean number of allocations per step of one write on each lane, rounded
-// down. Rounding removes the runtime's own allocations, which are fewer than one per write.
+// allocations returns the mean number of allocations while each lane does one write, rounded down.
+// Rounding removes the runtime's own allocations, which are fewer than one per write.
 func allocations(ctx context.Context, lanes ...*lane) (float64, error) {
 	var before, after runtime.MemStats
 	for i := range costWrites + 100 {

@@ -221,10 +221,10 @@ func stderrOf(err error) string {
 	return ""
 }
 
-// served is a node in a process of its own.
+// served is a storage node in a child process.
 type served struct {
 	*peer.Process
-	// listen is the address of its control plane, http that of /metrics.
+	// listen is the address of the node's gRPC service, http the address of /metrics.
 	listen, http string
 	// took is the time from exec until the node answered.
 	took  time.Duration

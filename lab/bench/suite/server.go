@@ -21,7 +21,7 @@ import (
 
 // ServerOptions configures the server suite.
 type ServerOptions struct {
-	// DiskBytes is the size of the data for the reads from disk. It must exceed the
+	// DiskBytes is the size of the data for the reads from disk. It must exceed the size of the
 	// node's arena.
 	DiskBytes int64
 }

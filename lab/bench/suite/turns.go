@@ -89,7 +89,7 @@ const (
 	modelSpread = 0.075
 )
 
-// cudaDevice exists if the NVIDIA driver is loaded.
+// cudaDevice is a file that exists if the NVIDIA driver is loaded.
 const cudaDevice = "/dev/nvidiactl"
 
 const (
@@ -118,7 +118,7 @@ type openStore struct {
 	// connector and arguments are the fields of peer.EngineOptions.
 	connector string
 	arguments map[string]any
-	// pids are the store's servers.
+	// pids are the processes of the store's servers.
 	pids []int
 	// wait, if set, waits until the store has these prompts and all prompts of earlier calls.
 	wait  func(ctx context.Context, prompts [][]int) error
@@ -365,8 +365,8 @@ func (s *turnsSuite) storeRound(ctx context.Context, c *engineStore, round int) 
 	return sampleOf(first), nil
 }
 
-// freshRound serves the last turn of a round's sessions in a new engine, whose only KV is in
-// its store.
+// freshRound serves the last turn of a round's sessions in a new engine. The engine has no KV
+// except in its store.
 func (s *turnsSuite) freshRound(ctx context.Context, c *engineStore, round int) (_ bench.Sample, err error) {
 	if c.open != nil && c.rounds <= round { // the comparison of first turns was not chosen
 		if _, err := s.storeRound(ctx, c, round); err != nil {

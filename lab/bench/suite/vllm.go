@@ -15,7 +15,8 @@ import (
 
 // VLLMOptions configures the suite of clusters of vLLM's engines.
 type VLLMOptions struct {
-	// Pythons are the interpreters whose packages may be used.
+	// Pythons are paths of Python interpreters. The suite uses the first that has vLLM and
+	// Penstock's Python package.
 	Pythons []string
 	// Agents is the number of agents. All of them send one prompt of at most PromptTokens tokens at
 	// the same time.
@@ -43,7 +44,8 @@ func (o VLLMOptions) Validate() error {
 // vllmSection is the name of the suite in the report.
 const vllmSection = "cluster-vllm"
 
-// endMetric is the median time from the first token of a request to its last one.
+// endMetric is the name of the metric that has the median time from a request's first token to its
+// last token.
 const endMetric = "end of turn p50 ms"
 
 // vllmSuite is one run of the suite.
@@ -89,7 +91,7 @@ func ClusterVLLM(ctx context.Context, w World, o VLLMOptions) (_ bench.Report, e
 	)
 }
 
-// shape compares basic with dual path on one cluster.
+// shape compares reads by prefill nodes only (basic) with dual path on one cluster.
 func (s *vllmSuite) shape(ctx context.Context, prefill, decode int) (err error) {
 	name := fmt.Sprintf("%dP%dD of vLLM where storage is the limit", prefill, decode)
 	if !s.wants(name) {
