@@ -348,9 +348,9 @@ small trace is built in.`,
 	}
 }
 
-// sharedTraces searches three traces for the comparison of eviction policies: dense prefixes,
-// sequential conversations, and agents. It returns the paths in the first directory that has one of
-// them.
+// sharedTraces searches for three traces that compare eviction policies: dense prefixes, sequential
+// conversations, and agents. It returns the paths of those in the first directory that has any of
+// the three.
 func sharedTraces(dir string) (found []string) {
 	for _, d := range []string{dir, filepath.Join("shared", "traces"), filepath.Join("..", "shared", "traces")} {
 		if d == "" {

@@ -96,8 +96,8 @@ func needed(g kv.Geometry, blocks int, pieces []client.Piece) []client.Piece {
 	return out
 }
 
-// hybrid reports whether the geometry has a group other than one Full group. A prefix then need not
-// have the pieces of all groups of each block.
+// hybrid reports whether the layers are in several groups, or in one group that is not Full. A
+// prefix then need not have the pieces of all groups of each block.
 func hybrid(g kv.Geometry) bool { return len(g.Groups) > 1 || g.Groups[0].Kind != kv.Full }
 
 // putResult is the output of block put.

@@ -21,7 +21,7 @@ type chainFlags struct {
 	tokensFile, idsFile string
 }
 
-// addChainFlags adds the flags to cmd and requires one of them.
+// addChainFlags adds both flags to cmd and requires exactly one of the two.
 func addChainFlags(cmd *cobra.Command) *chainFlags {
 	f := &chainFlags{}
 	cmd.Flags().StringVar(&f.tokensFile, "tokens-file", "", "file with the prompt's token ids, decimal, separated by white space (- reads standard input)")

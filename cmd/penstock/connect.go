@@ -107,8 +107,7 @@ func (c *connection) checkServers() error {
 	return nil
 }
 
-// one returns the address of --server for an admin command, and an error if there is more than one
-// address.
+// one returns the address of --server for an admin command. More than one address is an error.
 func (c *connection) one() (string, error) {
 	if l := c.list(); len(l) != 1 || l[0] == "" {
 		return "", usagef("--%s %q: this command uses one node; give one address", c.endpoint.flag, c.servers)

@@ -244,7 +244,7 @@ func (a *agentFlags) String() string {
 	return fmt.Sprintf("%d agents of DualPath's %s set, the first %d turns, lengths divided by %d (seed %d)", a.agents, a.set, a.rounds, a.divide, a.seed)
 }
 
-// agentsMax is the maximum number of agents, because one gateway replays all of them.
+// agentsMax is the maximum number of agents. It is limited because one gateway replays all agents.
 const agentsMax = 4096
 
 // trajectories generates the agents' trajectories.

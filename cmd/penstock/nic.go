@@ -246,7 +246,7 @@ func portQoS(ctx context.Context, h topo.Host, marks qos.Map) []topo.Finding {
 	return out
 }
 
-// dcbTimeout bounds one query to the kernel.
+// dcbTimeout is the time limit of one run of dcb, which queries the kernel.
 const dcbTimeout = 5 * time.Second
 
 func dcbShow(ctx context.Context, netdev string) (string, error) {

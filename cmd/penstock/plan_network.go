@@ -37,7 +37,7 @@ type networkTier struct {
 	Congestion float64 `json:"congestion"`
 }
 
-// transferView is one transfer on a network without other transfers of Penstock.
+// transferView is the cost of one transfer if Penstock has no other transfer on the network.
 type transferView struct {
 	From    string  `json:"from"`
 	To      string  `json:"to"`

@@ -135,7 +135,8 @@ func runRoles(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient,
 	return outputOf(cmd).emit(v, v.print)
 }
 
-// awaitSwitch polls until a group has changed its role. An error has the reason why it has not.
+// awaitSwitch polls until a group has changed its role. If the change fails, the error has the
+// reason.
 func awaitSwitch(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient, want *planSwitched) (*pb.RolesResponse, error) {
 	shown := ""
 	for {

@@ -41,8 +41,8 @@ const burstPort = 7600
 // burstMemory is the size of the largest burst, in bytes.
 const burstMemory = 16 << 20
 
-// Burst sends bursts from one engine to another. It returns, for each burst, the time until its
-// bytes had arrived.
+// Burst sends bursts from one engine to another. For each burst it returns the time from its start
+// until its last byte had arrived.
 func (c *Cluster) Burst(ctx context.Context, b Bursts) ([]time.Duration, error) {
 	from, err := c.member(b.From)
 	if err != nil {

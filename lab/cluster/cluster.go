@@ -238,8 +238,8 @@ func (c *Cluster) changedLocked() {
 	c.changed = make(chan struct{})
 }
 
-// Replay replays agents, at most parallel of them at a time. It returns the results of their turns
-// and the planner's counters.
+// Replay replays agents, at most parallel at a time. It returns the results of all turns and the
+// planner's counters.
 func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel int) ([]Turn, PlannerStats, error) {
 	c.mu.Lock()
 	c.turns, c.loaded, c.starts = nil, nil, 0

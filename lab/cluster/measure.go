@@ -136,8 +136,8 @@ type Workload struct {
 	Parallel int
 	// Warm, if set, is replayed before the measurement, to fill storage.
 	Warm []emulate.Session
-	// During, if set, runs beside the replay, usually to inject faults. Run waits for it
-	// and returns its error.
+	// During, if set, runs concurrently with the replay, usually to inject faults. Run waits until
+	// During returns, and returns its error.
 	During func(ctx context.Context, c *Cluster) error
 	// Watch, if set, is called with every sample.
 	Watch func(nics []NIC, s Sample)

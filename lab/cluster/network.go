@@ -66,8 +66,8 @@ type nicPort interface {
 	SetUp(up bool) error
 }
 
-// openNetwork creates network namespaces. If it cannot, it uses loopback with shaped
-// connections, and its String has the reason.
+// openNetwork returns a network of network namespaces. If namespaces cannot be created, it returns
+// loopback with rate-limited connections; String of that network has the reason.
 func openNetwork(loopback bool) (network, error) {
 	if loopback {
 		return newLoopback("as asked"), nil

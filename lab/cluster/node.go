@@ -90,8 +90,8 @@ type Order struct {
 	// flips; 0: none.
 	Flip  time.Duration `json:"flip,omitempty"`
 	Flips int           `json:"flips,omitempty"`
-	// BurstSink is the address on which an engine's node receives bursts. Bursts are bursts that it
-	// sends.
+	// BurstSink is the address on which an engine's node must receive bursts. Bursts are the bursts
+	// that the node must send.
 	BurstSink string  `json:"burst_sink,omitempty"`
 	Bursts    *Bursts `json:"bursts,omitempty"`
 	// SNICBits and CNICBits, unless 0, are new limits of a shaped NIC, in bits per second.

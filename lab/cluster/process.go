@@ -27,8 +27,8 @@ type Ready struct {
 type ProcessOptions struct {
 	// Name is used in errors, for example "the node".
 	Name string
-	// Args are arguments of this binary. Its log must be JSON lines (--log-format json),
-	// and one of them must report that the process is ready.
+	// Args are the arguments of this binary. The process must log JSON lines (--log-format json),
+	// and one line must report that it is ready.
 	Args []string
 	Env  []string
 	// Start starts the command; nil: exec.Cmd.Start.

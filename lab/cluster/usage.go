@@ -2,9 +2,9 @@ package cluster
 
 import "time"
 
-// Usage shows how much of the capacity of the storage NICs was used, and when. It explains the
-// difference between a replay and its lower bound, in which all NICs are busy from the first
-// request to the last.
+// Usage shows how much of the capacity of the storage NICs was used, and when. It explains why a
+// replay takes longer than its lower bound, in which all NICs are busy from the first request to
+// the last.
 type Usage struct {
 	// Whole is the share of the NICs' capacity, 0 to 1, that was used over the whole replay. Middle
 	// is the share between Head and Tail.

@@ -127,7 +127,7 @@ type running struct {
 	wake   chan struct{} // decode: the output is complete
 }
 
-// NewEngine starts an engine. A leader starts requests on it; Close ends it.
+// NewEngine starts an engine. A leader starts requests on the engine; Close ends the engine.
 func NewEngine(opts EngineOptions) (*Engine, error) {
 	opts.Model.EnsureDefaults()
 	if err := opts.Model.Validate(); err != nil {

@@ -9,8 +9,8 @@ import (
 // use is the latest. It does not store a block whose next use is later than the next uses of all
 // cached blocks. For blocks of one size no policy has more hits (Belady, A study of replacement
 // algorithms for virtual-storage computers, IBM Systems Journal 1966; not storing a block is the
-// usual extension). The next use of an ancestor is never later than that of its descendants, so
-// leaf-first eviction does not reduce the number of hits.
+// usual extension). The next use of an ancestor is never later than the next use of its
+// descendants, so leaf-first eviction does not reduce the number of hits.
 func belady(ctx context.Context, t *Trace, capacity int) (Found, error) {
 	b := &beladyCache{
 		t:        t,

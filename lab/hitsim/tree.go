@@ -59,8 +59,8 @@ func Load(r *trace.Reader, o LoadOptions) (*Trace, error) {
 		block  uint64
 	}
 	children := make(map[edge]uint32)
-	// Most nodes have one child, and its number is the next one. Comparing the block of the next
-	// node avoids the look-up in the map.
+	// Most nodes have one child, which is the node with the next number. Comparing the block of
+	// that node avoids the look-up in the map.
 	block := make([]uint64, 1)
 	for req, err := range r.All() {
 		if err != nil {

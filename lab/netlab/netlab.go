@@ -239,8 +239,8 @@ func (n *Namespace) nextDevice() string {
 	return fmt.Sprint("lab", n.devs-1)
 }
 
-// configure assigns the address of an end to its interface, if the end has one, and sets the
-// interface up.
+// configure sets an end's interface up, after it has assigned the end's address, if there is one,
+// to the interface.
 func (e End) configure() error {
 	dev, err := e.device()
 	if err != nil {

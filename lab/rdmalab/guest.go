@@ -16,7 +16,7 @@ import (
 	"syscall"
 )
 
-// boot runs the guest until it powers off, and returns the exit code of its commands.
+// boot runs the guest until the guest powers off, and returns the exit code of the commands.
 func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o options) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("the guest did not finish within %v (flag -timeout)", o.Timeout))
 	defer cancel()

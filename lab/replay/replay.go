@@ -20,15 +20,15 @@ type Options struct {
 	Store *client.Store
 	// Namespace must have one full layer group and the trace's block length.
 	Namespace kv.Namespace
-	// Trace is read to its end. The caller closes it.
+	// Trace is the trace to replay, to its end. The caller closes the reader.
 	Trace *trace.Reader
 	// Concurrency is the number of concurrent requests. Default 4.
 	Concurrency int
 	// WindowBytes is the memory of each worker, and bounds the bytes of one read or write call. It
 	// is at least one block. Default 32 MiB.
 	WindowBytes int64
-	// Lease is the duration of the lease on a matched prefix, which protects it during the read.
-	// Default 1 min.
+	// Lease is the duration of the lease that protects a matched prefix from eviction during the
+	// read. Default 1 min.
 	Lease time.Duration
 	// Progress, if not nil, is called after each request, by several goroutines,
 	// with the counts so far.

@@ -49,7 +49,7 @@ type netkvStudies struct {
 	results map[string]*netkv.Summary
 }
 
-// want adds a study, unless there is one with that key.
+// want adds a study under a key. It does nothing if the key has a study.
 func (n *netkvStudies) want(key string, s netkv.Study) {
 	if slices.Contains(n.keys, key) {
 		return

@@ -92,9 +92,10 @@ func (r *Result) Steady(horizon time.Duration) Window {
 	return r.Between(horizon-horizon/3, horizon)
 }
 
-// Capacity returns the largest multiple of step, up to most, at which no window of a run exceeds
-// the SLO, found by bisection; 0 if there is none. progress, if not nil, is called with each rate
-// tried and whether it was sustained.
+// Capacity returns the highest arrival rate, in agents per second, at which no window of a run
+// exceeds the SLO. It searches the multiples of step up to most by bisection, and returns 0 if no
+// rate is sustained. progress, if not nil, is called with each rate and whether the rate was
+// sustained.
 func Capacity(ctx context.Context, opts Options, on Online, step, most float64, progress func(aps float64, ok bool)) (float64, error) {
 	lo, hi := 0, int(most/step+1e-9)+1 // lo is sustained, hi is not
 	for hi-lo > 1 {

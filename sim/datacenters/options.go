@@ -49,7 +49,7 @@ type Options struct {
 	Long  *prfaas.LongOptions
 	// Observe is the time between two samples of the short-term controller; 0 means 1 s.
 	Observe time.Duration
-	// SwitchTime is the time in which an idle instance changes its role.
+	// SwitchTime is the time that an idle instance takes to change its role.
 	SwitchTime time.Duration
 	// Changes are the changes of the system during the run, in order of time.
 	Changes []Change

@@ -42,12 +42,12 @@ func NewFIFO(k *sim.Kernel, name string, rate float64) (*FIFO, error) {
 	return q, nil
 }
 
-// Observe registers f. It is called after each transfer with the times at which the transfer began
-// and ended to use the link, and its size.
+// Observe registers f, which is called at the end of each transfer: the transfer used the link
+// between the times from and to.
 func (q *FIFO) Observe(f func(from, to time.Duration, size int64)) { q.served = f }
 
-// Put queues a transfer; done is called when it has completed. A transfer of size 0 waits in order
-// like any other.
+// Put queues a transfer; done is called when the transfer has completed. A transfer of size 0 waits
+// in the queue too.
 func (q *FIFO) Put(size int64, done func()) {
 	q.queue = append(q.queue, job{size, done})
 	q.queued += size

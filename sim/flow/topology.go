@@ -301,7 +301,7 @@ func (w WAN) Build(n *Network) (*WANNet, error) {
 	return net, b.err
 }
 
-// Path returns the links from one cluster to another, or an error if there are none.
+// Path returns the links from one cluster to another, or an error if no link connects them.
 func (net *WANNet) Path(from, to int) ([]LinkID, error) {
 	if from < 0 || to < 0 || from >= len(net.between) || to >= len(net.between) || net.between[from][to] == noLink {
 		return nil, fmt.Errorf("flow: no link from cluster %d to cluster %d: %w", from, to, ErrSpec)

@@ -23,9 +23,10 @@ type Options struct {
 	// With the paper's k = 4 an uplink of a rack has 50 Gbit/s and an uplink of a pod 25 Gbit/s,
 	// against 100 Gbit/s in a rack.
 	Oversubscription float64
-	// NICs is the number of NICs per server, each with the rack's bandwidth; an instance has half
-	// of them. A rack has as many uplinks as there are NICs below it, and so has a pod. Each uplink
-	// has the bandwidth of its tier, and so the tiers are oversubscribed.
+	// NICs is the number of NICs per server, each with the bandwidth of the tier SameRack; an
+	// instance has half of the NICs. The number of uplinks of a rack, and of a pod, is the number
+	// of NICs below it. An uplink has the bandwidth of its tier, at most that of a NIC; a lower
+	// bandwidth makes the tier oversubscribed.
 	NICs int
 	// Port is an instance's bandwidth in each direction, in bytes/s. 0: half of the
 	// server's NICs.

@@ -32,7 +32,7 @@ func (p *prefixes) touch(group int) {
 	}
 }
 
-// add caches a group's prefix, if it is longer than the cached one.
+// add caches a group's prefix, if this prefix is longer than the group's cached prefix.
 func (p *prefixes) add(group, tokens int) {
 	if group < 0 || tokens <= 0 {
 		return

@@ -19,8 +19,8 @@ type Result struct {
 	// Times has the TTFTs, ascending.
 	Times []time.Duration
 	// SLO is the share of requests whose TTFT is within the objective. Goodput is the number of
-	// these requests divided by the duration of the arrivals in seconds, Rate the number of all
-	// measured arrivals divided by it.
+	// these requests per second, Rate the number of all measured requests per second; both are
+	// divided by the time from the first measured arrival to the last.
 	SLO, Goodput, Rate float64
 	// Tiers is the share of transfers by tier.
 	Tiers [netcost.Tiers]float64

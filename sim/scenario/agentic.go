@@ -39,7 +39,8 @@ type agenticFile struct {
 	Quota           time.Duration `yaml:"quota"`
 }
 
-// enginesMax bounds the engines of a cluster, which is created when the scenario is loaded.
+// enginesMax is the maximum number of engines of a cluster. It is limited because Load creates the
+// cluster to check its options.
 const enginesMax = 1 << 16
 
 // setSize is the number of trajectories in a set of the paper.

@@ -56,12 +56,12 @@ func (s Spec) TurnsSigma() float64 {
 	return math.Sqrt(math.Log(s.Turns * (s.Append + s.Gen) / s.Total))
 }
 
-// The shapes of the distributions that Table 2 leaves open, fitted to its Context and to the
-// paper's statements about its trajectories.
+// The shapes of the distributions, which Table 2 does not give. They were fitted to the table's
+// Context and to the paper's statements about its trajectories.
 const (
 	minTurns = 3
-	// A trajectory ends either near MaxLen, from nearFrom of it on, or at any length from anyFrom
-	// of it on.
+	// A trajectory's length is either between nearFrom and 1 times MaxLen, or between anyFrom and 1
+	// times MaxLen.
 	nearFrom, anyFrom = 0.93, 0.30
 	// The generated share of all tokens is a log-normal factor with mean 1.
 	shareMu, shareSigma, shareMin, shareMax = -0.045, 0.3, 0.03, 0.7

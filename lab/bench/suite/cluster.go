@@ -301,8 +301,8 @@ func (s *clusterSuite) balance(ctx context.Context) error {
 	return s.lately(ctx, c)
 }
 
-// long replays one agent alone. It compares reading one part of a request at the prefill node and
-// the other at the decode node with reading all of it at one node.
+// long replays one agent alone. It compares a read that is split between the prefill node and the
+// decode node with a read of the whole request at one node.
 func (s *clusterSuite) long(ctx context.Context) error {
 	one := []workload.Trajectory{{Rounds: []workload.Round{{Append: 6000, Gen: 1}}}}
 	for range 20 {

@@ -125,7 +125,7 @@ func FillNode(ctx context.Context, n *storage.Node, blocks int) error {
 	return n.Sync(ctx)
 }
 
-// storeChain writes one chain. Each block contains its own position.
+// storeChain writes one chain. Each block contains its position in the chain.
 func storeChain(ctx context.Context, n *storage.Node, ns kv.Namespace, ids []kv.BlockID) error {
 	var res *storage.Reservation
 	for {

@@ -143,9 +143,9 @@ func createNamespace(ctx context.Context, conn *grpc.ClientConn, m model) error 
 	return err
 }
 
-// place returns the offset in the landing memory at which a caller's read number turn puts its
-// block. The callers' reads of one turn use consecutive blocks, so all callers together use all of
-// the memory.
+// place returns the offset in the landing memory for the block that a caller reads in its read
+// number turn, counted from 0. The reads of all callers with the same number use consecutive
+// offsets, so together they use all of the memory.
 func place(caller, turn, callers int, blockBytes int64) int64 {
 	slots := int(landBytes / blockBytes)
 	return int64((caller+turn*callers)%slots) * blockBytes

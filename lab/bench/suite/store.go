@@ -156,7 +156,8 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 		},
 	}
 	if sh.callers() > 1 {
-		// fio reads with one thread at the whole depth. The comparable contender has one caller.
+		// fio has the whole depth in flight from one thread. The contender that is comparable with
+		// fio has one caller.
 		c.Contenders = append(c.Contenders, bench.Contender{Name: oneCaller, Turn: s.deviceReads(v, v.dev, v.segment, 1, ignore)})
 		c.Measures = append(c.Measures,
 			bench.Ratio("one caller, not verified / fio, bandwidth", bench.Rate, oneCaller, fioName, bench.Target{}),
@@ -250,7 +251,8 @@ func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, 
 	}
 }
 
-// pool reads with one goroutine per request in flight; each calls ReadAt.
+// pool returns a turn that reads with one goroutine per request in flight; each goroutine calls
+// ReadAt.
 func (s *storeSuite) pool(v *volume, f *os.File) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		rngs := s.rngs(v.shape.depth)
@@ -502,7 +504,7 @@ func (s *storeSuite) filePerBlock(ctx context.Context, name string, sh shape, ca
 	})
 }
 
-// directFile creates a file, writes it with direct I/O, and closes it.
+// directFile creates a file, writes b to it with direct I/O, and closes the file.
 func directFile(path string, b []byte) error {
 	f, err := openDirect(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 
 // TurnsOptions configures the part of the engines suite that runs engines.
 type TurnsOptions struct {
-	// Rounds is the number of rounds. Each round has other sessions.
+	// Rounds is the number of rounds. No two rounds have a session in common.
 	Rounds int
 	// Sessions is the number of agent sessions in a round.
 	Sessions int
@@ -182,8 +182,8 @@ func (s *turnsSuite) run(ctx context.Context, pythons []string, chosen []*engine
 	}
 	defer remove()
 	s.dir = dir
-	// Each store holds the KV of the sessions once. The node holds it for three connectors, and
-	// needs space for blocks that it has not reclaimed yet.
+	// Each store holds the KV of the sessions once. The Penstock node holds this KV for each of
+	// three connectors, and needs space for blocks that are not reclaimed yet.
 	if err := s.needSpace(9*s.kvBytes() + 512*mib); err != nil {
 		return err
 	}
@@ -452,7 +452,7 @@ func (e *measuredEngine) stop(ctx context.Context) (err error) {
 	return err
 }
 
-// serve serves a turn and compares its tokens with those of vLLM alone.
+// serve serves a turn and compares the generated tokens with the tokens of vLLM alone.
 func (e *measuredEngine) serve(ctx context.Context, session, turn int) (servedTurn, error) {
 	pids := append([]int{e.PID()}, e.store.pids...)
 	before, err := cpuOfPIDs(pids)
