@@ -200,8 +200,8 @@ func figureRow(name, rateUnit string, a Absolute) []string {
 // comparison with more metrics has a table of its own.
 const manyMetrics = 5
 
-// byMetric returns a table of metrics and contenders. The columns are the contenders or the
-// metrics, whichever have the shorter names.
+// byMetric returns a table of metrics and contenders. Either the contenders or the metrics are the
+// columns: those with the shorter names.
 func (r Result) byMetric() [][]string {
 	rows := [][]string{{r.Name}, {"rate"}, {"CPU"}}
 	others := r.otherMetrics()

@@ -43,9 +43,9 @@
 //		}}
 //	}
 //
-// Suites run concurrently. Their calls of Each share one pool of workers, and expensive work
-// belongs into Each. Tables and figures appear in the order in which a suite reports them, so a
-// suite reports from its own goroutine, after Each.
+// Suites run concurrently. Their calls of Each share one pool of workers, so expensive work must
+// run in Each. Tables and figures appear in the order in which a suite reports them, so a suite
+// reports from its own goroutine, after Each.
 //
 // A run with Options.Quick, for continuous integration, skips the longest simulations and runs only
 // the first seed. A suite reports skipped simulations with Report.LeftOut. The remaining cells keep
