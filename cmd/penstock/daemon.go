@@ -34,8 +34,8 @@ type source[C any] struct {
 	hangups <-chan os.Signal
 }
 
-// runWithSettings gives cmd --config and a flag for each key of the configuration, and makes
-// run its action.
+// runWithSettings adds to cmd the flag --config and a flag for each key of the configuration. cmd
+// then loads the configuration and calls run.
 func runWithSettings[C any, P interface {
 	*C
 	settings
@@ -64,8 +64,8 @@ func runWithSettings[C any, P interface {
 	}
 }
 
-// loadSettings reads file and environment into c, which has the defaults. Flags that were
-// given have precedence.
+// loadSettings reads the file and then the environment into c, which has the defaults. Flags on the
+// command line have precedence over both.
 func loadSettings(c settings, file string, environ []string, flags *pflag.FlagSet) error {
 	if err := config.LoadInto(c, file, environ); err != nil {
 		return err
@@ -132,7 +132,8 @@ func closeIf(l net.Listener) error {
 	return l.Close()
 }
 
-// addresses returns the log attributes with the addresses of the listeners. web may be nil.
+// addresses returns the log attributes with the addresses of the listeners: name for api, and http
+// for web, which may be nil.
 func addresses(name string, api, web net.Listener) []any {
 	attrs := []any{name, api.Addr().String()}
 	if web != nil {

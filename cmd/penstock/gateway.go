@@ -85,7 +85,7 @@ func storageOf(cfg *config.Gateway, flag string, servers []string, startWithin t
 	}
 }
 
-// withCluster calls run with a session at the planner and the storage nodes.
+// withCluster calls run with a client of the planner and the storage nodes.
 func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Duration, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) error {
 	c := storageOf(&cfg, "servers", cfg.Servers, startWithin)
 	return c.store(ctx, log, func(store *client.Store) error {
@@ -115,8 +115,8 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 	})
 }
 
-// withOffload calls run with a session that prefills long prompts in another datacenter, whose
-// storage is far.
+// withOffload calls run with a planner client that prefills long prompts in another datacenter. far
+// is the store of that datacenter.
 func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gateway, ns kv.Namespace, store, far *client.Store, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) (err error) {
 	o := &cfg.Offload
 	there, err := far.Namespace(ctx, ns.Name)
@@ -154,7 +154,8 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 	return run(f)
 }
 
-// frontOf converts the configuration to the front's options.
+// frontOf converts the configuration to the options of package front, the HTTP server of the
+// gateway.
 func frontOf(cfg config.Gateway) (front.Options, error) {
 	o := front.Options{
 		MaxInFlight: cfg.MaxInFlight, MaxQueue: cfg.MaxQueue, QueueWait: cfg.QueueWait.Std(),

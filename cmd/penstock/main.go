@@ -14,7 +14,7 @@ func main() {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	go func() {
-		cancel(signalError{<-signals}) // the command ends in order, for example a node drains
+		cancel(signalError{<-signals}) // the command shuts down cleanly, for example a node drains
 		second := signalError{<-signals}
 		fmt.Fprintln(os.Stderr, "penstock: second signal: ending at once")
 		os.Exit(second.exitCode())

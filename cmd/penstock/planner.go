@@ -132,7 +132,7 @@ func runPlanner(ctx context.Context, from source[config.Planner], record string,
 		if openErr != nil {
 			return errors.Join(openErr, control.Close(), closeIf(web))
 		}
-		defer func() { err = errors.Join(err, file.Close()) }() // after Shutdown, which ends the record
+		defer func() { err = errors.Join(err, file.Close()) }() // runs after Shutdown, which writes the end of the record
 		opts.Record = &planner.Record{To: file}
 		if network != nil {
 			made := network.Options()

@@ -22,7 +22,8 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// world is the environment of a command.
+// world is the environment of a command: standard streams, environment variables, and the wait for
+// a node that is starting.
 type world struct {
 	in      io.Reader
 	out     io.Writer
@@ -57,7 +58,7 @@ const (
 var (
 	// errMiss: the requested object does not exist, or not all of it.
 	errMiss = errors.New("not found")
-	// errBusy: a limit of the node was reached.
+	// errBusy: the node refused a request because a limit was reached.
 	errBusy = errors.New("the node is busy; try again")
 	// errReported: the command failed, and its output has the reason.
 	errReported = errors.New("failed")
@@ -92,8 +93,8 @@ func run(ctx context.Context, w world, args []string) int {
 	return code
 }
 
-// asksForJSON reports whether args contain --format json. It parses args again, because
-// the command stops parsing at the first invalid flag and --format may come after it.
+// asksForJSON reports whether args contain --format json. It parses args again, because cobra stops
+// at the first invalid flag, and --format may come after that flag.
 func asksForJSON(args []string) bool {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	flags.ParseErrorsAllowlist.UnknownFlags = true
@@ -139,8 +140,8 @@ func cobraUsage(err error) bool {
 	return false
 }
 
-// explain returns the text of an error for the user. It removes gRPC's part of the text. If the
-// node is unreachable, it adds what to check.
+// explain returns the text of an error for the user, without the parts that gRPC adds. If the node
+// is unreachable, explain adds a hint what to check.
 func explain(err error) string {
 	text := dialWords(err.Error())
 	hint, reached := serverHint, ""
@@ -156,7 +157,7 @@ func explain(err error) string {
 	if !ok || st.Code() == codes.Unknown {
 		return text + reached
 	}
-	// The text around the status is kept.
+	// Only the text of the gRPC status is replaced; the text around it is kept.
 	text = strings.Replace(text, dialWords(st.Err().Error()), dialWords(st.Message()), 1)
 	if i := strings.Index(text, "rpc error: code = "); i >= 0 {
 		if j := strings.Index(text[i:], " desc = "); j >= 0 {
@@ -176,7 +177,7 @@ func explain(err error) string {
 
 const serverHint = "\n(is `penstock serve` running, and is --server its address?)"
 
-// dialWords removes gRPC's part of the text of a failed dial and keeps the system's error.
+// dialWords removes the text that gRPC adds to a failed dial, and keeps the system's error.
 func dialWords(text string) string {
 	const before = `connection error: desc = "transport: Error while dialing: `
 	lines := strings.Split(text, "\n")
@@ -261,8 +262,8 @@ const (
 	groupMeasure = "measure"
 )
 
-// noun makes a command with subcommands refuse other arguments with a usage error. Cobra would
-// print the help and succeed.
+// noun adds subcommands to a command, and makes the command return a usage error for any other
+// argument. Cobra's default is to print the help and succeed.
 func noun(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	cmd.AddCommand(verbs...)
 	cmd.Args = cobra.ArbitraryArgs
@@ -326,9 +327,9 @@ func (f sizeFlag) Type() string { return "size" }
 
 // Annotations of flags.
 const (
-	// ownRange: the command itself checks the range of the number, and reports it.
+	// ownRange: the command checks the range of the number, so checkFlag does not.
 	ownRange = "penstock: range is checked by the command"
-	// emptyAllowed: the flag may be empty.
+	// emptyAllowed: the value of the flag may be empty.
 	emptyAllowed = "penstock: may be empty"
 	// fixedValues are the only values of the flag.
 	fixedValues = "penstock: fixed values"
@@ -355,10 +356,9 @@ func checkFlags(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// checkFlag returns a usage error for values that would have an unexpected effect. A
-// number below 0 would mean no limit. An empty text would mean that the flag is not
-// given, although it usually comes from an unset variable of a script. A flag with fixed
-// values accepts only those.
+// checkFlag returns a usage error for values that would have an unexpected effect. A number below 0
+// would mean no limit. An empty text would mean that the flag is not given, although the usual
+// cause is an unset variable in a script. A flag with fixed values accepts only these values.
 func checkFlag(f *pflag.Flag) error {
 	has := func(annotation string) bool {
 		_, ok := f.Annotations[annotation]

@@ -42,8 +42,8 @@ type Options struct {
 	CapacityBytes, SegmentBytes int64
 	// Device, if set, replaces the device in memory.
 	Device blockio.Device
-	// Dirs, if set, are the directories of the volumes, which replace the device in
-	// memory. As with penstock serve, the index is in the directory "index" of the first.
+	// Dirs, if set, are the directories of the volumes, which replace the device in memory. As with
+	// penstock serve, the index is in the subdirectory "index" of the first directory.
 	Dirs []string
 	// Durability is the store's durability. Default: batch.
 	Durability blockstore.Durability
@@ -252,8 +252,8 @@ func (c *otherVersion) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Open opens a client of the node, over a transfer engine of its own, and the namespace of a name. The
-// client is closed when the test ends.
+// Open opens a client of the node with a new transfer engine, and returns the client and the namespace
+// with the given name. The client is closed when the test ends.
 func (n *Node) Open(t testing.TB, namespace string) (*client.Store, kv.Namespace) {
 	t.Helper()
 	must := func(err error) {
