@@ -53,6 +53,13 @@ func Alerts() []Alert {
 			Description: "The process ends and is started again. The last lines of `journalctl -u penstock` before each start have the error. Compare the node's memory with the host's if the kernel ended the process (`dmesg`).",
 		},
 		{
+			Group: "node", Name: "PenstockReloadFailed", For: "5m", Severity: Warning,
+			Meaning:     "A process runs with other settings, tokens or certificates than its files have.",
+			Expr:        "penstock_config_last_reload_successful == 0",
+			Summary:     at + " has not applied its configuration.",
+			Description: "The last reload changed nothing, because a value or a file is bad, or because a setting needs a restart. The process's log names it. Of a storage node, `penstock config diff` shows the differences. Correct the file and reload, or restart the process.",
+		},
+		{
 			Group: "node", Name: "PenstockNodeReadOnly", For: "10m", Severity: Warning,
 			Meaning:     "A storage node takes no writes.",
 			Expr:        "penstock_node_writable == 0",

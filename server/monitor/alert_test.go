@@ -139,6 +139,10 @@ func cases() map[string]alertCases {
 			situation{[]series{{"penstock_node_start_time_seconds{" + node + "}", "10x10 20x10 30x10 40x60"}}, "34m", onNode, "Storage node n1 has started 3 times within an hour."},
 			quietAt("40m", "penstock_node_start_time_seconds{"+node+"}", "10x10 20x10 30x60", "10x90"),
 		},
+		"PenstockReloadFailed": {
+			situation{[]series{{"penstock_config_last_reload_successful{" + node + "}", "1 0x30"}}, "6m", onNode, "n1 has not applied its configuration."},
+			append(quietAt("7m", "penstock_config_last_reload_successful{"+node+"}", "1x30"), quietAt("3m", "penstock_config_last_reload_successful{"+node+"}", "1 0x30")...),
+		},
 		"PenstockNodeReadOnly": {
 			situation{[]series{{"penstock_node_writable{" + node + "}", "1 0x30"}}, "11m", onNode, "Storage node n1 takes no writes."},
 			append(quietAt("12m", "penstock_node_writable{"+node+"}", "1x30"), quietAt("8m", "penstock_node_writable{"+node+"}", "1 0x30")...),
