@@ -21,8 +21,9 @@ import (
 )
 
 const (
-	// callsMax is the largest number of calls of a Store that wait for a reply message. Each of
-	// them has a receive buffer of replyBytes; all buffers take 4 MiB. Further calls go over gRPC.
+	// callsMax is the largest number of calls of a Store that wait for a reply message. Further
+	// calls go over gRPC. There is a receive buffer of replyBytes for each such call; all buffers
+	// together take 4 MiB.
 	callsMax   = 64
 	replyBytes = 64 << 10
 )
@@ -34,8 +35,8 @@ type calls struct {
 	// on reports whether the receive buffers are posted. It is set before Open returns.
 	on  bool
 	ids atomic.Uint64
-	// slots has an element for each call whose reply may still come, calls that were given up
-	// included, so that every reply finds a receive buffer.
+	// slots has an element for each call whose reply may still arrive, including calls that the
+	// caller has given up. So every reply finds a receive buffer.
 	slots chan struct{}
 
 	mu      sync.Mutex
@@ -87,8 +88,8 @@ func (c *calls) init(s *Store) {
 	c.store, c.slots, c.pending = s, make(chan struct{}, callsMax), make(map[uint64]*call)
 }
 
-// listen posts the engine's receive buffers. Open calls it last, so an Open that failed leaves the
-// engine's receive side to the next one.
+// listen posts the engine's receive buffers. Open calls it last, so that after a failed Open the
+// next Store can post the receive buffers of the same engine.
 func (c *calls) listen() {
 	s := c.store
 	err := s.opts.Engine.Recv(callsMax, replyBytes, c.receive)

@@ -97,7 +97,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	})
 }
 
-// each calls f for every part. f must be safe to repeat: renewing and releasing set a state.
+// each calls f for every part. f must be safe to repeat, as renewing and releasing are.
 func (l *Lease) each(ctx context.Context, what string, f func(*session, uint64) error) error {
 	var errs []error
 	for _, p := range l.parts {

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Memory is memory of the caller that blocks are read into and written from. The zero Memory has no
-// bytes; it serves tests that replace the Store.
+// Memory is registered memory of the caller, the destination of Reads and the source of Writes. The
+// zero Memory has no bytes; it is for tests that replace the Store.
 type Memory struct {
 	region rdma.Region
 }

@@ -38,8 +38,8 @@ type Store struct {
 
 // Open connects to all nodes at once, for at most DialTimeout. A node that does not answer is
 // tolerated: its blocks are misses until it answers. If no node answers, Open logs a warning, to
-// slog.Default if there is no Logger. Open fails if every node refuses the client in a way that a
-// retry cannot mend (ErrAuth, ErrProvider, ErrVersion), or if ctx ends.
+// slog.Default if there is no Logger. Open fails if ctx ends, or if every node refuses the client
+// for a reason that a retry does not remove (ErrAuth, ErrProvider, ErrVersion).
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	warn := opts.Logger
 	if warn == nil {

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// writeChunkPieces bounds the pieces of one Reserve: each is one operation of the transfer
-	// engine and one entry of the node's index.
+	// writeChunkPieces is the largest number of pieces in one Reserve. Each piece is one operation
+	// of the transfer engine and one entry of the node's index.
 	writeChunkPieces = 2048
 	// pieceRoomMin is the least number of bytes that a piece counts for in one Reserve, because the
 	// node holds a piece in whole pages of its arena, with a page in front.
@@ -92,8 +92,8 @@ func (w *writing) chunk(pieces []int) writeChunk {
 	return c
 }
 
-// runChunk reserves, writes and commits one chunk. errBusy and errDown end the line; any other
-// error ends the whole Write.
+// runChunk reserves, writes and commits one chunk. After errBusy or errDown, no further chunk of
+// this node's share is written; any other error ends the whole Write.
 func (w *writing) runChunk(ctx context.Context, n *node, sess *session, c writeChunk) error {
 	if err := w.runLocal(ctx, n, sess, c); !errors.Is(err, errNotLocal) {
 		return err
@@ -268,9 +268,9 @@ func (w *writing) sums(p Piece) []uint64 {
 	return sums
 }
 
-// abort aborts a reservation and returns when the engine does not read the caller's memory any
-// more. The node closes the window, so writes under way are refused. If the node does not answer,
-// abort ends the data-plane session.
+// abort aborts a reservation and returns when the engine has stopped reading the caller's memory.
+// The node closes the window, so writes in progress are refused. If the node does not answer, abort
+// ends the data-plane session.
 func (w *writing) abort(ctx context.Context, n *node, sess *session, reservation uint64, land *landing) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWithin)
 	defer cancel()
@@ -287,7 +287,7 @@ func (w *writing) abort(ctx context.Context, n *node, sess *session, reservation
 }
 
 // commit makes the Commit call once. If the answer is lost, the client cannot determine whether the
-// pieces were stored, and a second Commit would not show it either.
+// pieces were stored, not even by a second Commit.
 func (w *writing) commit(ctx context.Context, n *node, sess *session, c writeChunk, reservation uint64, granted []int, sums []*pb.PieceSums) error {
 	req := &pb.CommitRequest{Reservation: reservation, Pieces: sums}
 	resp, _, err := ask(ctx, sess, api.MethodCommit, req, 0, replyMax(len(granted), 0), func() (*pb.CommitResponse, error) { return sess.cache.Commit(ctx, req) })

@@ -63,7 +63,8 @@ func (p Payload) BreakEvenRows(tokens int) float64 {
 	return p.LayerBytes(tokens) / float64(p.Query+p.Partial)
 }
 
-// Saved returns the share of one layer's bytes that routing saves; negative above BreakEvenRows.
+// Saved returns the share of one layer's bytes that route saves compared with fetch. It is negative
+// above BreakEvenRows.
 func (p Payload) Saved(rows, tokens int) float64 {
 	return 1 - p.RouteBytes(rows, 1)/p.LayerBytes(tokens)
 }
@@ -71,8 +72,8 @@ func (p Payload) Saved(rows, tokens int) float64 {
 // Rank returns the payload of one of n tensor-parallel ranks whose instances divide the latent by
 // columns (section 8, "Tensor parallelism"): each rank sends its slice of the query and receives
 // its slice of the output. The statistics belong to the whole row and go to each rank. So each rank
-// sends and receives 1/n of the bytes, plus n-1 nth parts of the statistics, and all ranks together
-// exchange more bytes than one instance without tensor parallelism.
+// carries 1/n of the query and output bytes and the statistics in full. All ranks together exchange
+// more bytes than without tensor parallelism, by n-1 times the statistics.
 func (p Payload) Rank(n int) (Payload, error) {
 	if n < 1 || p.Query%n != 0 || p.Token%n != 0 || (p.Partial-p.Stats)%n != 0 {
 		return Payload{}, fmt.Errorf("redistribute: rows of %d and %d bytes and tokens of %d cannot be cut in %d equal slices: choose a degree that divides all three",
