@@ -7,7 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// hashShareBytes is the number of bytes to hash from which a further goroutine helps: about 40 µs
+// hashShareBytes is the least number of bytes to hash for which a goroutine is woken: about 40 µs
 // of work.
 const hashShareBytes = 1 << 20
 
