@@ -30,8 +30,8 @@ import (
 
 // Engine is the address of an inference engine.
 type Engine struct {
-	// Name is the name in metrics and logs. Default: the URL. The planner must have the same name,
-	// or the URL's host:port.
+	// Name is the name in metrics and logs. Default: the URL. With a planner, the engine must have
+	// this name, or host:port of the URL, at the planner.
 	Name string
 	// URL is the base URL, http or https.
 	URL string
@@ -43,21 +43,23 @@ type Options struct {
 	Engines []Engine
 	// EngineTLS is the configuration for engines with https. Nil means the system's default.
 	EngineTLS *tls.Config
-	// BearerToken must be in the Authorization header of each request. Without it every request is
-	// accepted. The header is passed on in both cases.
+	// BearerToken, if set, must be in the Authorization header of each request. If it is empty,
+	// every request is accepted. The header is passed on to the engine in both cases.
 	BearerToken string
 	// MaxInFlight bounds the concurrent requests of an engine. Default 256.
 	MaxInFlight int
-	// MaxQueue bounds the requests that wait for an engine, default 1024. QueueWait bounds their
-	// wait, default 10 s.
+	// MaxQueue is the largest number of requests that wait for an engine, default 1024. QueueWait
+	// is the longest wait of such a request, default 10 s.
 	MaxQueue  int
 	QueueWait time.Duration
-	// MaxAttempts bounds the engines to which a request is sent. Default 3.
+	// MaxAttempts is the largest number of engines to which a request is sent, one after the other.
+	// Default 3.
 	MaxAttempts int
-	// LoadFactor bounds the load of an engine that is chosen because it has the prefix of a
-	// prompt: LoadFactor times the mean load of the engines. It is at least 1. Default 1.25.
+	// LoadFactor limits the load (requests in progress) up to which an engine is chosen because it
+	// has the prefix of a prompt: LoadFactor times the mean load of the engines. It must be at
+	// least 1. Default 1.25.
 	LoadFactor float64
-	// PrefixBlocks bounds the index of prompt prefixes of each engine, in blocks. A block is 256
+	// PrefixBlocks is the capacity of the index of prompt prefixes of each engine, in blocks of 256
 	// bytes of a prompt. Default 65536.
 	PrefixBlocks int
 	// MaxBodyBytes bounds the body of a request, default 32 MiB. BodyMemoryBytes bounds all bodies
@@ -75,18 +77,19 @@ type Options struct {
 	// Instance is the prefix of the ids of requests at the planner. It must be unique among the
 	// clients of the planner.
 	Instance string
-	// OutputTokens is the expected output of a request without a limit of its own. Default 1024.
+	// OutputTokens is the expected number of output tokens of a request that sets no limit for its
+	// output. Default 1024.
 	OutputTokens int
 	// TenantHeader is the name of the header with a request's tenant. If it is empty, requests have
 	// no tenant.
 	TenantHeader string
-	// FirstToken is the deadline of the first token after the arrival of a request. 0 means no
-	// limit. FirstTokenHeader is the name of a header with the deadline of one request, in
+	// FirstToken is the time limit from the arrival of a request to its first token; 0 means no
+	// limit. FirstTokenHeader is the name of a header in which a request may set its own limit, in
 	// milliseconds.
 	FirstToken       time.Duration
 	FirstTokenHeader string
-	// ReplanWait is for a request whose engines failed before the first byte of the response. It
-	// bounds the wait until the planner starts the request again. Default 30 s.
+	// ReplanWait is the longest wait until the planner starts a request again whose engines have
+	// failed before the first byte of the response. Default 30 s.
 	ReplanWait time.Duration
 
 	Logger   *slog.Logger
@@ -204,8 +207,8 @@ func newEngines(opts Options) ([]*engine, error) {
 	return engines, nil
 }
 
-// Drain waits until the planner has ended the requests whose responses the clients have received.
-// If ctx ends first, it returns ctx's error. No request may be in progress.
+// Drain waits until the planner has ended the requests whose clients have received the whole
+// response. If ctx ends first, it returns ctx's error. No request may be in progress.
 func (f *Front) Drain(ctx context.Context) error {
 	if f.planned == nil {
 		return nil
@@ -268,7 +271,7 @@ func (f *Front) health(w http.ResponseWriter, _ *http.Request) {
 
 const (
 	// bodyOverhead is the number of bytes of BodyMemoryBytes that a request takes in addition to
-	// its body. It bounds the number of requests.
+	// its body. So BodyMemoryBytes also bounds the number of requests.
 	bodyOverhead = 16 << 10
 	// noMemory is the error message when BodyMemoryBytes is used up.
 	noMemory = "the requests in the gateway have taken all memory for bodies"
@@ -384,7 +387,7 @@ type refusal struct {
 // Error returns the message.
 func (r *refusal) Error() string { return r.message }
 
-// busy returns a refusal because the queue or the memory for bodies is full.
+// busy returns a refusal for a full queue or full memory for bodies.
 func busy(reason, message string) *refusal {
 	return &refusal{reason: reason, status: http.StatusTooManyRequests, code: "rate_limit_exceeded", message: message, retry: true}
 }
@@ -418,8 +421,8 @@ func (f *Front) refuse(w http.ResponseWriter, r *refusal) {
 	f.reject(w, r.reason, r.status, r.code, r.message)
 }
 
-// retryAfter returns a time in whole seconds. For 0 it returns the longest wait in the queue,
-// because by then each waiting request has an engine or was refused.
+// retryAfter returns a time in whole seconds. For 0 it returns QueueWait: after that time, each
+// request that waits at present has an engine or has been refused.
 func (f *Front) retryAfter(after time.Duration) string {
 	if after == 0 {
 		after = f.opts.QueueWait

@@ -39,7 +39,7 @@ type Gateway struct {
 	*session[Event]
 	gateway *gateway.Gateway
 	max     int
-	// requests have the requests whose last event was not drained. mu guards them.
+	// requests has the requests whose last event was not drained. mu guards it.
 	requests map[Handle]*Request
 }
 
@@ -107,7 +107,8 @@ func (g *Gateway) Submit(r gateway.Request) (Handle, error) {
 	open := len(g.requests)
 	if open < g.max {
 		g.requests[h] = q
-		// Close waits for this call before it waits for the requests.
+		// Close first waits for calls such as this one, and then for the requests, so running.Go
+		// cannot come too late.
 		g.running.Go(func() { g.serve(ctx, h, q, r) })
 	}
 	g.mu.Unlock()
