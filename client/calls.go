@@ -28,8 +28,8 @@ const (
 	replyBytes = 64 << 10
 )
 
-// calls holds the calls under way as messages over the data plane. It uses the engine's receive
-// buffers.
+// calls holds the running calls that go as messages over the data plane. It uses the engine's
+// receive buffers.
 type calls struct {
 	store *Store
 	// on reports whether the receive buffers are posted. It is set before Open returns.
@@ -43,7 +43,7 @@ type calls struct {
 	pending map[uint64]*call
 }
 
-// call is one call under way. The goroutine that removes it from calls.pending finishes it.
+// call is one running call. The goroutine that removes it from calls.pending finishes it.
 type call struct {
 	transport *transport
 	// imm is the immediate of the node's writes for this call. It is used only if the reply
@@ -72,7 +72,8 @@ func (c *call) finish(err error) {
 type transport struct {
 	calls *calls
 	peer  rdma.EngineID
-	// callBytes is the longest call that the node takes; 0 means that it takes none.
+	// callBytes is the size of the longest call that the node accepts as a message; 0: the node
+	// accepts none.
 	callBytes int
 	// gone is set when the data-plane session has ended.
 	gone atomic.Bool
@@ -121,7 +122,7 @@ func (r *transport) close() {
 	r.end()
 }
 
-// end fails the calls under way, because their replies will not come or are not wanted any more.
+// end fails the running calls, because their replies will not arrive or are not needed any more.
 func (r *transport) end() {
 	r.gone.Store(true)
 	c := r.calls
@@ -229,8 +230,8 @@ func (c *calls) giveUp(x *call) {
 	}
 }
 
-// replyMax bounds the size of the reply to a read of the given numbers of pieces and checksums, or
-// to another call for that number of pieces.
+// replyMax returns an upper bound, in bytes, of the size of the reply to a call for the given
+// number of pieces and, if the call is a read, of checksums.
 func replyMax(pieces, sums int) int {
 	const head, piece = 1 << 10, 192
 	return head + piece*pieces + 8*sums

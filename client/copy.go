@@ -341,8 +341,8 @@ func closeConns(conns []*localConn) {
 	}
 }
 
-// end fails the call under way. The node takes its loans back when the connection is
-// closed.
+// end fails the running call on the connection. The node takes its loans back when the connection
+// is closed.
 func (c *localConn) end() {
 	_ = c.conn.CloseRead() // fails if the node has gone
 }

@@ -53,7 +53,7 @@
 //
 // ReadLocal borrows instead (Options.LocalSocket): it verifies the blocks in place in the node's
 // memory, and Return gives them back. A call goes over the socket, or over gRPC while another call
-// is under way on the socket.
+// is running on the socket.
 //
 // # Outcomes and errors
 //

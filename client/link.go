@@ -53,7 +53,7 @@ type localLink struct {
 	lost bool
 	// owed are the numbers of loans whose return could not be sent to the node.
 	owed []uint64
-	// call receives the reply of the call under way on the socket; nil if there is none.
+	// call receives the reply of the running call on the socket; nil if there is none.
 	call chan localReply
 }
 
@@ -63,7 +63,7 @@ type localReply struct {
 	err error
 }
 
-// errSocketTaken reports that another call is under way on the socket. The error never leaves the
+// errSocketTaken reports that another call is running on the socket. The error never leaves the
 // package.
 var errSocketTaken = errors.New("a call is under way")
 
@@ -93,7 +93,7 @@ func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (_ *pb.ReadRe
 		resp := new(pb.ReadResponse)
 		return resp, reply.decode(head.ID, resp)
 	case <-ctx.Done():
-		// The reply is still to come, and the socket stays taken until then.
+		// The reply has not arrived, and no other call can use the socket until it has.
 		return nil, ctx.Err()
 	}
 }

@@ -49,8 +49,8 @@ func (r *LocalResult) Return(ctx context.Context) error {
 // of memory, so the outcome may be Busy, and the prefix may be shorter than the cached prefix.
 // Callers should call Return soon, and use Read for KV that they keep.
 //
-// Errors are those of Read, and ErrUnsupported if the socket cannot be reached, or if it belongs to
-// another node than the one that stores the sequence. Read still works in these two cases.
+// Errors are those of Read. In addition, the error is ErrUnsupported if the socket cannot be
+// reached, or if another node than the socket's stores the sequence. Read works in these two cases.
 func (s *Store) ReadLocal(ctx context.Context, req ReadRequest) (LocalResult, error) {
 	s.stats.reads.Add(1)
 	for attempt := 0; ; attempt++ {

@@ -31,8 +31,8 @@ func (m *Memory) Bytes() []byte {
 	return m.region.Bytes()
 }
 
-// Close ends the registration. Reads into the memory that are under way fail. Close returns when
-// nothing touches the memory any more, or with the error of ctx; then it may be called again.
+// Close ends the registration. Running Reads into the memory fail. Close returns when nothing
+// touches the memory any more, or with the error of ctx; then it may be called again.
 func (m *Memory) Close(ctx context.Context) error {
 	if m.region == nil {
 		return nil

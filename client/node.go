@@ -71,7 +71,7 @@ type node struct {
 	// connect. Both are zero if no attempt has been made since the session ended.
 	err       error
 	deadUntil time.Time
-	// attempt is closed when the attempt under way has ended; nil if there is none.
+	// attempt is closed when the running attempt to connect has ended; nil if there is none.
 	attempt chan struct{}
 }
 
@@ -331,7 +331,7 @@ func backOff(ctx context.Context, attempt int) error {
 	}
 }
 
-// close ends the session. No attempt is under way.
+// close ends the session. No attempt to connect may be running.
 func (n *node) close() {
 	n.local.close()
 	n.mu.Lock()

@@ -58,7 +58,7 @@ type Options struct {
 	// broke. Default 2; negative: no retry.
 	RetryMax int
 
-	// ReadParallel is the number of Read RPCs that one Read has under way. Default 4.
+	// ReadParallel is the largest number of Read RPCs that one Read runs at a time. Default 4.
 	ReadParallel int
 	// ReadTaskBytes and WriteChunkBytes are the payload of one Read RPC and of one Reserve. The
 	// node's own limits apply as well. With smaller values, verification overlaps more with

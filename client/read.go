@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// reading is one Read under way.
+// reading is the state of one running Read.
 type reading struct {
 	store *Store
 	req   ReadRequest

@@ -41,8 +41,8 @@ type readTask struct {
 // readLimits are the limits of one task for a node.
 type readLimits struct {
 	bytes int64
-	// whole bounds the sum of the task's pieces in their full sizes. The node counts full sizes
-	// even if it reads only some layers.
+	// whole is the largest total size of the task's pieces, in bytes, with each piece counted in
+	// its full size. The node counts full sizes even if it reads only some layers.
 	whole    int64
 	suffixes bool // a task may begin in the middle of a chain
 }

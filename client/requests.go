@@ -192,8 +192,8 @@ type WriteResult struct {
 	// Blocks is the length of the prefix that is stored now, as far as this call can determine:
 	// First, and the blocks behind it whose offered pieces are all stored.
 	Blocks int
-	// Stored and Existed count pieces: those that this call stored, and those that were stored
-	// before.
+	// Stored is the number of pieces that this call has stored, and Existed the number of pieces
+	// that were stored before.
 	Stored, Existed int
 	// Refused are the other pieces, in order of blocks.
 	Refused []RefusedPiece

@@ -23,7 +23,7 @@ type Store struct {
 	stats counters
 	local localSocket
 	calls calls
-	// hashers bounds the goroutines that help to verify large pieces.
+	// hashers limits the number of goroutines that help to verify large pieces.
 	hashers hashers
 
 	// ctx ends when Close begins; running counts the Store's own goroutines.
@@ -93,9 +93,9 @@ func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 	return nil
 }
 
-// Close ends the connections, fails the calls under way, and returns when the Store's goroutines
-// have ended. A LocalResult that was not returned stays valid until its Return, and the connection
-// to LocalSocket lasts until then. The engine and the registered memory still belong to the caller.
+// Close ends the connections, fails the running calls, and returns when the Store's goroutines have
+// ended. A LocalResult that was not returned stays valid until its Return, and the connection to
+// LocalSocket lasts until then. The engine and the registered memory still belong to the caller.
 // Close may be called twice.
 func (s *Store) Close() error {
 	s.mu.Lock()

@@ -249,8 +249,8 @@ func (w *writing) sendPiece(ctx context.Context, p Piece, window rdma.Desc, offs
 	return nil
 }
 
-// sums returns the XXH3-64 of each of the piece's layers: the caller's checksums, or those of the
-// present bytes in memory.
+// sums returns the XXH3-64 checksum of each of the piece's layers: the caller's checksums or, if
+// there are none, the checksums of the present bytes in memory.
 func (w *writing) sums(p Piece) []uint64 {
 	if w.given != nil {
 		return w.given[pieceName{p.Block, p.Group}]
@@ -341,7 +341,8 @@ func refusal(reason string) writeState {
 }
 
 // commitFailed handles the failure of a Commit. The pieces may or may not be stored, so they count
-// as refused. Only failures that end the line or the Write are returned as errors.
+// as refused. It returns an error only for a failure after which no further chunk goes to this
+// node, or which ends the Write.
 func (w *writing) commitFailed(ctx context.Context, n *node, c writeChunk, granted []int, err error) error {
 	err = callError(ctx, "commit", n.target, err)
 	if ctx.Err() != nil || errors.Is(err, errDown) || errors.Is(err, errBusy) || errors.Is(err, ErrAuth) || errors.Is(err, ErrRequest) {

@@ -128,7 +128,7 @@ const (
 	RoleChange
 	// LastOfRole: the group is the last one of its role.
 	LastOfRole
-	// OnlyTaker: a request under way fits into no other group of the role.
+	// OnlyTaker: a request in progress fits into no other group of the role.
 	OnlyTaker
 	// SameRole: the group has the role already.
 	SameRole

@@ -76,7 +76,7 @@
 //	Read, Cut, Drop, Recompute   numbers above the last order: sent again, with new numbers
 //	Abort                        the request has ended, or other engines have it: sent again
 //	Progress, Stopped            repeated; the number of the read's order shows whether it is the
-//	                             read under way, so a report counts once
+//	                             read in progress, so a report counts once
 //	Finished, Failed             held as ended, and repeated; it counts while the attempt is the
 //	                             request's last one and has not ended
 //

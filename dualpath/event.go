@@ -65,7 +65,7 @@ type Request struct {
 	Resident []Resident `json:",omitempty"`
 }
 
-// Resident is the number of leading tokens of a prompt that a decode engine holds.
+// Resident is a decode engine and the number of leading tokens of the prompt that it holds.
 type Resident struct {
 	Engine EngineID
 	Tokens int
@@ -226,7 +226,7 @@ type Stopped struct {
 	// must be read elsewhere.
 	Upto int
 	// Failed: this side's storage returned an error at Upto, so this side is given no further read
-	// of the request. Gone: the block at Upto is no longer stored, so neither side can read it.
+	// of the request. Gone: storage does not have the block at Upto, so neither side can read it.
 	Failed, Gone bool
 	Read         uint64 `json:",omitempty"`
 }

@@ -102,7 +102,7 @@ type Options struct {
 	// Cooldown is the time after repeated failures during which an engine is given a request only
 	// if no other engine can take the request. Default 2 s.
 	Cooldown time.Duration
-	// MaxQueue bounds the requests that are waiting or being served. Default 1 << 20.
+	// MaxQueue is the largest number of requests that are waiting or being served. Default 1 << 20.
 	MaxQueue int
 	// MaxExplain is the number of latest requests for which Explain has a record. Default 4096.
 	MaxExplain int

@@ -36,8 +36,8 @@ const (
 	measuredKeep = 31.0 / 32
 )
 
-// measured measures the rate of busy prefill engines: work is in prefill tokens, ends is the number
-// of ended prefills.
+// measured is the measured rate of busy prefill engines: work (in prefill tokens) per seconds. ends
+// is the number of prefills that have ended.
 type measured struct {
 	work, seconds float64
 	ends          int

@@ -450,7 +450,7 @@ func goEventfd(store C.uint64_t, fd *C.int32_t, to *C.penstock_error) C.int32_t 
 	return inStore(store, to, func(s *binding.Store) error { return eventfd(fd, s.EventFD) })
 }
 
-// drainMax bounds the number of entries that one drain call returns.
+// drainMax is the largest number of entries that one drain call returns.
 const drainMax = 1024
 
 //export goDrain

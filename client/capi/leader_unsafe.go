@@ -43,7 +43,7 @@ func plannerOf(p *C.penstock_planner) (binding.PlannerOptions, error) {
 	}}, nil
 }
 
-// maxBytes bounds the address and the token of a member.
+// maxBytes is the largest size of the address and of the token of a member, in bytes.
 const maxBytes = 1 << 16
 
 func member(m *C.penstock_member) (binding.Member, error) {

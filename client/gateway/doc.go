@@ -1,6 +1,6 @@
-// Package gateway serves one request at a time on a prefill/decode cluster: it finds the
-// prompt's cached prefix in storage, submits the request to the planner, and returns the
-// events of the request. It has no queue of its own and sends nothing to engines.
+// Package gateway serves one request at a time on a prefill/decode cluster: it finds the prompt's
+// cached prefix in storage, submits the request to the planner, and returns the events of the
+// request. The package has no queue and sends nothing to engines.
 //
 //	g, err := gateway.New(gateway.Options{Namespace: ns, Store: store, Planner: conn})
 //	for ev, err := range g.Serve(ctx, gateway.Request{ID: "agent-7.3", Tokens: prompt, Output: 512}) {

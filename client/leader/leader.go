@@ -86,8 +86,8 @@ type Options struct {
 	// FetchEvery is the interval at which the leader reports the group's state and fetches work.
 	// Default: 5 ms.
 	FetchEvery time.Duration
-	// ReadRate, if not 0, is the rate of the machine's storage NIC in tokens a second.
-	// With 0 the leader measures it while there is a reading queue.
+	// ReadRate, if not 0, is the rate of the machine's storage NIC in tokens per second. With 0 the
+	// leader measures this rate while the engines read from storage.
 	ReadRate float64
 	// SwitchRole, if set, changes the role of the group's engines to the role to. The leader calls
 	// it when the planner has sent an operator's order to change. The engines hold no request

@@ -33,7 +33,7 @@ type DecodeJob struct {
 	NoPersist bool
 }
 
-// Decode is a DecodeJob under way.
+// Decode is a running DecodeJob.
 type Decode struct {
 	transfer
 	job  DecodeJob

@@ -52,8 +52,8 @@ func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool)
 	return blocks, pages, miss, last, true
 }
 
-// forward sends the DE those blocks of a layer that were read or computed here and whose KV is
-// computed.
+// forward sends the DE the blocks of a layer that this side has read or computed, as soon as their
+// KV is computed.
 func (p *Prefill) forward(layer int) error {
 	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
 		return err

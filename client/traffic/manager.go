@@ -127,9 +127,9 @@ type Options struct {
 	// paper). New maps it and registers it with Storage, Compute and Copier. It is rounded up to a
 	// multiple of 2 MiB. Required.
 	BufferBytes int64
-	// AppendBytes is the size of a second buffer, which holds decoded blocks only
-	// (Append): no decoded block waits for memory behind a prompt. It is rounded up
-	// like BufferBytes and holds at least one block. Default: BufferBytes / 16.
+	// AppendBytes is the size of a second buffer, which holds only decoded blocks (Append), so that
+	// no decoded block waits for the memory of a prompt. It is rounded up like BufferBytes and
+	// holds at least one block. Default: BufferBytes / 16.
 	AppendBytes int64
 	// Device is the engine's device memory. The caller owns its Region.
 	Device Device
@@ -230,10 +230,10 @@ const (
 	// (limits.chain_blocks), so every block of such a prompt can be found and stored.
 	// A longer job is refused (ErrJob).
 	MaxBlocks = 1 << 17
-	// maxEarly bounds the messages that a manager keeps for jobs that have not begun on it, about
-	// 300 bytes each. Further messages are returned to their sender, which sends them again.
-	// returnsMax bounds the messages that are being returned at a time. When the bound is reached,
-	// receive blocks.
+	// maxEarly is the largest number of messages that a manager keeps for jobs that have not begun
+	// on it, about 300 bytes each. Further messages are returned to their sender, which sends them
+	// again. returnsMax is the largest number of messages that are being returned at a time. When
+	// it is reached, receive blocks.
 	maxEarly   = 4096
 	returnsMax = 256
 	// queueMax is the largest number of jobs that wait for memory. Each waiting job takes a

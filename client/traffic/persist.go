@@ -176,8 +176,8 @@ const (
 	// persistWithin is the time limit of one write of new blocks. After this time the blocks are
 	// not stored, because their memory must be released.
 	persistWithin = time.Minute
-	// persistBlocks bounds the blocks of one write. A long prompt takes several
-	// writes, each with a persistWithin of its own.
+	// persistBlocks is the largest number of blocks in one write. A long prompt takes several
+	// writes, and persistWithin applies to each.
 	persistBlocks = 2048
 )
 

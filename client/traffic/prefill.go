@@ -49,7 +49,7 @@ const (
 	computed               // the model computes it again
 )
 
-// Prefill is a PrefillJob under way.
+// Prefill is a running PrefillJob.
 type Prefill struct {
 	transfer
 	job  PrefillJob

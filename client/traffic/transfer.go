@@ -329,7 +329,7 @@ func (t *transfer) messageSent(err error) {
 	}
 }
 
-// unwatch cancels deathWatch, once the job no longer needs the peer.
+// unwatch cancels deathWatch. It is called when the job does not need the peer any more.
 func (t *transfer) unwatch() {
 	t.mu.Lock()
 	watch := t.deathWatch
@@ -388,9 +388,9 @@ func (t *transfer) close(err error) error {
 	return err
 }
 
-// tellCancel sends the peer a message that the job has ended early. The message may be repeated
-// after the job's end. If it cannot be sent, the peer's job ends with the session or at its
-// deadline.
+// tellCancel sends the peer a Cancel message, because the job has ended early. The message may be
+// repeated after the job's end. If it cannot be sent, the peer's job ends with the session or at
+// its deadline.
 func (t *transfer) tellCancel(peer rdma.EngineID, why error) {
 	ctx, cancel := context.WithTimeout(t.m.life, teardownWithin)
 	m := &pb.TrafficMessage{Request: t.request, Version: wireVersion, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: why.Error()}}}

@@ -161,7 +161,7 @@ func (c *Config) lengths(f *yamlfile.File, prefix string, files Files) (Lengths,
 	return d, nil
 }
 
-// cluster is one cluster's accelerator and its number of instances.
+// cluster returns the accelerator of a cluster and the number of its instances.
 func (c *Config) cluster(f *yamlfile.File, path string, p Profile, accelerator string, gpus int) (Accelerator, int, error) {
 	a, ok := p.Accelerators[strings.ToLower(accelerator)]
 	if !ok {

@@ -107,7 +107,8 @@ func NewShort(s System, plan Plan, opts ShortOptions) (*Short, error) {
 // Router returns the router with the current threshold.
 func (c *Short) Router() Router { return Router{Threshold: c.plan.Threshold, Abundant: c.abundant} }
 
-// Adopt takes over a plan, and the lengths for which it was made, from the long-term controller.
+// Adopt replaces the plan by a plan of the long-term controller, with the lengths for which that
+// plan was computed.
 func (c *Short) Adopt(plan Plan, lengths Lengths) {
 	c.plan, c.sys.Lengths = plan, lengths
 }
@@ -186,7 +187,8 @@ const (
 	// thresholdSlack is the relative distance from the best threshold within which the threshold is
 	// not changed.
 	thresholdSlack = 0.01
-	// shareStep lets a share that was reduced to 0 grow again.
+	// shareStep is the least increase of the offloaded share, so that a share that was reduced to 0
+	// grows again.
 	shareStep = 0.01
 )
 

@@ -68,7 +68,8 @@ type System struct {
 	Service Service
 }
 
-// InstancesMax bounds the instances of each cluster: half a million GPUs in instances of 8.
+// InstancesMax is the largest number of instances of a cluster: half a million GPUs in instances of
+// 8.
 const InstancesMax = 1 << 16
 
 // Validate returns an error that names the first field out of its range.

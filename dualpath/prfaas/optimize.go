@@ -9,12 +9,12 @@ import (
 // the shortest to the longest prompt.
 const StepsDefault = 100
 
-// stepsMax bounds the steps of a search. With prompts of up to 1M tokens, one step is then less than
-// a token.
+// stepsMax is the largest number of steps of a search. With prompts of up to 1M tokens, one step is
+// then less than a token.
 const stepsMax = 1 << 20
 
-// plansMax bounds the plans of an exhaustive search. The largest search takes half a minute on one
-// core.
+// plansMax is the largest number of plans in an exhaustive search. The largest search takes half a
+// minute on one core.
 const plansMax = 1 << 30
 
 // Optimize finds the plan with the highest throughput (PrfaaS, section 3.4.2). A plan is a

@@ -46,7 +46,7 @@ type Options struct {
 	// BearerToken, if set, must be in the Authorization header of each request. If it is empty,
 	// every request is accepted. The header is passed on to the engine in both cases.
 	BearerToken string
-	// MaxInFlight bounds the concurrent requests of an engine. Default 256.
+	// MaxInFlight is the largest number of concurrent requests at an engine. Default 256.
 	MaxInFlight int
 	// MaxQueue is the largest number of requests that wait for an engine, default 1024. QueueWait
 	// is the longest wait of such a request, default 10 s.
@@ -62,8 +62,8 @@ type Options struct {
 	// PrefixBlocks is the capacity of the index of prompt prefixes of each engine, in blocks of 256
 	// bytes of a prompt. Default 65536.
 	PrefixBlocks int
-	// MaxBodyBytes bounds the body of a request, default 32 MiB. BodyMemoryBytes bounds all bodies
-	// together, default 1 GiB.
+	// MaxBodyBytes is the largest size of a request's body, default 32 MiB. BodyMemoryBytes is the
+	// largest size of all bodies in memory together, default 1 GiB.
 	MaxBodyBytes    int64
 	BodyMemoryBytes int64
 	// HealthInterval is the time between two polls of an engine, default 2 s. HealthTimeout bounds
@@ -275,7 +275,7 @@ const (
 	bodyOverhead = 16 << 10
 	// noMemory is the error message when BodyMemoryBytes is used up.
 	noMemory = "the requests in the gateway have taken all memory for bodies"
-	// bodyTimeout bounds the time in which the body of a request arrives.
+	// bodyTimeout is the longest time for the body of a request to arrive.
 	bodyTimeout = time.Minute
 )
 

@@ -60,8 +60,8 @@ func unavailable(status int) bool {
 // send sends a request to an engine. It returns the engine's response once the first byte of its body has
 // arrived. The body of the response is an *answer.
 //
-// An engine may close an idle connection while a request is in flight. The request is then sent a second
-// time.
+// An engine may close an idle connection just when a request is sent on it. The request is then
+// sent once more.
 func (f *Front) send(out *http.Request, e *engine, body payload) (*http.Response, error) {
 	resp, reused, err := f.sendOnce(out, e, body)
 	if err != nil && reused && out.Context().Err() == nil {

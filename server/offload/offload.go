@@ -46,7 +46,7 @@ type Options struct {
 	// Router has the threshold in tokens, and Abundant, which means that the link has spare
 	// bandwidth. With Abundant a prefix that only remote storage has is copied too.
 	Router prfaas.Router
-	// InFlight bounds the concurrent remote prefills. Default 64.
+	// InFlight is the largest number of concurrent remote prefills. Default 64.
 	InFlight int
 	// Timeout is the longest time for the remote prefill and the copy of one request. Default 5 s.
 	// The QueueWait of the front must be longer, because it begins with the arrival of the request.

@@ -2,9 +2,10 @@
 // has the parts that dualpath does not have: a clock, a lock, names, sessions and queues.
 //
 // It makes no decisions itself, keeps nothing on disk, and moves no KV. After a restart it gets its
-// state from the leaders of the groups when they reconnect. A request that no gateway takes over
-// within Options.GatewayWait is cancelled. With Options.Record it writes its events to a file for
-// replay. A line is encoded under the lock and written after the lock is released.
+// state from the leaders of the groups when they reconnect. If no gateway submits a restored
+// request again within Options.GatewayWait, the request is cancelled. With Options.Record it writes
+// its events to a file for replay. A line is encoded under the lock and written after the lock is
+// released.
 //
 //	gateway ── Submit ─► job ──────────┐  mu   ┌─────────────────┐
 //	           ◄── updates ◄─ channel ─┤ ┌───► │ dualpath.Planner│

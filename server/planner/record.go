@@ -18,8 +18,8 @@ type Record struct {
 	To io.Writer
 	// Network has the options of Options.Planner.Network, if that is set.
 	Network *netcost.PlannerOptions
-	// Bytes bounds the size of the record. At the bound the record ends and the planner continues.
-	// Default 1 GiB.
+	// Bytes is the largest size of the record. When it is reached, the record ends and the planner
+	// continues. Default 1 GiB.
 	Bytes int64
 }
 

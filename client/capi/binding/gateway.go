@@ -14,8 +14,8 @@ type GatewayOptions struct {
 	Planner PlannerOptions
 	// Epoch has the meaning of gateway.Options.Epoch.
 	Epoch kv.Epoch
-	// RequestsMax bounds the requests that have not ended or whose last event was not drained.
-	// Default 1024.
+	// RequestsMax is the largest number of requests that have not ended or whose last event was not
+	// drained. Default 1024.
 	RequestsMax int
 }
 
@@ -29,8 +29,8 @@ type Event struct {
 // last reports whether no event of the request follows.
 func (e *Event) last() bool { return e.Kind == 0 || e.Kind == gateway.Done }
 
-// eventsMax bounds the events of one request that wait for Drain. While there are more, the
-// request's stream from the planner waits.
+// eventsMax is the largest number of events of one request that wait for Drain. When it is reached,
+// no further event of the request is read from the planner.
 const eventsMax = 16
 
 // Gateway is a gateway.Gateway whose requests put their events into a queue. All methods

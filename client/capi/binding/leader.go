@@ -20,12 +20,12 @@ type LeaderOptions struct {
 	Role        leader.Role
 	Members     []Member
 	FetchEvery  time.Duration
-	// ReadRate is in tokens a second.
+	// ReadRate is the rate of the machine's storage NIC in tokens per second.
 	ReadRate float64
 }
 
-// Member is an engine of a group. Its fields have the meaning of leader.Member, except
-// Address and Token, which are passed to the engines of the other side as they are.
+// Member is an engine of a group. Its fields have the meaning of leader.Member. Address and Token
+// are passed unchanged to the engines of the other role.
 type Member struct {
 	Name                       string
 	Address, Token             []byte
@@ -169,7 +169,8 @@ type Start struct {
 	// PeerAddress and PeerToken are Member.Address and Member.Token of the request's other engine.
 	// If that engine has a traffic.Manager, PeerAddress is the address of its first NIC.
 	PeerAddress, PeerToken []byte
-	// IDs and Extra are those of a gateway.Payload; nil if the payload is of another kind.
+	// IDs and Extra are the fields of the request's gateway.Payload; nil if the payload has another
+	// form.
 	IDs   []kv.BlockID
 	Extra []byte
 }

@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 )
 
-// logLines bounds the lines that wait for a slow callback. Further lines are dropped and
-// counted.
+// logLines is the largest number of lines that wait for a slow callback. Further lines are dropped
+// and counted.
 const logLines = 256
 
 // logQueue passes log lines to a callback on a goroutine of its own. A call of the library must not

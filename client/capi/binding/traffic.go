@@ -35,8 +35,8 @@ type TrafficOptions struct {
 	BufferBytes, AppendBytes int64
 	PersistMax               int
 	Verify                   traffic.Verify
-	// TransfersMax bounds the transfers that have not ended or whose last event was not drained.
-	// Default 1024.
+	// TransfersMax is the largest number of transfers that have not ended or whose last event was
+	// not drained. Default 1024.
 	TransfersMax int
 }
 

@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// nameMax bounds the name of a transfer's request, in bytes.
+	// nameMax is the longest name of a transfer's request, in bytes.
 	nameMax = 1024
-	// ordersMax bounds the calls that wait until the manager has begun the job. Further calls
-	// return ErrBusy.
+	// ordersMax is the largest number of calls that wait until the manager has begun the job.
+	// Further calls return ErrBusy.
 	ordersMax = 4096
 )
 
@@ -298,12 +298,13 @@ func (x *Transfer) checkLayer(layer int) error {
 	return nil
 }
 
-// Read makes this side read a part of the hit that is in no buffer and that neither side is reading.
+// Read makes this side read a part of the cached prefix. No block of the part may be in a buffer,
+// and neither side may be reading one.
 func (x *Transfer) Read(p traffic.Part) error {
 	return x.order(func() error { return x.checkPart(p) }, func(m moving) { m.Read(p) })
 }
 
-// Cut ends the reads under way.
+// Cut ends the running reads.
 func (x *Transfer) Cut() error {
 	return x.order(func() error { return nil }, moving.Cut)
 }
