@@ -55,8 +55,8 @@ type localConns struct {
 	view *sharedView
 	all  map[*localConn]struct{}
 	idle []*localConn
-	// dialing is the number of connections that are being made. After a failed attempt none is made
-	// before notBefore.
+	// dialing is the number of connections that are being made. After a failed attempt, no
+	// connection is made before notBefore.
 	dialing   int
 	notBefore time.Time
 	// stageAfter is the earliest time of the next request for staging memory. Zero: the node has

@@ -393,9 +393,9 @@ func (r *reading) result() ReadResult {
 }
 
 // decides reports whether the loss of piece i, rather than that of piece j, is the reason for the
-// cut. The loss of the earlier block is. With allOrNothing, a reported loss goes before an absent
-// piece: the node may have dropped the lost piece meanwhile, and then other tasks of the read find
-// their pieces absent.
+// cut. The loss in the earlier block is the reason. With allOrNothing, a reported loss goes before
+// an absent piece: the node may have dropped the lost piece meanwhile, and then other tasks of the
+// read find their pieces absent.
 func (r *reading) decides(i, j int, allOrNothing bool) bool {
 	if a, b := r.states[i].reported(), r.states[j].reported(); a != b && allOrNothing {
 		return a

@@ -31,7 +31,7 @@ type Stats struct {
 	// RefusedPieces counts pieces that were offered and not stored.
 	RefusedPieces uint64
 	// Retries counts repeated calls. Connects and SessionsLost count sessions with nodes. DeadCalls
-	// counts calls that were a miss because the node was dead.
+	// counts calls whose result was a miss because the node was dead.
 	Retries, Connects, SessionsLost, DeadCalls uint64
 }
 

@@ -20,12 +20,13 @@ const (
 	// writeChunkPieces is the largest number of pieces in one Reserve. Each piece is one operation
 	// of the transfer engine and one entry of the node's index.
 	writeChunkPieces = 2048
-	// pieceRoomMin is the least number of bytes that a piece counts for in one Reserve, because the
-	// node holds a piece in whole pages of its arena, with a page in front.
+	// pieceRoomMin is the least number of bytes with which a piece counts towards the limit of one
+	// Reserve. The node stores a piece in whole pages of its arena, with an additional page before
+	// the piece.
 	pieceRoomMin = 8 << 10
-	// abortWithin is how long a Write whose ctx has ended waits for the node to abort the
-	// reservation. After that the client ends the data-plane session, because the caller's memory
-	// must not be read once Write has returned.
+	// abortWithin is the longest time for which a Write whose ctx has ended waits until the node
+	// has aborted the reservation. Then the client ends the data-plane session, because the
+	// caller's memory must not be read once Write has returned.
 	abortWithin = time.Second
 )
 

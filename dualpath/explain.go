@@ -38,7 +38,7 @@ func (x *Explanation) note(at time.Duration, format string, args ...int) {
 	l.at, l.format, l.n = at, format, copy(l.args[:], args)
 }
 
-// Line is one decision, in words.
+// Line is the text of one decision, and the time of the decision.
 type Line struct {
 	At   time.Duration
 	Text string

@@ -4,8 +4,8 @@ import "time"
 
 // Network chooses decode engines by the cost of moving KV between machines, and estimates the
 // duration of a read from storage over both its hops. Package netcost implements Network. If
-// Options.Network is nil, all machines count as equally close. Only one planner may call a Network,
-// so that the same events give the same actions.
+// Options.Network is nil, all machines count as equally close. Each planner must have a Network of
+// its own, so that the same events give the same actions.
 type Network interface {
 	// Update applies the operator's report. A report that is out of range is ignored, and the
 	// previous one stays in force.

@@ -154,9 +154,9 @@ func (p *Planner) enginesFree(rate float64) []float64 {
 	return p.free
 }
 
-// fill returns the time at which an engine is free after an amount of work (in seconds of one
-// engine) has been divided among the engines, always to the engine that is free first. free are the
-// times, ascending, at which the engines are free before.
+// fill divides work, in seconds of one engine, among engines: each piece goes to the engine that is
+// free first. free are the times, ascending, at which the engines become free. fill returns the
+// time at which the first engine is free after the work.
 func fill(free []float64, work float64) float64 {
 	sum := 0.0
 	for i, at := range free {

@@ -249,7 +249,7 @@ const maxReports = 1024
 
 // report is a message for the planner, mostly about an attempt.
 type report struct {
-	of      *Request // nil: the report is about no request, or about one that was never started here
+	of      *Request // nil: the report is about no request, or about a request that was never started here
 	message *pb.LeaderMessage
 }
 

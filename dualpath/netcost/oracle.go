@@ -56,8 +56,8 @@ type Fabric struct {
 // Gbit is one gigabit per second, in bytes per second.
 const Gbit = 1e9 / 8
 
-// FatTree returns the fabric of the paper's evaluation (§VI-A): NVLink at 450 GB/s, 100 Gbit/s in
-// the rack, oversubscribed 2:1 and 4:1 above.
+// FatTree returns the fabric of the paper's evaluation (§VI-A): NVLink at 450 GB/s within a node,
+// 100 Gbit/s within a rack, oversubscribed 2:1 between racks and 4:1 between pods.
 func FatTree() Fabric {
 	return Fabric{
 		Bandwidth: [Tiers]float64{450e9, 100 * Gbit, 50 * Gbit, 25 * Gbit},

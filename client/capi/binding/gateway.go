@@ -107,8 +107,8 @@ func (g *Gateway) Submit(r gateway.Request) (Handle, error) {
 	open := len(g.requests)
 	if open < g.max {
 		g.requests[h] = q
-		// Close first waits for calls such as this one, and then for the requests, so running.Go
-		// cannot come too late.
+		// Close first waits for calls such as this one, and then for the goroutines in running, so
+		// running.Go is never called too late.
 		g.running.Go(func() { g.serve(ctx, h, q, r) })
 	}
 	g.mu.Unlock()

@@ -142,8 +142,8 @@ func (t *Traffic) start(x *Transfer, timeout time.Duration, begin beginFunc, rea
 		err = fmt.Errorf("%w: %d transfers have not ended or are not drained; drain their events, or raise transfers_max", ErrBusy, len(t.transfers))
 	default:
 		t.transfers[x.handle], t.requests[x.request] = x, true
-		// Close first waits for calls such as this one, and then for the transfers, so running.Go
-		// cannot come too late.
+		// Close first waits for calls such as this one, and then for the goroutines in running, so
+		// running.Go is never called too late.
 		t.running.Go(func() { x.serve(timeout, begin, ready) })
 	}
 	t.mu.Unlock()
