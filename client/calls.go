@@ -141,7 +141,7 @@ func (r *transport) end() {
 	}
 }
 
-// take removes a call from pending and returns it. It returns nil if the call is not there.
+// take removes a call from pending and returns the call, or nil if pending does not have it.
 func (c *calls) take(id uint64, from rdma.EngineID) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +153,7 @@ func (c *calls) take(id uint64, from rdma.EngineID) *call {
 	return x
 }
 
-// receive handles one message of a peer. The engine makes one call of it at a time.
+// receive handles one message of a peer. The transfer engine calls it, one call at a time.
 func (c *calls) receive(from rdma.EngineID, msg []byte) {
 	if len(msg) > 0 && msg[0] != api.KindReply && c.store.opts.Messages != nil {
 		c.store.opts.Messages(from, msg)

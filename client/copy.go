@@ -73,8 +73,8 @@ type sharedView struct {
 	users int // guarded by localConns.mu
 }
 
-// localConn is a connection. Only the call that uses it, or localConns while it is idle, accesses
-// its fields.
+// localConn is a connection to a node's unix socket. The call that uses the connection owns its
+// fields; while the connection is idle, localConns owns them.
 type localConn struct {
 	owner *localConns
 	// file is a duplicate of conn's socket, for blocking calls.
@@ -275,7 +275,8 @@ func (l *localConns) hold(c *localConn) bool {
 	return c.held
 }
 
-// put returns a connection after a call. It closes the connection unless it can be used again.
+// put returns a connection after a call. It closes the connection if usable is false or the
+// connection has been retired.
 func (l *localConns) put(c *localConn, usable bool) {
 	l.mu.Lock()
 	c.held = false

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Lease keeps a matched prefix from being evicted, or an epoch live, until its time is
-// over or it is released. Its methods may be called concurrently.
+// Lease keeps a matched prefix from being evicted, or an epoch live, until its time limit or its
+// release. The methods of a Lease may be called concurrently.
 type Lease struct {
 	store *Store
 	parts []leasePart

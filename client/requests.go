@@ -87,8 +87,8 @@ type ReadRequest struct {
 	// Epoch is the epoch of the caller's weights; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
 	// Epochs, if not nil, are the epochs of the blocks, from the first block on. They replace
-	// Epoch. Take them from a mixed match; they must cover all of IDs. Each block is loaded from
-	// its own epoch.
+	// Epoch: each block is loaded from its own epoch. The caller takes Epochs from the result of a
+	// match with Mix. Epochs must cover all of IDs.
 	Epochs []kv.EpochRun
 	// Into is the destination of the bytes.
 	Into *Memory

@@ -120,7 +120,7 @@ func youngestFirst(list []*request) {
 }
 
 // renew makes a waiting request use the newest weights of its namespace, without its cached prefix,
-// if its epoch is older and the request is not Exact.
+// if the request's epoch is older and the request is not Exact.
 func (p *Planner) renew(r *request) {
 	epoch := p.epochs[r.Namespace]
 	if r.Exact || r.Epoch >= epoch {

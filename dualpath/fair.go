@@ -268,7 +268,7 @@ func (p *Planner) offer(r *request) {
 	}
 }
 
-// withdraw removes a request from its lane, if it is in one.
+// withdraw removes a request from its lane, if the request is in a lane.
 func (p *Planner) withdraw(r *request) {
 	n := r.lane
 	if n == nil {
@@ -293,8 +293,9 @@ func (r *request) precedes(o *request) bool {
 	return r.flow == r.flow.level.replanned
 }
 
-// updateHeaps updates the positions of a lane, its flow and its level in their heaps, or
-// removes them.
+// updateHeaps updates the heaps of grantable lanes, flows and levels after a change of lane n: the
+// lane, its flow and its level are each in their heap only if they have a request that may be
+// granted.
 func (p *Planner) updateHeaps(n *lane) {
 	f := n.flow
 	l := f.level

@@ -40,7 +40,7 @@ type assigned struct {
 	room             room
 }
 
-// node is one machine. All its storage NICs count as one, with one reading queue.
+// node is one machine. All storage NICs of a machine count as one NIC with one reading queue.
 type node struct {
 	id    NodeID
 	queue int

@@ -65,6 +65,7 @@ type Options struct {
 	// 6.1).
 	ZFactor float64
 
+	// Policy chooses the side that reads a cached prefix, or both sides. Default Split.
 	Policy ReadPolicy
 	// Network, if set, adds the network to the decisions: the decode engine of a request is the one
 	// with the least time for KV transfer, wait and first decode step, and both hops of each side

@@ -25,7 +25,8 @@ type leaving struct {
 	ordered bool
 }
 
-// switching reports whether the group is changing its role. It is then given no request.
+// switching reports whether the group is changing its role. A group that is changing its role is
+// given no request.
 func (g *group) switching() bool { return g.leaving.to != 0 }
 
 // SwitchCheck returns why a group cannot change to a role, or NoReason if it can. GroupLost means
@@ -48,7 +49,7 @@ func (p *Planner) SwitchCheck(id GroupID, to Role) Reason {
 	return p.indispensable(g)
 }
 
-// indispensable returns why a group must keep its role, or NoReason if it need not.
+// indispensable returns why a group must keep its role, or NoReason if the group may change it.
 func (p *Planner) indispensable(g *group) Reason {
 	others := false
 	for _, o := range p.order {
@@ -92,7 +93,8 @@ func (p *Planner) heldBy(g *group) (held []*request) {
 	return held
 }
 
-// switchRole begins the switch of a group, changes its policy, or withdraws it.
+// switchRole begins the role switch of a group, changes the policy of a switch in progress, or
+// withdraws the switch.
 func (p *Planner) switchRole(e SwitchRole) {
 	if why := p.SwitchCheck(e.Group, e.Role); why != NoReason {
 		p.notify(Action{Kind: Switched, Group: e.Group, Side: e.Role, Why: why})

@@ -51,7 +51,8 @@ func report(to *C.penstock_error, err error) C.int32_t {
 	return C.int32_t(code)
 }
 
-// fill writes text to the caller's array, with a zero byte at its end. It cuts a long text.
+// fill writes text to the caller's array, with a zero byte at the end. A text that is too long is
+// cut.
 func fill(to []C.char, text string) {
 	room := unsafe.Slice((*byte)(unsafe.Pointer(&to[0])), len(to))
 	n := copy(room[:len(room)-1], text)

@@ -54,8 +54,8 @@ type Decode struct {
 	device rdma.Desc
 	table  rdma.Desc
 	credit int
-	// returned is the number of messages that the prefill engine (PE) returned because it had no
-	// room to keep them.
+	// returned is the number of messages that the prefill engine (PE) had no room to keep and so
+	// returned.
 	returned int
 	// ready is set when the whole prompt is in device memory and verified.
 	ready bool

@@ -120,8 +120,8 @@ type Options struct {
 	Namespace kv.Namespace
 	// Storage reads and writes through the engine's storage NIC.
 	Storage Storage
-	// Compute is the engine's compute NIC. The manager calls its Recv, so no other code may call
-	// it.
+	// Compute is the engine's compute NIC. The manager calls Compute.Recv, so no other code may
+	// call that method.
 	Compute rdma.Engine
 	// BufferBytes is the size of the buffer for whole prompts, in DRAM (the PE or DE buffer of the
 	// paper). New maps it and registers it with Storage, Compute and Copier. It is rounded up to a

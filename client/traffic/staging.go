@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// stageSlots is the number of layers of a job that its staging memory holds at a time: while one
-// layer is on the wire, the next one is copied.
+// stageSlots is the number of layers for which the staging memory of a job has room: while one
+// layer is transferred, the next layer is copied.
 const stageSlots = 2
 
 // staging is host memory of a prefill job, in the PE buffer, through which the layers pass on

@@ -139,8 +139,8 @@ func (t *transfer) await(ctx context.Context, ready func() bool) error {
 	}
 }
 
-// fail sets the job's error, unless it has one, and cancels its context, which stops
-// its goroutines.
+// fail sets the job's error, unless an error is set already, and cancels the job's context, so that
+// the job's goroutines stop.
 func (t *transfer) fail(err error) {
 	t.mu.Lock()
 	if t.err == nil {
@@ -275,8 +275,8 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	return nil
 }
 
-// accepts returns an error if a message must end the job: its sender is not the job's
-// peer, it has another version, or it cancels the job.
+// accepts returns an error if a message must end the job: its sender is not the job's peer, the
+// message is of another version, or the message cancels the job.
 func (t *transfer) accepts(from rdma.EngineID, m *pb.TrafficMessage) error {
 	if err := t.bind(from); err != nil {
 		return err

@@ -57,7 +57,8 @@ type System struct {
 	// (B_out).
 	EgressBytes float64
 	// LocalInstances is the number of instances in the PD cluster (N_p + N_d). LocalPrefill is
-	// T_prefill(l) of one of them, in seconds. It may be missing if no plan prefills locally.
+	// T_prefill(l) of one of these instances, in seconds. LocalPrefill may be the zero Curve if no
+	// plan prefills locally.
 	LocalInstances int
 	LocalPrefill   Curve
 	// DecodeBatch is BS_max, the number of requests that an instance decodes concurrently;

@@ -223,8 +223,8 @@ func eventOf(kind string, raw json.RawMessage) (dualpath.Event, error) {
 	return nil, fmt.Errorf("an event of the unknown kind %q", kind)
 }
 
-// decode decodes an event. It refuses unknown fields, because the planner would decide without
-// them.
+// decode decodes an event. It returns an error for unknown fields, because the planner would ignore
+// their values.
 func decode[E dualpath.Event](kind string, raw json.RawMessage) (dualpath.Event, error) {
 	var ev E
 	d := json.NewDecoder(bytes.NewReader(raw))

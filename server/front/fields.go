@@ -131,8 +131,8 @@ type edit struct {
 	value []byte
 }
 
-// edited returns the object with these edits. The other members keep their spelling, and the edited
-// members follow them.
+// edited returns the object with the edits applied. The other members keep their spelling, and the
+// edited members come after all others.
 func (f fields) edited(edits ...edit) payload {
 	var out payload
 	add := func(parts ...[]byte) {

@@ -343,7 +343,8 @@ func (f *Front) authorized(r *http.Request) bool {
 	return ok && subtle.ConstantTimeCompare([]byte(given), []byte(f.opts.BearerToken)) == 1
 }
 
-// readBody returns the whole body. If it returns false, it has sent the response.
+// readBody returns the whole body of a request. It returns false after it has sent an error
+// response.
 func (f *Front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	tooLarge := func() {
 		f.reject(w, rejectBody, http.StatusRequestEntityTooLarge, "request_too_large", fmt.Sprintf("the body has more than %d bytes, the gateway's maximum", f.opts.MaxBodyBytes))

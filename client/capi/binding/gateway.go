@@ -19,7 +19,7 @@ type GatewayOptions struct {
 	RequestsMax int
 }
 
-// Event is one step of a request. Its kind is 0 if the request has failed; Err is the reason.
+// Event is one step of a request. If the request has failed, Kind is 0 and Err is the reason.
 type Event struct {
 	Request Handle
 	gateway.Event

@@ -17,8 +17,8 @@ type job struct {
 	// ended is closed after result is set.
 	ended  chan struct{}
 	result Result
-	// awaited reports that SubmitWait returns the completion, so finish does not publish it.
-	// Store.mu guards it.
+	// awaited is set if SubmitWait returns the job's completion, so that finish does not publish
+	// the completion. Store.mu guards awaited.
 	awaited bool
 }
 
