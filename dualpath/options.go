@@ -78,12 +78,13 @@ type Options struct {
 	// Default 1024.
 	MinPart int
 
-	// SlowFactor is a ratio of two predicted times: of reading the unread tokens where they are, to
-	// reading them on the other side. Above it the tokens move to the other side. Default 2.
+	// SlowFactor is a ratio of two predicted times: of continuing a read on its side, to reading
+	// the same unread tokens on the other side. Above SlowFactor the tokens move to the other side.
+	// Default 2.
 	SlowFactor float64
-	// HedgeFactor is the ratio of a read's elapsed time to its predicted time. Above it the other
-	// side reads the same remaining tokens too (a hedge). Default 3. MaxHedge is the largest number
-	// of remaining tokens for which that happens. Default 8192.
+	// HedgeFactor is a ratio of a read's elapsed time to its predicted time. Above HedgeFactor the
+	// other side reads the remaining tokens too (a hedge). Default 3. MaxHedge is the largest
+	// number of remaining tokens that are hedged. Default 8192.
 	HedgeFactor float64
 	MaxHedge    int
 	// Patience is the time since the start of a read during which the read is left alone: its
