@@ -79,7 +79,7 @@ func (v *volume) create(g *segment) error {
 // createFile creates a segment file, unless the free space would fall below the floor.
 // creatingBytes is the size of the files that are being created, including this one.
 func (v *volume) createFile(g *segment, creatingBytes int64) (blockio.File, error) {
-	if floor := v.store.opts.FreeFloorBytes; floor > 0 {
+	if floor := v.store.freeFloorBytes.Load(); floor > 0 {
 		if err := v.lookAtSpace(); err != nil {
 			return nil, err
 		}

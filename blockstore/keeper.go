@@ -67,7 +67,7 @@ func (v *volume) watchSpace() {
 	v.denied.Store(false)
 	v.full.Store(false)
 	if is := v.belowFloor(); is != was {
-		v.log.Warn("free-space floor", "below", is, "free_bytes", v.freeSpaceBytes.Load(), "floor_bytes", v.store.opts.FreeFloorBytes)
+		v.log.Warn("free-space floor", "below", is, "free_bytes", v.freeSpaceBytes.Load(), "floor_bytes", v.store.freeFloorBytes.Load())
 	}
 }
 

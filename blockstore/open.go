@@ -50,6 +50,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 func newStore(opts Options, found []candidate, members membership) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{opts: opts, log: opts.Logger, node: found[0].superblock.Node, meta: make(chan struct{}, 1), closed: make(chan struct{}), life: life, stop: stop}
+	s.SetFreeFloor(opts.FreeFloorBytes)
 	if opts.CapacityOfPresent {
 		s.opts.CapacityBytes = opts.CapacityBytes / int64(present(found)) * int64(len(found))
 	}

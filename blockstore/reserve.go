@@ -193,6 +193,10 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.R
 	return nil, runs.Run{}, p.store.noWritableVolume()
 }
 
+// SetFreeFloor replaces Options.FreeFloorBytes for the writes that begin afterwards. 0 turns the floor
+// off; bytes is not negative.
+func (s *Store) SetFreeFloor(bytes int64) { s.freeFloorBytes.Store(bytes) }
+
 // Writable returns nil if a volume takes new blocks, else ErrFloor with the reason
 // of each volume.
 func (s *Store) Writable() error {
@@ -243,7 +247,7 @@ func (s *Store) noWritableVolume() error {
 			why = append(why, fmt.Sprintf("volume %d: the file system is full", v.index))
 			continue
 		}
-		free, floor := v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes
+		free, floor := v.freeSpaceBytes.Load(), s.freeFloorBytes.Load()
 		why = append(why, fmt.Sprintf("volume %d: %d bytes free, %d fewer than the floor of %d: free as many, or lower free_floor", v.index, free, max(0, floor-free), floor))
 	}
 	return fmt.Errorf("blockstore: %w: %s", ErrFloor, strings.Join(why, "; "))

@@ -30,6 +30,8 @@ type Store struct {
 	ready       atomic.Bool
 	submissions submissionPool
 	headers     headerPool
+	// freeFloorBytes is Options.FreeFloorBytes; SetFreeFloor changes it.
+	freeFloorBytes atomic.Int64
 	// turn rotates the preferred volume among equals.
 	turn atomic.Uint32
 

@@ -82,7 +82,7 @@ func (v *volume) takesWrites() bool {
 }
 
 func (v *volume) belowFloor() bool {
-	return v.store.opts.FreeFloorBytes > 0 && v.freeSpaceBytes.Load() < v.store.opts.FreeFloorBytes
+	return v.freeSpaceBytes.Load() < v.store.freeFloorBytes.Load()
 }
 
 // lookAtSpace reads the free space of the file system.

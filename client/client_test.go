@@ -749,7 +749,7 @@ func TestTransfer(t *testing.T) {
 
 func TestAuth(t *testing.T) {
 	const token = "a bearer token of some length"
-	h := newHost(t, func(_ *storage.Options, o *server.Options) { o.BearerToken = token })
+	h := newHost(t, func(_ *storage.Options, o *server.Options) { o.Tokens = func() []string { return []string{token} } })
 	r := newRig(t, func(o *client.Options) { o.BearerToken = token }, h)
 	if _, err := r.store.Namespace(t.Context(), "m"); !errors.Is(err, client.ErrNotFound) {
 		t.Errorf("namespace: %v", err)

@@ -9,6 +9,6 @@
 //	for tests    testnode, testplanner
 //	the papers   reproduce
 //
-// Instruments use the product, and the product does not use them: of the other packages only
-// cmd/penstock may import one, in code that is not a test (internal/lint has the row).
+// Instruments use the product, and the product does not use instruments. Outside of tests, only
+// cmd/penstock may import an instrument (internal/lint checks this).
 package lab

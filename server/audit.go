@@ -38,6 +38,7 @@ var adminReads = map[string]bool{
 	"ListBlocks":     true,
 	"ListPins":       true,
 	"ListVolumes":    true,
+	"DiffConfig":     true,
 }
 
 // plannerChanges are the methods of the Planner service with which an operator changes its state.

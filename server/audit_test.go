@@ -37,7 +37,7 @@ func audited(log *testkit.Log) (lines []string) {
 func TestEachAdminCallIsAudited(t *testing.T) {
 	var log testkit.Log
 	h := newHost(t, func(o *server.Options) {
-		o.BearerToken = "right"
+		o.Tokens = func() []string { return []string{"right"} }
 		o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}, nil)
 	with := func(token string) context.Context {

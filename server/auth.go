@@ -2,31 +2,29 @@ package server
 
 import (
 	"context"
-	"crypto/subtle"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
+
+	"github.com/penstock-kv/penstock/internal/bearer"
 )
 
-// authenticator checks the bearer token of every call. Without a configured token it accepts every
-// call. config.Validate then requires a loopback listener, client certificates or --insecure.
+// Tokens returns the bearer tokens that are accepted at present. If there is none, or if Tokens is
+// nil, no token is required. config.Validate then requires a loopback listener, client certificates
+// or --insecure.
+type Tokens func() []string
+
+// authenticator checks the bearer token of every call.
 type authenticator struct {
-	token string
-	audit audit
+	tokens Tokens
+	audit  audit
 }
 
 func (a authenticator) check(md metadata.MD) error {
-	if a.token == "" {
+	if a.tokens == nil || bearer.Accepts(a.tokens(), md.Get("authorization")...) {
 		return nil
-	}
-	for _, v := range md.Get("authorization") {
-		given, ok := strings.CutPrefix(v, "Bearer ")
-		if ok && subtle.ConstantTimeCompare([]byte(given), []byte(a.token)) == 1 {
-			return nil
-		}
 	}
 	if len(md.Get("authorization")) > 0 {
 		return status.Error(codes.Unauthenticated, "the bearer token is not this node's; compare the client's token file (--token-file) with auth.token_file of the node")

@@ -445,7 +445,7 @@ func (s *cacheService) Commit(ctx context.Context, req *pb.CommitRequest) (*pb.C
 			return fmt.Errorf("reservation %d has no window: %w", id, storage.ErrReservation)
 		}
 		win := w.(*openWindow)
-		ctx, cancel := context.WithTimeout(ctx, s.opts.Limits.LandWithin)
+		ctx, cancel := context.WithTimeout(ctx, time.Duration(s.landWithin.Load()))
 		defer cancel()
 		if err := win.landed.Wait(ctx); err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server/handoff"
+	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -207,6 +208,14 @@ func nicFigures() []nicFigure {
 		perNIC(prometheus.CounterValue, "data_nic_sent_bytes_total", "Payload that the NIC sent, including repeated transmissions.", func(n rdma.NIC) float64 { return float64(n.BytesOut) }),
 		perNIC(prometheus.CounterValue, "data_nic_received_bytes_total", "Payload that the NIC received.", func(n rdma.NIC) float64 { return float64(n.BytesIn) }),
 	}
+}
+
+// DescribeMetrics sends the definition of each metric of a storage node to ch.
+func DescribeMetrics(ch chan<- *prometheus.Desc) {
+	r := prometheus.NewRegistry()
+	metrics.NewNode(r)
+	r.Describe(ch)
+	(&collector{}).Describe(ch)
 }
 
 // Describe implements prometheus.Collector.

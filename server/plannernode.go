@@ -18,10 +18,10 @@ import (
 // PlannerOptions are the options of a PlannerNode. The PlannerNode owns and closes Service.
 type PlannerOptions struct {
 	Service *planner.Service
-	// BearerToken and TLS have the same meaning as in Options.
-	BearerToken string
-	TLS         *tls.Config
-	Registry    *prometheus.Registry
+	// Tokens and TLS have the same meaning as in Options.
+	Tokens   Tokens
+	TLS      *tls.Config
+	Registry *prometheus.Registry
 	// Logger receives a line for each operator call (audit). Nil disables the audit.
 	Logger *slog.Logger
 }
@@ -40,7 +40,7 @@ const plannerMessageBytes = 288 << 20
 
 // NewPlannerNode makes the servers. Serve starts them.
 func NewPlannerNode(opts PlannerOptions) *PlannerNode {
-	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.BearerToken, opts.TLS, opts.Logger), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
+	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.Tokens, opts.TLS, opts.Logger), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	mux := commonRoutes(opts.Registry)
 	mux.HandleFunc("GET /readyz", n.readyz)

@@ -38,7 +38,8 @@ type Limits struct {
 	ReadBytes, WriteBytes int64
 	// ChainBlocks bounds the chain of one call.
 	ChainBlocks int
-	// LandWithin bounds the time that Commit waits for bytes that have not arrived.
+	// LandWithin bounds the time that Commit waits for bytes that have not arrived. SetLandWithin
+	// changes it.
 	LandWithin time.Duration
 }
 
@@ -76,10 +77,12 @@ type Options struct {
 	CapacityBytes int64
 	MemoryBudget  func() []MemoryPart
 
-	// BearerToken, if not empty, is required of every gRPC call. TLS, if not nil, is the
-	// configuration of the gRPC listener. If it has ClientCAs, clients need certificates.
-	BearerToken string
-	TLS         *tls.Config
+	// Tokens are required of every gRPC call. TLS, if not nil, is the configuration of the gRPC
+	// listener. If it has ClientCAs, clients need certificates.
+	Tokens Tokens
+	TLS    *tls.Config
+	// Config compares and reloads the configuration. Nil: these calls are refused.
+	Config Reloader
 
 	Metrics  *metrics.Node
 	Registry *prometheus.Registry
@@ -100,7 +103,9 @@ type Server struct {
 	// messages reports whether the data plane accepts calls.
 	messages atomic.Bool
 	windows  sync.Map // storage.ReservationID → *openWindow
-	started  time.Time
+	// landWithin is Limits.LandWithin, in nanoseconds.
+	landWithin atomic.Int64
+	started    time.Time
 
 	stopping chan struct{} // closed when streams should end
 	stopOnce sync.Once
@@ -138,7 +143,8 @@ func New(opts Options) (*Server, error) {
 		started:  opts.Now(),
 		stopping: make(chan struct{}),
 	}
-	s.grpc = grpc.NewServer(grpcOptions(opts.BearerToken, opts.TLS, opts.Logger)...)
+	s.SetLandWithin(opts.Limits.LandWithin)
+	s.grpc = grpc.NewServer(grpcOptions(opts.Tokens, opts.TLS, opts.Logger)...)
 	s.cache = &cacheService{Server: s}
 	s.calls = newCalls(s.cache)
 	pb.RegisterCacheServer(s.grpc, s.cache)
@@ -148,14 +154,17 @@ func New(opts Options) (*Server, error) {
 	return s, nil
 }
 
+// SetLandWithin replaces Limits.LandWithin for the Commits that begin afterwards.
+func (s *Server) SetLandWithin(d time.Duration) { s.landWithin.Store(int64(d)) }
+
 // grpcOptions are the options of every gRPC server: bounds, spans, the audit of admin calls, the
 // bearer token and TLS if they are configured.
-func grpcOptions(token string, secure *tls.Config, log *slog.Logger) []grpc.ServerOption {
+func grpcOptions(tokens Tokens, secure *tls.Config, log *slog.Logger) []grpc.ServerOption {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	audit := audit{log: log}
-	auth := authenticator{token: token, audit: audit}
+	auth := authenticator{tokens: tokens, audit: audit}
 	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),

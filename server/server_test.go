@@ -478,7 +478,7 @@ func TestBadCallsGetClearCodes(t *testing.T) {
 }
 
 func TestBearerToken(t *testing.T) {
-	h := newHost(t, func(o *server.Options) { o.BearerToken = "secret" }, nil)
+	h := newHost(t, func(o *server.Options) { o.Tokens = func() []string { return []string{"secret"} } }, nil)
 	for given, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer wrong": codes.Unauthenticated, "secret": codes.Unauthenticated, "Bearer secret": codes.OK} {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", given)
 		if _, err := h.cache.Describe(ctx, &pb.DescribeRequest{}); status.Code(err) != want {
@@ -768,5 +768,17 @@ func TestEventsStreamEndsOnShutdown(t *testing.T) {
 	}
 	if ctx.Err() != nil {
 		t.Error("the shutdown waited for the stream")
+	}
+}
+
+// TestNoConfiguration: a node without a Reloader refuses to compare and reload its configuration.
+func TestNoConfiguration(t *testing.T) {
+	h := newHost(t, nil, nil)
+	_, diff := h.admin.DiffConfig(t.Context(), &pb.DiffConfigRequest{})
+	_, reload := h.admin.ReloadConfig(t.Context(), &pb.ReloadConfigRequest{})
+	for _, err := range []error{diff, reload} {
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "restart it") {
+			t.Errorf("%v", err)
+		}
 	}
 }

@@ -39,14 +39,15 @@ type event struct {
 	at     time.Duration
 	number uint64
 	phase  Phase
-	// once is set for an event that belongs to the kernel and is reused after its call.
+	// once is set for an event of At, After or Settled. The kernel reuses its memory after the
+	// call.
 	once bool
 	// place is the index in the heap; -1 if the event is not in the heap.
 	place int
 	call  func()
 }
 
-// New returns a kernel at time 0. The seed determines every random number.
+// New returns a kernel at virtual time 0. The seed determines every random number.
 func New(seed uint64) *Kernel { return &Kernel{seed: seed, digest: fnvOffset} }
 
 // Now returns the time of the current event, counted from the start of the simulation.
@@ -101,12 +102,13 @@ type Timer struct {
 	e event
 }
 
-// NewTimer returns a timer that is not set. It calls f in the given phase whenever it is due.
+// NewTimer returns a timer that is not set. Whenever the timer is due, f is called in the given
+// phase.
 func (k *Kernel) NewTimer(p Phase, f func()) *Timer {
 	return &Timer{k: k, e: event{place: -1, phase: p, call: f}}
 }
 
-// Set schedules the timer at time at, once.
+// Set schedules one call at time at. It replaces an earlier Set.
 func (t *Timer) Set(at time.Duration) {
 	t.Stop()
 	t.k.push(&t.e, at, t.e.phase)
@@ -122,7 +124,7 @@ func (t *Timer) Stop() {
 	}
 }
 
-// Due returns the time at which the timer is due, Never if it is not set.
+// Due returns the virtual time at which the timer is due; Never if the timer is not set.
 func (t *Timer) Due() time.Duration {
 	if t.e.place < 0 {
 		return Never
@@ -136,12 +138,12 @@ func (k *Kernel) Stop() { k.stopped = true }
 // Run calls events until none is left, Stop is called or ctx ends.
 func (k *Kernel) Run(ctx context.Context) error { return k.RunUntil(ctx, Never) }
 
-// RunUntil calls the events up to time t, those at t included. If t is finite and Stop was not
-// called, Now is t afterwards.
+// RunUntil calls the events up to and including time t. If t is finite and Stop was not called, Now
+// returns t afterwards.
 func (k *Kernel) RunUntil(ctx context.Context, t time.Duration) error {
 	k.stopped = false
 	for n := 0; len(k.queue) > 0 && k.queue[0].at <= t && !k.stopped; n++ {
-		// Checking the context costs as much as an event.
+		// A check of the context costs as much as an event, so only each 1024th event has one.
 		if n%1024 == 0 {
 			if err := ctx.Err(); err != nil {
 				return fmt.Errorf("sim: stopped at %v: %w", k.now, err)
@@ -175,12 +177,12 @@ const (
 	fnvPrime  = 1099511628211
 )
 
-// Note adds values to the digest, such as decisions.
+// Note adds values to the digest, such as the decisions of a scheduler.
 func (k *Kernel) Note(values ...uint64) {
 	d := k.digest
 	for _, v := range values {
 		d = (d ^ v) * fnvPrime
-		d ^= d >> 29 // FNV alone mixes low bits only into low bits
+		d ^= d >> 29 // in FNV alone, high bits never affect low bits
 	}
 	k.digest = d
 }
@@ -189,8 +191,8 @@ func (k *Kernel) Note(values ...uint64) {
 // are equal. A different version of the program may have another digest.
 func (k *Kernel) Digest() uint64 { return k.digest }
 
-// eventHeap is a heap with four children per node: it has fewer levels, and the children of a node
-// are adjacent in memory.
+// eventHeap is a heap with four children per node. It has fewer levels than a binary heap, and the
+// children of a node are adjacent in memory.
 type eventHeap []*event
 
 // before orders events by time, phase and number.
@@ -228,7 +230,7 @@ func (h *eventHeap) remove(i int) {
 	h.down(i, e)
 }
 
-// up moves e from index i up to its place.
+// up moves e from index i towards the root until the heap is in order.
 func (h *eventHeap) up(i int, e *event) {
 	q := *h
 	for i > 0 {
@@ -244,7 +246,7 @@ func (h *eventHeap) up(i int, e *event) {
 	e.place = i
 }
 
-// down moves e from index i down to its place.
+// down moves e from index i towards the leaves until the heap is in order.
 func (h *eventHeap) down(i int, e *event) {
 	q := *h
 	for {

@@ -22,9 +22,10 @@ type LeaseID uint64
 //	        │          slots [ serial, expires, nodes ]
 //	        └─ slot number ─►
 type leases struct {
-	max, maxPins int
+	maxPins int
 
 	mu    sync.Mutex
+	max   int
 	slots []leaseSlot
 	free  []uint32
 	heap  []uint32

@@ -62,6 +62,9 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// MaxLeasesLimit is the largest Options.MaxLeases.
+const MaxLeasesLimit = 1 << 24
+
 const (
 	defaultCacheBytes     = 8 << 20
 	defaultMemTableBytes  = 16 << 20
@@ -110,8 +113,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("trie: cache of %d bytes and memtable of %d; want at least 0 and 262144", o.CacheBytes, o.MemTableBytes)
 	case o.HungAfter < 0:
 		return fmt.Errorf("trie: HungAfter is %v; want a positive time", o.HungAfter)
-	case o.MaxLeases < 1 || o.MaxLeases > 1<<24:
-		return fmt.Errorf("trie: MaxLeases is %d; want 1 to %d", o.MaxLeases, 1<<24)
+	case o.MaxLeases < 1 || o.MaxLeases > MaxLeasesLimit:
+		return fmt.Errorf("trie: MaxLeases is %d; want 1 to %d", o.MaxLeases, MaxLeasesLimit)
 	case o.MaxPins < 1:
 		return fmt.Errorf("trie: MaxPins is %d; want at least 1", o.MaxPins)
 	case o.MaxChainBlocks < 1 || o.MaxChainBlocks > 1<<24:

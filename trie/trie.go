@@ -180,6 +180,14 @@ func Open(opts Options) (*Trie, error) {
 	return t, nil
 }
 
+// SetMaxLeases replaces Options.MaxLeases. Open leases stay; if there are more, no lease is granted
+// until there are fewer. max is from 1 to MaxLeasesLimit.
+func (t *Trie) SetMaxLeases(max int) {
+	t.leases.mu.Lock()
+	defer t.leases.mu.Unlock()
+	t.leases.max = max
+}
+
 // Close syncs and closes Pebble. No other call may be in progress; later calls fail with ErrClosed.
 // It is safe to call twice.
 //

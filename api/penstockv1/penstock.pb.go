@@ -5755,6 +5755,252 @@ func (x *ScrubProgress) GetCorruptBlocks() int64 {
 	return 0
 }
 
+// ConfigChange is a setting that differs between the node and its files. The values hold no secret:
+// for a file of tokens they are its path and the number of tokens.
+type ConfigChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`         // for example limits.writes
+	Running       string                 `protobuf:"bytes,2,opt,name=running,proto3" json:"running,omitempty"` // the value that the node runs with
+	File          string                 `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`       // the value that a restart would run with
+	Restart       string                 `protobuf:"bytes,4,opt,name=restart,proto3" json:"restart,omitempty"` // why only a restart applies it; empty if a reload does
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigChange) Reset() {
+	*x = ConfigChange{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigChange) ProtoMessage() {}
+
+func (x *ConfigChange) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
+func (*ConfigChange) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *ConfigChange) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetRunning() string {
+	if x != nil {
+		return x.Running
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetRestart() string {
+	if x != nil {
+		return x.Restart
+	}
+	return ""
+}
+
+type DiffConfigRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffConfigRequest) Reset() {
+	*x = DiffConfigRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffConfigRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffConfigRequest) ProtoMessage() {}
+
+func (x *DiffConfigRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffConfigRequest.ProtoReflect.Descriptor instead.
+func (*DiffConfigRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{78}
+}
+
+type DiffConfigResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // of the configuration file on the node; empty if the node has none
+	Changes       []*ConfigChange        `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffConfigResponse) Reset() {
+	*x = DiffConfigResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffConfigResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffConfigResponse) ProtoMessage() {}
+
+func (x *DiffConfigResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffConfigResponse.ProtoReflect.Descriptor instead.
+func (*DiffConfigResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *DiffConfigResponse) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *DiffConfigResponse) GetChanges() []*ConfigChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+type ReloadConfigRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadConfigRequest) Reset() {
+	*x = ReloadConfigRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadConfigRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadConfigRequest) ProtoMessage() {}
+
+func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
+func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{80}
+}
+
+type ReloadConfigResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Changes       []*ConfigChange        `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"` // applied
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadConfigResponse) Reset() {
+	*x = ReloadConfigResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadConfigResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadConfigResponse) ProtoMessage() {}
+
+func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
+func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ReloadConfigResponse) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ReloadConfigResponse) GetChanges() []*ConfigChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
 var File_penstockv1_penstock_proto protoreflect.FileDescriptor
 
 const file_penstockv1_penstock_proto_rawDesc = "" +
@@ -6219,7 +6465,20 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0fverified_blocks\x18\x01 \x01(\x03R\x0everifiedBlocks\x12!\n" +
 	"\ftotal_blocks\x18\x02 \x01(\x03R\vtotalBlocks\x12%\n" +
 	"\x0everified_bytes\x18\x03 \x01(\x03R\rverifiedBytes\x12%\n" +
-	"\x0ecorrupt_blocks\x18\x04 \x01(\x03R\rcorruptBlocks*W\n" +
+	"\x0ecorrupt_blocks\x18\x04 \x01(\x03R\rcorruptBlocks\"h\n" +
+	"\fConfigChange\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
+	"\arunning\x18\x02 \x01(\tR\arunning\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\tR\x04file\x12\x18\n" +
+	"\arestart\x18\x04 \x01(\tR\arestart\"\x13\n" +
+	"\x11DiffConfigRequest\"]\n" +
+	"\x12DiffConfigResponse\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x123\n" +
+	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges\"\x15\n" +
+	"\x13ReloadConfigRequest\"_\n" +
+	"\x14ReloadConfigResponse\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x123\n" +
+	"\achanges\x18\x02 \x03(\v2\x19.penstock.v1.ConfigChangeR\achanges*W\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vOUTCOME_HIT\x10\x01\x12\x10\n" +
@@ -6254,8 +6513,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xfa\n" +
-	"\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\x9e\f\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -6275,7 +6533,10 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05Scrub\x12\x19.penstock.v1.ScrubRequest\x1a\x1a.penstock.v1.ScrubProgress0\x01\x12P\n" +
 	"\vListVolumes\x12\x1f.penstock.v1.ListVolumesRequest\x1a .penstock.v1.ListVolumesResponse\x12P\n" +
 	"\vDrainVolume\x12\x1f.penstock.v1.DrainVolumeRequest\x1a .penstock.v1.DrainVolumeResponse\x12S\n" +
-	"\fRemoveVolume\x12 .penstock.v1.RemoveVolumeRequest\x1a!.penstock.v1.RemoveVolumeResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
+	"\fRemoveVolume\x12 .penstock.v1.RemoveVolumeRequest\x1a!.penstock.v1.RemoveVolumeResponse\x12M\n" +
+	"\n" +
+	"DiffConfig\x12\x1e.penstock.v1.DiffConfigRequest\x1a\x1f.penstock.v1.DiffConfigResponse\x12S\n" +
+	"\fReloadConfig\x12 .penstock.v1.ReloadConfigRequest\x1a!.penstock.v1.ReloadConfigResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
 	file_penstockv1_penstock_proto_rawDescOnce sync.Once
@@ -6290,7 +6551,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -6375,6 +6636,11 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*RemoveVolumeResponse)(nil),    // 80: penstock.v1.RemoveVolumeResponse
 	(*ScrubRequest)(nil),            // 81: penstock.v1.ScrubRequest
 	(*ScrubProgress)(nil),           // 82: penstock.v1.ScrubProgress
+	(*ConfigChange)(nil),            // 83: penstock.v1.ConfigChange
+	(*DiffConfigRequest)(nil),       // 84: penstock.v1.DiffConfigRequest
+	(*DiffConfigResponse)(nil),      // 85: penstock.v1.DiffConfigResponse
+	(*ReloadConfigRequest)(nil),     // 86: penstock.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),    // 87: penstock.v1.ReloadConfigResponse
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -6412,75 +6678,81 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	70, // 32: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
 	24, // 33: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
 	65, // 34: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	10, // 35: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	12, // 36: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	17, // 37: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	19, // 38: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	23, // 39: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	26, // 40: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	28, // 41: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	31, // 42: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	35, // 43: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	14, // 44: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	37, // 45: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	39, // 46: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	41, // 47: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	43, // 48: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	46, // 49: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	47, // 50: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	48, // 51: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	50, // 52: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	52, // 53: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	54, // 54: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	56, // 55: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	57, // 56: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	59, // 57: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	64, // 58: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	69, // 59: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	71, // 60: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	73, // 61: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	61, // 62: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	81, // 63: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	75, // 64: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	77, // 65: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	79, // 66: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	11, // 67: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	16, // 68: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	18, // 69: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	20, // 70: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	25, // 71: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	27, // 72: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	29, // 73: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	32, // 74: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	36, // 75: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	15, // 76: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	38, // 77: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	40, // 78: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	42, // 79: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	45, // 80: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 81: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 82: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	49, // 83: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	51, // 84: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	53, // 85: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	55, // 86: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 87: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	58, // 88: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	60, // 89: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	66, // 90: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	70, // 91: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	72, // 92: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	74, // 93: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	62, // 94: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	82, // 95: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	76, // 96: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	78, // 97: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	80, // 98: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	67, // [67:99] is the sub-list for method output_type
-	35, // [35:67] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	83, // 35: penstock.v1.DiffConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	83, // 36: penstock.v1.ReloadConfigResponse.changes:type_name -> penstock.v1.ConfigChange
+	10, // 37: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	12, // 38: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	17, // 39: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	19, // 40: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	23, // 41: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	26, // 42: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	28, // 43: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	31, // 44: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	35, // 45: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	14, // 46: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	37, // 47: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	39, // 48: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	41, // 49: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	43, // 50: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	46, // 51: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	47, // 52: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	48, // 53: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	50, // 54: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	52, // 55: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	54, // 56: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	56, // 57: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	57, // 58: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	59, // 59: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	64, // 60: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	69, // 61: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	71, // 62: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	73, // 63: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	61, // 64: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	81, // 65: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	75, // 66: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	77, // 67: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	79, // 68: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	84, // 69: penstock.v1.Admin.DiffConfig:input_type -> penstock.v1.DiffConfigRequest
+	86, // 70: penstock.v1.Admin.ReloadConfig:input_type -> penstock.v1.ReloadConfigRequest
+	11, // 71: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	16, // 72: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	18, // 73: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	20, // 74: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	25, // 75: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	27, // 76: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	29, // 77: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	32, // 78: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	36, // 79: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	15, // 80: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	38, // 81: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	40, // 82: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	42, // 83: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	45, // 84: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 85: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 86: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	49, // 87: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	51, // 88: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	53, // 89: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	55, // 90: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 91: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	58, // 92: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	60, // 93: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	66, // 94: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	70, // 95: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	72, // 96: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	74, // 97: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	62, // 98: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	82, // 99: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	76, // 100: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	78, // 101: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	80, // 102: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	85, // 103: penstock.v1.Admin.DiffConfig:output_type -> penstock.v1.DiffConfigResponse
+	87, // 104: penstock.v1.Admin.ReloadConfig:output_type -> penstock.v1.ReloadConfigResponse
+	71, // [71:105] is the sub-list for method output_type
+	37, // [37:71] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -6494,7 +6766,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   77,
+			NumMessages:   82,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

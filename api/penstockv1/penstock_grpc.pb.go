@@ -689,6 +689,8 @@ const (
 	Admin_ListVolumes_FullMethodName     = "/penstock.v1.Admin/ListVolumes"
 	Admin_DrainVolume_FullMethodName     = "/penstock.v1.Admin/DrainVolume"
 	Admin_RemoveVolume_FullMethodName    = "/penstock.v1.Admin/RemoveVolume"
+	Admin_DiffConfig_FullMethodName      = "/penstock.v1.Admin/DiffConfig"
+	Admin_ReloadConfig_FullMethodName    = "/penstock.v1.Admin/ReloadConfig"
 )
 
 // AdminClient is the client API for Admin service.
@@ -728,6 +730,13 @@ type AdminClient interface {
 	// RemoveVolume removes a volume from the node permanently. It is refused unless the
 	// volume is draining and empty, or force is set.
 	RemoveVolume(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error)
+	// DiffConfig compares the settings of the running node with its configuration file, and the tokens
+	// and certificates in use with their files. It changes nothing.
+	DiffConfig(ctx context.Context, in *DiffConfigRequest, opts ...grpc.CallOption) (*DiffConfigResponse, error)
+	// ReloadConfig applies the differences that DiffConfig returns. It fails with
+	// FAILED_PRECONDITION and applies none of them if a setting is invalid, if a file cannot be read,
+	// or if a setting that needs a restart differs. The error names each such setting.
+	ReloadConfig(ctx context.Context, in *ReloadConfigRequest, opts ...grpc.CallOption) (*ReloadConfigResponse, error)
 }
 
 type adminClient struct {
@@ -927,6 +936,26 @@ func (c *adminClient) RemoveVolume(ctx context.Context, in *RemoveVolumeRequest,
 	return out, nil
 }
 
+func (c *adminClient) DiffConfig(ctx context.Context, in *DiffConfigRequest, opts ...grpc.CallOption) (*DiffConfigResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DiffConfigResponse)
+	err := c.cc.Invoke(ctx, Admin_DiffConfig_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ReloadConfig(ctx context.Context, in *ReloadConfigRequest, opts ...grpc.CallOption) (*ReloadConfigResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadConfigResponse)
+	err := c.cc.Invoke(ctx, Admin_ReloadConfig_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -964,6 +993,13 @@ type AdminServer interface {
 	// RemoveVolume removes a volume from the node permanently. It is refused unless the
 	// volume is draining and empty, or force is set.
 	RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error)
+	// DiffConfig compares the settings of the running node with its configuration file, and the tokens
+	// and certificates in use with their files. It changes nothing.
+	DiffConfig(context.Context, *DiffConfigRequest) (*DiffConfigResponse, error)
+	// ReloadConfig applies the differences that DiffConfig returns. It fails with
+	// FAILED_PRECONDITION and applies none of them if a setting is invalid, if a file cannot be read,
+	// or if a setting that needs a restart differs. The error names each such setting.
+	ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -1027,6 +1063,12 @@ func (UnimplementedAdminServer) DrainVolume(context.Context, *DrainVolumeRequest
 }
 func (UnimplementedAdminServer) RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveVolume not implemented")
+}
+func (UnimplementedAdminServer) DiffConfig(context.Context, *DiffConfigRequest) (*DiffConfigResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DiffConfig not implemented")
+}
+func (UnimplementedAdminServer) ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReloadConfig not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1366,6 +1408,42 @@ func _Admin_RemoveVolume_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_DiffConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DiffConfigRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DiffConfig(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DiffConfig_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DiffConfig(ctx, req.(*DiffConfigRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ReloadConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadConfigRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ReloadConfig(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ReloadConfig_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ReloadConfig(ctx, req.(*ReloadConfigRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1440,6 +1518,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveVolume",
 			Handler:    _Admin_RemoveVolume_Handler,
+		},
+		{
+			MethodName: "DiffConfig",
+			Handler:    _Admin_DiffConfig_Handler,
+		},
+		{
+			MethodName: "ReloadConfig",
+			Handler:    _Admin_ReloadConfig_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

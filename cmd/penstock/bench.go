@@ -210,8 +210,8 @@ func shortCommit(c string) string {
 	return c
 }
 
-// saveReport writes the report. If only a part of the suite was run, it merges the report into the
-// file.
+// saveReport writes the report to the file path. If the file has a report of the same suite,
+// saveReport merges the new report into it.
 func saveReport(path string, report bench.Report) error {
 	if old, err := os.Open(path); err == nil {
 		before, err := bench.ReadReport(old)
@@ -227,8 +227,8 @@ func saveReport(path string, report bench.Report) error {
 	return errors.Join(report.WriteJSON(f), f.Close())
 }
 
-// sized makes cmd run a suite for the values of --size. The default is the value of bytes, and
-// values below least are refused.
+// sized makes cmd run the suite do. The flag --size sets *bytes; a value below least is a usage
+// error.
 func (f *benchFlags) sized(cmd *cobra.Command, w world, bytes *int64, least int64, do func(context.Context, suite.World) (bench.Report, error)) *cobra.Command {
 	cmd.Args = args(cobra.NoArgs)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -307,7 +307,7 @@ not run, and the report names it.`,
 	cmd.Flags().IntVar(&o.Turns.Sessions, "sessions", o.Turns.Sessions, "agent sessions of a round")
 	cmd.Flags().IntVar(&o.Turns.PromptTokens, "prompt", o.Turns.PromptTokens, "tokens of the longest prompt of a session, at most")
 	return f.sized(cmd, w, &o.AreaBytes, 128<<20, func(ctx context.Context, sw suite.World) (bench.Report, error) {
-		if o.AreaBytes%(128<<20) != 0 { // 4 threads with batches of 8 values of 4 MiB
+		if o.AreaBytes%(128<<20) != 0 { // one batch of each of 4 threads: 8 values of 4 MiB
 			return bench.Report{}, usagef("--size %s: want a multiple of 128 MiB", size(o.AreaBytes))
 		}
 		if err := o.Turns.Validate(); err != nil {
@@ -348,8 +348,9 @@ small trace is built in.`,
 	}
 }
 
-// sharedTraces returns the traces for comparing policies: dense prefixes, sequential conversations,
-// agents.
+// sharedTraces searches for three traces that compare eviction policies: dense prefixes, sequential
+// conversations, and agents. It returns the paths of those in the first directory that has any of
+// the three.
 func sharedTraces(dir string) (found []string) {
 	for _, d := range []string{dir, filepath.Join("shared", "traces"), filepath.Join("..", "shared", "traces")} {
 		if d == "" {

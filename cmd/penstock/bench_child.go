@@ -41,8 +41,8 @@ func (w world) ready(ctx context.Context, line string) error {
 	}
 }
 
-// newBenchFill stores many small blocks in a node and keeps it open until the parent kills the
-// process.
+// newBenchFill returns the command that stores many small blocks in a node and keeps the node open
+// until the parent kills the process.
 func newBenchFill(w world) *cobra.Command {
 	var capacity int64
 	var blocks int
@@ -57,7 +57,7 @@ func newBenchFill(w world) *cobra.Command {
 		if err := cfg.Validate(); err != nil {
 			return err
 		}
-		n, err := startNode(cmd.Context(), cfg, slog.New(slog.DiscardHandler))
+		n, err := startNode(cmd.Context(), source[config.Config]{cfg: cfg, read: func() (config.Config, error) { return cfg, nil }}, new(slog.LevelVar), slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func newBenchFill(w world) *cobra.Command {
 	return cmd
 }
 
-// newBenchStream serves blocks over a gRPC stream.
+// newBenchStream returns the command that serves blocks over a gRPC stream.
 func newBenchStream(w world) *cobra.Command {
 	var blockBytes, bytes int
 	cmd := &cobra.Command{Use: "stream", Short: "Serve bytes through a gRPC stream", Args: args(cobra.NoArgs)}
@@ -84,7 +84,7 @@ func newBenchStream(w world) *cobra.Command {
 	return cmd
 }
 
-// newBenchSockets receives bytes from plain sockets into memory.
+// newBenchSockets returns the command that receives bytes from plain sockets into memory.
 func newBenchSockets(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "sockets", Short: "Let bare sockets fill memory", Args: args(cobra.NoArgs)}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -103,7 +103,7 @@ func (w world) serveMemory(ctx context.Context, bytes int, serve func(ctx contex
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
-	done <- nil // if ready was not called
+	done <- nil // the result if ready is never called
 	err = serve(ctx, memory.Bytes()[:bytes], func(addr string) {
 		<-done
 		go func() {
@@ -115,7 +115,8 @@ func (w world) serveMemory(ctx context.Context, bytes int, serve func(ctx contex
 	return errors.Join(err, <-done)
 }
 
-// newBenchSink registers memory for writes from the parent's transfer engine.
+// newBenchSink returns the command that registers memory for writes from the parent's transfer
+// engine.
 func newBenchSink(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "sink", Short: "Offer memory to be written to", Args: args(cobra.NoArgs)}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {

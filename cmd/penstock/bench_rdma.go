@@ -23,7 +23,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/verbs"
 )
 
-// rdmaConns is the number of TCP connections of one session, for Penstock and for iperf3.
+// rdmaConns is the number of TCP connections between two peers, for Penstock and for iperf3.
 const rdmaConns = 4
 
 // rdmaProviders are the transfer engines of `bench rdma`, by name.
@@ -93,8 +93,8 @@ the allocations of one call.`,
 // envRDMALab is set in the guest of the RDMA lab.
 const envRDMALab = "PENSTOCK_RDMA_LAB"
 
-// newBenchRDMASink registers memory for writes from the parent's transfer engine, through the same
-// provider.
+// newBenchRDMASink returns the command that registers memory for writes from the parent's transfer
+// engine, with the same provider.
 func newBenchRDMASink(w world) *cobra.Command {
 	var provider string
 	cmd := &cobra.Command{Use: "rdma-sink", Short: "Offer memory to be written to", Args: args(cobra.NoArgs)}
@@ -142,7 +142,8 @@ func openSHM(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
 	return shm.New(ctx, s)
 }
 
-// groupOptions returns the options of an engine whose sessions begin over loopback.
+// groupOptions returns the options of an engine that connects to its peers over the loopback
+// interface.
 func groupOptions(ctx context.Context, o suite.EngineOptions) (g group.Options, err error) {
 	listen := ""
 	g.OnPost = o.OnPost
@@ -161,11 +162,11 @@ func openVerbs(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) 
 	return verbs.New(ctx, verbs.Options{Devices: verbsDevices(), Group: g, NIC: verbs.NICOptions{Spin: verbsSpin}})
 }
 
-// verbsSpin is the time for which the engine polls before it sleeps. It is long because
-// ib_write_bw, with which it is compared, never sleeps.
+// verbsSpin is the time for which the engine polls for completions before it sleeps. The time is
+// long because ib_write_bw, the program of comparison, never sleeps.
 const verbsSpin = 10 * time.Millisecond
 
-// verbsDevices returns the first usable port. It is one NIC, as in ib_write_bw.
+// verbsDevices returns the first usable port: one NIC, because ib_write_bw uses one.
 func verbsDevices() []string {
 	all, _ := verbs.List() // an engine without devices reports the error
 	for _, d := range all {
@@ -210,7 +211,7 @@ func fabricMissing() string {
 	return ""
 }
 
-// iperfYardstick is iperf3 over the same number of connections.
+// iperfYardstick returns iperf3 over the same number of connections, as the program of comparison.
 func iperfYardstick(context.Context) (suite.Yardstick, error) {
 	if why := peer.Installed("iperf3", "iperf3"); why != "" {
 		return suite.Yardstick{}, errors.New(why)
@@ -234,7 +235,7 @@ func iperfYardstick(context.Context) (suite.Yardstick, error) {
 	}, nil
 }
 
-// copyYardstick copies between two arenas in this process.
+// copyYardstick returns a benchmark that copies between two arenas in this process.
 func copyYardstick(context.Context) (suite.Yardstick, error) {
 	from, err := arena.New(arena.Options{SizeBytes: suite.SinkBytes})
 	if err != nil {
@@ -253,7 +254,7 @@ func copyYardstick(context.Context) (suite.Yardstick, error) {
 	}, nil
 }
 
-// verbsYardstick is ib_write_bw on the same port.
+// verbsYardstick returns ib_write_bw on the same port, as the program of comparison.
 func verbsYardstick(context.Context) (suite.Yardstick, error) {
 	if why := peer.Installed("ib_write_bw", "perftest"); why != "" {
 		return suite.Yardstick{}, errors.New(why)
@@ -280,8 +281,9 @@ func verbsYardstick(context.Context) (suite.Yardstick, error) {
 	}, nil
 }
 
-// writeLoad returns the writes that the engine posts to the card for l: writes of a page, or of at
-// most maxWrite, up to the number in flight and the length of an endpoint's queue.
+// writeLoad returns the writes that the engine posts to the NIC for the load l. A write has one
+// page, or the whole operation if there are no pages, but at most maxWrite bytes. The depth is the
+// number of such writes in flight, at most queueDepth.
 func writeLoad(l suite.Load, maxWrite int64, queueDepth int) peer.WriteLoad {
 	piece := l.Page
 	if piece == 0 {
@@ -292,8 +294,9 @@ func writeLoad(l suite.Load, maxWrite int64, queueDepth int) peer.WriteLoad {
 	return peer.WriteLoad{WriteBytes: piece, Depth: int(min(pieces, int64(queueDepth)))}
 }
 
-// fabricYardstick is fi_rma_bw if fabtests is installed, and otherwise a loop of writes in C.
-// Before libfabric 1.18 the provider of reliable datagrams over TCP was net.
+// fabricYardstick returns the program of comparison: fi_rma_bw if fabtests is installed, and
+// otherwise a loop of writes in C. Before libfabric 1.18 the provider of reliable datagrams over
+// TCP had the name net.
 func fabricYardstick(ctx context.Context) (suite.Yardstick, error) {
 	if peer.Installed("fi_rma_bw", "fabtests") == "" {
 		return suite.Yardstick{Name: "fi_rma_bw", Close: nothingToClose, Turn: func(ctx context.Context, _ time.Duration, l suite.Load) (bench.Sample, error) {
@@ -313,8 +316,8 @@ func fabricYardstick(ctx context.Context) (suite.Yardstick, error) {
 	}, nil
 }
 
-// fabricWrites returns the writes that the engine posts to libfabric for l: writes of any length,
-// up to the length of an endpoint's queue.
+// fabricWrites returns the writes that the engine posts to libfabric for the load l. The size of a
+// write is not limited; the depth is at most the length of an endpoint's queue.
 func fabricWrites(l suite.Load) peer.WriteLoad {
 	var o fabric.DomainOptions
 	o.EnsureDefaults()

@@ -34,7 +34,7 @@ a prefix does not need a block's window or state, its place in the file is zero.
 	return noun(cmd, newBlockPut(w, c), newBlockGet(w, c), newBlockStat(w, c), newBlockVerify(w, c), newBlockList(c), newBlockDelete(c))
 }
 
-// windowBytes is the part of a data file that is in memory at a time.
+// windowBytes is the maximum number of bytes of a data file that are in memory at a time.
 const windowBytes = 64 << 20
 
 // window is registered memory for whole blocks of one namespace.
@@ -45,7 +45,7 @@ type window struct {
 	arena  *arena.Arena
 }
 
-// openWindow returns a window for at most total blocks.
+// openWindow returns a window for at most total blocks. With whole the window holds all of them.
 func openWindow(s *client.Store, ns kv.Namespace, total int, whole bool) (*window, error) {
 	each := ns.Geometry.BlockBytes()
 	w := &window{ns: ns, blocks: total}
@@ -71,8 +71,8 @@ func (w *window) bytes(n int) []byte {
 	return w.arena.Bytes()[:int64(n)*w.ns.Geometry.BlockBytes()]
 }
 
-// pieces returns the pieces of every group of the blocks [first, end) of a chain, placed in a
-// window that begins with block first.
+// pieces returns one piece for each block of [first, end) and each layer group. The pieces are
+// placed in a window that begins with block first.
 func (w *window) pieces(first, end int) []client.Piece {
 	g := w.ns.Geometry
 	var out []client.Piece
@@ -84,7 +84,8 @@ func (w *window) pieces(first, end int) []client.Piece {
 	return out
 }
 
-// needed drops the pieces that a prefix of the given length does not need.
+// needed returns the pieces that a prefix of the given length needs: sliding-window and state
+// groups do not need all blocks.
 func needed(g kv.Geometry, blocks int, pieces []client.Piece) []client.Piece {
 	var out []client.Piece
 	for _, p := range pieces {
@@ -95,7 +96,8 @@ func needed(g kv.Geometry, blocks int, pieces []client.Piece) []client.Piece {
 	return out
 }
 
-// hybrid reports whether a prefix may need fewer pieces than all groups of each block.
+// hybrid reports whether the layers are in several groups, or in one group that is not Full. A
+// prefix then need not have the pieces of all groups of each block.
 func hybrid(g kv.Geometry) bool { return len(g.Groups) > 1 || g.Groups[0].Kind != kv.Full }
 
 // putResult is the output of block put.
@@ -197,8 +199,8 @@ func (p *putCommand) run(ctx context.Context, s *client.Store, name string) (r p
 	return r, p.atEnd(dataName, in)
 }
 
-// checkLength compares the length of a regular file with the expected length before anything is
-// stored.
+// checkLength returns an error if the input is a regular file whose length differs from want. It
+// runs before the first block is stored.
 func checkLength(name string, in io.Reader, want int64, ns kv.Namespace, blocks int) error {
 	f, ok := in.(*os.File)
 	if !ok {
@@ -280,8 +282,9 @@ func refusedError(f client.RefusedPiece, id kv.BlockID, outcome client.Outcome) 
 	return errors.New(what)
 }
 
-// compareStored returns an error if the node has one of the blocks in the epoch of the put with
-// other bytes than the window. It compares layer checksums, which the node reads from its disks.
+// compareStored returns an error if a node has one of the blocks, in the epoch of the put, with
+// other bytes than the window has. It compares the window's layer checksums with those that the
+// node reads from its disks.
 func (p *putCommand) compareStored(ctx context.Context, win *window, ids []kv.BlockID, first int) error {
 	for _, target := range p.connection.list() {
 		conn, err := p.connection.dial(target)
@@ -433,7 +436,8 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 // getLease is the lease on the prefix while it is fetched.
 const getLease = 5 * time.Minute
 
-// releaseWait bounds the release of getLease. Without a release the lease expires.
+// releaseWait is the time limit for releasing the lease. A lease that is not released expires after
+// getLease.
 const releaseWait = 5 * time.Second
 
 // open makes the file that receives the result.
@@ -441,8 +445,8 @@ func (g *getCommand) open() (*outFile, error) {
 	if g.out == "-" {
 		return &outFile{Writer: g.world.out}, nil
 	}
-	// The kind of the existing file decides: the target of a link is replaced and keeps its
-	// permissions, and a device or a pipe is written directly.
+	// A regular file, also as the target of a link, is replaced and keeps its permissions. A device
+	// or a pipe is written directly.
 	path, mode := g.out, os.FileMode(0o666)
 	if _, err := os.Lstat(path); err == nil {
 		if path, err = filepath.EvalSymlinks(path); err != nil {
@@ -512,7 +516,7 @@ func (o *outFile) Close() error {
 		return nil
 	}
 	err := o.file.Close()
-	if errors.Is(err, fs.ErrClosed) { // commit has closed it and could not rename it
+	if errors.Is(err, fs.ErrClosed) { // commit has closed the file and could not rename it
 		err = nil
 	}
 	if o.path == "" {
@@ -521,7 +525,7 @@ func (o *outFile) Close() error {
 	return errors.Join(err, os.Remove(o.file.Name()))
 }
 
-// copy fetches the matched prefix window by window and writes it.
+// copy fetches the matched prefix window by window and writes the bytes to out.
 func (g *getCommand) copy(ctx context.Context, s *client.Store, ns kv.Namespace, m client.MatchResult, out io.Writer, r *getResult) (err error) {
 	// A hybrid prefix is only valid as a whole.
 	win, err := openWindow(s, ns, m.Blocks, hybrid(ns.Geometry))

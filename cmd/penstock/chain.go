@@ -21,7 +21,7 @@ type chainFlags struct {
 	tokensFile, idsFile string
 }
 
-// addChainFlags adds the flags to cmd and requires one of them.
+// addChainFlags adds both flags to cmd and requires exactly one of the two.
 func addChainFlags(cmd *cobra.Command) *chainFlags {
 	f := &chainFlags{}
 	cmd.Flags().StringVar(&f.tokensFile, "tokens-file", "", "file with the prompt's token ids, decimal, separated by white space (- reads standard input)")
@@ -31,10 +31,11 @@ func addChainFlags(cmd *cobra.Command) *chainFlags {
 	return f
 }
 
-// chain is the chain that the user named, and the length of its prompt.
+// chain has the ids of the chain that the flags name, and the length of its prompt.
 type chain struct {
 	ids []kv.BlockID
-	// tokens is the length of the prompt. Its last partial block is not cached.
+	// tokens is the length of the prompt in tokens. The tokens of a last partial block are not
+	// cached.
 	tokens int
 }
 
@@ -63,7 +64,8 @@ func (f *chainFlags) load(w world, ns kv.Namespace) (chain, error) {
 	return chain{ids: ids, tokens: len(tokens)}, nil
 }
 
-// chain reads the chain that the flags name, with the geometry of a namespace of the node.
+// chain computes the chain that the flags name, with the geometry that the node has for the
+// namespace.
 func (a admin) chain(ctx context.Context, w world, flags *chainFlags, namespace string) (chain, error) {
 	ns, err := a.namespace(ctx, namespace)
 	if err != nil {
@@ -121,8 +123,8 @@ func readTokens(name string, in io.Reader) ([]kv.Token, error) {
 	return tokens, err
 }
 
-// maxWord exceeds the length of every token and block id. It makes a file without white space an
-// error instead of a lack of memory.
+// maxWord is the maximum length of a word, more than every token and block id has. The limit makes
+// a file without white space an error; otherwise the whole file would be read into memory.
 const maxWord = 4096
 
 // eachWord calls f for each word. It adds the line and column of the word to an error.

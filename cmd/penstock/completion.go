@@ -15,8 +15,8 @@ func completeValues(cmd *cobra.Command, flag string, values ...string) {
 	completeFlag(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completeList is completeValues for a flag whose value is a list with commas. It does
-// not offer the values that are in the list already.
+// completeList completes a flag whose value is a comma-separated list of the given values. Values
+// that are in the list already are not offered.
 func completeList(cmd *cobra.Command, flag string, values ...string) {
 	completeFlag(cmd, flag, func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		list := ""
@@ -51,9 +51,9 @@ var (
 	dirFlags = []string{"data", "dir", "sysfs"}
 )
 
-// completeRest registers the default completions of a command tree: file names for the
-// flags that take a path and for the commands that take arguments, and nothing for all
-// others. Cobra's own default is file names.
+// completeRest registers the default completions of a command tree: file names for flags that take
+// a path and for commands that take arguments, and no completion for other flags and commands.
+// Cobra's own default is file names for all.
 func completeRest(cmd *cobra.Command) {
 	flags := func(f *pflag.Flag) {
 		_, completed := cmd.GetFlagCompletionFunc(f.Name)

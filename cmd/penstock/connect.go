@@ -47,7 +47,8 @@ func addConnectionFlags(cmd *cobra.Command, w world) *connection {
 // for penstock serve).
 type endpoint struct{ flag, variable, def, usage, command string }
 
-// addEndpointFlags is addConnectionFlags for any kind of node.
+// addEndpointFlags adds the flags of a client of the node that e describes to cmd and its
+// subcommands.
 func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 	c := &connection{endpoint: e, startWithin: w.startWithin}
 	f := cmd.PersistentFlags()
@@ -83,8 +84,8 @@ func (c *connection) limit(ctx context.Context) (context.Context, context.Cancel
 	return context.WithTimeout(ctx, c.timeout)
 }
 
-// limitMove bounds a command that moves blocks by --timeout, if the flag was given. There
-// is no default limit, because the time depends on the number of blocks.
+// limitMove applies --timeout to a command that moves blocks, if the flag was given. There is no
+// default limit, because the time depends on the number of blocks.
 func (c *connection) limitMove(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	if f := cmd.Flag("timeout"); f == nil || !f.Changed {
 		return context.WithCancel(cmd.Context())
@@ -92,7 +93,8 @@ func (c *connection) limitMove(cmd *cobra.Command) (context.Context, context.Can
 	return c.limit(cmd.Context())
 }
 
-// list returns the addresses of --server. Data commands spread sequences over several nodes.
+// list returns the addresses of --server. Commands that move blocks distribute the sequences among
+// several nodes.
 func (c *connection) list() []string { return strings.Split(c.servers, ",") }
 
 // checkServers returns a usage error if --server contains an invalid address.
@@ -105,7 +107,7 @@ func (c *connection) checkServers() error {
 	return nil
 }
 
-// one returns the address of the node for an admin command, which must be the only one.
+// one returns the address of --server for an admin command. More than one address is an error.
 func (c *connection) one() (string, error) {
 	if l := c.list(); len(l) != 1 || l[0] == "" {
 		return "", usagef("--%s %q: this command uses one node; give one address", c.endpoint.flag, c.servers)
@@ -184,9 +186,9 @@ func (c *connection) connected(cmd *cobra.Command, f func(ctx context.Context, c
 	return c.hinted(f(ctx, conn))
 }
 
-// awaitListening waits while a node refuses connections, for a few seconds and within
-// --timeout, because the node may still be starting. It returns an error only if ctx
-// ended meanwhile. All other failures are reported by the caller's next call.
+// awaitListening waits while a node refuses connections, because the node may still be starting. It
+// waits at most startWithin. It returns an error only if ctx ended during the wait; the caller's
+// next call reports all other failures.
 func (c *connection) awaitListening(ctx context.Context) error {
 	within, cancel := context.WithTimeout(ctx, c.startWithin)
 	defer cancel()
@@ -223,8 +225,8 @@ func (c *connection) awaitListening(ctx context.Context) error {
 // connectPause is the time between two attempts to connect to a node that is starting.
 const connectPause = 100 * time.Millisecond
 
-// refuses reports whether the target, host:port, refuses a connection. It returns the
-// error of the attempt.
+// refuses reports whether the target, host:port, refuses a connection. It also returns the error of
+// the attempt.
 func refuses(ctx context.Context, target string) (bool, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", target)
@@ -246,8 +248,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// over returns ctx.Err, and context.DeadlineExceeded from the deadline on. A call under ctx may fail
-// at the deadline, before the timer of ctx has run.
+// over returns ctx.Err, or context.DeadlineExceeded if the deadline of ctx has passed. ctx.Err alone
+// is not enough: a call under ctx may fail at the deadline, before the timer of ctx has run.
 func over(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded
@@ -256,12 +258,13 @@ func over(ctx context.Context) error {
 }
 
 // outOfTime reports whether a call failed because ctx ended. The server has the same deadline and
-// may answer with it before ctx ends here.
+// may answer DeadlineExceeded before ctx ends here.
 func outOfTime(ctx context.Context, err error) bool {
 	return over(ctx) != nil || status.Code(err) == codes.DeadlineExceeded
 }
 
-// onNamespace makes cmd take the name of a namespace, and calls do with a connection to its node.
+// onNamespace makes cmd take the name of a namespace as its argument. cmd then calls do with a
+// connection to the node.
 func (c *connection) onNamespace(cmd *cobra.Command, do func(ctx context.Context, a admin, name string) error) *cobra.Command {
 	cmd.Args = args(cobra.ExactArgs(1))
 	cmd.ValidArgsFunction = c.completeNamespaces
@@ -276,16 +279,18 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 	ctx, cancel := c.limitMove(cmd)
 	defer cancel()
 	defer func() {
-		// A call that the deadline ended may have returned a miss: report the deadline instead.
+		// A call that the deadline has ended may have returned a miss. The deadline is reported in
+		// place of the miss.
 		if err != nil && errors.Is(over(ctx), context.DeadlineExceeded) {
 			err = fmt.Errorf("not complete within --timeout %v: %s", c.timeout, explain(err))
 		}
 	}()
-	// The command prints its errors itself, so the client need not log them.
+	// The command prints its errors, so the client need not log them.
 	return c.store(ctx, slog.New(slog.DiscardHandler), func(s *client.Store) error { return f(ctx, s) })
 }
 
-// store is data without a time limit. The client logs to log.
+// store calls f with an open Store, without a time limit, and closes the Store and its transfer
+// engine afterwards. The client logs to log.
 func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *client.Store) error) (err error) {
 	if err := c.checkServers(); err != nil {
 		return err
@@ -357,5 +362,6 @@ func (c *connection) completeNamespaceFlag(cmd *cobra.Command) {
 	})
 }
 
-// completionWait bounds the time of a completion, because the shell waits for it.
+// completionWait is the time limit of a completion. It is short, because the shell waits for the
+// completion.
 const completionWait = 2 * time.Second

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,29 +23,49 @@ type settings interface {
 	Validate() error
 }
 
-// runWithSettings gives cmd --config and a flag for each key of the configuration, and makes
-// run its action.
+// source is a configuration and where it came from.
+type source[C any] struct {
+	cfg C
+	// path is the configuration file, "" if there is none.
+	path string
+	// read reads the configuration anew, with the same flags and environment.
+	read func() (C, error)
+	// hangups delivers SIGHUP, at which the process reads its configuration anew.
+	hangups <-chan os.Signal
+}
+
+// runWithSettings adds to cmd the flag --config and a flag for each key of the configuration. cmd
+// then loads the configuration and calls run.
 func runWithSettings[C any, P interface {
 	*C
 	settings
-}](cmd *cobra.Command, environ []string, defaults func() C, run func(context.Context, C) error) {
+}](cmd *cobra.Command, w world, defaults func() C, run func(context.Context, source[C]) error) {
 	var file string
 	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
 	scratch := defaults()
 	keys := P(&scratch).Keys()
 	addConfigFlags(cmd.Flags(), keys)
 	groupSettings(cmd, keys)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg := defaults()
-		if err := loadSettings(P(&cfg), file, environ, cmd.Flags()); err != nil {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		s := source[C]{path: file, read: func() (C, error) {
+			cfg := defaults()
+			err := loadSettings(P(&cfg), file, w.environ, cmd.Flags())
+			return cfg, err
+		}}
+		if s.cfg, err = s.read(); err != nil {
 			return err
 		}
-		return run(cmd.Context(), cfg)
+		if w.hangups != nil {
+			var stop func()
+			s.hangups, stop = w.hangups()
+			defer stop()
+		}
+		return run(cmd.Context(), s)
 	}
 }
 
-// loadSettings reads file and environment into c, which has the defaults. Flags that were
-// given have precedence.
+// loadSettings reads the file and then the environment into c, which has the defaults. Flags on the
+// command line have precedence over both.
 func loadSettings(c settings, file string, environ []string, flags *pflag.FlagSet) error {
 	if err := config.LoadInto(c, file, environ); err != nil {
 		return err
@@ -58,19 +79,19 @@ func loadSettings(c settings, file string, environ []string, flags *pflag.FlagSe
 	return c.Validate()
 }
 
-// serveUntil calls serve until ctx ends or serve fails, and then shutdown with the time limit
-// within.
-func serveUntil(ctx context.Context, log *slog.Logger, within time.Duration, serve func() error, shutdown func(context.Context) error) (err error) {
+// serveUntil calls serve until ctx ends or serve fails, and then shutdown with the time limit that
+// drainWithin returns at that time.
+func serveUntil(ctx context.Context, log *slog.Logger, drainWithin func() time.Duration, serve func() error, shutdown func(context.Context) error) (err error) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- serve() }()
 	select {
 	case err = <-stopped:
 		log.Error("a listener failed; shutting down", "err", err)
 	case <-ctx.Done():
-		log.Info("draining", "within", within)
+		log.Info("draining", "within", drainWithin())
 	}
 	start := time.Now()
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), within) // ctx has ended
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainWithin()) // ctx has ended
 	defer cancel()
 	err = errors.Join(err, shutdown(closing))
 	if err == nil {
@@ -111,7 +132,8 @@ func closeIf(l net.Listener) error {
 	return l.Close()
 }
 
-// addresses returns the log attributes with the addresses of the listeners. web may be nil.
+// addresses returns the log attributes with the addresses of the listeners: name for api, and http
+// for web, which may be nil.
 func addresses(name string, api, web net.Listener) []any {
 	attrs := []any{name, api.Addr().String()}
 	if web != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,7 +17,6 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/chart"
 	"github.com/penstock-kv/penstock/lab/cluster"
-	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
@@ -132,7 +132,7 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
 		return nil, err
 	}
 	spec.SNICBits, spec.Env, spec.Loopback = uint64(d.rate)*1e6, withoutSettings(w.environ), d.loopback
-	// Fields that depend on the rate are set when the rate is known.
+	// EnsureDefaults derives defaults from the rate, so it comes after the rate has been set.
 	spec.EnsureDefaults()
 	if err := spec.Validate(); err != nil {
 		return nil, usageError{err}
@@ -164,8 +164,8 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
 	return r, nil
 }
 
-// demoBytes returns the maximum disk space of one mode: the KV of every token of every agent, once,
-// and the space allocated in advance.
+// demoBytes returns the maximum disk space, in bytes, of the run of one mode: the KV of every token
+// of every agent, once, and the space that the store allocates in advance.
 func demoBytes(spec cluster.Spec, set []workload.Trajectory) int64 {
 	var tokens int64
 	for _, t := range set {
@@ -174,7 +174,8 @@ func demoBytes(spec cluster.Spec, set []workload.Trajectory) int64 {
 	return min(tokens*int64(spec.Layers*spec.TokenBytes), spec.CapacityBytes) + 2*demoSpare
 }
 
-// runMode runs one mode in a new directory, with a live view.
+// runMode runs one mode in a new directory below dir and shows the rates of the NICs during the
+// run.
 func runMode(cmd *cobra.Command, w world, spec cluster.Spec, mode, dir string, load cluster.Workload) (_ *clusterRun, err error) {
 	switch mode {
 	case modeBasic:
@@ -243,7 +244,7 @@ func (a *agentFlags) String() string {
 	return fmt.Sprintf("%d agents of DualPath's %s set, the first %d turns, lengths divided by %d (seed %d)", a.agents, a.set, a.rounds, a.divide, a.seed)
 }
 
-// agentsMax bounds the agents that one gateway replays.
+// agentsMax is the maximum number of agents. It is limited because one gateway replays all agents.
 const agentsMax = 4096
 
 // trajectories generates the agents' trajectories.
@@ -332,7 +333,8 @@ func bar(share float64, width int) string {
 	return s
 }
 
-// draw writes the picture: the rates at which the storage NICs of each side read, over time.
+// draw writes the picture: the rates at which the storage NICs of prefill and of decode nodes read,
+// over time.
 func (r *clusterReport) draw(file string) error {
 	c := chart.Chart{Title: r.Shape + ": what storage NICs read", XLabel: "seconds", YLabel: "MB/s", Kind: chart.Lines}
 	for _, run := range r.Runs {
@@ -357,7 +359,7 @@ func (r *clusterReport) draw(file string) error {
 					}
 				}
 				rate := sum / 1e6 / (sample.At - last.At).Seconds()
-				if len(s.X) == 0 { // up to the first sample there is only one rate
+				if len(s.X) == 0 { // the first rate holds from the start to the first sample
 					s.X, s.Y = append(s.X, 0), append(s.Y, rate)
 				}
 				s.X, s.Y = append(s.X, sample.At.Seconds()), append(s.Y, rate)
@@ -388,7 +390,7 @@ func newClusterNodeCommand(w world) *cobra.Command {
 	return &cobra.Command{
 		Use: cluster.NodeArgs[1], Short: "An engine or a gateway of a demo", Hidden: true, Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return cluster.Node(cmd.Context(), w.in, w.out, newLogger(w.err, config.Log{Level: "info", Format: "json"}))
+			return cluster.Node(cmd.Context(), w.in, w.out, newLogger(w.err, "json", slog.LevelInfo))
 		},
 	}
 }

@@ -64,12 +64,13 @@ The exit code is 1 if a byte differs or the node needs more memory than its budg
 }
 
 const (
-	// demoRequests take less than a minute on two cores.
+	// demoRequests is the default number of requests; they take less than a minute on two cores.
 	demoRequests = 400
-	// demoCapacity holds about a quarter of the blocks of demoRequests.
+	// demoCapacity is the capacity in bytes; it holds about a quarter of the blocks of
+	// demoRequests.
 	demoCapacity = 1280 << 20
-	// The demo's node is small. Its memory budget is these two values and the fixed part of every
-	// node. The demo checks that the node stays within the budget.
+	// Sizes of the arena and of the index's cache. The node's memory budget is their sum plus the
+	// fixed part of every node. The demo checks that the node stays within the budget.
 	demoArena      = 160 << 20
 	demoIndexCache = 16 << 20
 )
@@ -144,8 +145,8 @@ func (d *demoNodeFlags) run(cmd *cobra.Command, w world) (_ *demoNodeReport, err
 // demoSpare is the free space that the file system needs in addition to the stored bytes.
 const demoSpare = 128 << 20
 
-// haveSpace returns an error if a temporary directory in dir, or the system's if dir is empty, has
-// less than bytes free. hint is the part of the error that describes how to need less.
+// haveSpace returns an error if the file system of dir has less than bytes free. An empty dir means
+// the system's directory for temporary files. The error contains hint: a way to need less space.
 func haveSpace(dir string, bytes int64, hint string) error {
 	if dir == "" {
 		dir = os.TempDir()
@@ -175,8 +176,8 @@ func (d *demoNodeFlags) serveArgs(dir string) []string {
 	}
 }
 
-// withoutSettings returns the environment without the settings of a node or client, so that the
-// demo does not depend on them.
+// withoutSettings returns the environment without Penstock's variables, so that the demo does not
+// depend on the user's settings of nodes and clients.
 func withoutSettings(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(s string) bool { return strings.HasPrefix(s, config.EnvPrefix) })
 }

@@ -24,12 +24,12 @@ import (
 type device struct {
 	blockio.Device
 	reason string
-	// missing: the device stands for a volume that cannot be opened.
+	// missing: the volume cannot be opened, and the device returns only errors.
 	missing bool
 }
 
-// openDevices makes missing directories and opens each with the backend how: uring, posix, or auto,
-// which is uring if it works on this host.
+// openDevices opens a device for each directory with the backend how, and makes missing
+// directories. how is uring, posix or auto: uring if uring works on this host, else posix.
 func openDevices(dirs []string, how string, memory []byte) (devices []device, err error) {
 	for i, dir := range dirs {
 		d, err := openDevice(dir, how, memory)
@@ -45,8 +45,8 @@ func openDevices(dirs []string, how string, memory []byte) (devices []device, er
 }
 
 // openPresent opens the volumes of a node that may start degraded. A device that only returns
-// errors stands for each missing volume. A directory without a superblock is not written to if
-// other directories have one, because it may be the mount point of a missing disk.
+// errors stands for each missing volume. If some directories have a superblock, nothing is written
+// to a directory without one, because that directory may be the mount point of a missing disk.
 func openPresent(cfg config.Config, memory []byte, log *slog.Logger) (devices []device, err error) {
 	if !cfg.Degraded || !slices.ContainsFunc(cfg.Data, func(dir string) bool { return holdsVolume(dir) == nil }) {
 		return openDevices(cfg.Data, cfg.IO, memory)
@@ -83,8 +83,8 @@ func holdsVolume(dir string) error {
 	return err
 }
 
-// notAmong refuses a directory that is another name of one of the others. Otherwise its lock would
-// seem to be held by another process.
+// notAmong returns an error if dir is the same directory as one of the others under another name.
+// Without this check, the lock of dir would seem to be held by another process.
 func notAmong(others []string, dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -125,7 +125,7 @@ func openDevice(dir, how string, memory []byte) (device, error) {
 	return device{Device: d, reason: reason}, nil
 }
 
-// regions returns the memory that the rings register, if there is any.
+// regions returns the memory that io_uring registers as fixed buffers: none if memory is empty.
 func regions(memory []byte) [][]byte {
 	if len(memory) == 0 {
 		return nil
@@ -149,7 +149,8 @@ func closeDevices(devices []device) error {
 	return errors.Join(errs...)
 }
 
-// scratchFrom lends arena memory to the store's internal work.
+// scratchFrom returns the function with which the store allocates arena memory for its internal
+// work.
 func scratchFrom(memory *arena.Arena) func(context.Context, int) ([]byte, func(), error) {
 	return func(ctx context.Context, sizeBytes int) ([]byte, func(), error) {
 		buf, err := memory.Alloc(ctx, sizeBytes)
@@ -160,17 +161,20 @@ func scratchFrom(memory *arena.Arena) func(context.Context, int) ([]byte, func()
 	}
 }
 
-// split is the division of the configured capacity. The capacity limits all files in the data
-// directories, so the index's share is subtracted first.
+// split is the division of the configured capacity between store and index, in bytes. The capacity
+// limits all files in the data directories, so the store gets the capacity minus the share of the
+// index.
 type split struct{ capacityBytes, storeBytes, indexBytes int64 }
 
 const (
-	// indexShare: the index takes at most 160 bytes of disk for a block (docs/benchmarks.md), and
-	// the smallest slot has 8 KiB. So the index takes at most a fiftieth.
+	// indexShare is the divisor of the capacity that gives the index's share. The index takes at
+	// most 160 bytes of disk per block (docs/benchmarks.md), and the smallest slot has 8 KiB, so
+	// one fiftieth is enough.
 	indexShare = 50
-	// indexFloorBytes is the space for the logs and memtables of an index of any size.
+	// indexFloorBytes is the minimum share of the index, for the logs and memtables that an index
+	// of any size needs.
 	indexFloorBytes = 16 << 20
-	// The default capacity is this fraction of the free space.
+	// The default capacity is takeNumerator/takeDenominator of the free space.
 	takeNumerator, takeDenominator = 9, 10
 )
 
@@ -188,8 +192,9 @@ func splitCapacity(cfg config.Config, devices []device) (split, error) {
 	return split{capacityBytes: capacity, storeBytes: capacity - index, indexBytes: index}, nil
 }
 
-// reachable returns the free space of the file systems plus the space of the volumes, so that a
-// restart computes the same capacity as the first start. A file system with several volumes counts
+// reachable returns the number of free bytes of the file systems plus the bytes that the volumes
+// take. The sum is the same before and after a node has filled its volumes, so a restart computes
+// the same capacity as the first start. The free space of a file system with several volumes counts
 // once.
 func reachable(dirs []string, devices []device) (int64, error) {
 	seen := make(map[uint64]bool)
@@ -223,7 +228,7 @@ func reachable(dirs []string, devices []device) (int64, error) {
 	return total, nil
 }
 
-// treeBytes returns the space of the files below dir.
+// treeBytes returns the disk space that the files below dir take, in bytes.
 func treeBytes(dir string) (int64, error) {
 	var total int64
 	err := filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {

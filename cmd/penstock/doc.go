@@ -1,5 +1,5 @@
-// Command penstock is the storage node, the planner, the gateway and the commands of their
-// operators in one binary. Commands have the form noun verb.
+// Command penstock is the storage node, the planner, the gateway and the operators' commands in one
+// binary. Most commands have the form noun verb, such as block put.
 //
 //	penstock serve                          the storage node
 //	penstock status | doctor | version      its health, and the reason if it is not healthy
@@ -8,12 +8,13 @@
 //	penstock nic                            NICs and GPUs of this host
 //	penstock trace | bench | demo           its behaviour under load
 //
-// It is the composition root: only here are concrete devices, transfer engines and stores passed
-// to the packages that use them. It makes no caching decisions itself.
+// The package is the composition root: only here are concrete devices, transfer engines and stores
+// passed to the packages that use them. It makes no caching decisions.
 //
-// A command is a function that returns a *cobra.Command. There is no package state, so a test
-// runs whole commands in its own process, with its own world. Results go to standard output, as
-// a table or as JSON (--format). Errors, warnings and progress go to standard error.
+// A command is a function that returns a *cobra.Command. There is no package state. So a test runs
+// whole commands in its own process, each with its own world: standard streams and environment.
+// Results go to standard output, as a table or as JSON (--format). Errors, warnings and progress go
+// to standard error.
 //
 // Exit codes: 0 success; 1 failure; 2 an invalid command line or configuration; 3 the requested
 // object does not exist, or not all of it; 4 the node is busy, try again; 130 and 143 SIGINT or

@@ -61,7 +61,8 @@ type diagnosis struct {
 	Layers  []layer `json:"layers"`
 }
 
-// layer is the result for one layer of the path of a block.
+// layer is the result of one check. The checks follow the path of a block layer by layer, such as
+// network, data plane, index and disk.
 type layer struct {
 	Layer   string  `json:"layer"`
 	State   string  `json:"state"` // ok, warning, failed, skipped
@@ -109,8 +110,8 @@ type doctor struct {
 	failed int
 }
 
-// look examines one layer. f returns the detail to print, and a hint that is printed if f fails or,
-// with a nil error, as a warning.
+// look examines one layer with f. f returns the detail to print and a hint. If f fails, the hint is
+// printed with the error. With a nil error, a hint makes the result a warning.
 func (d *doctor) look(name string, f func() (detail, hint string, err error)) bool {
 	start := time.Now()
 	detail, hint, err := f()
@@ -118,7 +119,7 @@ func (d *doctor) look(name string, f func() (detail, hint string, err error)) bo
 	switch {
 	case err != nil:
 		l.State = layerFailed
-		l.Detail, _, _ = strings.Cut(explain(err), "\n") // the hint is doctor's own
+		l.Detail, _, _ = strings.Cut(explain(err), "\n") // doctor prints its own hint in place of the lines after the first
 		d.failed++
 	case hint != "":
 		l.State = layerWarning
@@ -261,7 +262,7 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 	}
 	deleted := false
 	defer func() {
-		if !deleted { // after a failure; no test block may be left
+		if !deleted { // a layer failed before the blocks were deleted: delete them here
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropWait)
 			defer cancel()
 			_, _ = a.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: ns.Name})
@@ -272,7 +273,7 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 		d.look("write", func() (string, string, error) { return "", "this machine, not the node", err })
 		return
 	}
-	defer func() { _ = p.win.close() }() // the process ends soon, and the node has no window on the memory
+	defer func() { _ = p.win.close() }() // an error does not matter: the process ends soon, and the node cannot access the memory
 	ok := d.look("write", func() (string, string, error) { return p.write(ctx, s) }) &&
 		d.look("checksums", func() (string, string, error) { return p.verify(ctx, a) }) &&
 		d.look("read", func() (string, string, error) { return p.read(ctx, s) })
@@ -282,8 +283,8 @@ func (d *doctor) moveBlocks(ctx context.Context, a admin, s *client.Store) {
 	deleted = d.look("drop", func() (string, string, error) { return p.drop(ctx, a, s) })
 }
 
-// reachData connects to the port of the data plane, so that a firewall is distinguished from other
-// failures.
+// reachData connects to the TCP port of the data plane. So a port that a firewall blocks is
+// distinguished from other failures.
 func (d *doctor) reachData(ctx context.Context, a admin) (detail, hint string, err error) {
 	desc, err := pb.NewCacheClient(a.conn).Describe(ctx, &pb.DescribeRequest{})
 	if err != nil {
@@ -350,7 +351,8 @@ func (p *testBlocks) write(ctx context.Context, s *client.Store) (detail, hint s
 	return fmt.Sprintf("%d random blocks, %s, to the disk and into the index", r.Stored, size(r.Bytes)), "", nil
 }
 
-// verify makes the node read the blocks from its disks, even if they are in memory.
+// verify makes the node read the blocks from its disks, even if they are in memory, and check their
+// checksums.
 func (p *testBlocks) verify(ctx context.Context, a admin) (detail, hint string, err error) {
 	resp, err := a.VerifyBlocks(ctx, &pb.VerifyBlocksRequest{Namespace: p.ns.Name, BlockIds: api.AppendIDs(nil, p.ids)})
 	if err != nil {
@@ -369,8 +371,8 @@ func (p *testBlocks) verify(ctx context.Context, a admin) (detail, hint string, 
 }
 
 func (p *testBlocks) read(ctx context.Context, s *client.Store) (detail, hint string, err error) {
-	// The buffer still has the sent bytes. It is overwritten, so that a read that does nothing
-	// fails the comparison.
+	// The buffer has the bytes that were sent. They are inverted, so that the comparison fails if
+	// the read writes nothing.
 	got := p.win.bytes(doctorBlocks)
 	for i := range got {
 		got[i] = ^got[i]

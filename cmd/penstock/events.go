@@ -87,8 +87,8 @@ sockets have no authentication: any process that can connect can read the ids of
 	return cmd
 }
 
-// follow prints up to maxEvents events, without a limit if maxEvents is 0, and returns the number
-// of printed events.
+// follow prints events until ctx ends or maxEvents events have been printed (0: no limit), and
+// returns the number of printed events.
 func follow(ctx context.Context, cache pb.CacheClient, req *pb.EventsRequest, maxEvents int, o output) (int, error) {
 	stream, err := cache.Events(ctx, req)
 	if err != nil {
@@ -132,8 +132,8 @@ func emitEvent(o output, e *pb.Event) error {
 	return err
 }
 
-// details returns the volume, or the namespace, blocks and reason of an event. It
-// returns "" for an event that has neither, such as a gap.
+// details returns, as text, the volume of an event, or its namespace, blocks and reason. It returns
+// "" for an event without them, such as a gap.
 func (l eventLine) details() string {
 	if v := l.Volume; v != nil {
 		return fmt.Sprintf(" %s: %s, was %s", v.Path, because(v.State, l.Reason), v.Was)

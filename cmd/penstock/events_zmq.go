@@ -172,14 +172,15 @@ type zmqLine struct {
 	// Endpoint and Replay are the endpoints of the PUB and the ROUTER socket.
 	Endpoint string `json:"endpoint,omitempty"`
 	Replay   string `json:"replay,omitempty"`
-	// Peer is the address of a subscriber. Messages is how many messages it has lost.
+	// Peer is the address of a subscriber. Messages is the number of messages that the subscriber
+	// has lost.
 	Peer     string           `json:"peer,omitempty"`
 	Messages uint64           `json:"messages,omitempty"`
 	Report   *kvevents.Report `json:"node,omitempty"`
 	Stats    *kvevents.Stats  `json:"stats,omitempty"`
 }
 
-// zmqLines prints lines. Several goroutines may call it at once.
+// zmqLines prints lines. Its methods may be called concurrently.
 type zmqLines struct {
 	mu sync.Mutex
 	o  output
@@ -199,7 +200,7 @@ func (l *zmqLines) print(line zmqLine) {
 	line.Time = time.Now().UTC().Format("2006-01-02T15:04:05.000Z")
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// An error of standard output does not stop the publishing.
+	// A failed write to standard output does not stop publishing.
 	if l.o.json {
 		_ = l.o.emitLine(line)
 		return
@@ -207,7 +208,7 @@ func (l *zmqLines) print(line zmqLine) {
 	_, _ = fmt.Fprintf(l.o.w, "%s %s%s\n", line.Time, line.What, line.details())
 }
 
-// details returns the rest of a line as text.
+// details returns, as text, the fields of a line that follow What and Time.
 func (l zmqLine) details() string {
 	switch r := l.Report; {
 	case r != nil && r.What == "announced":

@@ -102,7 +102,7 @@ The file of --write is an input of penstock plan redistribute --fabric.`,
 	return cmd
 }
 
-// rowsMax bounds the rows of a batch, to 64 MiB of queries.
+// rowsMax is the maximum number of rows in a batch. That many rows are 64 MiB of queries.
 const rowsMax = 1 << 16
 
 // check returns an error for an invalid command line.
@@ -142,8 +142,8 @@ func (p fabricProbe) check() error {
 	return nil
 }
 
-// loopbackToken is the secret of both ends if no secret is given. Then both ends are on this
-// machine, and only scratch memory is registered.
+// loopbackToken is the secret of both ends if no secret is given. It is not secret. Both ends are
+// then on this machine, and only scratch memory is registered.
 const loopbackToken = "penstock-fabric-probe-on-loopback"
 
 // token returns the secret of both ends.
@@ -160,7 +160,7 @@ func (p fabricProbe) token() (rdma.Token, error) {
 	return t, err
 }
 
-// end is an engine with its scratch memory.
+// end is one end of the measurement: a transfer engine with its scratch memory.
 type end struct {
 	rdma.Engine
 	memory *arena.Arena
@@ -168,7 +168,7 @@ type end struct {
 
 func (e end) Close() error { return errors.Join(e.Engine.Close(), e.memory.Close()) }
 
-// open starts an engine. It does not listen if listen is "".
+// open starts an engine that listens on the address listen; with "" the engine does not listen.
 func (p fabricProbe) open(ctx context.Context, listen string, token rdma.Token) (_ end, err error) {
 	half := int64(slices.Max(p.rows)) * int64(redistribute.DeepSeekV2Lite().Query)
 	half = (half + 1<<20 - 1) >> 20 << 20
@@ -210,7 +210,7 @@ func (p fabricProbe) open(ctx context.Context, listen string, token rdma.Token) 
 	return end{e, memory}, nil
 }
 
-// answer runs the far end until ctx ends.
+// answer runs the end that answers round trips (the far end) until ctx ends.
 func (p fabricProbe) answer(ctx context.Context, w world) (err error) {
 	token, err := p.token()
 	if err != nil {
@@ -285,7 +285,8 @@ func (p fabricProbe) run(ctx context.Context, w world) (_ fabricResult, err erro
 	return r, near.load(ctx, &r)
 }
 
-// nearEnds makes requesters of one far end. Each measurement needs a new engine.
+// nearEnds makes the engines that send round trips to one far end. Each measurement needs a new
+// engine, because roundtrip.Measure takes over the engine's receive buffers.
 type nearEnds struct {
 	fabricProbe
 	w     world
@@ -303,7 +304,7 @@ func (n nearEnds) connect(ctx context.Context, f func(e end, to rdma.EngineID) e
 	id, err := e.Connect(ctx, n.to, n.token)
 	if err != nil {
 		if strings.Contains(err.Error(), n.where()) {
-			return err // the error has the peer
+			return err // the error names the peer
 		}
 		return fmt.Errorf("connect to %s: %w", n.where(), err)
 	}
@@ -319,7 +320,8 @@ func (n nearEnds) measure(ctx context.Context) (r fabricResult, err error) {
 	return r, err
 }
 
-// load repeats the measurement with one, two, … concurrent flows.
+// load repeats the measurement while one, two, … other engines send round trips to the same far end
+// (flows), and fits the contention.
 func (n nearEnds) load(ctx context.Context, r *fabricResult) error {
 	others, stop := context.WithCancel(ctx)
 	g, others := errgroup.WithContext(others)
@@ -362,7 +364,8 @@ func (n nearEnds) load(ctx context.Context, r *fabricResult) error {
 	return ctx.Err()
 }
 
-// decodeRows is the batch size at which the load of a link is judged.
+// decodeRows is the batch size, in rows, of a decoding step; for this size the effect of concurrent
+// flows is computed.
 const decodeRows = 256
 
 // where describes the far end.
@@ -430,18 +433,19 @@ type fabricResult struct {
 	Fabric   redistribute.Fabric `json:"fabric"`
 	// Signal is the median round trip without payload.
 	Signal float64 `json:"signal_seconds"`
-	// MAPE is computed over the medians of all batches, Amortised over the batches whose bytes take
-	// longer than the constant part. Amortised is null if there are none.
+	// MAPE is the mean absolute relative error of the fit over the medians of all batches (0.03 is
+	// 3 %). Amortised is the same over the batches whose bytes take longer than the constant part
+	// of a round trip, and null if there are none.
 	MAPE      float64     `json:"mape"`
 	Amortised *float64    `json:"mape_amortised"`
 	Samples   int         `json:"samples"`
 	Outliers  int         `json:"outliers"`
 	Batches   []fabricRow `json:"batches"`
-	// Beside has the measurements with concurrent flows, if requested.
+	// Beside has the measurements with concurrent flows, if --flows was given.
 	Beside []fabricLoad `json:"beside,omitempty"`
 }
 
-// fabricLoad is a measurement with concurrent flows.
+// fabricLoad is a measurement while other engines send round trips (flows).
 type fabricLoad struct {
 	Flows  int                 `json:"flows"`
 	Signal float64             `json:"signal_seconds"`
@@ -461,7 +465,8 @@ type fabricRow struct {
 	Error  float64 `json:"error"`
 }
 
-// judge compares the medians with the fit. The paper compares means of 200.
+// judge computes the errors of the fit from the median of each batch. The paper compares means of
+// 200 round trips.
 func (r *fabricResult) judge(rows []int, times [][]float64, shapes []roundtrip.Shape, fit redistribute.Fit) {
 	var all, large, n float64
 	for i, t := range times {

@@ -23,7 +23,9 @@ import (
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/front"
+	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/offload"
+	"github.com/penstock-kv/penstock/server/reload"
 )
 
 func newGatewayCommand(w world) *cobra.Command {
@@ -50,19 +52,26 @@ the key: PENSTOCK_MAX_IN_FLIGHT), else from --config FILE (YAML), else it has th
 default shown here.
 
 SIGTERM and SIGINT drain: no connection is accepted, and requests in flight finish within
---drain-timeout.`,
+--drain-timeout.
+
+SIGHUP applies changes of the API's tokens and certificates, the log level and
+--drain-timeout in the configuration file while the gateway serves; the log names a
+changed setting that needs a restart, and nothing is applied then. Tokens and
+certificates are also applied when their files change.`,
 		Example: `  penstock gateway --engine http://10.0.0.1:8000 --engine http://10.0.0.2:8000
   penstock gateway --config gateway.yaml --listen 127.0.0.1:8080
   penstock gateway --planner a:7430 --namespace m --servers b:7420 --engine p0=http://c:8000`,
 		Args: args(cobra.NoArgs),
 	}
-	runWithSettings(cmd, w.environ, config.DefaultGateway, func(ctx context.Context, cfg config.Gateway) error {
-		log := newLogger(w.err, cfg.Log)
+	runWithSettings(cmd, w, config.DefaultGateway, func(ctx context.Context, from source[config.Gateway]) error {
+		cfg, level, registry := from.cfg, newLevel(from.cfg.Log), newRegistry()
+		log := newLogger(w.err, cfg.Log.Format, level)
 		if cfg.Planner == "" {
-			return runGateway(ctx, cfg, nil, newRegistry(), log)
+			return runGateway(ctx, from, nil, registry, level, log)
 		}
-		registry := newRegistry()
-		return withCluster(ctx, cfg, w.startWithin, registry, log, func(p front.Planner) error { return runGateway(ctx, cfg, p, registry, log) })
+		return withCluster(ctx, cfg, w.startWithin, registry, log, func(p front.Planner) error {
+			return runGateway(ctx, from, p, registry, level, log)
+		})
 	})
 	return cmd
 }
@@ -76,7 +85,7 @@ func storageOf(cfg *config.Gateway, flag string, servers []string, startWithin t
 	}
 }
 
-// withCluster calls run with a session at the planner and the storage nodes.
+// withCluster calls run with a client of the planner and the storage nodes.
 func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Duration, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) error {
 	c := storageOf(&cfg, "servers", cfg.Servers, startWithin)
 	return c.store(ctx, log, func(store *client.Store) error {
@@ -106,8 +115,8 @@ func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Durat
 	})
 }
 
-// withOffload calls run with a session that prefills long prompts in another datacenter, whose
-// storage is far.
+// withOffload calls run with a planner client that prefills long prompts in another datacenter. far
+// is the store of that datacenter.
 func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gateway, ns kv.Namespace, store, far *client.Store, registry *prometheus.Registry, log *slog.Logger, run func(front.Planner) error) (err error) {
 	o := &cfg.Offload
 	there, err := far.Namespace(ctx, ns.Name)
@@ -145,7 +154,8 @@ func withOffload(ctx context.Context, cfg *config.Gateway, session *gateway.Gate
 	return run(f)
 }
 
-// frontOf converts the configuration to the front's options.
+// frontOf converts the configuration to the options of package front, the HTTP server of the
+// gateway.
 func frontOf(cfg config.Gateway) (front.Options, error) {
 	o := front.Options{
 		MaxInFlight: cfg.MaxInFlight, MaxQueue: cfg.MaxQueue, QueueWait: cfg.QueueWait.Std(),
@@ -159,10 +169,6 @@ func frontOf(cfg config.Gateway) (front.Options, error) {
 		name, base := config.NamedEngine(text)
 		o.Engines = append(o.Engines, front.Engine{Name: name, URL: base})
 	}
-	var err error
-	if o.BearerToken, err = readToken(cfg.Auth.TokenFile); err != nil {
-		return o, err
-	}
 	if cfg.EngineCA != "" {
 		pool, err := readCA(cfg.EngineCA)
 		if err != nil {
@@ -173,8 +179,10 @@ func frontOf(cfg config.Gateway) (front.Options, error) {
 	return o, nil
 }
 
-// runGateway serves until ctx ends, and then drains. planner may be nil.
-func runGateway(ctx context.Context, cfg config.Gateway, planner front.Planner, registry *prometheus.Registry, log *slog.Logger) error {
+// runGateway serves until ctx ends, and then drains. It reloads the configuration at a hangup.
+// planner may be nil.
+func runGateway(ctx context.Context, from source[config.Gateway], planner front.Planner, registry *prometheus.Registry, level *slog.LevelVar, log *slog.Logger) error {
+	cfg := from.cfg
 	opts, err := frontOf(cfg)
 	if err != nil {
 		return err
@@ -182,10 +190,11 @@ func runGateway(ctx context.Context, cfg config.Gateway, planner front.Planner, 
 	if planner != nil {
 		opts.Planner, opts.Instance = planner, rand.Text()
 	}
-	secure, err := serverTLS(cfg.Auth)
+	live, err := newLive(cfg.Auth, level, cfg.DrainWithin)
 	if err != nil {
 		return err
 	}
+	opts.Tokens = live.credentials.Tokens
 	api, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP, log)
 	if err != nil {
 		return err
@@ -195,7 +204,12 @@ func runGateway(ctx context.Context, cfg config.Gateway, planner front.Planner, 
 	if err != nil {
 		return errors.Join(err, api.Close(), closeIf(web))
 	}
-	node := server.NewFrontNode(server.FrontOptions{Front: handler, TLS: secure, Registry: registry})
+	node := server.NewFrontNode(server.FrontOptions{Front: handler, TLS: live.credentials.ServerTLS(), Registry: registry})
 	log.Info("ready", append(addresses("listen", api, web), "engines", len(cfg.Engines))...)
-	return serveUntil(ctx, log, cfg.DrainWithin.Std(), func() error { return node.Serve(api, web) }, node.Shutdown)
+	live.follow(cfg.Keys(), from.path, func() (reload.Candidate, error) {
+		next, err := from.read()
+		return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { live.apply(next.Log, next.DrainWithin) }}, err
+	}, metrics.NewReloads(registry), log)
+	defer live.run(ctx, from.hangups)()
+	return serveUntil(ctx, log, live.drain, func() error { return node.Serve(api, web) }, node.Shutdown)
 }

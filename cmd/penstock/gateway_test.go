@@ -270,14 +270,13 @@ func (idle) Read(string, traffic.Part)                  {}
 func (idle) Cut(string)                                 {}
 func (idle) Recompute(string, traffic.Part)             {}
 
-// TestGatewayOfCluster: the command connects to the planner and the storage node, and a request
-// reaches both engines of a cluster. The engines simulate only HTTP.
-func TestGatewayOfCluster(t *testing.T) {
-	testkit.VerifyNone(t)
-	node := startServed(t, t.TempDir())
-	node.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+// startPrefillDecode runs a planner and a leader of each role until the test ends, and returns the
+// arguments of a gateway for a namespace on a node. The engines simulate only HTTP; asked gets the
+// body of each completion.
+func startPrefillDecode(t *testing.T, node *served, namespace string, asked func(body string)) (planner *served, args []string) {
+	t.Helper()
 	address := testkit.Port(t)
-	planner, r := tryServed(t, nil, "planner", "--listen", address, "--http", "", "--log-format", "json", "--schedule-block-tokens", "4", "--schedule-min-part", "4")
+	planner, r := tryServed(t, nil, "planner", "--listen", address, "--http", "127.0.0.1:0", "--log-format", "json", "--schedule-block-tokens", "4", "--schedule-min-part", "4")
 	if planner == nil {
 		t.Fatalf("planner: exit %d\n%s", r.code, r.err)
 	}
@@ -285,21 +284,22 @@ func TestGatewayOfCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background())
 	var leaders sync.WaitGroup
-	defer leaders.Wait()
-	defer cancel()
-	asked := make(chan string, 2)
-	args := gatewayArgs()
+	t.Cleanup(func() {
+		cancel()
+		leaders.Wait()
+		_ = conn.Close()
+	})
+	args = gatewayArgs()
 	for role, name := range map[leader.Role]string{leader.Prefill: "p0", leader.Decode: "d0"} {
 		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
 			case "/tokenize":
-				fmt.Fprint(w, `{"tokens":[1,2,3]}`)
+				fmt.Fprint(w, `{"tokens":[1,2,3,4,5,6]}`)
 			case "/v1/completions":
 				body, _ := io.ReadAll(r.Body)
-				asked <- string(body)
+				asked(string(body))
 				fmt.Fprint(w, name)
 			}
 		}))
@@ -314,7 +314,17 @@ func TestGatewayOfCluster(t *testing.T) {
 		}
 		leaders.Go(func() { l.Run(ctx) })
 	}
-	args = append(args, "--planner", address, "--namespace", "m", "--servers", node.ready.Listen)
+	return planner, append(args, "--planner", address, "--namespace", namespace, "--servers", node.ready.Listen)
+}
+
+// TestGatewayOfCluster: the command connects to the planner and the storage node, and a request
+// reaches both engines of a cluster. The engines simulate only HTTP.
+func TestGatewayOfCluster(t *testing.T) {
+	testkit.VerifyNone(t)
+	node := startServed(t, t.TempDir())
+	node.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	asked := make(chan string, 2)
+	_, args := startPrefillDecode(t, node, "m", func(body string) { asked <- body })
 	s := startGateway(t, args...)
 	resp, err := gatewayClient(t, nil).Post("http://"+s.ready.Listen+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x"}`))
 	if err != nil {
@@ -332,7 +342,7 @@ func TestGatewayOfCluster(t *testing.T) {
 	if r := s.stop(); r.code != exitOK || !strings.Contains(r.err, `"msg":"stopped"`) {
 		t.Errorf("exit %d\n%s", r.code, r.err)
 	}
-	r = penstock(t, "", nil, append(args, "--namespace", "other")...)
+	r := penstock(t, "", nil, append(args, "--namespace", "other")...)
 	if r.code == exitOK || !strings.Contains(r.err, "other") {
 		t.Errorf("a namespace that is not there: exit %d, %s", r.code, r.err)
 	}

@@ -14,13 +14,21 @@ func main() {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	go func() {
-		cancel(signalError{<-signals}) // the command ends in order, for example a node drains
+		cancel(signalError{<-signals}) // the command shuts down cleanly, for example a node drains
 		second := signalError{<-signals}
 		fmt.Fprintln(os.Stderr, "penstock: second signal: ending at once")
 		os.Exit(second.exitCode())
 	}()
-	w := world{in: os.Stdin, out: os.Stdout, err: os.Stderr, environ: os.Environ(), startWithin: 5 * time.Second}
+	w := world{in: os.Stdin, out: os.Stdout, err: os.Stderr, environ: os.Environ(), startWithin: 5 * time.Second, hangups: hangups}
 	os.Exit(run(ctx, w, os.Args[1:]))
+}
+
+// hangups delivers SIGHUP, of which one may be pending. Before hangups is called, SIGHUP ends the
+// process, as the end of its terminal should end a client's command.
+func hangups() (<-chan os.Signal, func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	return signals, func() { signal.Stop(signals) }
 }
 
 // signalError is the cause of a context that a signal ended.

@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-kv/penstock/server/handoff"
 )
 
-// The node's memory budget is the sum of these parts. The arena is outside the Go heap and
-// resident from the start. The caches of the index fill up to their size. The tables of index
-// and store grow with the number of stored blocks.
+// The node's memory budget is the sum of the parts listed below. The arena is outside the Go heap
+// and resident from the start. The caches of the index grow up to their configured size. The tables
+// of index and store grow with the number of stored blocks.
 //
 //	arena, index cache, memtables    as configured
 //	index, slots                     their current size
@@ -35,14 +35,14 @@ const (
 // memoryBudget is the budget of one node. Its methods may be called concurrently.
 type memoryBudget struct {
 	arena, cache int64
-	// memtables is the size of the write buffers of the index, index its DRAM, slots the DRAM of
-	// the store.
+	// memtables is the size of the index's write buffers, index the size of the index's tables in
+	// DRAM, slots the size of the store's tables in DRAM, all in bytes.
 	memtables, index, slots atomic.Int64
 	// measure returns the DRAM of the store. It is nil before the store is open.
 	measure atomic.Pointer[func() int64]
-	// local is the node's end of the unix socket, or nil without one.
+	// local is the node's listener on the unix socket, nil if there is none.
 	local atomic.Pointer[handoff.Listener]
-	// moved has an element, at most one, if the index has grown since the limit was set.
+	// moved has capacity 1. It has an element if the index has grown since the limit was set.
 	moved chan struct{}
 	stop  chan struct{}
 	done  chan struct{}
@@ -78,7 +78,7 @@ func (m *memoryBudget) close() {
 	<-m.done
 }
 
-// setIndex records the DRAM of the index. It does not block: it is trie.Options.Grew.
+// setIndex records the DRAM of the index, in bytes. It is trie.Options.Grew, so it must not block.
 func (m *memoryBudget) setIndex(bytes int64) {
 	m.index.Store(bytes)
 	select {
@@ -87,15 +87,17 @@ func (m *memoryBudget) setIndex(bytes int64) {
 	}
 }
 
-// watch adds the tables of the store, which grow before the index, and the index's memtables of
-// memTableBytes each.
+// watch adds to the budget the tables of the store, and the index's memtables of memTableBytes
+// bytes each. The tables of the store grow before the index does, so reading their size at each
+// growth of the index is enough.
 func (m *memoryBudget) watch(store *blockstore.Store, memTableBytes int64) {
 	m.memtables.Store(memtablesMax * memTableBytes)
 	read := func() int64 { return store.Stats().TableBytes }
 	m.measure.Store(&read)
 }
 
-// staging returns the memory of engines on this host for their writes.
+// staging returns the size, in bytes, of the memory in addition to the arena in which engines on
+// this host put the bytes of their writes.
 func (m *memoryBudget) staging() int64 {
 	if local := m.local.Load(); local != nil {
 		return local.Stats().StagingBytes

@@ -2,6 +2,6 @@
 
 package main
 
-// indexCacheOffHeap: with cgo Pebble takes its block cache from the C heap, which
-// the Go runtime's limit does not count.
+// indexCacheOffHeap: with cgo Pebble allocates its block cache in the C heap, which is not included
+// in the Go runtime's memory limit.
 const indexCacheOffHeap = true

@@ -2,5 +2,5 @@
 
 package main
 
-// indexCacheOffHeap: without cgo Pebble takes its block cache from the Go heap.
+// indexCacheOffHeap: without cgo Pebble allocates its block cache in the Go heap.
 const indexCacheOffHeap = false

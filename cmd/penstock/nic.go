@@ -71,7 +71,7 @@ func addHostFlags(cmd *cobra.Command) *hostFlags {
 	return f
 }
 
-// tree returns the tree of --sysfs. Nil means this host's.
+// tree returns the file tree of --sysfs. Nil means the sysfs of this host.
 func (f *hostFlags) tree() fs.FS {
 	if f.sysfs == "" {
 		return nil
@@ -220,8 +220,8 @@ func (c *nicCheck) checkQoS(cmd *cobra.Command, marks qos.Map, r *nicReport) err
 // qosFileMax bounds the input from standard input, in bytes.
 const qosFileMax = 1 << 20
 
-// portQoS reads with dcb how the RoCE ports of this host classify packets. A port that cannot be
-// read has no finding.
+// portQoS returns findings about the packet classification of this host's RoCE ports, which it
+// reads with the program dcb. A port that cannot be read has no finding.
 func portQoS(ctx context.Context, h topo.Host, marks qos.Map) []topo.Finding {
 	var out []topo.Finding
 	for _, n := range h.NICs {
@@ -246,7 +246,7 @@ func portQoS(ctx context.Context, h topo.Host, marks qos.Map) []topo.Finding {
 	return out
 }
 
-// dcbTimeout bounds one query to the kernel.
+// dcbTimeout is the time limit of one run of dcb, which queries the kernel.
 const dcbTimeout = 5 * time.Second
 
 func dcbShow(ctx context.Context, netdev string) (string, error) {

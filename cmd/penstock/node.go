@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -29,6 +28,7 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/server/reload"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
 	"github.com/penstock-kv/penstock/trie/evict"
@@ -37,7 +37,10 @@ import (
 // node is a storage node with its parts. The parts are opened bottom up and closed top down.
 // closers holds the parts that are open.
 type node struct {
-	cfg     config.Config
+	cfg config.Config
+	// from is the source of cfg, in which the node's name may be empty.
+	from    source[config.Config]
+	live    *live
 	log     *slog.Logger
 	server  *server.Server
 	storage *storage.Node
@@ -61,8 +64,9 @@ type node struct {
 
 // startNode opens the volumes, the index and the listeners. The node serves no request before
 // server.Serve.
-func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *node, err error) {
-	n := &node{cfg: cfg, log: log}
+func startNode(ctx context.Context, from source[config.Config], level *slog.LevelVar, log *slog.Logger) (_ *node, err error) {
+	cfg := from.cfg
+	n := &node{cfg: cfg, from: from, log: log}
 	if n.cfg.Node == "" {
 		if n.cfg.Node, err = os.Hostname(); err != nil {
 			n.cfg.Node = "unnamed"
@@ -122,7 +126,7 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 		n.stuck = err != nil
 		return err
 	})
-	return n, n.openServer(ctx, memory, counters, registry)
+	return n, n.openServer(ctx, memory, counters, registry, level)
 }
 
 // sharesArena reports whether other processes map the arena.
@@ -426,15 +430,12 @@ func closeListener(l net.Listener) func(context.Context) error {
 }
 
 // openServer starts the data plane and joins all parts.
-func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *metrics.Node, registry *prometheus.Registry) error {
-	bearer, err := readToken(n.cfg.Auth.TokenFile)
-	if err != nil {
+func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *metrics.Node, registry *prometheus.Registry, level *slog.LevelVar) (err error) {
+	if n.live, err = newLive(n.cfg.Auth, level, n.cfg.DrainWithin); err != nil {
 		return err
 	}
-	tlsConfig, err := serverTLS(n.cfg.Auth)
-	if err != nil {
-		return err
-	}
+	n.live.follow(n.from.cfg.Keys(), n.from.path, n.candidate, counters.Reloads, n.log)
+	tlsConfig := n.live.credentials.ServerTLS()
 	token := make(rdma.Token, 32)
 	if _, err := rand.Read(token); err != nil {
 		return err
@@ -483,8 +484,9 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		Durability:    n.cfg.Durability,
 		CapacityBytes: n.share.capacityBytes,
 		MemoryBudget:  n.budget.parts,
-		BearerToken:   bearer,
+		Tokens:        n.live.credentials.Tokens,
 		TLS:           tlsConfig,
+		Config:        n.live.reloader,
 		Metrics:       counters,
 		Registry:      registry,
 		Logger:        n.log,
@@ -546,24 +548,33 @@ func portOf(addr string) int {
 	return n
 }
 
-// serverTLS returns the TLS configuration of the node's listeners: nil, the server's certificate,
-// or also a requirement for client certificates.
-func serverTLS(a config.Auth) (*tls.Config, error) {
-	if a.TLSCert == "" {
-		return nil, nil
-	}
-	cert, err := tls.LoadX509KeyPair(a.TLSCert, a.TLSKey)
+// candidate reads the configuration anew and checks the settings that a reload applies.
+func (n *node) candidate() (reload.Candidate, error) {
+	cfg, err := n.from.read()
 	if err != nil {
-		return nil, fmt.Errorf("config: auth.tls_cert: %w", err)
+		return reload.Candidate{}, err
 	}
-	c := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
-	if a.ClientCA != "" {
-		if c.ClientCAs, err = readCA(a.ClientCA); err != nil {
-			return nil, fmt.Errorf("config: auth.client_ca: %w", err)
-		}
-		c.ClientAuth = tls.RequireAndVerifyClientCert
+	limits := storage.Limits{
+		ReadsMax:        cfg.Limits.Reads,
+		ReservationsMax: cfg.Limits.Writes,
+		LeasesMax:       cfg.Limits.Leases,
+		LeaseTTLMax:     cfg.Limits.LeaseTTL.Std(),
+		ReservationTTL:  cfg.Limits.Reservation.Std(),
+		QueueWait:       cfg.Limits.QueueWait.Std(),
+		ReadWait:        cfg.Limits.ReadWait.Std(),
+		LoanBytesMax:    int64(cfg.Limits.LoanBytes),
+
+		FreeFloorBytes:      int64(cfg.FreeFloor),
+		ScrubBytesPerSecond: int64(cfg.ScrubRate),
 	}
-	return c, nil
+	if err := n.storage.CheckLimits(limits); err != nil {
+		return reload.Candidate{}, fmt.Errorf("config: limits: %w: %w", err, config.ErrConfig)
+	}
+	return reload.Candidate{Keys: cfg.Keys(), Auth: cfg.Auth, Apply: func() {
+		n.live.apply(cfg.Log, cfg.DrainWithin)
+		n.storage.SetLimits(limits)
+		n.server.SetLandWithin(cfg.Limits.QueueWait.Std())
+	}}, nil
 }
 
 func readCA(path string) (*x509.CertPool, error) {

@@ -98,7 +98,8 @@ The full group, if there is one, comes first.`,
 	return cmd
 }
 
-// namespace makes the definition and checks it before a node is contacted.
+// namespace makes the definition of the namespace from the flags and checks it. No node is
+// contacted.
 func (g *geometryFlags) namespace(name string) (kv.Namespace, error) {
 	index, err := kv.ParseIndexKind(g.index)
 	if err != nil {
@@ -204,7 +205,8 @@ func printNamespace(t *table, ns *pb.Namespace) {
 	t.pair("leases", count(ns.GetLeases()))
 }
 
-// printLive prints the contents of each live epoch. A node that does not list them has one.
+// printLive prints the contents of each live epoch. live is empty if the node does not list live
+// epochs; the namespace then has only one.
 func printLive(t *table, live []*pb.LiveEpoch) {
 	if len(live) == 0 {
 		return
@@ -223,7 +225,8 @@ func printLive(t *table, live []*pb.LiveEpoch) {
 	}
 }
 
-// saltWord shows that there is a salt without the salt, because tables are pasted into tickets.
+// saltWord returns text that shows whether there is a salt, but not the salt itself, because
+// operators paste tables into tickets.
 func saltWord(salt []byte) string {
 	if len(salt) == 0 {
 		return ""

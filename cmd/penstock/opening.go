@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// errStillOpening: opening was interrupted while open ran. Until the process ends, files may be
-// open and a device may be using the arena.
+// errStillOpening means that opening returned while open was running, because ctx ended. Until the
+// process ends, open may hold files open, and a device may write to the arena.
 var errStillOpening = errors.New("still being opened")
 
-// opening returns the result of open. System calls on a drive that hangs do not return, so opening
-// logs the directories after each interval. When ctx ends first, it returns errStillOpening with
-// the cause, and open continues in its goroutine.
+// opening calls open in a goroutine and returns its result. System calls on a drive that hangs do
+// not return, so opening logs the directories at the interval every until open returns. If ctx ends
+// first, opening returns errStillOpening with the cause, and open continues in its goroutine.
 func opening[T any](ctx context.Context, log *slog.Logger, every time.Duration, what string, dirs []string, open func() (T, error)) (T, error) {
 	type opened struct {
 		value T

@@ -115,9 +115,10 @@ func size(bytes int64) string {
 // count returns a number as text for a table.
 func count[T ~int | ~int64 | ~uint32 | ~uint64](n T) string { return humanize.Comma(int64(n)) }
 
-// plain converts a message to values for encoding/json with the names of the .proto. Numbers stay
-// numbers (protojson makes strings of 64-bit numbers), bytes become hexadecimal, lists of block ids
-// become lists of 32 digits, and enumerations become their last word in lower case.
+// plain converts a message to values for encoding/json, with the field names of the .proto file.
+// All numbers are JSON numbers (protojson would write 64-bit numbers as strings). Bytes become
+// hexadecimal text, a list of block ids becomes a list of texts of 32 digits, and an enumeration
+// becomes its last word in lower case.
 func plain(m protoreflect.Message) map[string]any {
 	out := make(map[string]any)
 	fields := m.Descriptor().Fields()

@@ -105,7 +105,7 @@ interrupted.`,
 	return cmd
 }
 
-// printTop prints the planner's view as a table.
+// printTop prints the planner's view of groups and engines as a table.
 func printTop(t *table, r *pb.TopResponse) {
 	t.row("group", "role", "engine", "node", "tokens", "requests", "hbm free", "read queue", "read tokens/s")
 	for _, g := range r.Groups {

@@ -75,7 +75,7 @@ type advice struct {
 	HitPercent float64  `json:"hit_percent"`
 	Predicted  outcome  `json:"predicted"`
 	Simulated  *outcome `json:"simulated"`
-	// ErrorPercent is the deviation of the predicted from the simulated time.
+	// ErrorPercent is the deviation of the predicted time from the simulated time, in percent.
 	ErrorPercent *float64      `json:"error_percent"`
 	Binds        string        `json:"binds"`
 	Uses         []resourceUse `json:"uses"`
@@ -99,7 +99,8 @@ type resourceUse struct {
 	Used     float64 `json:"used"`
 }
 
-// safeRegion is the range of P/D in which the storage NICs are the first bottleneck.
+// safeRegion is the range of P/D (prefill nodes per decode node) in which the storage NICs are the
+// first bottleneck.
 type safeRegion struct {
 	Low   float64 `json:"low"`
 	High  float64 `json:"high"`
@@ -172,7 +173,7 @@ prints the length from which prompts are prefilled in the other datacenter.`,
 	return cmd
 }
 
-// advisor is the question of one run.
+// advisor has the inputs of one run: the cluster, the model and the agents.
 type advisor struct {
 	c      advisorConfig
 	model  agentic.Model
@@ -216,7 +217,7 @@ func readAdvisor(cmd *cobra.Command, name string) (*advisor, error) {
 	return a, nil
 }
 
-// check refuses values that no cluster can have.
+// check returns an error for impossible values.
 func (c *advisorConfig) check(f *yamlfile.File) error {
 	for _, v := range []struct {
 		key   string
@@ -243,7 +244,7 @@ func (c *advisorConfig) check(f *yamlfile.File) error {
 	return nil
 }
 
-// model returns the profile's model with the overrides of the file.
+// model returns the model that the file's profile names, with the values that the file overrides.
 func (c *advisorConfig) model(f *yamlfile.File) (agentic.Model, error) {
 	var m agentic.Model
 	switch c.Profile {
@@ -281,7 +282,7 @@ func (c *advisorConfig) model(f *yamlfile.File) (agentic.Model, error) {
 	return m, nil
 }
 
-// load reads the agents, cut at the longest served length.
+// load reads the agents' trajectories, cut at the maximum context length.
 func (a *advisor) load(path string, seed uint64) error {
 	set, err := workload.ReadTrajectories(path)
 	if err != nil {
@@ -303,7 +304,7 @@ func (a *advisor) load(path string, seed uint64) error {
 // advisorBlock is the number of tokens of a cached block.
 const advisorBlock = 64
 
-// demands returns the agents' rounds in the form of the prediction.
+// demands converts the agents' rounds for package advise.
 func (a *advisor) demands() [][]advise.Round {
 	out := make([][]advise.Round, len(a.agents))
 	hits, prompts := 0.0, 0.0
@@ -325,8 +326,8 @@ func (a *advisor) demands() [][]advise.Round {
 	return out
 }
 
-// predicted returns cluster and model in the form of the prediction. Quota and overhead are the
-// simulation's defaults (DualPath section A.4).
+// predicted converts cluster and model for package advise. Quota and step overhead have the
+// defaults of the simulation (section A.4 of the DualPath paper).
 func (a *advisor) predicted() (advise.Cluster, advise.Model) {
 	gbit := 1e9 / 8.0
 	return advise.Cluster{

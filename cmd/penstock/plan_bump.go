@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// drains maps the names of the policies.
+// drains maps the names of policies to their values in the API.
 var drains = map[string]pb.Drain{
 	dualpath.DrainRecompute.String(): pb.Drain_DRAIN_RECOMPUTE,
 	dualpath.DrainFinish.String():    pb.Drain_DRAIN_FINISH,
@@ -28,9 +28,9 @@ type planBumped struct {
 	Epoch     uint64 `json:"epoch"`
 	Policy    string `json:"policy"`
 	DryRun    bool   `json:"dry_run"`
-	// Queued, Prefilling, Decoding and Exact count the requests that used older weights before the
-	// bump. Of the started ones, the planner rejected Aborted, planned Replanned again, and lets
-	// GoingOn continue.
+	// Queued, Prefilling, Decoding and Exact are the numbers of requests that used older weights
+	// before the bump. Aborted, Replanned and GoingOn are numbers of started requests that the
+	// planner rejected, planned again, and lets continue.
 	Queued     uint32 `json:"queued"`
 	Prefilling uint32 `json:"prefilling"`
 	Decoding   uint32 `json:"decoding"`
@@ -38,7 +38,7 @@ type planBumped struct {
 	Aborted    uint32 `json:"aborted"`
 	Replanned  uint32 `json:"replanned"`
 	GoingOn    uint32 `json:"going_on"`
-	// Left counts the started requests of older weights that have not ended.
+	// Left is the number of started requests with older weights that have not ended.
 	Left uint32 `json:"left"`
 }
 
@@ -108,8 +108,8 @@ func (b *planBumped) run(ctx context.Context, cmd *cobra.Command, planner pb.Pla
 	return outputOf(cmd).emit(b, b.print)
 }
 
-// wait polls until no started request of older weights is left. In text format it prints each
-// change.
+// wait polls until all started requests with older weights have ended. In text format it prints
+// each change of their number.
 func (b *planBumped) wait(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient) error {
 	ask := &pb.BumpWeightsRequest{Namespace: b.Namespace, Epoch: b.Epoch, Policy: pb.Drain_DRAIN_FINISH, DryRun: true}
 	for shown := uint32(0); ; {

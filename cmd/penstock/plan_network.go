@@ -37,7 +37,7 @@ type networkTier struct {
 	Congestion float64 `json:"congestion"`
 }
 
-// transferView is one transfer on a network without other transfers of Penstock.
+// transferView is the cost of one transfer if Penstock has no other transfer on the network.
 type transferView struct {
 	From    string  `json:"from"`
 	To      string  `json:"to"`
@@ -95,7 +95,7 @@ func networkKeys(c *config.Planner) []config.Key {
 	return slices.DeleteFunc(c.Keys(), func(k config.Key) bool { return !strings.HasPrefix(k.Path, "network.") })
 }
 
-// viewNetwork polls the sources once and prints the result.
+// viewNetwork polls the configured sources of network data once and prints the result.
 func viewNetwork(cmd *cobra.Command, c config.Network, from, to string, tokens int) error {
 	sources, err := networkSources(c)
 	if err != nil {
@@ -122,7 +122,7 @@ func viewNetwork(cmd *cobra.Command, c config.Network, from, to string, tokens i
 	return nil
 }
 
-// networkViewOf converts a state for output, and reports whether a source failed.
+// networkViewOf converts a state of the network for output, and reports whether a source failed.
 func networkViewOf(s netoracle.State) (v networkView, failed bool) {
 	for _, src := range s.Sources {
 		shown := networkSource{Name: src.Name}
@@ -144,7 +144,7 @@ func networkViewOf(s netoracle.State) (v networkView, failed bool) {
 	return v, failed
 }
 
-// transferOf returns the cost of one transfer according to netcost.
+// transferOf returns the cost of one transfer as package netcost computes it.
 func transferOf(s netoracle.State, c config.Network, from, to string, tokens int) (*transferView, error) {
 	for _, name := range []string{from, to} {
 		if _, ok := s.Places[name]; !ok {

@@ -82,8 +82,8 @@ profile has no prefill times of the local accelerator.`,
 	return cmd
 }
 
-// prfaasSystem reads the file and the files that it names. profile, unless empty, replaces the
-// profile of the file.
+// prfaasSystem reads the configuration file name and the files that the configuration names.
+// profile, unless empty, replaces the profile that the configuration names.
 func prfaasSystem(cmd *cobra.Command, name, profile string) (prfaas.System, prfaas.Config, error) {
 	var c prfaas.Config
 	raw, err := readNamed(cmd.InOrStdin(), name)
@@ -123,8 +123,8 @@ func readNamed(in io.Reader, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, yamlfile.SizeMax+1))
 }
 
-// uncachedPrompts returns the number of tokens of each prompt of a trace that an infinite cache
-// would not have. For traces without prefixes it returns the lengths of the prompts.
+// uncachedPrompts returns, for each prompt of a trace, the number of tokens that a cache without a
+// limit would not have. For traces without prefixes it returns the lengths of the prompts.
 func uncachedPrompts(path string) ([]float64, error) {
 	r, err := trace.Open(path, trace.Options{})
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
 
-// redistribution has the keys of the file and the flags that override them. Times are in seconds.
+// redistribution has the values of the configuration file, which flags may override. Times are in
+// seconds.
 type redistribution struct {
 	Fabric string `yaml:"fabric"`
 	Ranks  int    `yaml:"ranks"`
@@ -56,7 +57,7 @@ type redistribution struct {
 	} `yaml:"request"`
 }
 
-// paperRedistribution is the paper's model on the paper's cluster.
+// paperRedistribution returns the values for the model and the cluster of the paper Move the Query.
 func paperRedistribution() redistribution {
 	m := redistribute.H100(redistribute.Fabrics()[0])
 	r := redistribution{Fabric: m.Fabric.Name, Ranks: 1, Splice: m.Splice, Prefill: m.Prefill, Merge: m.Merge}
@@ -177,7 +178,7 @@ func readRedistribution(path string) (redistribution, error) {
 	return r, err
 }
 
-// check returns an error with the line for each value out of its range.
+// check returns an error for values out of their ranges, each with its line in the file.
 func (r redistribution) check(f *yamlfile.File) error {
 	q := r.Request
 	for _, x := range []struct {
@@ -234,7 +235,7 @@ func (r *redistribution) override(cmd *cobra.Command, flags redistribution) {
 	}
 }
 
-// model returns the model with these numbers.
+// model returns the cost model with these values.
 func (r redistribution) model(transport bool) (redistribute.Model, error) {
 	m := redistribute.Model{
 		Payload: redistribute.MLA(r.Model.Key, r.Model.Value, r.Model.Element, r.Model.Layers),
@@ -310,7 +311,8 @@ type redistributePlan struct {
 	Rule   redistribute.Rule      `json:"rule_of_thumb"`
 	Fabric redistribute.Fabric    `json:"fabric"`
 	Costs  []redistribute.Cost    `json:"costs"`
-	// Replicas is the number of replicas of the chunk that its requesters justify.
+	// Replicas is the number of replicas of the chunk that is worth its cost for the number of
+	// requesters.
 	Replicas   int                    `json:"replicas"`
 	BreakEvens redistributeBreakEvens `json:"break_evens"`
 
@@ -318,7 +320,7 @@ type redistributePlan struct {
 	reuse redistribute.Reuse
 }
 
-// redistributeBreakEvens are null in JSON if there is no break-even point.
+// redistributeBreakEvens has break-even points. A field is null in JSON if there is no such point.
 type redistributeBreakEvens struct {
 	WireRows        *float64 `json:"rows_as_many_bytes_as_a_layer"`
 	RouteRows       *float64 `json:"rows_as_long_as_fetch"`
@@ -328,7 +330,7 @@ type redistributeBreakEvens struct {
 	AmortiseSteps   *float64 `json:"steps_that_repay_a_fetch"`
 }
 
-// some returns nil for a value that is not finite.
+// some returns a pointer to v, or nil if v is not finite.
 func some(v float64) *float64 {
 	if math.IsInf(v, 0) || math.IsNaN(v) {
 		return nil
@@ -354,7 +356,7 @@ func (r redistribution) decide(transport bool) (redistributePlan, error) {
 		Winner: d.Winner, Rule: q.RuleOfThumb(), Fabric: m.Fabric, Costs: d.Costs[:], Replicas: d.Replicas, ranks: r.Ranks, reuse: q.Reuse,
 		BreakEvens: redistributeBreakEvens{WireRows: some(m.Payload.BreakEvenRows(q.Tokens)), RouteRows: some(m.RouteRows(q)), AmortiseSteps: some(m.AmortiseSteps(q))},
 	}
-	if b := &p.BreakEvens; q.Reuse == redistribute.Moved { // the other methods have no splice
+	if b := &p.BreakEvens; q.Reuse == redistribute.Moved { // only a chunk that is moved to another position has a splice
 		b.SpliceTokens, b.LocalTokens, b.SpliceBandwidth = some(m.SpliceTokens()), some(m.LocalTokens()), some(m.SpliceBandwidth(q.Rows))
 	}
 	return p, nil
@@ -445,7 +447,7 @@ func tokensOf(v *float64) string {
 	return fmt.Sprintf("%.0f tokens", math.Floor(*v))
 }
 
-// spell returns a time as text, or "" for no time.
+// spell returns a time, in seconds, as text, or "" for 0.
 func spell(s float64) string {
 	switch {
 	case s == 0:

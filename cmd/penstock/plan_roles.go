@@ -31,13 +31,14 @@ type planRole struct {
 	Requests uint32  `json:"requests"`
 	Queued   uint32  `json:"queued"`
 	Use      float64 `json:"use"`
-	// State is "" or the switch in progress. Kept is the reason why the last switch failed.
+	// State describes the switch of the group's role that is in progress; "" if there is none. Kept
+	// is the reason why the last switch failed, so that the group kept its role.
 	State string `json:"state,omitempty"`
 	Kept  string `json:"kept,omitempty"`
 	Fixed bool   `json:"fixed"`
 }
 
-// planProposal is the group that should change its role. Group is empty if none should.
+// planProposal names the group that should change its role. Group is empty if no group should.
 type planProposal struct {
 	Group string  `json:"group,omitempty"`
 	Role  string  `json:"role,omitempty"`
@@ -56,7 +57,7 @@ type planSwitched struct {
 	Done     bool   `json:"done"`
 }
 
-// sides maps the names of the roles.
+// sides maps the names of roles to their values in the API.
 var sides = map[string]pb.Side{"prefill": pb.Side_SIDE_PREFILL, "decode": pb.Side_SIDE_DECODE}
 
 func newPlanRoles(w world) *cobra.Command {
@@ -134,12 +135,13 @@ func runRoles(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient,
 	return outputOf(cmd).emit(v, v.print)
 }
 
-// awaitSwitch polls until a group has changed its role. An error has the reason why it has not.
+// awaitSwitch polls until a group has changed its role. If the change fails, the error has the
+// reason.
 func awaitSwitch(ctx context.Context, cmd *cobra.Command, planner pb.PlannerClient, want *planSwitched) (*pb.RolesResponse, error) {
 	shown := ""
 	for {
 		r, err := planner.Roles(ctx, &pb.RolesRequest{})
-		// A planner that restarts is available again soon, and so are its groups.
+		// A planner that restarts is unavailable only for a short time, so polling continues.
 		if err != nil && status.Code(err) != codes.Unavailable && !outOfTime(ctx, err) {
 			return nil, err
 		}
@@ -188,10 +190,11 @@ func rolesOf(r *pb.RolesResponse) *planRoles {
 	return v
 }
 
-// leastFinished is the number of finished requests that a proposal needs.
+// leastFinished is the minimum number of finished requests for a proposal.
 const leastFinished = 32
 
-// propose determines the group that should change its role.
+// propose computes which group should change its role, with the long-term controller of the PrfaaS
+// paper.
 func propose(r *pb.RolesResponse) planProposal {
 	p := planProposal{Source: fmt.Sprintf("PrfaaS's long-term controller (section 3.4.3), from the last %d finished requests", len(r.UncachedTokens))}
 	groups := map[pb.Side][]*pb.RolesResponse_Group{}
@@ -246,8 +249,9 @@ func (p *planProposal) choose(from []*pb.RolesResponse_Group, to string) {
 	p.Group, p.Role = best.Group, to
 }
 
-// reallocate divides the groups with the controller of PrfaaS. size is the number of engines of a
-// group, device the number of tokens that the memory of one engine holds.
+// reallocate divides the groups between prefill and decode with the controller of the PrfaaS paper.
+// size is the mean number of engines of a group. device is the number of tokens that the memory of
+// one engine holds.
 func reallocate(r *pb.RolesResponse, prefill, decode []*pb.RolesResponse_Group, size, device float64) (prfaas.Reallocation, error) {
 	lengths := make([]float64, len(r.UncachedTokens))
 	for i, n := range r.UncachedTokens {
@@ -267,7 +271,8 @@ func reallocate(r *pb.RolesResponse, prefill, decode []*pb.RolesResponse_Group, 
 		return prfaas.Reallocation{}, err
 	}
 	load := prfaas.Load{Prefill: meanUse(prefill), Decode: meanUse(decode)}
-	// A request waits for both of its engines. It counts for the side with the higher use.
+	// A request waits for both of its engines. It counts as waiting for the role with the higher
+	// use.
 	if load.Prefill >= load.Decode {
 		load.PrefillQueue = int(r.Waiting)
 	} else {

@@ -38,26 +38,26 @@ const (
 	providerFabric = fabric.Provider
 )
 
-// plane is a data plane before it is opened: a transfer engine and its NICs. It is chosen before
-// any slow step of the start, so that an invalid setting is reported first.
+// plane describes a data plane that is not open: the provider of its transfer engine and its NICs.
+// It is chosen before any slow step of the start, so that an invalid setting is reported at once.
 type plane struct {
 	provider string
 	// reason is the reason for the choice, as text.
 	reason string
-	// tcpNICs, devices and fabricNICs are the NICs of the provider. If they are empty, the provider
-	// uses its default.
+	// tcpNICs, devices and fabricNICs are the NICs for the providers tcp, verbs and fabric. Without
+	// NICs the provider uses its default.
 	tcpNICs    []tcp.NIC
 	devices    []string
 	fabricNICs []fabric.NIC
 	libfabric  string
-	// marks are the marks of the traffic classes. Nil means no marks.
+	// marks has the DSCP and priority of each traffic class. Nil means that packets are not marked.
 	marks *qos.Map
 }
 
-// planeWorld has the inputs of a choice in addition to the configuration.
+// planeWorld has the inputs of choosePlane in addition to the configuration.
 type planeWorld struct {
 	host func() topo.Host
-	// verbs and fabric report whether this program was built with them.
+	// verbs and fabric report whether this program was built with the providers of these names.
 	verbs, fabric bool
 }
 
@@ -101,7 +101,7 @@ func choosePlane(cfg *config.Config, w planeWorld) (plane, error) {
 }
 
 // autoProvider returns the fastest provider that this program and this host support, with the
-// reason. NICs with RDMA in software do not replace TCP.
+// reason. If the only RDMA NICs are in software (rxe, siw), the provider is TCP.
 func autoProvider(w planeWorld, encrypted bool) (provider, reason string) {
 	if encrypted {
 		return providerTCP, "the data plane is encrypted, and NICs would write in plain text"
@@ -158,8 +158,8 @@ func (p *plane) chooseTCP(cfg *config.Config) error {
 	return nil
 }
 
-// tcpNIC returns the NIC for an address, which uses the routes, or for the name of an interface, to
-// which it is bound.
+// tcpNIC returns the NIC for an address or for the name of an interface. For an address,
+// connections follow the routing table. For an interface, they are bound to the interface.
 func tcpNIC(name, port string) (tcp.NIC, error) {
 	if ip, err := netip.ParseAddr(name); err == nil {
 		return tcp.NIC{Name: name, Listen: net.JoinHostPort(name, port), Local: ip.WithZone("").String()}, nil
@@ -185,8 +185,8 @@ func tcpNIC(name, port string) (tcp.NIC, error) {
 	return tcp.NIC{Name: name, Device: name, Listen: net.JoinHostPort(ip.String(), port), Local: ip.String()}, nil
 }
 
-// chooseRDMA determines the devices of the provider: the named ones, or all that reach storage. If
-// there is none, the error lists the host's NICs.
+// chooseRDMA determines the devices of the provider verbs or fabric: the named devices, or all
+// devices that reach storage. If there is none, the error lists the host's NICs.
 func (p *plane) chooseRDMA(names []string, libfabric string, w planeWorld) error {
 	kinds, built := verbsKinds, w.verbs
 	if p.provider == providerFabric {
@@ -222,7 +222,7 @@ func (p *plane) chooseRDMA(names []string, libfabric string, w planeWorld) error
 		for _, name := range names {
 			p.fabricNICs = append(p.fabricNICs, fabricNIC(name))
 		}
-		return nil // without names the provider chooses
+		return nil // without names, the provider chooses the NIC
 	}
 	if err != nil {
 		return fmt.Errorf("data_plane.provider fabric: %w", err)
@@ -233,7 +233,8 @@ func (p *plane) chooseRDMA(names []string, libfabric string, w planeWorld) error
 	return nil
 }
 
-// notBuilt returns the provider's own error for a build without it.
+// notBuilt returns the error of the provider's package for a program that was built without the
+// provider.
 func (p *plane) notBuilt() error {
 	var err error
 	if p.provider == providerVerbs {
@@ -259,7 +260,8 @@ func verbsDevice(n topo.NIC) string {
 	return name
 }
 
-// fabricNIC returns a domain of a provider over sockets, by interface or address.
+// fabricNIC returns the NIC for a libfabric provider over sockets. name is an interface or an
+// address.
 func fabricNIC(name string) fabric.NIC {
 	if _, err := netip.ParseAddr(name); err == nil {
 		return fabric.NIC{Addr: name}
@@ -267,7 +269,8 @@ func fabricNIC(name string) fabric.NIC {
 	return fabric.NIC{Domain: name}
 }
 
-// planeOptions are the options for opening a data plane. Without listen it is a client's.
+// planeOptions are the options for opening a data plane. A client's data plane has no listen
+// address.
 type planeOptions struct {
 	listen, advertise, congestion string
 	token                         rdma.Token
@@ -326,7 +329,8 @@ func (p *plane) open(ctx context.Context, o planeOptions) (rdma.Engine, error) {
 // fabricDSCP is the offset from a DSCP to a traffic class of libfabric (fi_tc_dscp_set).
 const fabricDSCP = 0x100
 
-// started returns the engine as an interface, which is nil after an error.
+// started converts an engine to the interface type. After an error the interface is nil, and not a
+// nil pointer in an interface.
 func started[E rdma.Engine](e E, err error) (rdma.Engine, error) {
 	if err != nil {
 		return nil, err
@@ -334,8 +338,8 @@ func started[E rdma.Engine](e E, err error) (rdma.Engine, error) {
 	return e, nil
 }
 
-// removeStale removes the socket file of a killed process: one on which no process listens. It
-// leaves other files for the listener to report.
+// removeStale removes a socket file on which no process listens, such as the file of a killed
+// process. Any other file is left; the listener then reports the error.
 func removeStale(path string) error {
 	info, err := os.Lstat(path)
 	if path == "" || errors.Is(err, fs.ErrNotExist) {
@@ -363,7 +367,7 @@ func listensOn(e rdma.Engine) string {
 		return ""
 	}
 	where, _ := tcp.HostPort(nics[0])
-	where, _, _ = strings.Cut(where, "#") // an engine over several NICs appends the NIC
+	where, _, _ = strings.Cut(where, "#") // an engine with several NICs appends "#" and the NIC to the address
 	return where
 }
 
@@ -380,8 +384,8 @@ func clientPlane(provider string, w planeWorld) (plane, error) {
 	return p, fmt.Errorf("provider %q is unknown to this program; use a program of the node's version", provider)
 }
 
-// providerOf returns the transfer engine of the nodes, from the first node that responds. If none
-// responds, it returns TCP, and the next call reports the error.
+// providerOf returns the name of the provider that the nodes use: the answer of the first node that
+// responds. If no node responds, it returns TCP, and the caller's next call reports the error.
 func (c *connection) providerOf(ctx context.Context) string {
 	for _, target := range c.list() {
 		conn, err := c.dial(target)
@@ -402,7 +406,8 @@ func (c *connection) providerOf(ctx context.Context) string {
 	return providerTCP
 }
 
-// providerTimeout bounds the call to one node. The client's own attempts to connect follow.
+// providerTimeout is the time limit of the call to one node. It is short, because the client then
+// tries to connect with its own time limit.
 const providerTimeout = 5 * time.Second
 
 // engine opens the transfer engine that the nodes use.

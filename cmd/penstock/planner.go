@@ -13,8 +13,10 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/netoracle"
 	"github.com/penstock-kv/penstock/server/planner"
+	"github.com/penstock-kv/penstock/server/reload"
 )
 
 func newPlannerCommand(w world) *cobra.Command {
@@ -28,7 +30,12 @@ disk. After a restart the leaders report the requests in progress.
 
 A setting comes from a flag, else from the environment (PENSTOCK_ and the path of
 the key: PENSTOCK_SCHEDULE_READ_RATE), else from --config FILE (YAML), else it has the
-default shown here.`,
+default shown here.
+
+SIGHUP applies changes of tokens, certificates, the log level and --drain-timeout in
+the configuration file while the planner serves; the log names a changed setting that
+needs a restart, and nothing is applied then. Tokens and certificates are also applied
+when their files change.`,
 		Example: `  penstock planner --schedule-read-rate 640000 --schedule-prefill-rate 8000
   penstock planner --record events.jsonl
   penstock planner replay events.jsonl
@@ -38,8 +45,9 @@ default shown here.`,
 	var record string
 	cmd.Flags().StringVar(&record, "record", "", "file to write every event and decision to, for penstock planner replay; at most 1 GiB; a file of that name is kept as FILE.old")
 	cmd.AddCommand(newPlannerReplay())
-	runWithSettings(cmd, w.environ, config.DefaultPlanner, func(ctx context.Context, cfg config.Planner) error {
-		return runPlanner(ctx, cfg, record, newLogger(w.err, cfg.Log))
+	runWithSettings(cmd, w, config.DefaultPlanner, func(ctx context.Context, from source[config.Planner]) error {
+		level := newLevel(from.cfg.Log)
+		return runPlanner(ctx, from, record, level, newLogger(w.err, from.cfg.Log.Format, level))
 	})
 	return cmd
 }
@@ -84,17 +92,15 @@ func weightsOf(list []string) (map[string]float64, error) {
 	return weights, nil
 }
 
-// runPlanner serves until ctx ends. It writes events to the file record, unless record is "".
-func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slog.Logger) (err error) {
+// runPlanner serves until ctx ends, and reloads the configuration at a hangup. It
+// writes events to the file record, unless record is "".
+func runPlanner(ctx context.Context, from source[config.Planner], record string, level *slog.LevelVar, log *slog.Logger) (err error) {
+	cfg := from.cfg
 	schedule, err := scheduleOf(cfg.Schedule)
 	if err != nil {
 		return err
 	}
-	token, err := readToken(cfg.Auth.TokenFile)
-	if err != nil {
-		return err
-	}
-	secure, err := serverTLS(cfg.Auth)
+	live, err := newLive(cfg.Auth, level, cfg.DrainWithin)
 	if err != nil {
 		return err
 	}
@@ -103,7 +109,7 @@ func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slo
 		return err
 	}
 	defer func() {
-		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.DrainWithin.Std()) // ctx has ended
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), live.drain()) // ctx has ended
 		defer cancel()
 		stopTracing(within)
 	}()
@@ -126,7 +132,7 @@ func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slo
 		if openErr != nil {
 			return errors.Join(openErr, control.Close(), closeIf(web))
 		}
-		defer func() { err = errors.Join(err, file.Close()) }() // after Shutdown, which ends the record
+		defer func() { err = errors.Join(err, file.Close()) }() // runs after Shutdown, which writes the end of the record
 		opts.Record = &planner.Record{To: file}
 		if network != nil {
 			made := network.Options()
@@ -140,7 +146,12 @@ func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slo
 	if oracle != nil {
 		oracle.Watch(func(s netoracle.State) { service.SetNetwork(networkOfState(s)) })
 	}
-	node := server.NewPlannerNode(server.PlannerOptions{Service: service, BearerToken: token, TLS: secure, Registry: registry, Logger: log})
+	node := server.NewPlannerNode(server.PlannerOptions{Service: service, Tokens: live.credentials.Tokens, TLS: live.credentials.ServerTLS(), Registry: registry, Logger: log})
 	log.Info("ready", append(addresses("grpc", control, web), "read_policy", schedule.Policy.String(), "alpha", schedule.Alpha, "beta", schedule.Beta)...)
-	return serveUntil(ctx, log, cfg.DrainWithin.Std(), func() error { return node.Serve(control, web) }, node.Shutdown)
+	live.follow(cfg.Keys(), from.path, func() (reload.Candidate, error) {
+		next, err := from.read()
+		return reload.Candidate{Keys: next.Keys(), Auth: next.Auth, Apply: func() { live.apply(next.Log, next.DrainWithin) }}, err
+	}, metrics.NewReloads(registry), log)
+	defer live.run(ctx, from.hangups)()
+	return serveUntil(ctx, log, live.drain, func() error { return node.Serve(control, web) }, node.Shutdown)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// networkSources returns the sources in the configuration.
+// networkSources returns the configured sources of network data.
 func networkSources(c config.Network) ([]netoracle.Source, error) {
 	var sources []netoracle.Source
 	if c.File != "" {
@@ -40,8 +40,8 @@ func networkSources(c config.Network) ([]netoracle.Source, error) {
 	return sources, nil
 }
 
-// networkOf returns the cost model for the planner's options, and the oracle that updates it. Both
-// are nil without a configured source.
+// networkOf returns the network cost model for the planner's options, and the oracle that updates
+// the model. Both are nil if no source is configured.
 func networkOf(c config.Network, log *slog.Logger, registry prometheus.Registerer) (*netcost.Planner, *netoracle.Oracle, error) {
 	if !c.On() {
 		return nil, nil, nil
@@ -74,7 +74,7 @@ func networkOf(c config.Network, log *slog.Logger, registry prometheus.Registere
 	return cost, oracle, nil
 }
 
-// networkOfState converts a state for the planner.
+// networkOfState converts a state of the network to the planner's type.
 func networkOfState(s netoracle.State) planner.Network {
 	n := planner.Network{
 		Bandwidth: s.Fabric.Bandwidth, Latency: s.Fabric.Latency, Congestion: s.Congestion, Measured: s.Measured,

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/record"
 )
 
-// openRecord opens a planner's record for writing. It renames an existing file, which may be the
-// record of a planner that has just failed.
+// openRecord creates the file for a planner's record. It renames an existing file to path.old,
+// because that file may be the record of a planner that has just failed.
 func openRecord(path string) (*os.File, error) {
 	if err := os.Rename(path, path+".old"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("--record: %w", err)

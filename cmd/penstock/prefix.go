@@ -35,15 +35,14 @@ type matched struct {
 	MatchedBytes  int64  `json:"matched_bytes"`
 	Cut           string `json:"cut"`
 	Lease         uint64 `json:"lease,omitempty"`
-	// TTLSeconds is the time until the lease ends. It is absent if only unpin ends the
-	// lease.
+	// TTLSeconds is the time until the lease ends. It is absent if the lease lasts until unpin.
 	TTLSeconds float64 `json:"ttl_seconds,omitempty"`
 	// Epochs are the epochs of the blocks, in order. It is set only with --mix.
 	Epochs   []epochRun   `json:"epochs,omitempty"`
 	BlockIDs []kv.BlockID `json:"block_ids,omitempty"`
 }
 
-// epochRun is a number of consecutive blocks of one epoch.
+// epochRun is a run of consecutive blocks of one epoch: Blocks is their number.
 type epochRun struct {
 	Epoch  uint64 `json:"epoch"`
 	Blocks uint32 `json:"blocks"`
@@ -205,9 +204,9 @@ type pinLine struct {
 	Epoch      uint64  `json:"epoch"`
 	Owner      string  `json:"owner"`
 	AgeSeconds float64 `json:"age_seconds"`
-	// TTLSeconds is the remaining time of the lease. It is absent if only unpin ends the lease.
+	// TTLSeconds is the remaining time of the lease. It is absent if the lease lasts until unpin.
 	TTLSeconds *float64 `json:"ttl_seconds,omitempty"`
-	// OfEpoch: the pin keeps the epoch live and holds no blocks.
+	// OfEpoch: the pin keeps the epoch live, and holds no individual blocks.
 	OfEpoch bool  `json:"of_epoch,omitempty"`
 	Blocks  int64 `json:"blocks"`
 	Bytes   int64 `json:"bytes"`

@@ -146,7 +146,8 @@ func (p profiling) run(cmd *cobra.Command, w world, c *connection) (r profileRes
 	return r, nil
 }
 
-// forwards returns the passes of the log or of the emulated engine, or none without either.
+// forwards returns the forward passes of the log or of the emulated engine; none if neither is
+// given.
 func (p profiling) forwards(w world) (_ []profile.Forward, err error) {
 	switch {
 	case p.emulated != nil:
@@ -164,8 +165,9 @@ func (p profiling) forwards(w world) (_ []profile.Forward, err error) {
 	return profile.ReadForwards(p.samples, f)
 }
 
-// emulatedForwards returns passes of an emulated engine over prompts and contexts of agents
-// (DualPath, Table 2).
+// emulatedForwards returns forward passes of an emulated engine over prompts and contexts of agents
+// (Table 2 of the DualPath paper). numbers are the coefficients of the engine's compute time: per
+// token and per pair of tokens in attention, and per token in the other layers.
 func emulatedForwards(numbers []float64) (out []profile.Forward, err error) {
 	m := emulate.Model{Layers: 1, Attention: batch.Model{PerToken: numbers[0], PerPair: numbers[1]}, Linear: numbers[2]}
 	if err := errors.Join(m.Validate(), m.Attention.Validate()); err != nil {
@@ -224,7 +226,7 @@ func (p profiling) read(cmd *cobra.Command, w world, c *connection) (out profile
 	return out, err
 }
 
-// linksMax bounds the number of blocks that are listed.
+// linksMax is the number of blocks after which listing stops.
 const linksMax = 1 << 20
 
 // links returns blocks of a namespace with their parents.
@@ -248,7 +250,8 @@ func (a admin) links(ctx context.Context, name string) ([]profile.Link, error) {
 	}
 }
 
-// save writes the settings into the file if they are valid for a planner.
+// save writes the settings into the planner's configuration file p.write, if the result is a valid
+// configuration.
 func (p profiling) save(settings []profile.Setting) error {
 	raw, err := os.ReadFile(p.write)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -258,7 +261,7 @@ func (p profiling) save(settings []profile.Setting) error {
 	if err != nil {
 		return err
 	}
-	// A new file is renamed, so that a planner never reads a partial file.
+	// A temporary file is written and renamed, so that a planner never reads a partial file.
 	f, err := os.CreateTemp(filepath.Dir(p.write), filepath.Base(p.write)+".*")
 	if err != nil {
 		return err

@@ -21,7 +21,7 @@ const (
 )
 
 const (
-	// progressAfter is the time before the progress is shown.
+	// progressAfter is the time from the start of a command until progress is first shown.
 	progressAfter = time.Second
 	// progressLineEvery is the interval between lines if standard error is not a terminal.
 	progressLineEvery = 5 * time.Second
@@ -29,7 +29,7 @@ const (
 
 // progress shows the progress of a command: a bar on a terminal, elsewhere a line every few
 // seconds, and nothing for the first second. It is written to standard error, so that results can
-// be piped. It may be used concurrently.
+// be piped. Its methods may be called concurrently.
 type progress struct {
 	w     world
 	what  string
@@ -57,10 +57,10 @@ func isTerminal(v any) bool {
 	return err == nil
 }
 
-// set sets the completed and the total amount. A total of 0 means unknown.
+// set sets the completed and the total amount. A total of 0 means that the total is unknown.
 func (p *progress) set(done, total int64) { p.note(done, total, "") }
 
-// note is set with a text next to the bar.
+// note sets the completed and the total amount, and a text that is shown next to the bar.
 func (p *progress) note(done, total int64, note string) {
 	now := time.Now()
 	if now.Sub(p.start) < progressAfter {

@@ -13,21 +13,22 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Directories next to the index: the new index, and the old index while the new one replaces it.
+// Suffixes of two directories next to the index: the new index, and the old index while the new
+// index replaces it.
 const (
 	rebuildSuffix = ".rebuild"
 	retiredSuffix = ".retired"
 )
 
-// rebuildIndex makes a new index for dir from the volumes. It makes the index in a separate
-// directory and replaces the old index only when the new one is complete, so that a crash leaves
-// one of the two. It sets opts.Store and opts.Index.
+// rebuildIndex makes a new index for dir from the volumes. It makes the new index in a separate
+// directory and replaces the old index only when the new index is complete, so that after a crash
+// one of the two is complete. It sets opts.Store and opts.Index.
 func rebuildIndex(ctx context.Context, cfg config.Config, dir string, store *blockstore.Store, grew func(int64), opts storage.RebuildOptions) (report storage.RebuildReport, err error) {
 	fresh := dir + rebuildSuffix
 	if err := os.RemoveAll(fresh); err != nil {
 		return report, err
 	}
-	// The whole index is written once, so it may use the default memtables.
+	// The whole index is written at once, so its memtables may have the default size.
 	indexOpts := indexOptions(cfg, fresh, store, 1<<30, slog.New(slog.DiscardHandler))
 	indexOpts.Grew = grew
 	index, err := trie.Open(indexOpts)

@@ -22,7 +22,7 @@ import (
 	"github.com/penstock-kv/penstock/lab/replay"
 )
 
-// sampleWord names the trace that is part of the binary.
+// sampleWord is the argument that selects the trace in the binary.
 const sampleWord = "sample"
 
 // replayFlags are the flags of a replay.
@@ -36,8 +36,9 @@ type replayFlags struct {
 	keep               bool
 }
 
-// replayDefaults make a block of 64 tokens 128 KiB: small enough that a minute covers many
-// requests, large enough that the bytes dominate the cost of the calls.
+// replayDefaults returns the default flags. With them a block of 64 tokens has 128 KiB: small
+// enough that a minute covers many requests, large enough that moving the bytes costs more than the
+// calls.
 func replayDefaults() replayFlags {
 	return replayFlags{layers: 8, tokenBytes: 256, concurrency: 4, sessions: 8, window: 32 << 20}
 }
@@ -125,7 +126,7 @@ type replayRun struct {
 	name  string
 }
 
-// report is the output of a replay. demo adds to it.
+// report is the output of a replay. demoNodeReport embeds it.
 type report struct {
 	Trace    string `json:"trace"`
 	Geometry string `json:"geometry"`
@@ -158,7 +159,7 @@ type report struct {
 	Interrupted bool    `json:"interrupted,omitempty"`
 }
 
-// run replays the trace. The report is not nil once the replay has begun.
+// run replays the trace. After an error the report is not nil if the replay had begun.
 func (r *replayRun) run(ctx context.Context) (_ *report, err error) {
 	t, err := r.open()
 	if err != nil {
@@ -186,7 +187,7 @@ func (r *replayRun) run(ctx context.Context) (_ *report, err error) {
 	})
 	rep := newReport(r.name, ns, result)
 	if ctx.Err() != nil {
-		// The results up to the interruption are printed.
+		// The report has the results up to the interruption.
 		rep.Interrupted = true
 		return rep, context.Cause(ctx)
 	}
@@ -197,7 +198,7 @@ func (r *replayRun) run(ctx context.Context) (_ *report, err error) {
 	if err != nil {
 		return rep, err
 	}
-	// There is no other writer, so stored blocks that are missing were evicted.
+	// There is no other writer, so each stored block that is missing was evicted.
 	rep.EvictedBlocks = max(0, result.StoredBlocks-(after.GetBlocks()-before.GetBlocks()))
 	return rep, nil
 }
@@ -258,7 +259,7 @@ func (r *replayRun) target(ctx context.Context, t *trace.Reader) (kv.Namespace, 
 	return ns, drop, nil
 }
 
-// dropWait bounds the clean-up of an interrupted command.
+// dropWait is the time limit of a command's clean-up, which also runs after an interrupt.
 const dropWait = 10 * time.Second
 
 func newReport(name string, ns kv.Namespace, r replay.Result) *report {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,7 +22,8 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// world is the environment of a command.
+// world is the environment of a command: standard streams, environment variables, and the wait for
+// a node that is starting.
 type world struct {
 	in      io.Reader
 	out     io.Writer
@@ -29,6 +31,9 @@ type world struct {
 	environ []string
 	// startWithin is the time for which a client command retries while a node refuses connections.
 	startWithin time.Duration
+	// hangups delivers SIGHUP to a process that serves, until the returned function is called. Nil:
+	// the process does not receive it.
+	hangups func() (<-chan os.Signal, func())
 }
 
 // env returns a variable of the environment, or "".
@@ -53,7 +58,7 @@ const (
 var (
 	// errMiss: the requested object does not exist, or not all of it.
 	errMiss = errors.New("not found")
-	// errBusy: a limit of the node was reached.
+	// errBusy: the node refused a request because a limit was reached.
 	errBusy = errors.New("the node is busy; try again")
 	// errReported: the command failed, and its output has the reason.
 	errReported = errors.New("failed")
@@ -88,8 +93,8 @@ func run(ctx context.Context, w world, args []string) int {
 	return code
 }
 
-// asksForJSON reports whether args contain --format json. It parses args again, because
-// the command stops parsing at the first invalid flag and --format may come after it.
+// asksForJSON reports whether args contain --format json. It parses args again, because cobra stops
+// at the first invalid flag, and --format may come after that flag.
 func asksForJSON(args []string) bool {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	flags.ParseErrorsAllowlist.UnknownFlags = true
@@ -135,8 +140,8 @@ func cobraUsage(err error) bool {
 	return false
 }
 
-// explain returns the text of an error for the user. It removes gRPC's part of the text. If the
-// node is unreachable, it adds what to check.
+// explain returns the text of an error for the user, without the parts that gRPC adds. If the node
+// is unreachable, explain adds a hint what to check.
 func explain(err error) string {
 	text := dialWords(err.Error())
 	hint, reached := serverHint, ""
@@ -152,7 +157,7 @@ func explain(err error) string {
 	if !ok || st.Code() == codes.Unknown {
 		return text + reached
 	}
-	// The text around the status is kept.
+	// Only the text of the gRPC status is replaced; the text around it is kept.
 	text = strings.Replace(text, dialWords(st.Err().Error()), dialWords(st.Message()), 1)
 	if i := strings.Index(text, "rpc error: code = "); i >= 0 {
 		if j := strings.Index(text[i:], " desc = "); j >= 0 {
@@ -172,7 +177,7 @@ func explain(err error) string {
 
 const serverHint = "\n(is `penstock serve` running, and is --server its address?)"
 
-// dialWords removes gRPC's part of the text of a failed dial and keeps the system's error.
+// dialWords removes the text that gRPC adds to a failed dial, and keeps the system's error.
 func dialWords(text string) string {
 	const before = `connection error: desc = "transport: Error while dialing: `
 	lines := strings.Split(text, "\n")
@@ -231,9 +236,9 @@ JSON on standard error.`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupNode, newServeCommand(w), newStatusCommand(w), newDoctorCommand(w), newStoreCommand(w), newVolumeCommand(w), newNICCommand(), newVersionCommand(w))
+	add(groupNode, newServeCommand(w), newStatusCommand(w), newConfigCommand(w), newDoctorCommand(w), newStoreCommand(w), newVolumeCommand(w), newNICCommand(), newVersionCommand(w))
 	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
-	add(groupCluster, newGatewayCommand(w), newPlannerCommand(w), newPlanCommand(w), newSimCommand(w))
+	add(groupCluster, newGatewayCommand(w), newPlannerCommand(w), newPlanCommand(w), newSimCommand(w), newMetricsCommand())
 	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w), newFabricCommand(w), newProfileCommand(w))
 	noun(root)
 	root.InitDefaultCompletionCmd()
@@ -257,8 +262,8 @@ const (
 	groupMeasure = "measure"
 )
 
-// noun makes a command with subcommands refuse other arguments with a usage error. Cobra would
-// print the help and succeed.
+// noun adds subcommands to a command, and makes the command return a usage error for any other
+// argument. Cobra's default is to print the help and succeed.
 func noun(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	cmd.AddCommand(verbs...)
 	cmd.Args = cobra.ArbitraryArgs
@@ -322,9 +327,9 @@ func (f sizeFlag) Type() string { return "size" }
 
 // Annotations of flags.
 const (
-	// ownRange: the command itself checks the range of the number, and reports it.
+	// ownRange: the command checks the range of the number, so checkFlag does not.
 	ownRange = "penstock: range is checked by the command"
-	// emptyAllowed: the flag may be empty.
+	// emptyAllowed: the value of the flag may be empty.
 	emptyAllowed = "penstock: may be empty"
 	// fixedValues are the only values of the flag.
 	fixedValues = "penstock: fixed values"
@@ -351,10 +356,9 @@ func checkFlags(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// checkFlag returns a usage error for values that would have an unexpected effect. A
-// number below 0 would mean no limit. An empty text would mean that the flag is not
-// given, although it usually comes from an unset variable of a script. A flag with fixed
-// values accepts only those.
+// checkFlag returns a usage error for values that would have an unexpected effect. A number below 0
+// would mean no limit. An empty text would mean that the flag is not given, although the usual
+// cause is an unset variable in a script. A flag with fixed values accepts only these values.
 func checkFlag(f *pflag.Flag) error {
 	has := func(annotation string) bool {
 		_, ok := f.Annotations[annotation]

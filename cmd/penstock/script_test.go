@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -212,7 +213,7 @@ func TestLoggedText(t *testing.T) {
 		"text": `span=1.5s setting=1m0s state=draining remote=10.0.0.1:7421 capacity="1.0 GiB" err="unexpected EOF" count=3`,
 	} {
 		var out bytes.Buffer
-		newLogger(&out, config.Log{Format: format, Level: "info"}).Info("said", values...)
+		newLogger(&out, format, slog.LevelInfo).Info("said", values...)
 		if !strings.HasSuffix(out.String(), want+"\n") {
 			t.Errorf("%s: %s; want %s at its end", format, out.String(), want)
 		}

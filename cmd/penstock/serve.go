@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/penstock-kv/penstock/internal/bearer"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
@@ -29,13 +29,20 @@ default shown here.
 
 SIGTERM and SIGINT drain: new writes are refused, calls in flight finish within
 --drain-timeout, data and index are synced. A second signal ends the process at
-once; nothing that was acknowledged as durable is lost by that.`,
+once; nothing that was acknowledged as durable is lost by that.
+
+SIGHUP and penstock config reload apply changes of the configuration file while the
+node serves: bearer tokens, certificates, some limits, the log level. Tokens and
+certificates are also applied when their files change. penstock config diff shows
+which differences need a restart, and why. Because of SIGHUP the end of its terminal
+does not end the node.`,
 		Example: `  penstock serve --data /mnt/nvme0,/mnt/nvme1 --capacity 3TiB
   penstock serve --config /etc/penstock/penstock.yaml`,
 		Args: args(cobra.NoArgs),
 	}
-	runWithSettings(cmd, w.environ, config.Default, func(ctx context.Context, cfg config.Config) error {
-		return serve(ctx, cfg, newLogger(w.err, cfg.Log))
+	runWithSettings(cmd, w, config.Default, func(ctx context.Context, from source[config.Config]) error {
+		level := newLevel(from.cfg.Log)
+		return serve(ctx, from, level, newLogger(w.err, from.cfg.Log.Format, level))
 	})
 	return cmd
 }
@@ -150,13 +157,24 @@ func setFromFlags(keys []config.Key, flags *pflag.FlagSet) error {
 	return nil
 }
 
-func newLogger(w io.Writer, c config.Log) *slog.Logger {
-	var level slog.Level
+// levelOf returns the level of the log.
+func levelOf(c config.Log) (level slog.Level) {
 	if level.UnmarshalText([]byte(c.Level)) != nil {
-		level = slog.LevelInfo // Validate has refused other values
+		return slog.LevelInfo // Validate has refused other values
 	}
+	return level
+}
+
+// newLevel returns the level of the log, which can be changed.
+func newLevel(c config.Log) *slog.LevelVar {
+	level := new(slog.LevelVar)
+	level.Set(levelOf(c))
+	return level
+}
+
+func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: logText}
-	if c.Format == "json" {
+	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
@@ -181,31 +199,23 @@ func logText(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// serve runs a node until ctx ends, and then drains it.
-func serve(ctx context.Context, cfg config.Config, log *slog.Logger) error {
-	n, err := startNode(ctx, cfg, log)
+// serve runs a node until ctx ends, and then drains it. It reloads the configuration at a hangup.
+func serve(ctx context.Context, from source[config.Config], level *slog.LevelVar, log *slog.Logger) error {
+	n, err := startNode(ctx, from, level, log)
 	if err != nil {
 		return err
 	}
 	log.Info("ready", n.readyAttrs()...)
-	return serveUntil(ctx, log, cfg.DrainWithin.Std(), func() error { return n.server.Serve(n.control, n.web) }, n.close)
+	defer n.live.run(ctx, from.hangups)()
+	return serveUntil(ctx, log, n.live.drain, func() error { return n.server.Serve(n.control, n.web) }, n.close)
 }
 
-// readToken reads a bearer token from a file. Other users should not be able to read the file.
+// readToken returns the token that a client sends: the first one of a file. Other users should not be
+// able to read the file.
 func readToken(path string) (string, error) {
-	if path == "" {
-		return "", nil
+	tokens, err := bearer.Read(path)
+	if err != nil || len(tokens) == 0 {
+		return "", err
 	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
-	}
-	token := strings.TrimSpace(string(b))
-	if len(token) < minTokenChars {
-		return "", fmt.Errorf("token file %s: a token of %d characters can be guessed; use at least %d (openssl rand -hex 32 > %s)", path, len(token), minTokenChars, path)
-	}
-	return token, nil
+	return tokens[0], nil
 }
-
-// minTokenChars: 16 characters of base64 are 96 random bits.
-const minTokenChars = 16

@@ -152,8 +152,8 @@ func (f reproduction) write(results []reproduce.Result) error {
 	return nil
 }
 
-// writePage writes the page, and its figures as SVG into the directory that has the page's name
-// without its extension.
+// writePage writes the page. It writes the figures as SVG into a directory with the name of the
+// page without its extension.
 func (f reproduction) writePage(results []reproduce.Result) error {
 	dir := strings.TrimSuffix(f.page, filepath.Ext(f.page))
 	for _, r := range results {

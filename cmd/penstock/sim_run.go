@@ -221,7 +221,7 @@ func readResult(name string) (*scenario.Result, error) {
 	return &r, nil
 }
 
-// compare joins the metrics that both results have, in the order of a.
+// compare returns the metrics that both results have, in the order of a.
 func compare(a, b *scenario.Result) ([]comparison, error) {
 	if a.Simulator != b.Simulator {
 		return nil, fmt.Errorf("%s is of the simulator %s and %s of %s, so they have different metrics", a.Scenario, a.Simulator, b.Scenario, b.Simulator)

@@ -40,8 +40,9 @@ func newStatusCommand(w world) *cobra.Command {
 	return cmd
 }
 
-// untilReady polls the node's status until it serves reads and writes, or until ctx ends after
-// timeout. The error then has the last status of the node or the last error of the connection.
+// untilReady polls the node's status until the node serves reads and writes, or until ctx ends;
+// timeout is the limit in ctx, for the error text. The error has the node's last status or the last
+// error of the connection.
 func untilReady(ctx context.Context, a admin, timeout time.Duration) (*pb.StatusResponse, error) {
 	var last error
 	for {
@@ -93,8 +94,8 @@ func printStatus(t *table, s *pb.StatusResponse) {
 			size(int64(v.GetReadBytes())), size(int64(v.GetWriteBytes())), v.GetReadFailures()+v.GetWriteFailures(),
 			size(v.GetInFlightBytes())+"/"+size(v.GetInFlightLimitBytes()))
 	}
-	// A line without columns ends the alignment of those above it, so the details
-	// come after the last volume.
+	// A line without columns ends the alignment of the lines above it, so the details come after
+	// the lines of all volumes.
 	for _, v := range s.GetVolumes() {
 		if v.GetState() != "ok" {
 			t.row("  " + v.GetPath() + ": " + because(v.GetState(), v.GetStateReason()))

@@ -52,7 +52,8 @@ func (f *offlineFlags) addData(cmd *cobra.Command) {
 	_ = cmd.MarkFlagDirname("data")
 }
 
-// exist refuses directories that do not exist, because an offline command makes none.
+// exist returns an error if a directory does not exist. An offline command must not make
+// directories.
 func (f *offlineFlags) exist() error {
 	for _, dir := range f.data {
 		if info, err := os.Stat(dir); err != nil {
@@ -67,8 +68,8 @@ func (f *offlineFlags) exist() error {
 	return nil
 }
 
-// open opens the volumes under their locks without changing them: the capacity is the present size,
-// and nothing is allocated in advance.
+// open locks and opens the volumes without changing them: the capacity is the present size of the
+// volumes, and no space is allocated in advance.
 func (f *offlineFlags) open(ctx context.Context, w world, memory *arena.Arena) (_ *blockstore.Store, cfg config.Config, err error) {
 	cfg = config.Default()
 	cfg.Data = f.data
@@ -100,7 +101,8 @@ func (f *offlineFlags) open(ctx context.Context, w world, memory *arena.Arena) (
 	return store, cfg, nil
 }
 
-// offlineLogger prints messages that need an operator's action.
+// offlineLogger returns a logger that prints warnings and errors, because only these need an
+// operator's action.
 func offlineLogger(w world) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }

@@ -7,8 +7,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A hintedError is an error with a hint at its probable cause. explain prints the hint instead of
-// the error.
+// A hintedError is an error with a hint about its probable cause. explain prints the hint in place
+// of the error.
 type hintedError struct {
 	error
 	hint string
@@ -17,8 +17,8 @@ type hintedError struct {
 // Unwrap implements the convention of package errors.
 func (e *hintedError) Unwrap() error { return e.error }
 
-// hinted adds a hint about TLS to err if TLS is a probable cause. Neither end of a connection gets
-// a clear error if only one end uses TLS or if an end refuses the other's certificate.
+// hinted adds a hint about TLS to err if TLS is a probable cause. If only one end of a connection
+// uses TLS, or if one end refuses the certificate of the other, neither end gets a clear error.
 func (c *connection) hinted(err error) error {
 	if err == nil {
 		return nil

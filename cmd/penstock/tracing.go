@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// startTracing sends a span for each RPC to the collector of trace.endpoint, if there is one, until
-// stop is called. The connection is plain text, because collectors run on the same host. The
+// startTracing sends a span for each RPC to the collector at trace.endpoint, if the key is set,
+// until stop is called. The connection is plain text, because collectors run on the same host. The
 // exporter's own environment variables (OTEL_EXPORTER_OTLP_…) add headers and certificates.
 func startTracing(ctx context.Context, cfg config.Trace, instance string, log *slog.Logger) (stop func(context.Context), err error) {
 	if cfg.Endpoint == "" {
@@ -37,7 +37,7 @@ func startTracing(ctx context.Context, cfg config.Trace, instance string, log *s
 	otel.SetTracerProvider(provider)
 	otel.SetTextMapPropagator(propagation.TraceContext{})
 	return func(ctx context.Context) {
-		// An unreachable collector must not make a clean stop a failure.
+		// An unreachable collector must not make the command fail after a clean stop.
 		if err := provider.Shutdown(ctx); err != nil {
 			log.Warn("the last spans were not sent", "err", err)
 		}

@@ -43,7 +43,8 @@ func readBuildInfo() buildInfo {
 	return b
 }
 
-// String returns the version in the form that the node reports.
+// String returns the version as the node reports it. The version of a development build contains
+// the commit.
 func (b buildInfo) String() string {
 	if b.Version != "devel" || b.Revision == "" {
 		return b.Version

@@ -65,7 +65,7 @@ func printVolumes(t *table, volumes []*pb.VolumeStatus) {
 		}
 		t.row(v.GetIndex(), v.GetState(), size(v.GetCapacityBytes()), size(v.GetUsedBytes()), count(v.GetBlocks()), left, rate, eta, v.GetPath())
 	}
-	// A line without columns ends the table, so these lines do not widen its columns.
+	// A line without columns ends the table, so these lines do not widen the table's columns.
 	for _, v := range volumes {
 		if why := v.GetStateReason(); why != "" {
 			t.row("  " + v.GetPath() + ": " + because(v.GetState(), why))
@@ -83,12 +83,12 @@ func printVolumes(t *table, volumes []*pb.VolumeStatus) {
 // drained is the output of volume drain.
 type drained struct {
 	Volume string `json:"volume"`
-	// Blocks and Bytes are the contents of the volume when the command was called.
+	// Blocks and Bytes are the numbers of blocks and bytes on the volume when the command began.
 	Blocks    int64 `json:"blocks"`
 	Bytes     int64 `json:"bytes"`
 	DryRun    bool  `json:"dry_run"`
 	Cancelled bool  `json:"cancelled"`
-	// Drained is set if the command has waited until the volume was empty.
+	// Drained is set if the command waited until the volume was empty.
 	Drained bool `json:"drained"`
 }
 

@@ -25,6 +25,7 @@ var places = []struct {
 	{"github.com/spf13/pflag", []string{"server/config"}, "only cmd has the command line; config names the flags"},
 	{"google.golang.org/grpc", []string{"api/...", "server/...", "client/...", "lab/bench/...", "lab/emulate", "lab/cluster", "internal/kvevents", "lab/testplanner", "examples/..."}, "api, server and client have the control plane; the benchmarks compare with a byte stream over gRPC"},
 	{"google.golang.org/protobuf", []string{"api/...", "server/...", "client/..."}, "messages are converted at the edge; the inner packages use the types of kv"},
+	{"github.com/fsnotify/fsnotify", []string{"server/reload"}, "one package decides when changed files are complete"},
 	{"github.com/prometheus/client_golang", []string{"server/...", "lab/testnode"}, "the other packages count with integers; the server exports the counters"},
 	{"go.opentelemetry.io/otel", []string{"server/...", "client/..."}, "spans are made at the edges"},
 	{"go.opentelemetry.io/otel/trace", []string{"server/...", "client/..."}, "spans are made at the edges"},
@@ -34,6 +35,7 @@ var places = []struct {
 	{"gonum.org/v1/plot", []string{"internal/chart"}, "figures have one style, and the code that computes them needs no fonts"},
 	{"github.com/tinylib/msgp", []string{"internal/kvevents"}, "only the events for routers are MessagePack"},
 	{"github.com/vmihailenco/msgpack/v5", nil, "for tests"},
+	{"github.com/grafana/grafana-foundation-sdk/go", nil, "for tests"},
 	{"pgregory.net/rapid", nil, "for tests"},
 	{"github.com/cockroachdb/datadriven", nil, "for tests"},
 }

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// A Sample has the measurements of one turn of one contender, by the metric's name.
+// A Sample has the measurements of one turn of one contender, by the name of the metric.
 type Sample map[string]float64
 
 // Names of metrics that suites share. A suite may use other names.
 const (
-	// Rate is work per second, in the comparison's Unit.
+	// Rate is the work done per second, in the comparison's Unit.
 	Rate = "rate"
 	// CPU is the processor time of all processes that take part, in milliseconds per GiB moved.
 	CPU = "cpu"
@@ -28,7 +28,7 @@ type Contender struct {
 	NotRun string
 }
 
-// A Round has the samples of one round, by contender. It lacks contenders that could not run.
+// A Round has the samples of one round, by contender. Contenders that could not run are missing.
 type Round map[string]Sample
 
 // Get returns a metric of a contender. ok is false if it was not measured.
@@ -37,18 +37,20 @@ func (r Round) Get(contender, metric string) (float64, bool) {
 	return v, ok
 }
 
-// A Measure is one figure of each round that the report shows with its median.
+// A Measure is a figure that is computed for each round; the report shows its median over the
+// rounds.
 type Measure struct {
 	Name string
 	// Unit is empty for a ratio.
 	Unit string
 	// Of computes the figure from one round. It returns false if a contender is missing.
 	Of func(r Round) (float64, bool)
-	// Target is the target of the design.
+	// Target is the bound that the design sets for the figure.
 	Target Target
 }
 
-// Ratio is the quotient of one metric of two contenders, in one round.
+// Ratio returns a measure: a metric of contender over divided by the same metric of contender
+// under, in one round.
 func Ratio(name, metric, over, under string, t Target) Measure {
 	return Measure{Name: name, Target: t, Of: func(r Round) (float64, bool) {
 		a, ok := r.Get(over, metric)
@@ -57,7 +59,7 @@ func Ratio(name, metric, over, under string, t Target) Measure {
 	}}
 }
 
-// Figure is a metric of one contender without a comparison.
+// Figure returns a measure that is one metric of one contender, without a comparison.
 func Figure(name, unit, metric, contender string, t Target) Measure {
 	return Measure{Name: name, Unit: unit, Target: t, Of: func(r Round) (float64, bool) { return r.Get(contender, metric) }}
 }
@@ -97,7 +99,7 @@ func (t Target) String() string {
 	return ""
 }
 
-// A Comparison has a piece of work, its contenders, and the measures to compute.
+// A Comparison names a piece of work, the contenders that do the work, and the measures to compute.
 type Comparison struct {
 	// Name describes the work. It is unique in a suite.
 	Name string
@@ -124,7 +126,7 @@ type RunOptions struct {
 }
 
 // Run lets the contenders take turns. A contender that fails does not take part in later rounds,
-// and the result has the reason. Run itself fails only with ctx.
+// and the result has the reason. Run returns an error only if ctx ends.
 func Run(ctx context.Context, c Comparison, o RunOptions) (Result, error) {
 	if c.Rounds > 0 {
 		o.Rounds = c.Rounds
@@ -226,7 +228,7 @@ func Summarize(v []float64) Summary {
 	return Summary{Median: (s[(n-1)/2] + s[n/2]) / 2, Low: s[0], High: s[n-1]}
 }
 
-// Quantile sorts the durations and returns their q-quantile (0 to 1), or 0 if there are none.
+// Quantile sorts d and returns its q-quantile, q from 0 to 1, or 0 if d is empty.
 func Quantile(d []time.Duration, q float64) time.Duration {
 	if len(d) == 0 {
 		return 0
@@ -263,7 +265,7 @@ type Absolute struct {
 	Metrics   map[string]Summary `json:"metrics"`
 }
 
-// Missing is a contender, or a whole suite, that did not run.
+// Missing names a contender, or a whole suite, that did not run, with the reason.
 type Missing struct {
 	What string `json:"what"`
 	Why  string `json:"why"`

@@ -1,8 +1,9 @@
 // Package bench compares ways to do the same work by turns, in one run, and reports the results as
 // ratios.
 //
-// It does not only time Penstock: one contender's figure means little on a machine whose disk and
-// neighbours change by the minute, so a result is a quotient of two figures measured seconds apart.
+// A rate of Penstock alone means little on a machine whose disk and other load change by the
+// minute. So a result is the quotient of the figures of two contenders that were measured seconds
+// apart.
 //
 //	Comparison: contenders A, B, C and the measures A/B, A/C
 //
@@ -12,8 +13,8 @@
 //	             │
 //	             └─► A/B of each round: 0.96 0.95 0.98 ─► median 0.96, spread 0.95–0.98
 //
-// Package peer starts the programs for comparison (fio, iperf3, Redis, a gRPC stream), package suite
-// has the work itself. Only cmd/penstock imports the three.
+// Package peer starts the programs for comparison (fio, iperf3, Redis, a gRPC stream); package suite
+// has the measured work. Only cmd/penstock imports all three packages.
 //
 // A contender that cannot run is listed in the result with the reason. A measure that needs a missing
 // contender is left out.

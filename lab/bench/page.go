@@ -15,9 +15,9 @@ import (
 //	<!-- machine -->         <!-- /machine -->          the machine of all suites that ran outside a laboratory
 type Pages map[string]string
 
-// Put puts the report's tables and summary into the pages that have their markers, and the same
-// for its sections. A summary that no page has a place for is left out. Put changes nothing if
-// it returns an error.
+// Put writes the tables and the summary of the report, and of its sections, into the pages that
+// have their markers. A summary without markers on any page is left out. If Put returns an error,
+// the pages are unchanged.
 func (p Pages) Put(r Report) error {
 	changed := maps.Clone(p)
 	if err := changed.put(r); err != nil {
@@ -53,7 +53,7 @@ func (p Pages) suite(r Report) error {
 	return p.replace(summary, r.summary())
 }
 
-// replace replaces the text between two markers, on the page that has them.
+// replace replaces the text between the two markers of a name, on the page that contains them.
 func (p Pages) replace(name, body string) error {
 	file := p.find(name)
 	if file == "" {

@@ -18,8 +18,8 @@ type Report struct {
 	Machine string `json:"machine"`
 	Commit  string `json:"commit"`
 	Command string `json:"command"`
-	// Within, if not empty, is the laboratory in which the suite ran: Machine then differs from the
-	// machine of the other suites on a page.
+	// Within, if not empty, is the laboratory (such as a virtual machine) in which the suite ran.
+	// Machine then differs from the machine of the other suites on a page.
 	Within string   `json:"within,omitempty"`
 	Setup  []string `json:"setup,omitempty"`
 	// Results are in the order in which the suite ran them.
@@ -43,8 +43,8 @@ func (r *Report) Ran(machine, commit, command string) {
 // text.
 func (r Report) Empty() bool { return len(r.Results)+len(r.NotRun)+len(r.Text) == 0 }
 
-// Merge replaces the results of the same name by those of newer, and adds the others. It is for a
-// suite of which some comparisons were repeated. Sections are merged by name.
+// Merge returns r with the results of newer: a result replaces the result of the same name, or is
+// added. It is for a suite of which some comparisons were repeated. Sections are merged by name.
 func (r Report) Merge(newer Report) Report {
 	r.Sections = slices.Clone(r.Sections)
 	for _, section := range newer.Sections {
@@ -161,7 +161,7 @@ func (r Report) tables() string {
 	return b.String()
 }
 
-// once returns the name of the work for the first of its rows, and "" for the others.
+// once returns the name of the work for its first row (i = 0), and "" for the other rows.
 func once(i int, name string) string {
 	if i > 0 {
 		return ""
@@ -196,11 +196,12 @@ func figureRow(name, rateUnit string, a Absolute) []string {
 	return row
 }
 
-// manyMetrics is how many metrics besides rate and CPU the contenders of a comparison may have in
-// one row. With more, the comparison has a table of its own.
+// manyMetrics is the maximum number of metrics besides rate and CPU in a row of the common table. A
+// comparison with more metrics has a table of its own.
 const manyMetrics = 5
 
-// byMetric is a table of metrics and contenders. The set with the shorter names has the columns.
+// byMetric returns a table of metrics and contenders. Either the contenders or the metrics are the
+// columns: those with the shorter names.
 func (r Result) byMetric() [][]string {
 	rows := [][]string{{r.Name}, {"rate"}, {"CPU"}}
 	others := r.otherMetrics()
@@ -283,11 +284,10 @@ func number(v float64) string {
 	return s
 }
 
-// widest is the length in characters of the longest cell to which the other cells of its column
-// are padded.
+// widest is the maximum width of a column, in characters. A longer cell does not widen its column.
 const widest = 70
 
-// table prints rows, the first of which is the head, if there is a second.
+// table prints rows; the first is the head. It prints nothing if there is only a head.
 func table(b *strings.Builder, rows [][]string) {
 	if len(rows) < 2 {
 		return

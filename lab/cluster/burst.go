@@ -12,18 +12,20 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// Bursts are writes like those of a collective: Bytes at once over the compute network, in
-// the traffic class of model execution, one write after another with a pause between.
+// Bursts are N writes over the compute network that load it as a collective of model execution
+// does: Bytes bytes at once, in the traffic class of model execution, with a pause of length Pause
+// after each write.
 type Bursts struct {
-	// From and To are engines by name. In an Order to a node, the node is From.
+	// From and To are the names of the sending and the receiving engine. In an Order they are
+	// ignored: the node that gets the order sends.
 	From, To string
 	Bytes    int64
 	Pause    time.Duration
 	N        int
-	// AsKV sends the bursts in the KV's class, as without a class for collectives.
+	// AsKV sends the bursts in the traffic class of KV, as if there were no class for collectives.
 	AsKV bool
 
-	// Target is the memory that the bursts write to.
+	// Target is the memory to which the bursts write.
 	Target *BurstTarget `json:"target,omitempty"`
 }
 
@@ -39,8 +41,8 @@ const burstPort = 7600
 // burstMemory is the size of the largest burst, in bytes.
 const burstMemory = 16 << 20
 
-// Burst makes two engines exchange bursts. It returns how long each burst took until its
-// bytes had arrived.
+// Burst sends bursts from one engine to another. For each burst it returns the time from its start
+// until its last byte had arrived.
 func (c *Cluster) Burst(ctx context.Context, b Bursts) ([]time.Duration, error) {
 	from, err := c.member(b.From)
 	if err != nil {
@@ -87,7 +89,7 @@ func await[T any](ctx context.Context, m *member, c <-chan *T) (*T, error) {
 	}
 }
 
-// BurstResult holds how long each burst took, or the error that ended them.
+// BurstResult holds the duration of each burst, and the error that ended the bursts early.
 type BurstResult struct {
 	Took []time.Duration `json:"took"`
 	Err  string          `json:"err,omitempty"`
@@ -99,8 +101,8 @@ type collectives struct {
 	region rdma.Region
 }
 
-// newCollectives opens the transfer engine on an address of the compute NIC. With "" it
-// can only send.
+// newCollectives opens the transfer engine for bursts on an address of the compute NIC. With the
+// address "" the engine can only send.
 func (n *node) newCollectives(ctx context.Context, listen string) (*collectives, error) {
 	token, err := hex.DecodeString(n.cfg.Token)
 	if err != nil {
@@ -146,7 +148,7 @@ func (n *node) sink(ctx context.Context, listen string) {
 	<-ctx.Done()
 }
 
-// burst sends the ordered bursts and reports how long each took.
+// burst sends the bursts of an order and reports the duration of each.
 func (n *node) burst(ctx context.Context, b *Bursts) {
 	r := &BurstResult{}
 	if err := n.send(ctx, b, r); err != nil {
@@ -155,7 +157,7 @@ func (n *node) burst(ctx context.Context, b *Bursts) {
 	n.writeEvent(Event{Bursts: r})
 }
 
-// send sends the bursts of b and appends the time of each to r.
+// send sends the bursts of b and appends the duration of each to r.
 func (n *node) send(ctx context.Context, b *Bursts, r *BurstResult) (err error) {
 	c, err := n.newCollectives(ctx, "")
 	if err != nil {

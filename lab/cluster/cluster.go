@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/lab/emulate"
 )
 
-// Ports of the processes, each in its own network.
+// Ports on which the processes listen. Each process has its own network namespace or loopback
+// address.
 const (
 	grpcPort    = 7420
 	dataPort    = 7421
@@ -51,7 +52,7 @@ type Cluster struct {
 	changed chan struct{}
 }
 
-// member is one process and the place where it runs.
+// member is one process and the network location (place) at which it runs.
 type member struct {
 	kind Kind
 	*place
@@ -104,7 +105,7 @@ func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
 	return c, errors.Join(errs...)
 }
 
-// plan creates the places and sets the command line of each process.
+// plan creates the network location of each process and sets its command line.
 func (c *Cluster) plan() (err error) {
 	s := &c.spec
 	snic, cnic := s.SNICBits, s.CNICBits
@@ -157,7 +158,8 @@ func (c *Cluster) plan() (err error) {
 	return nil
 }
 
-// policyOf returns which side reads. With Oracle almost nothing is read, so either side may.
+// policyOf returns the policy that chooses whether prefill or decode nodes read. With Oracle almost
+// nothing is read, so both kinds may read.
 func policyOf(s *Spec) dualpath.ReadPolicy {
 	if s.Oracle {
 		return dualpath.Split
@@ -230,14 +232,14 @@ func (c *Cluster) handleLine(m *member, line []byte) {
 	}
 }
 
-// changedLocked wakes every caller of after.
+// changedLocked wakes all goroutines that wait in after.
 func (c *Cluster) changedLocked() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
-// Replay replays agents, parallel at a time. It returns their turns and the planner's
-// counters.
+// Replay replays agents, at most parallel at a time. It returns the results of all turns and the
+// planner's counters.
 func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel int) ([]Turn, PlannerStats, error) {
 	c.mu.Lock()
 	c.turns, c.loaded, c.starts = nil, nil, 0
@@ -268,7 +270,8 @@ func (c *Cluster) Counts() map[string]emulate.Counts {
 	return out
 }
 
-// Loads returns, for each request, when its hit KV reached its prefill engine.
+// Loads returns, for each request, the times at which the request's cached KV reached the prefill
+// engine.
 func (c *Cluster) Loads() []emulate.Loaded {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,5 +297,5 @@ func (c *Cluster) Close() error {
 	return errors.Join(append(errs, c.net.close())...)
 }
 
-// CPU returns the processor time of the processes. Call it after Close.
+// CPU returns the processor time of the processes that have ended: after Close, of all processes.
 func (c *Cluster) CPU() time.Duration { return c.ended }

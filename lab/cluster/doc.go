@@ -8,16 +8,16 @@
 //	storage  ───────────────────────────┴─────────────┤ SNIC         ┤ SNIC
 //	compute  ─────────────────────────────────────────┴ CNIC         ┴ CNIC
 //
-// Each place is a network namespace (lab/netlab), and each line is a switch. A node's
-// storage NIC reaches only storage. Its compute NIC reaches only the other engines. So
-// each NIC counts exactly the traffic that the design sends over it. Network namespaces
-// need root. Without root every place is an address of loopback, and each engine limits
-// and counts its own data connections (shaper). Cables cannot be pulled on loopback, and
-// gRPC messages are not limited there.
+// Each process runs in its own network namespace (lab/netlab), and each line of the drawing is a
+// switch. A node's storage NIC reaches only storage. Its compute NIC reaches only the other
+// engines. So the counters of each NIC count exactly the traffic that the design sends over this
+// NIC. Network namespaces need root. Without root, each process has an address of the loopback
+// interface, and each engine limits and counts the bytes of its own data connections (shaper). On
+// loopback, cables cannot be pulled, and the rate of gRPC messages is not limited.
 //
-// The package does not model a fabric: there is one switch per network, there are no
-// delays, and all processes share the CPUs of this machine. A replay is valid only if the
-// CPUs do not limit it (Result.CPU is the processor time that it took).
+// The package does not model a fabric: there is one switch per network, there are no delays, and
+// all processes share the CPUs of this machine. A replay is valid only if the CPUs do not limit it;
+// Result.CPU is the processor time used.
 //
 // The processes run this binary: serve, planner, and Node (a hidden command) for
 // engines and gateway. Node reads its configuration and orders as JSON lines from

@@ -41,8 +41,8 @@ func (c *Cluster) after(ctx context.Context, n int, count func() int) error {
 	}
 }
 
-// AfterBytes waits until the storage NICs of the engines have received n bytes since
-// the call.
+// AfterBytes waits until the storage NICs of the engines have received n bytes in total since the
+// call.
 func (c *Cluster) AfterBytes(ctx context.Context, n uint64) error {
 	received := func() (sum uint64, _ error) {
 		for _, m := range c.engines {
@@ -75,8 +75,8 @@ func (c *Cluster) AfterBytes(ctx context.Context, n uint64) error {
 	}
 }
 
-// BumpWeights begins a new epoch of the namespace's weights, on the storage node and
-// then on the planner, and returns it. Only one call may run at a time.
+// BumpWeights begins a new epoch of the namespace's weights, on the storage node and then on the
+// planner, and returns the epoch. Only one call may run at a time.
 func (c *Cluster) BumpWeights(ctx context.Context) (kv.Epoch, error) {
 	if err := c.gateway.send(Order{Bump: true}); err != nil {
 		return 0, err
@@ -182,7 +182,7 @@ func (c *Cluster) SetRate(n NIC, bits uint64) error {
 	return p.SetRate(bits)
 }
 
-// Plug pulls the cable of a NIC (in is false) or plugs it in again.
+// Plug pulls the cable of a NIC (in is false) or plugs the cable in again.
 func (c *Cluster) Plug(n NIC, in bool) error {
 	p, err := c.port(n)
 	if err != nil {
@@ -191,8 +191,8 @@ func (c *Cluster) Plug(n NIC, in bool) error {
 	return p.SetUp(in)
 }
 
-// FlipBuffer makes an engine flip n bits at random places of its buffer, one after
-// another, at the given interval.
+// FlipBuffer makes an engine flip n bits of its buffer, each at a random offset, one after another
+// at the given interval.
 func (c *Cluster) FlipBuffer(name string, every time.Duration, n int) error {
 	m, err := c.member(name)
 	if err != nil {
@@ -201,8 +201,8 @@ func (c *Cluster) FlipBuffer(name string, every time.Duration, n int) error {
 	return m.send(Order{Flip: every, Flips: n})
 }
 
-// FlipStored flips n bits of written data, at random places of storage's segment files,
-// and returns how many bits it flipped.
+// FlipStored flips n bits at random offsets of the storage node's segment files, and returns the
+// number of bits flipped.
 func (c *Cluster) FlipStored(n int, rng *rand.Rand) (int, error) {
 	files, err := filepath.Glob(filepath.Join(c.spec.Dir, "volume", "segment-*"))
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 
 // NIC names a NIC of a node.
 type NIC struct {
-	// Node is the node's name. Storage is set for its storage NIC, clear for its compute NIC.
+	// Node is the node's name. Storage is true for the node's storage NIC, false for its compute
+	// NIC.
 	Node    string `json:"node"`
 	Storage bool   `json:"storage"`
 }
@@ -29,9 +30,9 @@ func (n NIC) String() string {
 // Sample holds the counters of the NICs of all engines since the replay began.
 type Sample struct {
 	At time.Duration
-	// Received and Sent are bytes of each NIC, in the order of NICs.
+	// Received and Sent are the bytes of each NIC, in the order of Cluster.NICs.
 	Received, Sent []uint64
-	// Turns is how many turns have ended.
+	// Turns is the number of turns that have ended.
 	Turns int
 }
 
@@ -74,13 +75,14 @@ type Result struct {
 	Failed     int           `json:"failed"`
 	// Failures are the errors of the first few failed turns.
 	Failures []string `json:"failures,omitempty"`
-	// PromptTokens and HitTokens (those found in storage) are sums over all turns. The
-	// next two are the hit tokens that each side read.
+	// PromptTokens and HitTokens (prompt tokens found in storage) are sums over all turns.
+	// PrefillTokens and DecodeTokens are the hit tokens that prefill nodes and decode nodes read.
 	PromptTokens  int64 `json:"prompt_tokens"`
 	HitTokens     int64 `json:"hit_tokens"`
 	PrefillTokens int64 `json:"prefill_side_tokens"`
 	DecodeTokens  int64 `json:"decode_side_tokens"`
-	// Replans is a sum over all turns. Planner counts since the planner's last start.
+	// Replans is how often requests were planned again, over all turns. Planner has the planner's
+	// counters since its last start.
 	Replans int          `json:"replans"`
 	Planner PlannerStats `json:"planner"`
 	// FirstToken is the time from Submit to the end of prefill. Longest is the time of the
@@ -88,34 +90,36 @@ type Result struct {
 	Longest       time.Duration `json:"longest_turn_ns"`
 	FirstTokenP50 time.Duration `json:"first_token_p50_ns"`
 	FirstTokenP99 time.Duration `json:"first_token_p99_ns"`
-	// MeanMatch, MeanQueue, MeanPrefill and MeanDecode are the consecutive parts of a
-	// successful turn: until the hit is known, until both engines are assigned, until the
-	// first token, until the last token is stored.
+	// MeanMatch, MeanQueue, MeanPrefill and MeanDecode are the mean durations of the consecutive
+	// parts of a successful turn. The parts end when the hit length is known, when both engines are
+	// assigned, at the first token, and when the last token is stored.
 	MeanMatch   time.Duration `json:"mean_match_ns"`
 	MeanQueue   time.Duration `json:"mean_queue_ns"`
 	MeanPrefill time.Duration `json:"mean_prefill_ns"`
 	MeanDecode  time.Duration `json:"mean_decode_ns"`
-	// ReceivedBytes and SentBytes are those of each NIC in NICs, headers included.
+	// ReceivedBytes and SentBytes are the bytes of each NIC, in the order of NICs, headers
+	// included.
 	NICs          []NIC    `json:"nics"`
 	ReceivedBytes []uint64 `json:"received_bytes"`
 	SentBytes     []uint64 `json:"sent_bytes"`
-	// SNICBalance is the max/avg over storage NICs of the bytes received in a second,
-	// averaged over windows; 0: no window had enough load.
+	// SNICBalance is the number of bytes that the busiest storage NIC received in a second divided
+	// by the mean over the storage NICs, averaged over windows (see Balance); 0: no window had
+	// enough load.
 	SNICBalance float64 `json:"snic_max_over_avg"`
-	// Usage is the usage of the storage NICs that may read: with dualpath.PrefillOnly those
-	// of the prefill nodes, otherwise all.
+	// Usage is the usage of the storage NICs that may read: with dualpath.PrefillOnly the storage
+	// NICs of the prefill nodes, otherwise all storage NICs.
 	Usage Usage `json:"snic_usage"`
-	// BusyBalance is the max/avg over prefill engines of their compute time; 0 with fewer
-	// than two engines.
+	// BusyBalance is the longest compute time of a prefill engine divided by the mean over the
+	// prefill engines; 0 with fewer than two engines.
 	BusyBalance float64 `json:"prefill_busy_max_over_avg,omitempty"`
-	// CheckedBytes of KV were compared on devices. WrongBlocks blocks had wrong bytes there.
-	// CaughtBlocks wrong blocks were rejected before they reached a device.
+	// CheckedBytes is the size of the KV whose bytes were compared in device memory. WrongBlocks is
+	// the number of blocks that had wrong bytes in device memory. CaughtBlocks is the number of
+	// wrong blocks that a checksum rejected before they reached device memory.
 	CheckedBytes uint64 `json:"checked_bytes"`
 	WrongBlocks  uint64 `json:"wrong_blocks"`
 	CaughtBlocks uint64 `json:"caught_blocks"`
 	Flipped      int    `json:"flipped_bits,omitempty"`
-	// CPU is the processor time of all processes during Life, the time from their start to
-	// their end.
+	// CPU is the processor time of all processes. Life is the time from their start to their end.
 	CPU  time.Duration `json:"cpu_ns"`
 	Life time.Duration `json:"life_ns"`
 	// Samples and Loads are for charts and further evaluation.
@@ -132,8 +136,8 @@ type Workload struct {
 	Parallel int
 	// Warm, if set, is replayed before the measurement, to fill storage.
 	Warm []emulate.Session
-	// During, if set, runs beside the replay, usually to inject faults. Run waits for it
-	// and returns its error.
+	// During, if set, runs concurrently with the replay, usually to inject faults. Run waits until
+	// During returns, and returns its error.
 	During func(ctx context.Context, c *Cluster) error
 	// Watch, if set, is called with every sample.
 	Watch func(nics []NIC, s Sample)
@@ -163,7 +167,7 @@ func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 	if err := c.Close(); err != nil {
 		return nil, err
 	}
-	// The last counts arrived when the engines ended.
+	// Each engine sent its final counters before it ended.
 	for name, n := range c.Counts() {
 		r.CheckedBytes += n.CheckedBytes
 		r.WrongBlocks += n.WrongBlocks
@@ -175,8 +179,9 @@ func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 	return r, nil
 }
 
-// warmParallel is how many agents' contexts are stored at a time. With more, a node could
-// exceed the limit of KV it keeps for storing; it would drop blocks, and they would miss later.
+// warmParallel is the number of agents whose contexts are stored at a time. With more, an engine
+// could exceed its limit of KV that waits to be stored. The engine would then drop blocks, and the
+// measured turns would miss these blocks.
 const warmParallel = 8
 
 // warm replays the agents that fill storage before the measurement.
@@ -196,7 +201,7 @@ func (c *Cluster) warm(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// kindOf returns the kind of an engine; "" if no engine has that name.
+// kindOf returns the kind of the engine with the given name; "" if there is none.
 func (c *Cluster) kindOf(name string) Kind {
 	for _, m := range c.engines {
 		if m.name == name {
@@ -309,7 +314,7 @@ func (s *Sample) since(zero Sample) {
 // failuresKept is how many errors Result.Failures holds.
 const failuresKept = 5
 
-// count adds the turns to the result.
+// count adds the measurements of the turns to the result.
 func (r *Result) count(turns []Turn) {
 	var first []time.Duration
 	for _, t := range turns {
@@ -339,11 +344,11 @@ func (r *Result) count(turns []Turn) {
 	r.FirstTokenP50, r.FirstTokenP99 = bench.Quantile(first, 0.50), bench.Quantile(first, 0.99)
 }
 
-// Balance returns the max/avg over storage NICs of the bytes that each received in a
-// second, averaged over windows. Only windows in the first half of the replay count, and
-// only those with at least 30 % of the load of the busiest window, because a NIC without
-// work at the end is not a property of the scheduler. DualPath section 7.4 defines the
-// metric, but not these windows.
+// Balance returns the number of bytes that the busiest storage NIC received in a second divided by
+// the mean over the storage NICs, averaged over windows of a second. A window counts if it is in
+// the first half of the replay and has at least 30 % of the load of the busiest window: a NIC
+// without work at the end does not show a fault of the scheduler. Section 7.4 of the DualPath paper
+// defines the metric, but not these windows.
 func Balance(nics []NIC, samples []Sample, took time.Duration) float64 {
 	const (
 		window = time.Second

@@ -16,7 +16,7 @@ import (
 type network interface {
 	// String returns a description for people.
 	String() string
-	// place adds a place for a process; rates are those of an engine's NICs.
+	// place adds a network location for a process; rates are the rates of an engine's NICs.
 	place(name string, role placeRole, rates nicRates) (*place, error)
 	close() error
 }
@@ -24,16 +24,16 @@ type network interface {
 // nicRates are in bits per second; 0: no limit.
 type nicRates struct {
 	snicBits, cnicBits uint64
-	// classes reserves a share of the compute NIC for collectives.
+	// classes reserves the share collectiveShare of the compute NIC's bandwidth for collectives.
 	classes bool
 }
 
-// collectiveShare is the share of a compute NIC that is reserved for collectives.
-// InfiniBand's arbiter with DualPath's tables gives them 99.6 % (appendix A.1). The tables
-// of deploy/qos give them 99 %, and so does tc here.
+// collectiveShare is the share of a compute NIC's bandwidth that is reserved for collectives. With
+// the tables of the DualPath paper, InfiniBand's arbiter reserves 99.6 % (appendix A.1). The tables
+// of deploy/qos reserve 99 %, and tc does the same here.
 const collectiveShare = 0.99
 
-// placeRole determines on which networks a place is. All places are on control.
+// placeRole determines the networks of a process. All processes are on the control network.
 type placeRole uint8
 
 const (
@@ -42,13 +42,13 @@ const (
 	engineNode                   // on storage and compute, with NICs of set rates
 )
 
-// place is where one process runs.
+// place is the network location of one process: a network namespace, or a loopback address.
 type place struct {
 	name string
 	// start starts a command at this place; nil: exec.Cmd.Start.
 	start func(*exec.Cmd) error
-	// listen is the host on which the process listens. control, storage and compute are
-	// its addresses on these networks.
+	// listen is the host on which the process listens. control, storage and compute are its
+	// addresses on the three networks.
 	listen, control, storage, compute string
 	// snic and cnic are an engine's NICs.
 	snic, cnic nicPort
@@ -58,7 +58,7 @@ type place struct {
 
 // nicPort is one NIC.
 type nicPort interface {
-	// Counters returns how much the NIC has carried so far.
+	// Counters returns the bytes that the NIC has received and sent so far.
 	Counters() (netlab.Counters, error)
 	// SetRate changes the limit of each direction, in bits per second.
 	SetRate(bits uint64) error
@@ -66,8 +66,8 @@ type nicPort interface {
 	SetUp(up bool) error
 }
 
-// openNetwork creates network namespaces. If it cannot, it uses loopback with shaped
-// connections, and its String has the reason.
+// openNetwork returns a network of network namespaces. If namespaces cannot be created, it returns
+// loopback with rate-limited connections; String of that network has the reason.
 func openNetwork(loopback bool) (network, error) {
 	if loopback {
 		return newLoopback("as asked"), nil
@@ -142,9 +142,9 @@ func (n *namespaces) place(name string, role placeRole, rates nicRates) (*place,
 	return p, nil
 }
 
-// loopback is a network on this machine's loopback, with an address for each place: all of
-// 127.0.0.0/8 is local. Engines limit their own data connections (shaper); control traffic
-// is not limited.
+// loopback is a network on this machine's loopback interface, with an address for each process: all
+// of 127.0.0.0/8 is local. Engines limit their own data connections (shaper); control traffic is
+// not limited.
 type loopback struct {
 	why   string
 	net   int // second byte of the addresses, so that two clusters do not collide

@@ -53,10 +53,12 @@ type NodeConfig struct {
 	Layers     int    `json:"layers"`
 	TokenBytes int    `json:"token_bytes"` // bytes of one token in one layer
 	Tokens     int    `json:"block_tokens"`
-	// Compute is the address of an engine's compute NIC, Token the token that its peers need.
+	// Compute is the address of an engine's compute NIC. Token is the token with which peers
+	// connect to the engine.
 	Compute string `json:"compute,omitempty"`
 	Token   string `json:"token,omitempty"` // hex
-	// Model is an engine's model. Its device memory holds Window layers of DeviceBlocks.
+	// Model is an engine's model. The engine's device memory holds Window layers of DeviceBlocks
+	// blocks. BufferBytes is the size of its buffer for KV.
 	Model        emulate.Model `json:"model"`
 	BufferBytes  int64         `json:"buffer_bytes,omitempty"`
 	DeviceBlocks int           `json:"device_blocks,omitempty"`
@@ -64,11 +66,11 @@ type NodeConfig struct {
 	// ReadRate is the rate of the storage NIC, in tokens per second; 0: the engine
 	// measures it.
 	ReadRate float64 `json:"read_rate,omitempty"`
-	// Classes: the compute network has a class for collectives, so the engine marks its
-	// KV traffic as KV.
+	// Classes: the compute network has a traffic class for collectives, so the engine marks its KV
+	// traffic as KV.
 	Classes bool `json:"classes,omitempty"`
-	// Shaped: this process rate-limits its NICs itself, to SNICBits and CNICBits bits per
-	// second. 0: it only counts.
+	// Shaped: this process rate-limits its NICs itself, to SNICBits and CNICBits bits per second. A
+	// rate of 0 is no limit; the bytes are counted nevertheless.
 	Shaped   bool   `json:"shaped,omitempty"`
 	SNICBits uint64 `json:"snic_bits,omitempty"`
 	CNICBits uint64 `json:"cnic_bits,omitempty"`
@@ -81,17 +83,18 @@ type Order struct {
 	// Replay makes a gateway replay agents, Parallel at a time.
 	Replay   []emulate.Session `json:"replay,omitempty"`
 	Parallel int               `json:"parallel,omitempty"`
-	// Bump makes a gateway begin a new epoch of the weights on storage and planner. It may
-	// be sent during a replay.
+	// Bump makes a gateway begin a new epoch of the weights on the storage node and the planner.
+	// The order may be sent during a replay.
 	Bump bool `json:"bump,omitempty"`
-	// Flip makes an engine flip a bit of its buffer at this interval, Flips times.
+	// Flip is the interval at which an engine flips a bit of its buffer, Flips is the number of
+	// flips; 0: none.
 	Flip  time.Duration `json:"flip,omitempty"`
 	Flips int           `json:"flips,omitempty"`
-	// BurstSink makes an engine's node receive bursts on an address. Bursts makes it send
-	// bursts.
+	// BurstSink is the address on which an engine's node must receive bursts. Bursts are the bursts
+	// that the node must send.
 	BurstSink string  `json:"burst_sink,omitempty"`
 	Bursts    *Bursts `json:"bursts,omitempty"`
-	// SNICBits and CNICBits, unless 0, change the limits of a shaped NIC.
+	// SNICBits and CNICBits, unless 0, are new limits of a shaped NIC, in bits per second.
 	SNICBits uint64 `json:"snic_bits,omitempty"`
 	CNICBits uint64 `json:"cnic_bits,omitempty"`
 }
@@ -107,16 +110,17 @@ type Event struct {
 	Turn *Turn `json:"turn,omitempty"`
 	// Started: the planner has chosen both engines of a turn, and their reads begin.
 	Started bool `json:"started,omitempty"`
-	// Replayed: the agents of the last Replay have ended; the value is the planner's counters.
+	// Replayed reports that the agents of the last Replay have ended. Its value is the planner's
+	// counters.
 	Replayed *PlannerStats `json:"replayed,omitempty"`
 	// Counts are an engine's counters since its start.
 	Counts *emulate.Counts `json:"counts,omitempty"`
-	// NICs are sent with Counts by engines that rate-limit their own NICs.
+	// NICs are the counters of an engine that rate-limits its own NICs; sent with Counts.
 	NICs *NICCounters `json:"nics,omitempty"`
-	// Loaded: the hit KV of a request has reached a prefill engine.
+	// Loaded: the cached KV of a request has reached a prefill engine.
 	Loaded *emulate.Loaded `json:"loaded,omitempty"`
-	// Sink is the memory to which bursts write. Bursts is the result of the ordered
-	// bursts.
+	// Sink is the memory to which bursts write: the reply to BurstSink. Bursts is the result of the
+	// ordered bursts.
 	Sink   *BurstTarget `json:"sink,omitempty"`
 	Bursts *BurstResult `json:"bursts,omitempty"`
 	// Flipped is the number of bits flipped so far.
@@ -131,7 +135,7 @@ type Bumped struct {
 	Err   string   `json:"err,omitempty"`
 }
 
-// PlannerStats are what the planner counted since it was started.
+// PlannerStats are the planner's counters since its start.
 type PlannerStats struct {
 	Replanned  uint64 `json:"planned_anew"`
 	Splits     uint64 `json:"splits"`
@@ -164,8 +168,8 @@ type node struct {
 // countsEvery is the interval at which an engine reports its counters.
 const countsEvery = 250 * time.Millisecond
 
-// Node runs a node: it reads its configuration and orders from in, writes events to out,
-// and returns when ctx or in ends.
+// Node runs a node. It reads the configuration and orders from in, writes events to out, and
+// returns when ctx or in ends.
 func Node(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger) (err error) {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxLine)
@@ -222,8 +226,9 @@ func (n *node) writeEvent(e Event) {
 	_, _ = n.out.Write(append(line, '\n'))
 }
 
-// Intervals after which a silent peer counts as dead. They are shorter than tcp's defaults,
-// so that faults show within a demonstration.
+// heartbeat is the interval of heartbeats; after idle without a message, a peer counts as dead.
+// Both are shorter than the defaults of package tcp, so that a demonstration shows the effect of
+// faults.
 const (
 	heartbeat = 500 * time.Millisecond
 	idle      = 2 * time.Second
@@ -234,7 +239,7 @@ func (n *node) options() tcp.Options {
 	return tcp.Options{HeartbeatInterval: heartbeat, IdleTimeout: idle, Logger: n.log, ZeroCopy: true}
 }
 
-// connect dials planner and storage. Neither needs to be running yet.
+// connect dials the planner and the storage node. They need not be running yet.
 func (n *node) connect(ctx context.Context) (err error) {
 	quick := grpc.WithConnectParams(grpc.ConnectParams{
 		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}, MinConnectTimeout: time.Second,
@@ -333,7 +338,7 @@ func ignore(err error, code codes.Code) error {
 	return err
 }
 
-// serve runs an engine and its leader.
+// serve runs an engine and the leader of its group.
 func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	token, err := hex.DecodeString(n.cfg.Token)
 	if err != nil {
@@ -425,7 +430,7 @@ func (n *node) reportCounts(e *emulate.Engine) {
 	n.writeEvent(ev)
 }
 
-// flip flips bits of the engine's buffer, as ordered.
+// flip flips bits of the engine's buffer at the interval and as often as the order requires.
 func (n *node) flip(ctx context.Context, e *emulate.Engine, o Order) {
 	t := time.NewTicker(o.Flip)
 	defer t.Stop()

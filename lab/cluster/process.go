@@ -27,19 +27,19 @@ type Ready struct {
 type ProcessOptions struct {
 	// Name is used in errors, for example "the node".
 	Name string
-	// Args are arguments of this binary. Its log must be JSON lines (--log-format json),
-	// and one of them must report that the process is ready.
+	// Args are the arguments of this binary. The process must log JSON lines (--log-format json),
+	// and one line must report that it is ready.
 	Args []string
 	Env  []string
 	// Start starts the command; nil: exec.Cmd.Start.
 	Start func(*exec.Cmd) error
-	// Line is called with each line of standard output. If Line is set, the process has a
-	// standard input too: Say writes to it, and First is written at once.
+	// Line is called with each line of standard output. If Line is set, the process has a standard
+	// input too: Say writes to the input, and First is its first line.
 	Line  func([]byte)
 	First any
 }
 
-// Process is a child of this one.
+// Process is a child process of this process.
 type Process struct {
 	// Ready is the line that the process logged when it was ready.
 	Ready Ready
@@ -88,7 +88,7 @@ func StartProcess(ctx context.Context, o ProcessOptions) (*Process, error) {
 		start = (*exec.Cmd).Start
 	}
 	if err := start(p.cmd); err != nil {
-		// Only exec.Cmd.Start closes the pipes if it fails.
+		// A failed exec.Cmd.Start closes the pipes; another start function does not.
 		for _, end := range []any{p.stdin, stdout, stderr, p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr} {
 			if end, ok := end.(io.Closer); ok {
 				_ = end.Close()
@@ -139,7 +139,7 @@ func (p *Process) Say(v any) error {
 // Over returns a channel that is closed when the process has ended.
 func (p *Process) Over() <-chan struct{} { return p.over }
 
-// Err returns the error with which the process ended; nil if it succeeded or still runs.
+// Err returns the error with which the process ended; nil if the process succeeded or still runs.
 func (p *Process) Err() error {
 	select {
 	case <-p.over:
@@ -208,7 +208,7 @@ type Log struct {
 	lines []string
 }
 
-// logLines is how many lines of a process's log are shown when it fails.
+// logLines is the number of log lines that are shown when a process fails.
 const logLines = 20
 
 // Follow reads the log to its end and sends the line that reports readiness to ready.
@@ -236,8 +236,8 @@ func eachLine(r io.Reader, f func([]byte)) {
 	for scanner.Scan() {
 		f(scanner.Bytes())
 	}
-	// Read the rest if a line was too long for the scanner. Otherwise the process would
-	// block on a full pipe.
+	// After a line that is too long, the scanner stops. The remaining output is discarded;
+	// otherwise the process would block on a full pipe.
 	_, _ = io.Copy(io.Discard, r)
 }
 

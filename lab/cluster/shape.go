@@ -10,16 +10,16 @@ import (
 	"github.com/penstock-kv/penstock/lab/netlab"
 )
 
-// shaper is a NIC for places without a network of their own. It limits and counts the bytes
-// that all its connections together receive and send, each direction on its own. A reader
-// that waits lets the socket's buffer fill up, and so slows the sender down.
+// shaper emulates the NIC of a process on loopback. It limits and counts the bytes that all
+// connections of the NIC together receive and send; each direction has its own limit. A reader that
+// waits for the limit lets the socket's buffer fill up, and so slows the sender down.
 type shaper struct {
 	in, out        *rate.Limiter
 	received, sent atomic.Uint64
 }
 
-// shapeBurst is the number of bytes that may pass at once after a pause, and the limit for which one
-// Read or Write waits.
+// shapeBurst is the number of bytes that may pass at once after a pause, and the largest number of
+// bytes of one Read or one part of a Write.
 const shapeBurst = 128 << 10
 
 // newShaper limits each direction to bits per second; 0: no limit.
@@ -37,7 +37,7 @@ func (s *shaper) setRate(bits uint64) {
 	s.out.SetLimit(rate.Limit(bits / 8))
 }
 
-// counters returns how much the shaper has carried.
+// counters returns the bytes that the shaper has received and sent.
 func (s *shaper) counters() netlab.Counters {
 	return netlab.Counters{ReceivedBytes: s.received.Load(), SentBytes: s.sent.Load()}
 }

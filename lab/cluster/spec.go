@@ -15,10 +15,9 @@ import (
 type Spec struct {
 	// Prefill and Decode are the numbers of nodes; each node has one engine. Default 1 and 1.
 	Prefill, Decode int
-	// SNICBits and CNICBits are the rates of a node's storage and compute NIC, each
-	// direction, in bits per second. SNICBits defaults to 200 Mbit/s, CNICBits to
-	// 8 times SNICBits: a node of DualPath has eight compute NICs and one storage NIC
-	// (section 4.2).
+	// SNICBits and CNICBits are the rates of a node's storage and compute NIC, each direction, in
+	// bits per second. SNICBits defaults to 200 Mbit/s, CNICBits to 8 times SNICBits, because a
+	// node of the DualPath paper has eight compute NICs and one storage NIC (section 4.2).
 	SNICBits, CNICBits uint64
 	// Layers is the number of layers of the model, BlockTokens the tokens of a block,
 	// TokenBytes the bytes of one token in one layer. Defaults 8, 32 and 256, which make
@@ -26,35 +25,37 @@ type Spec struct {
 	Layers, BlockTokens, TokenBytes int
 	// Model is the emulated compute time. Default: zero, so that storage is the limit.
 	Model emulate.Model
-	// HBMBytes is the device memory of an engine, BufferBytes the size of its PE or DE buffer.
-	// Defaults 256 MiB and 128 MiB.
+	// HBMBytes is the device memory of an engine, BufferBytes the size of its KV buffer in host
+	// memory. Defaults 256 MiB and 128 MiB.
 	HBMBytes, BufferBytes int64
-	// Window is how many layers of a request a prefill engine holds (layerwise
-	// prefill). 0: default 2. Layers: all, as without layerwise prefill.
+	// Window is the number of layers of a request that a prefill engine holds in device memory
+	// (layerwise prefill). 0 means 2. Window = Layers holds all layers, as without layerwise
+	// prefill.
 	Window int
-	// Policy determines which side reads.
+	// Policy determines whether prefill nodes, decode nodes or both read from storage.
 	Policy dualpath.ReadPolicy
-	// Oracle makes loads and transfers almost free. Each block has one byte per token and
-	// layer, TokenBytes times less than without Oracle, and NICs have no limit. Everything
-	// else is unchanged, including the messages of planner and engines.
+	// Oracle makes loads and transfers almost free. Each token has one byte in each layer in place
+	// of TokenBytes, and NICs have no limit. The rest is unchanged, including the messages of
+	// planner and engines.
 	Oracle bool
-	// Beta is the limit of unfinished tokens of a prefill engine. Default 32,768.
+	// Beta is the maximum number of unfinished tokens of a prefill engine. Default 32,768.
 	Beta int
 	// GroupTimeout is the planner's group timeout. Default 5 s.
 	GroupTimeout time.Duration
 	// Deadline is the time limit of a turn. Default 2 min.
 	Deadline time.Duration
-	// Classes gives collectives a class of their own on the compute network, with
-	// priority over the KV's class, as deploy/qos does.
+	// Classes gives collectives their own traffic class on the compute network, with priority over
+	// KV, as deploy/qos does.
 	Classes bool
-	// Loopback shapes connections on loopback instead of making namespaces.
+	// Loopback runs the processes on loopback with rate-limited connections, without network
+	// namespaces.
 	Loopback bool
 	// Dir is the directory of the storage volume, CapacityBytes its capacity. Default 8 GiB.
 	Dir           string
 	CapacityBytes int64
-	// ArenaBytes is the storage node's memory for bytes in flight. A load that gets no memory
-	// for two seconds returns Busy; if no other side reads, its rest is recomputed. Default
-	// 256 MiB.
+	// ArenaBytes is the storage node's memory for bytes in flight. Default 256 MiB. A load that
+	// gets no memory for two seconds returns Busy; if the request's other engine does not read
+	// either, the missing KV is recomputed.
 	ArenaBytes int64
 	// Env is the environment of the processes.
 	Env []string
@@ -82,7 +83,7 @@ func (s *Spec) EnsureDefaults() {
 	options.SetDefault(&s.Model.Quota, batch.DefaultQuota)
 }
 
-// maxNodes is the largest number of nodes of a kind: all of them share one machine.
+// maxNodes is the maximum number of nodes of a kind, because all nodes share one machine.
 const maxNodes = 32
 
 // Validate returns an error that names the invalid setting.
@@ -106,8 +107,8 @@ func (s *Spec) Validate() error {
 // Shape returns the cluster's shape in the paper's notation, for example 2P4D.
 func (s *Spec) Shape() string { return fmt.Sprintf("%dP%dD", s.Prefill, s.Decode) }
 
-// Network returns a description of the network on which the processes would run:
-// namespaces, or loopback and the reason for it.
+// Network returns a description of the network on which the processes would run: namespaces, or
+// loopback and the reason for its use.
 func (s *Spec) Network() (text string, isLoopback bool, err error) {
 	n, err := openNetwork(s.Loopback)
 	if err != nil {

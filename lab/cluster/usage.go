@@ -2,26 +2,27 @@ package cluster
 
 import "time"
 
-// Usage is the share of their capacity that storage NICs used, and when. It shows why a
-// replay falls short of the bound, in which all NICs are busy from the first request to
+// Usage shows how much of the capacity of the storage NICs was used, and when. It explains why a
+// replay takes longer than its lower bound, in which all NICs are busy from the first request to
 // the last.
 type Usage struct {
-	// Whole is the share of the NICs' rate that was used over the whole replay, Middle the
-	// share between head and tail.
+	// Whole is the share of the NICs' capacity, 0 to 1, that was used over the whole replay. Middle
+	// is the share between Head and Tail.
 	Whole  float64 `json:"whole"`
 	Middle float64 `json:"middle"`
-	// Head is the time until the NICs are busy: the first turns have no hits. Tail is the
-	// time after the NICs were last busy: few agents remain, and each has one request at a
-	// time.
+	// Head is the time until the NICs are busy for the first time; the first turns have no cached
+	// KV to read. Tail is the time after the NICs were busy for the last time; then few agents
+	// remain, with one request each.
 	Head time.Duration `json:"head_ns"`
 	Tail time.Duration `json:"tail_ns"`
 }
 
-// busyShare is the share of the best window's bytes that makes a window busy.
+// busyShare defines a busy window: its rate is at least this share of the rate of the busiest
+// window.
 const busyShare = 0.9
 
-// use computes the Usage of the storage NICs that may read, over windows of one second (the
-// last one may be shorter). It returns the zero value if there was no such window.
+// use computes the Usage of the storage NICs that may read, over windows of one second (the last
+// window may be shorter). It returns the zero value if the replay has no window.
 func use(nics []NIC, samples []Sample, took time.Duration, rateBits uint64, reads func(NIC) bool) Usage {
 	const window = time.Second
 	type piece struct {

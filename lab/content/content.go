@@ -1,6 +1,6 @@
 // Package content generates the bytes of blocks in demos, replays and emulated engines. The bytes
-// are derived from the block's id and epoch, so the receiver of a block, or of any of its layers,
-// can check every byte.
+// are derived from the block's id and epoch, so the receiver of a block, or of one layer of a
+// block, can check every byte.
 package content
 
 import (
@@ -10,11 +10,11 @@ import (
 )
 
 // Content is the sequence of words of a block. Word i is computed from the seed and i with one
-// multiplication, so generating and comparing it costs less than the memory access. It is not
-// random enough for other uses.
+// multiplication, so generating or comparing a word costs less than the memory access. The words
+// are not random enough for other uses.
 type Content struct{ seed uint64 }
 
-// Of returns the content of the block with that id under an epoch. The same id has other bytes in
+// Of returns the content of the block with the given id and epoch. The same id has other bytes in
 // another epoch, so that a stale block is detected.
 func Of(id kv.BlockID, epoch kv.Epoch) Content {
 	lo, hi := binary.LittleEndian.Uint64(id[:8]), binary.LittleEndian.Uint64(id[8:])
@@ -22,8 +22,8 @@ func Of(id kv.BlockID, epoch kv.Epoch) Content {
 }
 
 const (
-	// stride is 2^64 divided by the golden ratio, odd: consecutive words differ
-	// in their high bits too.
+	// stride is an odd number near 2^64 divided by the golden ratio, so that consecutive words
+	// differ in their high bits too.
 	stride = 0x9e3779b97f4a7c15
 	factor = 0xd6e8feb86659fd93
 	era    = 0xa0761d6478bd642f
@@ -41,8 +41,8 @@ func scramble(x uint64) uint64 { return (x ^ x>>32) * factor }
 // executes several multiplications in parallel.
 const stepBytes = 32
 
-// From returns the content from an offset on, which is in bytes and a multiple of 8. So a single
-// layer of a block can be generated or compared.
+// From returns the content that begins at an offset, in bytes and a multiple of 8. With From a
+// single layer of a block can be generated or compared.
 func (c Content) From(offset int64) Content { return Content{c.seed + uint64(offset/8)*stride} }
 
 // Fill writes the content to b.

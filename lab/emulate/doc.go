@@ -3,8 +3,8 @@
 // through the production traffic manager, planner client and storage client. Compute is
 // emulated: each layer takes a time from a fitted model.
 //
-// The package is for demos, tests and measurements of the storage tier. It generates no
-// text, and its times are those of its Model, not of any GPU.
+// The package is for demos, tests and measurements of the storage tier. It generates no text.
+// Compute times are those of a Model; they are not the times of any GPU.
 //
 //	Gateway ── Match ─► storage        session: one turn after another, each prompt is the whole context
 //	   │
@@ -13,15 +13,16 @@
 //	                   └────── fetch, progress ─────┘                   │ memory is compared with the content
 //	                                                                    │ of its block (lab/content)
 //
-// "HBM" is host memory. EngineOptions.Copier selects how KV is copied there: by the CPU,
-// or over the loopback of a NIC (rdma/copier).
+// "HBM" is host memory. EngineOptions.Copier selects how KV is copied into "HBM": by the CPU, or
+// over the loopback of a NIC (rdma/copier).
 //
-// A prefill engine computes one batch at a time (dualpath/batch). A batch takes requests
-// in the order in which their hit KV arrived in the buffer, up to the compute quota. It is
-// computed layer by layer; a layer starts once its KV is on the device for every request
-// of the batch. An engine whose device memory holds all layers of a request (Window: all)
-// splits the request that exceeds the quota, as DualPath section 6.2 does, and continues
-// it in the next batch. The last part's batch sends the request's KV to the decode engine:
+// A prefill engine computes one batch at a time (dualpath/batch). A batch takes requests in the
+// order in which their cached KV arrived in the buffer, up to the compute quota. The batch is
+// computed layer by layer; a layer starts once its KV is on the device for every request of the
+// batch. An engine whose device memory holds all layers of a request (Window: all) splits the
+// request that exceeds the quota, as section 6.2 of the DualPath paper does. The next batch
+// computes the next part of the request. The batch with the last part sends the request's KV to the
+// decode engine:
 //
 //	queue     a ──────── b ──────────────── c ────
 //	batch 1   a ──────── b ─────┤quota

@@ -25,7 +25,7 @@ import (
 // work is one request to an engine.
 type work struct {
 	*leader.Request
-	// IDs is the chain of full blocks of the prompt and the output.
+	// IDs are the ids of the full blocks of the prompt and the output, in order.
 	IDs []kv.BlockID
 }
 
@@ -36,41 +36,42 @@ type EngineOptions struct {
 	Namespace kv.Namespace
 	Store     *client.Store
 	Compute   rdma.Engine
-	// Copier copies KV between the buffer and "HBM". The caller keeps ownership and
-	// closes it after the engine. nil: the traffic manager's default.
+	// Copier copies KV between the buffer and "HBM". nil: the traffic manager's default. The caller
+	// keeps ownership and closes the copier after the engine.
 	Copier copier.Copier
-	// BufferBytes is the size of the PE or DE buffer. DeviceBlocks is how many blocks
-	// "HBM" holds, with Window layers of each (0: all layers).
+	// BufferBytes is the size of the engine's KV buffer in host memory. DeviceBlocks is the number
+	// of blocks that "HBM" holds, with Window layers of each (0: all layers).
 	BufferBytes          int64
 	DeviceBlocks, Window int
-	// Loaded, if set, is called for each request that a prefill engine has computed. It
+	// Loaded, if set, is called for each request that a prefill engine has computed. The function
 	// must not block.
 	Loaded func(Loaded)
 	Logger *slog.Logger
 }
 
-// Loaded reports when the hit KV of a request reached the device memory of its prefill
+// Loaded has the times at which the cached KV of a request reached the device memory of its prefill
 // engine. Times count from the start of the request on that engine.
 type Loaded struct {
 	Request string `json:"request"`
-	// Hit is in tokens.
+	// Hit is the number of cached tokens.
 	Hit int `json:"hit"`
-	// First is when the first layer arrived, Last when the last one did.
+	// First is the arrival time of the first layer, Last of the last layer.
 	First time.Duration `json:"first"`
 	Last  time.Duration `json:"last"`
 }
 
 // Counts are an engine's counters since its start.
 type Counts struct {
-	// Requests succeeded and Failed did not. CheckedBytes of KV on the device were compared
-	// with the expected bytes; WrongBlocks blocks differed. CaughtBlocks wrong blocks did
-	// not reach the device, because a checksum rejected them earlier.
+	// Requests is the number of requests that succeeded, Failed of those that failed. CheckedBytes
+	// is the size of the KV in device memory that was compared with the expected bytes. WrongBlocks
+	// is the number of blocks that differed. CaughtBlocks is the number of wrong blocks that a
+	// checksum rejected before they reached the device.
 	Requests, Failed, CheckedBytes, WrongBlocks, CaughtBlocks uint64
 	// Busy is the emulated compute time of all prefill batches and decode steps. Batches
 	// counts the prefill batches.
 	Busy    time.Duration
 	Batches uint64
-	// ByEpoch counts Requests by the epoch of the weights that served them.
+	// ByEpoch is the number of successful requests by the epoch of the weights that served them.
 	ByEpoch map[kv.Epoch]uint64
 }
 
@@ -78,8 +79,8 @@ type Counts struct {
 type Engine struct {
 	opts    EngineOptions
 	manager *traffic.Manager
-	// region is the device memory as registered with the compute NIC, copies as
-	// registered with opts.Copier.
+	// region is the registration of the device memory at the compute NIC, copies its registration
+	// at opts.Copier.
 	region rdma.Region
 	copies copier.Memory
 	device []byte
@@ -115,10 +116,10 @@ type running struct {
 	pages   []uint32
 	prefill *traffic.Prefill
 	decode  *traffic.Decode
-	// computed is the number of missed tokens in the parts computed so far. Only the
-	// prefill loop uses it.
+	// computed is the number of tokens computed so far (cached tokens not included). Only the
+	// prefill loop uses this field.
 	computed int
-	// orders arrived before the traffic manager's job began.
+	// orders are calls that arrived before the traffic manager's job began; begin runs them.
 	orders []func(p *traffic.Prefill, d *traffic.Decode)
 	begun  time.Time
 	loaded Loaded
@@ -126,7 +127,7 @@ type running struct {
 	wake   chan struct{} // decode: the output is complete
 }
 
-// NewEngine starts an engine. A leader starts requests on it; Close ends it.
+// NewEngine starts an engine. A leader starts requests on the engine; Close ends the engine.
 func NewEngine(opts EngineOptions) (*Engine, error) {
 	opts.Model.EnsureDefaults()
 	if err := opts.Model.Validate(); err != nil {
@@ -217,8 +218,8 @@ func (e *Engine) Counts() Counts {
 	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), e.caught.Load(), time.Duration(e.busy.Load()), e.batches.Load(), byEpoch}
 }
 
-// Member returns the engine as a member of a group. addr and token identify the engine's
-// compute NIC.
+// Member returns the engine as a member of a group. addr and token are the address of the engine's
+// compute NIC and the token with which peers connect to it.
 func (e *Engine) Member(addr rdma.Addr, token rdma.Token) leader.Member {
 	return leader.Member{
 		Name: e.opts.Name, Engine: e, Peer: traffic.Peer{Addr: addr, Token: token}, DeviceBlocks: e.blocks, Footprint: e.manager.Footprint(),
@@ -246,7 +247,7 @@ func (e *Engine) blocksOf(tokens int) int {
 	return (tokens + bt - 1) / bt
 }
 
-// enter registers a request. From then on, with accepts orders for it.
+// enter registers a request. From then on, calls of with for this request are accepted.
 func (e *Engine) enter(ctx context.Context, q *leader.Request) (*running, error) {
 	load, err := gateway.ParsePayload(q.Payload)
 	if err != nil {
@@ -333,7 +334,8 @@ func (e *Engine) leave(r *running, err error) {
 	r.work.Done(err)
 }
 
-// with calls f with a request's job, now or once the job has begun.
+// with calls f with the job that the traffic manager has for a request: at once, or when the job
+// begins.
 func (e *Engine) with(request string, f func(p *traffic.Prefill, d *traffic.Decode)) {
 	e.mu.Lock()
 	r := e.jobs[request]
@@ -358,7 +360,7 @@ func (e *Engine) Read(request string, part traffic.Part) {
 	})
 }
 
-// Cut makes the engine stop the reads of a request.
+// Cut makes the engine stop reading for a request.
 func (e *Engine) Cut(request string) {
 	e.with(request, func(p *traffic.Prefill, d *traffic.Decode) {
 		if p != nil {
@@ -426,8 +428,8 @@ func (e *Engine) prefill(r *running) {
 	}
 }
 
-// member is the part of a request that a batch computes. The part follows the tokens
-// computed before. last is set if it completes the prompt.
+// member is the part of a request that a batch computes. The part begins after the tokens computed
+// before. last is set if the part completes the prompt.
 type member struct {
 	*running
 	item batch.Item
@@ -457,8 +459,8 @@ func (e *Engine) prefillLoop() {
 			}
 			members = append(members, m)
 		}
-		// A request that was split stays at the head of the queue. Only this goroutine
-		// removes from the queue.
+		// A request that was split stays at the head of the queue. Only this goroutine removes
+		// requests from the queue.
 		e.queue = e.queue[whole:]
 		e.mu.Unlock()
 		if len(members) == 0 {
@@ -540,7 +542,7 @@ func (e *Engine) finish(r *running) {
 	e.leave(r, err)
 }
 
-// layer records that the hit KV of layer l is in device memory.
+// layer records that the cached KV of layer l is in device memory.
 func (r *running) layer(l int) {
 	r.loaded.Last = time.Since(r.begun)
 	if l == 0 {
@@ -548,8 +550,8 @@ func (r *running) layer(l int) {
 	}
 }
 
-// FlipBit flips one bit at a random place of the engine's buffer, as a memory fault
-// would. The place may or may not belong to a block.
+// FlipBit flips one bit at a random offset of the engine's buffer, as a memory fault would. The
+// offset may be in memory that holds no block.
 func (e *Engine) FlipBit() {
 	b := e.manager.Buffer()
 	b[rand.IntN(len(b))] ^= 1 << rand.IntN(8)
@@ -595,10 +597,10 @@ func (e *Engine) compute(m member, layer int) error {
 	return nil
 }
 
-// onDevice is the BlockError.Where of compare, which runs after all checksums.
+// onDevice is the BlockError.Where of errors that compare finds: compare runs after all checksums.
 const onDevice = "emulated device"
 
-// compare counts the bytes of page and returns an error if they are not the expected ones.
+// compare adds the bytes of page to checked and returns an error if they differ from want.
 func (e *Engine) compare(w work, block, layer int, page []byte, want content.Content) error {
 	e.checked.Add(uint64(len(page)))
 	if at := want.Differs(page); at >= 0 {
@@ -616,9 +618,9 @@ func (e *Engine) page(layer int, page uint32) []byte {
 	return e.device[off : off+lb]
 }
 
-// content returns the required content of a layer of a block when the request has KV of the
-// given number of tokens. Storage has no id for a tail that is not a full block, so its content
-// follows from the request.
+// content returns the expected bytes of a layer of a block when the request has KV of the given
+// number of tokens. A last block that is not full has no id in storage, so its bytes are derived
+// from the request.
 func (e *Engine) content(w work, tokens, block, layer int) content.Content {
 	var id kv.BlockID
 	if (block+1)*e.opts.Namespace.Geometry.BlockTokens <= tokens && block < len(w.IDs) {
@@ -651,8 +653,8 @@ func (e *Engine) decode(r *running) {
 	e.leave(r, e.decodeOne(r, prompt, full))
 }
 
-// decodeOne waits for the prompt's KV, checks it, decodes, and stores the decoded
-// blocks.
+// decodeOne waits for the prompt's KV, compares the KV with the expected bytes, decodes, and stores
+// the decoded blocks.
 func (e *Engine) decodeOne(r *running, prompt, full int) error {
 	if err := r.decode.Ready(r.ctx); err != nil {
 		r.decode.Cancel()
@@ -700,8 +702,8 @@ func (e *Engine) await(r *running) error {
 	}
 }
 
-// append stores the blocks that the output completed. It first fills their KV into device
-// memory, as decoding would have done, and stores them from there.
+// append stores the blocks that the output completed. It first writes the KV of these blocks to
+// device memory, as decoding would have done, and stores the blocks from device memory.
 func (e *Engine) append(r *running, full int) error {
 	w := r.work
 	for b := full; b < len(w.IDs); b++ {

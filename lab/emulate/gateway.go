@@ -32,14 +32,14 @@ type TurnResult struct {
 	Turn    int
 	// Prompt and Hit are in tokens.
 	Prompt, Hit int
-	// PrefillSide and DecodeSide are the tokens that each side read, after the last
-	// start.
+	// PrefillSide and DecodeSide are the numbers of tokens that the prefill engine and the decode
+	// engine read, since the request was last started.
 	PrefillSide, DecodeSide int
-	// Durations since the beginning of the turn. Matched: the hit is known. Started: both
-	// engines are assigned (the last time, if it was planned again). FirstToken: prefill
+	// Durations since the beginning of the turn. Matched: the hit length is known. Started: both
+	// engines are assigned (for the last time, if the turn was planned again). FirstToken: prefill
 	// ended. Took: the last token has been generated and stored.
 	Matched, Started, FirstToken, Took time.Duration
-	// Replans is how often the planner planned the turn again. Err is set if it failed.
+	// Replans is how often the planner planned the turn again. Err is set if the turn failed.
 	Replans int
 	Err     error
 }
@@ -49,8 +49,8 @@ type Gateway struct {
 	Namespace kv.Namespace
 	Store     *client.Store
 	Planner   grpc.ClientConnInterface
-	// Epoch, if not 0, is the version of the weights for all requests; the namespace must
-	// keep it live. 0: the newest version on the nodes.
+	// Epoch, if not 0, is the version of the weights for all requests. It must be a live epoch of
+	// the namespace. 0: the newest version on the nodes.
 	Epoch kv.Epoch
 	// Deadline is the time limit of one turn; 0: none.
 	Deadline time.Duration

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/batch"
 )
 
-// Model is the emulated compute time.
+// Model gives the emulated compute times.
 type Model struct {
 	// Layers is the number of layers of the model.
 	Layers int
@@ -51,10 +51,10 @@ func (m *Model) Layer(items []batch.Item) time.Duration {
 // DecodeStep returns the time that one decode step of n requests takes.
 func (m *Model) DecodeStep(n int) time.Duration { return m.Base + time.Duration(n)*m.PerRequest }
 
-// take returns the next batch: requests from the head of the queue up to the quota, and at
-// least one token. With cut, the last request may be split (dualpath/batch). Without cut,
-// requests stay whole, and a request that exceeds the quota is a batch of its own. The
-// result reuses into.
+// take returns the next batch: requests from the head of the queue up to the quota, and at least
+// one token. With cut, the last request may be split (dualpath/batch). Without cut, requests are
+// not split, and a request that exceeds the quota is a batch of its own. The result reuses the
+// memory of into.
 func (m *Model) take(queue []batch.Item, cut bool, into []batch.Chunk) []batch.Chunk {
 	into = batch.Pack(queue, m.Quota, m.Attention, into)
 	if n := len(into) - 1; !cut && n >= 0 && into[n].Compute < queue[into[n].Index].Compute {

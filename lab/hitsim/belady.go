@@ -5,11 +5,12 @@ import (
 	"math/bits"
 )
 
-// belady runs the optimal policy, which uses the future requests: it evicts the block whose next
-// use is the latest, and does not store a block whose next use would be the latest. For blocks of
-// one size no policy has more hits (Belady, A study of replacement algorithms for virtual-storage
-// computers, IBM Systems Journal 1966; not storing a block is the usual extension). An ancestor is
-// used no later than its descendants, so leaf-first eviction does not reduce the number of hits.
+// belady runs the optimal policy, which looks at future requests. It evicts the block whose next
+// use is the latest. It does not store a block whose next use is later than the next uses of all
+// cached blocks. For blocks of one size no policy has more hits (Belady, A study of replacement
+// algorithms for virtual-storage computers, IBM Systems Journal 1966; not storing a block is the
+// usual extension). The next use of an ancestor is never later than the next use of its
+// descendants, so leaf-first eviction does not reduce the number of hits.
 func belady(ctx context.Context, t *Trace, capacity int) (Found, error) {
 	b := &beladyCache{
 		t:        t,
@@ -38,8 +39,8 @@ type beladyCache struct {
 	next     []uint32 // for each held node: the request of its next use
 	held     []bool
 	kids     []uint32 // number of held children
-	// leaves are the held nodes without held children, by next use, except the tip of the path of
-	// the current request.
+	// leaves are the held nodes without held children, by next use. The last held node of the
+	// current request's path is not among them.
 	leaves buckets
 	path   []uint32
 	wanted []uint32
@@ -59,7 +60,7 @@ func (b *beladyCache) access(i int) (hits int) {
 	}
 	for j := hits; j < len(b.path); j++ {
 		if b.count == b.capacity && !b.evictAfter(b.wanted[j], tip) {
-			break // all blocks below are used even later
+			break // the blocks after it on the path are used even later
 		}
 		n := b.path[j]
 		b.held[n], b.next[n] = true, b.wanted[j]
@@ -71,7 +72,7 @@ func (b *beladyCache) access(i int) (hits int) {
 	return hits
 }
 
-// evictAfter drops the leaf with the latest next use, if that is later than use.
+// evictAfter evicts the leaf with the latest next use, if this next use is later than use.
 func (b *beladyCache) evictAfter(use, tip uint32) bool {
 	use1, victim := b.leaves.max()
 	if victim == 0 || use1 <= use {
@@ -88,18 +89,18 @@ func (b *beladyCache) evictAfter(use, tip uint32) bool {
 	return true
 }
 
-// offer adds n to the leaves, if n is a leaf.
+// offer adds node n to leaves, if n has no held children.
 func (b *beladyCache) offer(n uint32) {
 	if n != 0 && b.kids[n] == 0 {
 		b.leaves.add(n, b.next[n])
 	}
 }
 
-// uses holds, for each request, the next uses of the blocks of its path. They never decrease along
-// the path, so a few runs describe them.
+// uses holds, for each request, the next uses of the blocks of its path. Next uses never decrease
+// along a path, so they are stored as runs of equal values.
 type uses struct {
 	runs  []useRun
-	start []int // of each request's runs, plus the end
+	start []int // request i has runs[start[i+1]:start[i]], from the leaf to the root
 }
 
 type useRun struct {
@@ -113,8 +114,8 @@ func nextUses(t *Trace) uses {
 	for i := range last {
 		last[i] = never
 	}
-	// The loop goes from the last request to the first, and each path from its leaf up, so the runs
-	// are in reverse order.
+	// The loop goes from the last request to the first, and along each path from its leaf to the
+	// root, so the runs are in reverse order.
 	var reversed []useRun
 	start := make([]int, len(t.requests)+1)
 	for i := len(t.requests) - 1; i >= 0; i-- {
@@ -145,14 +146,14 @@ func (u uses) appendTo(dst []uint32, i int) []uint32 {
 	return dst
 }
 
-// buckets sort nodes by a small number. Adding a node, removing one and finding one with the
+// buckets sort nodes by a small number. Adding a node, removing a node and finding a node with the
 // largest number take constant time.
 type buckets struct {
 	head       []uint32
 	prev, next []uint32 // of each node; 0 ends the list
 	at         []uint32 // bucket+1 of each node, 0: in none
-	// full has a bit per bucket, set if the bucket is not empty; index has a bit per word of full,
-	// and top a bit per word of index.
+	// full has a bit per bucket, set if the bucket is not empty. index has a bit per word of full,
+	// set if the word is not 0, and top a bit per word of index.
 	full, index, top []uint64
 }
 

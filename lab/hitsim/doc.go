@@ -1,6 +1,7 @@
 // Package hitsim computes how many of a trace's prompt tokens a cache of a given size would have
 // found, under each eviction policy of trie/evict and under the optimal offline policy. It moves no
-// bytes and has no time, only the order of requests. The result is a hit ratio and not a speed.
+// bytes and simulates only the order of requests, not their times. The result is a hit ratio and
+// not a speed.
 //
 //	trace.Reader ──Load──► Trace: the tree of all prefixes, one leaf per request
 //	                         │

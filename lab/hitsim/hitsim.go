@@ -27,7 +27,7 @@ type Options struct {
 	Percents []float64
 	// NoBound omits the offline policy.
 	NoBound bool
-	// Tuning is the tuning of S3-FIFO; the zero value is its default.
+	// Tuning is the tuning of S3-FIFO; the zero value means the default tuning.
 	Tuning evict.Tuning
 	// Workers is the number of concurrent simulations; default GOMAXPROCS.
 	Workers int
@@ -80,10 +80,12 @@ type Report struct {
 	Blocks      int64  `json:"query_blocks"`
 	Tokens      int64  `json:"query_tokens"`
 	Unique      int    `json:"unique_blocks"`
-	// Infinite counts the hits of a cache without a limit; InfiniteTokenRatio is their share.
+	// Infinite has the hits of a cache without a limit; InfiniteTokenRatio is the share of all
+	// prompt tokens that these hits cover.
 	Infinite           Found   `json:"infinite"`
 	InfiniteTokenRatio float64 `json:"infinite_hit_token_ratio"`
-	// Rows are ordered by capacity, then as in Options.Policies, the bound last.
+	// Rows are ordered by capacity; the rows of one capacity have the order of Options.Policies,
+	// with the bound last.
 	Rows []Row `json:"rows"`
 }
 
@@ -199,8 +201,9 @@ func ratio(part, whole int64) float64 {
 	return float64(part) / float64(whole)
 }
 
-// Winner returns the online policy with the highest token hit ratio, summed over the capacities of
-// all reports: the best default. Every trace has the same weight, independent of its length.
+// Winner returns the best default policy: the online policy with the highest sum of token hit
+// ratios over the capacities of all reports. Every trace has the same weight, independent of its
+// length.
 func Winner(reports ...*Report) string {
 	sum := make(map[string]float64)
 	var order []string // in order of first appearance, so that ties are stable

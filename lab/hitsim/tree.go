@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/trace"
 )
 
-// LoadOptions select the part of a trace that counts.
+// LoadOptions select the blocks of a trace that are simulated.
 type LoadOptions struct {
 	// Partial includes a last block that is shorter than the others, if the trace lists it. A
 	// storage node holds whole blocks only, so such blocks are left out by default.
@@ -33,7 +33,8 @@ type Trace struct {
 	infinite Found
 }
 
-// request is the leaf of a request's path (0: no block), and its number of tokens.
+// request has the leaf and the length of a request's path in the tree (leaf 0: no block), and the
+// request's number of tokens.
 type request struct {
 	leaf   uint32
 	depth  uint32
@@ -43,7 +44,7 @@ type request struct {
 // Requests returns the number of requests.
 func (t *Trace) Requests() int { return len(t.requests) }
 
-// Unique returns the number of distinct blocks. The same text after another prefix is another
+// Unique returns the number of distinct blocks. The same tokens after another prefix are another
 // block.
 func (t *Trace) Unique() int { return len(t.parent) - 1 }
 
@@ -58,8 +59,8 @@ func Load(r *trace.Reader, o LoadOptions) (*Trace, error) {
 		block  uint64
 	}
 	children := make(map[edge]uint32)
-	// Most nodes have one child, with the next number: comparing its block avoids the look-up in
-	// the map.
+	// Most nodes have one child, which is the node with the next number. Comparing the block of
+	// that node avoids the look-up in the map.
 	block := make([]uint64, 1)
 	for req, err := range r.All() {
 		if err != nil {

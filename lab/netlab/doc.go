@@ -1,13 +1,13 @@
-// Package netlab makes networks on one machine, for processes that should behave as on separate
-// machines: network namespaces, joined by links whose rate is limited and which can be taken down.
-// It needs root.
+// Package netlab makes networks on one machine, for processes that should behave as if they were on
+// separate machines. The networks consist of network namespaces and links. A link can have a rate
+// limit and can be taken down. It needs root.
 //
 //	lab ──► Namespace "a"                                  Namespace "b"
 //	          lab0 10.77.0.1/30 ══ 400 Mbit/s each way ══ lab0 10.77.0.2/30
 //	          lab1 10.77.0.5/30 ══ 400 Mbit/s each way ══ lab1 10.77.0.6/30
 //	          Start(cmd): a process that sees only that   Start(cmd)
 //
-// A Switch joins many namespaces: it is a bridge in a namespace of its own, and each port has a
+// A Switch joins many namespaces. It is a bridge in a separate namespace, and each port has its own
 // rate.
 //
 //	Namespace "a"  lab2 10.78.0.1/24 ══ 200 Mbit/s each way ══╗

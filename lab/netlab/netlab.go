@@ -56,8 +56,8 @@ type LinkOptions struct {
 	Classes []Class
 }
 
-// Class is a share of a link's rate (tc-htb(8)). The unused rate of a class is lent to the others,
-// first to those listed first.
+// Class is a share of a link's rate (tc-htb(8)). The unused rate of a class is lent to the other
+// classes, in the order of the list.
 type Class struct {
 	// DSCP is the code point of the class's packets, 0 to 63.
 	DSCP uint8
@@ -65,23 +65,25 @@ type Class struct {
 	Share float64
 }
 
-// Sizes of a link with a rate: the burst after a pause, and the queue, beyond which packets are
-// dropped. The burst holds the largest packet that a socket sends (64 KiB and headers): with a
-// smaller burst the kernel would cut each packet into segments, at several times the CPU.
+// Sizes of a link with a rate: the burst after a pause, and the queue. Packets that do not fit into
+// the queue are dropped. The burst holds the largest packet that a socket sends (64 KiB and
+// headers). With a smaller burst the kernel would cut each packet into segments, which takes
+// several times the CPU.
 const (
 	burstBytes = 128 << 10
 	queueBytes = 1 << 20
 )
 
-// Sizes of a link with classes. Packets of all classes wait for the packet on the wire, and a class
-// may send its saved burst before the rates of the others count. So packets are small, as those of
-// a network card are, and the burst of a class is two packets.
+// Sizes of a link with classes. Packets of all classes wait until the packet on the wire has been
+// sent. After a pause a class may send its burst at once, which delays the other classes. So
+// packets are small, like those of a network card, and the burst of a class is two packets.
 const (
 	sharedPacketBytes = 16 << 10
 	sharedBurstBytes  = 2 * sharedPacketBytes
 )
 
-// addresses is divided into networks of four addresses.
+// addresses is the range of the links' addresses. It is divided into one network of four addresses
+// per link.
 var addresses = netip.MustParsePrefix("10.77.0.0/16")
 
 // linksMax is the number of networks in addresses.
@@ -132,8 +134,8 @@ func (l *Lab) Namespace(name string) (*Namespace, error) {
 // threadNet is the network namespace of the calling thread.
 const threadNet = "/proc/thread-self/ns/net"
 
-// onThread runs f on a thread of its own. f may move the thread to another namespace; afterwards it
-// is moved back.
+// onThread runs f on a separate thread. f may move the thread to another namespace; after f,
+// onThread moves the thread back.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -155,8 +157,8 @@ func onThread(f func() error) error {
 	return <-done
 }
 
-// Do runs f on a thread inside the namespace. Sockets that f itself makes belong to the namespace;
-// sockets that another goroutine makes for f do not.
+// Do runs f on a thread inside the namespace. Sockets that f makes belong to the namespace, but not
+// sockets that another goroutine makes for f.
 func (n *Namespace) Do(f func() error) error {
 	return onThread(func() error {
 		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -237,7 +239,8 @@ func (n *Namespace) nextDevice() string {
 	return fmt.Sprint("lab", n.devs-1)
 }
 
-// configure assigns an end its address, if it has one, and sets it up.
+// configure sets an end's interface up, after it has assigned the end's address, if there is one,
+// to the interface.
 func (e End) configure() error {
 	dev, err := e.device()
 	if err != nil {
@@ -324,7 +327,8 @@ func (e End) share(dev netlink.Link, rate uint64, classes []Class) error {
 	return nil
 }
 
-// Counters are the bytes, with headers, that an interface has carried since it was created.
+// Counters are the numbers of bytes, with headers, that an interface has received and sent since
+// its creation.
 type Counters struct{ ReceivedBytes, SentBytes uint64 }
 
 // Counters returns the counters of A.
@@ -360,8 +364,8 @@ func (k *Link) SetUp(up bool) error {
 // carrierMax bounds the wait for a link's carrier.
 const carrierMax = 10 * time.Second
 
-// await returns when both ends have their carrier. The kernel detects the carrier in the
-// background, and drops packets sent before.
+// await returns when both ends have their carrier. The kernel detects the carrier asynchronously,
+// and drops packets that are sent before that.
 func (k *Link) await() error {
 	deadline := time.Now().Add(carrierMax)
 	for _, e := range []End{k.A, k.B} {
@@ -392,7 +396,8 @@ type TB interface {
 }
 
 // ForTest opens a lab for a test, and closes it at the test's end. Without root, or if the kernel
-// refuses, the test is skipped with the reason; as root in CI (CI=true) it fails.
+// refuses to make namespaces, the test is skipped with the reason. As root in CI (CI=true) the test
+// fails instead.
 func ForTest(t TB) *Lab {
 	t.Helper()
 	l, err := Open()

@@ -16,16 +16,16 @@ type Switch struct {
 	ports  int
 }
 
-// switched has the networks of the switches.
+// switched is the address range that is divided into one network per switch.
 var switched = netip.MustParsePrefix("10.78.0.0/16")
 
-// Limits of a lab's switches, and of the ports of one.
+// The maximum number of switches in a lab, and of ports of a switch.
 const (
 	switchesMax = 256
 	portsMax    = 250
 )
 
-// Switch creates a switch: a Linux bridge in a namespace of its own.
+// Switch creates a switch: a Linux bridge in a new namespace.
 func (l *Lab) Switch(name string) (*Switch, error) {
 	if l.switches == switchesMax {
 		return nil, fmt.Errorf("netlab: a lab has at most %d switches, the networks in %v", switchesMax, switched)
@@ -52,7 +52,7 @@ func (l *Lab) Switch(name string) (*Switch, error) {
 	return &Switch{lab: l, ns: ns, bridge: bridge, net: netip.PrefixFrom(netip.AddrFrom4(base), 24)}, nil
 }
 
-// Attach connects a namespace to the switch by a link, whose A is the namespace's end.
+// Attach connects a namespace to the switch by a link. A of the link is the namespace's end.
 func (s *Switch) Attach(n *Namespace, o LinkOptions) (*Link, error) {
 	if s.ports == portsMax {
 		return nil, fmt.Errorf("netlab: switch %s has %d ports, the maximum", s.ns.name, portsMax)

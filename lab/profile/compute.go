@@ -11,19 +11,20 @@ import (
 
 // Compute is the measured performance of a prefill engine.
 type Compute struct {
-	// Forwards is the number of forward passes in the log, Tokens and Seconds are the sums over all
-	// of them.
+	// Forwards is the number of forward passes in the log. Tokens and Seconds are sums over all
+	// passes.
 	Forwards int     `json:"forwards"`
 	Tokens   int64   `json:"tokens"`
 	Seconds  float64 `json:"seconds"`
 	// Rate is Tokens/Seconds: the rate of the engine for the mix of requests in the log.
 	Rate float64 `json:"tokens_per_second"`
 	// PerToken and PerPair are the coefficients of the fitted attention model, in seconds. MAPE is
-	// its mean absolute relative error: 0.03 is 3 %.
+	// the mean absolute relative error of the model: 0.03 is 3 %.
 	PerToken float64 `json:"attention_seconds_per_token"`
 	PerPair  float64 `json:"attention_seconds_per_pair"`
 	MAPE     float64 `json:"attention_mape"`
-	// Whole is set if the log has no attention times, so that the model is of whole passes.
+	// Whole is set if the log has no attention times. The model then gives the time of whole
+	// passes.
 	Whole bool `json:"attention_is_whole_pass"`
 	// NoModel is the reason why there is no attention model; empty if there is one.
 	NoModel string `json:"no_attention_model,omitempty"`
@@ -40,12 +41,12 @@ func (c Compute) Model() batch.Model {
 	return batch.Model{PerToken: c.PerToken, PerPair: c.PerPair}
 }
 
-// quotaTokensMax bounds the number of tokens that is compared with a quota.
+// quotaTokensMax is the upper bound of FromNothing and AtContext, in tokens.
 const quotaTokensMax = 1 << 24
 
 // Fit computes the performance of an engine from its forward passes. The passes should have the mix
-// of the real load, because Rate is the mean over all. They must differ in tokens and in context;
-// otherwise there is no attention model.
+// of the real load, because Rate is the mean over all passes. Tokens and context must vary between
+// passes; otherwise there is no attention model.
 func Fit(forwards []Forward, quota time.Duration) (Compute, error) {
 	if len(forwards) == 0 {
 		return Compute{}, fmt.Errorf("profile: no forward pass")

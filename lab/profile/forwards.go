@@ -14,11 +14,11 @@ import (
 
 // Forward is one forward pass of a prefill engine over one request, from the engine's log.
 type Forward struct {
-	// Tokens is the number of computed tokens, Context the number of tokens before them whose KV
-	// existed.
+	// Tokens is the number of computed tokens, Context the number of earlier tokens whose KV
+	// existed before the pass.
 	Tokens, Context int
-	// Seconds is the duration of the whole pass. Attention is the part of all attention layers; 0
-	// means not logged.
+	// Seconds is the duration of the whole pass. Attention is the part of this time in attention
+	// layers; 0 means not logged.
 	Seconds, Attention float64
 }
 
@@ -31,9 +31,10 @@ const (
 // columns are the columns of a CSV log; the last one is optional.
 var columns = [...]string{"tokens", "context", "seconds", "attention_seconds"}
 
-// ReadForwards reads a log. It is CSV with a header line that has the columns tokens, context,
-// seconds and optionally attention_seconds, in any order and among others; or JSON objects with
-// these keys among others, in a list or one after the other. An error names file and line.
+// ReadForwards reads a log. A log is CSV or JSON. The header line of CSV has the columns tokens,
+// context, seconds and optionally attention_seconds, in any order; other columns are ignored. JSON
+// has objects with these keys, in a list or one after the other; other keys are ignored. An error
+// names file and line.
 func ReadForwards(name string, r io.Reader) ([]Forward, error) {
 	raw, err := io.ReadAll(io.LimitReader(r, MaxLogBytes+1))
 	if err != nil {
@@ -158,7 +159,7 @@ func readJSON(name string, raw []byte) (out []Forward, err error) {
 			return nil, tooMany(name)
 		}
 	}
-	// A list must end, and nothing may follow.
+	// A list must have an end, and nothing may follow the list.
 	if list {
 		if _, err := dec.Token(); errors.Is(err, io.EOF) {
 			return nil, fail(errors.New("the list has no end"))

@@ -22,8 +22,8 @@ type ReadOptions struct {
 	Runs      []Run
 	// For is the duration of the measurement; default 10 s.
 	For time.Duration
-	// Parallel is the number of concurrent reads; default 8. WindowBytes is the memory of each;
-	// default 16 MiB, at least one block.
+	// Parallel is the number of concurrent reads; default 8. WindowBytes is the memory of each
+	// read; default 16 MiB, at least one block.
 	Parallel    int
 	WindowBytes int64
 	// Progress, if not nil, is called after each read, by several goroutines.
@@ -40,10 +40,10 @@ type Read struct {
 	// BytesPerSecond and TokensPerSecond are means over Seconds.
 	BytesPerSecond  float64 `json:"bytes_per_second"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	// Passes is the number of times that all runs were read. If it is above 1, a node may have
-	// answered from memory.
+	// Passes is how often all runs were read. If Passes is above 1, a node may have answered from
+	// memory.
 	Passes float64 `json:"passes"`
-	// BytesPerToken is the number of bytes per token of the geometry.
+	// BytesPerToken is the KV size of a token in the namespace, in bytes.
 	BytesPerToken float64 `json:"bytes_per_token"`
 }
 

@@ -15,7 +15,7 @@ type Run struct {
 	First int
 }
 
-// maxIDs bounds the ids of all runs: 64 MiB.
+// maxIDs is the maximum number of ids in all runs; they take 64 MiB.
 const maxIDs = 4 << 20
 
 // Runs divides the blocks of a prefix tree into runs, so that each block is in one run. A run goes

@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The constants of DualPath, section A.4 and section 6.1.
+// The constants of the DualPath paper, sections A.4 and 6.1.
 const (
 	alphaSeconds = 3
 	betaSeconds  = 5
@@ -29,8 +29,8 @@ type Setting struct {
 // text returns the value as YAML: an integer, except for a factor.
 func (s Setting) text() string { return strconv.FormatFloat(s.Value, 'f', -1, 64) }
 
-// Settings returns the planner's keys that follow from the measured rates; a rate of 0 was not
-// measured.
+// Settings returns the planner's keys that follow from the measured rates, in tokens per second. A
+// rate of 0 means not measured.
 func Settings(readRate, prefillRate float64) []Setting {
 	var out []Setting
 	add := func(key string, value float64, comment string) { out = append(out, Setting{key, value, comment}) }
@@ -54,7 +54,7 @@ func Settings(readRate, prefillRate float64) []Setting {
 const section = "schedule"
 
 // Update sets the settings in the section schedule of a planner's configuration, which may be
-// empty. All other content stays, comments included.
+// empty. All other content is kept, comments included.
 func Update(name string, raw []byte, settings []Setting) ([]byte, error) {
 	var doc yaml.Node
 	var before []byte
@@ -65,7 +65,7 @@ func Update(name string, raw []byte, settings []Setting) ([]byte, error) {
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%s: more than one YAML document; remove the documents after the first", name)
 	}
-	if doc.Kind == 0 { // an empty file, or one with comments only, is no document
+	if doc.Kind == 0 { // an empty file, or a file with only comments, has no document
 		before = raw
 		doc = yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{{Kind: yaml.MappingNode}}}
 	}

@@ -14,8 +14,8 @@ import (
 //	"070701" | 13 fields of 8 hex digits | name, NUL | pad to 4 | data | pad to 4
 //	fields: inode mode uid gid links mtime size devmajor devminor rdevmajor rdevminor namelen check
 //
-// Every name is entered once; a second file of the same name is not written. Directories are
-// created as needed.
+// Of several files with the same name, only the first is written. Directories are created as
+// needed.
 type archive struct {
 	w     *bufio.Writer
 	off   int64

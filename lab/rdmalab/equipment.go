@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// equipment is the devices of a guest apart from CPUs, memory and serial lines, and the software
-// for these devices.
+// equipment is a set of devices of a guest (in addition to CPUs, memory and serial lines), with the
+// software for these devices.
 type equipment struct {
 	modules  []string // kernel modules in the order of loading, each with its parameters
 	programs []string
@@ -26,15 +26,16 @@ var disksSetup []byte
 // equipments holds the values of -equipment. The guest uses bash, because busybox's shell
 // runs busybox's ip, which has no policy routing.
 var equipments = map[string]equipment{
-	// rdma_rxe looks crc32_generic up by name when it runs, so modules.dep does not list it.
+	// rdma_rxe looks up crc32_generic by name when rdma_rxe runs, so modules.dep does not list
+	// crc32_generic.
 	"rdma": {
 		modules:  []string{"crc32_generic", "veth", "ib_uverbs", "rdma_rxe"},
 		programs: []string{"ip", "rdma", "ib_write_bw"},
 		setup:    rdmaSetup,
 		files:    addProviders,
 	},
-	// brd provides RAM disks for replayed logs and snapshots. ext4 and xfs look crc32c up by
-	// name when they run.
+	// brd provides RAM disks for replayed logs and snapshots. ext4 and xfs look up crc32c by name
+	// when they run, so modules.dep does not list its module.
 	"disks": {
 		modules: []string{"crc32c_generic", "nvme", "ext4", "xfs", "dm_mod", "dm_flakey", "dm_delay", "dm_log_writes", "dm_snapshot",
 			"brd rd_nr=4 rd_size=655360"},

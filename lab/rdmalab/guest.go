@@ -16,7 +16,7 @@ import (
 	"syscall"
 )
 
-// boot runs the guest until it powers off, and returns the exit code of its commands.
+// boot runs the guest until the guest powers off, and returns the exit code of the commands.
 func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o options) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("the guest did not finish within %v (flag -timeout)", o.Timeout))
 	defer cancel()
@@ -27,7 +27,7 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 	}
 	args := append(machine(r, accel), "-smp", strconv.Itoa(o.CPUs), "-m", strconv.Itoa(o.MemoryMiB),
 		"-kernel", k.image, "-initrd", initramfs,
-		// A panic ends the guest. With a low log level, ttyS0 has mostly the output of the
+		// A panic ends the guest. The log level is low, so that ttyS0 has mostly the output of the
 		// commands.
 		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=4 rdinit=/init mitigations=off no_timer_check",
 		"-serial", "stdio", "-serial", "file:"+reportFile, "-serial", "file:"+outFile)
@@ -40,8 +40,8 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 		return 0, err
 	}
 	cmd.Env = append(os.Environ(), "QEMU_MODULE_DIR="+r.file("/usr/lib/x86_64-linux-gnu/qemu"))
-	// The guest ends when the lab ends for any reason. The signal is bound to the thread that
-	// started QEMU.
+	// The kernel kills QEMU when the lab ends for any reason: more exactly, when the thread that
+	// started QEMU ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -105,8 +105,8 @@ func machine(r root, accel string) []string {
 		"-nic", "none", "-no-reboot", "-monitor", "none"}
 }
 
-// chooseAccel returns the accelerator named by asked, or for "auto" the best that works. If that
-// is not KVM, it prints the reason to standard output.
+// chooseAccel returns the accelerator named by asked, or for "auto" the best accelerator that
+// works. If the best is not KVM, chooseAccel prints the reason to standard output.
 func chooseAccel(asked string) (string, error) {
 	switch asked {
 	case "kvm", "tcg":
@@ -123,9 +123,9 @@ func chooseAccel(asked string) (string, error) {
 	return "tcg", nil
 }
 
-// kvmUsable returns an error if KVM cannot run the guest. It is not enough that /dev/kvm can be
-// opened: the module kvm_pvm, common in virtual machines, provides /dev/kvm but runs only kernels
-// that were built for it.
+// kvmUsable returns an error if KVM cannot run the guest. An open of /dev/kvm is not a sufficient
+// test: the module kvm_pvm, common in virtual machines, provides /dev/kvm but runs only kernels
+// that were built for kvm_pvm.
 func kvmUsable() error {
 	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {

@@ -51,8 +51,8 @@ func compareReleases(a, b string) int {
 }
 
 // loadOrder returns the files of modules and of all their dependencies, relative to the module
-// directory, each after its dependencies. dep and builtin are the texts of modules.dep and
-// modules.builtin.
+// directory. Each file comes after the files on which it depends. dep and builtin are the texts of
+// modules.dep and modules.builtin.
 func loadOrder(dep, builtin []byte, modules []string) ([]string, error) {
 	files, needs := make(map[string]string), make(map[string][]string)
 	for s := bufio.NewScanner(bytes.NewReader(dep)); s.Scan(); {
@@ -76,7 +76,8 @@ func loadOrder(dep, builtin []byte, modules []string) ([]string, error) {
 			}
 			return nil, fmt.Errorf("kernel has no module %s", m)
 		}
-		// modules.dep lists all dependencies, the deepest last.
+		// modules.dep lists the direct and indirect dependencies of a module; a dependency of a
+		// dependency comes later in the list.
 		for _, f := range slices.Backward(append([]string{file}, needs[file]...)) {
 			if !slices.Contains(order, f) {
 				order = append(order, f)

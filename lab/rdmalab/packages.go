@@ -30,13 +30,13 @@ var packages = []string{
 	"libibverbs-dev", // to build the programs that run in the guest
 }
 
-// root is a directory with the packages unpacked in it, which serves as the lab's /usr. command
-// runs programs of the root with the root's libraries.
+// root is a directory with the unpacked packages, from which the lab takes programs, libraries and
+// kernels. command runs a program of the root with the root's libraries.
 type root string
 
-// ensureRoot returns the root that has the packages. The first call downloads and unpacks them
-// under cache; later calls use the unpacked ones. It changes nothing outside cache and needs no
-// privileges.
+// ensureRoot returns the root that has the packages. The first call downloads and unpacks the
+// packages under cache; later calls use the unpacked packages. ensureRoot changes nothing outside
+// cache and needs no privileges.
 func ensureRoot(ctx context.Context, cache string) (root, error) {
 	if cache == "" {
 		user, err := os.UserCacheDir()
@@ -74,7 +74,7 @@ func ensureRoot(ctx context.Context, cache string) (root, error) {
 	if err := fill(ctx, part); err != nil {
 		return "", fmt.Errorf("packages of the guest: %w", err)
 	}
-	// The rename comes last, so a root with its final name is complete.
+	// The rename is the last step, so a root that has its final name is complete.
 	return r, os.Rename(string(part), string(r))
 }
 
@@ -108,8 +108,8 @@ func fill(ctx context.Context, r root) error {
 	aptGet := func(args ...string) (string, error) {
 		return output(exec.CommandContext(ctx, "apt-get", append(aptOptions(apt), args...)...))
 	}
-	// apt-get update succeeds even if it reaches no source. Its output is kept, because the output
-	// has the reason if the install finds no package.
+	// apt-get update succeeds even if it reaches no source. The output of the update is kept,
+	// because it has the reason if the install finds no package.
 	updated, err := aptGet("update")
 	if err == nil {
 		_, err = aptGet(append([]string{"install", "--download-only", "-y", "--no-install-recommends"}, packages...)...)

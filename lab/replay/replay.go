@@ -20,15 +20,15 @@ type Options struct {
 	Store *client.Store
 	// Namespace must have one full layer group and the trace's block length.
 	Namespace kv.Namespace
-	// Trace is read to its end. The caller closes it.
+	// Trace is the trace to replay, to its end. The caller closes the reader.
 	Trace *trace.Reader
 	// Concurrency is the number of concurrent requests. Default 4.
 	Concurrency int
 	// WindowBytes is the memory of each worker, and bounds the bytes of one read or write call. It
 	// is at least one block. Default 32 MiB.
 	WindowBytes int64
-	// Lease is the duration of the lease on a matched prefix, which protects it during the read.
-	// Default 1 min.
+	// Lease is the duration of the lease that protects a matched prefix from eviction during the
+	// read. Default 1 min.
 	Lease time.Duration
 	// Progress, if not nil, is called after each request, by several goroutines,
 	// with the counts so far.
@@ -79,9 +79,9 @@ type job struct {
 	idealBlocks int
 }
 
-// Run replays the trace and returns the counts, also after an error or the end of ctx. Errors are
-// those of the trace, of the client (ErrAuth, ErrNotFound, …) and of ctx. The package comment lists
-// the outcomes that are no errors.
+// Run replays the trace and returns the counts, also after an error or the end of ctx. An error
+// comes from the trace, the client (ErrAuth, ErrNotFound, …) or ctx. The package comment lists the
+// outcomes that are not errors.
 func Run(ctx context.Context, opts Options) (Result, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -135,8 +135,8 @@ func dispatch(ctx context.Context, opts *Options, queues []chan job) error {
 	return nil
 }
 
-// remember adds the chain to the seen blocks and returns the length of its prefix that was seen
-// before. If a chained id has been seen, all its ancestors have been seen too.
+// remember adds the blocks of a chain to seen, and returns the number of leading blocks that were
+// in seen before. If seen has a block, it has all of the block's ancestors.
 func remember(seen map[kv.BlockID]struct{}, ids []kv.BlockID) (known int) {
 	for known < len(ids) {
 		if _, ok := seen[ids[known]]; !ok {
@@ -202,9 +202,10 @@ func (w *worker) replay(ctx context.Context, j job) error {
 	return nil
 }
 
-// serve performs the operations of an engine for one prompt and returns the number of blocks from
-// the cache. The lease is held to the end: otherwise the loaded blocks could be evicted before
-// their children are stored, and the children would have no parent.
+// serve performs the operations of an engine for one prompt and returns the number of blocks that
+// came from the cache. It holds the lease on the matched blocks to the end. Otherwise these blocks
+// could be evicted before their children are stored, and a child without its parent cannot be
+// stored.
 func (w *worker) serve(ctx context.Context, ids []kv.BlockID) (hit int, err error) {
 	if len(ids) == 0 {
 		return 0, nil
@@ -286,7 +287,7 @@ func (w *worker) pieces(at, end int) []client.Piece {
 }
 
 // compare returns the number of correct blocks at the start of the window, and counts the wrong
-// ones.
+// blocks in the window.
 func (w *worker) compare(ids []kv.BlockID, epoch kv.Epoch) (right int) {
 	right = len(ids)
 	for i, id := range ids {
@@ -304,8 +305,8 @@ func (w *worker) compare(ids []kv.BlockID, epoch kv.Epoch) (right int) {
 	return right
 }
 
-// store writes the blocks after the first ones, one window at a time. It stops at the first window
-// that is refused, because later blocks could not be matched.
+// store writes the blocks ids[first:], one window at a time. It stops at the first window with a
+// refused block, because later blocks could not be matched.
 func (w *worker) store(ctx context.Context, ids []kv.BlockID, first int, epoch kv.Epoch) error {
 	for at := first; at < len(ids); at += w.blocks {
 		end := min(at+w.blocks, len(ids))

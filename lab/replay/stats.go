@@ -13,14 +13,14 @@ import (
 
 // Result has the counts of a replay.
 type Result struct {
-	// Requests is the number of replayed requests, InputTokens their number of tokens. AskedTokens
-	// is the number of tokens in whole blocks, which a cache could have.
+	// Requests is the number of replayed requests, InputTokens the number of their prompt tokens.
+	// AskedTokens is the number of prompt tokens in whole blocks: only these can be cached.
 	Requests    int64
 	InputTokens int64
 	AskedTokens int64
 	// MatchedTokens is the number of tokens that matches reported as cached. HitTokens is the number
-	// of these that arrived and were correct. IdealTokens is the number of hits of a cache without
-	// eviction.
+	// of these that arrived and were correct. IdealTokens is the number of tokens that a cache
+	// without eviction would have.
 	MatchedTokens, HitTokens, IdealTokens int64
 
 	// ReadBytes is the number of bytes that arrived; all were compared. MismatchedBlocks counts the
@@ -28,13 +28,13 @@ type Result struct {
 	ReadBytes        int64
 	MismatchedBlocks int64
 	Mismatch         string
-	// LostBlocks counts the blocks that matched but did not arrive, because they were evicted or
-	// dropped in between.
+	// LostBlocks is the number of blocks that matched but did not arrive, because they were evicted
+	// or dropped between match and read.
 	LostBlocks int64
 
-	// StoredBlocks and WrittenBytes count the blocks and bytes that this replay stored,
-	// ExistedBlocks the blocks that were stored before. RefusedBlocks counts the other blocks, by
-	// reason.
+	// StoredBlocks and WrittenBytes are the numbers of blocks and bytes that this replay stored.
+	// ExistedBlocks is the number of blocks that were stored before. RefusedBlocks is the number of
+	// refused blocks, by reason.
 	StoredBlocks, ExistedBlocks, WrittenBytes int64
 	RefusedBlocks                             map[string]int64
 	// BusyMatches, BusyReads and BusyWrites count the calls refused for lack of room, MissedCalls
@@ -43,8 +43,8 @@ type Result struct {
 
 	// Elapsed is the time from the first request to the end of the last.
 	Elapsed time.Duration
-	// Match is the distribution of the durations of matches, Load of the time to load a matched
-	// prefix, without the comparison.
+	// Match is the distribution of the durations of matches. Load is the distribution of the times
+	// to load a matched prefix; the comparison of the bytes is not included.
 	Match, Load Latency
 }
 

@@ -37,7 +37,8 @@ func (k Kind) String() string {
 
 // Cell is one number of a table.
 type Cell struct {
-	// ID is the name of the number in the oracles ("PF-5", "NK-A1"), or "".
+	// ID is the name of the number in the project's list of expected values ("PF-5", "NK-A1"), or
+	// "".
 	ID string
 	// Name describes the number; it is unique within its table.
 	Name string
@@ -45,8 +46,8 @@ type Cell struct {
 	Unit string
 	// Paper is the published value; NaN if there is none.
 	Paper float64
-	// Ours is the computed or simulated value. It is accepted from Low to High, inclusive; either
-	// may be infinite.
+	// Ours is the computed or simulated value. The accepted range is Low to High, inclusive; either
+	// bound may be infinite.
 	Ours, Low, High float64
 	// Std is the standard deviation of Ours over the seeds; 0 if there is none.
 	Std float64
@@ -56,7 +57,7 @@ type Cell struct {
 	Kind Kind
 }
 
-// UnitHolds is the unit of a statement: 1 if it holds, 0 if it does not.
+// UnitHolds is the unit of a statement. The value is 1 if the statement holds, 0 if it does not.
 const UnitHolds = "holds"
 
 // Near returns a cell whose value is accepted within a relative tolerance of the published one.
@@ -71,7 +72,7 @@ func Within(id, name, unit string, paper, ours, low, high float64) Cell {
 	return Cell{ID: id, Name: name, Unit: unit, Paper: paper, Ours: ours, Low: low, High: high}
 }
 
-// Holds returns a statement, which is accepted if it is true.
+// Holds returns the cell of a statement. The cell is in range if holds is true.
 func Holds(id, name string, holds bool) Cell {
 	c := Cell{ID: id, Name: name, Unit: UnitHolds, Paper: math.NaN(), Low: 1, High: 1}
 	if holds {
@@ -92,7 +93,7 @@ func (c Cell) As(k Kind) Cell {
 	return c
 }
 
-// Published reports whether the paper has the number.
+// Published reports whether the paper prints the number.
 func (c Cell) Published() bool { return !math.IsNaN(c.Paper) }
 
 // Claim returns the cell's kind in docs/reproduction.md. A predicted cell without a
@@ -104,11 +105,11 @@ func (c Cell) Claim() string {
 	return c.Kind.String()
 }
 
-// OK reports whether ours lies in the accepted range; NaN never does.
+// OK reports whether Ours is in the accepted range; NaN is never accepted.
 func (c Cell) OK() bool { return c.Ours >= c.Low && c.Ours <= c.High }
 
-// Deviation returns (ours - paper)/paper: 0.02 is 2 % above. NaN without a published value, or if
-// that is 0.
+// Deviation returns (Ours - Paper)/Paper: 0.02 is 2 % above the published value. It is NaN if there
+// is no published value, or if that value is 0.
 func (c Cell) Deviation() float64 {
 	if c.Paper == 0 {
 		return math.NaN()
@@ -116,7 +117,8 @@ func (c Cell) Deviation() float64 {
 	return (c.Ours - c.Paper) / math.Abs(c.Paper)
 }
 
-// NeedsNote reports whether the cell deviates from the paper without a note.
+// NeedsNote reports whether the cell has no note but deviates from the paper so much that it must
+// have one.
 func (c Cell) NeedsNote() bool {
 	if c.Note != "" || math.IsNaN(c.Paper) {
 		return false

@@ -1,7 +1,7 @@
 // Package reproduce compares the papers' tables with reproduced values. A suite is one paper: it
 // runs the simulators and the closed forms and reports cells. Each cell has the published value,
 // the reproduced value ("ours"), and the accepted range of the reproduced value. The package
-// simulates nothing itself and makes no decisions. Suite.Drives names the production code that a
+// contains no simulator and no scheduling policy. Suite.Drives names the production code that a
 // suite runs, and whether a server runs it too.
 //
 //	Suite ── Run(ctx, *Report) ──┬── Table{Cells…} ──┐            ┌── WriteText      a terminal
@@ -18,8 +18,9 @@
 //
 // Each cell, or its table, has a Kind: Predicted, Fitted (a constant of the simulation was chosen
 // to match the number, or another number of its figure or table), or Derived (arithmetic on printed
-// numbers). Totals count predictions with a published value. Comparing a formula with a constant
-// that it contains is not a cell. Report.Missing names the results of a paper that have no cell.
+// numbers). Totals count predictions with a published value. A comparison of a formula with a
+// constant that the formula contains is no evidence, so no cell has one. Report.Missing names the
+// results of a paper that have no cell.
 //
 // A cell is out of range if ours lies outside Low..High: the reproduction then fails. A cell needs
 // a Note with the reason if it deviates from its published value by more than NoteAbove, or if its
@@ -42,8 +43,8 @@
 //		}}
 //	}
 //
-// Suites run concurrently. Their calls of Each share one pool of workers, and expensive work
-// belongs there. Tables and figures appear in the order in which a suite reports them, so a suite
+// Suites run concurrently. Their calls of Each share one pool of workers, so expensive work must
+// run in Each. Tables and figures appear in the order in which a suite reports them, so a suite
 // reports from its own goroutine, after Each.
 //
 // A run with Options.Quick, for continuous integration, skips the longest simulations and runs only

@@ -22,7 +22,7 @@ const dualPathDrives = "the planner of `dualpath` and the packing of `dualpath/b
 
 const dualPathCommand = "penstock sim reproduce dualpath"
 
-// dpSeeds is the number of seeds of the ablation and the online runs.
+// dpSeeds is the number of seeds with which the ablation and the online runs are repeated.
 const dpSeeds = 5
 
 // dpFigureNote explains values that were read off a figure.
@@ -60,8 +60,8 @@ func dualPath(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// dpRuns holds the simulations of the tables. They are planned by key, run once, and looked up
-// by key.
+// dpRuns holds the simulations of the tables. Each simulation is planned under a key and run once;
+// its result is looked up by this key.
 type dpRuns struct {
 	// quick skips the longest simulations. seeds is the number of runs of the ablation and the
 	// online runs.
@@ -109,7 +109,8 @@ func (d *dpRuns) set(name string, seed uint64) ([]workload.Trajectory, workload.
 	return d.sets[key], d.specs[i]
 }
 
-// dpCase is one offline job: a cluster, a set, and a number of agents.
+// dpCase is one offline job: a model, a cluster of p prefill and d decode nodes times k, a set of
+// trajectories, and a number of agents.
 type dpCase struct {
 	model   agentic.Model
 	p, d, k int
@@ -170,7 +171,7 @@ type dpOnline struct {
 // key returns the name of a run.
 func (o dpOnline) key() string { return fmt.Sprintf("%s at %v/s", o.dpCase.key(), o.aps) }
 
-// onlineOf returns the run's options for the simulator.
+// onlineOf returns the options of the open loop of a run.
 func (d *dpRuns) onlineOf(o dpOnline, slo agentic.SLO) agentic.Online {
 	set, spec := d.set(o.set, o.seed)
 	return agentic.Online{Set: set, MaxLen: spec.MaxLen, APS: o.aps * float64(o.k), Horizon: o.horizon, SLO: slo}
@@ -248,8 +249,8 @@ func (c dpCase) scaled(k int) dpCase {
 	return c
 }
 
-// appends returns the case with each append length multiplied, generates with each generated
-// length.
+// appends returns the case with each append length multiplied by factor. generates does the same
+// for each generated length.
 func (c dpCase) appends(factor float64) dpCase {
 	c.variant = fmt.Sprintf("append x%v", factor)
 	c.change = func(_ *agentic.Options, set []workload.Trajectory, maxLen int) []workload.Trajectory {
@@ -281,8 +282,8 @@ func (c dpCase) noQuota() dpCase {
 	return c.assuming("without quota", func(o *agentic.Options) { o.NoQuota = true })
 }
 
-// storageOnly returns the case with compute and compute NICs that are never the bottleneck. The
-// planner's beta is that of the real GPU.
+// storageOnly returns the case with compute and compute NICs so fast that they are never the
+// bottleneck. The planner's beta keeps the value for the real GPU.
 func (c dpCase) storageOnly() dpCase {
 	c.variant = "compute and compute NICs out of the way"
 	c.change = func(o *agentic.Options, set []workload.Trajectory, _ int) []workload.Trajectory {
@@ -312,7 +313,8 @@ func (d *dpRuns) rates() []float64 {
 	return []float64{0.1, 0.15, 0.2, 0.3, 0.4, 0.45}
 }
 
-// onlineModels returns how many of the two clusters run online. The first is DS 660B.
+// onlineModels returns the number of clusters of Figure 10 that are simulated: both, or in a quick
+// run only the first, DS 660B.
 func (d *dpRuns) onlineModels() int {
 	if d.quick {
 		return 1
@@ -320,14 +322,14 @@ func (d *dpRuns) onlineModels() int {
 	return 2
 }
 
-// The large clusters of Table 3, in multiples of 2P4D.
+// The large clusters of Table 3, as multiples of a cluster of 2 prefill and 4 decode nodes.
 const (
 	dpLargeOffline = 24
 	dpLargeOnline  = 22
 )
 
-// dpLargeHorizon is the horizon of the large online run, and of the small one with which it is
-// compared.
+// dpLargeHorizon is the duration of the large online run, and of the small online run with which it
+// is compared.
 const dpLargeHorizon = time.Hour
 
 // plan plans every simulation.
@@ -379,7 +381,7 @@ func (d *dpRuns) plan() {
 		}
 		for _, aps := range d.rates() {
 			if system == agentic.Basic && aps > 0.2 {
-				continue // far beyond its capacity, nothing is steady
+				continue // at a rate far above the capacity of Basic, there is no steady state
 			}
 			for m := range d.onlineModels() {
 				d.addOnline(dpOnline{dpOnlineCase(system, m), aps, agentic.DefaultHorizon})
@@ -410,20 +412,21 @@ func (o dpOnline) named(variant string) dpOnline {
 	return o
 }
 
-// dpBounds returns the clusters of DP-4.
+// dpBounds returns the clusters (prefill and decode nodes) of the cell DP-4.
 func dpBounds() [][2]int { return [][2]int{{1, 1}, {2, 1}, {1, 2}, {2, 4}} }
 
-// dpBoundCase returns one of these clusters.
+// dpBoundCase returns the offline job on one of the clusters of dpBounds.
 func dpBoundCase(system agentic.System, pd [2]int) dpCase {
 	c := dp660(system, "64K", 1024)
 	c.p, c.d = pd[0], pd[1]
 	return c.storageOnly()
 }
 
-// dpFactors returns the scales of Figure 9.
+// dpFactors returns the factors of the append and generation lengths in Figure 9.
 func dpFactors() []float64 { return []float64{1, 2, 4} }
 
-// dpAssumptions returns cases with the opposite of each assumption that the paper leaves open.
+// dpAssumptions returns one case for each assumption that the paper leaves open, with the opposite
+// of that assumption.
 func dpAssumptions() []dpCase {
 	base := dp660(agentic.DualPath, "64K", 1024)
 	return []dpCase{

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// dpIntensity reports Table 1: bytes read per operation computed. The table shows the compute
-// model of the simulator.
+// dpIntensity reports Table 1: KV bytes read per computed operation. It checks the simulator's
+// compute model.
 func dpIntensity(r *Report) {
 	table := Table{
 		Title: "KV bytes per computation", Kind: Derived, Source: "DualPath, Table 1", Command: dualPathCommand,
@@ -45,7 +45,8 @@ func dpIntensity(r *Report) {
 	r.Table(table)
 }
 
-// dpBottleneckFree reports section 4.2, in closed form and from the flow simulator.
+// dpBottleneckFree reports the bottleneck-free P/D ratios of section 4.2, in closed form and from
+// the flow simulator.
 func dpBottleneckFree(ctx context.Context, r *Report) error {
 	table := Table{
 		Title: "Bottleneck-free ratios", Kind: Derived, Source: "DualPath, section 4.2", Command: dualPathCommand,
@@ -84,8 +85,8 @@ func dpBottleneckFree(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// dpReachable simulates all of DualPath's paths at saturation and returns the used share of the
-// storage NICs.
+// dpReachable simulates all of the paper's transfer paths at saturation and returns the used share
+// of the storage NICs' bandwidth.
 func dpReachable(ctx context.Context, p, d int, dram float64) (float64, error) {
 	k := sim.New(1)
 	n := flow.New(k)
@@ -145,7 +146,7 @@ func noted(c Cell, note string) Cell {
 	return c
 }
 
-// offline reports Figure 7: job times by agents and MaxLen.
+// offline reports Figure 7: job completion times by number of agents and longest context.
 func (d *dpRuns) offline(r *Report) {
 	table := Table{
 		Title: "Offline, DS 660B 2P4D: job completion time", Kind: Fitted, Source: "DualPath, Figure 7", Command: dualPathCommand,
@@ -208,7 +209,7 @@ func (d *dpRuns) offline(r *Report) {
 	r.Figure(Figure{Name: "dualpath-fig7", Title: "Figure 7: job completion time by agents and MaxLen", Chart: fig})
 }
 
-// ratios reports Figure 8, and the bound by storage alone.
+// ratios reports Figure 8 (P/D ratios), and the speedup bound if only storage is a bottleneck.
 func (d *dpRuns) ratios(r *Report) {
 	table := Table{Title: "P/D ratios, DS 27B", Kind: Fitted, Source: "DualPath, Figure 8", Command: dualPathCommand, Text: "64K, 2048 agents, 36 480 bytes of KV a token, 62 TFLOP/s a GPU."}
 	jct := func(s agentic.System, p, dn int) float64 { return d.jct(dp27(s, p, dn)) }
@@ -329,7 +330,8 @@ func (d *dpRuns) ablation(r *Report) {
 	r.Figure(Figure{Name: "dualpath-fig12", Title: "Figure 12: what each technique brings", Chart: fig})
 }
 
-// conserved returns DP-A12 over all offline runs of the ablation.
+// conserved returns the cell DP-A12: in all offline runs of the ablation, the storage NICs read
+// exactly the cached tokens.
 func (d *dpRuns) conserved() Cell {
 	exact := true
 	for s := agentic.Basic; s < agentic.Oracle; s++ {
@@ -345,8 +347,8 @@ func (d *dpRuns) conserved() Cell {
 	return Holds("DP-A12", "storage NICs read the cached tokens, no more and no less", exact)
 }
 
-// dpBalanceWindow is the window of storage traffic, dpBalanceFloor the load below which a window is
-// ignored.
+// dpBalanceWindow is the length of a window of storage traffic. A window whose traffic is below the
+// share dpBalanceFloor of the NICs' capacity is ignored.
 const (
 	dpBalanceWindow = 5 * time.Second
 	dpBalanceFloor  = 0.3
@@ -435,7 +437,7 @@ func (d *dpRuns) scaling(r *Report) {
 	r.Table(table)
 }
 
-// steady returns the last third of an online run.
+// steady returns the measurements of the last third of an online run.
 func (d *dpRuns) steady(o dpOnline) agentic.Window { return d.results[o.key()].Steady(o.horizon) }
 
 // online reports Figures 10 to 12: capacity, latencies, working set.
@@ -484,7 +486,7 @@ func (d *dpRuns) online(r *Report) {
 			"the decode step was fitted to job times, which do not depend on it much; the paper's engines have other work between steps"))
 	for _, aps := range d.rates() {
 		if aps > 0.4 {
-			continue // at capacity, requests queue in both systems
+			continue // at higher rates, requests queue in both systems
 		}
 		table.Cells = append(table.Cells, Within("DP-A9", fmt.Sprintf("DS 660B at %v: TTFT of DualPath over oracle's", aps), "", math.NaN(), at(agentic.DualPath, 0, aps).MeanTTFT()/at(agentic.Oracle, 0, aps).MeanTTFT(), 1, 1.15).As(Predicted))
 	}
@@ -576,7 +578,7 @@ func (d *dpRuns) large(r *Report) {
 	one, large := d.jct(c), d.jct(c.scaled(dpLargeOffline))
 	trace := "which trajectories the paper ran is not printed: 3 167 s cannot be its 64K set, which takes 5 400 s in Figure 7"
 	table.Cells = append(table.Cells,
-		noted(Near("", "2P4D, 2048 agents", "s", 3167, one, 0.25), trace).As(Fitted), // the set of agents was chosen to match it
+		noted(Near("", "2P4D, 2048 agents", "s", 3167, one, 0.25), trace).As(Fitted), // the set of agents was chosen to match this value
 		noted(Near("", "48P96D, 49152 agents", "s", 3201, large, 0.25), trace).As(Fitted),
 		Within("DP-A8", "48P96D over 2P4D", "", 3201./3167, large/one, 0.95, 1.05).As(Fitted),
 		Within("DP-A8", "8P16D over 2P4D", "", math.NaN(), d.jct(c.scaled(4))/one, 0.95, 1.05))

@@ -12,8 +12,8 @@ import (
 )
 
 // MoveTheQuery returns the suite of the paper that package redistribute implements. The paper's
-// measurements need GPUs. The suite compares the cost model and the predicate with the printed
-// numbers, and computes the merge.
+// measurements need GPUs. The suite compares the cost model and the predicate (move the query or
+// the KV) with the printed numbers, and computes the merge of partial attention results.
 func MoveTheQuery() Suite {
 	return Suite{Name: "move-the-query", Paper: "Move the Query, Not the Cache (arXiv 2606.01502)", Drives: mtqDrives, Run: moveTheQuery}
 }
@@ -24,8 +24,8 @@ const (
 	us = 1e-6
 	ms = 1e-3
 	gb = 1e9
-	// atDecode is the number of rows at the paper's operating point of a decoding step, chunkTokens
-	// the length of its chunks of selected tokens.
+	// atDecode is the number of query rows of a decoding step at the paper's operating point.
+	// chunkTokens is the number of tokens in a chunk of selected KV.
 	atDecode, chunkTokens = 256, 2048
 	mtqCommand            = "penstock plan redistribute --rows 256 --tokens 2048"
 )
@@ -47,7 +47,7 @@ func moveTheQuery(ctx context.Context, r *Report) error {
 	return mtqFigures(m, r)
 }
 
-// mtqPayload reports section 3.2 and Figures 1 and 3.
+// mtqPayload reports the payload sizes of section 3.2 and Figures 1 and 3.
 func mtqPayload(m redistribute.Model, r *Report) error {
 	p := m.Payload
 	d, err := m.Decide(redistribute.Request{Rows: atDecode, Tokens: chunkTokens})
@@ -64,7 +64,8 @@ func mtqPayload(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqTable1 reports the round trip on IBGDA over four payloads, and its fit.
+// mtqTable1 reports Table 1: the round trip on IBGDA with four payloads, and the fit to these
+// times.
 func mtqTable1(m redistribute.Model, r *Report) error {
 	f := m.Fabric
 	const rows = 1024
@@ -96,7 +97,7 @@ func mtqTable1(m redistribute.Model, r *Report) error {
 	if err != nil {
 		return err
 	}
-	// The sweep itself is not printed: the model with its turnaround is used in its place.
+	// The paper does not print the sweep. The model with its turnaround time is used in its place.
 	text, n := 0.0, 0.0
 	for k := 512; k <= 4096; k *= 2 {
 		bytes := m.Payload.RouteBytes(k, 1)
@@ -114,7 +115,7 @@ func mtqTable1(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqTable2 reports the five fabrics at the decoding step.
+// mtqTable2 reports Table 2: the five fabrics with the batch of a decoding step.
 func mtqTable2(m redistribute.Model, r *Report) error {
 	p := m.Payload
 	const unstated = "the fit's residual at small batches, some microseconds, is printed for IBGDA alone"
@@ -261,7 +262,7 @@ func mtqRules(m redistribute.Model, r *Report) error {
 	return nil
 }
 
-// mtqExact reports the merge of section 3.3, which it computes.
+// mtqExact computes the merge of section 3.3 and reports its error.
 func mtqExact(ctx context.Context, r *Report) error {
 	const rows, tokens, most = 2, chunkTokens, 8
 	g := attention.DeepSeekV2Lite()

@@ -49,7 +49,7 @@ type netkvStudies struct {
 	results map[string]*netkv.Summary
 }
 
-// want adds a study, unless there is one with that key.
+// want adds a study under a key. It does nothing if the key has a study.
 func (n *netkvStudies) want(key string, s netkv.Study) {
 	if slices.Contains(n.keys, key) {
 		return
@@ -84,7 +84,7 @@ func (n *netkvStudies) of(format string, args ...any) *netkv.Summary {
 	return s
 }
 
-// gain returns by how many percent the TTFT of a is lower than that of than.
+// gain returns the reduction of the TTFT of a against the TTFT of than, in percent.
 func gain(a, than *netkv.Summary) float64 {
 	return 100 * (1 - a.TTFT.Seconds()/than.TTFT.Seconds())
 }
@@ -92,7 +92,7 @@ func gain(a, than *netkv.Summary) float64 {
 // millis returns a duration in ms.
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// netkvSweeps are the axes of the experiments.
+// The values of the parameters that the experiments vary.
 var (
 	netkvLengths = []int{1024, 4096, 8192, 16384, 32768, 65536}
 	netkvRatios  = []float64{1, 2, 4, 8}
@@ -129,8 +129,8 @@ func netKV(ctx context.Context, r *Report, windows []time.Duration, seeds int) e
 	return nil
 }
 
-// plan adds the study of every cluster that a table needs. Cells differ only in the parameter that
-// their row or column names, and in the workload's own parameters.
+// plan adds the study of every cluster that a table needs. The studies of a table differ only in
+// the parameter that the row or column names, and in the parameters of the workload.
 func (n *netkvStudies) plan() error {
 	rag, err := netkv.PaperWorkload("rag")
 	if err != nil {

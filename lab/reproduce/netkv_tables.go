@@ -21,7 +21,7 @@ func explained(c Cell, note string) Cell {
 	return c
 }
 
-// holds returns a statement with the numbers concerned in its name.
+// holds returns the cell of a statement. The name of the cell is the formatted text.
 func holds(id string, is bool, format string, args ...any) Cell {
 	return Holds(id, fmt.Sprintf(format, args...), is)
 }
@@ -37,7 +37,7 @@ func netkvClosed(r *Report) error {
 		return err
 	}
 	o.Begin("p", netcost.SamePod)
-	q := netcost.Request[string]{From: "p", Tokens: 327_680, Bytes: 10e9} // ten times the tokens, so that 90 % is an integer
+	q := netcost.Request[string]{From: "p", Tokens: 327_680, Bytes: 10e9} // ten times the paper's tokens, so that 90 % of them is an integer
 	d1, d2 := netcost.Candidate[string]{ID: "d1", Hit: 163_840, Free: 1e12}, netcost.Candidate[string]{ID: "d2", Hit: 294_912, Free: 1e12}
 	c1, c2 := o.Cost(&q, &d1), o.Cost(&q, &d2)
 	if err := o.Measured(netcost.Congestion{2: 0.2, 3: 0.5}, 0); err != nil {
@@ -154,7 +154,8 @@ func netkvLoad(n *netkvStudies, r *Report) {
 	})
 }
 
-// netkvOrders reports the statements NK-A1 to NK-A6.
+// netkvOrders reports the cells NK-A1 to NK-A6: the order of the schedulers, and the ratios between
+// them.
 func netkvOrders(n *netkvStudies, r *Report) {
 	var cells []Cell
 	rest := []time.Duration{}
@@ -245,7 +246,7 @@ func boolean(b bool) float64 {
 	return 0
 }
 
-// netkvTopology reports Figure 1, its retrieval panel.
+// netkvTopology reports the retrieval panel of Figure 1.
 func netkvTopology(n *netkvStudies, r *Report) {
 	var cells []Cell
 	var series []chart.Series
@@ -364,7 +365,7 @@ func netkvAblation(n *netkvStudies, r *Report) {
 		Title: "Ablation, TTFT relative to the paper's CLA*", YLabel: "ratio", Kind: chart.Bars, Categories: names, Series: series}})
 }
 
-// netkvScale reports Table V, its flow rows, and Figure 5.
+// netkvScale reports the flow rows of Table V, and Figure 5: clusters of growing size.
 func netkvScale(n *netkvStudies, r *Report) {
 	paper := map[int][3]float64{2: {11.0, 603, 799}, 4: {13.6, 603, 851}, 8: {13.6, 603, 851}, 16: {13.6, 603, 851}, 32: {13.6, 603, 851}}
 	note := "three windows of another trace; a uniform choice stays in the pod with probability 1/3, 1/6, … 1/48, where the paper's estimator stops at its second step"
@@ -408,8 +409,8 @@ func netkvTiers(n *netkvStudies, r *Report) {
 	}})
 }
 
-// netkvPortWidth varies an instance's bandwidth, on which Tables III and IV depend and which the
-// paper does not print.
+// netkvPortWidth varies the bandwidth of an instance's port. Tables III and IV depend on this
+// bandwidth, but the paper does not print it.
 func netkvPortWidth(n *netkvStudies, r *Report) {
 	var cells []Cell
 	var own, over []float64 // gains by width, the widest first

@@ -19,7 +19,7 @@ func PrfaaS() Suite {
 	}}
 }
 
-// egressNote explains why the printed 13 Gbps agree with the computed value.
+// egressNote explains the difference between the printed 13 Gbps and the computed value.
 const egressNote = `"approximately 13 Gbps" in the paper; 1.61 req/s times the 916 MiB of the mean long prompt are 12.3`
 
 // prfaasDrives is the suite's Drives.
@@ -62,7 +62,8 @@ func prfaaS(ctx context.Context, r *Report, seeds int) error {
 // prfaasCase is the case study of section 4, with its three deployments.
 type prfaasCase struct {
 	prfaas.System
-	// printed is Table 6's PrfaaS column as printed, best the result of the search.
+	// printed is the plan in the PrfaaS column of Table 6. best is the throughput of the best plan
+	// of the search; homogeneous and naive are the throughputs of the two other deployments.
 	printed                  prfaas.Plan
 	best, homogeneous, naive prfaas.Throughput
 }
@@ -259,7 +260,8 @@ func (x *prfaasRun) over(value func(*datacenters.Result) float64) (mean, std flo
 	return mean, math.Sqrt(std)
 }
 
-// cell compares a simulated value with the value against, within a relative tolerance.
+// cell returns a cell that compares a simulated value with the value against, within a relative
+// tolerance.
 func (x *prfaasRun) cell(name, unit string, against, tolerance float64, value func(*datacenters.Result) float64) Cell {
 	mean, std := x.over(value)
 	c := Near("", name, unit, against, mean, tolerance)
@@ -269,8 +271,9 @@ func (x *prfaasRun) cell(name, unit string, against, tolerance float64, value fu
 
 func throughput(r *datacenters.Result) float64 { return r.Throughput }
 
-// simulated compares the model with a simulation of the system: the highest throughput of the three
-// deployments and of a narrow link, and times to first token by load.
+// simulated compares the closed-form model with a simulation of the system: the highest throughput
+// of the three deployments and of a deployment with a narrow link, and times to first token by
+// load.
 func (c prfaasCase) simulated(ctx context.Context, r *Report, seeds int) error {
 	saturated := func(name string, p prfaas.Plan, change func(*datacenters.Options)) *prfaasRun {
 		o := datacenters.Options{System: c.System, Plan: p, Concurrency: 150, Duration: 3 * time.Hour, Warmup: 30 * time.Minute, Layers: 61}
@@ -344,8 +347,8 @@ func (c prfaasCase) simulated(ctx context.Context, r *Report, seeds int) error {
 	return nil
 }
 
-// steered reports section 3.4.3: the reactions of both controllers to a link that loses bandwidth
-// and to traffic that changes.
+// steered reports section 3.4.3: the reactions of the short-term and the long-term controller to a
+// link that loses bandwidth and to traffic that changes.
 func (c prfaasCase) steered(ctx context.Context, r *Report, seeds int) error {
 	half := datacenters.Options{
 		System: c.System, Plan: c.printed, Rate: 2.1, Duration: 40 * time.Minute, Warmup: 5 * time.Minute, Layers: 61,

@@ -19,7 +19,8 @@ type Suite struct {
 	Name string
 	// Paper is the title of the paper.
 	Paper string
-	// Drives names the production code that the suite runs, and which server runs it too.
+	// Drives names the production code that the suite runs, and the server (if any) that runs the
+	// same code.
 	Drives string
 	// Run reports tables and figures. An error ends only this suite.
 	Run func(ctx context.Context, r *Report) error
@@ -68,8 +69,8 @@ type Result struct {
 	Elapsed time.Duration `json:"-"`
 }
 
-// Run runs the suites concurrently and returns their results in the given order. The error is that
-// of ctx or of the options; errors within a suite are in its result.
+// Run runs the suites concurrently and returns their results in the given order. The returned error
+// is about ctx or the options; the error of a suite is in the suite's result.
 func Run(ctx context.Context, suites []Suite, opts Options) ([]Result, error) {
 	if opts.Workers < 0 {
 		return nil, fmt.Errorf("reproduce: %d workers; at least 1 is needed", opts.Workers)
@@ -132,10 +133,10 @@ func (r *Report) Missing(what, why string) {
 }
 
 // Quick reports whether the suite must skip its longest simulations. The suite reports the skipped
-// ones with LeftOut.
+// simulations with LeftOut.
 func (r *Report) Quick() bool { return r.opts.Quick }
 
-// LeftOut reports a simulation that a quick run skips.
+// LeftOut reports that this quick run skipped a simulation, with the reason.
 func (r *Report) LeftOut(what, why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -181,9 +182,9 @@ func (r *Report) Trace(name string) (string, error) {
 	return "", fmt.Errorf("reproduce: trace %s is in none of %q; set PENSTOCK_TRACES to its directory", name, r.opts.Traces)
 }
 
-// Each calls f for 0 to n-1, concurrently on the workers of the pool that all suites share, and
-// reports progress. After the first error no further calls begin, and Each waits for the calls that
-// run. Each must not be called from within f.
+// Each calls f for 0 to n-1, concurrently on the workers that all suites share, and reports
+// progress. After the first error no further calls begin, and Each waits for the running calls.
+// Each must not be called from within f.
 func (r *Report) Each(ctx context.Context, what string, n int, f func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	var mu sync.Mutex

@@ -15,16 +15,17 @@ import (
 // Summary counts cells.
 type Summary struct {
 	Cells int `json:"cells"`
-	// Predictions counts predicted cells with a published value. Within counts the predictions that
-	// deviate from it by at most NoteAbove.
+	// Predictions is the number of predicted cells with a published value. Within is the number of
+	// predictions that deviate from the published value by at most NoteAbove.
 	Predictions int `json:"predictions"`
 	Within      int `json:"within_5_percent"`
-	// Fitted, Derived and Checks count the other cells. Checks have no published value.
+	// Fitted, Derived and Checks are the numbers of the other cells, by kind. Checks have no
+	// published value.
 	Fitted  int `json:"fitted"`
 	Derived int `json:"derived"`
 	Checks  int `json:"checks"`
-	// Of all cells, Out counts those outside their accepted range, and Unexplained those
-	// that deviate without a note.
+	// Out is the number of cells outside their accepted range, Unexplained the number of cells that
+	// need a note but have none.
 	Out         int `json:"out_of_range"`
 	Unexplained int `json:"unexplained"`
 	// MedianDeviation is the median of the predictions' absolute deviations. NaN if there
@@ -50,7 +51,8 @@ func summarize(results []Result) Summary {
 	return s
 }
 
-// count adds the cells of a table, and the deviations of its predictions to dev.
+// count adds the cells of a table to s. It appends the deviations of the table's predictions to
+// dev, and returns dev.
 func (s *Summary) count(t Table, dev []float64) []float64 {
 	for _, c := range t.Cells {
 		s.Cells++
@@ -249,7 +251,7 @@ func cell(s string) string {
 	return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s)
 }
 
-// note returns the number of a note, from 1, and adds the note if it is new.
+// note returns the number of a note, counted from 1, and appends the note if it is new.
 func note(notes *[]string, text string) int {
 	if i := slices.Index(*notes, text); i >= 0 {
 		return i + 1
@@ -311,7 +313,7 @@ func verdict(c Cell) string {
 	return ""
 }
 
-// Number formats a value with four significant digits, and at least all digits before the point.
+// Number formats a value with four significant digits, or with more if the integer part is longer.
 func Number(v float64) string { return digits(v, 4) }
 
 func digits(v float64, significant int) string {

@@ -12,11 +12,11 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// replyWithin bounds the wait for room to send a reply.
+// replyWithin is the maximum wait for room in the send queue when a reply is sent.
 const replyWithin = 5 * time.Second
 
-// Answerer is the side of the measurement that answers: the holder, on one engine. It sends a write
-// back for each write of a requester.
+// Answerer is the holder in the measurement, on one engine: for each write of a requester, it sends
+// a write back.
 type Answerer struct {
 	engine rdma.Engine
 	region rdma.Region
@@ -26,7 +26,8 @@ type Answerer struct {
 
 	mu     sync.Mutex
 	closed bool
-	// slots holds the sessions that have not ended completely.
+	// slots holds the sessions that have not ended completely: an ended session keeps its slot
+	// while operations of the session are pending.
 	slots [MaxRequesters]*session
 }
 
@@ -38,15 +39,15 @@ type session struct {
 	dst    rdma.Desc
 	shapes []Shape
 	// Answerer.mu guards the fields below. ended is set when no further trip will be answered.
-	// pending holds the expectations that have not ended, by shape. answering counts the trips that
-	// are being answered. Invariant: the session keeps its slot until ended is set, pending is empty
-	// and answering is 0.
+	// pending holds the expectations of immediates that have not ended, by shape. answering is the
+	// number of trips that are being answered. Invariant: the session keeps its slot until ended is
+	// set, pending is empty and answering is 0.
 	ended     bool
 	pending   map[uint32]*arm
 	answering int
 }
 
-// imm returns the immediate of shape i.
+// imm returns the immediate value with which the requester writes shape i.
 func (s *session) imm(i uint32) uint32 { return uint32(s.slot)*MaxShapes + 1 + i }
 
 // leaveLocked frees the slot when the session has ended completely.
@@ -82,7 +83,7 @@ func NewAnswerer(e rdma.Engine, memory []byte) (*Answerer, error) {
 	return a, nil
 }
 
-// Close ends the running measurements, and returns when nothing accesses the memory any more. Later
+// Close ends the running measurements, and returns when no operation accesses the memory. Later
 // messages are answered with an error.
 func (a *Answerer) Close(ctx context.Context) error {
 	a.mu.Lock()
@@ -114,7 +115,7 @@ func (a *Answerer) receive(from rdma.EngineID, msg []byte) {
 	a.reply(from, reply{Desc: a.desc, Base: s.imm(0)})
 }
 
-// of returns the session of a peer that has not ended, or nil.
+// of returns the session of a peer, or nil if there is none or the session has ended.
 func (a *Answerer) of(peer rdma.EngineID) *session {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -193,7 +194,8 @@ func (s *session) expect(i uint32) error {
 }
 
 // landed handles the end of the expectation m. Without an error, the write of a trip has arrived, and
-// landed answers it. After an error it ends the session. It runs on the engine's goroutine.
+// landed answers the trip. With an error, landed ends the session. The engine's goroutine calls
+// landed.
 func (s *session) landed(i uint32, m *arm, err error) {
 	s.a.mu.Lock()
 	if m.done = true; s.pending[i] == m {
@@ -226,7 +228,7 @@ func (s *session) answer(i uint32) {
 		})
 	}
 	if err != nil {
-		s.a.engine.Disconnect(s.peer) // so that the peer does not wait
+		s.a.engine.Disconnect(s.peer) // so that the peer does not wait for an answer
 	}
 }
 

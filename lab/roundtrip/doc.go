@@ -1,7 +1,8 @@
-// Package roundtrip measures a transfer engine in the way that a routed query uses it. The
-// requester sends a batch with a one-sided write. After the batch has arrived, the holder sends
-// the partials back with another one-sided write (Move the Query, section 3.2: full_rt). Without
-// payload this is the signal round trip, the paper's probe (sig_rt).
+// Package roundtrip measures a transfer engine with the operations of a routed query: a query that
+// is sent to the node that holds the KV. The requester sends a batch with a one-sided write. After
+// the batch has arrived, the holder sends the partial results back with another one-sided write.
+// This is the full round trip (full_rt) in section 3.2 of the paper Move the Query. A round trip
+// without payload is the signal round trip, the paper's probe (sig_rt).
 //
 //	requester (Measure)                               holder (Answerer)
 //	hello: its window, the shapes ──── message ────►  expects immediate base+i of each shape i
@@ -11,13 +12,13 @@
 //	  … shapes in turn, so that a drift of the machine affects all shapes equally …
 //	bye ───────────────────────── message ─────────►  expects nothing
 //
-// The bytes have no meaning, and nothing is computed. It is not a bandwidth benchmark, because one
-// trip at a time is in flight; lab/bench measures bandwidth. It fits no model;
-// redistribute.Calibrate does.
+// The bytes have no meaning, and nothing is computed. The package is not a bandwidth benchmark,
+// because only one trip at a time is in flight; lab/bench measures bandwidth.
+// redistribute.Calibrate fits a model to the measurements.
 //
-// An Answerer serves up to MaxRequesters at a time, each with immediates of its own; further
-// requesters get an error. A peer with the engine's token can write into the Answerer's scratch
-// memory, which all requesters share, and into no other memory.
+// An Answerer serves up to MaxRequesters requesters at a time, each with its own immediates;
+// further requesters get an error. A peer with the engine's token can write into the Answerer's
+// scratch memory, which all requesters share, and into no other memory.
 //
 // Answerer has one lock, for its sessions and their expectations. No call is made under it.
 package roundtrip

@@ -13,8 +13,8 @@ import (
 // Options are the options of a measurement.
 type Options struct {
 	Shapes []Shape
-	// Warmup is the number of trips of each shape that are not counted, Repeats the number of trips
-	// that are. The paper uses 50 and 200.
+	// Warmup is the number of trips of each shape before the measurement, Repeats the number of
+	// measured trips of each shape. The paper uses 50 and 200.
 	Warmup, Repeats int
 	// Progress, if not nil, is called after each turn of all shapes.
 	Progress func(done, total int)
@@ -27,7 +27,7 @@ type Sample struct {
 	Took  time.Duration
 }
 
-// requester is the requester's end of the measurement.
+// requester is the state of a requester during one call of Measure.
 type requester struct {
 	engine  rdma.Engine
 	to      rdma.EngineID
@@ -40,10 +40,10 @@ type requester struct {
 	written chan error // receives the result of the write to the holder
 }
 
-// Measure makes round trips to the engine to. e must have a session with that engine, and an
-// Answerer must run on it. memory is scratch memory: the writes come from the first half, and the
-// answers arrive in the second half. Measure takes over e's receive buffers, so it can be called
-// once per engine.
+// Measure measures round trips from e to the engine to. e must have a session with that engine, and
+// an Answerer must run on that engine. memory is scratch memory: the writes come from the first
+// half, and the answers arrive in the second half. Measure takes over e's receive buffers, so it
+// can be called once per engine.
 func Measure(ctx context.Context, e rdma.Engine, to rdma.EngineID, memory []byte, o Options) (_ []Sample, err error) {
 	if err := check(o.Shapes, len(memory)); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func Measure(ctx context.Context, e rdma.Engine, to rdma.EngineID, memory []byte
 	return out, e.Send(ctx, to, encode(hello{Version: version}), nil)
 }
 
-// open sends the shapes to the other end and receives the window to write to.
+// open sends the shapes to the holder and receives the window into which the requester writes.
 func (r *requester) open(ctx context.Context, shapes []Shape) error {
 	err := r.engine.Recv(2, messageBytes, func(from rdma.EngineID, msg []byte) {
 		if from != r.to {
@@ -169,9 +169,9 @@ func (r *requester) trip(ctx context.Context, i int, s Shape) (time.Duration, er
 	}
 }
 
-// close returns when nothing accesses the memory any more.
+// close unregisters the memory, and returns when no operation accesses it.
 func (r *requester) close(ctx context.Context) error {
-	// The cleanup after ctx has a limit of its own.
+	// The cleanup also runs after ctx has ended, with its own time limit.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), replyWithin)
 	defer cancel()
 	return r.region.Close(ctx)

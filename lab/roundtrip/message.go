@@ -21,7 +21,7 @@ const (
 // messageBytes bounds a message: MaxShapes shapes and a Desc with many NICs.
 const messageBytes = 32 << 10
 
-// Shape is the payload of a round trip, in bytes.
+// Shape is the payload of a round trip, in bytes: There to the holder, Back to the requester.
 type Shape struct {
 	There int `json:"there"`
 	Back  int `json:"back"`
@@ -30,21 +30,22 @@ type Shape struct {
 // Bytes returns the sum of the bytes in both directions.
 func (s Shape) Bytes() int { return s.There + s.Back }
 
-// hello opens a measurement, or, without shapes, ends it.
+// hello is a requester's message that opens a measurement. Without shapes it ends the measurement.
 type hello struct {
 	Version int     `json:"version"`
 	Desc    []byte  `json:"desc,omitempty"`
 	Shapes  []Shape `json:"shapes,omitempty"`
 }
 
-// reply answers a hello with shapes.
+// reply is the holder's answer to a hello that has shapes.
 type reply struct {
 	Desc  []byte `json:"desc,omitempty"`
 	Base  uint32 `json:"base,omitempty"`
 	Error string `json:"error,omitempty"`
 }
 
-// check returns an error unless every shape fits into half of memory bytes.
+// check returns an error unless each direction of every shape fits into half of a memory of the
+// given number of bytes.
 func check(shapes []Shape, memory int) error {
 	if len(shapes) < 1 || len(shapes) > MaxShapes {
 		return fmt.Errorf("roundtrip: %d shapes; want 1 to %d", len(shapes), MaxShapes)

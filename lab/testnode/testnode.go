@@ -42,8 +42,8 @@ type Options struct {
 	CapacityBytes, SegmentBytes int64
 	// Device, if set, replaces the device in memory.
 	Device blockio.Device
-	// Dirs, if set, are the directories of the volumes, which replace the device in
-	// memory. As with penstock serve, the index is in the directory "index" of the first.
+	// Dirs, if set, are the directories of the volumes, which replace the device in memory. As with
+	// penstock serve, the index is in the subdirectory "index" of the first directory.
 	Dirs []string
 	// Durability is the store's durability. Default: batch.
 	Durability blockstore.Durability
@@ -51,7 +51,7 @@ type Options struct {
 	Name string
 	// EventHistory is storage.Options.EventHistory.
 	EventHistory int
-	// BearerToken is server.Options.BearerToken.
+	// BearerToken, if not empty, is the node's only bearer token.
 	BearerToken string
 	// OtherVersion makes the node's data plane speak another version of its protocol.
 	OtherVersion bool
@@ -105,7 +105,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 		volumes[i] = server.Volume{Device: d, Reason: "a test"}
 	}
 	s, err := server.New(server.Options{
-		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token, BearerToken: o.BearerToken,
+		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token, Tokens: o.tokens,
 		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 131072, LandWithin: time.Minute},
 		Volumes: volumes, Durability: o.Durability.String(), CapacityBytes: engine.capacityBytes,
 		Metrics: engine.counters, Registry: engine.registry, Logger: engine.log,
@@ -252,8 +252,8 @@ func (c *otherVersion) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Open opens a client of the node, over a transfer engine of its own, and the namespace of a name. The
-// client is closed when the test ends.
+// Open opens a client of the node with a new transfer engine, and returns the client and the namespace
+// with the given name. The client is closed when the test ends.
 func (n *Node) Open(t testing.TB, namespace string) (*client.Store, kv.Namespace) {
 	t.Helper()
 	must := func(err error) {
@@ -279,4 +279,12 @@ func (n *Node) Open(t testing.TB, namespace string) (*client.Store, kv.Namespace
 	ns, err := store.Namespace(t.Context(), namespace)
 	must(err)
 	return store, ns
+}
+
+// tokens returns the node's bearer tokens.
+func (o *Options) tokens() []string {
+	if o.BearerToken == "" {
+		return nil
+	}
+	return []string{o.BearerToken}
 }

@@ -1,5 +1,6 @@
 // Package testplanner runs a planner inside a test's process: the real service over gRPC. A test
-// can stop the planner and replace it by a planner without state. Only tests import the package.
+// can stop the planner and start another planner without state at the same address. Only tests
+// import the package.
 package testplanner
 
 import (
@@ -34,7 +35,7 @@ type Options struct {
 type Planner struct {
 	// Conn connects to the running planner. If none is running, it retries immediately.
 	Conn *grpc.ClientConn
-	// Addr is the planner's host:port, which a restart does not change. It is empty without
+	// Addr is the planner's host:port, which a restart does not change. Addr is empty without
 	// Options.TCP.
 	Addr string
 
@@ -129,7 +130,7 @@ func (p *Planner) Stop() {
 	}
 }
 
-// Restart replaces the planner by one without state.
+// Restart stops the planner and starts a planner without state.
 func (p *Planner) Restart() {
 	p.t.Helper()
 	p.Stop()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.faults import blocks, damage, namespaces
+from harness.model import make_deepseek, make_llama
 from harness.process import EngineError
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Stored, Vllm, dual_path
@@ -17,6 +20,7 @@ from penstock import Event, EventKind, Gateway, Request, Store, testing
 
 TIMEOUT = 300
 BATCH = 10  # requests that are under way at once
+LATENT_BLOCK = 16  # of vLLM's kernel for latent KV on CPUs
 ALONE = {"enable_prefix_caching": False}
 ENDS = (EventKind.DONE, EventKind.FAILED)
 
@@ -25,24 +29,34 @@ class Cluster:
     """Engines of a cluster by name. Names with p prefill, names with d decode. Those in ``wide`` have two ranks."""
 
     def __init__(
-        self, vllm: Vllm, node: testing.Node, planner: testing.Planner, names: list[str], *, wide: tuple[str, ...] = (), **options: Any
+        self,
+        vllm: Vllm,
+        node: testing.Node,
+        planner: testing.Planner,
+        names: list[str],
+        *,
+        wide: tuple[str, ...] = (),
+        shards: int | None = None,
+        model: Path | None = None,
+        **options: Any,
     ) -> None:
         self.vllm, self.node, self.planner = vllm, node, planner
         self.names = names
         self.wide = wide
-        self.shards = 2 if wide else 1
+        self.shards = shards or (2 if wide else 1)
+        self.model = model
         self.options = {**ALONE, **options}
         for name in names:
             self.start(name)
         self.store = Store(node.address)
         definition = vllm.call(names[0], "namespace")
-        self.ns = self.store.namespace(**definition, block_tokens=BLOCK, layers=4, token_bytes=512 // self.shards, ids=True)
+        self.ns = self.store.namespace(**definition, ids=True)
         self.gateway = Gateway(self.ns, planner.address)
         self.count = 0
 
     def start(self, name: str) -> None:
         connector = dual_path(self.node, self.planner, name, prefill=name[0] == "p", shards=self.shards)
-        self.vllm.start(name, connector, **{**self.options, **(RANKS if name in self.wide else {})})
+        self.vllm.start(name, connector, self.model, **{**self.options, **(RANKS if name in self.wide else {})})
 
     def close(self) -> None:
         self.gateway.close()
@@ -111,15 +125,38 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(vllm: Vllm, names: list[str], **options: Any) -> Iterator[Cluster]:
+def cluster(vllm: Vllm, names: list[str], *, block: int = BLOCK, **options: Any) -> Iterator[Cluster]:
     # No request waits for an engine that is busy with others.
     rates = ["--schedule-prefill-rate", "1000000", "--schedule-read-rate", "1000000"]
-    with testing.node(capacity="1GiB", arena="64MiB") as node, testing.planner(block_tokens=BLOCK, args=rates) as planner:
+    with testing.node(capacity="1GiB", arena="64MiB") as node, testing.planner(block_tokens=block, args=rates) as planner:
         made = Cluster(vllm, node, planner, names, **options)
         try:
             yield made
         finally:
             made.close()
+
+
+def check_sessions(c: Cluster, agents: list[Session], plain: list[list[list[int]]], stored: Stored) -> Counter[str]:
+    """All turns of sessions have the given tokens, and each finds what the turns before have stored.
+
+    Return how many tokens each engine's machine has read.
+    """
+    read: Counter[str] = Counter()
+    for k, want in enumerate(plain):
+        for first in range(0, len(agents), BATCH):
+            prompts = [s.turns[k].prompt for s in agents[first : first + BATCH]]
+            for i, (tokens, events) in enumerate(c.serve(prompts)):
+                assert tokens == want[first + i]
+                assert events[-1].kind == EventKind.DONE
+                assert [e.reason for e in events if e.kind == EventKind.REPLANNED] == []
+                (started,) = [e for e in events if e.kind == EventKind.STARTED]
+                assert started.read_by_prefill + started.read_by_decode == stored.cached(prompts[i])
+                read.update({started.prefill: started.read_by_prefill, started.decode: started.read_by_decode})
+            for i, prompt in enumerate(prompts):
+                stored.add(prompt, want[first + i])
+            c.stored(stored)
+    c.check_quiet()
+    return read
 
 
 @pytest.fixture(scope="module")
@@ -136,26 +173,9 @@ def plain(vllm: Vllm, agents: list[Session]) -> list[list[list[int]]]:
 )
 def test_sessions(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], names: list[str], options: dict[str, Any]) -> None:
     """All turns of all sessions have the tokens of one engine alone, and each finds what the turns before have stored."""
-    count = len(agents) if not options else 10
-    stored = Stored()
-    read: dict[str, int] = dict.fromkeys(names, 0)
     with cluster(vllm, names, **options) as c:
-        for k in range(len(plain)):
-            for first in range(0, count, BATCH):
-                prompts = [s.turns[k].prompt for s in agents[first : first + BATCH]]
-                for i, (tokens, events) in enumerate(c.serve(prompts)):
-                    assert tokens == plain[k][first + i]
-                    assert events[-1].kind == EventKind.DONE
-                    assert [e.reason for e in events if e.kind == EventKind.REPLANNED] == []
-                    (started,) = [e for e in events if e.kind == EventKind.STARTED]
-                    assert started.read_by_prefill + started.read_by_decode == stored.cached(prompts[i])
-                    read[started.prefill] += started.read_by_prefill
-                    read[started.decode] += started.read_by_decode
-                for i, prompt in enumerate(prompts):
-                    stored.add(prompt, plain[k][first + i])
-                c.stored(stored)
-        c.check_quiet()
-    assert all(read.values()), read  # the machines of both sides have read
+        read = check_sessions(c, agents[:10], plain, Stored())  # test_dualpath_engines has all
+    assert all(read[name] for name in names), read  # the machines of both sides have read
 
 
 def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
@@ -235,6 +255,45 @@ def test_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], 
         for events in check(0):
             (matched,) = [e for e in events if e.kind == EventKind.MATCHED]
             assert (matched.hit, matched.epoch) == (0, epoch)
+
+
+def tokens_of(vllm: Vllm, model: Path, agents: list[Session]) -> list[list[list[int]]]:
+    """Return the tokens of an engine without Penstock, for three turns of some sessions."""
+    vllm.start("alone", None, model, **ALONE)
+    tokens = [[a["tokens"] for a in vllm.generate("alone", [s.turns[k].prompt for s in agents])] for k in range(3)]
+    vllm.stop("alone")
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def latent(vllm: Vllm, agents: list[Session], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[list[int]]]]:
+    """A model whose KV is latent, and its tokens."""
+    model = make_deepseek(tmp_path_factory.mktemp("latent"))
+    return model, tokens_of(vllm, model, agents[:4])
+
+
+@pytest.mark.parametrize("wide", [("p0",), ("d0",)], ids=["2P1D", "1P2D"])
+def test_latent_kv(vllm: Vllm, agents: list[Session], latent: tuple[Path, list[list[list[int]]]], wide: tuple[str, ...]) -> None:
+    """Engines of one and of two ranks serve a model with latent KV, of which each block is stored once."""
+    model, plain = latent
+    with cluster(vllm, ["p0", "d0"], block=LATENT_BLOCK, wide=wide, shards=1, model=model) as c:
+        check_sessions(c, agents[:4], plain, Stored(LATENT_BLOCK))
+        assert len(namespaces(c.node)) == 1
+
+
+def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
+    """In three of four layers a token reads the last 64 tokens. The engines keep the KV of all tokens in all layers, and serve the model.
+
+    They do not serve a model that has a window in every layer.
+    """
+    windows = ["sliding_attention"] * 3
+    model = make_llama(tmp_path / "some", layer_types=[*windows, "full_attention"], sliding_window=64)
+    plain = tokens_of(vllm, model, agents[:4])
+    with cluster(vllm, ["p0", "d0"], model=model) as c:
+        check_sessions(c, agents[:4], plain, Stored())
+        every = make_llama(tmp_path / "every", layer_types=[*windows, "sliding_attention"], sliding_window=64)
+        with pytest.raises(EngineError, match="InvalidError: every layer has a sliding window"):
+            vllm.start("every", dual_path(c.node, c.planner, "every", prefill=True), every, **ALONE)
 
 
 @pytest.mark.parametrize(

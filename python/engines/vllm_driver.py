@@ -153,10 +153,14 @@ class Driver:
         EVENTS = {**_plan.EVENTS, **_pd_plan.EVENTS}
         return {name: self.scheduler._counters[name] + self.worker._counters[name] for name in EVENTS}
 
-    def namespace(self) -> dict[str, str]:
+    def namespace(self) -> dict[str, Any]:
         """Return the values that a gateway needs of the namespace of PenstockDualPath."""
-        definition = self.scheduler._scheduler.definition
-        return {"name": definition.name, "dtype": definition.dtype, "layout": definition.layout}
+        d = self.scheduler._scheduler.definition
+        (group,) = d.groups
+        return {
+            "name": d.name, "dtype": d.dtype, "layout": d.layout, "block_tokens": d.block_tokens, "layers": group.layers,
+            "token_bytes": group.token_bytes,
+        }  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
         """Return the connector's metrics as the engine publishes them."""

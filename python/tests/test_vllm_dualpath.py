@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -79,26 +79,53 @@ class Request:
         return self.aborted or self.num_output_tokens == self.output
 
 
-class Rank:
-    """The worker of one rank of an engine, and its memory."""
+class Broadcasts:
+    """Broadcasts from rank 0 of an engine, whose ranks are called one after the other."""
 
-    def __init__(self, o: Options, counters: _adapter.Counters, role: Role, rank: int, ranks: int) -> None:
-        self.worker = Worker(o, counters, role=role)
-        self.heads = range(rank * HEADS // ranks, (rank + 1) * HEADS // ranks)
-        self.page = PAGE // ranks  # [heads, tokens, bytes]
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.received: Counter[int] = Counter()  # by rank
+
+    def of(self, rank: int) -> Callable[[Sequence[tuple[int, int]]], None]:
+        def broadcast(spans: Sequence[tuple[int, int]]) -> None:
+            if rank == 0:
+                self.sent.append(b"".join(ctypes.string_at(address, length) for address, length in spans))
+                return
+            data = self.sent[self.received[rank]]
+            self.received[rank] += 1
+            assert len(data) == sum(length for _, length in spans)
+            for address, length in spans:
+                ctypes.memmove(address, data[:length], length)
+                data = data[length:]
+
+        return broadcast
+
+
+class Rank:
+    """The worker of one rank of an engine, and its memory. Latent KV is the same in all ranks."""
+
+    def __init__(
+        self, o: Options, counters: _adapter.Counters, role: Role, rank: int, ranks: int, broadcasts: Broadcasts, *, latent: bool
+    ) -> None:
+        self.worker = Worker(o, counters, role=role, broadcast=broadcasts.of(rank))
+        self.heads = range(HEADS) if latent else range(rank * HEADS // ranks, (rank + 1) * HEADS // ranks)
+        self.page = len(self.heads) * BLOCK * HEAD  # [heads, tokens, bytes]
         self.held = False  # what its transfers report does not come
         self.memory = ctypes.create_string_buffer(LAYERS * BLOCKS * self.page)
         self.base = ctypes.addressof(self.memory)
-        # All layers of a block are adjacent.
-        layers = [Layer(f"layer {i}", self.base + i * self.page, LAYERS * self.page, self.page, 0) for i in range(LAYERS)]
-        facts = [[layer.name, 0, [len(self.heads), BLOCK, HEAD], [BLOCK * HEAD, HEAD, 1], "torch.uint8"] for layer in layers]
+        # All blocks of a layer are adjacent, or all layers of a block.
+        self.layer, self.block = (BLOCKS * self.page, self.page) if latent else (self.page, LAYERS * self.page)
+        layers = [Layer(f"layer {i}", self.base + i * self.layer, self.block, self.page, 0) for i in range(LAYERS)]
+        shape = [1, BLOCK, ROW] if latent else [len(self.heads), BLOCK, HEAD]
+        facts = [[layer.name, 0, shape, [shape[1] * shape[2], shape[2], 1], "torch.uint8"] for layer in layers]
         memory = [(self.base, len(self.memory), self.memory)]
-        layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, memory, {"layers": facts, "specs": ["FullAttentionSpec"]})
-        self.worker.open(layout, {"model": "m"}, rank, ranks, heads=len(self.heads))
+        specs = ["MLAAttentionSpec" if latent else "FullAttentionSpec"]
+        layout = Layout([LayerGroup(0, layers)], 1, BLOCKS, BLOCK, memory, {"layers": facts, "specs": specs})
+        self.worker.open(layout, {"model": "m"}, rank, ranks, heads=shape[0])
 
     def places(self, block: int, token: int, layer: int) -> list[int]:
         """Return where each head has the KV of a token of a block."""
-        page = (block * LAYERS + layer) * self.page
+        page = block * self.block + layer * self.layer
         return [page + (i * BLOCK + token) * HEAD for i in range(len(self.heads))]
 
     def write(self, block: int, token: int, layer: int, kv: bytes) -> None:
@@ -112,7 +139,8 @@ class Rank:
         )
 
     def spoil(self, block: int) -> None:
-        ctypes.memset(self.base + block * LAYERS * self.page, 0xCC, LAYERS * self.page)
+        for layer in range(LAYERS):
+            ctypes.memset(self.base + block * self.block + layer * self.layer, 0xCC, self.page)
 
 
 class Engine:
@@ -123,9 +151,19 @@ class Engine:
     """
 
     def __init__(
-        self, node: testing.Node, planner: str, name: str, role: Role, *, chunk: int = 1000, ranks: int = 1, **options: Any
+        self,
+        node: testing.Node,
+        planner: str,
+        name: str,
+        role: Role,
+        *,
+        chunk: int = 1000,
+        ranks: int = 1,
+        latent: bool = False,
+        **options: Any,
     ) -> None:
         self.name = name
+        self.latent = latent
         self.role = role
         self.chunk = chunk
         self.free = list(range(1, BLOCKS))
@@ -146,7 +184,8 @@ class Engine:
         }  # fmt: skip
         o = Options(servers=node.address, planner=planner, engine=name, machine=f"machine of {name}", **given)
         self.counters = _adapter.Counters(name)
-        self.ranks = [Rank(o, self.counters, role, i, ranks) for i in range(ranks)]
+        self.broadcasts = Broadcasts()
+        self.ranks = [Rank(o, self.counters, role, i, ranks, self.broadcasts, latent=latent) for i in range(ranks)]
         self.workers = [rank.worker for rank in self.ranks]
         self.side = Scheduler(o, self.counters, role=role)
         self.side.attach([d for worker in self.workers for d in worker.definitions], ranks)
@@ -256,8 +295,11 @@ class Engine:
             if not rank.held:
                 rank.worker.poll()
             for names, by, done in ((rank.worker.take_loaded(), self.loaded_by, loaded), (rank.worker.take_freed(), self.freed_by, freed)):
-                by.update(names)
-                done.update(name for name in names if by[name] == len(self.ranks))
+                for name in names:
+                    by[name] += 1
+                    if by[name] == len(self.ranks):
+                        del by[name]
+                        done.add(name)
             failed |= rank.worker.take_failed()
             report = report.merge(rank.worker.take_report() or Report())
         self.ends_of_reads.update(n for n, _, read in report.reads if isinstance(read, Stopped) or read.upto == read.part.stop)
@@ -297,6 +339,8 @@ class Engine:
             for request in self.running:
                 end = request.num_computed_tokens + scheduled[request.request_id]
                 lost = [bool(worker._failed_blocks.intersection(request.blocks)) for worker in self.workers]
+                if self.latent:
+                    lost = [lost[0]] * len(lost)  # the other ranks receive from rank 0
                 if request.request_id in garbage:
                     self._garble(request, end, layer)
                 else:
@@ -434,6 +478,10 @@ class Cluster:
             assert engine.wrong == []
             assert sorted(engine.free) == list(range(1, BLOCKS))
             assert not engine.held
+            assert not engine.loaded_by
+            assert not engine.freed_by
+            sent = len(engine.broadcasts.sent)
+            assert [engine.broadcasts.received[rank] for rank in range(1, len(engine.ranks))] == [sent] * (len(engine.ranks) - 1)
 
 
 def expected(prompt: list[int]) -> list[int]:
@@ -443,9 +491,15 @@ def expected(prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.fixture(params=[(1, 1), (2, 2)], ids=["1 rank", "2 ranks"])
+LATENT = "latent"
+
+
+@pytest.fixture(params=[(1, 1), (2, 2), (2, 2, LATENT)], ids=["1 rank", "2 ranks", "2 latent ranks"])
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
-    """Return a function that makes a cluster. The parameter is the number of ranks of its prefill and of its decode engines."""
+    """Return a function that makes a cluster.
+
+    The parameter is the number of ranks of its prefill and of its decode engines, and LATENT for latent KV.
+    """
     with ExitStack() as stack:
 
         def cluster(prefill: int = 1, decode: int = 1, **options: Any) -> Cluster:
@@ -454,7 +508,8 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
             patient = ["--schedule-group-timeout", "60s", "--schedule-patience", "120s"]
             planner = stack.enter_context(testing.planner(block_tokens=BLOCK, args=patient))
             of = {Role.PREFILL: request.param[0], Role.DECODE: request.param[1]}
-            options = {"shards": max(request.param), **options}
+            latent = LATENT in request.param
+            options = {"shards": 0 if latent else max(request.param), "latent": latent, **options}
 
             def engine(name: str, role: Role) -> Engine:
                 return stack.enter_context(Engine(node, planner.address, name, role, ranks=of[role], **options))
@@ -467,7 +522,18 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
         yield cluster
 
 
-any_ranks = pytest.mark.parametrize("make", [(1, 1), (2, 2), (2, 1), (1, 2)], indirect=True, ids=["1P1D", "2P2D", "2P1D", "1P2D"])
+any_ranks = pytest.mark.parametrize(
+    "make",
+    [(1, 1), (2, 2), (2, 1), (1, 2), (1, 1, LATENT), (2, 2, LATENT), (3, 1, LATENT), (1, 3, LATENT)],
+    indirect=True,
+    ids=["1P1D", "2P2D", "2P1D", "1P2D", "latent 1P1D", "latent 2P2D", "latent 3P1D", "latent 1P3D"],
+)
+latent_ranks = pytest.mark.parametrize(
+    "make",
+    [(2, 2, LATENT), (2, 1, LATENT), (1, 2, LATENT)],
+    indirect=True,
+    ids=["latent 2P2D", "latent 2P1D", "latent 1P2D"],
+)
 two_ranks = pytest.mark.parametrize("make", [(2, 2), (2, 1), (1, 2)], indirect=True, ids=["2P2D", "2P1D", "1P2D"])
 
 
@@ -780,9 +846,8 @@ def test_slow_rank(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
-def end_last_shard(engine: Engine, attempt: str) -> None:
-    """End the transfer of an attempt in the last shard, as its time limit would."""
-    worker = engine.workers[-1]
+def end_shard(worker: Worker, attempt: str) -> None:
+    """End the transfer of an attempt in the last shard of a worker, as its time limit would."""
     running = worker._running[attempt]
     shard = max(running.handles)
     running.handles[shard].cancel()
@@ -805,7 +870,7 @@ def test_rank_that_loads_no_layer(make: Callable[..., Cluster], chunk: int, laye
 
     def fail(computed: int) -> None:
         if computed == layer:
-            end_last_shard(pe, name)
+            end_shard(pe.workers[-1], name)
 
     pe.before_layer = fail
     c.start(course)
@@ -843,7 +908,7 @@ def test_rank_that_fails(make: Callable[..., Cluster]) -> None:
         c.until(lambda: name in engine.workers[-1]._running)  # noqa: B023
         if failing == "prefill in a later chunk":
             c.until(lambda: request.num_computed_tokens >= len(prompt) + 5)  # noqa: B023
-        end_last_shard(engine, name)
+        end_shard(engine.workers[-1], name)
         c.until_over(course)
         c.idle()
         assert course.tokens == expected(course.prompt), failing
@@ -884,6 +949,130 @@ def test_epochs_of_shards(make: Callable[..., Cluster]) -> None:
     (course,) = c.serve(list(range(21)))
     assert course.event(EventKind.MATCHED).epoch == epoch
     c.check()
+
+
+@latent_ranks
+def test_latent_ranks(make: Callable[..., Cluster]) -> None:
+    """Latent KV is read, sent and stored by rank 0 alone, in one namespace for engines of any number of ranks."""
+    c = make()
+    prompt = list(range(90))
+    c.serve(prompt)
+    c.stored(prompt, 22)
+    name = c.ns.name
+    assert name.endswith("/tp1.0")
+    for engine in c.engines.values():
+        assert [len(worker.definitions) for worker in engine.workers] == [1] + [0] * (len(engine.workers) - 1)
+        assert engine.workers[0].definitions[0].name == name
+        assert engine.counters["loads"] == 1
+        saved = OUTPUT // BLOCK if engine.role == Role.DECODE else 0
+        assert engine.counters["saved_blocks"] == saved
+    (course,) = c.serve([*prompt, 500])
+    assert course.tokens == expected(course.prompt)
+    event = course.event(EventKind.STARTED)
+    assert event.read_by_prefill + event.read_by_decode == 88
+    c.check()
+
+
+@latent_ranks
+@pytest.mark.parametrize(("chunk", "layer"), [(1000, 0), (5, 1), (5, LAYERS - 1)])
+def test_latent_layer_that_is_not_loaded(make: Callable[..., Cluster], chunk: int, layer: int) -> None:
+    """If rank 0 has not loaded a layer, all ranks compute the prompt again. Nothing that they computed from garbage is stored."""
+    c = make(chunk=chunk)
+    prompt = list(range(60))
+    c.serve(prompt)
+    c.stored(prompt, 15)
+    course, pe, _ = planned(c, [*prompt, *range(500, 520)])
+    name = attempt_of(course)
+
+    def fail(computed: int) -> None:
+        if computed == layer:
+            end_shard(pe.workers[0], name)
+
+    pe.before_layer = fail
+    c.start(course)
+    assert course.prefill is not None
+    request = course.prefill[1]
+    c.until(lambda: request in pe.running)
+    pe.before_layer = lambda layer: None
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(course.prompt)
+    assert EventKind.REPLANNED in course.kinds()
+    assert pe.counters["attempts_failed"] == 1
+    c.stored(course.prompt, 20)
+    c.check()
+
+
+@latent_ranks
+@pytest.mark.parametrize("when", ["before it is received", "when it is received"])
+def test_latent_decode_that_fails(make: Callable[..., Cluster], when: str) -> None:
+    """A transfer of a decode engine that fails ends the attempt in all ranks. A prompt that has been received reaches all of them."""
+    c = make(chunk=5)
+    prompt = list(range(60))
+    c.serve(prompt)
+    c.stored(prompt, 15)
+    course, _, de = planned(c, [*prompt, *range(500, 540)])
+    name = attempt_of(course)
+    c.start(course)
+    assert course.decode is not None
+    request = course.decode[1]
+    received = when == "when it is received"
+    if received:
+        # The prompt is ready, and the transfer has not ended, because storage waits for a part of it.
+        c.until(lambda: name in de.workers[0]._running and de.workers[0]._running[name].ready)
+    else:
+        c.until(lambda: name in de.workers[0]._running)
+    end_shard(de.workers[0], name)
+    c.until_over(course)
+    c.idle()
+    assert course.tokens == expected(course.prompt)
+    if not received:
+        assert course.kinds().count(EventKind.REPLANNED) == 1
+        assert request.num_computed_tokens == 0 or request.aborted
+    c.check()
+
+
+@latent_ranks
+def test_epoch_of_latent_ranks(make: Callable[..., Cluster]) -> None:
+    """All ranks return the epoch that rank 0 has begun, also if it is the next one."""
+    c = make()
+    for engine, version, epoch in zip(c.engines.values(), (0, 2), (2, 2), strict=True):
+        assert [worker.bump(version) for worker in engine.workers] == [epoch] * len(engine.workers)
+        engine.step()
+        assert engine.side._epoch == epoch
+    (course,) = c.serve(list(range(21)))
+    assert course.event(EventKind.MATCHED).epoch == 2
+    c.node.stop()
+    for engine in c.engines.values():
+        for worker in engine.workers:
+            worker._options = dataclasses.replace(worker._options, connect_timeout=0.01)
+            with pytest.raises(errors.Error):
+                worker.bump(0)
+    c.check()
+
+
+@pytest.mark.parametrize(
+    ("groups", "pools", "why"),
+    [
+        ([64], 1, "every layer has a sliding window, before which the engine frees blocks; PenstockDualPath serves full attention"),
+        ([0, 64], 2, "the engine has a KV cache group for each kind of layer; .* start it without --no-disable-hybrid-kv-cache-manager"),
+        ([0], 2, "the engine has a KV cache group for each kind of layer"),
+    ],
+)
+def test_windows_of_an_engine(groups: list[int], pools: int, why: str) -> None:
+    """An engine that frees blocks of a running request does not start, and the error names the reason or the setting."""
+    layers = [LayerGroup(window, [Layer(f"layer {i}", 0, PAGE, PAGE, min(i, pools - 1))]) for i, window in enumerate(groups)]
+    facts = {"layers": [], "specs": ["FullAttentionSpec"]}
+    layout = Layout(layers, pools, BLOCKS, BLOCK, [(0, PAGE * BLOCKS, None)], facts)
+    worker = Worker(Options(), _adapter.Counters("x"), role=Role.PREFILL, broadcast=lambda spans: None)
+    with pytest.raises(errors.InvalidError, match=why):
+        worker.open(layout, {"model": "m"}, 0, 1)
+
+
+def test_latent_shards() -> None:
+    """Latent KV is one shard, so an engine with another number of them does not start, and the error names the option."""
+    with testing.node() as node, pytest.raises(errors.InvalidError, match="option 'shards' is 2: the model's KV is latent"):
+        Engine(node, "", "p", Role.PREFILL, ranks=2, latent=True, shards=2)
 
 
 class Reports:

@@ -12,38 +12,38 @@ import (
 // Config has all settings of a storage node. Of the field tags, yaml is the key and doc the help
 // text of its flag.
 type Config struct {
-	Data []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first"`
+	Data []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first" restart:"volumes are added and removed by penstock volume, or at a start"`
 	// AddVolumes is needed once: afterwards the volumes' superblocks list each other.
-	AddVolumes bool `yaml:"add_volumes" doc:"format the empty directories of data, for disks that were added or that replace a lost one; otherwise an empty directory counts as a disk that is not mounted, and is refused"`
-	Degraded   bool `yaml:"degraded" doc:"start although volumes are missing (a disk is not mounted, or does not respond), if at least half of them are present; blocks on the missing volumes are misses until these are back and the node is restarted. Otherwise the node does not start"`
-	Capacity   Size `yaml:"capacity" doc:"hard cap on the bytes of all volumes and the index, e.g. 2TiB; 0 takes 90% of the space that is free or already used by this node, at each start"`
+	AddVolumes bool `yaml:"add_volumes" doc:"format the empty directories of data, for disks that were added or that replace a lost one; otherwise an empty directory counts as a disk that is not mounted, and is refused" restart:"it has an effect only at a start"`
+	Degraded   bool `yaml:"degraded" doc:"start although volumes are missing (a disk is not mounted, or does not respond), if at least half of them are present; blocks on the missing volumes are misses until these are back and the node is restarted. Otherwise the node does not start" restart:"it has an effect only at a start"`
+	Capacity   Size `yaml:"capacity" doc:"hard cap on the bytes of all volumes and the index, e.g. 2TiB; 0 takes 90% of the space that is free or already used by this node, at each start" restart:"the store and the index are sized by it at the start"`
 
-	Listen      string `yaml:"listen" doc:"address of the gRPC control plane"`
-	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port is used; with provider shm it is the path of a unix socket"`
-	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
-	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they detect it, map the arena, copy blocks from the arena or read them in place, and write blocks in one call; empty turns it off. It is fastest with hugetlb"`
-	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled"`
-	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name"`
+	Listen      string `yaml:"listen" doc:"address of the gRPC control plane" restart:"the listener is open"`
+	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port is used; with provider shm it is the path of a unix socket" restart:"the listener is open"`
+	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off" restart:"the listener is open"`
+	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they detect it, map the arena, copy blocks from the arena or read them in place, and write blocks in one call; empty turns it off. It is fastest with hugetlb" restart:"the listener is open"`
+	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled" restart:"clients have the node's address"`
+	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name" restart:"metrics, spans and clients have the node's name"`
 
-	IO          string   `yaml:"io" values:"auto uring posix" doc:"I/O backend of the volumes: auto, uring or posix"`
-	Arena       Size     `yaml:"arena" doc:"pinned memory that holds all bytes in flight"`
-	HugeTLB     bool     `yaml:"hugetlb" doc:"take the arena from reserved huge pages (vm.nr_hugepages) when there are enough; otherwise transparent huge pages"`
-	IndexCache  Size     `yaml:"index_cache" doc:"block cache of the index's Pebble store"`
-	Segment     Size     `yaml:"segment" doc:"size of one preallocated segment file of a new volume; 0 is 1 GiB, or less where the capacity is small"`
-	Prewrite    bool     `yaml:"prewrite" doc:"write zeroes into new segments ahead of need, so that first writes run at full speed"`
-	FreeFloor   Size     `yaml:"free_floor" doc:"refuse writes while the file system has less free space than this"`
-	Durability  string   `yaml:"durability" values:"async batch sync" doc:"when a write is acknowledged: async, batch (synced together each sync_interval) or sync"`
-	SyncEvery   Duration `yaml:"sync_interval" doc:"longest time that durability batch leaves data and index unsynced"`
-	Eviction    string   `yaml:"eviction" values:"s3fifo lru fifo" doc:"policy: s3fifo, lru or fifo"`
-	ScrubRate   Size     `yaml:"scrub_rate" doc:"bytes per second that the background scrubber reads; 0 turns it off"`
-	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for requests in flight"`
+	IO          string   `yaml:"io" values:"auto uring posix" doc:"I/O backend of the volumes: auto, uring or posix" restart:"the volumes are opened with it"`
+	Arena       Size     `yaml:"arena" doc:"pinned memory that holds all bytes in flight" restart:"the arena is registered with devices and NICs"`
+	HugeTLB     bool     `yaml:"hugetlb" doc:"take the arena from reserved huge pages (vm.nr_hugepages) when there are enough; otherwise transparent huge pages" restart:"the arena is registered with devices and NICs"`
+	IndexCache  Size     `yaml:"index_cache" doc:"block cache of the index's Pebble store" restart:"the index is opened with it"`
+	Segment     Size     `yaml:"segment" doc:"size of one preallocated segment file of a new volume; 0 is 1 GiB, or less where the capacity is small" restart:"the volumes are opened with it"`
+	Prewrite    bool     `yaml:"prewrite" doc:"write zeroes into new segments ahead of need, so that first writes run at full speed" restart:"the volumes are opened with it"`
+	FreeFloor   Size     `yaml:"free_floor" doc:"refuse writes while the file system has less free space than this" reload:"live"`
+	Durability  string   `yaml:"durability" values:"async batch sync" doc:"when a write is acknowledged: async, batch (synced together each sync_interval) or sync" restart:"writers rely on the durability that the node reported to them"`
+	SyncEvery   Duration `yaml:"sync_interval" doc:"longest time that durability batch leaves data and index unsynced" restart:"writers rely on the durability that the node reported to them"`
+	Eviction    string   `yaml:"eviction" values:"s3fifo lru fifo" doc:"policy: s3fifo, lru or fifo" restart:"the index is opened with it"`
+	ScrubRate   Size     `yaml:"scrub_rate" doc:"bytes per second that the background scrubber reads; 0 turns it off" reload:"live"`
+	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for requests in flight" reload:"live"`
 
-	DataPlane DataPlane `yaml:"data_plane"`
+	DataPlane DataPlane `yaml:"data_plane" restart:"the transfer engine is opened with it"`
 	Auth      Auth      `yaml:"auth"`
 	Limits    Limits    `yaml:"limits"`
 	Log       Log       `yaml:"log"`
-	Trace     Trace     `yaml:"trace"`
-	Insecure  bool      `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can read and overwrite the cache"`
+	Trace     Trace     `yaml:"trace" restart:"the exporter of spans is connected"`
+	Insecure  bool      `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can read and overwrite the cache" reload:"live"`
 }
 
 // DataPlane selects and configures the transfer engine.
@@ -63,34 +63,34 @@ func (c *Config) Encrypted() bool { return c.Auth.TLSCert != "" && c.DataPlane.T
 
 // Auth protects the control plane, over which the data plane's token is sent.
 type Auth struct {
-	TokenFile string `yaml:"token_file" doc:"file with the bearer token that every call must carry"`
-	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the listener and, unless data_plane.tls is off, of the data plane"`
-	TLSKey    string `yaml:"tls_key" doc:"private key (PEM) of auth.tls_cert"`
-	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS"`
+	TokenFile string `yaml:"token_file" doc:"file with the bearer tokens, one a line, one of which every call must carry" reload:"live"`
+	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the listener and, unless data_plane.tls is off, of the data plane" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
+	TLSKey    string `yaml:"tls_key" doc:"private key (PEM) of auth.tls_cert" reload:"live" toggle:"a listener that is open cannot change between plain text and TLS"`
+	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS" reload:"live"`
 }
 
 // Limits bounds every queue. The doc tag of each field states the behaviour when the queue is full.
 type Limits struct {
-	Reads        int      `yaml:"reads" doc:"concurrent Read calls for each volume; further calls wait in a queue of the same length, and calls beyond that get Busy"`
-	Writes       int      `yaml:"writes" doc:"maximum number of open reservations; further ones get Busy"`
-	ReadBytes    Size     `yaml:"read_bytes" doc:"maximum payload of one Read call; 0 means 64 MiB, or a quarter of the arena if that is less"`
-	WriteBytes   Size     `yaml:"write_bytes" doc:"maximum payload of one Reserve call; 0 as for read_bytes"`
-	Leases       int      `yaml:"leases" doc:"maximum number of open leases; further leases are denied, and the match is not leased"`
-	LeaseTTL     Duration `yaml:"lease_ttl" doc:"longest lease; longer ones are shortened to this"`
-	ChainBlocks  int      `yaml:"chain_blocks" doc:"maximum number of blocks in one chain; longer chains are refused"`
-	Reservation  Duration `yaml:"reservation_ttl" doc:"time for which a reservation stays open without Commit"`
-	EventHistory int      `yaml:"event_history" doc:"events kept for consumers that reconnect; a consumer that needs older ones gets a gap"`
-	LoanBytes    Size     `yaml:"loan_bytes" doc:"maximum arena memory on loan to engines on this host; further reads get Busy; 0 is a quarter of the arena"`
-	StagingBytes Size     `yaml:"staging_bytes" doc:"memory, in addition to the arena, for the bytes that engines on this host write; an engine for which too little is left writes over the data plane; 0 is a quarter of the arena"`
-	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for memory before Busy"`
-	ReadWait     Duration `yaml:"read_wait" doc:"longest wait of a Read call for a volume; blocks that the volume has not read by then are misses"`
-	HungAfter    Duration `yaml:"hung_after" doc:"time after which a request to a volume, or to the drive of the index, counts as hung: the volume fails, or the index refuses changes, until the device works again; at least 1s, and longer than any pause of a shared file system, e.g. a failover"`
+	Reads        int      `yaml:"reads" doc:"concurrent Read calls for each volume; further calls wait in a queue of the same length, and calls beyond that get Busy" reload:"live"`
+	Writes       int      `yaml:"writes" doc:"maximum number of open reservations; further ones get Busy" reload:"live"`
+	ReadBytes    Size     `yaml:"read_bytes" doc:"maximum payload of one Read call; 0 means 64 MiB, or a quarter of the arena if that is less" restart:"clients have this limit from the node since they connected, and send calls up to it"`
+	WriteBytes   Size     `yaml:"write_bytes" doc:"maximum payload of one Reserve call; 0 as for read_bytes" restart:"clients have this limit from the node since they connected, and send calls up to it"`
+	Leases       int      `yaml:"leases" doc:"maximum number of open leases; further leases are denied, and the match is not leased" reload:"live"`
+	LeaseTTL     Duration `yaml:"lease_ttl" doc:"longest lease; longer ones are shortened to this" reload:"live"`
+	ChainBlocks  int      `yaml:"chain_blocks" doc:"maximum number of blocks in one chain; longer chains are refused" restart:"clients have this limit from the node since they connected, and send calls up to it"`
+	Reservation  Duration `yaml:"reservation_ttl" doc:"time for which a reservation stays open without Commit" reload:"live"`
+	EventHistory int      `yaml:"event_history" doc:"events kept for consumers that reconnect; a consumer that needs older ones gets a gap" restart:"the log of events has this size"`
+	LoanBytes    Size     `yaml:"loan_bytes" doc:"maximum arena memory on loan to engines on this host; further reads get Busy; 0 is a quarter of the arena" reload:"live"`
+	StagingBytes Size     `yaml:"staging_bytes" doc:"memory, in addition to the arena, for the bytes that engines on this host write; an engine for which too little is left writes over the data plane; 0 is a quarter of the arena" restart:"engines on this host have mapped the memory"`
+	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for memory before Busy" reload:"live"`
+	ReadWait     Duration `yaml:"read_wait" doc:"longest wait of a Read call for a volume; blocks that the volume has not read by then are misses" reload:"live"`
+	HungAfter    Duration `yaml:"hung_after" doc:"time after which a request to a volume, or to the drive of the index, counts as hung: the volume fails, or the index refuses changes, until the device works again; at least 1s, and longer than any pause of a shared file system, e.g. a failover" restart:"volumes and index are opened with it"`
 }
 
 // Log has the settings of the log on standard error.
 type Log struct {
-	Level  string `yaml:"level" values:"debug info warn error" doc:"debug, info, warn or error"`
-	Format string `yaml:"format" values:"text json" doc:"text or json"`
+	Level  string `yaml:"level" values:"debug info warn error" doc:"debug, info, warn or error" reload:"live"`
+	Format string `yaml:"format" values:"text json" doc:"text or json" restart:"a log in two formats cannot be parsed"`
 }
 
 // Trace has the settings for OpenTelemetry spans.
@@ -209,6 +209,9 @@ func (c *Config) Validate() error {
 	positive("limits.reads", c.Limits.Reads)
 	positive("limits.writes", c.Limits.Writes)
 	positive("limits.leases", c.Limits.Leases)
+	if c.Limits.Leases > leasesMax {
+		bad("limits.leases", "%d is more than %d", c.Limits.Leases, leasesMax)
+	}
 	lasting("limits.lease_ttl", c.Limits.LeaseTTL)
 	positive("limits.chain_blocks", c.Limits.ChainBlocks)
 	lasting("limits.reservation_ttl", c.Limits.Reservation)
@@ -224,6 +227,9 @@ func (c *Config) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// leasesMax is the limit of the index (trie.MaxLeasesLimit).
+const leasesMax = 1 << 24
 
 // ProviderSHM is the data plane between processes of one host. Its data_listen is a path.
 const ProviderSHM = "shm"

@@ -12,44 +12,44 @@ import (
 // Gateway has the settings of a gateway of inference engines. As in other nodes, /metrics has an
 // address of its own, apart from the API's.
 type Gateway struct {
-	Listen      string   `yaml:"listen" doc:"address of the OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/models, /health"`
-	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
-	Engines     []string `yaml:"engine" doc:"base URL of an inference engine, e.g. http://10.0.0.1:8000, with its name before it where it has one, e.g. p0=http://10.0.0.1:8000; once for each engine, or with commas between"`
-	EngineCA    string   `yaml:"engine_ca" doc:"CA (PEM) of engines with https; empty is the system's"`
-	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for requests in flight"`
+	Listen      string   `yaml:"listen" doc:"address of the OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/models, /health" restart:"the listener is open"`
+	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off" restart:"the listener is open"`
+	Engines     []string `yaml:"engine" doc:"base URL of an inference engine, e.g. http://10.0.0.1:8000, with its name before it where it has one, e.g. p0=http://10.0.0.1:8000; once for each engine, or with commas between" restart:"the front is made with it"`
+	EngineCA    string   `yaml:"engine_ca" doc:"CA (PEM) of engines with https; empty is the system's" restart:"the connections are open"`
+	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for requests in flight" reload:"live"`
 
-	MaxInFlight  int      `yaml:"max_in_flight" doc:"maximum concurrent requests of an engine; further requests wait"`
-	MaxQueue     int      `yaml:"max_queue" doc:"maximum waiting requests; further requests are answered with 429"`
-	QueueWait    Duration `yaml:"queue_wait" doc:"maximum wait for an engine before 429"`
-	MaxAttempts  int      `yaml:"max_attempts" doc:"maximum engines to which a request is sent, one after another, until one answers"`
-	LoadFactor   float64  `yaml:"load_factor" doc:"load of an engine, as a multiple of the mean, up to which it is chosen for the prefix of a prompt; at least 1"`
-	PrefixBlocks int      `yaml:"prefix_blocks" doc:"blocks of prompts, of 256 bytes, that are stored for each engine; the least recently used are dropped"`
-	MaxBody      Size     `yaml:"max_body" doc:"maximum body of a request; a longer one is answered with 413"`
-	BodyMemory   Size     `yaml:"body_memory" doc:"maximum memory for the bodies of all requests; further requests are answered with 429"`
+	MaxInFlight  int      `yaml:"max_in_flight" doc:"maximum concurrent requests of an engine; further requests wait" restart:"the front is made with it"`
+	MaxQueue     int      `yaml:"max_queue" doc:"maximum waiting requests; further requests are answered with 429" restart:"the front is made with it"`
+	QueueWait    Duration `yaml:"queue_wait" doc:"maximum wait for an engine before 429" restart:"the front is made with it"`
+	MaxAttempts  int      `yaml:"max_attempts" doc:"maximum engines to which a request is sent, one after another, until one answers" restart:"the front is made with it"`
+	LoadFactor   float64  `yaml:"load_factor" doc:"load of an engine, as a multiple of the mean, up to which it is chosen for the prefix of a prompt; at least 1" restart:"the front is made with it"`
+	PrefixBlocks int      `yaml:"prefix_blocks" doc:"blocks of prompts, of 256 bytes, that are stored for each engine; the least recently used are dropped" restart:"the front is made with it"`
+	MaxBody      Size     `yaml:"max_body" doc:"maximum body of a request; a longer one is answered with 413" restart:"the front is made with it"`
+	BodyMemory   Size     `yaml:"body_memory" doc:"maximum memory for the bodies of all requests; further requests are answered with 429" restart:"the front is made with it"`
 
-	HealthInterval Duration `yaml:"health_interval" doc:"time between two polls of an engine's /health"`
-	HealthTimeout  Duration `yaml:"health_timeout" doc:"time limit of a poll"`
+	HealthInterval Duration `yaml:"health_interval" doc:"time between two polls of an engine's /health" restart:"the front is made with it"`
+	HealthTimeout  Duration `yaml:"health_timeout" doc:"time limit of a poll" restart:"the front is made with it"`
 
-	Planner      string   `yaml:"planner" doc:"address of the planner of a prefill/decode cluster, host:port; it then chooses the engines of completions. Empty: the gateway chooses one by prefix and load"`
-	Namespace    string   `yaml:"namespace" doc:"namespace of the cluster's KV at the storage nodes; needed with a planner"`
-	Servers      []string `yaml:"servers" doc:"gRPC addresses of the storage nodes, host:port with commas between; needed with a planner"`
-	OutputTokens int      `yaml:"output_tokens" doc:"tokens that the planner reserves for the output of a request that does not limit it"`
-	TenantHeader string   `yaml:"tenant_header" doc:"header of a request that names its tenant, at most 256 bytes; the planner has the tenants' weights (schedule.weights). Empty: requests have no tenant"`
-	FirstToken   Duration `yaml:"first_token" doc:"deadline of the first token after the arrival of a request: the planner refuses requests that it cannot start in time, with 429. 0: no limit"`
-	FirstHeader  string   `yaml:"first_token_header" doc:"header of a request that has the deadline in milliseconds, which overrides first_token. Empty: no header"`
-	ReplanWait   Duration `yaml:"replan_wait" doc:"maximum wait of a request whose engines failed before the first byte of the answer, until the planner starts it again"`
-	TokenFile    string   `yaml:"token_file" doc:"file with the bearer token of planner and storage nodes"`
-	CA           string   `yaml:"ca" doc:"CA (PEM) that their certificates are signed by; implies tls"`
-	Cert         string   `yaml:"cert" doc:"client certificate (PEM) for them; implies tls"`
-	CertKey      string   `yaml:"key" doc:"private key (PEM) of cert"`
-	TLS          bool     `yaml:"tls" doc:"use TLS to planner and storage nodes, with the system's CAs unless ca is given"`
-	PlainToken   bool     `yaml:"plain_token" doc:"send the token of token_file in plain text to a planner or storage node on another machine"`
+	Planner      string   `yaml:"planner" doc:"address of the planner of a prefill/decode cluster, host:port; it then chooses the engines of completions. Empty: the gateway chooses one by prefix and load" restart:"the connections are open"`
+	Namespace    string   `yaml:"namespace" doc:"namespace of the cluster's KV at the storage nodes; needed with a planner" restart:"the connections are open"`
+	Servers      []string `yaml:"servers" doc:"gRPC addresses of the storage nodes, host:port with commas between; needed with a planner" restart:"the connections are open"`
+	OutputTokens int      `yaml:"output_tokens" doc:"tokens that the planner reserves for the output of a request that does not limit it" restart:"the front is made with it"`
+	TenantHeader string   `yaml:"tenant_header" doc:"header of a request that names its tenant, at most 256 bytes; the planner has the tenants' weights (schedule.weights). Empty: requests have no tenant" restart:"the front is made with it"`
+	FirstToken   Duration `yaml:"first_token" doc:"deadline of the first token after the arrival of a request: the planner refuses requests that it cannot start in time, with 429. 0: no limit" restart:"the front is made with it"`
+	FirstHeader  string   `yaml:"first_token_header" doc:"header of a request that has the deadline in milliseconds, which overrides first_token. Empty: no header" restart:"the front is made with it"`
+	ReplanWait   Duration `yaml:"replan_wait" doc:"maximum wait of a request whose engines failed before the first byte of the answer, until the planner starts it again" restart:"the front is made with it"`
+	TokenFile    string   `yaml:"token_file" doc:"file with the bearer token of planner and storage nodes" restart:"the connections are open"`
+	CA           string   `yaml:"ca" doc:"CA (PEM) that their certificates are signed by; implies tls" restart:"the connections are open"`
+	Cert         string   `yaml:"cert" doc:"client certificate (PEM) for them; implies tls" restart:"the connections are open"`
+	CertKey      string   `yaml:"key" doc:"private key (PEM) of cert" restart:"the connections are open"`
+	TLS          bool     `yaml:"tls" doc:"use TLS to planner and storage nodes, with the system's CAs unless ca is given" restart:"the connections are open"`
+	PlainToken   bool     `yaml:"plain_token" doc:"send the token of token_file in plain text to a planner or storage node on another machine" restart:"the connections are open"`
 
-	Offload Offload `yaml:"offload"`
+	Offload Offload `yaml:"offload" restart:"the remote datacenter is connected"`
 
 	Auth     Auth `yaml:"auth"`
 	Log      Log  `yaml:"log"`
-	Insecure bool `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can use the engines"`
+	Insecure bool `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can use the engines" reload:"live"`
 }
 
 // Offload is the prefill of long prompts in another datacenter.

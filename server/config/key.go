@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding"
 	"fmt"
 	"maps"
@@ -31,6 +32,11 @@ type Key struct {
 	Doc string
 	// Values are the possible values, if they are few and fixed.
 	Values []string
+	// Restart is the reason why a running process cannot change the setting. Empty: it can.
+	Restart string
+	// toggle is the reason why the setting of a running process cannot become empty, or cease to be
+	// empty. Empty: it can.
+	toggle string
 	value  reflect.Value
 }
 
@@ -104,17 +110,26 @@ func (k Key) String() string {
 func (c *Config) Keys() []Key { return keysOf(c) }
 
 // keysOf returns the keys of the struct that c points to.
-func keysOf(c any) []Key { return appendKeys(nil, "", reflect.ValueOf(c).Elem()) }
+func keysOf(c any) []Key { return appendKeys(nil, "", "", reflect.ValueOf(c).Elem()) }
 
-func appendKeys(keys []Key, prefix string, v reflect.Value) []Key {
+// appendKeys appends the keys of v. restart is the reason of the fields that have none.
+func appendKeys(keys []Key, prefix, restart string, v reflect.Value) []Key {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
-		path := prefix + f.Tag.Get("yaml")
+		path, restart := prefix+f.Tag.Get("yaml"), cmp.Or(f.Tag.Get("restart"), restart)
 		if v.Field(i).Kind() == reflect.Struct {
-			keys = appendKeys(keys, path+".", v.Field(i))
+			keys = appendKeys(keys, path+".", restart, v.Field(i))
 			continue
 		}
-		keys = append(keys, Key{Path: path, Doc: f.Tag.Get("doc"), Values: strings.Fields(f.Tag.Get("values")), value: v.Field(i)})
+		k := Key{Path: path, Doc: f.Tag.Get("doc"), Values: strings.Fields(f.Tag.Get("values")), toggle: f.Tag.Get("toggle"), value: v.Field(i)}
+		switch reload := f.Tag.Get("reload"); {
+		case reload == "live":
+		case reload != "" || restart == "":
+			panic("config: key " + path + " has neither the tag reload nor the tag restart")
+		default:
+			k.Restart = restart
+		}
+		keys = append(keys, k)
 	}
 	return keys
 }

@@ -7,16 +7,16 @@ import (
 
 // Planner has all settings of a planner node.
 type Planner struct {
-	Listen      string   `yaml:"listen" doc:"address of gRPC, for gateways and the leaders of engine groups"`
-	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
-	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for calls in flight"`
+	Listen      string   `yaml:"listen" doc:"address of gRPC, for gateways and the leaders of engine groups" restart:"the listener is open"`
+	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off" restart:"the listener is open"`
+	DrainWithin Duration `yaml:"drain_timeout" doc:"maximum wait of SIGTERM for calls in flight" reload:"live"`
 
-	Schedule Schedule `yaml:"schedule"`
-	Network  Network  `yaml:"network"`
+	Schedule Schedule `yaml:"schedule" restart:"the requests in progress were planned with it"`
+	Network  Network  `yaml:"network" restart:"the sources of the network are open"`
 	Auth     Auth     `yaml:"auth"`
 	Log      Log      `yaml:"log"`
-	Trace    Trace    `yaml:"trace"`
-	Insecure bool     `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can submit, take and end requests"`
+	Trace    Trace    `yaml:"trace" restart:"the exporter of spans is connected"`
+	Insecure bool     `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can submit, take and end requests" reload:"live"`
 }
 
 // Schedule has the constants of dualpath.Options; 0 selects the default, which follows from the two

@@ -3,7 +3,6 @@ package front
 import (
 	"bytes"
 	"context"
-	"crypto/subtle"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -25,6 +24,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/penstock-kv/penstock/internal/bearer"
 	"github.com/penstock-kv/penstock/internal/options"
 )
 
@@ -43,9 +43,10 @@ type Options struct {
 	Engines []Engine
 	// EngineTLS is the configuration for engines with https. Nil means the system's default.
 	EngineTLS *tls.Config
-	// BearerToken, if set, must be in the Authorization header of each request. If it is empty,
-	// every request is accepted. The header is passed on to the engine in both cases.
-	BearerToken string
+	// Tokens returns the accepted bearer tokens. The Authorization header of each request must have
+	// one of them. If Tokens is nil or returns no token, every request is accepted. The header is
+	// passed on to the engine in all cases.
+	Tokens func() []string
 	// MaxInFlight is the largest number of concurrent requests at an engine. Default 256.
 	MaxInFlight int
 	// MaxQueue is the largest number of requests that wait for an engine, default 1024. QueueWait
@@ -336,11 +337,7 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 func (f *Front) authorized(r *http.Request) bool {
-	if f.opts.BearerToken == "" {
-		return true
-	}
-	given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	return ok && subtle.ConstantTimeCompare([]byte(given), []byte(f.opts.BearerToken)) == 1
+	return f.opts.Tokens == nil || bearer.Accepts(f.opts.Tokens(), r.Header.Get("Authorization"))
 }
 
 // readBody returns the whole body of a request. It returns false after it has sent an error

@@ -501,7 +501,7 @@ func TestQueueWait(t *testing.T) {
 // TestRefusals: the responses that the front makes itself.
 func TestRefusals(t *testing.T) {
 	e := newEngine(t, say("ok"))
-	s := start(t, Options{MaxBodyBytes: 100, BearerToken: "secret"}, e)
+	s := start(t, Options{MaxBodyBytes: 100, Tokens: func() []string { return []string{"secret"} }}, e)
 	for _, c := range []struct {
 		name, method, path, token, body string
 		chunked                         bool
@@ -705,9 +705,7 @@ func TestOptions(t *testing.T) {
 
 // TestMetricsPage compares docs/metrics.md with the registry.
 func TestMetricsPage(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	newMetrics(registry, nil)
-	testkit.CheckMetricsPage(t, "penstock_gateway_", registry.Describe)
+	testkit.CheckMetricsPage(t, "penstock_gateway_", DescribeMetrics)
 }
 
 // BenchmarkOverhead compares requests through the front with requests to the engine, sent

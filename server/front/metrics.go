@@ -102,3 +102,10 @@ func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 	}
 	return m
 }
+
+// DescribeMetrics sends the definition of each metric of a gateway to ch.
+func DescribeMetrics(ch chan<- *prometheus.Desc) {
+	r := prometheus.NewRegistry()
+	newMetrics(r, nil)
+	r.Describe(ch)
+}

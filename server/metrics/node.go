@@ -57,6 +57,8 @@ type Node struct {
 	RecoverySeconds prometheus.Gauge
 	RecoveredBlocks prometheus.Gauge
 	RejectedEntries prometheus.Gauge
+
+	Reloads *Reloads
 }
 
 // latencyBuckets span 5 µs (a match) to 20 s (a deadline), a factor 2 apart.
@@ -69,6 +71,7 @@ func NewNode(r prometheus.Registerer) *Node {
 	removals := []string{"evicted", "deleted", "epoch", "corrupt", "delivered", "volume"}
 	return &Node{
 		namespaces: ns,
+		Reloads:    NewReloads(r),
 
 		MatchRequests: ns.counter(reg, "match_requests_total", "Match calls."),
 		MatchCuts:     reg.reasons("match_cuts_total", "Match calls by the reason for the length of the match", "complete", "absent", "epoch", "lease_denied", "state_missing", "window_missing", "limit", "too_long"),

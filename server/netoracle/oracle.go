@@ -244,6 +244,9 @@ var (
 	bandwidthDesc  = prometheus.NewDesc("penstock_network_bandwidth_bytes_per_second", "Bandwidth of one path of a tier, as reported to the planner.", []string{"tier"}, nil)
 )
 
+// DescribeMetrics sends the definition of each metric of the network to ch.
+func DescribeMetrics(ch chan<- *prometheus.Desc) { (&collector{}).Describe(ch) }
+
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{upDesc, ageDesc, congestionDesc, bandwidthDesc} {

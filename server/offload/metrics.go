@@ -34,3 +34,10 @@ func newMetrics(f *Offload) *metrics {
 	)
 	return m
 }
+
+// DescribeMetrics sends the definition of each metric of the offload to ch.
+func DescribeMetrics(ch chan<- *prometheus.Desc) {
+	r := prometheus.NewRegistry()
+	newMetrics(&Offload{opts: Options{Registry: r}})
+	r.Describe(ch)
+}

@@ -317,9 +317,7 @@ func TestTimeout(t *testing.T) {
 
 // TestMetricsPage compares docs/metrics.md with the registry.
 func TestMetricsPage(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	newMetrics(&Offload{opts: Options{Registry: registry}})
-	testkit.CheckMetricsPage(t, "penstock_offload_", registry.Describe)
+	testkit.CheckMetricsPage(t, "penstock_offload_", DescribeMetrics)
 }
 
 // TestFirstToken: the time of the remote prefill counts towards the deadline of the first token.

@@ -39,6 +39,20 @@ var (
 	descQueue      = desc("read_queue_tokens", "Reading queue of a machine's storage NIC, as reported and assigned since.", "node")
 )
 
+// newSteps returns the histogram of the duration of the planner's steps.
+func newSteps() prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "penstock_planner_step_seconds", Help: "Time of one event in the planner, its actions queued.",
+		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 10),
+	})
+}
+
+// DescribeMetrics sends the definition of each metric of a planner to ch.
+func DescribeMetrics(ch chan<- *prometheus.Desc) {
+	newSteps().Describe(ch)
+	(&collector{}).Describe(ch)
+}
+
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{

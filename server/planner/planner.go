@@ -156,10 +156,7 @@ func New(opts Options) (*Service, error) {
 		jobs: make(map[dualpath.RequestID]*job), byName: make(map[string]*job), recent: newRecent(opts.Planner.MaxExplain),
 		stop: make(chan struct{}), done: make(chan struct{}),
 	}
-	s.steps = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "penstock_planner_step_seconds", Help: "Time of one event in the planner, its actions queued.",
-		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 10),
-	})
+	s.steps = newSteps()
 	if opts.Registry != nil {
 		for _, c := range []prometheus.Collector{s.steps, &collector{s}} {
 			if err := opts.Registry.Register(c); err != nil {

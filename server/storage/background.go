@@ -28,9 +28,7 @@ func (n *Node) startLoops() {
 	if n.opts.Durability == blockstore.DurabilityBatch {
 		n.loops.Go(n.syncLoop)
 	}
-	if n.opts.ScrubBytesPerSecond > 0 {
-		n.loops.Go(n.scrubLoop)
-	}
+	n.loops.Go(n.scrubLoop)
 }
 
 // every calls f at the interval until the node stops.
@@ -126,22 +124,28 @@ func ignoreCancel(err error) error {
 	return err
 }
 
+// scrubLoop scrubs at the current rate, and waits while the rate is 0.
 func (n *Node) scrubLoop() {
 	var from kv.Extent
 	for {
-		result, err := n.scrubStep(n.stopped, from, n.opts.ScrubBytesPerSecond)
-		if err != nil {
-			n.logIf("scrub", ignoreCancel(err))
-		}
-		from = result.Next
-		pause := time.Duration(0)
-		if result.Done || err != nil {
-			pause = scrubPause
+		var resume <-chan time.Time // never, while the scrubber is off
+		if rate := n.limits.Load().ScrubBytesPerSecond; rate > 0 {
+			result, err := n.scrubStep(n.stopped, from, rate)
+			if err != nil {
+				n.logIf("scrub", ignoreCancel(err))
+			}
+			from = result.Next
+			pause := time.Duration(0)
+			if result.Done || err != nil {
+				pause = scrubPause
+			}
+			resume = time.After(pause)
 		}
 		select {
 		case <-n.stopped.Done():
 			return
-		case <-time.After(pause):
+		case <-n.scrubRate:
+		case <-resume:
 		}
 	}
 }

@@ -1,60 +1,116 @@
 package storage
 
-import "context"
+import (
+	"context"
+	"slices"
+	"sync"
+)
 
 // A gate bounds the concurrent calls. As many calls again may wait, and further calls are refused
-// at once.
+// at once. Calls that wait enter in the order of their arrival.
 type gate struct {
-	running chan struct{} // a token for each running call
-	waiting chan struct{} // a token for each running or waiting call
+	mu sync.Mutex
+	// max bounds running, and waiting too. Invariant: running <= max, unless setMax has lowered max
+	// since the calls entered.
+	max, running int
+	// waiting has a channel for each call that waits, which is closed when the call may run.
+	waiting []chan struct{}
+	// empty is made by close, and closed when no call runs. While it is not nil no call enters.
+	empty chan struct{}
 }
 
-func newGate(n int) *gate {
-	return &gate{running: make(chan struct{}, n), waiting: make(chan struct{}, 2*n)}
-}
+func newGate(n int) *gate { return &gate{max: n} }
 
 // enter returns nil when the call may run; the call must then end with leave. ErrBusy means that
 // too many calls wait.
 func (g *gate) enter(ctx context.Context) error {
-	select {
-	case g.waiting <- struct{}{}:
-	default:
+	g.mu.Lock()
+	if g.running < g.max && len(g.waiting) == 0 && g.empty == nil {
+		g.running++
+		g.mu.Unlock()
+		return nil
+	}
+	if len(g.waiting) >= g.max {
+		g.mu.Unlock()
 		return ErrBusy
 	}
+	turn := make(chan struct{})
+	g.waiting = append(g.waiting, turn)
+	g.mu.Unlock()
 	select {
-	case g.running <- struct{}{}:
-		return nil
-	default: // ctx.Done has a cost
-	}
-	select {
-	case g.running <- struct{}{}:
+	case <-turn:
 		return nil
 	case <-ctx.Done():
-		<-g.waiting
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if i := slices.Index(g.waiting, turn); i >= 0 {
+		g.waiting = slices.Delete(g.waiting, i, i+1)
 		return ctx.Err()
 	}
+	g.leaveLocked() // the turn came at the same time
+	return ctx.Err()
 }
 
 func (g *gate) leave() {
-	<-g.running
-	<-g.waiting
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.leaveLocked()
 }
 
-// close acquires every token: it waits for the running calls and admits no further call. It fails
-// only if a call is still running when ctx ends. It closes an empty gate even if ctx has ended
-// before.
-func (g *gate) close(ctx context.Context) error {
-	for range cap(g.running) {
-		select {
-		case g.running <- struct{}{}:
-			continue
-		default:
-		}
-		select {
-		case g.running <- struct{}{}:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+func (g *gate) leaveLocked() {
+	g.running--
+	if g.empty != nil && g.running == 0 {
+		close(g.empty)
 	}
-	return nil
+	g.admitLocked()
+}
+
+// admitLocked lets the calls run that have waited longest and for which there is room.
+func (g *gate) admitLocked() {
+	n := 0
+	for n < len(g.waiting) && g.running < g.max && g.empty == nil {
+		close(g.waiting[n])
+		g.running++
+		n++
+	}
+	g.waiting = slices.Delete(g.waiting, 0, n)
+}
+
+// setMax changes the bound. Calls that run or wait stay.
+func (g *gate) setMax(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.max = n
+	g.admitLocked()
+}
+
+// limit returns the bound.
+func (g *gate) limit() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.max
+}
+
+// close waits for the running calls and admits no further call. It fails only if a call is still
+// running when ctx ends. It closes an empty gate even if ctx has ended before. It is called once.
+func (g *gate) close(ctx context.Context) error {
+	g.mu.Lock()
+	g.empty = make(chan struct{})
+	if g.running == 0 {
+		close(g.empty)
+	}
+	empty := g.empty
+	g.mu.Unlock()
+	select {
+	case <-empty:
+		return nil
+	default:
+	}
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -67,7 +67,8 @@ func (n *Node) allocFrom(ctx context.Context, sizeBytes int64, try func(int) (ar
 			return buf, err
 		}
 	}
-	wait, cancel := context.WithTimeout(ctx, n.opts.QueueWait)
+	within := n.limits.Load().QueueWait
+	wait, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	buf, err = alloc(wait, int(sizeBytes))
 	switch {
@@ -76,7 +77,7 @@ func (n *Node) allocFrom(ctx context.Context, sizeBytes int64, try func(int) (ar
 	case ctx.Err() != nil:
 		return buf, ctx.Err()
 	case errors.Is(err, arena.ErrBusy) || wait.Err() != nil:
-		return buf, fmt.Errorf("%w: %d bytes of the arena (%[4]d bytes) were not free within %[3]v", ErrBusy, sizeBytes, n.opts.QueueWait, len(n.opts.Arena.Bytes()))
+		return buf, fmt.Errorf("%w: %d bytes of the arena (%[4]d bytes) were not free within %[3]v", ErrBusy, sizeBytes, within, len(n.opts.Arena.Bytes()))
 	}
 	return buf, err
 }

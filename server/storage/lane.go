@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -16,8 +17,9 @@ import (
 // the device holds until it completes. So a volume that hangs fills only its own lane.
 type lane struct {
 	volume int
-	// places bounds the Loads that read from the volume or wait for budget.
-	places chan struct{}
+	// loads counts the Loads that read from the volume or wait for budget, and max bounds them.
+	// Invariant: loads <= max, unless SetLimits has lowered max since the Loads entered.
+	loads, max atomic.Int64
 	// budget bounds the arena memory of the reads of the volume that are in flight.
 	budget      *semaphore.Weighted
 	budgetBytes int64
@@ -28,7 +30,8 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 	lanes := make([]*lane, volumes)
 	for i := range lanes {
 		bytes := arenaBytes / 4 * 3 / int64(volumes)
-		lanes[i] = &lane{volume: i, places: make(chan struct{}, readsMax), budget: semaphore.NewWeighted(bytes), budgetBytes: bytes}
+		lanes[i] = &lane{volume: i, budget: semaphore.NewWeighted(bytes), budgetBytes: bytes}
+		lanes[i].max.Store(int64(readsMax))
 	}
 	return lanes
 }
@@ -36,15 +39,18 @@ func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
 // enter takes a place for a Load without waiting. leave returns the place. ErrBusy means that there
 // is no free place.
 func (l *lane) enter() error {
-	select {
-	case l.places <- struct{}{}:
-		return nil
-	default:
-		return fmt.Errorf("%w: %d loads are already reading from volume %d", ErrBusy, cap(l.places), l.volume)
+	for {
+		n := l.loads.Load()
+		if n >= l.max.Load() {
+			return fmt.Errorf("%w: %d loads are already reading from volume %d", ErrBusy, n, l.volume)
+		}
+		if l.loads.CompareAndSwap(n, n+1) {
+			return nil
+		}
 	}
 }
 
-func (l *lane) leave() { <-l.places }
+func (l *lane) leave() { l.loads.Add(-1) }
 
 // acquire waits up to limit for bytes of the budget, and then fails with ErrBusy. A request above
 // the whole budget takes the whole budget. The result is the amount to release.
@@ -70,7 +76,8 @@ func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (i
 // the caller must not touch the batch, because the device may still write to its memory. The memory
 // then counts against the volume's budget until the device completes.
 func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
-	budget, err := l.acquire(ctx, total, n.opts.QueueWait)
+	limits := n.limits.Load()
+	budget, err := l.acquire(ctx, total, limits.QueueWait)
 	if err != nil {
 		return nil, err
 	}
@@ -89,12 +96,12 @@ func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []bloc
 		l.budget.Release(budget)
 		done <- err
 	})
-	timer := time.NewTimer(n.opts.ReadWait)
+	timer := time.NewTimer(limits.ReadWait)
 	defer timer.Stop()
 	select {
 	case err = <-done:
 	case <-timer.C:
-		err = fmt.Errorf("volume %d has not completed a read within %v: %w", l.volume, n.opts.ReadWait, context.DeadlineExceeded)
+		err = fmt.Errorf("volume %d has not completed a read within %v: %w", l.volume, limits.ReadWait, context.DeadlineExceeded)
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}

@@ -190,12 +190,12 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 	if err := n.checkLoad(ns, req); err != nil {
 		return LoadResult{}, err
 	}
-	wait, cancel := context.WithTimeout(ctx, n.opts.QueueWait)
+	wait, cancel := context.WithTimeout(ctx, n.limits.Load().QueueWait)
 	err := n.reads.enter(wait)
 	cancel()
 	if err != nil {
 		if ctx.Err() == nil {
-			err = fmt.Errorf("%w: %d loads are running and as many wait", ErrBusy, cap(n.reads.running))
+			err = fmt.Errorf("%w: %d loads are running and as many wait", ErrBusy, n.reads.limit())
 		}
 		return LoadResult{}, err
 	}

@@ -8,11 +8,11 @@ import (
 // A loanBook counts and bounds the arena memory that readers on this host keep after their Load.
 // Transfers cannot use that memory.
 type loanBook struct {
+	mu  sync.Mutex
 	max int64
-
-	mu sync.Mutex
 	// bytes is the size of the buffers with a loan. A buffer counts once and in full, because it is
-	// freed only when its last piece is returned. Invariant: bytes <= max.
+	// freed only when its last piece is returned. Invariant: bytes <= max, unless setMax has lowered
+	// max since the loans were taken.
 	bytes int64
 	loans int
 }
@@ -29,6 +29,13 @@ func (b *loanBook) roomLocked(sizeBytes int64) error {
 		return fmt.Errorf("%w: readers on this host may keep %d bytes of the arena (limits.loan_bytes), and too little of that is free", ErrBusy, b.max)
 	}
 	return nil
+}
+
+// setMax bounds the loans from now on.
+func (b *loanBook) setMax(max int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.max = max
 }
 
 // take records a loan of h.

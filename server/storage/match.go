@@ -84,7 +84,9 @@ func (n *Node) countMatch(ns kv.Namespace, asked int, match trie.Match) {
 }
 
 // LeaseTTL returns the TTL that a lease requested with ttl gets.
-func (n *Node) LeaseTTL(ttl time.Duration) time.Duration { return min(ttl, n.opts.LeaseTTLMax) }
+func (n *Node) LeaseTTL(ttl time.Duration) time.Duration {
+	return min(ttl, n.limits.Load().LeaseTTLMax)
+}
 
 // Renew makes a lease end ttl from now, at most LeaseTTLMax.
 func (n *Node) Renew(id trie.LeaseID, ttl time.Duration) error {

@@ -40,6 +40,7 @@ type Node struct {
 	room       *roomMaker
 	movers     []*mover // by volume
 	loans      loanBook
+	limits     atomic.Pointer[Limits]
 
 	draining atomic.Bool
 	refusing atomic.Bool // the last result of noteWriteState: writes are refused
@@ -54,6 +55,8 @@ type Node struct {
 	closing  sync.Once
 	closeErr error
 	reclaim  chan struct{}
+	// scrubRate has a token when the rate of the scrubber has changed.
+	scrubRate chan struct{}
 
 	// nsMu orders changes of namespaces with the writes of the catalogue. It is held across the
 	// catalogue's I/O, because such changes are rare and no data path takes it.
@@ -96,6 +99,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		writeBytes:   semaphore.NewWeighted(int64(len(opts.Arena.Bytes())) / 2),
 		reservations: make(map[ReservationID]*Reservation),
 		reclaim:      make(chan struct{}, 1),
+		scrubRate:    make(chan struct{}, 1),
 	}
 	// Half of the arena is reserved for writers, and writers use only that half.
 	opts.Arena.SetShare(int64(len(opts.Arena.Bytes())) / 2)
@@ -106,6 +110,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 	n.room = newRoomMaker(n)
 	n.movers = newMovers(n)
 	n.loans.max = n.opts.LoanBytesMax
+	n.limits.Store(startLimits(&n.opts))
 	if err := n.recover(ctx); err != nil {
 		return nil, fmt.Errorf("storage: recover: %w", err)
 	}

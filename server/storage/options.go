@@ -117,8 +117,8 @@ func (o *Options) EnsureDefaults() {
 	if o.HotBytes == 0 && o.Arena != nil {
 		o.HotBytes = int64(len(o.Arena.Bytes())) * 3 / 4
 	}
-	if o.LoanBytesMax == 0 && o.Arena != nil {
-		o.LoanBytesMax = int64(len(o.Arena.Bytes())) / 4
+	if o.Arena != nil {
+		o.LoanBytesMax = loanBytesMax(o.LoanBytesMax, o.Arena)
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -129,6 +129,14 @@ func (o *Options) EnsureDefaults() {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+}
+
+// loanBytesMax returns Options.LoanBytesMax, or its default if it is 0.
+func loanBytesMax(bytes int64, a *arena.Arena) int64 {
+	if bytes == 0 {
+		return int64(len(a.Bytes())) / 4
+	}
+	return bytes
 }
 
 // Validate returns an error for the first invalid field of o, or nil.

@@ -228,7 +228,7 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach
 	r.mem = newHold(buf)
 	r.mem.released = func() { n.writeBytes.Release(sizeBytes) }
 	r.ID = ReservationID(n.nextReserve.Add(1))
-	r.Expires = n.opts.Now().Add(n.opts.ReservationTTL)
+	r.Expires = n.opts.Now().Add(n.limits.Load().ReservationTTL)
 	if !r.parent.IsZero() {
 		// If there is no lease, the parent may be absent at the commit, which then refuses the
 		// blocks.
@@ -254,7 +254,7 @@ func (n *Node) enter(r *Reservation) error {
 	if n.draining.Load() {
 		return ErrDraining
 	}
-	if len(n.reservations) >= n.opts.ReservationsMax {
+	if len(n.reservations) >= n.limits.Load().ReservationsMax {
 		return fmt.Errorf("%w: %d reservations are already open", ErrBusy, len(n.reservations))
 	}
 	n.reservations[r.ID] = r

@@ -73,13 +73,14 @@ func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int6
 		return fmt.Errorf("%w: %d writers already wait for room", ErrBusy, roomWaiters)
 	}
 	defer r.waiting.Add(-1)
-	limit, cancel := context.WithTimeout(ctx, r.node.opts.QueueWait)
+	within := r.node.limits.Load().QueueWait
+	limit, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	if err := s.Acquire(limit, weight); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return fmt.Errorf("%w: waited %v for the evictions of other writers", ErrBusy, r.node.opts.QueueWait)
+		return fmt.Errorf("%w: waited %v for the evictions of other writers", ErrBusy, within)
 	}
 	return nil
 }

@@ -14,7 +14,9 @@ import (
 // ends, or as Busy after QueueWait. If roomWaiters writers wait already, it is Busy at once.
 func TestTurnCanBeGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := &Node{opts: Options{QueueWait: 2 * time.Second}}
+		limits := Limits{QueueWait: 2 * time.Second}
+		n := &Node{}
+		n.limits.Store(&limits)
 		r := roomMaker{node: n, turn: semaphore.NewWeighted(roomAlone)}
 		if err := r.wait(t.Context(), r.turn, roomAlone); err != nil {
 			t.Fatal(err)
@@ -35,8 +37,8 @@ func TestTurnCanBeGivenUp(t *testing.T) {
 			t.Errorf("cancelled: %v after %v", err, time.Since(start))
 		}
 		for range roomWaiters - 1 {
-			if err := <-late; !errors.Is(err, ErrBusy) || time.Since(start) != n.opts.QueueWait {
-				t.Fatalf("%v after %v; want Busy after %v", err, time.Since(start), n.opts.QueueWait)
+			if err := <-late; !errors.Is(err, ErrBusy) || time.Since(start) != limits.QueueWait {
+				t.Fatalf("%v after %v; want Busy after %v", err, time.Since(start), limits.QueueWait)
 			}
 		}
 		r.turn.Release(roomAlone)

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/sim/flow"
 )
 
-// roundBits of a request's ID are its round, the others its agent.
+// roundBits is the number of low bits of a request's ID that hold its round. The high bits hold its
+// agent.
 const roundBits = 16
 
 // Cluster is the state of one run.
@@ -56,8 +57,8 @@ type agent struct {
 type request struct {
 	id    dualpath.RequestID
 	agent int
-	// context, append and gen are those of the round. Of the context, hit tokens are read; compute
-	// tokens are computed.
+	// context, append and gen are the token counts of the round. Of the prompt, hit tokens are read
+	// from storage, and compute tokens are computed.
 	context, append, gen int
 	hit, compute         int
 	attempt              uint64
@@ -76,7 +77,7 @@ type request struct {
 // prompt returns the length of the request's prompt.
 func (r *request) prompt() int { return r.context + r.append }
 
-// length returns the tokens that the request needs in a decode engine's HBM.
+// length returns the number of tokens for which the request needs room in a decode engine's HBM.
 func (r *request) length() int { return r.prompt() + r.gen }
 
 // New returns a cluster at time 0.
@@ -224,7 +225,8 @@ func (c *Cluster) fail(err error) {
 	c.k.Stop()
 }
 
-// givePrefill counts a request among those of a prefill engine, once.
+// givePrefill adds a request to the load of a prefill engine, unless the request has a prefill
+// engine.
 func (c *Cluster) givePrefill(r *request, pe *prefiller) {
 	if r.pe == nil {
 		r.pe = pe
@@ -233,7 +235,7 @@ func (c *Cluster) givePrefill(r *request, pe *prefiller) {
 	}
 }
 
-// giveDecode counts a request among those of a decode engine, once.
+// giveDecode adds a request to the load of a decode engine, unless the request has a decode engine.
 func (c *Cluster) giveDecode(r *request, de *decoder) {
 	if r.de == nil {
 		r.de = de
@@ -261,7 +263,7 @@ func (c *Cluster) submit(i int) {
 	c.wake()
 }
 
-// wake lets every group fetch work.
+// wake schedules a fetch of work for every group.
 func (c *Cluster) wake() {
 	for _, g := range c.pgroups {
 		g.wake(c)
@@ -271,8 +273,8 @@ func (c *Cluster) wake() {
 	}
 }
 
-// fetchDecode passes a decode group's report to the planner. The requests that wait for its memory
-// are assigned at the next fetch of a prefill group.
+// fetchDecode passes a decode group's report to the planner. Requests that wait for the memory of a
+// decode engine are assigned at the next fetch of a prefill group.
 func (c *Cluster) fetchDecode(f *fetcher) {
 	c.fetch(f)
 	if c.plan.Stats().Queued > 0 {
@@ -330,8 +332,8 @@ func (c *Cluster) readDone(r *request, p dualpath.Part) {
 		c.loaded(r)
 	}
 	c.step(dualpath.Progress{At: c.k.Now(), Request: r.id, Attempt: r.attempt, Side: p.Side, Upto: p.To})
-	// A shorter reading queue may put engines into the first class. On either side it affects which
-	// side reads the next prefix.
+	// A shorter reading queue may move engines into the planner's preferred class. It also affects
+	// whether the prefill node or the decode node reads the next prefix.
 	r.pe.group.wake(c)
 	if p.Side == dualpath.Decode {
 		r.de.group.wake(c)
@@ -363,7 +365,8 @@ func (c *Cluster) prefilled(r *request) {
 			r.de.arrive(r)
 		})
 	default:
-		// The KV goes to the decode engine's memory layer by layer, and then to its HBM.
+		// The KV is sent to the memory of the decode engine's node layer by layer, and then to the
+		// engine's HBM.
 		if r.sent > c.k.Now() {
 			c.k.At(r.sent, func() { r.de.await(r) })
 			return

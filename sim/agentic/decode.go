@@ -8,15 +8,16 @@ import (
 )
 
 // decoder is a decode engine. All of its requests are in its batch. Between two changes of the
-// batch all steps have the same duration, so they are counted in steps and not simulated one by
-// one.
+// batch all steps have the same duration, so the number of steps is computed, and steps are not
+// simulated one by one.
 type decoder struct {
 	c     *Cluster
 	id    dualpath.EngineID
 	group *decodeGroup
 	node  *node
 	cnic  computeNIC
-	// tokens and requests count the assigned, unfinished work.
+	// tokens is the number of tokens of the assigned, unfinished requests; requests is the number
+	// of these requests.
 	tokens, requests int
 	// free is the free HBM in tokens; waiting are the requests that wait for HBM.
 	free    int
@@ -25,7 +26,7 @@ type decoder struct {
 	// batch is a heap by target; joining are the requests that join at the next step.
 	batch   []*request
 	joining []*request
-	// steps is the number of steps done at time base; each later one takes step.
+	// steps is the number of steps done at time base; each later step takes the duration step.
 	steps int64
 	base  time.Duration
 	step  time.Duration
@@ -49,8 +50,8 @@ func newDecoder(c *Cluster, g *decodeGroup, n *node, id dualpath.EngineID) *deco
 	return e
 }
 
-// report fills in the group's reports. The free HBM in a report does not include the part that
-// assigned requests will need.
+// report fills in the group's reports. A report gives the free HBM minus the HBM that assigned
+// requests will need.
 func (g *decodeGroup) report(nodes int, at []node) {
 	g.init(g.c, g.id, len(g.engines), at[:nodes], func(out []dualpath.EngineReport) {
 		for i, e := range g.engines {
@@ -68,8 +69,8 @@ func (g *decodeGroup) up() dualpath.GroupUp {
 	return ev
 }
 
-// await queues a request whose KV is in the node's memory. It moves to the HBM, in order, when
-// there is room.
+// await queues a request whose KV is in the node's memory. The KV is moved to the HBM when there is
+// room, in the order of the queue.
 func (e *decoder) await(r *request) {
 	e.waiting = append(e.waiting, r)
 	e.admit()
@@ -89,7 +90,7 @@ func (e *decoder) admit() {
 
 // arrive adds a request whose KV needs no copy into the HBM.
 func (e *decoder) arrive(r *request) {
-	e.free -= r.length() // may become negative: waiting for HBM is not modelled here
+	e.free -= r.length() // may become negative: arrive does not wait for room
 	e.join(r)
 }
 

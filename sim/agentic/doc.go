@@ -20,18 +20,18 @@
 //   - A compute NIC serves one transfer after the other, in each direction. A transfer occupies the
 //     NICs at both ends, and is complete when both have served it (see send). The loads and stores
 //     of a layerwise step run while the step computes, and the step lasts at least until its
-//     slowest load has arrived. The model ignores that the first and the last layer cannot overlap,
-//     1/61 of a transfer.
+//     slowest load has arrived. In fact the first and the last layer, 1/61 of a transfer each,
+//     cannot be transferred during compute; the model ignores this.
 //   - A prefill group (expert parallel) steps together: a step takes its overhead, the longest
 //     attention of its engines, and the rest of the model's work spread over all of them (DualPath
-//     section 6.2). Attention of n tokens after c cached ones is n (fixed + perContext (c + n/2))
-//     operations; A GPU does Model.FLOPS per second.
+//     section 6.2). Attention of n tokens after c cached tokens takes n (fixed + perContext (c +
+//     n/2)) operations. A GPU does Model.FLOPS operations per second.
 //   - A decode engine takes d0 + d1*batch per step; requests join and leave between steps.
-//   - Basic needs a request's HBM from the first byte read to the last byte sent to
-//     the decode engine; layerwise prefill does not (section 2.1).
-//   - An Oracle reads and sends nothing (section 7.2).
+//   - System Basic holds HBM for a request's whole prompt, from the first byte read to the last
+//     byte sent to the decode engine. Layerwise prefill needs no such HBM (section 2.1).
+//   - System Oracle reads and sends no KV (section 7.2).
 //   - The cached tokens are the whole blocks of the context. The appended tokens are
-//     computed; Options.RecomputeTail adds the rest of the last block.
+//     computed; with Options.RecomputeTail, so are the context's tokens after its last whole block.
 //
 // A decision of the planner takes no time, and its actions arrive at once. The planner's Tick is
 // not called: it handles slow and dead engines, and the simulation has none.
@@ -39,9 +39,11 @@
 // # Metrics
 //
 // Result has the duration of the job, the latencies of every round, and the tokens that each
-// storage NIC read over time. NICBalance is max/avg over the NICs in windows, the attention balance
-// is max/avg over the engines of a step. Both have little meaning while the cluster is underloaded,
-// so both leave out windows below a given load, or steps after a given time.
+// storage NIC read over time. NICBalance is the traffic of the busiest storage NIC divided by the
+// mean over the NICs, in windows of time. AttentionBalance is the longest attention time of an
+// engine in a step divided by the mean over the engines. Both have little meaning while the cluster
+// is underloaded. So NICBalance leaves out windows below a given load, and both leave out what
+// happens after a given time.
 //
 // One seed has one result: equal values of Result.Digest mean equal runs. A Cluster must be used by
 // one goroutine.

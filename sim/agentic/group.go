@@ -8,8 +8,8 @@ import (
 )
 
 // fetcher is the common part of both kinds of groups: they fetch work from the planner at
-// intervals. Each group has its own phase. With one phase for all, the first group would always
-// take all the work.
+// intervals. Each group has its own phase in the interval. If all groups fetched at the same time,
+// the first group would always take all the work.
 type fetcher struct {
 	id      dualpath.GroupID
 	fetches *sim.Timer
@@ -27,8 +27,8 @@ func (f *fetcher) init(c *Cluster, id dualpath.GroupID, engines int, nodes []nod
 	f.event = dualpath.Fetch{Group: id, Engines: make([]dualpath.EngineReport, engines), Nodes: make([]dualpath.NodeReport, len(nodes))}
 }
 
-// wake schedules the group's next fetch at its phase. A fetch without new information is left out,
-// because it would change nothing.
+// wake schedules the group's next fetch, at the group's phase in the fetch interval. It is called
+// only after a change, because a fetch without a change would have no effect.
 func (f *fetcher) wake(c *Cluster) {
 	if f.fetches.Due() != sim.Never {
 		return

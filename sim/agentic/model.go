@@ -22,15 +22,15 @@ type Model struct {
 	// A decode step takes StepBase + StepPer*batch.
 	StepBase, StepPer time.Duration
 	// PrefillHBM and DecodeHBM are the capacities of an engine for KV, in tokens. Layerwise prefill
-	// does not use the first.
+	// does not use PrefillHBM.
 	PrefillHBM, DecodeHBM int
 }
 
 // DeepSeek660B is DeepSeek-V3.2, "DS 660B": 37 billion active parameters, sparse attention over
-// 2048 tokens chosen by an indexer that looks at all tokens (DualPath Table 1). A token has 61
-// layers of 1280 bytes: the latent in 16 bits and the indexer's key in 8 bits, which the paper's
-// job times imply. The paper does not print rates and step times; they were fitted once to its
-// Figures 7 and 10.
+// 2048 tokens chosen by an indexer that looks at all tokens (DualPath Table 1). A token's KV has 61
+// layers of 1280 bytes: the latent with 16 bits per value, and the indexer's key with 8 bits per
+// value. The job times in the paper imply this size. The paper does not print FLOPS and step times;
+// their values here were fitted to its Figures 7 and 10.
 func DeepSeek660B() Model {
 	return Model{
 		Name: "DS 660B", KVBytes: 61 * 1280,
@@ -81,12 +81,12 @@ func (m Model) Validate() error {
 	return nil
 }
 
-// Attention returns the time model of one engine's attention, for dualpath/batch.
+// Attention returns the model of one engine's attention time that dualpath/batch takes.
 func (m Model) Attention() batch.Model {
 	return batch.Model{PerToken: m.AttentionFixed / m.FLOPS, PerPair: m.AttentionPerContext / m.FLOPS}
 }
 
-// Work returns the FLOP of n tokens after cached tokens.
+// Work returns the FLOP that the prefill of n tokens takes after cached tokens.
 func (m Model) Work(cached, n int) float64 {
 	return float64(n) * (m.Linear + m.AttentionFixed + m.AttentionPerContext*(float64(cached)+float64(n)/2))
 }

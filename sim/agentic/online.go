@@ -11,17 +11,18 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// SLO is the objective of an online service: bounds of the means over a window.
+// SLO is the objective of an online service: upper bounds for the mean TTFT and the mean TPOT over
+// a window.
 type SLO struct{ TTFT, TPOT time.Duration }
 
-// PaperSLO returns the SLO of DualPath section 7.4.
+// PaperSLO returns the SLO in section 7.4 of the DualPath paper.
 func PaperSLO() SLO { return SLO{TTFT: 4 * time.Second, TPOT: 50 * time.Millisecond} }
 
 // sloWindow is the window over which latencies are compared with the SLO: the paper's sliding
 // window.
 const sloWindow = 150 * time.Second
 
-// exceeds reports whether the last window before now exceeds the SLO.
+// exceeds reports whether the mean TTFT or TPOT of the sloWindow before now exceeds the SLO.
 func (s SLO) exceeds(r *Result, now time.Duration) bool {
 	w := r.Between(now-sloWindow, now)
 	if w.Rounds == 0 {
@@ -32,22 +33,23 @@ func (s SLO) exceeds(r *Result, now time.Duration) bool {
 
 // Online are the options of an open loop.
 type Online struct {
-	// Set has the trajectories that arrive, MaxLen bounds their length.
+	// Set has the trajectories of the arriving agents. MaxLen is the maximum length of a
+	// trajectory, in tokens.
 	Set    []workload.Trajectory
 	MaxLen int
 	// APS is the number of agents that arrive per second, by a Poisson process.
 	APS float64
-	// Horizon is the duration of the run; its last third counts as steady. The longest trajectories
-	// take more than an hour: default 90 minutes.
+	// Horizon is the duration of the run, default 90 minutes, because the longest trajectories take
+	// more than an hour. The last third counts as steady.
 	Horizon time.Duration
-	// SLO ends the run when a window exceeds it; zero means never.
+	// SLO ends the run when the means of a window exceed it; zero means that none is checked.
 	SLO SLO
 }
 
 // DefaultHorizon is Online.Horizon's default.
 const DefaultHorizon = 90 * time.Minute
 
-// RunOnline runs an open loop on the cluster of opts, whose agents and arrivals it sets.
+// RunOnline runs an open loop on the cluster of opts. It sets opts.Agents and opts.Arrivals.
 // Result.Exceeded reports whether the run exceeded the SLO.
 func RunOnline(ctx context.Context, opts Options, on Online) (*Result, error) {
 	options.SetDefault(&on.Horizon, DefaultHorizon)
@@ -85,14 +87,15 @@ func (c *Cluster) watch(s SLO) {
 	c.k.At(sloWindow, look)
 }
 
-// Steady returns the last third of a run with the given horizon.
+// Steady returns the sums over the last third of a run with the given horizon.
 func (r *Result) Steady(horizon time.Duration) Window {
 	return r.Between(horizon-horizon/3, horizon)
 }
 
-// Capacity returns the largest multiple of step, up to most, at which no window of a run exceeds
-// the SLO, found by bisection; 0 if there is none. progress, if not nil, is called with each rate
-// tried and whether it was sustained.
+// Capacity returns the highest arrival rate, in agents per second, at which no window of a run
+// exceeds the SLO. It searches the multiples of step up to most by bisection, and returns 0 if no
+// rate is sustained. progress, if not nil, is called with each rate and whether the rate was
+// sustained.
 func Capacity(ctx context.Context, opts Options, on Online, step, most float64, progress func(aps float64, ok bool)) (float64, error) {
 	lo, hi := 0, int(most/step+1e-9)+1 // lo is sustained, hi is not
 	for hi-lo > 1 {

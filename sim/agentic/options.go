@@ -16,17 +16,17 @@ import (
 type System uint8
 
 const (
-	// Basic reads on the prefill side, holds a request's HBM during the read, and packs all ready
-	// requests.
+	// Basic reads at the prefill node, holds a request's HBM during the read, and packs all ready
+	// requests into a step.
 	Basic System = iota
-	// Layerwise is Basic without the need for HBM, and with the compute quota, which
-	// the paper has in all systems but Basic (section A.4).
+	// Layerwise is Basic without holding HBM, and with the compute quota. In the paper all systems
+	// but Basic have the quota (section A.4).
 	Layerwise
-	// RoundRobin is Layerwise with reads on the two sides in turn.
+	// RoundRobin is Layerwise with reads at the prefill node and at the decode node in turn.
 	RoundRobin
-	// DualPath is the paper's system: it reads on the side with the shorter queue.
+	// DualPath is the paper's system: the node with the shorter reading queue reads.
 	DualPath
-	// DualPathSplit is the production planner with its defaults: both sides read parts of one
+	// DualPathSplit is the production planner with its defaults: both nodes read parts of one
 	// request.
 	DualPathSplit
 	// Oracle is DualPath without reads and transfers.
@@ -57,18 +57,20 @@ func ParseSystem(name string) (System, error) {
 type Options struct {
 	System System
 	Model  Model
-	// PrefillNodes and DecodeNodes have GPUs engines each (default 8), a storage NIC of SNIC
-	// bytes/s (default 50e9), and a compute NIC of CNIC bytes/s for each engine (default 50e9).
+	// PrefillNodes and DecodeNodes are numbers of nodes. Each node has GPUs engines (default 8), a
+	// storage NIC of SNIC bytes/s (default 50e9), and a compute NIC of CNIC bytes/s for each engine
+	// (default 50e9).
 	PrefillNodes, DecodeNodes, GPUs int
 	SNIC, CNIC                      float64
 	// PrefillGroup and DecodeGroup are the numbers of nodes per group; the default is all nodes.
 	PrefillGroup, DecodeGroup int
 
-	// Agents to run; with Arrivals, agent i begins at Arrivals[i], else all begin at
-	// 0. An agent's rounds follow each other at once.
+	// Agents are the agents to run. With Arrivals, agent i begins at Arrivals[i], else all begin at
+	// time 0. Each round of an agent begins when the round before it ends.
 	Agents   []workload.Trajectory
 	Arrivals []time.Duration
-	// Until ends the run at that time; 0 means when all agents are done.
+	// Until is the virtual time at which the run ends; 0 means that it ends when all agents are
+	// done.
 	Until time.Duration
 
 	// BlockTokens is the number of tokens per block; default 64.
@@ -83,16 +85,17 @@ type Options struct {
 	StepOverhead time.Duration
 	// FetchEvery is the time between two fetches of a group; default 20 ms.
 	FetchEvery time.Duration
-	// SLO is the objective with which rounds are compared; default PaperSLO. It affects no
-	// decision.
+	// SLO is the objective with which the latencies of rounds are compared; default PaperSLO. It
+	// affects no decision of the planner.
 	SLO SLO
-	// Planner has further options of the planner. System determines its policy. Rates that are 0,
-	// and with them alpha and beta, are derived from the model.
+	// Planner has further options of the planner. System determines its policy. Rates that are 0
+	// are derived from the model, and so are the planner's alpha and beta.
 	Planner dualpath.Options
-	// Record, if not nil, is called with every event of the planner and its actions, which are
-	// valid during the call.
+	// Record, if not nil, is called with every event passed to the planner and the actions that
+	// Step returned. The actions are valid only during the call.
 	Record func(dualpath.Event, []dualpath.Action)
-	// Progress, if not nil, is called now and then with the completed rounds and the time.
+	// Progress, if not nil, is called at intervals with the number of completed rounds and the
+	// virtual time.
 	Progress func(rounds int, now time.Duration)
 	Seed     uint64
 }
@@ -111,7 +114,7 @@ func (o *Options) ensureDefaults() {
 	options.SetDefault(&o.SLO, PaperSLO())
 }
 
-// Validate returns an error that names the first option that no cluster can have.
+// Validate returns an error that names the first impossible option.
 func (o *Options) Validate() error {
 	if err := o.Model.Validate(); err != nil {
 		return err
@@ -154,8 +157,8 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// plannerOptions returns the options of the planner for this cluster, with the values that a
-// profile of it would measure.
+// plannerOptions returns the options of the planner for this cluster. Rates have the values that a
+// profile of the cluster would measure.
 func (o *Options) plannerOptions() dualpath.Options {
 	p := o.Planner
 	options.SetDefault(&p.ReadRate, o.SNIC/float64(o.Model.KVBytes))
@@ -171,14 +174,14 @@ func (o *Options) plannerOptions() dualpath.Options {
 	default:
 		p.Policy = dualpath.Shorter
 	}
-	// Groups fetch only if there is work, so a group without fetches must not count as lost.
+	// Groups fetch only after a change, so a group without fetches must not count as lost.
 	options.SetDefault(&p.GroupTimeout, math.MaxInt64)
 	options.SetDefault(&p.MaxExplain, 1)
 	return p
 }
 
-// ProfilePrefill returns the tokens of prompts, cached ones included, that an engine completes per
-// second. The planner counts unfinished work in whole prompts.
+// ProfilePrefill returns the rate at which an engine completes prompts, in tokens per second,
+// cached tokens included. The planner counts unfinished work in whole prompts.
 func (o *Options) ProfilePrefill() float64 {
 	var prompts, seconds float64
 	for i := range o.Agents[:min(len(o.Agents), 500)] {

@@ -15,14 +15,17 @@ type prefiller struct {
 	group *prefillGroup
 	node  *node
 	cnic  computeNIC
-	// tokens and requests count the unfinished work: tok_e and seq_e.
+	// tokens is the number of tokens of the unfinished requests, requests the number of these
+	// requests: tok_e and seq_e in the DualPath paper.
 	tokens, requests int
-	// ready are the requests that have their prefix and wait for steps, in order of arrival.
+	// ready are the requests whose prefix has been read and that wait for steps, in order of
+	// arrival.
 	ready []*request
-	// chunks are those of the running step.
+	// chunks are the engine's chunks of prompts in the running step.
 	chunks []batch.Chunk
 
-	// free is the free HBM of Basic in tokens; waiting are the requests that wait for it.
+	// free is the free HBM in tokens, used by system Basic; waiting are the requests that wait for
+	// HBM.
 	free    int
 	waiting []*request
 }
@@ -33,7 +36,7 @@ type prefillGroup struct {
 	c       *Cluster
 	id      dualpath.GroupID
 	engines []*prefiller
-	steps   *sim.Timer // begins a step at the end of the instant
+	steps   *sim.Timer // begins a step in the Settle phase
 	ends    *sim.Timer
 	items   []batch.Item
 }
@@ -61,7 +64,8 @@ func (g *prefillGroup) up() dualpath.GroupUp {
 	return ev
 }
 
-// admit starts the read of a request as soon as the engine's HBM has room for it, in order.
+// admit queues a request until the engine's HBM has room for its prompt, and then starts its read.
+// Requests start in the order of the queue.
 func (e *prefiller) admit(r *request) {
 	e.waiting = append(e.waiting, r)
 	e.admitWaiting()
@@ -95,7 +99,7 @@ func shift(q []*request, n int) []*request {
 	return q[:k]
 }
 
-// wakeStep begins a step at the end of the instant, unless one is running.
+// wakeStep begins a step after all events of the current virtual time, unless a step is running.
 func (g *prefillGroup) wakeStep() {
 	if g.ends.Due() == sim.Never && g.steps.Due() == sim.Never {
 		g.steps.Set(g.c.k.Now())
@@ -123,7 +127,7 @@ func (g *prefillGroup) begin() {
 	took := time.Duration(math.Ceil((longest + rest) * 1e9))
 	c.k.Note(uint64(tokens), uint64(took))
 	end := c.k.Now() + c.opts.StepOverhead + took
-	if c.opts.System != Basic && c.opts.System != Oracle { // Basic holds all layers in the HBM; the oracle transfers nothing
+	if c.opts.System != Basic && c.opts.System != Oracle { // Basic holds all layers in the HBM; Oracle transfers nothing
 		for _, e := range g.engines {
 			for _, ch := range e.chunks {
 				end = max(end, c.stream(e.ready[ch.Index], ch.Compute))
@@ -142,7 +146,8 @@ func (e *prefiller) pack(c *Cluster, items *[]batch.Item) float64 {
 	if c.quota {
 		e.chunks = batch.Pack(*items, c.opts.Quota, c.attention, e.chunks)
 		if len(e.chunks) == 0 && len(*items) > 0 {
-			// Not even one token fits the quota. One is computed nevertheless.
+			// Not even one token fits the quota. The step computes one token nevertheless, to make
+			// progress.
 			e.chunks = append(e.chunks, batch.Chunk{Index: 0, Compute: min(1, (*items)[0].Compute)})
 		}
 	} else {

@@ -11,13 +11,13 @@ type Result struct {
 	System System
 	// JCT is the time at which the last agent was done, or at which the run ended.
 	JCT time.Duration
-	// Agents and Rounds are the numbers of completed agents and rounds. AgentTime is the sum of
-	// the agents' durations, from arrival to the last token.
+	// Agents and Rounds are the numbers of completed agents and rounds. AgentTime is the sum over
+	// agents of the time from arrival to the last token.
 	Agents, Rounds int
 	AgentTime      time.Duration
-	// Read has the tokens read by each storage NIC, prefill nodes first. Cached is the sum of the
-	// cached tokens of the completed rounds. If all rounds are complete, the sum of Read equals
-	// Cached.
+	// Read has the number of tokens read by each storage NIC, prefill nodes first. Cached is the
+	// number of cached tokens in the prompts of the completed rounds. If all rounds are complete,
+	// the sum of Read equals Cached.
 	Read   []int64
 	Cached int64
 	// Series has the latencies of the rounds that ended in each window of
@@ -226,8 +226,8 @@ func (r *Result) agentDone(now, arrived time.Duration) {
 
 // NICBalance returns the traffic of the busiest storage NIC divided by the mean traffic of a NIC, for
 // the first nics storage NICs (all, or those of the prefill nodes). The result is the mean over
-// windows of the given length (whole seconds) before until. It covers the windows in which these
-// NICs together read at more than the share floor of their capacity: the paper's Figure 13.
+// windows of the given length (whole seconds) before until, as in the paper's Figure 13. A window
+// counts only if these NICs together read at more than the share floor of their capacity.
 func (r *Result) NICBalance(window, until time.Duration, floor float64, nics int) float64 {
 	width := max(1, int(window/balanceWindow))
 	sum, n := 0.0, 0
@@ -251,8 +251,8 @@ func (r *Result) NICBalance(window, until time.Duration, floor float64, nics int
 	return sum / float64(n)
 }
 
-// BalanceSeries returns max/avg over all storage NICs in each window before until, with the middle
-// of each window in seconds.
+// BalanceSeries returns, for each window before until, its middle in seconds, and the traffic of
+// the busiest storage NIC divided by the mean traffic of a NIC.
 func (r *Result) BalanceSeries(window, until time.Duration) (at, ratio []float64) {
 	width := max(1, int(window/balanceWindow))
 	for i := 0; i+width <= len(r.traffic) && time.Duration(i+width)*balanceWindow <= until; i += width {
@@ -272,8 +272,8 @@ func (r *Result) BalanceSeries(window, until time.Duration) (at, ratio []float64
 	return at, ratio
 }
 
-// AttentionBalance returns the mean of stepBalance.ratio over the steps before until: the paper's
-// Figure 14.
+// AttentionBalance returns the mean of stepBalance.ratio over the steps before until, as in the
+// paper's Figure 14.
 func (r *Result) AttentionBalance(until time.Duration) float64 {
 	sum, n := 0.0, 0
 	for _, s := range r.steps {
@@ -288,7 +288,7 @@ func (r *Result) AttentionBalance(until time.Duration) float64 {
 }
 
 // StorageShare returns the utilization of the storage NICs: the tokens that they read, divided by
-// the tokens that they can read until the job's end.
+// the tokens that they could read at full rate in the duration of the job.
 func (r *Result) StorageShare() float64 {
 	sum := int64(0)
 	for _, t := range r.Read {

@@ -25,14 +25,14 @@ func (p *port) serve(now, took time.Duration, tokens int) time.Duration {
 	return p.free
 }
 
-// send moves tokens from one NIC to another and returns the time at which the transfer
-// ends. Each NIC serves its side of the transfer in its own order at its full rate, and
-// the transfer ends when both have served it. A transfer from a NIC to itself is a copy
-// between the node's memory and the HBM.
+// send moves tokens from one NIC to another and returns the time at which the transfer ends. Each
+// of the two NICs serves the transfer in its own FIFO order at its full rate, and the transfer ends
+// when both have served it. A transfer from a NIC to itself is a copy between the node's memory and
+// the engine's HBM.
 //
-// A NIC never idles while it has transfers, so this is the shortest time that the two
-// NICs allow. Max-min fair rates would be exact, but whenever a transfer ends they must be
-// computed again for all transfers of the cluster.
+// A NIC never idles while it has transfers, so the returned time is the earliest that the two NICs
+// allow. Max-min fair rates would be exact, but each end of a transfer would require new rates for
+// all transfers of the cluster.
 func (c *Cluster) send(from, to *computeNIC, tokens int) time.Duration {
 	now := c.k.Now()
 	took := time.Duration(math.Ceil(float64(tokens) * float64(c.opts.Model.KVBytes) / c.opts.CNIC * 1e9))
@@ -42,8 +42,8 @@ func (c *Cluster) send(from, to *computeNIC, tokens int) time.Duration {
 // stream starts the transfers of one chunk of a layerwise step. It returns the time at which the KV
 // that the chunk attends to is in the prefill engine's HBM. This KV is loaded from the memory into
 // which it was read. The chunk's new KV is sent to the decode engine's memory. Both run layer by
-// layer while the step computes. A later chunk of a cut prompt loads everything before it again,
-// because the HBM holds one layer at a time.
+// layer while the step computes. A later chunk of a cut prompt loads the KV of all tokens before it
+// again, because the HBM holds one layer at a time.
 func (c *Cluster) stream(r *request, compute int) (loaded time.Duration) {
 	pe, de := &r.pe.cnic, &r.de.cnic
 	own, sent := r.computed, compute

@@ -24,8 +24,8 @@ type request struct {
 	session *session
 	total   int
 	route   prfaas.Route
-	// egress and ingress are the bytes that cross the link for the request, without the fetched
-	// prefix.
+	// egress is the size, in bytes, of the KV that a remote prefill sends over the link. A prefix
+	// that is fetched is not included.
 	egress                    float64
 	arrived, delivered, ended time.Duration
 	decoder                   *instance
@@ -36,7 +36,8 @@ type instance struct {
 	prefill bool
 	// turning is set if the instance takes no new requests and changes its role when it is idle.
 	turning bool
-	// running is the number of requests in progress: at most one prefill, or BS_max decodes.
+	// running is the number of requests in progress: at most one in prefill, or the maximum decode
+	// batch (BS_max in the PrfaaS paper).
 	running int
 }
 
@@ -138,8 +139,8 @@ func newCluster(o Options, seed uint64) (*cluster, error) {
 	return c, nil
 }
 
-// accessFactor is the bandwidth of a cluster's egress and ingress relative to the link, so that only
-// the link is a bottleneck.
+// accessFactor is the bandwidth of a cluster's egress and ingress divided by the bandwidth of the
+// link between the clusters. The factor is large, so that only the link is a bottleneck.
 const accessFactor = 16
 
 func (c *cluster) buildLink() error {
@@ -197,8 +198,8 @@ func (c *cluster) change(ch Change) {
 	c.k.Note(math.Float64bits(ch.EgressFactor), math.Float64bits(ch.Rate))
 }
 
-// nextArrival schedules arrivals by a Poisson process: the first requests of sessions, each of
-// which has Turns requests on average.
+// nextArrival schedules the next session of a Poisson process. A session has Turns requests on
+// average.
 func (c *cluster) nextArrival() {
 	wait := c.arrivals.ExpFloat64() / (c.rate / c.opts.Turns)
 	c.k.After(seconds(wait), func() {
@@ -212,7 +213,8 @@ func (c *cluster) fresh() {
 	c.arrive(&session{local: prfaas.NewPool(true), remote: prfaas.NewPool(true)})
 }
 
-// arrive handles the arrival of a session's request: its history and new tokens.
+// arrive handles the arrival of a session's request. The prompt consists of the session's tokens so
+// far and of new tokens.
 func (c *cluster) arrive(s *session) {
 	appended := max(int(math.Round(c.dist.Quantile(1-c.lengths.Float64()))), 1)
 	c.numbers++
@@ -234,7 +236,7 @@ func (c *cluster) arrive(s *session) {
 	switch {
 	case route.FetchFrom == prfaas.FetchLocal:
 		c.fetch(r, c.path[1], ingress, s.remote)
-	case route.FetchFrom >= 0: // a local prefill sends nothing else out
+	case route.FetchFrom >= 0: // a local prefill sends nothing else over the link
 		fetch := r.egress
 		r.egress = 0
 		c.fetch(r, c.path[0], fetch, s.local)
@@ -288,8 +290,8 @@ func (c *cluster) serveRemote() {
 	}
 }
 
-// prefillRemote occupies an instance for T, and the link for the transfer of the KV, which may
-// begin during the prefill.
+// prefillRemote occupies a PrfaaS instance for the prefill's duration, and the link for the
+// transfer of the KV. The transfer may begin during the prefill.
 func (c *cluster) prefillRemote(r *request) {
 	c.remoteBusy++
 	c.transfers++
@@ -342,7 +344,8 @@ func (c *cluster) prefillLocal(r *request, x *instance) {
 	})
 }
 
-// deliver handles the arrival of the KV at the decode side, when the first token is complete.
+// deliver handles the arrival of the KV at the PD cluster. At that time the first token is
+// complete.
 func (c *cluster) deliver(r *request) {
 	r.delivered = c.k.Now()
 	if r.route.Side == prfaas.Remote {
@@ -387,8 +390,8 @@ func (c *cluster) end(r *request) {
 	c.leave(r)
 }
 
-// leave schedules the next request after one has ended: the next one of its session, or in a closed
-// loop one of another session.
+// leave schedules the request that follows the end of r: the next request of its session, or in a
+// closed loop the first request of a new session.
 func (c *cluster) leave(r *request) {
 	s := r.session
 	s.total = r.total + int(c.opts.System.OutputTokens)
@@ -400,7 +403,7 @@ func (c *cluster) leave(r *request) {
 	}
 }
 
-// observe passes a sample to the short-term controller.
+// observe passes a sample of the link's load to the short-term controller.
 func (c *cluster) observe() {
 	carried := c.net.Carried(c.out)
 	capacity := c.net.Capacity(c.out)
@@ -431,7 +434,7 @@ func (c *cluster) period() time.Duration {
 	return o.Period
 }
 
-// reallocate passes the load of a period to the long-term controller.
+// reallocate passes the traffic of the last period to the long-term controller.
 func (c *cluster) reallocate() {
 	load := c.m.load(c)
 	if load.Lengths != nil {
@@ -443,7 +446,8 @@ func (c *cluster) reallocate() {
 	c.k.After(c.period(), c.reallocate)
 }
 
-// follow applies a new plan: the roles and, without a short-term controller, the threshold.
+// follow applies a new plan of the long-term controller: the roles of instances and, without a
+// short-term controller, the threshold.
 func (c *cluster) follow(r prfaas.Reallocation, lengths prfaas.Lengths) {
 	c.m.reallocated(c.k.Now(), r)
 	if c.short != nil {

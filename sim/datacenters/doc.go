@@ -1,8 +1,8 @@
 // Package datacenters is a PrfaaS system in virtual time: a cluster that only prefills, a cluster
-// that prefills and decodes, and the link between them (PrfaaS, section 3). Package prfaas decides
-// which cluster prefills, which prefixes are fetched, the threshold, and which instances prefill or
-// decode; server/offload runs its router. The simulation has lengths and times, but no KV and no
-// failures.
+// that prefills and decodes, and the link between them (PrfaaS, section 3). Package dualpath/prfaas
+// decides which cluster prefills a request, which cached prefixes are fetched over the link, the
+// threshold, and which instances prefill or decode. The gateway (server/offload) runs the same
+// router. The simulation has lengths and times, but no KV and no failures.
 //
 //	                       ┌─► fetch a prefix over the link, or not ─► PrfaaS queue ─► N_prfaas instances ══ layer by layer ══╗
 //	arrivals ─► Router ────┤   (sim/flow)                              FIFO            T_prefill(l)        link (sim/flow)    ║
@@ -25,11 +25,11 @@
 //     most at the rate at which it is computed, and the last share after the prefill. With Layers =
 //     1, the KV is transferred after the prefill, as in the TTFT of the paper's Table 6.
 //   - Decoding takes StepSeconds per token for every batch size, as the paper's SLO-bound constant
-//     does. The time to first token ends when the KV has arrived.
-//   - The cluster that prefills keeps the whole blocks and a state at their end. The KV that
-//     crossed the link for decoding is dropped when the answer is complete (PrfaaS, section 3.2).
-//     Caches have no capacity limit.
-//   - An instance that changes its role first completes its work, then takes SwitchTime.
+//     does. A request has its first token when its KV has arrived at the PD cluster.
+//   - The cluster that prefills a request caches the KV of the whole blocks and the recurrent state
+//     at their end. KV that crossed the link for decoding is dropped when the answer is complete
+//     (PrfaaS, section 3.2). Caches have no capacity limit.
+//   - An instance completes its requests before it changes its role; the change takes SwitchTime.
 //
 // One seed has one result: equal values of Result.Digest mean equal runs. The random streams are
 // "arrivals", "lengths" and "sessions". A run uses one goroutine, and there is no lock.

@@ -19,11 +19,12 @@ type Options struct {
 	// Plan is the plan at the beginning.
 	Plan prfaas.Plan
 	// Rate is the rate of a Poisson arrival process, in requests per second. Concurrency, as an
-	// alternative, is the constant number of requests in the system. Exactly one of them is above
-	// 0.
+	// alternative, is the constant number of requests in a closed loop. Exactly one of the two is
+	// above 0.
 	Rate        float64
 	Concurrency int
-	// Duration is the time in which requests arrive; the Warmup at its beginning is not measured.
+	// Duration is the time in which requests arrive. Its first part, of length Warmup, is not
+	// measured.
 	Duration, Warmup time.Duration
 	// Layers is the number of parts in which KV is transferred; 0 means 1.
 	Layers int
@@ -39,17 +40,18 @@ type Options struct {
 	Think time.Duration
 	// BlockTokens is the length of a cached block; 0 means 64.
 	BlockTokens int
-	// Abundant allows fetches of cached prefixes over the link, if no controller decides about
-	// them.
+	// Abundant allows fetches of cached prefixes over the link. With a short-term controller, that
+	// controller decides.
 	Abundant bool
-	// Short and Long are the options of the controllers. Without controllers (nil) the plan stays.
+	// Short and Long are the options of the controllers. A nil controller is off; without both, the
+	// initial plan is kept.
 	Short *prfaas.ShortOptions
 	Long  *prfaas.LongOptions
 	// Observe is the time between two samples of the short-term controller; 0 means 1 s.
 	Observe time.Duration
-	// SwitchTime is the time in which an idle instance changes its role.
+	// SwitchTime is the time that an idle instance takes to change its role.
 	SwitchTime time.Duration
-	// Changes happen during the run, in order of time.
+	// Changes are the changes of the system during the run, in order of time.
 	Changes []Change
 	// SLO is the objective for the time to first token; 0 means 10 s.
 	SLO time.Duration
@@ -60,8 +62,8 @@ type Options struct {
 // Change is a change of the system during the run.
 type Change struct {
 	At time.Duration
-	// EgressFactor sets the link's bandwidth in both directions to that multiple of the initial
-	// one; 0 means no change.
+	// EgressFactor is the link's new bandwidth in both directions divided by its initial bandwidth;
+	// 0 means no change.
 	EgressFactor float64
 	// Lengths is the new distribution of the prompt lengths; nil means no change.
 	Lengths prfaas.Lengths
@@ -149,7 +151,8 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// validateReach refuses plans under which no cluster prefills some prompts.
+// validateReach returns an error if the plan leaves some prompts without a cluster that prefills
+// them.
 func (o Options) validateReach() error {
 	least, greatest := o.System.Lengths.Bounds()
 	if o.Plan.Prefill == 0 && (o.Plan.Threshold > max(least, 0) || o.System.RemoteInstances == 0) {

@@ -10,8 +10,8 @@ import (
 
 // Result has the measurements of one run after the warm-up.
 type Result struct {
-	// Throughput is the number of completed answers per second; Arrived, Completed and Rejected
-	// count requests of the measured time.
+	// Throughput is the number of completed answers per second. Arrived, Completed and Rejected are
+	// numbers of requests in the measured time.
 	Throughput                   float64
 	Arrived, Completed, Rejected int
 	// The mean and quantiles of the time to first token.
@@ -24,10 +24,11 @@ type Result struct {
 	Hit float64
 	// EgressBytes is the traffic towards the PD cluster, in bytes per second.
 	EgressBytes float64
-	// RemoteUsed, PrefillUsed and DecodeUsed are the utilizations of the stages, relative to the
-	// instances of the initial plan.
+	// RemoteUsed, PrefillUsed and DecodeUsed are the utilizations of the PrfaaS, prefill and decode
+	// instances. The number of instances is that of the initial plan.
 	RemoteUsed, PrefillUsed, DecodeUsed float64
-	// Fetches counts the prefixes that crossed the link, over the whole run.
+	// Fetches is the number of cached prefixes that were fetched over the link in the whole run,
+	// FetchedBytes their size in bytes.
 	Fetches      int
 	FetchedBytes float64
 	// Adjustments and Reallocations are the decisions of the controllers over the whole run.
@@ -59,8 +60,8 @@ type Reallocated struct {
 type Window struct {
 	// At is the end of the window.
 	At time.Duration
-	// Throughput is in answers per second and EgressBytes in bytes per second over the window; the
-	// other fields have the values at its end.
+	// Throughput (answers per second) and EgressBytes (bytes per second) are means over the window.
+	// The other fields have the values at the end of the window.
 	Throughput, EgressBytes             float64
 	Threshold                           float64
 	Prefill                             int
@@ -106,7 +107,8 @@ type meter struct {
 	reallocs     []Reallocated
 	series       []Window
 
-	// The values since the last window, and since the last period of the long-term controller.
+	// Counts since the end of the last window, and since the end of the last period of the
+	// long-term controller.
 	windowEnds                int
 	windowCarried             float64
 	lengths                   []float64
@@ -163,8 +165,8 @@ func (m *meter) reallocated(at time.Duration, r prfaas.Reallocation) {
 	m.reallocs = append(m.reallocs, Reallocated{at, r.Plan.Prefill, r.ToPrefill, r.Plan.Threshold, r.Why})
 }
 
-// load returns the load of the last period, for the long-term controller; without lengths if
-// nothing arrived.
+// load returns the traffic of the last period, for the long-term controller. Lengths is nil if no
+// request arrived.
 func (m *meter) load(c *cluster) prfaas.Load {
 	now := c.k.Now()
 	span := (now - m.periodAt).Seconds()
@@ -212,7 +214,7 @@ func (m *meter) sample(c *cluster) {
 	m.series = append(m.series, w)
 }
 
-// carried returns the bytes that have crossed towards the PD cluster.
+// carried returns the number of bytes that the link has transferred to the PD cluster.
 func (c *cluster) carried() float64 {
 	if c.opts.System.RemoteInstances == 0 {
 		return 0
@@ -253,7 +255,7 @@ func mean(v []time.Duration) time.Duration {
 	return seconds(sum / float64(max(len(v), 1)))
 }
 
-// quantile returns the quantile of sorted times at rank ceil(q n); 0 without times.
+// quantile returns the element of rank ceil(q n) of n sorted times; 0 if there are none.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

@@ -1,7 +1,7 @@
 // Package flow is a network at the level of flows, in the virtual time of package sim: links with a
 // bandwidth, transfers that cross several of them, and rates that are max-min fair. It has no
-// packets, no loss and no congestion control; its rates are those of a congestion control that
-// converges at once, as in NetKV section VI-B.
+// packets, no loss and no congestion control: rates change at once, as if a congestion control
+// converged without delay (as in section VI-B of the NetKV paper).
 //
 //	Start(Spec{Path, Bytes, …}) ─┐                                  ┌─► Flow.Rate
 //	Cancel ──────────────────────┤ all of an instant, ┌───────────┐ │
@@ -12,10 +12,11 @@
 // # Rates
 //
 // All rates rise together, each by its weight, until a link is full or a flow reaches its cap. The
-// flows on that link keep their rates, and the others rise further. After a change, only the flows
-// that share a link with it, directly or through others, are computed again. A path may name a link
-// several times: a byte that enters and leaves a node's memory uses its bandwidth twice. Background
-// traffic takes its share of a link before any flow.
+// rates of the flows on that link are then final, and the other rates rise further. After a change
+// at a link, rates are computed again only for the flows on that link and for the flows that share
+// a link with one of these, directly or through other flows. A path may name a link several times:
+// a byte that enters and leaves a node's memory uses its bandwidth twice. Background traffic gets
+// its share of a link's bandwidth first; the flows share the rest.
 //
 // A FIFO is the other kind of link: it serves one transfer at a time, in order, at the full rate,
 // as a storage NIC serves its reading queue (DualPath section 6.1).

@@ -14,7 +14,7 @@ type FIFO struct {
 	k    *sim.Kernel
 	name string
 	rate float64
-	// queue[head:] are the transfers that have not completed. The first is being served, since
+	// queue[head:] are the transfers that have not completed. The first of them is in service since
 	// began.
 	queue []job
 	head  int
@@ -42,12 +42,12 @@ func NewFIFO(k *sim.Kernel, name string, rate float64) (*FIFO, error) {
 	return q, nil
 }
 
-// Observe registers f, which is called with each completed transfer: the time in which it used the
-// link, and its size.
+// Observe registers f, which is called at the end of each transfer: the transfer used the link
+// between the times from and to.
 func (q *FIFO) Observe(f func(from, to time.Duration, size int64)) { q.served = f }
 
-// Put queues a transfer; done is called when it has completed. A transfer of size 0 waits in order
-// like any other.
+// Put queues a transfer; done is called when the transfer has completed. A transfer of size 0 waits
+// in the queue too.
 func (q *FIFO) Put(size int64, done func()) {
 	q.queue = append(q.queue, job{size, done})
 	q.queued += size
@@ -98,7 +98,7 @@ func (q *FIFO) Waiting() int { return len(q.queue) - q.head }
 // Carried returns the sum of the completed sizes.
 func (q *FIFO) Carried() int64 { return q.carried }
 
-// Busy returns the total time that the completed transfers used the link.
+// Busy returns the total time for which completed transfers used the link.
 func (q *FIFO) Busy() time.Duration { return q.busy }
 
 // Name returns the link's name.

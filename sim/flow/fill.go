@@ -15,8 +15,9 @@ type filling struct {
 // fillLink is the state of a link during the filling.
 type fillLink struct {
 	id LinkID
-	// left is the bandwidth that the flows with final rates leave. weight is the sum of the
-	// weights of the link's other flows. whole is weight when it was last summed from scratch.
+	// left is the bandwidth, in bytes per second, that the flows with final rates do not use.
+	// weight is the sum of the weights of the flows whose rates still rise. whole is the value of
+	// weight when all of these weights were last added up.
 	left, weight, whole float64
 	// rising is the number of the link's flows whose rates are not final.
 	rising int
@@ -77,8 +78,8 @@ func (fl *filling) gather(n *Network) {
 }
 
 // fill computes the final rates of all flows. The level at which a link is full never decreases when
-// other rates become final. So the level of a link in the heap is a lower bound, and is computed
-// again when the entry is popped.
+// other rates become final. So the level that a heap entry gives for a link is a lower bound. It is
+// computed again when the entry is popped.
 func (fl *filling) fill(n *Network) {
 	for _, f := range fl.flows {
 		for _, h := range f.hops {

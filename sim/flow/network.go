@@ -30,7 +30,8 @@ type Network struct {
 // link is one direction of a cable, or the bandwidth of a memory.
 type link struct {
 	name string
-	// rate is in bytes per second. background is the share of rate that other traffic uses.
+	// rate is in bytes per second. background is the share of rate, 0 to 1, that other traffic
+	// uses.
 	rate, background float64
 	// on lists the flows that cross the link.
 	on    []crossing
@@ -49,8 +50,8 @@ type crossing struct {
 	hop  int32
 }
 
-// hop is a link of a flow. times is how often the path names the link, place the index of the flow
-// in link.on.
+// hop is a link of a flow. times is how often the path names the link. place is the index of the
+// flow in link.on.
 type hop struct {
 	link  LinkID
 	times float64
@@ -122,7 +123,7 @@ func (n *Network) Capacity(l LinkID) float64 { return n.links[l].rate }
 // Flows returns the number of flows in progress.
 func (n *Network) Flows() int { return n.flows }
 
-// SetRate changes a link's rate from now on; a rate of 0 takes the link down.
+// SetRate changes a link's rate, in bytes per second; flows on a link of rate 0 make no progress.
 func (n *Network) SetRate(l LinkID, rate float64) error {
 	if !(rate >= 0) || math.IsInf(rate, 0) {
 		return fmt.Errorf("flow: link %s to %v bytes/s; a rate is 0 or more and finite: %w", n.links[l].name, rate, ErrSpec)
@@ -132,7 +133,7 @@ func (n *Network) SetRate(l LinkID, rate float64) error {
 	return nil
 }
 
-// SetBackground sets the share of a link, 0 to 1, that other traffic uses from now on.
+// SetBackground sets the share of a link's bandwidth, 0 to 1, that other traffic uses from now on.
 func (n *Network) SetBackground(l LinkID, share float64) error {
 	if !(share >= 0 && share <= 1) {
 		return fmt.Errorf("flow: background of %v on link %s; a share is 0 to 1: %w", share, n.links[l].name, ErrSpec)
@@ -142,7 +143,7 @@ func (n *Network) SetBackground(l LinkID, share float64) error {
 	return nil
 }
 
-// Background returns the share of a link that other traffic uses.
+// Background returns the share of a link's bandwidth that other traffic uses.
 func (n *Network) Background(l LinkID) float64 { return n.links[l].background }
 
 // Load returns the current sum of the rates of the flows on a link, in bytes per second.
@@ -154,7 +155,8 @@ func (n *Network) Load(l LinkID) float64 {
 	return sum
 }
 
-// Utilization returns the share of a link that is currently in use, background included.
+// Utilization returns the share of a link's bandwidth that is currently in use, background
+// included.
 func (n *Network) Utilization(l LinkID) float64 {
 	k := &n.links[l]
 	if k.rate == 0 {

@@ -15,11 +15,11 @@ import (
 //	  ╱    ╲
 //	server  server …                                                 endpoints of one server reach each other inside
 //
-// Tier 0 is within a server, 1 within a rack, 2 within a pod, 3 across pods.
+// The tier of a path is 0 within a server, 1 within a rack, 2 within a pod, 3 across pods.
 type FatTree struct {
 	Pods, Racks, Servers, Endpoints int // racks of a pod, servers of a rack, endpoints of a server
 	// Inside is the bandwidth of each endpoint to others in its server. Out and In are an
-	// endpoint's bandwidths to the rack. All are in bytes per second.
+	// endpoint's bandwidths to and from the rack's switch. All are in bytes per second.
 	Inside, Out, In float64
 	// A rack has SpineLinks uplinks of SpineRate, a pod CoreLinks of CoreRate.
 	SpineLinks, CoreLinks int
@@ -30,7 +30,8 @@ type FatTree struct {
 type FatTreeNet struct {
 	Spec FatTree
 	Net  *Network
-	// inside, out and in are indexed by endpoint; rack and pod uplinks by rack or pod, and number.
+	// inside, out and in are indexed by endpoint. rackUp[r][i] is uplink i of rack r, and
+	// rackDown[r][i] its downlink i; the same holds for pods.
 	inside, out, in                []LinkID
 	rackUp, rackDown, podUp, podDn [][]LinkID
 }
@@ -63,19 +64,20 @@ func (t FatTree) Build(n *Network) (*FatTreeNet, error) {
 	return net, b.err
 }
 
-// Size returns the number of endpoints, which are numbered along the tree.
+// Size returns the number of endpoints. They are numbered server by server, rack by rack and pod by
+// pod.
 func (t FatTree) Size() int { return t.Pods * t.Racks * t.Servers * t.Endpoints }
 
 // Server returns the server of an endpoint.
 func (t FatTree) Server(e int) int { return e / t.Endpoints }
 
-// Rack returns the rack of an endpoint, counted through all pods.
+// Rack returns the rack of an endpoint; racks are numbered across all pods.
 func (t FatTree) Rack(e int) int { return t.Server(e) / t.Servers }
 
 // Pod returns the pod of an endpoint.
 func (t FatTree) Pod(e int) int { return t.Rack(e) / t.Racks }
 
-// Tier returns the distance of two endpoints: 0 to 3.
+// Tier returns the tier of the path between two endpoints: 0 to 3.
 func (t FatTree) Tier(a, b int) int {
 	switch {
 	case t.Server(a) == t.Server(b):
@@ -89,8 +91,10 @@ func (t FatTree) Tier(a, b int) int {
 }
 
 // Path returns the links from one endpoint to another. A flow that leaves its rack takes one of the
-// uplinks, chosen uniformly (ECMP). The spine switch, or core switch, at the uplink's end has one
-// link down to each rack, or pod. After a core switch, the downlink to the rack is chosen again.
+// rack's uplinks, chosen uniformly (ECMP). Within the pod, the spine switch at the end of the
+// uplink has one downlink to each rack. A flow that leaves its pod also takes one of the pod's
+// uplinks; the core switch has one downlink to each pod, and in the other pod the spine switch is
+// chosen uniformly too.
 func (net *FatTreeNet) Path(from, to int, rng *rand.Rand) []LinkID {
 	t := net.Spec
 	switch t.Tier(from, to) {
@@ -109,8 +113,9 @@ func (net *FatTreeNet) Path(from, to int, rng *rand.Rand) []LinkID {
 	}
 }
 
-// Uplinks returns the links that a tier adds to the paths of the tier below, in both directions:
-// tier 0 the links inside servers, 1 the endpoints' own, 2 the racks' uplinks, 3 the pods'.
+// Uplinks returns the links of a tier, in both directions. Tier 0 has the links inside servers,
+// tier 1 the links between endpoints and racks, tier 2 the uplinks and downlinks of racks, and tier
+// 3 the uplinks and downlinks of pods.
 func (net *FatTreeNet) Uplinks(tier int) []LinkID {
 	var out []LinkID
 	switch tier {
@@ -130,7 +135,7 @@ func (net *FatTreeNet) Uplinks(tier int) []LinkID {
 	return out
 }
 
-// SetBackground sets the share of every link of a tier that other traffic uses.
+// SetBackground sets, for each link of a tier, the share of the bandwidth that other traffic uses.
 func (net *FatTreeNet) SetBackground(tier int, share float64) error {
 	for _, l := range net.Uplinks(tier) {
 		if err := net.Net.SetBackground(l, share); err != nil {
@@ -140,8 +145,8 @@ func (net *FatTreeNet) SetBackground(tier int, share float64) error {
 	return nil
 }
 
-// Congestion returns the mean utilization of the links that a tier adds, as a switch's counters
-// would report it.
+// Congestion returns the mean utilization of a tier's Uplinks, which the counters of switches would
+// report.
 func (net *FatTreeNet) Congestion(tier int) float64 {
 	links := net.Uplinks(tier)
 	sum := 0.0
@@ -176,19 +181,21 @@ func (b *builder) bundle(count int, rate float64, format string, i int) []LinkID
 	return out
 }
 
-// Nodes describes DualPath's machines (its section 4.2): P prefill and D decode nodes. Each has
-// GPUs, a compute NIC per GPU, one storage NIC and a memory. Rates are in bytes per second.
+// Nodes describes the machines of the DualPath paper (section 4.2): Prefill and Decode are the
+// numbers of prefill and decode nodes. Each has GPUs, a compute NIC per GPU, one storage NIC and a
+// memory. Rates are in bytes per second.
 type Nodes struct {
 	Prefill, Decode, GPUs int
 	SNIC, CNIC, DRAM      float64
 }
 
-// NodesNet has the links of such machines in a network.
+// NodesNet has the links of the machines of Nodes in a network.
 type NodesNet struct {
 	Spec Nodes
 	Net  *Network
-	// SNIC and DRAM are indexed by node, the prefill nodes first. Read and Write are the compute
-	// NICs by engine: Read moves bytes out of the memory or HBM behind the NIC, Write into it.
+	// SNIC and DRAM are indexed by node, the prefill nodes first. Read and Write are the two
+	// directions of the compute NICs, indexed by engine. Read moves bytes out of the node's memory
+	// or the engine's HBM, Write moves bytes into either.
 	SNIC, DRAM, Read, Write []LinkID
 }
 
@@ -210,16 +217,18 @@ func (s Nodes) Build(n *Network) (*NodesNet, error) {
 	return net, b.err
 }
 
-// Engines returns the numbers of the first prefill engine and the first decode engine, and the end:
-// engines are numbered along the nodes.
+// Engines returns the number of the first prefill engine, the number of the first decode engine,
+// and the number of all engines. Engines are numbered node by node.
 func (s Nodes) Engines() (prefill, decode, end int) {
 	return 0, s.Prefill * s.GPUs, (s.Prefill + s.Decode) * s.GPUs
 }
 
-// PrefillPath returns the links that a cached byte crosses if the prefill side reads it (DualPath
-// Figure 4(a)): storage to the PE's memory; to its HBM (3, 4); with the computed KV to the DE's
-// memory (5, 6, 7); to its HBM (8, 9). A loopback of a NIC is a read and a write of the NIC, and
-// memory is written and read.
+// PrefillPath returns the links that a cached byte crosses if the node of the prefill engine (PE)
+// reads it, as in Figure 4(a) of the DualPath paper: from storage to the memory of the PE's node;
+// to the PE's HBM (3, 4); with the computed KV to the memory of the decode engine's (DE's) node (5,
+// 6, 7); to the DE's HBM (8, 9). The numbers are the steps in the figure. A copy through a NIC's
+// loopback counts as a read and a write of the NIC; a byte that passes through memory counts as a
+// write and a read of the memory.
 func (net *NodesNet) PrefillPath(pe, de int) []LinkID {
 	g := net.Spec.GPUs
 	p, d := pe/g, de/g
@@ -231,8 +240,9 @@ func (net *NodesNet) PrefillPath(pe, de int) []LinkID {
 	}
 }
 
-// DecodePath returns the same for the decode side (Figure 4(b)): storage to the DE's memory; to the
-// PE's HBM (3, 4, 5); to the DE's HBM (6, 7).
+// DecodePath returns the links that a cached byte crosses if the node of the decode engine (DE)
+// reads it (Figure 4(b)): from storage to the memory of the DE's node; to the HBM of the prefill
+// engine (3, 4, 5); to the DE's HBM (6, 7).
 func (net *NodesNet) DecodePath(pe, de int) []LinkID {
 	d := de / net.Spec.GPUs
 	return []LinkID{
@@ -291,7 +301,7 @@ func (w WAN) Build(n *Network) (*WANNet, error) {
 	return net, b.err
 }
 
-// Path returns the links from one cluster to another, or an error if there are none.
+// Path returns the links from one cluster to another, or an error if no link connects them.
 func (net *WANNet) Path(from, to int) ([]LinkID, error) {
 	if from < 0 || to < 0 || from >= len(net.between) || to >= len(net.between) || net.between[from][to] == noLink {
 		return nil, fmt.Errorf("flow: no link from cluster %d to cluster %d: %w", from, to, ErrSpec)

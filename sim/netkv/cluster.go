@@ -27,7 +27,8 @@ type cluster struct {
 	decode     []*instance
 	at         map[int]*instance // by endpoint
 	candidates []netcost.Candidate[int]
-	// waiting has the requests for which there was no room, in order.
+	// waiting are the prefilled requests for which no decode instance had room, in order of the end
+	// of their prefill.
 	waiting []*request
 
 	requests []*request
@@ -50,7 +51,7 @@ type request struct {
 	from          int
 	memory        int64
 	arrived       time.Duration
-	// sent and landed are the begin and the end of the transfer.
+	// sent and landed are the virtual times at which the transfer begins and ends.
 	sent, landed time.Duration
 	intent       netcost.Intent[int]
 	ttft, tbt    time.Duration
@@ -101,7 +102,8 @@ func newCluster(o Options, arrivals []workload.Arrival, seed uint64) (*cluster, 
 	return c, nil
 }
 
-// place assigns a role to every endpoint: the first rack of every second pod prefills.
+// place assigns a role to every endpoint: the first rack of every second pod is for prefill, the
+// others for decode.
 func (c *cluster) place() {
 	for e := range c.tree.Size() {
 		if c.tree.Rack(e)%(2*c.tree.Racks) == 0 {
@@ -116,7 +118,7 @@ func (c *cluster) place() {
 	c.candidates = make([]netcost.Candidate[int], len(c.decode))
 }
 
-// schedule creates the oracle, with the places of all endpoints, and the chooser.
+// schedule creates the oracle, with the location of every endpoint in the tree, and the chooser.
 func (c *cluster) schedule() error {
 	places := make(map[int]netcost.Place, c.tree.Size())
 	for e := range c.tree.Size() {
@@ -141,8 +143,8 @@ func (c *cluster) schedule() error {
 	return nil
 }
 
-// measure refreshes the oracle: the share of each tier's uplinks that other traffic uses. The
-// scheduler's own transfers are marked, and not included.
+// measure passes the oracle the share of each tier's uplinks that other traffic uses. The
+// scheduler's own transfers, which the paper marks for the switches, are not included.
 func (c *cluster) measure() {
 	var m netcost.Congestion
 	for tier := 2; tier <= 3; tier++ {
@@ -166,7 +168,7 @@ func (c *cluster) swing(tier int, rng *rand.Rand) {
 	}
 }
 
-// fail ends the run with an error of the cluster's own calls.
+// fail ends the run with the first error of a call that the cluster makes.
 func (c *cluster) fail(err error) {
 	if err != nil && c.err == nil {
 		c.err = err
@@ -174,11 +176,13 @@ func (c *cluster) fail(err error) {
 	}
 }
 
-// admit assigns each arrival a group and a prefill instance, in turn.
+// admit schedules the arrivals. Each gets a random group of requests with a common prefix, and the
+// prefill instances get arrivals in turn.
 func (c *cluster) admit(arrivals []workload.Arrival) error {
 	rng := c.k.Rand("groups")
 	for i, a := range arrivals {
-		// Each request draws twice, so that Share does not change the groups of other requests.
+		// Two numbers are drawn for each request, so that Share does not affect the groups of other
+		// requests.
 		member, group := rng.Float64() < c.o.Share, rng.IntN(c.o.Groups)
 		r := &request{index: i, input: a.Input, output: max(a.Output, 1), group: -1, from: c.prefill[i%len(c.prefill)], arrived: a.At}
 		r.memory = int64(r.input+r.output) * c.o.KVToken
@@ -205,12 +209,13 @@ func (c *cluster) prefilled(r *request) {
 	}
 }
 
-// dispatch calls the scheduler; it returns false if no instance has room.
+// dispatch assigns a request to a decode instance by the scheduler; it returns false if no instance
+// has room.
 func (c *cluster) dispatch(r *request) bool {
 	for i, d := range c.decode {
 		hit := d.cache.match(r.group, r.shared)
-		// A request needs memory for all of its tokens, including future ones and those of the hit,
-		// because the cache may drop its copy.
+		// A request needs memory for all of its tokens, including the tokens to be generated, and
+		// the cached tokens, because the cache may drop its copy.
 		free := d.free() - int64(r.output+hit)*c.o.KVToken
 		c.candidates[i] = netcost.Candidate[int]{ID: d.id, Hit: hit, Free: free, Queued: d.dispatched, Batch: len(d.batch)}
 	}

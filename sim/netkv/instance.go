@@ -10,8 +10,8 @@ import (
 type instance struct {
 	c  *cluster
 	id int // endpoint of the fat-tree
-	// dispatched counts the requests in transfer or waiting for the end of a step; landed has those
-	// that wait.
+	// dispatched is the number of requests in transfer or waiting for the end of a step. landed are
+	// the waiting requests.
 	dispatched int
 	landed     []*request
 	batch      []*request
@@ -22,10 +22,11 @@ type instance struct {
 	cache    prefixes
 }
 
-// free returns the memory that a request could get: the cache would drop its content for it.
+// free returns the number of bytes that a new request could get; the cache gives up its content for
+// requests.
 func (d *instance) free() int64 { return d.c.o.Memory - d.reserved }
 
-// reserve takes the memory of a request, from the cache if no other is free.
+// reserve reserves the memory of a request. If too little is unused, the cache shrinks.
 func (d *instance) reserve(bytes int64) {
 	d.reserved += bytes
 	d.cache.shrink(int(d.free() / d.c.o.KVToken))
@@ -59,7 +60,8 @@ func (d *instance) beginStep() {
 	d.step.SetAfter(took)
 }
 
-// endStep counts one token of each request. Requests that have all their tokens leave.
+// endStep counts one generated token for each request of the batch. Requests with all their tokens
+// leave the batch.
 func (d *instance) endStep() {
 	left := d.batch[:0]
 	for _, r := range d.batch {

@@ -19,19 +19,21 @@ type Options struct {
 	// instances, 64 GPUs, for every two pods. The first rack of every second pod has the prefill
 	// instances.
 	Pods int
-	// Oversubscription is the ratio k:1 of the core. That of the racks is half of it, at least 1:1.
-	// The paper's 4 gives 50 and 25 Gbit/s of the 100 in a rack.
+	// Oversubscription is the ratio k:1 of the core. The ratio of the racks is k/2, at least 1:1.
+	// With the paper's k = 4 an uplink of a rack has 50 Gbit/s and an uplink of a pod 25 Gbit/s,
+	// against 100 Gbit/s in a rack.
 	Oversubscription float64
-	// NICs is the number of NICs per server, each with the rack's bandwidth; an instance has half
-	// of them. A rack has as many uplinks as there are NICs below it, and so has a pod. Each uplink
-	// has the bandwidth of its tier, and so the tiers are oversubscribed.
+	// NICs is the number of NICs per server, each with the bandwidth of the tier SameRack; an
+	// instance has half of the NICs. The number of uplinks of a rack, and of a pod, is the number
+	// of NICs below it. An uplink has the bandwidth of its tier, at most that of a NIC; a lower
+	// bandwidth makes the tier oversubscribed.
 	NICs int
 	// Port is an instance's bandwidth in each direction, in bytes/s. 0: half of the
 	// server's NICs.
 	Port float64
-	// Background is the share of every uplink that other traffic uses. With Swing it is drawn again
-	// for each tier, uniformly from 0 to twice that share, at exponential intervals with mean
-	// Swing; with Swing 0 it is constant.
+	// Background is the share of every uplink's bandwidth that other traffic uses. If Swing is 0,
+	// the share is constant. Otherwise it is drawn again for each tier, uniformly from 0 to twice
+	// Background, at exponential intervals with mean Swing.
 	Background float64
 	Swing      time.Duration
 	// Refresh is the interval at which the oracle measures the background.
@@ -39,11 +41,12 @@ type Options struct {
 
 	// PrefillToken and PrefillFixed are the time of a prefill per token and its fixed part.
 	PrefillToken, PrefillFixed time.Duration
-	// KVToken is the KV of a token, Memory the memory of an instance, in bytes.
+	// KVToken is the size of a token's KV, Memory the memory of an instance for KV, both in bytes.
 	KVToken, Memory int64
 
-	// Share is the probability that a request belongs to one of Groups groups, SharedPart the part
-	// of its length that is the group's prefix. BlockTokens is the block length of the caches.
+	// Share is the probability that a request belongs to one of Groups groups. SharedPart is the
+	// part of such a request's prompt, 0 to 1, that is a prefix of the group's text. BlockTokens is
+	// the block length of the caches.
 	Share       float64
 	Groups      int
 	SharedPart  float64
@@ -51,12 +54,12 @@ type Options struct {
 
 	// SLO is the objective for the time to first token.
 	SLO time.Duration
-	// Warmup is the number of first requests that are not measured.
+	// Warmup is the number of requests at the beginning that are not measured.
 	Warmup int
 }
 
-// Paper returns the cluster of the paper's section VI-A, completed by values that its tables
-// determine, with the retrieval profile.
+// Paper returns the cluster of section VI-A of the NetKV paper with the retrieval profile.
+// Parameters that the paper does not print have the values that its tables determine.
 func Paper() Options {
 	return Options{
 		Pods: 2, Oversubscription: 4, NICs: 8,

@@ -1,10 +1,10 @@
 package netkv
 
-// prefixes is a decode instance's cache of groups' prefixes. It has the longest prefix of each
-// group that has arrived, in tokens, and drops the least recently used group first.
+// prefixes is a decode instance's cache of groups' prefixes. It holds the length of the longest
+// prefix that has arrived for each group, and drops the least recently used group first.
 type prefixes struct {
-	// tokens and used are indexed by group. used is the time of the last use, or 0 if the group is
-	// not cached.
+	// tokens and used are indexed by group. used is the value of clock at the last use, or 0 if the
+	// group is not cached.
 	tokens []int
 	used   []uint64
 	clock  uint64
@@ -32,7 +32,7 @@ func (p *prefixes) touch(group int) {
 	}
 }
 
-// add caches a group's prefix, if it is longer than the cached one.
+// add caches a group's prefix, if this prefix is longer than the group's cached prefix.
 func (p *prefixes) add(group, tokens int) {
 	if group < 0 || tokens <= 0 {
 		return

@@ -15,12 +15,12 @@ type Workload struct {
 	Scale float64
 	// Capacity is the rate that counts as 100 %, in requests per second.
 	Capacity float64
-	// Weights are the result of the paper's grid search for CLA*; zero means (1, 1).
+	// Weights are the result of the paper's grid search for the policy CLA*; zero means (1, 1).
 	Weights netcost.Weights
 }
 
-// Requests returns the numbers of measured and warm-up requests of a run: those of 15 s and 5 s at
-// 100 %. So they are the same at every load.
+// Requests returns the numbers of measured and warm-up requests of a run: the arrivals of 15 s and
+// of 5 s at 100 % load. They are the same at every load.
 func (w Workload) Requests() (measured, warmup int) {
 	return int(w.Capacity*15 + 0.5), int(w.Capacity*5 + 0.5)
 }

@@ -13,17 +13,19 @@ import (
 type Result struct {
 	// Requests is the number of measured requests.
 	Requests int
-	// TTFT, Transfer and TBT are means; the percentiles are those of the TTFT.
+	// TTFT, Transfer and TBT are means; P50, P95 and P99 are percentiles of the TTFT.
 	TTFT, Transfer, TBT time.Duration
 	P50, P95, P99       time.Duration
 	// Times has the TTFTs, ascending.
 	Times []time.Duration
-	// SLO is the share of requests within the objective. Goodput is the number of those requests
-	// per second of arrivals, Rate the number of all arrivals per second.
+	// SLO is the share of requests whose TTFT is within the objective. Goodput is the number of
+	// these requests per second, Rate the number of all measured requests per second; both are
+	// divided by the time from the first measured arrival to the last.
 	SLO, Goodput, Rate float64
 	// Tiers is the share of transfers by tier.
 	Tiers [netcost.Tiers]float64
-	// Hit is the share of the input that was cached and so not sent.
+	// Hit is the share of the input tokens that the decode instances had cached, so that their KV
+	// was not sent.
 	Hit float64
 	// Digest is equal for equal runs.
 	Digest uint64

@@ -12,11 +12,11 @@ import (
 )
 
 // PaperWorkloads returns the three workloads of §VI-A on the conversation trace, whose inputs are
-// longer than those of the paper's trace. The paper's tables determine the mean input, because TTFT
-// without the transfer is the prefill: it fits retrieval at 0.455 of the trace's lengths, about 11
-// 000 tokens, and chat at the trace's own, 3 300. The capacity of retrieval is its goodput divided
-// by its SLO attainment, halved at 200 %. The paper has no values for the other capacities; they
-// are set to the same number of tokens per second.
+// longer than those of the paper's trace. The paper's tables determine the mean input, because the
+// TTFT without the transfer is the prefill. Retrieval fits at 0.455 of the trace's lengths, about
+// 11 000 tokens, and chat at the unscaled lengths, 3 300 tokens. The capacity of retrieval is half
+// of the paper's goodput at 200 % load divided by its SLO attainment. The paper has no values for
+// the other capacities; they are set to the same number of tokens per second.
 func PaperWorkloads() []Workload {
 	out := make([]Workload, 0, 3)
 	for _, p := range workload.Profiles() {
@@ -45,8 +45,8 @@ func PaperWorkload(name string) (Workload, error) {
 	return Workload{}, err
 }
 
-// Windows returns the times in the trace at which studies begin: the paper's (its measurement is at
-// 60 s) and five others, because the 90 requests of one window are few.
+// Windows returns the times in the trace at which the windows of a study begin: the paper's time,
+// 60 s, and five others, because one window has only 90 requests.
 func Windows() []time.Duration {
 	out := []time.Duration{60 * time.Second}
 	for s := 600; s <= 3000; s += 600 {
@@ -55,22 +55,25 @@ func Windows() []time.Duration {
 	return out
 }
 
-// Study is one cell of a table: a scheduler under a workload, over several windows and seeds.
+// Study is one cell of a results table: a scheduler under a workload, over several windows and
+// seeds.
 type Study struct {
 	Workload Workload
 	Policy   netcost.Policy
-	// Load is 1 at the workload's capacity.
+	// Load is the request rate divided by the workload's capacity.
 	Load float64
-	// Windows are the begins of the windows in the trace. Each has Seeds runs, with the seeds from
-	// 1 on.
+	// Windows are the times in the trace at which the windows begin. Each window is run with the
+	// seeds 1 to Seeds.
 	Windows []time.Duration
 	Seeds   int
-	// Edit changes the cluster, Input sets every request's length; nil and 0 change nothing.
+	// Edit, if not nil, changes the options of the cluster. Input is the prompt length of every
+	// request, in tokens; 0 keeps the lengths of the trace.
 	Edit  func(*Options)
 	Input int
 }
 
-// Summary has the measurements of a study; times are means over all its requests.
+// Summary has the measurements of a study, as means over its runs. P50, P95 and P99 are percentiles
+// of the TTFT over the requests of all runs.
 type Summary struct {
 	TTFT, Transfer, TBT, P50, P95, P99 time.Duration
 	// TTFTStd is the standard deviation over the seeds.
@@ -133,7 +136,8 @@ func (s Study) options() Options {
 	return o
 }
 
-// add adds one of n runs, all with the same number of requests.
+// add adds the measurements of one run to the means over n runs. All runs have the same number of
+// requests.
 func (s *Summary) add(r *Result, n float64) {
 	mean := func(d time.Duration) time.Duration { return time.Duration(float64(d) / n) }
 	s.TTFT += mean(r.TTFT)

@@ -11,10 +11,10 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// agenticFile is the section of package agentic.
+// agenticFile is the YAML section "agentic": a run of package agentic.
 type agenticFile struct {
 	System string `yaml:"system"`
-	// Model is 660b or 27b, of DualPath.
+	// Model is 660b or 27b: the models of the DualPath paper.
 	Model        string `yaml:"model"`
 	PrefillNodes int    `yaml:"prefill_nodes"`
 	DecodeNodes  int    `yaml:"decode_nodes"`
@@ -25,12 +25,12 @@ type agenticFile struct {
 	// SNIC and CNIC are in GB/s.
 	SNIC float64 `yaml:"snic_gbytes"`
 	CNIC float64 `yaml:"cnic_gbytes"`
-	// Set is the name of a set of DualPath's Table 2, Trace a file of trajectories. One of them is
-	// given.
+	// Set is the name of a set of trajectories in Table 2 of the DualPath paper, Trace a file of
+	// trajectories. Exactly one of the two is given.
 	Set   string `yaml:"set"`
 	Trace string `yaml:"trace"`
-	// Agents is the number of agents of an offline job, which begin at once. AgentsPerSecond is the
-	// arrival rate of an online run of the duration Horizon.
+	// Agents is the number of agents of an offline job; all of them begin at time 0.
+	// AgentsPerSecond is the arrival rate of an online run of the duration Horizon.
 	Agents          int           `yaml:"agents"`
 	AgentsPerSecond float64       `yaml:"agents_per_second"`
 	Horizon         time.Duration `yaml:"horizon"`
@@ -39,7 +39,8 @@ type agenticFile struct {
 	Quota           time.Duration `yaml:"quota"`
 }
 
-// enginesMax bounds the engines of a cluster, which is created when the scenario is loaded.
+// enginesMax is the maximum number of engines of a cluster. It is limited because Load creates the
+// cluster to check its options.
 const enginesMax = 1 << 16
 
 // setSize is the number of trajectories in a set of the paper.
@@ -97,7 +98,7 @@ func (a *agenticFile) runner(at source) (func(context.Context, uint64) (run, err
 	}, nil
 }
 
-// possible creates the cluster with one agent, to check its options.
+// possible checks the options by creating the cluster with one agent.
 func (a *agenticFile) possible(o agentic.Options, set []workload.Trajectory, longest int) error {
 	o.Agents = workload.Agents(set, min(len(set), 1), longest, 1)
 	_, err := agentic.New(o)
@@ -162,14 +163,16 @@ func (a *agenticFile) simulate(ctx context.Context, o agentic.Options, set []wor
 	return run{metrics: agenticMetrics(r, r.Latency), digest: r.Digest}, nil
 }
 
-// The storage NICs' max/avg is taken in windows of a second in the first half of the job, in which
-// they read at more than 30 % of their capacity.
+// The balance of the storage NICs is the traffic of the busiest NIC divided by the mean. It is
+// measured in windows of a second in the first half of the job in which the NICs together read at
+// more than 30 % of their capacity.
 const (
 	balanceWindow = time.Second
 	balanceFloor  = 0.3
 )
 
-// agenticMetrics returns metrics over the rounds of w; the others are over the whole run.
+// agenticMetrics returns the metrics of a run. Latencies cover the rounds of w; the other metrics
+// cover the whole run.
 func agenticMetrics(r *agentic.Result, w agentic.Window) []Metric {
 	return []Metric{
 		value("job completion time", "s", r.JCT.Seconds()), value("agents done", "", float64(r.Agents)), value("rounds done", "", float64(r.Rounds)),

@@ -12,10 +12,10 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// datacentersFile is the section of package datacenters.
+// datacentersFile is the YAML section "datacenters": a run of package datacenters.
 type datacentersFile struct {
 	System prfaas.Config `yaml:"system"`
-	// Plan is the plan at the beginning; if it is missing, the best plan for the system is used.
+	// Plan is the initial plan; nil means the best plan for the system.
 	Plan *struct {
 		Threshold float64 `yaml:"threshold"`
 		Prefill   int     `yaml:"prefill"`
@@ -124,8 +124,8 @@ func (d *datacentersFile) runner(at source) (func(context.Context, uint64) (run,
 	}, nil
 }
 
-// changes returns the changes, which must be in order of time. The bounds of a distribution given
-// by mu and sigma are those of the distribution before the change.
+// changes returns the file's changes, which must be in order of time. A new length distribution
+// given by mu and sigma keeps the bounds of the distribution before the change.
 func (d *datacentersFile) changes(at source, lengths prfaas.Lengths) ([]datacenters.Change, error) {
 	var out []datacenters.Change
 	for i, c := range d.Changes {

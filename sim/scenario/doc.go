@@ -1,6 +1,6 @@
-// Package scenario runs the simulators from YAML files written by people, which describe a cluster,
-// its load and its policy. It reads the files and runs the simulators; each simulator's package
-// defines the meaning of its section.
+// Package scenario runs the simulators from hand-written YAML files. A file describes a cluster,
+// its load and its policy. The package of each simulator defines the meaning of its section of the
+// file.
 //
 //	scenarios/*.yaml (built in)  ─┐                      ┌─► sim/agentic     DualPath's cluster
 //	FILE.yaml ────────────────────┴─ Load ─► Scenario ───┼─► sim/netkv       NetKV's
@@ -16,7 +16,7 @@
 //	datacenters: …
 //
 // Load checks everything: keys, ranges, topologies, and traces to their last line. An impossible
-// request is an error with file and line.
+// value is an error with file and line.
 //
 // The package has no lock. Run starts one goroutine per worker and waits for them.
 package scenario

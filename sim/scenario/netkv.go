@@ -11,16 +11,18 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// netkvFile is the section of package netkv; values that are 0 or missing are those of the paper.
+// netkvFile is the YAML section "netkv": a run of package netkv. A value that is 0 or missing means
+// the value of the NetKV paper.
 type netkvFile struct {
 	Workload string `yaml:"workload"`
 	Policy   string `yaml:"policy"`
-	// Load is 1 at the workload's capacity.
+	// Load is the request rate divided by the workload's capacity.
 	Load float64 `yaml:"load"`
-	// Trace has the requests, which are taken from each of Windows on.
+	// Trace is the file with the requests. Windows are times in the trace; a run from each of them
+	// takes the requests that follow.
 	Trace   string          `yaml:"trace"`
 	Windows []time.Duration `yaml:"windows"`
-	// Input sets the length of all prompts, in tokens.
+	// Input is the length of all prompts, in tokens; 0 keeps the lengths of the trace.
 	Input            int           `yaml:"input"`
 	Pods             int           `yaml:"pods"`
 	Oversubscription float64       `yaml:"oversubscription"`
@@ -34,7 +36,7 @@ type netkvFile struct {
 	SLO              time.Duration `yaml:"slo"`
 }
 
-// podsMax bounds the size of a network: 65,536 instances.
+// podsMax is the maximum number of pods: 65,536 instances.
 const podsMax = 1 << 13
 
 func (n *netkvFile) runner(at source) (func(context.Context, uint64) (run, error), error) {
@@ -146,7 +148,7 @@ func (n *netkvFile) arrivals(at source, w netkv.Workload) ([][]workload.Arrival,
 	return out, nil
 }
 
-// netkvRun runs every window and returns the means.
+// netkvRun simulates every window and returns the means of its metrics over the windows.
 func netkvRun(ctx context.Context, o netkv.Options, windows [][]workload.Arrival, seed uint64) (run, error) {
 	var out run
 	for i, arrivals := range windows {

@@ -52,9 +52,9 @@ type file struct {
 // seedsMax bounds the runs of a scenario.
 const seedsMax = 1000
 
-// Options has the places of a scenario's files.
+// Options has the directories of a scenario's files.
 type Options struct {
-	// Traces are the directories that are searched for traces after the scenario's own.
+	// Traces are the directories that are searched for traces after the scenario's own directory.
 	Traces []string
 }
 
@@ -93,7 +93,7 @@ func Source(name string) ([]byte, error) {
 // Head has the name, the description and the simulator of a scenario.
 type Head struct{ Name, About, Simulator string }
 
-// Heads returns the heads of the built-in scenarios. It does not need their traces.
+// Heads returns the heads of the built-in scenarios. It does not read their traces.
 func Heads() ([]Head, error) {
 	var out []Head
 	for _, name := range Names() {
@@ -120,8 +120,8 @@ func parse(name string, raw []byte) (*yamlfile.File, file, error) {
 	return f, c, err
 }
 
-// Load reads a scenario. name is its path, which errors contain and beside which its files are
-// searched.
+// Load reads a scenario. name is its path: errors contain it, and traces are searched first in its
+// directory.
 func Load(name string, raw []byte, opts Options) (*Scenario, error) {
 	f, c, err := parse(name, raw)
 	if err != nil {
@@ -176,7 +176,7 @@ func (s *Scenario) SetSeeds(n int) {
 	}
 }
 
-// source is the file of a section, with the places of its files.
+// source is the YAML file of a section, with the directories in which its traces are searched.
 type source struct {
 	f    *yamlfile.File
 	dir  string
@@ -254,7 +254,7 @@ type Result struct {
 type RunOptions struct {
 	// Workers is the number of seeds that run concurrently; 0 means 1.
 	Workers int
-	// Progress, if not nil, is called as runs end, from several goroutines.
+	// Progress, if not nil, is called at the end of each run, from several goroutines.
 	Progress func(done, total int)
 }
 
@@ -322,7 +322,7 @@ func deviation(v []float64) (mean, std float64) {
 	return mean, math.Sqrt(std)
 }
 
-// value returns a metric of one run. A mean over nothing is 0.
+// value returns a metric of one run. NaN or infinity, such as the mean of no values, becomes 0.
 func value(name, unit string, v float64) Metric {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		v = 0

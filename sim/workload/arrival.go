@@ -16,7 +16,7 @@ type Arrival struct {
 	At time.Duration
 	// Input and Output are numbers of tokens.
 	Input, Output int
-	// Session is the number of the conversation, in formats with conversations.
+	// Session is the number of the request's conversation, in trace formats with conversations.
 	Session uint64
 }
 
@@ -89,8 +89,8 @@ func ScaleInputs(all []Arrival, factor float64) []Arrival {
 	return out
 }
 
-// Rate returns the mean rate of the arrivals in requests per second: their number divided by the
-// time from the first to the last.
+// Rate returns the mean rate of the arrivals in requests per second: the number of arrivals divided
+// by the time from the first arrival to the last.
 func Rate(all []Arrival) float64 {
 	if len(all) < 2 {
 		return 0

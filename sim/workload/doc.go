@@ -1,6 +1,6 @@
 // Package workload generates the load of the simulated clusters: agents with several rounds
-// (DualPath), and requests of a recorded trace at a chosen rate (NetKV). The package has
-// lengths and times, and no tokens, clock or cluster. The demo with real bytes uses its agents
+// (DualPath), and requests of a recorded trace at a chosen rate (NetKV). The package has lengths
+// and times, and no tokens, clock or cluster. lab/emulate, which moves real bytes, uses the agents
 // too, at a smaller Scale.
 //
 //	Table2: turns, append, gen, total, MaxLen ─► Spec.Generate(500, seed) ─┐

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// The streams of random numbers, one for each quantity, so that a change of one does not change the
-// others.
+// Each quantity has its own stream of random numbers, so that a change in the draws of one quantity
+// does not change the others.
 const (
 	streamTurns = iota + 1
 	streamTotals
@@ -22,12 +22,12 @@ const (
 // paper does.
 type Spec struct {
 	Name string
-	// MaxLen is the longest context; Turns, Append, Gen, Total and Context are the
-	// means of Means.
+	// MaxLen is the longest context, in tokens. Turns, Append, Gen, Total and Context are the means
+	// that type Means defines.
 	MaxLen                             int
 	Turns, Append, Gen, Total, Context float64
-	// Decay is the exponent with which a round's append falls with its number. The paper does not
-	// print it; it was fitted to Context.
+	// Decay is the exponent with which the append length of a round falls with the number of the
+	// round. The paper does not print Decay; the value was fitted to Context.
 	Decay float64
 }
 
@@ -56,15 +56,16 @@ func (s Spec) TurnsSigma() float64 {
 	return math.Sqrt(math.Log(s.Turns * (s.Append + s.Gen) / s.Total))
 }
 
-// The shapes of the distributions that Table 2 leaves open, fitted to its Context and to the
-// paper's statements about its trajectories.
+// The shapes of the distributions, which Table 2 does not give. They were fitted to the table's
+// Context and to the paper's statements about its trajectories.
 const (
 	minTurns = 3
-	// A trajectory either ends because it comes near MaxLen, or ends before.
+	// A trajectory's length is either between nearFrom and 1 times MaxLen, or between anyFrom and 1
+	// times MaxLen.
 	nearFrom, anyFrom = 0.93, 0.30
 	// The generated share of all tokens is a log-normal factor with mean 1.
 	shareMu, shareSigma, shareMin, shareMax = -0.045, 0.3, 0.03, 0.7
-	// The first append is the task: a log-normal length of about 3000 tokens.
+	// The first append is the task description: its length is log-normal, about 3000 tokens.
 	firstTokens, firstMu, firstSigma, firstMax = 3000, -0.08, 0.4, 0.6
 	appendSigma, genSigma                      = 1.0, 0.8
 )
@@ -110,8 +111,8 @@ func (s Spec) rounds(count, appended, generated int, rng *rand.Rand) []Round {
 	return out
 }
 
-// lengthShare returns the quantile u of a trajectory's length divided by MaxLen: uniform near 1
-// with probability near, else uniform over the rest.
+// lengthShare returns the quantile u of a trajectory's length divided by MaxLen. With probability
+// near the distribution is uniform from nearFrom to 1, else uniform from anyFrom to 1.
 func lengthShare(u, near float64) float64 {
 	if u < 1-near {
 		return anyFrom + (1-anyFrom)*u/(1-near)
@@ -119,7 +120,8 @@ func lengthShare(u, near float64) float64 {
 	return nearFrom + (1-nearFrom)*(u-(1-near))/near
 }
 
-// stratified returns one uniform number from each n-th of (0, 1), shuffled.
+// stratified divides (0, 1) into n equal intervals and returns one uniform number from each,
+// shuffled.
 func stratified(n int, rng *rand.Rand) []float64 {
 	out := make([]float64, n)
 	for i := range out {
@@ -132,8 +134,8 @@ func stratified(n int, rng *rand.Rand) []float64 {
 // normal returns the standard normal quantile.
 func normal(u float64) float64 { return math.Sqrt2 * math.Erfinv(2*u-1) }
 
-// apportion divides total by weights into whole parts of at least 1, by largest
-// remainder. The parts sum to total, or to their number if that is more.
+// apportion divides total by weights into whole parts of at least 1, by largest remainder. The sum
+// of the parts is total, or the number of parts if that is greater.
 func apportion(total int, weights []float64) []int {
 	parts := make([]int, len(weights))
 	rest := max(total-len(weights), 0)

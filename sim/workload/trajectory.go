@@ -37,8 +37,8 @@ type Turn struct {
 // Prompt returns the length of the prompt in tokens.
 func (t Turn) Prompt() int { return t.Context + t.Append }
 
-// Hit returns the tokens of the context that a cache of blocks of blockTokens can hold. The client
-// computes the hit length, because nothing is evicted (DualPath section A.4).
+// Hit returns the number of tokens of the context that a cache of blocks of blockTokens tokens can
+// hold. It needs no cache, because nothing is evicted (section A.4 of the DualPath paper).
 func (t Turn) Hit(blockTokens int) int { return t.Context / blockTokens * blockTokens }
 
 // Turns calls f for each round with its context, until f returns false.
@@ -52,8 +52,8 @@ func (t *Trajectory) Turns(f func(round int, turn Turn) bool) {
 	}
 }
 
-// truncate drops the rounds that do not fit maxLen. A first round that is too long is cut, so that
-// every agent has a round.
+// truncate drops the rounds that do not fit into maxLen tokens. A first round that is too long is
+// shortened, so that every agent has a round.
 func truncate(rounds []Round, maxLen int) []Round {
 	sum := 0
 	for i, r := range rounds {
@@ -69,14 +69,14 @@ func truncate(rounds []Round, maxLen int) []Round {
 	return rounds
 }
 
-// prependTokens is the length of the round that is put in front of a trajectory to make another
-// agent: one block, so that the two have no block in common. The paper gives no length.
+// prependTokens is the length of the round that is put in front of a trajectory to make a further
+// agent: one block, so that the two agents have no block in common. The paper gives no length.
 const prependTokens = 64
 
-// Agents returns n agents of a set. The first len(set) agents are the set. Each further one is a
-// trajectory of the set after an additional first round of random tokens that generates one token
-// (DualPath section A.3), cut at maxLen. Trajectories are drawn without repetition, lap by lap. The
-// rounds of the result may be shared with set.
+// Agents returns n agents of a set. The first len(set) agents are the set. Each further agent is a
+// trajectory of the set with an additional first round of random tokens that generates one token
+// (section A.3 of the DualPath paper), cut at maxLen. No trajectory is drawn again before all
+// others have been drawn. The result may share its slices of rounds with set.
 func Agents(set []Trajectory, n, maxLen int, seed uint64) []Trajectory {
 	if len(set) == 0 || n <= 0 {
 		return nil
@@ -114,13 +114,14 @@ func ScaleGen(set []Trajectory, factor float64, maxLen int) []Trajectory {
 
 // Scale reduces a set, for single machines.
 type Scale struct {
-	// Rounds is the number of rounds that are kept of each agent, from the first; 0 means all.
+	// Rounds is the number of rounds at the beginning of each agent that are kept; 0 means all.
 	Rounds int
 	// Tokens multiplies all lengths; 0 means 1. No length falls below 1 token.
 	Tokens float64
-	// Multiple rounds all lengths up to a multiple of it; 0 means 1.
+	// Multiple is the number of tokens to whose multiples all lengths are rounded up; 0 means 1.
 	Multiple int
-	// MaxLen cuts trajectories that are longer after these changes; 0 means no cut.
+	// MaxLen is the length in tokens at which trajectories are cut after the other changes; 0 means
+	// no cut.
 	MaxLen int
 }
 
@@ -158,12 +159,12 @@ func scaled(set []Trajectory, maxLen int, f func(Round) Round) []Trajectory {
 	return out
 }
 
-// times returns n*factor, rounded, at least 1.
+// times returns n*factor, rounded to an integer and at least 1.
 func times(n int, factor float64) int { return max(1, int(float64(n)*factor+0.5)) }
 
 // ReadTrajectories reads the sessions of a file in the dualpath or agentic format as trajectories.
-// Of an agentic session only the main agent counts. A prompt that is shorter than the tokens before
-// it, because the context was reset, begins a new trajectory.
+// Of an agentic session only the main agent is read. A prompt that is shorter than the context so
+// far begins a new trajectory, because the context was reset.
 func ReadTrajectories(path string) ([]Trajectory, error) {
 	r, err := trace.Open(path, trace.Options{Concurrency: 1})
 	if err != nil {
@@ -203,9 +204,9 @@ var errEmpty = errors.New("nothing to replay")
 
 // Means are the values of Table 2 of the DualPath paper for a set.
 type Means struct {
-	// Turns is the number of rounds of a trajectory. Append and Gen are means over trajectories of
-	// the mean over rounds. Total is the final length. Context is the number of cached tokens of a
-	// round, averaged by trajectory like Append.
+	// All are means over trajectories. Turns is the number of rounds. Append and Gen are the means
+	// over the rounds of a trajectory. Total is the final length in tokens. Context is the mean
+	// over the rounds of a trajectory of the tokens before the round.
 	Turns, Append, Gen, Total, Context float64
 	// AppendPooled, GenPooled and ContextPooled are means over all rounds.
 	AppendPooled, GenPooled, ContextPooled float64

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/bearer"
 	"github.com/penstock-kv/penstock/internal/sys"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
@@ -44,7 +45,7 @@ type Options struct {
 
 // Credentials are the secrets and certificates of a caller, and the CA of the nodes or of the planner.
 type Credentials struct {
-	// Token is the bearer token. TokenFile is a file that contains the token.
+	// Token is the bearer token. TokenFile is a file with the token in its first line.
 	Token, TokenFile string
 	// CAFile, CertFile and KeyFile are PEM files for TLS. If all are empty, connections
 	// are in plaintext.
@@ -135,7 +136,10 @@ func (o *Credentials) token() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: token file: %w", ErrInvalid, err)
 	}
-	return strings.TrimSpace(string(b)), nil
+	if tokens := bearer.Parse(b); len(tokens) > 0 {
+		return tokens[0], nil
+	}
+	return "", nil
 }
 
 func (o *Credentials) tls() (*tls.Config, error) {

@@ -282,7 +282,7 @@ penstock: namespace "nope": namespace unknown
 exit 3
 penstock: token file: open DIR/absent: no such file or directory
 exit 1
-penstock: token file DIR/short: a token of 5 characters can be guessed; use at least 16 (openssl rand -hex 32 > DIR/short)
+penstock: token file DIR/short: a token of 1 characters can be guessed; use at least 16 (openssl rand -hex 32 > DIR/short)
 exit 1
 penstock: --ca: DIR/prompt holds no certificate in PEM
 exit 1

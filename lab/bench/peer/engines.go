@@ -17,7 +17,8 @@ import (
 // Driver is a Python process that answers calls by name.
 type Driver struct{ lines *lineProcess }
 
-// StartDriver writes the drivers into dir, which must not exist, and starts one of them.
+// StartDriver writes the driver programs into dir, which must not exist, and starts the program
+// driver.
 func StartDriver(ctx context.Context, python string, drivers fs.FS, dir, driver string, environ ...string) (*Driver, error) {
 	if err := os.CopyFS(dir, drivers); err != nil {
 		return nil, err
@@ -39,8 +40,8 @@ func StartDriver(ctx context.Context, python string, drivers fs.FS, dir, driver 
 	return d, nil
 }
 
-// Call calls a function of the driver. If the function fails, the error is the last line of
-// its traceback.
+// Call calls a function of the driver. If the function fails, the error is the last line of the
+// Python traceback.
 func (d *Driver) Call(ctx context.Context, function string, arguments, into any) error {
 	request := struct {
 		Call      string `json:"call"`
@@ -70,7 +71,7 @@ func (d *Driver) Close() error { return d.lines.Close() }
 // the imported modules with this process.
 type Engines struct {
 	*Driver
-	// id is a prefix of the engines' ids, so that files left by a killed engine can be found.
+	// id is a prefix of the engines' ids, by which files left by a killed engine are found.
 	id string
 	// started counts the engines.
 	started int
@@ -143,13 +144,13 @@ func (g *Engine) PID() int { return g.pid }
 // Turn is an engine's report about one request.
 type Turn struct {
 	Tokens []int
-	// Cached is the number of the prompt's tokens that were not computed.
+	// Cached is the number of prompt tokens whose KV came from the cache.
 	Cached int
 	// FirstToken is the time from the request to its first token, in seconds.
 	FirstToken float64 `json:"first_token_seconds"`
 }
 
-// Turn serves one request, with greedy sampling and no other request beside it.
+// Turn serves one request, with greedy sampling. The engine has no other request at the same time.
 func (g *Engine) Turn(ctx context.Context, prompt []int, output int) (t Turn, err error) {
 	err = g.engines.Call(ctx, "call", map[string]any{"name": g.name, "function": "turn", "prompt": prompt, "output": output}, &t)
 	if err == nil && (len(t.Tokens) != output || t.FirstToken <= 0) {
@@ -163,7 +164,7 @@ func (g *Engine) Stop(ctx context.Context) error {
 	return g.engines.Call(ctx, "stop", map[string]any{"name": g.name}, nil)
 }
 
-// LMCache is a server of LMCache with the file system as its second level.
+// LMCache is an LMCache server that stores KV in files below its cache in memory.
 type LMCache struct {
 	*Process
 	// Port is the port to which the engine's connector connects.
@@ -175,7 +176,7 @@ func LMCacheEnviron() []string {
 	return []string{"LMCACHE_TRACK_USAGE=false", "LMCACHE_DISABLE_BANNER=1", "LMCACHE_LOG_LEVEL=WARNING"}
 }
 
-// StartLMCache starts a server that keeps one file in dir per chunk of tokens.
+// StartLMCache starts a server that stores one file in dir for each chunk of tokens.
 func StartLMCache(ctx context.Context, python, dir string, chunkTokens int) (*LMCache, error) {
 	var ports [3]int
 	for i := range ports {

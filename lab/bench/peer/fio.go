@@ -22,7 +22,8 @@ type FioJob struct {
 	File       string
 	BlockBytes int64
 	Depth      int
-	// OffsetBytes and SizeBytes delimit the part of the file that is used.
+	// OffsetBytes and SizeBytes are the beginning and the length of the part of the file that is
+	// used.
 	OffsetBytes, SizeBytes int64
 	// Memory is the source of fio's buffers (fio's mem parameter): "mmaphuge" for reserved
 	// huge pages, which HugePages provides.
@@ -56,8 +57,8 @@ func (j FioJob) Run(ctx context.Context) (bench.Sample, error) {
 	return parseFio(out)
 }
 
-// parseFio reads rates and processor time from fio's JSON. usr_cpu and sys_cpu are
-// percentages of the job's runtime, so the time to prepare memory and files does not count.
+// parseFio reads rates and processor time from fio's JSON. usr_cpu and sys_cpu are percentages of
+// the job's runtime, so the processor time to prepare memory and files is not included.
 func parseFio(out []byte) (bench.Sample, error) {
 	// fio prints notes before the object.
 	if i := strings.IndexByte(string(out), '{'); i > 0 {
@@ -100,10 +101,10 @@ func parseFio(out []byte) (bench.Sample, error) {
 
 const hugePagesFile = "/proc/sys/vm/nr_hugepages"
 
-// HugePages makes sure that n reserved huge pages are free, for fio's buffers. It returns
-// fio's name of the memory to use, a note for the report, and a function that restores the
-// old setting. If the reservation is not permitted, fio gets ordinary pages, and the note
-// warns that the comparison is not fair.
+// HugePages makes sure that n reserved huge pages are free, for fio's buffers. It returns the value
+// of fio's mem parameter, a note for the report, and a function that restores the old setting. If
+// the reservation is not permitted, fio gets ordinary pages, and the note warns that the comparison
+// is not fair.
 func HugePages(n int64) (memory, note string, restore func() error) {
 	nothing := func() error { return nil }
 	pool, err := sys.ReadHugePages()

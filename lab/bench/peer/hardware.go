@@ -17,9 +17,9 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench"
 )
 
-// Copy copies blocks from one memory to the other for about d, from front to end and again.
-// Its rate is the upper bound for a NIC that is emulated in this machine's memory. The
-// sample's processor time is that of this process.
+// Copy copies blocks from one memory to the other for about d, repeatedly from the first block to
+// the last. Its rate is the upper bound for a NIC that is emulated in this machine's memory. The
+// sample has the processor time of this process.
 func Copy(ctx context.Context, to, from []byte, blockBytes int, d time.Duration) (bench.Sample, error) {
 	blocks := min(len(to), len(from)) / blockBytes
 	if blocks == 0 {
@@ -35,14 +35,15 @@ func Copy(ctx context.Context, to, from []byte, blockBytes int, d time.Duration)
 }
 
 // WriteLoad is the load of a benchmark of one-sided writes: Depth writes in flight, each of
-// WriteBytes, which must not exceed the device's longest message.
+// WriteBytes bytes. WriteBytes must not exceed the device's maximum message size.
 type WriteLoad struct {
 	WriteBytes int64
 	Depth      int
 }
 
-// args returns the arguments of ib_write_bw at both ends, on a device, "NAME[/PORT]"; "": the
-// library's first device. By default ib_write_bw sends nothing inline and polls for completions.
+// args returns the arguments of ib_write_bw for both the server and the client. device is
+// "NAME[/PORT]"; "": the library's first device. By default ib_write_bw sends nothing inline and
+// polls for completions.
 func (l WriteLoad) args(device string) []string {
 	args := []string{"-F", "--report_gbits", "-s", strconv.FormatInt(l.WriteBytes, 10), "-t", strconv.Itoa(l.Depth)}
 	if name, port, ok := strings.Cut(device, "/"); device != "" {
@@ -53,21 +54,21 @@ func (l WriteLoad) args(device string) []string {
 	return args
 }
 
-// errNoRate: ib_write_bw printed no rate. It counts processor cycles, and first measures the
-// duration of a cycle; that fails on busy emulated CPUs.
+// errNoRate: ib_write_bw printed no rate. ib_write_bw counts processor cycles, and first measures
+// the duration of a cycle. This measurement fails on busy emulated CPUs.
 var errNoRate = errors.New("ib_write_bw: its output has no rate")
 
 // ibTries is how often ib_write_bw is run to get a rate.
 const ibTries = 5
 
-// ibFirst is the number of writes, beyond twice the depth, of the first ib_write_bw run,
-// which measures how many writes fill a turn. ib_write_bw accepts no fewer than 5.
+// ibFirst is the number of writes, in addition to twice the depth, of the first ib_write_bw run.
+// From this run follows the number of writes that fill a turn. ib_write_bw needs at least 5 writes.
 const ibFirst = 16
 
-// IBWrite runs ib_write_bw (perftest) for about d from a device to itself; "": the library's
-// first device. It passes ib_write_bw a number of writes and not a duration: with a duration,
-// ib_write_bw excludes the beginning and the end of the run, which is all of the run for a
-// device in software.
+// IBWrite runs ib_write_bw (perftest) for about d from a device to itself; "": the library's first
+// device. It passes ib_write_bw a number of writes and not a duration. With a duration, ib_write_bw
+// excludes the beginning and the end of the run, which together are the whole run on a device in
+// software.
 func IBWrite(ctx context.Context, device string, l WriteLoad, d time.Duration) (bench.Sample, error) {
 	if l.WriteBytes < 1 || l.Depth < 1 {
 		return nil, fmt.Errorf("ib_write_bw: %d writes of %d bytes in flight; at least 1 write of 1 byte is needed", l.Depth, l.WriteBytes)
@@ -116,7 +117,8 @@ func parseIBWrite(out string, writeBytes int64) (bench.Sample, error) {
 	return nil, fmt.Errorf("%w for writes of %d bytes: %.300s", errNoRate, writeBytes, out)
 }
 
-// FabricRMA runs fi_rma_bw (fabtests) over a libfabric provider, from this host to itself.
+// FabricRMA runs fi_rma_bw (fabtests) over a libfabric provider, with server and client on this
+// host.
 func FabricRMA(ctx context.Context, provider string, load WriteLoad) (bench.Sample, error) {
 	args := []string{"-e", "rdm", "-o", "write", "-p", provider, "-S", strconv.FormatInt(load.WriteBytes, 10), "-W", strconv.Itoa(load.Depth)}
 	out, err := clientServer(ctx, "fi_rma_bw", args, "127.0.0.1")
@@ -134,8 +136,8 @@ var fabricLoop []byte
 // FabricLoop is the compiled program of fabricLoop.
 type FabricLoop struct{ dir, provider string }
 
-// StartFabricLoop compiles the program and selects the first provider that works.
-// providers are the names of one provider in different versions of libfabric.
+// StartFabricLoop compiles the program and selects the first of providers that works: the names of
+// one provider in different versions of libfabric.
 func StartFabricLoop(ctx context.Context, providers ...string) (_ *FabricLoop, err error) {
 	for _, need := range [][2]string{{"cc", "gcc"}, {"pkg-config", "pkg-config"}} {
 		if why := Installed(need[0], need[1]); why != "" {
@@ -169,8 +171,8 @@ func StartFabricLoop(ctx context.Context, providers ...string) (_ *FabricLoop, e
 
 func (l *FabricLoop) program() string { return filepath.Join(l.dir, "fabric_rma") }
 
-// Run writes for d and returns the rate. A write has at most 64 MiB, and at most 1,024
-// writes are in flight.
+// Run writes for the duration d and returns the rate. load has at most 64 MiB per write and at most
+// 1,024 writes in flight.
 func (l *FabricLoop) Run(ctx context.Context, load WriteLoad, d time.Duration) (bench.Sample, error) {
 	cmd := exec.CommandContext(ctx, l.program(), l.provider, fmt.Sprint(d.Seconds()), strconv.FormatInt(load.WriteBytes, 10), strconv.Itoa(load.Depth))
 	out, err := cmd.Output()
@@ -270,8 +272,8 @@ func (p *Process) waitListening(port int) error {
 	}
 }
 
-// listening reports whether one of the kernel's tables has a listener on a port. port is in
-// the kernel's notation.
+// listening reports whether a table of TCP sockets (/proc/net/tcp or tcp6) has a listener on a
+// port. port is in the table's notation, ":" and four hexadecimal digits.
 func listening(table, port string) bool {
 	f, err := os.Open(table)
 	if err != nil {

@@ -24,7 +24,7 @@ type lineProcess struct {
 	log bytes.Buffer
 }
 
-// startLines starts the command. attach gives the command the pipe for its answers.
+// startLines starts the command. attach passes the command the pipe for its answers.
 func startLines(cmd *exec.Cmd, attach func(answers *os.File)) (_ *lineProcess, err error) {
 	p := &lineProcess{}
 	if p.in, err = cmd.StdinPipe(); err != nil {
@@ -60,7 +60,7 @@ func (p *lineProcess) ask(ctx context.Context, request, into any) error {
 	return p.answer(ctx, into)
 }
 
-// answer reads the next line of the process. If ctx ends first the process is killed.
+// answer reads the next answer of the process. If ctx ends first, the process is killed.
 func (p *lineProcess) answer(ctx context.Context, into any) error {
 	defer context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })() // it may have ended already
 	line, err := p.r.ReadBytes('\n')
@@ -76,7 +76,7 @@ func (p *lineProcess) ended() error {
 	return fmt.Errorf("the worker ended (%v): %s", p.err, lastLines(p.log.String()))
 }
 
-// lastLines returns the last part of a process's output.
+// lastLines returns the end of a process's output.
 func lastLines(text string) string {
 	const most = 600
 	text = strings.TrimSpace(text)

@@ -63,8 +63,8 @@ func start(cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error, 1)
 	go func() {
-		// The kernel kills the child when the thread that started it ends, so this thread
-		// is kept.
+		// The kernel kills the child when the thread that started the child ends, so this thread
+		// must live as long as the child.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -77,7 +77,8 @@ func start(cmd *exec.Cmd) (*Process, error) {
 	return p, <-started
 }
 
-// Start starts exe; its output goes to output. It runs until Close or Kill.
+// Start starts the program exe with its standard output and error in output. The process runs until
+// Close or Kill.
 func Start(output io.Writer, exe string, args ...string) (*Process, error) {
 	cmd := exec.Command(exe, args...)
 	cmd.Stdout, cmd.Stderr = output, output
@@ -150,8 +151,8 @@ type Child struct {
 	Ready string
 }
 
-// StartChild runs exe with args and waits for its line. output, if set, gets the child's
-// standard error.
+// StartChild runs exe with args and waits for the line that reports that the child is ready.
+// output, if set, gets the child's standard error.
 func StartChild(exe string, output io.Writer, args ...string) (*Child, error) {
 	cmd := exec.Command(exe, args...)
 	cmd.Stderr = output

@@ -38,8 +38,8 @@ func StartRedis() (*Redis, error) {
 // Port returns the server's port.
 func (r *Redis) Port() int { return r.port }
 
-// Conn connects to the server. It implements the protocol itself, because a client library
-// would copy each value once more; values are read straight into their destination.
+// Conn connects to the server. This package implements the client's protocol, because a client
+// library would copy each value once more; here values are read straight into their destination.
 func (r *Redis) Conn(ctx context.Context) (*RedisConn, error) {
 	c, err := dial(ctx, loopback(r.port))
 	if err != nil {
@@ -48,8 +48,8 @@ func (r *Redis) Conn(ctx context.Context) (*RedisConn, error) {
 	return &RedisConn{c: c, r: bufio.NewReader(c)}, nil
 }
 
-// RedisConn is one connection. Requests may be pipelined: each Take reads the answer of
-// one Ask, in order.
+// RedisConn is one connection. Requests may be pipelined: each Take reads the answer to one Ask, in
+// the order of the Asks.
 type RedisConn struct {
 	c net.Conn
 	r *bufio.Reader

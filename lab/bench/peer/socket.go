@@ -10,24 +10,23 @@ import (
 	"sync"
 )
 
-// Bare sockets measure the cost of moving the same bytes with nothing but sockets. Each
-// connection has a part of the source and the same part of the destination, and writes it
-// repeatedly. The target answers with one byte when a unit has been received, and the next
-// unit is sent then. There are no headers, keys or bounds, and connections share nothing.
-// iperf3 is faster, because it sends one hot buffer into another and so does not read or
-// write main memory.
+// Bare sockets measure the cost of moving the same bytes with nothing but sockets. Each connection
+// repeatedly writes one part of the source to the same part of the destination. The target answers
+// with one byte when it has received a unit; the sender then sends the next unit. There are no
+// headers, keys or bounds checks, and connections share nothing. iperf3 is faster, because it sends
+// one buffer in the CPU cache into another and so does not read or write main memory.
 //
 //	connection:  at 8 | length 8 | unit 8      the part, and the size of an answered unit, in bytes
 //	then:        unit bytes ──►   ◄── 1 byte   repeated from front to end of the part
 
-// socketPieceBytes is the size of one write, the same as the transfer engine's.
+// socketPieceBytes is the size of one write to a socket, the same as in the transfer engine.
 const socketPieceBytes = 1 << 20
 
 // socketHello is the size of the header that begins a connection.
 const socketHello = 24
 
-// ServeSockets lets connections fill memory until ctx ends. It calls ready with the address
-// on which it listens.
+// ServeSockets serves connections that write to memory, until ctx ends. It calls ready with the
+// address on which it listens.
 func ServeSockets(ctx context.Context, memory []byte, ready func(addr string)) error {
 	l, err := listen(ctx)
 	if err != nil {
@@ -91,7 +90,7 @@ func unitAt(part []byte, next *int, unit int) []byte {
 // Sockets are connections to ServeSockets.
 type Sockets struct{ conns []socketConn }
 
-// socketConn is one connection, for one goroutine.
+// socketConn is one connection, used by one goroutine.
 type socketConn struct {
 	net.Conn
 	part []byte
@@ -99,8 +98,9 @@ type socketConn struct {
 	unit int
 }
 
-// DialSockets makes conns connections to memory of the same length as source, and divides
-// both among the connections. A unit is the number of bytes that a connection has in flight.
+// DialSockets makes conns connections to a target whose memory is as long as source. Each
+// connection gets an equal part of both memories. unitBytes is the number of bytes that a
+// connection has in flight.
 func DialSockets(ctx context.Context, addr string, source []byte, conns, unitBytes int) (_ *Sockets, err error) {
 	s := &Sockets{}
 	defer func() {

@@ -15,13 +15,13 @@ import (
 	"github.com/penstock-kv/penstock/lab/bench"
 )
 
-// storeFiles are the workers: Python programs that put values into one store and get them
-// back (stores/worker.py describes the protocol).
+// storeFiles are the programs of the workers: Python programs that put values into one store and
+// get the values back (stores/worker.py describes the protocol).
 //
 //go:embed stores/*.py
 var storeFiles embed.FS
 
-// Stores starts the workers. The directory contains their programs.
+// Stores starts the workers. dir is the directory with their programs.
 type Stores struct {
 	dir string
 	// pythons are the interpreters whose packages may be used, in order.
@@ -50,16 +50,16 @@ func NewStores(dir string, pythons []string) (Stores, error) {
 	return s, nil
 }
 
-// findModules exits with 0 if the interpreter finds all modules. A mere directory with the
-// name of a module has no origin, and does not count.
+// findModules is a Python program that exits with 0 if the interpreter finds all modules. A
+// directory that only has the name of a module has no origin, and does not count.
 const findModules = `
 import importlib.util, sys
 specs = [importlib.util.find_spec(name) for name in sys.argv[1:]]
 sys.exit(any(spec is None or spec.origin is None for spec in specs))
 `
 
-// Python returns the first interpreter that has all modules. Otherwise the error names the
-// modules, the interpreters, and how to get the modules (provider).
+// Python returns the first interpreter that has all modules. If none has, the error names the
+// modules and the interpreters, and contains provider: how to install the modules.
 func (s Stores) Python(ctx context.Context, provider string, modules ...string) (string, error) {
 	for _, python := range s.pythons {
 		cmd := exec.CommandContext(ctx, python, append([]string{"-c", findModules}, modules...)...)
@@ -87,7 +87,7 @@ type StoreWorker struct {
 type StoreLoad struct {
 	// Op is "get" or "put".
 	Op string `json:"op"`
-	// Cold: the values of gets must come from the disk.
+	// Cold: gets must read their values from the disk.
 	Cold       bool  `json:"cold"`
 	ValueBytes int64 `json:"value_bytes"`
 	Threads    int   `json:"threads"`
@@ -149,8 +149,8 @@ type Mooncake struct {
 	addr string
 }
 
-// mooncakeEnviron makes clients on one host use TCP, as clients on different hosts do, and
-// reduces their logs.
+// mooncakeEnviron returns the environment with which Mooncake's clients on one host use TCP, as
+// clients on different hosts do, and log less.
 func mooncakeEnviron() []string { return []string{"MC_STORE_MEMCPY=0", "GLOG_minloglevel=1"} }
 
 // StartMooncake starts the master and a segment of segmentBytes.

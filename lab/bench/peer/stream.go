@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Settings of the gRPC byte stream, the fastest settings that were found for moving a block through a
-// gRPC stream in Go. The codec passes buffers through without encoding, the windows hold several
-// blocks, and the transport's buffers are large.
+// Settings of the gRPC byte stream: the fastest that were found for moving a block through a gRPC
+// stream in Go. The codec passes buffers through without encoding, the windows hold several blocks,
+// and the transport's buffers are large.
 const (
 	streamBufferBytes = 1 << 20
 	streamWindowBytes = 16 << 20
@@ -46,8 +46,8 @@ func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 
 func (rawCodec) Name() string { return "raw" }
 
-// ServeStream answers each request (8 bytes: the block number) with a block of memory,
-// blockBytes long, until ctx ends. It calls ready with its address.
+// ServeStream answers each request (8 bytes: the block number) with a block of memory, blockBytes
+// long, until ctx ends. It calls ready with the address on which it listens.
 func ServeStream(ctx context.Context, memory []byte, blockBytes int, ready func(addr string)) error {
 	l, err := listen(ctx)
 	if err != nil {
@@ -102,8 +102,8 @@ func DialStream(addr string) (*Stream, error) {
 	return &Stream{conn}, nil
 }
 
-// Open begins a stream on the connection. get reads one block into dst; only one goroutine
-// may call it.
+// Open begins a stream on the connection. get reads one block into dst; only one goroutine may call
+// get.
 func (s *Stream) Open(ctx context.Context) (get func(block int, dst []byte) error, err error) {
 	stream, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, streamMethod)
 	if err != nil {

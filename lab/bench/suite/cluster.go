@@ -18,10 +18,11 @@ import (
 
 // ClusterOptions configures the cluster suite.
 type ClusterOptions struct {
-	// Agents work concurrently, each for Rounds turns. Token counts are divided by Divide.
+	// Agents is the number of concurrent agents, Rounds the number of turns of each. All token
+	// counts of the trace are divided by Divide.
 	Agents, Rounds, Divide int
-	// Skip is how many turns of each agent are already in storage when a replay begins, in
-	// comparisons that storage is to limit.
+	// Skip is the number of turns of each agent that are in storage when a replay begins. It
+	// applies to the comparisons in which storage is the bottleneck.
 	Skip int
 	// RateBits is the rate of a storage NIC, in bits per second.
 	RateBits uint64
@@ -63,14 +64,15 @@ const (
 type clusterSuite struct {
 	*suiteRun
 	opts ClusterOptions
-	// set holds the agents from their first turn on; whole includes the turns before Skip.
+	// set holds the first Rounds turns of the agents, whole also the Skip turns before the replayed
+	// turns of late.
 	set, whole []workload.Trajectory
 	// loopback is set if network namespaces are not available.
 	loopback bool
 }
 
-// Cluster measures clusters on this machine: the gain of dual path where storage is the
-// limit, the share of each of its parts, and the cost of faults.
+// Cluster measures clusters on this machine: the gain of dual path where storage is the bottleneck,
+// the contribution of each part of dual path, and the cost of faults.
 func Cluster(ctx context.Context, w World, o ClusterOptions) (bench.Report, error) {
 	s := &clusterSuite{suiteRun: newRun(w, "cluster"), opts: o}
 	table, err := workload.Table2Set("64K")
@@ -99,8 +101,8 @@ func Cluster(ctx context.Context, w World, o ClusterOptions) (bench.Report, erro
 	return s.report, err
 }
 
-// turns runs a comparison of clusters. It runs one fifth of the rounds that other suites run,
-// and at least one, because five is their default and clusters take long.
+// turns runs a comparison of clusters. It runs one fifth of World.Rounds, at least one, because one
+// turn of a cluster takes long.
 func (s *clusterSuite) turns(ctx context.Context, c bench.Comparison) error {
 	if !s.wants(c.Name) {
 		return nil
@@ -117,24 +119,25 @@ func (s *clusterSuite) turns(ctx context.Context, c bench.Comparison) error {
 	return nil
 }
 
-// late is a replay of agents in the middle of their work. All hits of a turn are in storage
-// from the first turn on, as they are for nearly all turns of a real agent.
+// late returns a replay of agents that begin in the middle of their trajectories. So the cached KV
+// of each turn is in storage from the first replayed turn on, as for nearly all turns of a real
+// agent.
 func (s *clusterSuite) late() cluster.Workload {
 	warm, agents := cluster.Late("bench", s.whole, s.opts.Skip, s.opts.Rounds)
 	return cluster.Workload{Warm: warm, Agents: agents}
 }
 
-// lateSpec is a cluster for late. One decode engine has room, on the device and in its
-// buffer, for all requests that two prefill engines may have at a time. The storage node
-// has memory for all its loads: a load that is Busy would be recomputed and so would be
-// missing from the bytes of the storage NICs. Beta is seconds of a prefill engine's
-// compute (DualPath, section A.4). Where compute takes no time, the storage NICs must
-// not wait because of Beta.
+// lateSpec returns a cluster for late. A decode engine has room, in device memory and in its
+// buffer, for all requests that two prefill engines may have at a time. The storage node has memory
+// for all its loads, because KV whose load returns Busy is recomputed and would be missing from the
+// bytes of the storage NICs. Beta stands for seconds of a prefill engine's compute (section A.4 of
+// the DualPath paper). Compute takes no time here, so Beta is large enough that the storage NICs
+// never wait because of it.
 func lateSpec(prefill, decode int) cluster.Spec {
 	return cluster.Spec{Prefill: prefill, Decode: decode, Beta: 128 << 10, HBMBytes: 512 << 20, BufferBytes: 512 << 20, ArenaBytes: 1 << 30}
 }
 
-// lately is replay with the agents of late.
+// lately runs a comparison of clusters that replay the agents of late.
 func (s *clusterSuite) lately(ctx context.Context, c bench.Comparison) error {
 	c.Notes = append(c.Notes,
 		fmt.Sprintf("%d agents of DualPath's 64K set, %d turns each, the %d before them in storage already, lengths divided by %d", s.opts.Agents, s.opts.Rounds, s.opts.Skip, s.opts.Divide),
@@ -143,13 +146,13 @@ func (s *clusterSuite) lately(ctx context.Context, c bench.Comparison) error {
 	return s.turns(ctx, c)
 }
 
-// replay compares clusters that replay the suite's agents. The comparison's notes name the
-// agents, because parts of a report may come from runs with other agents.
+// replay runs a comparison of clusters that replay the suite's agents. The comparison's notes
+// describe the agents, because parts of a report may come from runs with other agents.
 func (s *clusterSuite) replay(ctx context.Context, c bench.Comparison) error {
 	return s.replayOf(ctx, c, s.opts.Agents)
 }
 
-// replayOf is replay with at most n agents.
+// replayOf runs a comparison of clusters that replay at most n of the agents.
 func (s *clusterSuite) replayOf(ctx context.Context, c bench.Comparison, n int) error {
 	c.Notes = append(c.Notes, fmt.Sprintf("%d agents of DualPath's 64K set, the first %d turns, lengths divided by %d", len(s.first(n)), s.opts.Rounds, s.opts.Divide))
 	return s.turns(ctx, c)
@@ -167,7 +170,7 @@ func keep(in []bench.Contender, ok func(bench.Contender) bool) (out []bench.Cont
 	return out
 }
 
-// run runs one replay on a cluster of its own.
+// run runs one replay on a new cluster.
 func (s *clusterSuite) run(ctx context.Context, spec cluster.Spec, load cluster.Workload) (_ *cluster.Result, _ bench.Sample, err error) {
 	dir, remove, err := s.tempDir("cluster")
 	if err != nil {
@@ -219,7 +222,8 @@ func (s *clusterSuite) contender(name string, spec cluster.Spec, load cluster.Wo
 	}}
 }
 
-// shapes compares the clusters of DualPath's section 7.4, with compute that takes no time.
+// shapes compares the clusters of section 7.4 of the DualPath paper, with compute that takes no
+// time.
 func (s *clusterSuite) shapes(ctx context.Context) error {
 	c := bench.Comparison{Name: "dual path where storage is the limit", Notes: []string{
 		"x of the bound: completion of basic over that of dualpath, over (P+D)/P, which is what the number of storage NICs allows (DualPath, section 4.2)",
@@ -249,20 +253,23 @@ func (s *clusterSuite) shapes(ctx context.Context) error {
 	return s.lately(ctx, c)
 }
 
-// quotient returns the completion time of a divided by that of b.
+// quotient returns the completion time of contender a divided by the completion time of contender
+// b.
 func quotient(r bench.Round, a, b string) (float64, bool) {
 	x, okA := r.Get(a, completionMetric)
 	y, okB := r.Get(b, completionMetric)
 	return x / y, okA && okB
 }
 
-// heavy sets a compute time that exceeds the read time of two storage NICs.
+// heavy returns spec with a compute time per token that exceeds the time in which two storage NICs
+// read the KV.
 func heavy(spec cluster.Spec) cluster.Spec {
 	spec.Model.Linear = 2e-3
 	return spec
 }
 
-// compute compares clusters where compute is the limit; loads must overlap with compute.
+// compute compares clusters in which compute is the bottleneck, so that loading KV costs time only
+// where it does not overlap with compute.
 func (s *clusterSuite) compute(ctx context.Context) error {
 	spec := heavy(cluster.Spec{Prefill: 2, Decode: 2})
 	oracle := spec
@@ -277,7 +284,8 @@ func (s *clusterSuite) compute(ctx context.Context) error {
 	})
 }
 
-// balance compares max/avg over the storage NICs, by the policy that chooses the side.
+// balance compares policies that choose the reading node by the balance of the storage NICs: the
+// traffic of the busiest NIC divided by the mean.
 func (s *clusterSuite) balance(ctx context.Context) error {
 	c := bench.Comparison{Name: "balance of the storage NICs, 2P4D", Notes: []string{"the paper has 1.53 for round robin and 1.18 for its scheduler (section 7.5)"}}
 	for _, p := range []dualpath.ReadPolicy{dualpath.RoundRobin, dualpath.Shorter, dualpath.Split} {
@@ -293,8 +301,8 @@ func (s *clusterSuite) balance(ctx context.Context) error {
 	return s.lately(ctx, c)
 }
 
-// long replays one agent alone. It compares splitting a request over both sides with
-// reading all of it on one side.
+// long replays one agent alone. It compares a read that is split between the prefill node and the
+// decode node with a read of the whole request at one node.
 func (s *clusterSuite) long(ctx context.Context) error {
 	one := []workload.Trajectory{{Rounds: []workload.Round{{Append: 6000, Gen: 1}}}}
 	for range 20 {
@@ -328,9 +336,9 @@ func (s *clusterSuite) long(ctx context.Context) error {
 	return s.turns(ctx, c)
 }
 
-// ablation adds one part after another, as DualPath's section 7.5 does, and finally the
-// split, which DualPath does not have. Compute takes about as long as loading, and device
-// memory is small, so that each part can have an effect.
+// ablation adds one part of dual path after another, as section 7.5 of the DualPath paper does, and
+// finally the split of reads, which the paper does not have. Compute takes about as long as
+// loading, and device memory is small, so that each part can have an effect.
 func (s *clusterSuite) ablation(ctx context.Context) error {
 	spec := cluster.Spec{Prefill: 2, Decode: 4, HBMBytes: 64 << 20, ArenaBytes: 1 << 30, Layers: 8}
 	spec.Model.Linear = 4e-4
@@ -362,20 +370,21 @@ func (s *clusterSuite) ablation(ctx context.Context) error {
 	return s.lately(ctx, c)
 }
 
-// Bursts of the isolation comparison. They are 4 MiB, so that the packet of KV that is on
-// the wire when a burst begins is small in comparison. Their NICs are slow enough for this
-// machine's CPUs.
+// Parameters of the isolation comparison. A burst has 4 MiB, so that the packet of KV that is on
+// the wire when a burst begins is small in comparison. The NICs are slow enough that this machine's
+// CPUs are not the bottleneck.
 const (
 	burstBytes    = 4 << 20
 	burstPause    = 30 * time.Millisecond
 	burstCount    = 150
 	burstSNICBits = 25e6
-	// burstAgents keep loading for the duration of the bursts, and not much longer.
+	// burstAgents is the number of agents: enough to load KV for the duration of the bursts, and
+	// not much longer.
 	burstAgents = 48
 )
 
-// isolation measures how long bursts over the compute network take: without KV, with KV in
-// a lower class, and with KV in the same class.
+// isolation measures the duration of bursts over the compute network: without KV traffic, with KV
+// in a traffic class of lower priority, and with KV in the class of the bursts.
 func (s *clusterSuite) isolation(ctx context.Context) error {
 	if s.loopback {
 		return errors.New("needs network namespaces (root): shaped connections have no classes")
@@ -396,7 +405,7 @@ func (s *clusterSuite) isolation(ctx context.Context) error {
 	return s.replayOf(ctx, c, burstAgents)
 }
 
-// burst sends bursts on a cluster. With loaded, the cluster replays agents meanwhile.
+// burst measures bursts on a cluster. With loaded, the cluster replays agents at the same time.
 func (s *clusterSuite) burst(ctx context.Context, loaded, asKV bool) (bench.Sample, error) {
 	var took []time.Duration
 	enough := errors.New("the bursts have ended")
@@ -442,16 +451,19 @@ type fault struct {
 
 // Parameters of the faults.
 const (
-	// outage is how long a process or NIC that comes back is down.
+	// outage is the time for which a killed process or an unplugged NIC is down.
 	outage = 3 * time.Second
-	// flipEvery and flips are the bit flips in memory, storedFlips those on disk.
+	// flips is the number of bit flips in memory, at the interval flipEvery. storedFlips is the
+	// number of bit flips on disk.
 	flipEvery   = 5 * time.Millisecond
 	flips       = 1000
 	storedFlips = 2000
-	// A slow NIC has 1/slowShare of its rate. deadline is the time limit of a turn.
+	// slowShare is the factor by which a slow NIC is slowed down. deadline is the time limit of a
+	// turn.
 	slowShare = 100
 	deadline  = time.Minute
-	// faultAgents is just enough to keep all nodes busy, because there are thirteen replays.
+	// faultAgents is the number of agents: just enough to keep all nodes busy, because there are
+	// thirteen replays.
 	faultAgents = 24
 )
 

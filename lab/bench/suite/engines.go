@@ -16,17 +16,18 @@ import (
 
 // EnginesOptions configures the engines suite.
 type EnginesOptions struct {
-	// Pythons are interpreters. The client of a store runs in the first of them that
-	// has the client's package.
+	// Pythons are paths of Python interpreters. The client of a store runs in the first interpreter
+	// that has the client's package.
 	Pythons []string
-	// AreaBytes is the size of the values of one pass, 128 MiB for all comparisons.
+	// AreaBytes is the size, in bytes, of the values of one pass. All comparisons need a multiple
+	// of 128 MiB.
 	AreaBytes int64
 	// Turns configures the part that runs engines.
 	Turns TurnsOptions
 }
 
-// Names of stores. The engines of oursName (Penstock) find the node's unix socket, because all
-// stores run on this host. The node of overTCPName has no unix socket.
+// Names of stores. The client of oursName (Penstock) uses the node's unix socket, because all
+// stores run on this host. The node of overTCPName has no unix socket, so its client uses TCP.
 const (
 	overTCPName   = "Penstock over TCP"
 	mooncakeName  = "Mooncake Store"
@@ -48,7 +49,7 @@ const (
 	fromPython = "every Python from 3.10 on has it"
 )
 
-// where is the direction of a comparison of stores, and the source of its values.
+// where is the operation of a comparison of stores: puts, or gets from memory or disk.
 type where int
 
 const (
@@ -99,8 +100,9 @@ type storeContender struct {
 	pids []int
 }
 
-// takesPart reports whether a comparison includes this store. Mooncake and Redis run
-// without a disk here. A flushed file differs from an unflushed file only in puts.
+// takesPart reports whether a comparison includes this store. Mooncake and Redis run without a disk
+// here, so they take part only in gets from memory and in puts. Flushed files differ from unflushed
+// files only in puts.
 func (c storeContender) takesPart(w where) bool {
 	switch c.name {
 	case mooncakeName, redisPyName, redisSockets:
@@ -111,13 +113,13 @@ func (c storeContender) takesPart(w where) bool {
 	return true
 }
 
-// target returns the design's target for our rate divided by the rate of another store.
+// target returns the design's target for the ratio of Penstock's rate to the rate of another store.
 func (l storeLoad) target(other string) bench.Target {
 	switch other {
 	case mooncakeName:
 		return bench.AtLeast(3)
 	case lmcacheName, lmcacheNative, hicacheName, filesName, syncedName:
-		if l.where != getFromMemory { // there, a get from memory reads from the kernel's page cache
+		if l.where != getFromMemory { // a get from memory of these stores reads from the kernel's page cache
 			return bench.AtLeast(3)
 		}
 	case redisPyName, redisSockets:
@@ -157,8 +159,8 @@ func Engines(ctx context.Context, w World, o EnginesOptions) (bench.Report, erro
 	return report, err
 }
 
-// stores measures Penstock through its Python client, and other stores through theirs, all
-// with the same program.
+// stores measures Penstock and other stores through their Python clients, all with the same worker
+// program.
 func stores(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err error) {
 	s := &enginesSuite{suiteRun: newRun(w, "engines"), opts: o}
 	chosen := slices.ContainsFunc([]string{
@@ -209,8 +211,8 @@ func stores(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err
 	return s.report, nil
 }
 
-// Sizes of the node, in areas. Its gets from disk use two value sizes with coldAreas each;
-// the arena can hold half of one size.
+// Sizes of the node, in areas of AreaBytes. Gets from disk use two value sizes with coldAreas areas
+// each; the arena holds half of the areas of one size.
 const (
 	coldAreas  = 8 // same as the worker's
 	arenaAreas = 4
@@ -220,8 +222,8 @@ func (s *enginesSuite) readsDisk() bool {
 	return slices.ContainsFunc(s.loads, func(l storeLoad) bool { return l.where == getFromDisk })
 }
 
-// nodeAreas returns the node's capacity, in areas: two value sizes for gets, and puts that
-// it has not reclaimed yet.
+// nodeAreas returns the node's capacity, in areas: for the two value sizes of the gets, and for
+// values of puts that the node has not reclaimed yet.
 func (s *enginesSuite) nodeAreas() int64 {
 	if s.readsDisk() {
 		return 2*coldAreas + 8
@@ -239,8 +241,8 @@ func (s *enginesSuite) penstocks() (n int64) {
 	return n
 }
 
-// peerAreas returns the disk space of the other stores, in areas: for each store two sizes
-// for gets and one for puts, and one file for fio.
+// peerAreas returns the disk space of the other stores, in areas: for each store the two value
+// sizes of gets and one for puts, and for fio one file.
 func (s *enginesSuite) peerAreas() (areas int64) {
 	for _, name := range []string{lmcacheName, lmcacheNative, hicacheName, filesName, syncedName} {
 		if s.includes(name) {
@@ -304,7 +306,7 @@ func (s *enginesSuite) startStores(ctx context.Context) error {
 	return nil
 }
 
-// worker starts a worker and registers it, so that it is stopped at the end.
+// worker starts a worker and registers the worker to be stopped at the end of the suite.
 func (s *enginesSuite) worker(ctx context.Context, program string, options map[string]any, provider string, modules ...string) (storeContender, error) {
 	python, err := s.stores.Python(ctx, provider, modules...)
 	if err != nil {
@@ -368,8 +370,7 @@ func (s *enginesSuite) startMooncake(ctx context.Context) (c storeContender, err
 	return storeContender{worker: w, pids: m.PIDs()}, nil
 }
 
-// redis returns a function that starts a Redis server. Each client program has a server of
-// its own.
+// redis returns a function that starts a Redis server, one for each client program.
 func (s *enginesSuite) redis(program, provider string, modules ...string) func(context.Context) (storeContender, error) {
 	return func(ctx context.Context) (c storeContender, err error) {
 		if why := peer.Installed("redis-server", "redis-server"); why != "" {
@@ -412,8 +413,8 @@ func (s *enginesSuite) directory(program string, options map[string]any, provide
 	}
 }
 
-// startLimits starts iperf3 and prepares fio, which measure the limits of the network and
-// of the disk.
+// startLimits starts iperf3, which measures the limit of the network, and prepares fio, which
+// measures the limit of the disk.
 func (s *enginesSuite) startLimits() error {
 	if s.includes(iperfName) {
 		why := peer.Installed("iperf3", "iperf3")

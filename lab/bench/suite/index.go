@@ -24,20 +24,21 @@ import (
 
 // IndexOptions configures the index suite.
 type IndexOptions struct {
-	// Blocks is how many blocks the index holds.
+	// Blocks is the number of blocks in the index.
 	Blocks int
-	// NodeBlocks is how many blocks the node holds that is killed and recovered; 0
-	// skips that part.
+	// NodeBlocks is the number of blocks of the node that is killed and recovered; 0 skips the
+	// recovery comparisons.
 	NodeBlocks int
 }
 
 const (
 	// chainBlocks is the length of the prefixes that are matched.
 	chainBlocks = 512
-	// commitBatch is the number of keys in one commit. commitCallers commit concurrently.
+	// commitBatch is the number of keys in one commit, commitCallers the number of concurrent
+	// commits.
 	commitBatch   = 64
 	commitCallers = 8
-	// warmChains is how many chains are matched repeatedly.
+	// warmChains is the number of chains that are matched repeatedly.
 	warmChains = 64
 )
 
@@ -58,8 +59,8 @@ type indexSuite struct {
 // Index measures the prefix index.
 func Index(ctx context.Context, w World, o IndexOptions) (_ bench.Report, err error) {
 	s := &indexSuite{suiteRun: newRun(w, "index"), opts: o, chains: o.Blocks / chainBlocks}
-	// 160 bytes of disk per block for the index, 100 for the gets, and the same again
-	// while either is compacted.
+	// A block takes 160 bytes of disk in the index and 100 in the Pebble of the gets, and as much
+	// again during a compaction.
 	if err := s.needSpace(int64(o.Blocks)*1000 + nodeBytes(o.NodeBlocks)); err != nil {
 		return s.report, err
 	}
@@ -90,7 +91,8 @@ func chainIDs(chain int) []kv.BlockID {
 	return ids
 }
 
-// chainEntries returns a chain in consecutive slots, as a node places it.
+// chainEntries returns the index entries of a chain in consecutive slots, which is how a node
+// stores a chain.
 func chainEntries(chain int) []trie.Entry {
 	entries := make([]trie.Entry, chainBlocks)
 	var parent kv.BlockID
@@ -178,8 +180,8 @@ func (s *indexSuite) matches(ctx context.Context) error {
 	return s.sizes(ctx, dir, heap, stats)
 }
 
-// fillGets stores the same entries in a separate Pebble with the id as the key. An index
-// without DRAM would send its gets there.
+// fillGets stores the same entries in a separate Pebble, keyed by block id. An index that keeps
+// nothing in DRAM would need one get per block from such a Pebble.
 func fillGets(ctx context.Context, dir string, chains int) (*pebble.DB, error) {
 	db, err := openGets(dir, 1<<30)
 	if err != nil {
@@ -201,7 +203,7 @@ func fillGets(ctx context.Context, dir string, chains int) (*pebble.DB, error) {
 	return db, errors.Join(db.Flush(), db.Compact(ctx, []byte{0}, slices.Repeat([]byte{0xff}, 17), true))
 }
 
-// openGets opens that Pebble with bloom filters and a cache of cacheBytes.
+// openGets opens the Pebble of fillGets with bloom filters and a cache of cacheBytes.
 func openGets(dir string, cacheBytes int64) (*pebble.DB, error) {
 	cache := pebble.NewCache(cacheBytes)
 	defer cache.Unref()
@@ -250,12 +252,12 @@ func (s *indexSuite) warm(ctx context.Context, t *trie.Trie, ns kv.Namespace, db
 	})
 }
 
-// speedup returns the gets' median time divided by the match's.
+// speedup returns a measure: the median time of 512 gets divided by the median time of a match.
 func speedup(over, under string, t bench.Target) bench.Measure {
 	return bench.Ratio("times faster than 512 gets (p50)", "p50 µs", under, over, t)
 }
 
-// match fails unless the whole chain matches.
+// match matches a chain and returns an error unless all of its blocks match.
 func match(t *trie.Trie, ns kv.Namespace, ids []kv.BlockID, o trie.MatchOptions) error {
 	m, err := t.Match(ns.ID, ids, o)
 	if err != nil {
@@ -270,7 +272,7 @@ func match(t *trie.Trie, ns kv.Namespace, ids []kv.BlockID, o trie.MatchOptions)
 	return nil
 }
 
-// get gets each block with a call of its own.
+// get reads the entry of each block with a separate get.
 func get(db *pebble.DB, ids []kv.BlockID) error {
 	for _, id := range ids {
 		_, closer, err := db.Get(id[:])
@@ -284,7 +286,7 @@ func get(db *pebble.DB, ids []kv.BlockID) error {
 	return nil
 }
 
-// timed repeats f for one turn and reports the quantiles of its duration.
+// timed returns a turn that repeats f and returns quantiles of the duration of f.
 func (s *indexSuite) timed(f func() error) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		return times(s.Turn, func() (bool, error) { return ctx.Err() == nil, f() })
@@ -318,7 +320,7 @@ func times(d time.Duration, f func() (more bool, err error)) (bench.Sample, erro
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// cold opens the index and matches chains that have not been read since.
+// cold opens the index and matches chains that have not been read since the open.
 func (s *indexSuite) cold(ctx context.Context, dir, gets string) error {
 	return s.compare(ctx, bench.Comparison{
 		Name: coldWork, Unit: "matches/s", Rounds: min(s.Rounds, 3),
@@ -366,8 +368,8 @@ func (s *indexSuite) coldGets(dir string) (bench.Sample, error) {
 	return s.eachOnce(func(ids []kv.BlockID) error { return get(db, ids) })
 }
 
-// eachOnce calls f for one turn with chains in random order, each at most once. The time
-// to make the ids is not counted.
+// eachOnce calls f for one turn with chains in random order, each at most once. The time to compute
+// the ids is not measured.
 func (s *indexSuite) eachOnce(f func(ids []kv.BlockID) error) (bench.Sample, error) {
 	const most = 1000
 	order := s.rng.Perm(s.chains)[:min(most, s.chains)]
@@ -395,7 +397,7 @@ func dropDir(dir string) error {
 	return err
 }
 
-// sizes reports bytes per block; they do not change from turn to turn.
+// sizes reports the bytes per block on disk and in memory. They are the same in every turn.
 func (s *indexSuite) sizes(ctx context.Context, dir string, heap int64, stats trie.Stats) error {
 	t, _, err := openTrie(dir)
 	if err != nil {
@@ -458,7 +460,7 @@ func (s *indexSuite) commit(ctx context.Context, durable bool) (_ bench.Sample, 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	// Enough for two million keys a second.
+	// The chains have enough keys for two million commits per second.
 	chains := make([][]trie.Entry, int(s.Turn.Seconds()*2e6)/chainBlocks+commitCallers)
 	for i := range chains {
 		chains[i] = chainEntries(i)

@@ -20,10 +20,9 @@ type localSuite struct {
 	socket string
 }
 
-// Local measures the time from the request for a block until a consumer in another process
-// of this host has read every byte. The block is handed off in the node's arena, copied
-// from the arena, or moved over loopback TCP. Each way verifies the block, and the
-// verification reads the bytes.
+// Local measures the time from the request for a block until a consumer in another process of this
+// host has read every byte. The block is read in place in the node's arena, copied from the arena,
+// or moved over loopback TCP. In each case the consumer verifies the block, which reads every byte.
 func Local(ctx context.Context, w World) (_ bench.Report, err error) {
 	s := &localSuite{serverSuite: serverSuite{suiteRun: newRun(w, "local")}}
 	if err := s.needSpace(2 * gi); err != nil {
@@ -61,7 +60,7 @@ func Local(ctx context.Context, w World) (_ bench.Report, err error) {
 	return s.report, nil
 }
 
-// handOff compares the ways for blocks of one size.
+// handOff compares the three ways (in place, copied, over TCP) for blocks of one size.
 func (s *localSuite) handOff(ctx context.Context, m model) error {
 	name := fmt.Sprintf("hand over one %s block", sizeName(m.blockBytes))
 	if !s.wants(name) {
@@ -94,8 +93,8 @@ func (s *localSuite) handOff(ctx context.Context, m model) error {
 	})
 }
 
-// latency reads one block after another with read. read returns how long it took until the
-// bytes were available.
+// latency returns a turn that reads one block after another with read. read returns the time until
+// the bytes were available.
 func (s *localSuite) latency(m model, ns kv.Namespace, noLocal bool, read func(*remote, context.Context, kv.Namespace, int) (time.Duration, error)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		r, err := s.remoteLocal(ctx, noLocal)
@@ -126,8 +125,8 @@ func (s *localSuite) latency(m model, ns kv.Namespace, noLocal bool, read func(*
 	}
 }
 
-// remoteLocal returns a client on the node's socket, with the usual four connections for
-// blocks that are moved.
+// remoteLocal returns a client of the node's unix socket. With noLocal the client moves blocks over
+// four TCP connections.
 func (s *localSuite) remoteLocal(ctx context.Context, noLocal bool) (*remote, error) {
 	return s.remoteWith(ctx, client.Options{Servers: []string{s.node.listen}, LocalSocket: s.socket, NoLocal: noLocal}, 4)
 }

@@ -13,18 +13,18 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// planeName is the transfer engine by itself: no gRPC, no index, no checksums. The
-// difference between its rate and that of a client's read is the cost of these three.
+// planeName is the contender that uses only the transfer engine, without gRPC, index and checksums.
+// The difference between its rate and the rate of a client's reads is the cost of these three.
 const planeName = "transfer engine alone"
 
 // sinkToken is the token that a sink requires.
 const sinkToken = "penstock bench sink"
 
-// SinkToken returns the token with which a sink's engine must be made.
+// SinkToken returns the token that a sink's engine must accept.
 func SinkToken() rdma.Token { return rdma.Token(sinkToken) }
 
-// Sink runs in the child: it offers memory to be written to, and returns one line that
-// describes where the memory is.
+// Sink runs in the child process. It registers memory for remote writes, and returns one line with
+// the address and the descriptor of the memory.
 func Sink(ctx context.Context, e rdma.Engine, memory *arena.Arena) (line string, region rdma.Region, err error) {
 	region, err = e.Register(memory.Bytes(), rdma.RegisterOptions{})
 	if err != nil {
@@ -41,7 +41,8 @@ func Sink(ctx context.Context, e rdma.Engine, memory *arena.Arena) (line string,
 // SinkBytes is the size of a sink's memory.
 const SinkBytes = landBytes
 
-// planeWrites writes blocks into the sink, with as many in flight as the reads have.
+// planeWrites returns a turn that writes blocks into the sink. As many writes are in flight as
+// reads in the other contenders.
 func (s *serverSuite) planeWrites(m model, l load, sink *peer.Child) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		raw, err := base64.StdEncoding.DecodeString(sink.Ready)

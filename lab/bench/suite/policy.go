@@ -18,8 +18,8 @@ type PolicyOptions struct {
 	Files []string
 }
 
-// Policy compares the eviction policies on traces. It measures no time, so the same trace
-// gives the same table on every machine.
+// Policy compares the eviction policies on traces. No time is measured, so the same trace gives the
+// same table on every machine.
 func Policy(ctx context.Context, w World, o PolicyOptions) (bench.Report, error) {
 	s := newRun(w, "policy")
 	s.setup("token hit ratio in percent; capacity in percent of the trace's distinct blocks; belady uses the later requests and is the bound")

@@ -19,38 +19,40 @@ import (
 
 // RDMAOptions configures the rdma suite for one provider.
 type RDMAOptions struct {
-	// Provider is the provider's name. The other process gets it too.
+	// Provider is the provider's name. It is also passed to the process that is the target of the
+	// writes.
 	Provider string
 	// NotRun, if set, is the reason why the provider cannot be measured here.
 	NotRun string
-	// Shared: the memory that writes read from must be a shared arena.
+	// Shared: the source memory of writes must be a shared arena.
 	Shared bool
 	// Open starts an engine.
 	Open func(ctx context.Context, o EngineOptions) (rdma.Engine, error)
 	// Conns is the number of connections, if the provider has connections.
 	Conns int
-	// Yardstick starts the benchmark with which the same hardware is measured.
+	// Yardstick starts the hardware's own benchmark, with which the engine is compared.
 	Yardstick func(ctx context.Context) (Yardstick, error)
-	// Fraction is the target for large or paged writes, as a fraction of the yardstick's
-	// rate; 0: no target.
+	// Fraction is the target for the engine's rate of large or paged writes, as a fraction of the
+	// Yardstick's rate; 0: no target.
 	Fraction float64
-	// Sockets: the provider uses sockets. Then bare sockets over the same memory take part
-	// too, with the target SocketsFraction in the rows where Fraction is a target.
+	// Sockets: the provider uses sockets. Bare sockets over the same memory are then a contender
+	// too. The target of the engine's rate relative to bare sockets is SocketsFraction, in the rows
+	// that have the target Fraction.
 	Sockets bool
-	// Quick skips the rows between the smallest and the largest.
+	// Quick runs only some of the rows (rdmaRows), with at most two rounds.
 	Quick bool
 }
 
 // EngineOptions describes an engine that the suite opens.
 type EngineOptions struct {
-	// Listen makes the engine reachable with SinkToken, from this or another process.
-	// Dir is a directory in which it may create a socket.
+	// Listen makes the engine accept peers with SinkToken, from this or another process. Dir is a
+	// directory in which the engine may create a socket.
 	Listen bool
 	Dir    string
 	Conns  int
 	// Memory is the memory from which the engine writes.
 	Memory *arena.Arena
-	// OnPost, if set, is called when an operation is handed to the NIC. An engine that
+	// OnPost, if set, is called when the engine has posted an operation to the NIC. An engine that
 	// does not support this ignores OnPost.
 	OnPost func()
 }
@@ -60,13 +62,13 @@ type Yardstick struct {
 	Name string
 	// Turn measures for about d, with at most the load's operations in flight.
 	Turn func(ctx context.Context, d time.Duration, l Load) (bench.Sample, error)
-	// Notes list how its work differs from ours.
+	// Notes list the differences between the work of the benchmark and the work of the engine.
 	Notes []string
 	Close func() error
 }
 
-// Load is the operations that a row has in flight: Depth operations of Bytes, each in pages
-// of Page bytes (0: in one piece).
+// Load describes the operations in flight: Depth operations of Bytes bytes, each in pages of Page
+// bytes (0: in one piece).
 type Load struct {
 	Bytes int64
 	Depth int
@@ -91,20 +93,21 @@ const (
 	allocMetric = "allocations"
 )
 
-// rdmaRow is one row: a single write, or one of many pages.
+// rdmaRow is one row of the report: writes of bytes bytes each, in one piece or in pages.
 type rdmaRow struct {
 	bytes int64
 	page  int64 // 0: a single write
 	depth int   // writes in flight
-	// saturates: the writes are large enough to reach the yardstick's rate, so the target
-	// applies.
+	// saturates: the writes are large enough to reach the rate of the hardware's own benchmark
+	// (Yardstick), so the target applies.
 	saturates bool
 }
 
 func (row rdmaRow) load() Load { return Load{Bytes: row.bytes, Depth: row.depth, Page: row.page} }
 
-// spread returns over how many of conns connections bare sockets send the bytes in flight.
-// The engine cuts them into pieces of 1 MiB; each operation has at least one piece.
+// spread returns the number of connections, at most conns, over which bare sockets send the bytes
+// in flight. It is the number that the engine uses: the engine cuts the bytes into pieces of 1 MiB,
+// and each operation has at least one piece.
 func (l Load) spread(conns int) int {
 	return max(1, min(conns, max(l.Depth, int(l.InFlight()/mib))))
 }
@@ -116,9 +119,9 @@ func (row rdmaRow) String() string {
 	return fmt.Sprintf("single write of %s, %d in flight", sizeName(row.bytes), row.depth)
 }
 
-// rdmaRows returns the rows of fabric-lib's Table 2 (section 7.1): single writes one at a
-// time, and paged writes. It adds single writes with several in flight, as a storage node
-// sends them.
+// rdmaRows returns the rows of Table 2 of the fabric-lib paper (section 7.1): single writes one at
+// a time, and paged writes. In addition it returns rows with several single writes in flight, which
+// is the load of a storage node.
 func rdmaRows(quick bool) (out []rdmaRow) {
 	for _, bytes := range []int64{1 << 10, 64 << 10, 256 << 10, mib, 32 * mib} {
 		if quick && bytes != 64<<10 && bytes != 32*mib {
@@ -147,8 +150,8 @@ type rdmaSuite struct {
 	yard Yardstick
 }
 
-// RDMASection returns the suite's name for a provider. Results are saved under this name,
-// and the page has a table for each name, because each provider has a peer of its own.
+// RDMASection returns the suite's name for a provider. Results are saved under this name, and the
+// page has a table for each name, because each provider is compared with another program.
 func RDMASection(provider string) string {
 	if provider == "tcp" {
 		return "rdma"
@@ -156,8 +159,9 @@ func RDMASection(provider string) string {
 	return "rdma-" + provider
 }
 
-// RDMA compares a transfer engine with the hardware's own benchmark: the share of its rate
-// that writes of each size reach, the cost of a call, and the allocations.
+// RDMA compares a transfer engine with the hardware's own benchmark. It reports the engine's rate
+// divided by the benchmark's rate for each write size, the cost of a call, and the allocations per
+// write.
 func RDMA(ctx context.Context, w World, o RDMAOptions) (_ bench.Report, err error) {
 	s := &rdmaSuite{suiteRun: newRun(w, RDMASection(o.Provider)), opts: o}
 	s.setup("provider %s", o.Provider)
@@ -267,8 +271,8 @@ func (s *rdmaSuite) writes(ctx context.Context) (err error) {
 	return nil
 }
 
-// addSockets adds bare sockets to a row. Other load on the machine does not change processor
-// time, so the row has the ratio of processor times beside the ratio of rates.
+// addSockets adds bare sockets to a row. The row has the ratio of rates and the ratio of processor
+// times, because other load on the machine changes rates but not processor times.
 func (s *rdmaSuite) addSockets(c *bench.Comparison, bare *peer.Child, row rdmaRow) {
 	conns := row.load().spread(s.opts.Conns)
 	c.Contenders = append(c.Contenders, bench.Contender{Name: socketsName, Turn: func(ctx context.Context) (_ bench.Sample, err error) {
@@ -345,7 +349,8 @@ func (t *stream) drive(ctx context.Context, s *suiteRun, row rdmaRow, others []*
 	return sample, nil
 }
 
-// lane submits one write after another, through the memory.
+// lane submits one write after another. Its offset in the memory advances with each write. A row
+// with depth d has d lanes, each with one write in flight.
 type lane struct {
 	t        *stream
 	row      rdmaRow
@@ -369,7 +374,7 @@ func (t *stream) lane(i int, row rdmaRow) *lane {
 	return l
 }
 
-// submit starts a write at the lane's next place.
+// submit starts a write at the lane's next offset.
 func (l *lane) submit(ctx context.Context) error {
 	at := uint64(place(l.next, 0, 1, l.row.bytes))
 	l.next += l.step
@@ -394,8 +399,8 @@ func (l *lane) write(ctx context.Context) error {
 // costWrites is the number of writes over which the cost of one write is averaged.
 const costWrites = 4000
 
-// cost measures the time and the allocations of a call on both sides: sender and target are
-// in this process.
+// cost measures the time and the allocations of a write. Sender and target are in this process, so
+// the allocations of both count.
 func (s *rdmaSuite) cost(ctx context.Context) (err error) {
 	const name = "cost of a write of 1 KiB"
 	if !s.wants(name) {
@@ -453,8 +458,8 @@ func (s *rdmaSuite) cost(ctx context.Context) (err error) {
 	return s.compare(ctx, c)
 }
 
-// calls times writes one after another: how long each call took, and how long it took until
-// the engine had set posted, if the engine supports OnPost.
+// calls measures writes one after another. It returns the duration of each call, and, if the engine
+// supports OnPost, the time until the engine had set posted.
 func (l *lane) calls(ctx context.Context, begin time.Time, posted *atomic.Int64) (calls, posts []time.Duration, _ error) {
 	for range costWrites {
 		posted.Store(0)
@@ -474,8 +479,8 @@ func (l *lane) calls(ctx context.Context, begin time.Time, posted *atomic.Int64)
 	return calls, posts, nil
 }
 
-// allocations returns the mean number of allocations of one write on each lane, rounded
-// down. The runtime's own occasional allocations are less than one per write.
+// allocations returns the mean number of allocations while each lane does one write, rounded down.
+// Rounding removes the runtime's own allocations, which are fewer than one per write.
 func allocations(ctx context.Context, lanes ...*lane) (float64, error) {
 	var before, after runtime.MemStats
 	for i := range costWrites + 100 {

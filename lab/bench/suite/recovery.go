@@ -26,8 +26,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// Blocks of the node that is killed. Their payload is one page, the smallest size, so that
-// many fit on the disk.
+// Sizes of the blocks of the node that is killed. The payload is one page, the smallest size, so
+// that many blocks fit on the disk.
 const (
 	tinyPayload = 4096
 	tinySlot    = 2 * tinyPayload
@@ -39,7 +39,8 @@ func tinyGeometry() kv.Geometry { return kv.SingleGroup(1, 16, tinyPayload/16) }
 // nodeBytes returns the disk space of a node with the given number of tiny blocks.
 func nodeBytes(blocks int) int64 { return int64(blocks) * (tinySlot + 400) }
 
-// nodeCapacity returns a capacity with additional space for whole segments and the index.
+// nodeCapacity returns the capacity, in bytes, of a node for the given number of tiny blocks, with
+// space for incomplete segments and the index.
 func nodeCapacity(blocks int) int64 { return nodeBytes(blocks) + nodeBytes(blocks)/10 + 256*mib }
 
 // recovery kills a node that holds many blocks. It measures the time until the node serves
@@ -82,8 +83,8 @@ func (s *indexSuite) recovery(ctx context.Context) error {
 	})
 }
 
-// filledAndKilled starts a child that fills a node, and kills the child while the node is
-// open. It returns the blocks stored per second.
+// filledAndKilled starts a child process that fills a node, and kills the child while the node is
+// open. It returns the number of blocks stored per second.
 func (s *indexSuite) filledAndKilled(data string, blocks int) (float64, error) {
 	start := time.Now()
 	child, err := peer.StartChild(s.Exe, os.Stderr, "bench", "child", "fill", "--data", data,
@@ -96,8 +97,8 @@ func (s *indexSuite) filledAndKilled(data string, blocks int) (float64, error) {
 	return float64(blocks) / took.Seconds(), nil
 }
 
-// FillNode runs in the child: it stores the blocks in a node, in chains, from several
-// writers, and makes them durable.
+// FillNode runs in the child process. It stores the given number of blocks in a node, in chains,
+// from several goroutines, and makes them durable.
 func FillNode(ctx context.Context, n *storage.Node, blocks int) error {
 	ns, err := n.CreateNamespace(ctx, kv.Namespace{Name: tinyName, Index: kv.IndexTrie, Geometry: tinyGeometry()})
 	if err != nil {
@@ -124,7 +125,7 @@ func FillNode(ctx context.Context, n *storage.Node, blocks int) error {
 	return n.Sync(ctx)
 }
 
-// storeChain writes one chain. Each block contains its own position.
+// storeChain writes one chain. Each block contains its position in the chain.
 func storeChain(ctx context.Context, n *storage.Node, ns kv.Namespace, ids []kv.BlockID) error {
 	var res *storage.Reservation
 	for {
@@ -188,8 +189,8 @@ func (s *indexSuite) restart(ctx context.Context, data string, blocks int) (benc
 	return sample, nil
 }
 
-// emptyNodeBytes is the RSS of a node without blocks and without its arena: the program,
-// its runtime, and Pebble's first memtable.
+// emptyNodeBytes is the resident memory of a node without blocks, its arena not included: the
+// program, the Go runtime, and Pebble's first memtable.
 const emptyNodeBytes = 48 << 20
 
 // rebuild rebuilds the index with the rebuild-index command.
@@ -220,10 +221,10 @@ func stderrOf(err error) string {
 	return ""
 }
 
-// served is a node in a process of its own.
+// served is a storage node in a child process.
 type served struct {
 	*peer.Process
-	// listen is the address of its control plane, http that of /metrics.
+	// listen is the address of the node's gRPC service, http the address of /metrics.
 	listen, http string
 	// took is the time from exec until the node answered.
 	took  time.Duration
@@ -231,8 +232,8 @@ type served struct {
 	log   *os.File
 }
 
-// startServe runs penstock serve on free ports of the loopback interface and
-// waits until it answers. The node's log is next to the data.
+// startServe runs penstock serve on free ports of the loopback interface and waits until the node
+// answers. The node's log is next to the data.
 func startServe(ctx context.Context, exe, data string, args ...string) (*served, error) {
 	n := &served{arena: strconv.Itoa(serveArenaBytes)}
 	addrs, err := freeAddrs(3)
@@ -250,7 +251,7 @@ func freeAddrs(n int) (addrs []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		defer l.Close() // all stay open until the end, so that the addresses differ
+		defer l.Close() // all listeners stay open until the end, so that the addresses differ
 		addrs = append(addrs, l.Addr().String())
 	}
 	return addrs, nil
@@ -269,8 +270,8 @@ func (n *served) start(ctx context.Context, exe, data string, addrs, args []stri
 	if n.Process, err = peer.Start(n.log, exe, all...); err != nil {
 		return err
 	}
-	// A request to a listener that is bound but not served yet waits, so the first
-	// answer is not missed.
+	// A request to a listener that is bound but not served yet waits in the listener's backlog, so
+	// the node's first answer is not missed.
 	if err := n.wait(ctx, "http://"+addrs[2]+"/readyz"); err != nil {
 		n.Kill()
 		text, _ := os.ReadFile(n.log.Name())

@@ -21,7 +21,8 @@ import (
 type model struct {
 	blockBytes int64
 	layers     int
-	// prompt: the blocks are one chain. Otherwise each block is a prompt of its own.
+	// prompt: the blocks are one chain. Otherwise each block is the first block of a separate
+	// prompt.
 	prompt bool
 }
 
@@ -37,7 +38,7 @@ func (m model) geometry() kv.Geometry {
 	return kv.SingleGroup(m.layers, 16, int(m.blockBytes)/m.layers/16)
 }
 
-// Layers are 64 KiB each, and 256 KiB in the largest block.
+// A layer has 64 KiB, and 256 KiB in the largest block.
 func oneMiB() model { return model{blockBytes: 1 * mib, layers: 16} }
 
 func fourMiB() model { return model{blockBytes: 4 * mib, layers: 64} }
@@ -79,8 +80,8 @@ func (r *remote) close(ctx context.Context) error {
 	return errors.Join(err, r.store.Close(), r.engine.Close())
 }
 
-// blockID returns the id of block n of a model. Each block is a prompt of its own, so any
-// block can be read alone.
+// blockID returns the id of block n of a model without prompt. Each such block is the first of a
+// prompt, so it can be read alone.
 func blockID(n int) (id kv.BlockID) {
 	binary.LittleEndian.PutUint64(id[:], uint64(n)+1)
 	copy(id[8:], "penstock")
@@ -142,14 +143,15 @@ func createNamespace(ctx context.Context, conn *grpc.ClientConn, m model) error 
 	return err
 }
 
-// place returns the offset in the landing memory for a caller's given turn. Consecutive
-// turns use consecutive blocks, so all callers together use all of the memory.
+// place returns the offset in the landing memory for the block that a caller reads in its read
+// number turn, counted from 0. The reads of all callers with the same number use consecutive
+// offsets, so together they use all of the memory.
 func place(caller, turn, callers int, blockBytes int64) int64 {
 	slots := int(landBytes / blockBytes)
 	return int64((caller+turn*callers)%slots) * blockBytes
 }
 
-// chain stores one prompt of the given number of blocks in a namespace of its own.
+// chain stores one prompt of the given number of blocks in a new namespace.
 func (r *remote) chain(ctx context.Context, addr string, m model, blocks int) (kv.Namespace, []kv.BlockID, error) {
 	ids := make([]kv.BlockID, blocks)
 	for i := range ids {

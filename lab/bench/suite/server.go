@@ -21,7 +21,7 @@ import (
 
 // ServerOptions configures the server suite.
 type ServerOptions struct {
-	// DiskBytes is the size of the data for the reads from disk. It must exceed the
+	// DiskBytes is the size of the data for the reads from disk. It must exceed the size of the
 	// node's arena.
 	DiskBytes int64
 }
@@ -39,7 +39,8 @@ const (
 	netUnit    = "GiB/s"
 )
 
-// load is the number of connections and of requests in flight on each.
+// load is the number of connections (conns) and the number of requests in flight on each of them
+// (each).
 type load struct{ conns, each int }
 
 func (l load) String() string { return fmt.Sprintf("%d × %d", l.conns, l.each) }
@@ -56,7 +57,8 @@ type serverSuite struct {
 
 	iperf *peer.Iperf
 	redis *peer.Redis
-	// notRun has the reason why iperf3, redis or fio cannot run; "" if it can.
+	// notRun has, by program (iperf3, redis, fio), the reason why the program cannot run; "" if it
+	// can.
 	notRun    map[string]string
 	fioMemory string
 }
@@ -125,12 +127,13 @@ func (s *serverSuite) startPeers() (stop func() error) {
 	}
 }
 
-// nodeFor starts the node to read from, unless it is already running.
+// nodeFor returns the node from which the contenders read, and starts the node at the first call.
 func (s *serverSuite) nodeFor(ctx context.Context) (*served, error) {
 	if s.node != nil {
 		return s.node, nil
 	}
-	// The arena holds the hot sets, and only a small part of the rest.
+	// The arena holds the blocks that are read from memory, and only a small part of the blocks
+	// that are read from disk.
 	n, err := startServe(ctx, s.Exe, filepath.Join(s.dir, "node"), "--capacity", strconv.FormatInt(s.opts.DiskBytes+3*gi, 10), "--segment", "1GiB")
 	if err != nil {
 		return nil, err
@@ -139,10 +142,9 @@ func (s *serverSuite) nodeFor(ctx context.Context) (*served, error) {
 	return n, nil
 }
 
-// control measures the cost of a call that moves no block. It is compared with the same call
-// over gRPC, which is the alternative to messages, and with the same number of bytes sent
-// back and forth on an open gRPC stream, which is the lower bound for every request to a
-// node.
+// control measures the cost of a call that moves no block. The call is sent as a message of the
+// transfer engine. It is compared with the same call over gRPC, and with the same number of bytes
+// sent back and forth on an open gRPC stream, which is the lower bound for a request over gRPC.
 func (s *serverSuite) control(ctx context.Context) (err error) {
 	const name = "one call without a block"
 	if !s.wants(name) {
@@ -282,9 +284,9 @@ func prefixWork(m model) string {
 	return fmt.Sprintf("read %s in blocks of %s from DRAM, one call", sizeName(hotBytes), sizeName(m.blockBytes))
 }
 
-// memoryPrefix reads all blocks with one call of the client, as an engine loads a prefix.
-// The blocks share the cost of the call, and some blocks are verified while others are
-// being transferred.
+// memoryPrefix measures reads of many blocks with one call of the client, as an engine loads a
+// prefix. The cost of the call is spread over the blocks, and some blocks are verified while others
+// are being transferred.
 func (s *serverSuite) memoryPrefix(ctx context.Context, m model, node *served, ns kv.Namespace, stream *peer.Child) error {
 	blocks := int(hotBytes / m.blockBytes)
 	return s.compare(ctx, bench.Comparison{
@@ -306,7 +308,8 @@ func (s *serverSuite) memoryPrefix(ctx context.Context, m model, node *served, n
 	})
 }
 
-// prefixes reads one prompt with one call. The prompt has as many blocks as the hot set.
+// prefixes returns a turn that reads a prompt of the given number of blocks with one call at a
+// time.
 func (s *serverSuite) prefixes(m model, node *served, blocks int) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		r, err := s.remote(ctx, node.listen, prefixConns)
@@ -370,9 +373,10 @@ func (s *serverSuite) memoryLoad(ctx context.Context, m model, l load, node *ser
 	})
 }
 
-// reads reads blocks one after another, each caller its own blocks, and verifies them as
-// every read does. With warm, all blocks are read once before the measurement, so the node
-// has them in memory. Without warm, the order ensures that the node never has them in memory.
+// reads returns a turn in which each caller reads its own blocks one after another; the client
+// verifies every block. With warm, all blocks are read once before the measurement, so that the
+// node has them in memory. Without warm, blocks are read in an order in which the node never has
+// the next block in memory.
 func (s *serverSuite) reads(m model, l load, node *served, ns kv.Namespace, blocks int, warm bool) func(context.Context) (bench.Sample, error) {
 	var next atomic.Int64
 	return func(ctx context.Context) (_ bench.Sample, err error) {
@@ -492,7 +496,7 @@ func (s *serverSuite) fromDisk(ctx context.Context) error {
 	return nil
 }
 
-// bestFio returns the shapes among which fio's best rate on this disk is found.
+// bestFio returns the shapes with which fio is run to find its best rate on this disk.
 func bestFio() []shape { return []shape{{4 * mib, 0, 1}, {1 * mib, 0, 4}} }
 
 func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load) error {
@@ -509,8 +513,8 @@ func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load
 	if err != nil {
 		return err
 	}
-	// fio reads a file of its own: the node's segments hold several block sizes, and
-	// parts of them have never been written.
+	// fio reads a separate file, because the node's segments hold several block sizes, and parts of
+	// the segments have never been written.
 	file := filepath.Join(s.dir, "fio")
 	if err := prewritten(file, 1*gi, s.land.Bytes()); err != nil {
 		return err
@@ -571,8 +575,8 @@ func fioInGiB(j peer.FioJob) func(context.Context) (bench.Sample, error) {
 	}
 }
 
-// cutThrough compares reads of one large block from two nodes. One of the nodes sends the
-// beginning of a block before it has read the end.
+// cutThrough compares reads of one large block from two nodes. One of the nodes sends the beginning
+// of a block before it has read the block's end from disk.
 func (s *serverSuite) cutThrough(ctx context.Context) error {
 	const name = "read one 16 MiB block from disk"
 	if !s.wants(name) {

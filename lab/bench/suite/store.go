@@ -29,8 +29,9 @@ type StoreOptions struct {
 	SizeBytes int64
 }
 
-// storeShapes returns the shapes of docs/benchmarks.md: small blocks with a large depth, and
-// large blocks with a small depth. The numbers of layers make each layer whole kilobytes.
+// storeShapes returns the shapes of docs/benchmarks.md: small blocks with a large depth, and large
+// blocks with a small depth. The numbers of layers are such that the size of a layer is a multiple
+// of 1 KiB.
 func storeShapes() []shape {
 	return []shape{
 		{64 << 10, 15, 16}, {1 * mib, 15, 8}, {4 * mib, 33, 4},
@@ -155,7 +156,8 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 		},
 	}
 	if sh.callers() > 1 {
-		// fio has one thread for the whole depth, so one caller is the comparable contender.
+		// fio has the whole depth in flight from one thread. The contender that is comparable with
+		// fio has one caller.
 		c.Contenders = append(c.Contenders, bench.Contender{Name: oneCaller, Turn: s.deviceReads(v, v.dev, v.segment, 1, ignore)})
 		c.Measures = append(c.Measures,
 			bench.Ratio("one caller, not verified / fio, bandwidth", bench.Rate, oneCaller, fioName, bench.Target{}),
@@ -170,7 +172,8 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 	return s.compare(ctx, c)
 }
 
-// cpuTarget returns the design's limit of processor time, which applies where requests overlap.
+// cpuTarget returns the design's bound for the ratio of processor times. It applies only to large
+// depths.
 func cpuTarget(sh shape) bench.Target {
 	if sh.depth >= 16 {
 		return bench.AtMost(1.3)
@@ -210,14 +213,14 @@ func (s *storeSuite) storeReads(v *volume) func(context.Context) (bench.Sample, 
 	}
 }
 
-// ignore and hash process the bytes of a read. ignore does nothing, as fio does. hash
-// reads every byte once, as every consumer must.
+// ignore and hash are two ways to use the bytes of a read. ignore leaves them unread, as fio does.
+// hash reads every byte once, as every consumer must.
 func ignore([]byte) {}
 
 func hash(b []byte) { ondisk.LayerSum(b) }
 
-// deviceReads reads the same slots without the store and passes them to use. The callers
-// share the shape's depth equally.
+// deviceReads returns a turn that reads the same slots without the store and passes their bytes to
+// use. Each caller has an equal part of the shape's depth in flight.
 func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, callers int, use func([]byte)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		each := v.shape.depth / callers
@@ -248,7 +251,8 @@ func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, 
 	}
 }
 
-// pool reads with one goroutine per request in flight; each calls ReadAt.
+// pool returns a turn that reads with one goroutine per request in flight; each goroutine calls
+// ReadAt.
 func (s *storeSuite) pool(v *volume, f *os.File) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		rngs := s.rngs(v.shape.depth)
@@ -259,7 +263,7 @@ func (s *storeSuite) pool(v *volume, f *os.File) func(context.Context) (bench.Sa
 	}
 }
 
-// fio runs an fio job of the same shape on a file.
+// fio returns a turn that runs fio with the shape's block size and depth on a file.
 func (s *storeSuite) fio(rw, path string, offset, size int64, sh shape) func(context.Context) (bench.Sample, error) {
 	return peer.FioJob{
 		RW: rw, File: path, BlockBytes: sh.slotBytes, Depth: sh.depth, OffsetBytes: offset, SizeBytes: size, Memory: s.fioMemory, Time: s.Turn,
@@ -275,8 +279,8 @@ func (s *storeSuite) rngs(n int) []*rand.Rand {
 	return out
 }
 
-// busy reads 4 MiB blocks with 4 callers while two goroutines keep the processors busy. It
-// measures the cost of waiting through Go's scheduler under load.
+// busy compares reads of 4 MiB with 4 callers while one goroutine per CPU spins. The result shows
+// the cost of waiting through Go's scheduler under load.
 func (s *storeSuite) busy(ctx context.Context) (err error) {
 	const name = "read 4 MiB, 4 callers, all CPUs busy"
 	if !s.wants(name) {
@@ -306,7 +310,8 @@ func (s *storeSuite) busy(ctx context.Context) (err error) {
 	})
 }
 
-// singleReads reads with depth callers, each one read at a time.
+// singleReads returns a turn with as many callers as the shape's depth. Each caller has one read in
+// flight.
 func (s *storeSuite) singleReads(v *volume) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		rngs := s.rngs(v.shape.depth)
@@ -341,8 +346,8 @@ func (s *storeSuite) busily(turn func(context.Context) (bench.Sample, error)) fu
 	}
 }
 
-// writes compares writes into recycled slots with fio on a file that has been written
-// before. The slots of a sequence are adjacent, so fio writes sequentially too.
+// writes compares writes into recycled slots with fio on a file that has been written before. The
+// store's slots are adjacent in the order of the writes, so fio writes sequentially too.
 func (s *storeSuite) writes(ctx context.Context) error {
 	for _, sh := range storeShapes()[:3] {
 		name := "write " + sh.String()
@@ -362,7 +367,7 @@ func (s *storeSuite) write(ctx context.Context, name string, sh shape) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	// fio writes a file of its own: it must not damage the store's file.
+	// fio writes a separate file, because it must not damage the store's file.
 	file := filepath.Join(s.dir, "fio")
 	if err := prewritten(file, v.size, s.memory.Bytes()); err != nil {
 		return err
@@ -393,8 +398,8 @@ func prewritten(path string, size int64, memory []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// recycler writes blocks into slots of a full volume. It frees the slots first, the oldest
-// first, as a node that evicts does.
+// recycler writes blocks into slots of a full volume. Before each write it frees the oldest slots,
+// like a node that evicts.
 type recycler struct {
 	v    *volume
 	mu   sync.Mutex
@@ -449,7 +454,7 @@ func (s *storeSuite) storeWrites(r *recycler, callers, each, syncEvery int) func
 	}
 }
 
-// files compares one write at a time with the writes of stores that keep a file for each
+// files compares the block store's writes with the writes of stores that keep a file for each
 // block.
 func (s *storeSuite) files(ctx context.Context) error {
 	for _, c := range []struct {
@@ -499,7 +504,7 @@ func (s *storeSuite) filePerBlock(ctx context.Context, name string, sh shape, ca
 	})
 }
 
-// directFile creates a file, writes it with direct I/O, and closes it.
+// directFile creates a file, writes b to it with direct I/O, and closes the file.
 func directFile(path string, b []byte) error {
 	f, err := openDirect(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 	if err != nil {
@@ -511,8 +516,8 @@ func directFile(path string, b []byte) error {
 
 func osFile(path string, b []byte) error { return os.WriteFile(path, b, 0o600) }
 
-// fileWrites writes a new file for each block, up to the volume's total size, and removes
-// the files after the turn.
+// fileWrites returns a turn that writes a new file for each block, up to the volume's total size,
+// and then removes the files.
 func (s *storeSuite) fileWrites(v *volume, callers int, write func(path string, b []byte) error) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
 		dir := filepath.Join(s.dir, "files")
@@ -534,8 +539,8 @@ func (s *storeSuite) fileWrites(v *volume, callers int, write func(path string, 
 	}
 }
 
-// emptied removes a directory of files. It first writes the dirty pages back; otherwise the
-// write-back would take disk time from the next contender.
+// emptied removes a directory of files. It first syncs the files; otherwise the write-back of their
+// dirty pages would take disk time from the next contender.
 func emptied(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {

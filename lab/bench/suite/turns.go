@@ -23,11 +23,11 @@ import (
 
 // TurnsOptions configures the part of the engines suite that runs engines.
 type TurnsOptions struct {
-	// Rounds is how many rounds each engine runs. Each round has sessions of its own.
+	// Rounds is the number of rounds. No two rounds have a session in common.
 	Rounds int
 	// Sessions is the number of agent sessions in a round.
 	Sessions int
-	// PromptTokens is the length limit of a session's prompts, in tokens.
+	// PromptTokens is the maximum length of a session's prompts, in tokens.
 	PromptTokens int
 	// Traces is a directory with the agents' trace. If the trace is missing, the built-in trace is used.
 	Traces string
@@ -84,11 +84,12 @@ const (
 	modelLayers = 8
 	// kvTokenBytes is the size of K and V of a token: 2 heads of a quarter of the hidden size.
 	kvTokenBytes = modelLayers * 2 * 2 * (modelHidden / 4) * 4
-	// modelSpread gives the weights the same effect on a layer's output as in the tests' model.
+	// modelSpread is the spread of the random weights, chosen so that their effect on a layer's
+	// output is the same as in the smaller model of the tests.
 	modelSpread = 0.075
 )
 
-// cudaDevice exists if the NVIDIA driver is loaded.
+// cudaDevice is a file that exists if the NVIDIA driver is loaded.
 const cudaDevice = "/dev/nvidiactl"
 
 const (
@@ -96,18 +97,19 @@ const (
 	sessionTurns = 3
 	// outputTokens is the number of tokens that an engine generates in a turn.
 	outputTokens = 8
-	// lmcacheChunk is LMCache's default number of tokens in a file. lmcacheBlock is the number
-	// of tokens in a block of vLLM, the unit of the other stores.
+	// lmcacheChunk is LMCache's default number of tokens per file. lmcacheBlock is the number of
+	// tokens per block of vLLM; the other stores store such blocks.
 	lmcacheChunk = 256
 	lmcacheBlock = 32
 )
 
-// engineStore is a store in which an engine keeps KV. If open is nil, the engine keeps none.
+// engineStore is a store in which an engine stores KV. If open is nil, the engine has no store.
 type engineStore struct {
 	name string
-	// open starts the store for one engine. No value is then in memory or in the page cache.
+	// open starts the store for one engine, with no value in memory or in the page cache.
 	open func(context.Context) (openStore, error)
-	// rounds is the number of rounds whose first turns have been stored, counted from the first round.
+	// rounds is the number of rounds whose turns but the last have been stored: rounds 0 to
+	// rounds-1.
 	rounds int
 }
 
@@ -116,14 +118,14 @@ type openStore struct {
 	// connector and arguments are the fields of peer.EngineOptions.
 	connector string
 	arguments map[string]any
-	// pids are the store's servers.
+	// pids are the processes of the store's servers.
 	pids []int
 	// wait, if set, waits until the store has these prompts and all prompts of earlier calls.
 	wait  func(ctx context.Context, prompts [][]int) error
 	close func() error
 }
 
-// turnsSuite is one run of this part.
+// turnsSuite is one run of the part of the engines suite that runs engines.
 type turnsSuite struct {
 	*suiteRun
 	opts    TurnsOptions
@@ -131,11 +133,12 @@ type turnsSuite struct {
 	python  string
 	engines *peer.Engines
 	model   string
-	// sessions holds the prompts of each turn of each session of all rounds. tokens holds
-	// the output of vLLM alone for the same turns.
+	// sessions holds the prompts by session (of all rounds) and turn. tokens holds the output of
+	// vLLM alone for the same turns.
 	sessions [][][]int
 	tokens   [][][]int
-	// started counts the engines that have been measured; it makes their warm-up prompts differ.
+	// started is the number of engines started so far. It makes the warm-up prompts of the engines
+	// differ.
 	started int
 }
 
@@ -151,7 +154,8 @@ func turns(ctx context.Context, w World, pythons []string, o TurnsOptions) (benc
 		{name: lmcacheSmall, open: s.openLMCache(lmcacheBlock)},
 		{name: tierName, open: s.openPenstock("tier", nil)},
 		{name: connectorName, open: s.openPenstock("connector", nil)},
-		// A separate namespace, because the other contender has stored the same blocks.
+		// The contender above stores the same blocks in the same node, so this one uses another
+		// namespace.
 		{name: layersName, open: s.openPenstock("connector", map[string]any{"load": "layers", "namespace": "layers"})},
 	}
 	chosen := slices.DeleteFunc(all, func(c *engineStore) bool { return !s.includes(c.name) })
@@ -178,8 +182,8 @@ func (s *turnsSuite) run(ctx context.Context, pythons []string, chosen []*engine
 	}
 	defer remove()
 	s.dir = dir
-	// Each store holds the sessions once. The node holds those of three connectors, and needs
-	// space for blocks that it has not reclaimed yet.
+	// Each store holds the KV of the sessions once. The Penstock node holds this KV for each of
+	// three connectors, and needs space for blocks that are not reclaimed yet.
 	if err := s.needSpace(9*s.kvBytes() + 512*mib); err != nil {
 		return err
 	}
@@ -283,7 +287,7 @@ func (s *turnsSuite) startEngines(ctx context.Context) (err error) {
 
 func (s *turnsSuite) maxTokens() int { return s.opts.PromptTokens + outputTokens }
 
-// reference makes vLLM alone serve every turn of every session once, and keeps its tokens.
+// reference serves every turn of every session with vLLM alone, and keeps the generated tokens.
 func (s *turnsSuite) reference(ctx context.Context) error {
 	s.Progress("serving all sessions with vLLM alone, to get the expected tokens")
 	engine, err := s.engines.Start(ctx, peer.EngineOptions{Model: s.model, MaxTokens: s.maxTokens()})
@@ -304,15 +308,15 @@ func (s *turnsSuite) reference(ctx context.Context) error {
 	return engine.Stop(ctx)
 }
 
-// servedTurn is one turn's measurement: the length of its prompt in tokens, and the CPU
-// time of the engine and the store's servers.
+// servedTurn is the measurement of one turn: the engine's report, the length of the prompt in
+// tokens, and the CPU time of the engine and the store's servers.
 type servedTurn struct {
 	peer.Turn
 	prompt int
 	cpu    time.Duration
 }
 
-// sampleOf returns one sample of all turns.
+// sampleOf combines the measurements of all turns into one sample.
 func sampleOf(all []servedTurn) bench.Sample {
 	var first []float64
 	var computed, prompts int
@@ -330,8 +334,8 @@ func sampleOf(all []servedTurn) bench.Sample {
 	}
 }
 
-// storeRound serves all turns but the last of a round's sessions in an engine, which stores
-// them. The sample covers the first turns.
+// storeRound serves all turns but the last of a round's sessions in one engine, which stores their
+// KV. The sample covers only the first turns.
 func (s *turnsSuite) storeRound(ctx context.Context, c *engineStore, round int) (_ bench.Sample, err error) {
 	e, err := s.startEngine(ctx, c)
 	if err != nil {
@@ -361,8 +365,8 @@ func (s *turnsSuite) storeRound(ctx context.Context, c *engineStore, round int) 
 	return sampleOf(first), nil
 }
 
-// freshRound serves the last turn of a round's sessions in a new engine, whose only KV is in
-// its store.
+// freshRound serves the last turn of a round's sessions in a new engine. The engine has no KV
+// except in its store.
 func (s *turnsSuite) freshRound(ctx context.Context, c *engineStore, round int) (_ bench.Sample, err error) {
 	if c.open != nil && c.rounds <= round { // the comparison of first turns was not chosen
 		if _, err := s.storeRound(ctx, c, round); err != nil {
@@ -436,8 +440,8 @@ func (s *turnsSuite) startEngine(ctx context.Context, c *engineStore) (_ *measur
 	return e, err
 }
 
-// stop ends the engine and closes its store. If ctx has ended, the process of the engines
-// has ended too, and with it the engine.
+// stop ends the engine and closes its store. If ctx has ended, the process that forked the engine
+// has ended, and so has the engine.
 func (e *measuredEngine) stop(ctx context.Context) (err error) {
 	if e.Engine != nil && ctx.Err() == nil {
 		err = e.Stop(ctx)
@@ -448,7 +452,7 @@ func (e *measuredEngine) stop(ctx context.Context) (err error) {
 	return err
 }
 
-// serve serves a turn and compares its tokens with those of vLLM alone.
+// serve serves a turn and compares the generated tokens with the tokens of vLLM alone.
 func (e *measuredEngine) serve(ctx context.Context, session, turn int) (servedTurn, error) {
 	pids := append([]int{e.PID()}, e.store.pids...)
 	before, err := cpuOfPIDs(pids)
@@ -525,8 +529,8 @@ func (s *turnsSuite) openLMCache(chunkTokens int) func(context.Context) (openSto
 	}
 }
 
-// countChunks returns the number of different chunks of the prompts. All tokens up to the
-// end of a chunk identify it.
+// countChunks returns the number of different chunks of the prompts. A chunk is identified by all
+// tokens of the prompt up to the chunk's end.
 func countChunks(prompts [][]int, chunkTokens int) int {
 	chunks := make(map[string]bool)
 	for _, prompt := range prompts {
@@ -537,8 +541,8 @@ func countChunks(prompts [][]int, chunkTokens int) int {
 	return len(chunks)
 }
 
-// openPenstock returns a function that starts the node. All connectors use the same node, one
-// after another. options are the connector's options.
+// openPenstock returns a function that starts a node over the same data for every connector; only
+// one runs at a time. options are the connector's options.
 func (s *turnsSuite) openPenstock(connector string, options map[string]any) func(context.Context) (openStore, error) {
 	return func(ctx context.Context) (openStore, error) {
 		node, err := startServe(ctx, s.Exe, filepath.Join(s.dir, "node"), "--capacity", strconv.FormatInt(4*s.kvBytes()+256*mib, 10))

@@ -15,13 +15,16 @@ import (
 
 // VLLMOptions configures the suite of clusters of vLLM's engines.
 type VLLMOptions struct {
-	// Pythons are the interpreters whose packages may be used.
+	// Pythons are paths of Python interpreters. The suite uses the first that has vLLM and
+	// Penstock's Python package.
 	Pythons []string
-	// Agents send a prompt of at most PromptTokens tokens each, all at once.
+	// Agents is the number of agents. All of them send one prompt of at most PromptTokens tokens at
+	// the same time.
 	Agents, PromptTokens int
 	// RateBits is the rate of an engine's storage NIC, in bits per second.
 	RateBits uint64
-	// Traces is as in TurnsOptions.
+	// Traces is a directory with the agents' trace. If the trace is missing, the built-in trace is
+	// used.
 	Traces string
 }
 
@@ -41,7 +44,8 @@ func (o VLLMOptions) Validate() error {
 // vllmSection is the name of the suite in the report.
 const vllmSection = "cluster-vllm"
 
-// endMetric is the median time from the first token of a request to its last one.
+// endMetric is the name of the metric that has the median time from a request's first token to its
+// last token.
 const endMetric = "end of turn p50 ms"
 
 // vllmSuite is one run of the suite.
@@ -52,8 +56,8 @@ type vllmSuite struct {
 	seed   int
 }
 
-// ClusterVLLM compares basic with dual path on clusters of vLLM's servers. Both replays of a
-// cluster use the same engines and the same node.
+// ClusterVLLM compares reads by prefill nodes only (basic) with dual path, on clusters of vLLM's
+// servers. Both replays of a cluster use the same engines and the same node.
 func ClusterVLLM(ctx context.Context, w World, o VLLMOptions) (_ bench.Report, err error) {
 	s := &vllmSuite{suiteRun: newRun(w, vllmSection), opts: o}
 	dir, remove, err := s.tempDir("vllm")
@@ -87,7 +91,7 @@ func ClusterVLLM(ctx context.Context, w World, o VLLMOptions) (_ bench.Report, e
 	)
 }
 
-// shape compares basic with dual path on one cluster.
+// shape compares reads by prefill nodes only (basic) with dual path on one cluster.
 func (s *vllmSuite) shape(ctx context.Context, prefill, decode int) (err error) {
 	name := fmt.Sprintf("%dP%dD of vLLM where storage is the limit", prefill, decode)
 	if !s.wants(name) {
@@ -126,7 +130,8 @@ func (s *vllmSuite) shape(ctx context.Context, prefill, decode int) (err error) 
 	}, 0)
 }
 
-// contender returns a contender whose turn replays all prompts, with the sides of a policy.
+// contender returns a contender whose turn replays all prompts; policy determines whether prefill
+// nodes, decode nodes or both read.
 func (s *vllmSuite) contender(name string, policy dualpath.ReadPolicy) bench.Contender {
 	return bench.Contender{Name: name, Turn: func(ctx context.Context) (bench.Sample, error) {
 		s.seed++
@@ -154,7 +159,8 @@ func (s *vllmSuite) contender(name string, policy dualpath.ReadPolicy) bench.Con
 	}}
 }
 
-// usage returns how much of the capacity of the storage NICs that may read was used, 0 to 1.
+// usage returns the used share, 0 to 1, of the capacity of the storage NICs that may read under the
+// policy.
 func (s *vllmSuite) usage(whole, seconds float64, engines map[string]float64, policy dualpath.ReadPolicy) float64 {
 	nics := 0
 	for engine := range engines {

@@ -17,8 +17,9 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// shape is a slot size with a depth. A slot is exactly as long as the peers' requests; its
-// payload is smaller, because a slot also holds a header.
+// shape is a slot size with a depth, the number of requests in flight. The other contenders read or
+// write slotBytes per request too. The payload is smaller than the slot, because a slot also holds
+// a header.
 type shape struct {
 	slotBytes int64
 	layers    int
@@ -29,11 +30,11 @@ func (h shape) String() string { return fmt.Sprintf("%s, depth %d", sizeName(h.s
 
 func (h shape) payloadBytes() int64 { return h.slotBytes - blockio.Align }
 
-// callers is how many goroutines share the depth: two, so that one batch is verified while
-// the other is being read.
+// callers returns the number of goroutines that share the depth: two, so that one batch is verified
+// while the other is being read.
 func (h shape) callers() int { return min(2, h.depth) }
 
-// volume is a block store full of blocks of one shape, in one segment. The peers use the
+// volume is a block store full of blocks of one shape, in one segment. The other contenders use the
 // segment's file too, so they access the same bytes at the same place of the disk.
 type volume struct {
 	*blockstore.Store
@@ -46,14 +47,14 @@ type volume struct {
 	sums   []uint64
 	path   string
 	size   int64
-	// segment is the store's file, opened a second time for requests without the store.
+	// segment is the segment's file, opened a second time for requests that bypass the store.
 	segment blockio.File
 }
 
 // headBytes is the offset of the first slot in a segment.
 const headBytes = blockio.Align
 
-// fill creates a volume of about bytes in dir.
+// fill creates a volume in dir whose size is about the given number of bytes.
 func fill(ctx context.Context, w World, dir, how string, sh shape, bytes int64, memory *arena.Arena) (_ *volume, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -182,7 +183,7 @@ func (v *volume) close(ctx context.Context) error {
 	return v.Close(ctx)
 }
 
-// openDirect opens a file for direct I/O, without the store.
+// openDirect opens a file for direct I/O.
 func openDirect(path string, flags int) (*os.File, error) {
 	return os.OpenFile(path, flags|syscall.O_DIRECT, 0o600)
 }

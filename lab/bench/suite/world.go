@@ -29,9 +29,9 @@ type World struct {
 	// Rounds is the number of rounds per comparison, Turn the duration of one contender's turn.
 	Rounds int
 	Turn   time.Duration
-	// Only, if set, chooses comparisons by name.
+	// Only, if set, selects comparisons by name.
 	Only *regexp.Regexp
-	// Contenders, if set, chooses contenders by name, for example to run one alone.
+	// Contenders, if set, selects contenders by name, for example to run only one.
 	Contenders *regexp.Regexp
 	// Seed makes the order of contenders and the offsets repeatable.
 	Seed uint64
@@ -40,8 +40,8 @@ type World struct {
 
 	// Exe is the path of this program, for child processes.
 	Exe string
-	// OpenDevice opens a volume with the given backend (uring or posix). memory is the
-	// memory of the reads.
+	// OpenDevice opens a device for the directory dir with the given backend (uring or posix).
+	// memory is the memory into which the device reads.
 	OpenDevice func(dir, how string, memory []byte) (blockio.Device, error)
 	// NewEngine makes a client's transfer engine with conns connections to each peer.
 	NewEngine func(ctx context.Context, conns int) (rdma.Engine, error)
@@ -58,7 +58,8 @@ func newRun(w World, suite string) *suiteRun {
 	return &suiteRun{World: w, report: bench.Report{Suite: suite}, rng: rand.New(rand.NewPCG(w.Seed, 1))}
 }
 
-// wants reports whether a comparison was chosen. The suite skips the setup of others.
+// wants reports whether one of the comparisons was selected. A suite skips the setup of comparisons
+// that were not.
 func (s *suiteRun) wants(names ...string) bool {
 	if s.Only == nil {
 		return true
@@ -71,12 +72,12 @@ func (s *suiteRun) wants(names ...string) bool {
 	return false
 }
 
-// compare runs a comparison with one warm-up round, if it was chosen.
+// compare runs a comparison, if it was selected, with one warm-up round.
 func (s *suiteRun) compare(ctx context.Context, c bench.Comparison) error {
 	return s.compareAfter(ctx, c, 1)
 }
 
-// compareAfter runs a comparison with warmup warm-up rounds, if it was chosen.
+// compareAfter runs a comparison, if it was selected, with warmup warm-up rounds.
 func (s *suiteRun) compareAfter(ctx context.Context, c bench.Comparison, warmup int) error {
 	if !s.wants(c.Name) {
 		return nil
@@ -98,7 +99,7 @@ type step struct {
 	do   func(context.Context) error
 }
 
-// all runs the steps. If one fails, the report names it and the others continue.
+// all runs the steps in order. If a step fails, the report names the step, and the next step runs.
 func (s *suiteRun) all(ctx context.Context, steps ...step) error {
 	for _, p := range steps {
 		err := p.do(ctx)
@@ -126,7 +127,7 @@ func (s *suiteRun) tempDir(name string) (string, func(), error) {
 	return dir, func() { _ = os.RemoveAll(dir) }, nil
 }
 
-// needSpace returns an error if the disk is too small.
+// needSpace returns an error if the disk has less than the given number of free bytes.
 func (s *suiteRun) needSpace(bytes int64) error {
 	_, free, err := sys.Space(s.Dir)
 	if err != nil {
@@ -138,7 +139,7 @@ func (s *suiteRun) needSpace(bytes int64) error {
 	return nil
 }
 
-// newArena makes an arena as the product does.
+// newArena makes an arena with the options of the product.
 func newArena(bytes int64) (*arena.Arena, error) { return arena.New(arena.Options{SizeBytes: bytes}) }
 
 // pages returns a description of an arena's pages.
@@ -152,9 +153,9 @@ func pages(a *arena.Arena) string {
 	return "4 KiB pages, which halve the bandwidth"
 }
 
-// drive makes callers repeat f until d has elapsed, each in its own goroutine and at
-// least once. It returns the rate in units of unitBytes per second and the processor time
-// of this process and of others. f returns the bytes it moved.
+// drive starts callers goroutines, each of which calls f at least once and until d has elapsed. f
+// returns the number of bytes that it moved. drive returns the rate in units of unitBytes per
+// second, and the processor time of this process and of others.
 func drive(ctx context.Context, d time.Duration, callers int, unitBytes float64, others []*peer.Process, f func(caller int) (int64, error)) (bench.Sample, error) {
 	meter, err := startMeter(others)
 	if err != nil {

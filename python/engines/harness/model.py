@@ -149,6 +149,32 @@ def make_minicpm(directory: Path, *, hidden: int = 128, layers: int = 4, positio
     return directory
 
 
+def make_deepseek(directory: Path, *, hidden: int = 128, layers: int = 4, positions: int = 4096, seed: int = 0) -> Path:
+    """Write a DeepSeek V2 model without experts as make_llama does: its KV is latent, of the sizes that vLLM's kernel for CPUs has.
+
+    Its positions are scaled by YaRN, as DeepSeek's are. Without a scaling vLLM 0.32 on a CPU rotates wrong elements of the queries.
+    """
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    directory.mkdir(parents=True, exist_ok=True)
+    _tokenizer(positions).save_pretrained(directory)
+    torch.manual_seed(seed)
+    yarn = {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": positions // 2, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+    config = DeepseekV2Config(
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, first_k_dense_replace=layers,
+        num_attention_heads=4, num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=hidden // 4, qk_rope_head_dim=64,
+        v_head_dim=hidden // 4, max_position_embeddings=positions, rope_parameters=yarn, initializer_range=0.15, bos_token_id=1,
+        eos_token_id=2, tie_word_embeddings=False, n_routed_experts=1, n_shared_experts=1, num_experts_per_tok=1,
+        moe_intermediate_size=hidden,
+    )  # fmt: skip
+    DeepseekV2ForCausalLM(config).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
 def make_spark(directory: Path, *, window: int, hidden: int = 128, layers: int = 4, positions: int = 4096, seed: int = 0) -> Path:
     """Write a Spark 2.5 model as make_llama does: every second layer reads the last ``window`` tokens alone."""
     import torch

@@ -122,12 +122,13 @@ class Vllm:
 class Stored:
     """A model of what the node has: the blocks of all sequences that engines have computed."""
 
-    def __init__(self) -> None:
+    def __init__(self, block: int = BLOCK) -> None:
+        self._block = block
         self._prefixes: set[tuple[int, ...]] = set()
 
     def add(self, prompt: list[int], tokens: list[int]) -> None:
         whole = [*prompt, *tokens][:-1]  # the KV of the last token is never computed
-        self._prefixes.update(tuple(whole[:end]) for end in range(BLOCK, len(whole) + 1, BLOCK))
+        self._prefixes.update(tuple(whole[:end]) for end in range(self._block, len(whole) + 1, self._block))
 
     def __len__(self) -> int:
         """Return how many blocks these are."""
@@ -136,6 +137,6 @@ class Stored:
     def cached(self, prompt: list[int]) -> int:
         """Return how many tokens of a prompt are loaded: whole blocks, and not the whole prompt."""
         end = 0
-        while end + BLOCK < len(prompt) and tuple(prompt[: end + BLOCK]) in self._prefixes:
-            end += BLOCK
+        while end + self._block < len(prompt) and tuple(prompt[: end + self._block]) in self._prefixes:
+            end += self._block
         return end

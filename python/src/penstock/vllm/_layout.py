@@ -18,7 +18,10 @@ from penstock._memory import Pointers
 from penstock.errors import InvalidError
 from penstock.vllm._plan import NULL, Blocks
 
-__all__ = ["Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout", "split"]
+__all__ = ["LATENT", "Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout", "split"]
+
+LATENT = "MLAAttentionSpec"
+"""The specification of layers whose KV is latent: the same in all ranks, without heads."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ def _place(name: str) -> list[tuple[int, str]]:
 def _window(name: str, spec: Any) -> int:
     """Return how many tokens before the next one a layer reads; 0 means all."""
     kind = type(spec).__name__
-    if kind in ("FullAttentionSpec", "MLAAttentionSpec"):
+    if kind in ("FullAttentionSpec", LATENT):
         return 0
     if kind == "SlidingWindowSpec":
         return max(1, int(spec.sliding_window) - 1 + int(spec.extra_retained_tokens))

@@ -9,6 +9,15 @@ Traffic of its own. A job is a transfer of each shard, all by the one plan of th
     prefill engine of two ranks              decode engine of one rank
     rank 0  page: shard 0    ═══════════►    page: shard 0, shard 1  rank 0
     rank 1  page: shard 1    ═══════════►
+
+Latent KV (MLA) has no heads, and all ranks have the same. It is one shard, which rank 0 alone transfers and stores. Rank 0 passes to
+the other ranks what has arrived, by the engine's own collective:
+
+    prefill engine of two ranks              decode engine of three ranks
+    rank 0  page: shard 0    ═══════════►    page: shard 0  rank 0
+       │    each layer, before the model                      ├─────► rank 1    the whole prompt, in one step
+       ▼    computes it                                       └─────► rank 2
+    rank 1  the same page
 """
 
 from __future__ import annotations
@@ -84,7 +93,7 @@ class Options(_adapter.Connection):
     """Address at which engines of the other side reach this one: the address of the compute NIC."""
     shards: int = 0
     """In how many shards a block is stored, by KV heads: the greatest tensor_parallel_size of the cluster, in every engine. Default:
-    the engine's own."""
+    the engine's own. Latent KV is one shard, and needs no value."""
     buffer_mib: int = 256
     """MiB of DRAM through which prompts pass, in all ranks together. A decode engine needs room for the KV of its longest
     prompt."""
@@ -169,6 +178,8 @@ class Step:
     name: str
     first: bool
     """The cached prefix is loaded in this step."""
+    hit: int
+    """The number of its blocks, if it is loaded in this step."""
     pages: tuple[int, ...]
     """The engine's blocks after those of earlier steps."""
     computed: int
@@ -211,7 +222,9 @@ class Plan:
     freed: list[str] = field(default_factory=list)
     """Finished requests whose job has ended: the engine may reuse their blocks."""
     lost: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    """Requests that wait for a load that will not begin, with their blocks."""
+    """Requests that wait for a load that will not begin, with their blocks. With latent KV: also of a load that has failed on rank 0."""
+    received: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    """Requests whose prompt rank 0 has in its blocks, and passes to the other ranks in this step."""
     idle: bool = False
     """The engine computes nothing in this step."""
 
@@ -257,6 +270,8 @@ class Report:
     """By number of the step: the ranks that have loaded all that it needs."""
     epochs: dict[int, int] = field(default_factory=dict)
     """The epoch that a worker's hook has begun in the shard's namespace."""
+    received: list[str] = field(default_factory=list)
+    """Attempts whose prompt is in the KV cache of rank 0, and not yet in that of the other ranks."""
 
     def merge(self, other: Report) -> Report:
         return Report(
@@ -265,6 +280,7 @@ class Report:
             _union(self.ended, other.ended),
             {n: self.taken.get(n, set()) | other.taken.get(n, set()) for n in {**self.taken, **other.taken}},
             {**self.epochs, **other.epochs},
+            self.received + other.received,
         )
 
 

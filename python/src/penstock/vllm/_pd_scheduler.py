@@ -94,6 +94,8 @@ class _Running:
     """A job that has not ended in all shards."""
 
     request: str
+    pages: tuple[int, ...] = ()  # decode: the engine's blocks for the prompt
+    received: bool = False  # decode: rank 0 has the prompt, and passes it to the other ranks
     ended: dict[int, Ended] = field(default_factory=dict)
 
 
@@ -134,6 +136,7 @@ class Scheduler:
         """Of the first shard, in whose namespace a gateway finds prefixes. It is known after attach."""
         self._block = 0
         self._shards = self._ranks = 0
+        self._passes = False  # rank 0 passes the KV to other ranks, which have no shard
         self._epoch = 0
         self._epochs: dict[int, int] = {}  # by shard
         self._link: _adapter.Link[_Open] | None = None
@@ -150,20 +153,23 @@ class Scheduler:
         self._releases: list[Release] = []
         self._held: set[str] = set()  # finished requests whose blocks the engine holds for their job
         self._freed: list[str] = []  # requests whose job has ended
-        self._lost: list[tuple[str, tuple[int, ...]]] = []  # decode: requests that wait for a job that will not begin
+        # decode: requests that wait for a job that will not begin, or that has failed where rank 0 passes the KV to the other ranks
+        self._lost: list[tuple[str, tuple[int, ...]]] = []
+        self._received: list[tuple[str, tuple[int, ...]]] = []  # decode: requests whose prompt rank 0 passes to the other ranks
 
     # -- lifecycle
 
     def attach(self, definitions: Sequence[Definition], ranks: int) -> None:
         """Open the namespace of the first shard and the session with the planner. It waits for the nodes for at most connect_timeout.
 
-        ``definitions`` are those of all shards, which ``ranks`` workers have.
+        ``definitions`` are those of all shards, which ``ranks`` workers have. Of latent KV, rank 0 has the only one.
         """
         definitions = sorted(definitions, key=lambda d: d.rank)
         assert [d.rank for d in definitions] == list(range(len(definitions)))
         self.definition = definitions[0]
         self._block = self.definition.block_tokens
-        self._shards, self._ranks = len(definitions), ranks
+        self._shards, self._ranks = len(definitions), min(ranks, len(definitions))
+        self._passes = len(definitions) < ranks
         o = self._options
 
         def open_() -> _Open:
@@ -342,7 +348,7 @@ class Scheduler:
         """Plan the job of an attempt. The lock is held."""
         a = turn.attempt
         turn.job = True
-        self._running[a.name] = _Running(turn.request)
+        self._running[a.name] = _Running(turn.request, pages)
         self._counters.add("loads")
         self._counters.add("hit_tokens", a.hit * self._block)
         assert state.chain is not None
@@ -398,6 +404,7 @@ class Scheduler:
             plan.cancels, self._cancels = [name for name in self._cancels if name in self._running], []
             plan.freed, self._freed = self._freed, []
             plan.lost, self._lost = self._lost, []
+            plan.received, self._received = self._received, []
         return plan
 
     def _prefill_step(self, plan: Plan, state: _Request, end: int, blocks: Sequence[int]) -> None:
@@ -407,14 +414,15 @@ class Scheduler:
                 return
             prompt = turn.attempt.prompt_tokens
             first, turn.scheduled = not turn.scheduled, True
-            if first and state.request.num_computed_tokens > (self._first(turn) or 0) * self._block:
+            hit = state.request.num_computed_tokens // self._block if first else 0
+            if first and hit > (self._first(turn) or 0):
                 self._cancels.append(state.name)  # the planner has it recompute a block that the engine counts as loaded
         if end > prompt:
             return
         whole = -(-prompt // self._block)
         pages = tuple(blocks[state.pages : whole])
         state.pages += len(pages)
-        step = Step(next(self._numbers), state.name, first, pages, whole if end == prompt else end // self._block)
+        step = Step(next(self._numbers), state.name, first, hit, pages, whole if end == prompt else end // self._block)
         plan.steps.append(step)
         if self._ranks > 1:
             self._steps[step.number] = _Taken(Release(step.name, step.computed))
@@ -448,6 +456,10 @@ class Scheduler:
                 step.ranks |= ranks
                 if len(step.ranks) == self._ranks:
                     self._releases.append(self._steps.pop(number).release)
+            for name in report.received:
+                running = self._running[name]
+                running.received = True
+                self._received.append((running.request, running.pages))
             for name, ended in report.ended.items():
                 self._ended(name, ended)
         if report.epochs and self._new_epochs(report.epochs):
@@ -482,6 +494,8 @@ class Scheduler:
         del self._running[name]
         self._steps = {n: s for n, s in self._steps.items() if s.release.name != name}
         request = running.request
+        if self._passes and self._role == Role.DECODE and not running.received:
+            self._lost.append((request, running.pages))
         if request in self._held:
             self._held.remove(request)
             self._freed.append(request)
@@ -526,8 +540,8 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running or about to begin, so that the engine has to continue its steps."""
-        return bool(self._running or self._freed)
+        """Whether a job is running or about to begin, or the workers have work to begin, so that the engine has to continue its steps."""
+        return bool(self._running or self._freed or self._lost or self._received)
 
     # -- new weights
 

@@ -7,14 +7,17 @@ each layer    wait_for_layer ─► layer, compute,
 append                                                      blocks that the step has filled
 poll          LOADED, PROGRESS, STOPPED, ends               READY: the request is scheduled
 
-With several ranks the last layer of a step leaves when all of them have taken the step (Release).
+With several ranks the last layer of a step leaves when all of them have taken the step (Release). Of latent KV, rank 0 has all jobs,
+and passes what has arrived to the other ranks: each layer in wait_for_layer on a prefill engine, the prompt in begin on a decode engine.
+Each rank takes part in the same broadcasts in the same order, which the Plan alone determines.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import select
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,19 +28,30 @@ from penstock._memory import Pointers
 from penstock._store import Namespace, Store
 from penstock._traffic import DecodeJob, PrefillJob, Traffic, TransferEvent, TransferKind
 from penstock.vllm import _layout
-from penstock.vllm._layout import Layout, read_layout, split
+from penstock.vllm._layout import LATENT, Layer, Layout, read_layout, split
 from penstock.vllm._pd_plan import Append, Definition, Ended, Job, Options, Order, Plan, Progress, Release, Report, Step, Stopped
 from penstock.vllm._worker import define, open_namespace
 
-__all__ = ["Worker"]
+__all__ = ["GROUPS", "Broadcast", "Worker"]
 
 _log = logging.getLogger("penstock.vllm")
 
 _ID = _adapter.Chain.SIZE
 
+GROUPS = (
+    "the engine has a KV cache group for each kind of layer; PenstockDualPath serves one for all layers: start it without"
+    " --no-disable-hybrid-kv-cache-manager"
+)
+"""The reason why an engine that frees blocks of a running request is refused."""
+
 _IDLE = 0.005
 """Seconds that a step without computation waits for an event. While requests wait for transfers, the engine repeats such
 steps, which would otherwise take the CPU from engines that compute."""
+
+
+Broadcast = Callable[[Sequence[tuple[int, int]]], None]
+"""Copies spans of rank 0's memory to spans of the other ranks. A span is (address, length). Every rank calls it with the same
+lengths."""
 
 
 class _Shard(NamedTuple):
@@ -84,18 +98,22 @@ class Worker:
     storage has been read when the request is scheduled. The end of a job is reported when it no longer accesses its blocks.
     """
 
-    def __init__(self, options: Options, counters: _adapter.Counters, *, role: Role) -> None:
+    def __init__(self, options: Options, counters: _adapter.Counters, *, role: Role, broadcast: Broadcast) -> None:
         self._options = options
         self._counters = counters
         self._role = role
+        self._broadcast = broadcast
         self._layers: dict[str, int] = {}
+        self._memory: list[Layer] = []
         self._rank, self._ranks = 0, 1
+        self._passes = False  # rank 0 has all jobs, and passes the KV to the other ranks
         self._link: _adapter.Link[_Open] | None = None
         self.definitions: tuple[Definition, ...] = ()
         """Of the shards of this rank, after register."""
         self._running: dict[str, _Running] = {}
         self._by_handle: dict[PrefillJob | DecodeJob, tuple[_Running, int]] = {}
         self._steps: list[tuple[Step, _Running]] = []
+        self._passing: list[Step] = []  # the steps whose cached prefix rank 0 passes on
         self._appends: list[Append] = []
         self._idle = self._waited = False
         self._freed: set[str] = set()
@@ -115,9 +133,20 @@ class Worker:
     def open(self, layout: Layout, facts: Mapping[str, Any], rank: int, ranks: int, *, heads: int = 0) -> None:
         """Register a KV cache of a known layout, which has ``heads`` KV heads."""
         o = self._options
+        self._memory, stride = _device(layout)
+        self._layers = {layer.name: i for i, layer in enumerate(self._memory)}
+        if layout.facts["specs"] == [LATENT]:
+            if o.shards > 1:
+                raise errors.InvalidError(
+                    f"option 'shards' is {o.shards}: the model's KV is latent ({LATENT}), which is one shard for any number of ranks."
+                    " Remove the option"
+                )
+            self._passes = ranks > 1
+            if rank:
+                self._rank = rank
+                return
+            ranks = 1
         self._rank, self._ranks = rank, ranks
-        layers, stride = _device(layout)
-        self._layers = {layer.name: i for i, layer in enumerate(layers)}
         address, length, keep = layout.memory[0]
         shards = o.shards or ranks
         mine = shards // ranks
@@ -157,11 +186,10 @@ class Worker:
 
     def begin(self, plan: Plan) -> None:
         """Begin a step, before the engine computes."""
-        if self._link is None or self._link.value is None:
-            return
-        opened = self._link.value
-        for job in plan.jobs:
-            self._start(opened, job)
+        opened = self._link.value if self._link is not None else None
+        if opened is not None:
+            for job in plan.jobs:
+                self._start(opened, job)
         running = dict(self._running)
         for name in plan.cancels:
             self._cancel(name)
@@ -169,12 +197,14 @@ class Worker:
             self._release(release)
         for order in plan.orders:
             self._order(order)
-        self._idle, self._waited, self._steps, self._appends = plan.idle, False, [], plan.appends
+        self._idle, self._waited, self._steps, self._passing, self._appends = plan.idle, False, [], [], plan.appends
         for step in plan.steps:
             # The prefix of a job that a cancel has just ended is not loaded, so the step fails.
             one = (running if step.first else self._running).get(step.name)
+            if self._passes and step.hit:
+                self._passing.append(step)
             if one is None:
-                if step.first:
+                if step.first and opened is not None:
                     self._failed_blocks.update(step.pages)
                 continue
             self._steps.append((step, one))
@@ -186,6 +216,10 @@ class Worker:
         self._freed.update(plan.freed)
         for request, pages in plan.lost:
             self._failed_blocks.update(pages)
+            self._loaded.add(request)
+        for request, pages in plan.received:
+            for layer in range(len(self._memory)):
+                self._pass(layer, pages)
             self._loaded.add(request)
 
     def _start(self, opened: _Open, job: Job) -> None:
@@ -222,9 +256,10 @@ class Worker:
             return
         del self._running[job.name]
         if self._role == Role.DECODE and len(running.ready) < len(self.definitions):
-            self._failed_blocks.update(job.pages)
             self._counters.add("failed_blocks", len(job.pages))
-            self._loaded.add(job.request)
+            if not self._passes:  # otherwise all ranks get it as lost
+                self._failed_blocks.update(job.pages)
+                self._loaded.add(job.request)
 
     def _cancel(self, name: str) -> None:
         """End a job, and wait until it no longer accesses its blocks."""
@@ -276,6 +311,15 @@ class Worker:
                     handle.layer(layer, timeout=self._options.layer_timeout)
             except errors.Error as e:
                 self._fail(running, f"layer {layer} did not come: {e}")
+        if layer is not None:
+            for step in self._passing:
+                # Also if the layer has not come: each rank decides by the plan alone, and the engine computes the blocks again.
+                self._pass(layer, step.pages[: step.hit])
+
+    def _pass(self, layer: int, pages: Sequence[int]) -> None:
+        """Copy blocks of a layer from rank 0 to the other ranks."""
+        one = self._memory[layer]
+        self._broadcast([(one.address + page * one.stride, one.page) for page in pages])
 
     def save_layer(self, name: str) -> None:
         """Send the blocks of a layer that this step has computed. With several ranks the last layer waits for its release."""
@@ -353,7 +397,11 @@ class Worker:
             elif event.kind == TransferKind.READY:
                 running.ready.add(shard)
                 event.job.finish()  # its end comes when storage has the prompt's new blocks
-                if len(running.ready) == len(self.definitions):
+                if len(running.ready) < len(self.definitions):
+                    continue
+                if self._passes:
+                    report.received.append(name)
+                else:
                     self._loaded.add(running.job.request)
             elif event.kind == TransferKind.PROGRESS:
                 assert event.part is not None
@@ -387,8 +435,22 @@ class Worker:
 
     def bump(self, to: int) -> int:
         """Begin epoch to of the namespaces, the next one if 0. It waits for the nodes."""
-        if self._link is None or not self.definitions:
+        if not self._memory:
             raise errors.InvalidError("the connector has no KV cache yet")
+        if not self._passes:
+            return self._bump(to)
+        epoch = ctypes.c_uint64(0)
+        try:
+            if self._rank == 0:
+                epoch.value = self._bump(to)
+        finally:
+            self._broadcast([(ctypes.addressof(epoch), ctypes.sizeof(epoch))])
+        if not epoch.value:
+            raise errors.UnavailableError("rank 0 has not begun the epoch")
+        return epoch.value
+
+    def _bump(self, to: int) -> int:
+        assert self._link is not None
         limit = self._options.connect_timeout
         epochs = self._link.call(lambda opened: {shard.number: shard.ns.bump(to) for shard in opened.shards}).result(limit)
         self._report = self._report.merge(Report(epochs=epochs))
@@ -402,14 +464,17 @@ class Worker:
                 self._link.value.close()
 
 
-def _device(layout: Layout) -> tuple[list[Any], int]:
+def _device(layout: Layout) -> tuple[list[Layer], int]:
     """Return the layers in the order of the namespace, and the distance of two blocks of a layer.
 
     Raises InvalidError for a layout that a traffic manager does not support.
     """
-    if len(layout.groups) != 1 or layout.groups[0].window or layout.pools != 1:
+    if len(layout.groups) != 1 or layout.pools != 1:
+        raise errors.InvalidError(GROUPS)
+    if layout.groups[0].window:
         raise errors.InvalidError(
-            "the model has several KV cache groups or a sliding window; PenstockDualPath serves one group of full attention"
+            "every layer has a sliding window, before which the engine frees blocks; PenstockDualPath serves full attention, alone or"
+            " beside sliding windows"
         )
     if len(layout.memory) != 1:
         raise errors.InvalidError(f"the KV cache lies in {len(layout.memory)} allocations; PenstockDualPath serves one")

@@ -17,11 +17,13 @@ does so when storage has been read, so the pass waits for DRAM and for the other
 requests wait without a step of the engine, during all of prefill.
 
 With tensor parallelism each rank has a worker, which gets the same Plan and moves its own shards. The scheduler combines their
-reports.
+reports. Of latent KV (MLA), the worker of rank 0 moves all, and passes it to the other ranks.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,9 +41,10 @@ from penstock import _adapter, errors
 from penstock._cluster import Role
 from penstock._traffic import verify_number
 from penstock.vllm import _engine
+from penstock.vllm._layout import LATENT
 from penstock.vllm._pd_plan import EVENTS, Definition, Options, Plan, Report
 from penstock.vllm._pd_scheduler import Scheduler
-from penstock.vllm._pd_worker import Worker
+from penstock.vllm._pd_worker import GROUPS, Worker
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +78,11 @@ class PromMetrics(_engine.PromMetrics):
 
 
 class PenstockDualPath(KVConnectorBase_V1):
-    """Makes the engine one of a prefill/decode cluster. docs/dualpath.md has the options."""
+    """Makes the engine one of a prefill/decode cluster. docs/dualpath.md has the options.
+
+    It is no SupportsHMA, so vLLM allocates blocks of all tokens in layers with a sliding window too, if other layers have full
+    attention. The windows' computation is the same. Without that the engine would free and reuse blocks while they are transferred.
+    """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -90,7 +97,7 @@ class PenstockDualPath(KVConnectorBase_V1):
             _engine.check_policy(self._kv_transfer_config)
             self._scheduler = Scheduler(options, self._counters, role=part)
         else:
-            self._worker = Worker(options, self._counters, role=part)
+            self._worker = Worker(options, self._counters, role=part, broadcast=_broadcast)
         self._model = options.model or vllm_config.model_config.model
 
     @classmethod
@@ -163,7 +170,7 @@ class PenstockDualPath(KVConnectorBase_V1):
         for handshake in metadata.values():
             assert isinstance(handshake, Handshake)
             definitions += handshake.definitions
-        self._scheduler.attach(definitions, len(metadata))
+        self._scheduler.attach(definitions, self._vllm_config.parallel_config.tensor_parallel_size)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -253,12 +260,13 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
             " for each, without data parallelism in it and with a name of its own in the option engine"
         )
     ranks = parallel.tensor_parallel_size
-    if options.shards % ranks:
+    latent = {type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups} == {LATENT}
+    if options.shards % ranks and not latent:
         raise errors.InvalidError(
             f"option 'shards' of PenstockDualPath is {options.shards}; want a multiple of tensor_parallel_size, which is {ranks}"
         )
-    if (groups := len(kv_cache_config.kv_cache_groups)) > 1:
-        raise errors.InvalidError(f"the model has {groups} KV cache groups; PenstockDualPath serves one group of full attention")
+    if len(kv_cache_config.kv_cache_groups) > 1:
+        raise errors.InvalidError(GROUPS)
     if config.cache_config.enable_prefix_caching:
         raise errors.InvalidError(
             "the engine has a prefix cache, whose blocks other requests read while PenstockDualPath writes them: start it with"
@@ -269,3 +277,24 @@ def _refuse(config: Any, kv_cache_config: Any, options: Options) -> None:
             f"long_prefill_token_threshold is {threshold}: after a failed load vLLM could run a request on blocks that are still to be"
             " computed. Set it to 0"
         )
+
+
+def _broadcast(spans: Sequence[tuple[int, int]]) -> None:
+    """Copy memory of rank 0 to the other ranks of the engine. See ``Broadcast``."""
+    import torch
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    data = torch.empty(sum(length for _, length in spans), dtype=torch.uint8)
+
+    def each(copy: Callable[[int, int, int], object]) -> None:
+        at = data.data_ptr()
+        for address, length in spans:
+            copy(address, at, length)
+            at += length
+
+    if group.rank_in_group == 0:
+        each(lambda address, at, length: ctypes.memmove(at, address, length))
+    torch.distributed.broadcast(data, src=group.ranks[0], group=group.cpu_group)
+    if group.rank_in_group:
+        each(ctypes.memmove)

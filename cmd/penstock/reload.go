@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/server/reload"
+)
+
+// live has the parts of a process that a reload changes, and that processes of every kind have.
+type live struct {
+	level       *slog.LevelVar
+	drainWithin atomic.Int64 // nanoseconds
+	credentials *reload.Credentials
+	reloader    *reload.Reloader
+}
+
+// newLive reads the files of auth.
+func newLive(auth config.Auth, level *slog.LevelVar, drainWithin config.Duration) (*live, error) {
+	c, err := reload.OpenCredentials(auth)
+	if err != nil {
+		return nil, err
+	}
+	l := &live{level: level, credentials: c}
+	l.drainWithin.Store(int64(drainWithin))
+	return l, nil
+}
+
+// apply uses the settings of every kind of process. They are valid.
+func (l *live) apply(log config.Log, drainWithin config.Duration) {
+	l.level.Set(levelOf(log))
+	l.drainWithin.Store(int64(drainWithin))
+}
+
+// drain returns the current drain_timeout.
+func (l *live) drain() time.Duration { return time.Duration(l.drainWithin.Load()) }
+
+// follow makes the reloader of a process that runs with keys. read returns the next configuration.
+func (l *live) follow(keys []config.Key, path string, read func() (reload.Candidate, error), counters *metrics.Reloads, log *slog.Logger) {
+	l.reloader = reload.New(keys, reload.Options{Read: read, Path: path, Credentials: l.credentials, Metrics: counters, Logger: log})
+}
+
+// run reloads until the returned function is called, which waits for the end.
+func (l *live) run(ctx context.Context, hangups <-chan os.Signal) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.reloader.Run(ctx, hangups)
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}

@@ -1,0 +1,79 @@
+// Package bearer reads files of bearer tokens and compares tokens. It is not a store of secrets: it
+// keeps nothing.
+//
+//	new-token        a token a line; a client sends the first one,
+//	old-token        a server accepts all
+//
+// Two tokens let an operator replace a token while clients use the old one: the servers accept both
+// until each client has the new one.
+package bearer
+
+import (
+	"crypto/subtle"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// MinChars is the minimum length of a token: 16 characters of base64 are 96 random bits.
+const MinChars = 16
+
+// Max is the maximum number of tokens in a file, because every call is compared with each of them.
+const Max = 16
+
+// Parse returns the tokens in a file's content: its lines without surrounding blanks, except empty
+// lines.
+func Parse(content []byte) []string {
+	var tokens []string
+	for line := range strings.Lines(string(content)) {
+		if token := strings.TrimSpace(line); token != "" {
+			tokens = append(tokens, token)
+		}
+	}
+	return tokens
+}
+
+// Read returns the tokens of a file, of which there is at least one, or nil if path is "". No error
+// contains a token.
+func Read(path string) ([]string, error) {
+	if path == "" {
+		return nil, nil
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("token file: %w", err)
+	}
+	tokens := Parse(content)
+	if len(tokens) > Max {
+		return nil, fmt.Errorf("token file %s: it has %d tokens; keep the ones in use, at most %d", path, len(tokens), Max)
+	}
+	shortest := 0
+	for i, token := range tokens {
+		if i == 0 || len(token) < shortest {
+			shortest = len(token)
+		}
+	}
+	if shortest < MinChars {
+		return nil, fmt.Errorf("token file %s: a token of %d characters can be guessed; use at least %d (openssl rand -hex 32 > %s)", path, shortest, MinChars, path)
+	}
+	return tokens, nil
+}
+
+// Accepts reports whether one of the values of an Authorization header has one of the tokens. If there
+// are no tokens, every call is accepted. The time does not depend on how much of a token is right.
+func Accepts(tokens []string, headers ...string) bool {
+	if len(tokens) == 0 {
+		return true
+	}
+	right := 0
+	for _, header := range headers {
+		given, ok := strings.CutPrefix(header, "Bearer ")
+		if !ok {
+			continue
+		}
+		for _, token := range tokens {
+			right |= subtle.ConstantTimeCompare([]byte(given), []byte(token))
+		}
+	}
+	return right == 1
+}

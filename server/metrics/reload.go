@@ -1,0 +1,56 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// ReloadResult is the result of a reload, a label of a counter.
+type ReloadResult string
+
+const (
+	// ReloadApplied: settings, tokens or certificates changed.
+	ReloadApplied ReloadResult = "applied"
+	// ReloadUnchanged: nothing differed.
+	ReloadUnchanged ReloadResult = "unchanged"
+	// ReloadRefused: nothing changed, because a setting differed that needs a restart.
+	ReloadRefused ReloadResult = "refused"
+	// ReloadFailed: nothing changed, because a value or a file was bad.
+	ReloadFailed ReloadResult = "failed"
+)
+
+// Reloads has the metrics of reloads of the configuration of one process.
+type Reloads struct {
+	count      *prometheus.CounterVec // result
+	successful prometheus.Gauge
+	last       prometheus.Gauge
+}
+
+// NewReloads registers the metrics with r. The start of the process counts as a success.
+func NewReloads(r prometheus.Registerer) *Reloads {
+	reg := registrar{r}
+	m := &Reloads{
+		count:      reg.vec("config_reloads_total", "Reloads of settings, tokens and certificates by their result (applied, unchanged, refused because a setting needs a restart, failed because a value or a file is bad).", "result"),
+		successful: reg.gauge("config_last_reload_successful", "1 if the last reload was applied or changed nothing, 0 if it was refused or failed. 1 before the first reload."),
+		last:       reg.gauge("config_last_reload_success_timestamp_seconds", "Time of the last reload that was applied or changed nothing, or of the start, in Unix seconds."),
+	}
+	for _, result := range []ReloadResult{ReloadApplied, ReloadUnchanged, ReloadRefused, ReloadFailed} {
+		m.count.WithLabelValues(string(result))
+	}
+	m.succeeded()
+	return m
+}
+
+// Note counts a reload.
+func (m *Reloads) Note(result ReloadResult) {
+	m.count.WithLabelValues(string(result)).Inc()
+	if result == ReloadRefused || result == ReloadFailed {
+		m.successful.Set(0)
+		return
+	}
+	m.succeeded()
+}
+
+func (m *Reloads) succeeded() {
+	m.successful.Set(1)
+	m.last.SetToCurrentTime()
+}

@@ -1,0 +1,149 @@
+package reload
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/bearer"
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// Credentials are the bearer tokens and the certificates with which a process serves. All methods
+// may be called concurrently.
+type Credentials struct{ current atomic.Pointer[contents] }
+
+// contents are the parsed files of config.Auth. They do not change.
+type contents struct {
+	auth   config.Auth
+	tokens []string
+	// tls is nil without auth.TLSCert.
+	tls *tls.Config
+	// leaf and ca are descriptions for people, "" without a file.
+	leaf, ca string
+}
+
+// OpenCredentials reads the files of auth.
+func OpenCredentials(auth config.Auth) (*Credentials, error) {
+	read, err := readContents(auth)
+	if err != nil {
+		return nil, err
+	}
+	c := &Credentials{}
+	c.current.Store(read)
+	return c, nil
+}
+
+// Tokens returns the bearer tokens, each of which is accepted. If there is none, no token is
+// required.
+func (c *Credentials) Tokens() []string { return c.current.Load().tokens }
+
+// ServerTLS returns the configuration of listeners, or nil if they serve plain text. Each handshake
+// uses the certificates that are current when it begins.
+func (c *Credentials) ServerTLS() *tls.Config {
+	if c.current.Load().tls == nil {
+		return nil
+	}
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current.Load().tls, nil },
+	}
+}
+
+func readContents(auth config.Auth) (*contents, error) {
+	c := &contents{auth: auth}
+	var err error
+	if c.tokens, err = bearer.Read(auth.TokenFile); err != nil {
+		return nil, fmt.Errorf("config: auth.token_file: %w", err)
+	}
+	slices.Sort(c.tokens) // all are equal to a server
+	c.tokens = slices.Compact(c.tokens)
+	if auth.TLSCert == "" {
+		return c, nil
+	}
+	pair, err := tls.LoadX509KeyPair(auth.TLSCert, auth.TLSKey)
+	if err != nil {
+		return nil, fmt.Errorf("config: auth.tls_cert: %w", err)
+	}
+	leaf, err := x509.ParseCertificate(pair.Certificate[0])
+	if err != nil {
+		return nil, fmt.Errorf("config: auth.tls_cert: %w", err)
+	}
+	c.leaf = fmt.Sprintf("certificate %x, expires %s", fingerprint(slices.Concat(pair.Certificate...)), leaf.NotAfter.UTC().Format(time.RFC3339))
+	c.tls = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	if auth.ClientCA == "" {
+		return c, nil
+	}
+	pem, err := os.ReadFile(auth.ClientCA)
+	if err != nil {
+		return nil, fmt.Errorf("config: auth.client_ca: %w", err)
+	}
+	c.tls.ClientCAs, c.tls.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
+	if !c.tls.ClientCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("config: auth.client_ca: %s holds no certificate in PEM", auth.ClientCA)
+	}
+	c.ca = fmt.Sprintf("certificates %x", fingerprint(pem))
+	return c, nil
+}
+
+// fingerprint is the beginning of the SHA-256 of public bytes, long enough to tell files apart.
+func fingerprint(public []byte) []byte {
+	sum := sha256.Sum256(public)
+	return sum[:8]
+}
+
+// equal reports whether both hold the same tokens and certificates. The private key follows from the
+// certificate.
+func (c *contents) equal(d *contents) bool {
+	return c.leaf == d.leaf && c.ca == d.ca && slices.Equal(c.tokens, d.tokens)
+}
+
+// changes returns the files whose content differs in next, and whose path does not: a path that
+// differs is a change of the setting.
+func (c *contents) changes(next *contents) []config.Change {
+	var all []config.Change
+	if added, removed := without(next.tokens, c.tokens), without(c.tokens, next.tokens); c.auth.TokenFile == next.auth.TokenFile && !slices.Equal(c.tokens, next.tokens) {
+		all = append(all, config.Change{
+			Key: "auth.token_file",
+			Old: fmt.Sprintf("%s (%s)", c.auth.TokenFile, tokenCount(c.tokens)),
+			New: fmt.Sprintf("%s (%s, %d added, %d removed)", c.auth.TokenFile, tokenCount(next.tokens), added, removed),
+		})
+	}
+	content := func(key, path, nextPath, was, is string) {
+		if path == nextPath && was != is {
+			all = append(all, config.Change{Key: key, Old: fmt.Sprintf("%s (%s)", path, was), New: fmt.Sprintf("%s (%s)", path, is)})
+		}
+	}
+	content("auth.tls_cert", c.auth.TLSCert, next.auth.TLSCert, c.leaf, next.leaf)
+	content("auth.client_ca", c.auth.ClientCA, next.auth.ClientCA, c.ca, next.ca)
+	return all
+}
+
+// without counts the tokens that are not in others.
+func without(tokens, others []string) int {
+	n := 0
+	for _, t := range tokens {
+		if !slices.Contains(others, t) {
+			n++
+		}
+	}
+	return n
+}
+
+func tokenCount(tokens []string) string {
+	if len(tokens) == 1 {
+		return "1 token"
+	}
+	return fmt.Sprintf("%d tokens", len(tokens))
+}
+
+// paths are the files of auth.
+func paths(auth config.Auth) []string {
+	all := []string{auth.TokenFile, auth.TLSCert, auth.TLSKey, auth.ClientCA}
+	return slices.DeleteFunc(all, func(path string) bool { return path == "" })
+}

@@ -1,0 +1,57 @@
+// Package reload changes the settings, bearer tokens and certificates of a process while it runs. It
+// reads no setting itself, and it does not restart or re-open a part: a setting for which that would
+// be necessary needs a restart of the process.
+//
+//	SIGHUP, penstock config reload             files of tokens and certificates change
+//	             │                                             │
+//	             ▼                                             ▼
+//	read file, environment and flags              read the files until two reads agree
+//	validate ── bad value ──► error                            │
+//	compare  ── restart ────► error                            │
+//	read tokens and certificates ── damaged ──► error, logged once ◄──┤
+//	             │                                             │
+//	             ▼ nothing below can fail                      ▼
+//	exchange tokens and certificates ◄─────────────────────────┘
+//	apply the settings
+//
+// Settings of a storage node that a reload applies:
+//
+//	auth.token_file auth.tls_cert auth.tls_key auth.client_ca    the paths, and the content of the files
+//	limits.reads limits.writes limits.leases limits.lease_ttl limits.reservation_ttl
+//	limits.loan_bytes limits.queue_wait limits.read_wait         calls that begin afterwards have the new limits
+//	free_floor scrub_rate                                        the next write, the next step of the scrubber
+//	log.level drain_timeout insecure
+//
+// A planner and a gateway apply auth, log.level, drain_timeout and insecure. The quota of a namespace
+// is no setting: penstock ns quota changes it at once. Every other setting needs a restart. Package
+// config has the reason for each one in the tag restart of its field, and the error of a refused
+// reload contains the reason. The reasons are of four kinds:
+//
+//   - a part was opened or sized with the setting: listeners, volumes, arena, index, queues
+//   - clients have the value from the node and rely on it: limits of calls, durability, name, address
+//   - the setting has an effect only at a start: add_volumes, degraded
+//   - a listener that is open cannot change between plain text and TLS: auth.tls_cert from or to empty
+//
+// Atomic: the whole new configuration is read and validated before anything changes. If a value is
+// bad, a file cannot be read, or a setting that needs a restart differs, nothing is applied. The error
+// names each such setting with its old value, its new value and the reason. Then the parts change one
+// after another, each by one store that cannot fail. A call that runs meanwhile uses the old or the
+// new value of each setting.
+//
+// No connection is closed. A TLS connection keeps the certificates of its handshake. A gRPC call is
+// accepted if its token is in the file when the call begins. To replace a token, list the new and the
+// old one in the file (one a line), reload, give the new one to the clients, then remove the old one
+// and reload. Sessions of the data plane authenticate with a token of the node's own, so they stay
+// open when the bearer token of their client is removed; only a restart of the node ends them. A TLS
+// session that is resumed after a reload of auth.client_ca is verified with the new CA (crypto/tls).
+//
+// Watch: the directories of the files, and of the symbolic links to them, are watched (inotify), so
+// that the exchange of a link by Kubernetes or certbot is noticed. A file that is being written, or a
+// certificate without its new key yet, leaves the old pair in use. A file system without inotify (NFS)
+// reports no changes of other machines: send SIGHUP there.
+//
+// Secrets: a Change and a log line have paths, the number of tokens, and the fingerprints of
+// certificates. They never have a token or a key.
+//
+// Lock: Reloader.mu, which is held while files are read. Nothing that serves calls takes it.
+package reload

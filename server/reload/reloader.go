@@ -1,0 +1,241 @@
+package reload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/options"
+	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/metrics"
+)
+
+// ErrRestart: a setting differs that a running process cannot change. Restart the process, or set
+// the setting back.
+var ErrRestart = errors.New("a restart is necessary")
+
+// A Candidate is a configuration that was read and validated.
+type Candidate struct {
+	// Keys are the settings, and Auth the part of them that names the files of credentials.
+	Keys []config.Key
+	Auth config.Auth
+	// Apply makes the process use the settings except Auth. It cannot fail.
+	Apply func()
+}
+
+// Options are the options of a Reloader. Read, Credentials and Metrics are required.
+type Options struct {
+	// Read reads and validates the configuration anew. Its error names the bad settings.
+	Read func() (Candidate, error)
+	// Path is the configuration file, "" if there is none.
+	Path string
+	// Credentials are the ones that the process uses. The Reloader replaces their content.
+	Credentials *Credentials
+	Metrics     *metrics.Reloads
+	// Settle is the time between two reads of changed files, which are used if both reads return
+	// the same content. Default 250 ms.
+	Settle time.Duration
+	// Logger receives a line for each change and each refusal. Default: discard.
+	Logger *slog.Logger
+}
+
+// A Reloader replaces the configuration of the process. All methods may be called concurrently.
+type Reloader struct {
+	opts Options
+
+	// mu is held while files are read, so that two reloads do not interleave.
+	mu   sync.Mutex
+	keys []config.Key
+}
+
+// New returns a Reloader of a process that runs with the settings keys.
+func New(keys []config.Key, opts Options) *Reloader {
+	options.SetDefault(&opts.Settle, 250*time.Millisecond)
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Reloader{opts: opts, keys: keys}
+}
+
+// Path returns the path of the configuration file, "" if there is none.
+func (r *Reloader) Path() string { return r.opts.Path }
+
+// Diff returns the differences between the process and its configuration. It changes nothing.
+func (r *Reloader) Diff() ([]config.Change, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, _, changes, err := r.readLocked()
+	return changes, err
+}
+
+// Reload applies the differences that Diff returns, and returns them. If it fails, nothing has
+// changed; the error is ErrRestart if settings differ that need a restart.
+func (r *Reloader) Reload() ([]config.Change, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	candidate, files, changes, err := r.readLocked()
+	if err != nil {
+		return nil, r.failed(fmt.Errorf("nothing was applied: %w", err))
+	}
+	if err := refusal(changes); err != nil {
+		return nil, r.failed(err)
+	}
+	r.opts.Credentials.current.Store(files)
+	candidate.Apply()
+	r.keys = candidate.Keys
+	r.done(changes)
+	return changes, nil
+}
+
+// readLocked reads settings and files, and compares them with those in use.
+func (r *Reloader) readLocked() (Candidate, *contents, []config.Change, error) {
+	candidate, err := r.opts.Read()
+	if err != nil {
+		return Candidate{}, nil, nil, err
+	}
+	files, err := readContents(candidate.Auth)
+	if err != nil {
+		return Candidate{}, nil, nil, err
+	}
+	changes := append(config.Changes(r.keys, candidate.Keys), r.opts.Credentials.current.Load().changes(files)...)
+	return candidate, files, changes, nil
+}
+
+// refusal returns an error that names each change that needs a restart, or nil.
+func refusal(changes []config.Change) error {
+	var errs []error
+	for _, c := range changes {
+		if c.Restart != "" {
+			errs = append(errs, errors.New(c.String()))
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w, and nothing was applied:\n%w", ErrRestart, errors.Join(errs...))
+}
+
+// failed counts and logs a reload that changed nothing, and returns err.
+func (r *Reloader) failed(err error) error {
+	result := metrics.ReloadFailed
+	if errors.Is(err, ErrRestart) {
+		result = metrics.ReloadRefused
+	}
+	r.opts.Metrics.Note(result)
+	r.opts.Logger.Warn("the configuration was not reloaded", "err", err)
+	return err
+}
+
+// done counts and logs a reload that succeeded.
+func (r *Reloader) done(changes []config.Change) {
+	result := metrics.ReloadApplied
+	if len(changes) == 0 {
+		result = metrics.ReloadUnchanged
+	}
+	r.opts.Metrics.Note(result)
+	for _, c := range changes {
+		r.opts.Logger.Info("setting changed", "key", c.Key, "old", c.Old, "new", c.New)
+	}
+	r.opts.Logger.Info("configuration reloaded", "changes", len(changes))
+}
+
+// reread reads the files of credentials with the settings in use.
+func (r *Reloader) reread() (*contents, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return readContents(r.opts.Credentials.current.Load().auth)
+}
+
+// adopt uses files that reread has returned, unless a reload has changed their paths since then.
+// repaired reports that the previous content was damaged.
+func (r *Reloader) adopt(files *contents, repaired bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was := r.opts.Credentials.current.Load()
+	if was.auth != files.auth || was.equal(files) && !repaired {
+		return
+	}
+	changes := was.changes(files)
+	r.opts.Credentials.current.Store(files)
+	r.done(changes)
+}
+
+// Run reloads at each signal from hangups, and uses changed files of credentials. It returns when
+// ctx ends.
+func (r *Reloader) Run(ctx context.Context, hangups <-chan os.Signal) {
+	w := newWatch(r.opts.Logger)
+	defer w.close()
+	var s settling
+	for {
+		if w.follow(paths(r.opts.Credentials.current.Load().auth)) {
+			s.begin(r.opts.Settle) // the files may have changed before they were watched
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangups:
+			_, _ = r.Reload() // Reload logs its error
+		case <-w.changed():
+			s.begin(r.opts.Settle)
+		case <-s.due:
+			files, err := r.reread()
+			switch {
+			case !s.agrees(files, err):
+				s.begin(r.opts.Settle)
+			case err != nil:
+				r.damaged(&s, err)
+			default:
+				r.adopt(files, s.reported != "")
+				s.reported = ""
+			}
+		}
+	}
+}
+
+// damaged logs and counts an error of the watched files, once until they are good again or the error
+// is another one.
+func (r *Reloader) damaged(s *settling, err error) {
+	if s.reported == err.Error() {
+		return
+	}
+	s.reported = err.Error()
+	r.opts.Metrics.Note(metrics.ReloadFailed)
+	r.opts.Logger.Warn("changed files of tokens or certificates cannot be used; the ones in use stay", "err", err)
+}
+
+// settling decides when changed files are complete: when two reads of them agree.
+type settling struct {
+	// due is the time of the next read, nil if there is none to make.
+	due <-chan time.Time
+	// read and failed are the result of the previous read.
+	read   *contents
+	failed string
+	// reported is the error that was logged last, "" after a good read.
+	reported string
+}
+
+// begin schedules a read, unless one is scheduled.
+func (s *settling) begin(after time.Duration) {
+	if s.due == nil {
+		s.due = time.After(after)
+	}
+}
+
+// agrees reports whether the previous read had the same result. Otherwise it keeps this one.
+func (s *settling) agrees(files *contents, err error) bool {
+	s.due = nil
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if was := s.read; text == s.failed && (err != nil || was != nil && was.auth == files.auth && was.equal(files)) {
+		s.read, s.failed = nil, ""
+		return true
+	}
+	s.read, s.failed = files, text
+	return false
+}

@@ -1,0 +1,71 @@
+package storage
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// Limits are the limits of Options, of the index and of the store that can change while the Node runs,
+// with the same meaning.
+type Limits struct {
+	ReadsMax        int
+	ReservationsMax int
+	// LeasesMax is the index's MaxLeases.
+	LeasesMax      int
+	LeaseTTLMax    time.Duration
+	ReservationTTL time.Duration
+	QueueWait      time.Duration
+	ReadWait       time.Duration
+	LoanBytesMax   int64
+	// FreeFloorBytes is the store's.
+	FreeFloorBytes      int64
+	ScrubBytesPerSecond int64
+}
+
+// CheckLimits returns the error because of which SetLimits must not be called with l, or nil.
+func (n *Node) CheckLimits(l Limits) error {
+	arenaBytes := int64(len(n.opts.Arena.Bytes()))
+	switch {
+	case l.ReadsMax < 1 || l.ReservationsMax < 1:
+		return fmt.Errorf("storage: ReadsMax is %d, ReservationsMax %d; both must be positive", l.ReadsMax, l.ReservationsMax)
+	case l.LeasesMax < 1 || l.LeasesMax > trie.MaxLeasesLimit:
+		return fmt.Errorf("storage: LeasesMax is %d; want 1 to %d", l.LeasesMax, trie.MaxLeasesLimit)
+	case l.LeaseTTLMax <= 0 || l.ReservationTTL <= 0 || l.QueueWait <= 0 || l.ReadWait <= 0:
+		return fmt.Errorf("storage: LeaseTTLMax is %v, ReservationTTL %v, QueueWait %v, ReadWait %v; all must be positive", l.LeaseTTLMax, l.ReservationTTL, l.QueueWait, l.ReadWait)
+	case l.LoanBytesMax < 0 || l.LoanBytesMax > arenaBytes:
+		return fmt.Errorf("storage: LoanBytesMax is %d bytes; give 0 to the arena's size, %d", l.LoanBytesMax, arenaBytes)
+	case l.FreeFloorBytes < 0 || l.ScrubBytesPerSecond < 0:
+		return fmt.Errorf("storage: FreeFloorBytes is %d, ScrubBytesPerSecond %d; give 0 or more", l.FreeFloorBytes, l.ScrubBytesPerSecond)
+	}
+	return nil
+}
+
+// SetLimits replaces the limits, which CheckLimits accepts. Calls, leases, reservations and loans that
+// exist keep what they were granted; a lower limit refuses new ones until there are fewer.
+func (n *Node) SetLimits(l Limits) {
+	l.LoanBytesMax = loanBytesMax(l.LoanBytesMax, n.opts.Arena)
+	was := n.limits.Swap(&l)
+	n.reads.setMax(l.ReadsMax * len(n.lanes))
+	for _, lane := range n.lanes {
+		lane.max.Store(int64(l.ReadsMax))
+	}
+	n.index.SetMaxLeases(l.LeasesMax)
+	n.loans.setMax(l.LoanBytesMax)
+	n.store.SetFreeFloor(l.FreeFloorBytes)
+	if was.ScrubBytesPerSecond != l.ScrubBytesPerSecond {
+		select {
+		case n.scrubRate <- struct{}{}:
+		default: // the scrubber has not taken the last change yet
+		}
+	}
+}
+
+// startLimits are the limits of the options.
+func startLimits(o *Options) *Limits {
+	return &Limits{
+		ReadsMax: o.ReadsMax, ReservationsMax: o.ReservationsMax, LeaseTTLMax: o.LeaseTTLMax, ReservationTTL: o.ReservationTTL,
+		QueueWait: o.QueueWait, ReadWait: o.ReadWait, LoanBytesMax: o.LoanBytesMax, ScrubBytesPerSecond: o.ScrubBytesPerSecond,
+	}
+}
