@@ -131,20 +131,20 @@
 //
 // # Layer groups
 //
-// A manager carries one group of full attention. An engine can put layers with a sliding window into
-// that group, if it keeps the KV of all tokens in these layers too. A manager of several groups would
-// differ in these points:
+// A manager moves the KV of one layer group with full attention. An engine can put layers with a
+// sliding window into this group if it keeps the KV of all tokens in these layers too. To support
+// several groups, a manager would have to change in these points:
 //
-//   - A group with a window needs only the last blocks of the hit and of the prompt. So the hit, the blocks
-//     that each side sends, and the immediates of a layer depend on the group, while a job and
-//     its messages have one list of blocks for all layers.
-//   - A block has a page in each group, while a job has one list of pages.
-//   - A block in a buffer lacks the layers whose group does not need it, while a buffer is an array of
-//     Full Blocks.
-//   - The engine reuses a page before the window in the next step, while the pages of a job do not change
-//     until it ends. ComputedTo would have to wait for the sends of such a page.
-//   - The blocks at the end of a prompt have more bytes than the others, while Footprint and the planner
-//     count the same bytes for each block.
+//   - A group with a window needs only the last blocks of the hit and of the prompt. So the hit,
+//     the blocks that each side sends, and the immediates of a layer would depend on the group. A
+//     job and its messages have one list of blocks for all layers.
+//   - A block would have a page in each group. A job has one list of pages.
+//   - A block in a buffer would lack the layers of the groups that do not need the block. A buffer
+//     is an array of Full Blocks.
+//   - The engine reuses the pages before the window in the next step, so ComputedTo would have to
+//     wait until such pages have been sent. The pages of a job do not change until the job ends.
+//   - The blocks at the end of a prompt would have more bytes than the other blocks. Footprint and
+//     the planner count the same bytes for each block.
 //
 // # Layers in flight
 //
