@@ -16,13 +16,14 @@ import (
 const arrivedLayerMax = 1 << 20
 
 // arrival hashes the layers of one attempt as they land. The goroutine that placed the last byte of
-// a layer hashes it: the bytes are in the cache of its core, and the rest of the read is still on
-// its way.
+// a layer hashes it: at that time the bytes are in the cache of the goroutine's core, and the other
+// layers of the read are still arriving.
 //
-// A layer's sum is valid only while the count of bytes placed there equals the layer's length.
-// Bytes are counted after they are placed, so no write to the layer is under way at that moment.
-// Bytes placed later (sent twice, late or by malice) are counted too. The count then exceeds the
-// length, and the layer is hashed after the window is revoked, like a layer without a sum.
+// The checksum of a layer is valid only while the number of bytes placed in the layer equals the
+// layer's length. Bytes are counted after they are placed, so when the number reaches the length,
+// no write to the layer is in progress. Bytes that are placed later (sent twice, late or by malice)
+// are counted too. The number then exceeds the length, and the layer is hashed after the window is
+// revoked, like a layer without a checksum.
 type arrival struct {
 	places []arrivalPlace // one for each target
 	layers []arrivedLayer

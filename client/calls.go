@@ -21,28 +21,29 @@ import (
 )
 
 const (
-	// callsMax is the largest number of calls of a Store that wait for a reply message. Each of
-	// them has a receive buffer of replyBytes; all buffers take 4 MiB. Further calls go over gRPC.
+	// callsMax is the largest number of calls of a Store that wait for a reply message. Further
+	// calls go over gRPC. There is a receive buffer of replyBytes for each such call; all buffers
+	// together take 4 MiB.
 	callsMax   = 64
 	replyBytes = 64 << 10
 )
 
-// calls holds the calls under way as messages over the data plane. It uses the engine's receive
-// buffers.
+// calls holds the running calls that go as messages over the data plane. It uses the engine's
+// receive buffers.
 type calls struct {
 	store *Store
 	// on reports whether the receive buffers are posted. It is set before Open returns.
 	on  bool
 	ids atomic.Uint64
-	// slots has an element for each call whose reply may still come, calls that were given up
-	// included, so that every reply finds a receive buffer.
+	// slots has an element for each call whose reply may still arrive, including calls that the
+	// caller has given up. So every reply finds a receive buffer.
 	slots chan struct{}
 
 	mu      sync.Mutex
 	pending map[uint64]*call
 }
 
-// call is one call under way. The goroutine that removes it from calls.pending finishes it.
+// call is one running call. The goroutine that removes it from calls.pending finishes it.
 type call struct {
 	transport *transport
 	// imm is the immediate of the node's writes for this call. It is used only if the reply
@@ -71,7 +72,8 @@ func (c *call) finish(err error) {
 type transport struct {
 	calls *calls
 	peer  rdma.EngineID
-	// callBytes is the longest call that the node takes; 0 means that it takes none.
+	// callBytes is the size of the longest call that the node accepts as a message; 0: the node
+	// accepts none.
 	callBytes int
 	// gone is set when the data-plane session has ended.
 	gone atomic.Bool
@@ -87,8 +89,8 @@ func (c *calls) init(s *Store) {
 	c.store, c.slots, c.pending = s, make(chan struct{}, callsMax), make(map[uint64]*call)
 }
 
-// listen posts the engine's receive buffers. Open calls it last, so an Open that failed leaves the
-// engine's receive side to the next one.
+// listen posts the engine's receive buffers. Open calls it last, so that after a failed Open the
+// next Store can post the receive buffers of the same engine.
 func (c *calls) listen() {
 	s := c.store
 	err := s.opts.Engine.Recv(callsMax, replyBytes, c.receive)
@@ -120,7 +122,7 @@ func (r *transport) close() {
 	r.end()
 }
 
-// end fails the calls under way, because their replies will not come or are not wanted any more.
+// end fails the running calls, because their replies will not arrive or are not needed any more.
 func (r *transport) end() {
 	r.gone.Store(true)
 	c := r.calls
@@ -139,7 +141,7 @@ func (r *transport) end() {
 	}
 }
 
-// take removes a call from pending and returns it. It returns nil if the call is not there.
+// take removes a call from pending and returns the call, or nil if pending does not have it.
 func (c *calls) take(id uint64, from rdma.EngineID) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,7 +153,7 @@ func (c *calls) take(id uint64, from rdma.EngineID) *call {
 	return x
 }
 
-// receive handles one message of a peer. The engine makes one call of it at a time.
+// receive handles one message of a peer. The transfer engine calls it, one call at a time.
 func (c *calls) receive(from rdma.EngineID, msg []byte) {
 	if len(msg) > 0 && msg[0] != api.KindReply && c.store.opts.Messages != nil {
 		c.store.opts.Messages(from, msg)
@@ -228,8 +230,8 @@ func (c *calls) giveUp(x *call) {
 	}
 }
 
-// replyMax bounds the size of the reply to a read of the given numbers of pieces and checksums, or
-// to another call for that number of pieces.
+// replyMax returns an upper bound, in bytes, of the size of the reply to a call for the given
+// number of pieces and, if the call is a read, of checksums.
 func replyMax(pieces, sums int) int {
 	const head, piece = 1 << 10, 192
 	return head + piece*pieces + 8*sums

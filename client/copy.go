@@ -24,19 +24,20 @@ import (
 )
 
 const (
-	// localConnsMax bounds the connections to one node's unix socket, and so the number of tasks of
-	// Reads that copy from the node's arena at a time.
+	// localConnsMax is the largest number of connections to one node's unix socket, and so of Read
+	// tasks that copy from the node's arena at a time.
 	localConnsMax = 16
 	// localCheckEvery is how long a call on the socket blocks before the client checks that the node
 	// is still connected.
 	localCheckEvery = time.Second
-	// owedFor is how long a loan may outlive its copy. The loan is returned together with the next
-	// call, which spares the node a wake-up, or after owedFor if there is no next call.
+	// owedFor is the longest time for which a loan of node memory is kept after its bytes have been
+	// copied. The loan is returned together with the next call, which spares the node a wake-up, or
+	// after owedFor if there is no next call.
 	owedFor = 5 * time.Millisecond
 )
 
-// errNotLocal reports that a call was not made, or failed, on a unix socket, and that it can
-// be made in another way. It never leaves the package.
+// errNotLocal reports that a call was not made on a unix socket, or failed there, and that it can
+// be made over another transport. It never leaves the package.
 var errNotLocal = errors.New("not over a unix socket")
 
 // localConns are the connections to the unix socket of one node. Matches, chunks of Writes, and the
@@ -54,12 +55,12 @@ type localConns struct {
 	view *sharedView
 	all  map[*localConn]struct{}
 	idle []*localConn
-	// dialing is the number of connections that are being made. After a failed attempt none is made
-	// before notBefore.
+	// dialing is the number of connections that are being made. After a failed attempt, no
+	// connection is made before notBefore.
 	dialing   int
 	notBefore time.Time
-	// The node is not asked for staging memory before stageAfter. Zero: the node has not refused it
-	// yet.
+	// stageAfter is the earliest time of the next request for staging memory. Zero: the node has
+	// not refused such a request.
 	stageAfter time.Time
 	// repaying is set while a timer is pending that returns owed loans.
 	repaying bool
@@ -72,8 +73,8 @@ type sharedView struct {
 	users int // guarded by localConns.mu
 }
 
-// localConn is a connection. Only the call that uses it, or localConns while it is idle, accesses
-// its fields.
+// localConn is a connection to a node's unix socket. The call that uses the connection owns its
+// fields; while the connection is idle, localConns owns them.
 type localConn struct {
 	owner *localConns
 	// file is a duplicate of conn's socket, for blocking calls.
@@ -133,7 +134,7 @@ func (l *localConns) takeWhere(sess *session, prefer func(*localConn) bool) (*lo
 }
 
 // followLocked switches all connections to the run of the node in sess. It returns the idle
-// connections to the run before, which the caller closes without the lock.
+// connections to the previous run, which the caller closes after it has released the lock.
 func (l *localConns) followLocked(sess *session) (old []*localConn) {
 	if l.node != sess.localID {
 		old = l.retireLocked()
@@ -265,8 +266,8 @@ func (l *localConns) unshare(v *sharedView) error {
 	return v.Close()
 }
 
-// hold keeps the connection, and so the loan of its last call, until put. It reports false if the
-// connection has been retired.
+// hold keeps the connection open, and so the memory that its last call borrowed, until put. It
+// reports false if the connection has been retired.
 func (l *localConns) hold(c *localConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -274,7 +275,8 @@ func (l *localConns) hold(c *localConn) bool {
 	return c.held
 }
 
-// put returns a connection after a call. It closes the connection unless it can be used again.
+// put returns a connection after a call. It closes the connection if usable is false or the
+// connection has been retired.
 func (l *localConns) put(c *localConn, usable bool) {
 	l.mu.Lock()
 	c.held = false
@@ -312,8 +314,8 @@ func (l *localConns) repay() {
 	}
 }
 
-// retireLocked retires all connections. It returns the idle ones, which the caller closes without
-// the lock. It ends the calls under way; put then closes their connections.
+// retireLocked retires all connections. It returns the idle connections, which the caller closes
+// after it has released the lock. It ends the calls in progress; put then closes their connections.
 func (l *localConns) retireLocked() (idle []*localConn) {
 	idle, l.idle, l.view = l.idle, nil, nil
 	for c := range l.all {
@@ -340,8 +342,8 @@ func closeConns(conns []*localConn) {
 	}
 }
 
-// end fails the call under way. The node takes its loans back when the connection is
-// closed.
+// end fails the running call on the connection. The node takes its loans back when the connection
+// is closed.
 func (c *localConn) end() {
 	_ = c.conn.CloseRead() // fails if the node has gone
 }
@@ -398,8 +400,8 @@ func (c *localConn) call(ctx context.Context, m api.Method, req, resp proto.Mess
 // ended handles the error of a call and puts the connection back. Errors: errNotLocal, the error of
 // ctx.
 func (c *localConn) ended(ctx context.Context, what string, err error) error {
-	// A node that refuses a call has not lent anything. The call is repeated over another
-	// transport, which returns the reason again.
+	// A node that refuses a call has lent no memory. The call is repeated over another transport,
+	// which returns the reason for the refusal again.
 	c.owner.put(c, !errors.Is(err, errLinkLost) && ctx.Err() == nil)
 	if ctx.Err() != nil {
 		return fmt.Errorf("client: %s: %w", what, ctx.Err())
@@ -501,7 +503,8 @@ type layerCopy struct {
 }
 
 // copyPieces copies the pieces that the response delivers, layer by layer, and hashes each layer
-// while it is in the cache. It reports false if the response names a range outside of the arena.
+// while the layer is in the CPU cache. It reports false if the response names a range outside of
+// the arena.
 func (r *reading) copyPieces(t *readTask, resp *pb.ReadResponse, mem []byte, arrival *arrival, zones []zone, counted *attemptBytes) bool {
 	var layers []layerCopy
 	var one [1]run

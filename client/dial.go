@@ -36,8 +36,8 @@ type DialOptions struct {
 // maxMessageBytes bounds one gRPC message, as the node does.
 const maxMessageBytes = 16 << 20
 
-// HTTP/2 flow-control windows: the bytes that a node may send before it is granted more, in one
-// call and in all calls of the connection.
+// HTTP/2 flow-control windows: the number of bytes that a node may send before the client grants
+// more, in one call and in all calls of a connection.
 const (
 	streamWindowBytes = 1 << 20
 	connWindowBytes   = 4 << 20
@@ -101,12 +101,12 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 	return map[string]string{"authorization": "Bearer " + string(b)}, nil
 }
 
-// RequireTransportSecurity implements credentials.PerRPCCredentials. Dial has checked already
-// whether plaintext is allowed.
+// RequireTransportSecurity implements credentials.PerRPCCredentials. It returns false, because Dial
+// has already checked whether plaintext is allowed.
 func (b bearer) RequireTransportSecurity() bool { return false }
 
-// CheckServer returns an error if target cannot be the address of a node. Without this
-// check, every call to such a node would be a miss.
+// CheckServer returns an error if target cannot be the address of a node. Without this check, a
+// wrong address would only cause misses.
 func CheckServer(target string) error {
 	if target == "" {
 		return errors.New("no server given; want host:port")

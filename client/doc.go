@@ -2,8 +2,8 @@
 // cached prefix of a prompt, load it into the engine's own memory, store new
 // blocks from there.
 //
-// It is not a scheduler. It does not choose nodes by load, and it keeps no copy of a block: no byte
-// of KV passes through a buffer of its own.
+// The package is not a scheduler: it does not choose nodes by load. It keeps no copy of a block: no
+// byte of KV passes through a buffer of the package.
 //
 //	            ┌────────────────────────── Store ──────────────────────────┐
 //	Match ─────►│ root of the sequence ─► its node (rendezvous hashing)     │── message ──► node
@@ -42,18 +42,18 @@
 //
 // # On the node's own host
 //
-// If the node has a unix socket (its setting local_socket) that this process can reach, Read
-// copies the blocks from the node's arena, which is mapped here read-only, and
-// verifies the copies. The request goes over the socket, in blocking calls of the
-// caller's thread. Match and Exists go over the socket too. Write copies its blocks, in chunks,
-// into memory that the node lends to each connection, and stores a chunk with one call. The
-// transfer engine moves the blocks that cannot be copied: while the first connection is being made,
-// beyond 16 parts of Reads and Writes at a time, when the node has lent all the memory that it may
-// lend, and pieces larger than the lent memory.
+// If the node has a unix socket (its setting local_socket) that this process can reach, Read copies
+// the blocks from the node's arena, which is mapped here read-only, and verifies the copies. The
+// request goes over the socket, in blocking calls of the caller's thread. Match and Exists go over
+// the socket too. Write copies its blocks, in chunks, into memory that the node lends to each
+// connection, and stores a chunk with one call. In the following cases the transfer engine moves
+// the blocks instead: while the first connection is being made, when 16 parts of Reads and Writes
+// are in progress on the socket, when the node has lent all the memory that it may lend, and for
+// pieces that are larger than the lent memory.
 //
 // ReadLocal borrows instead (Options.LocalSocket): it verifies the blocks in place in the node's
 // memory, and Return gives them back. A call goes over the socket, or over gRPC while another call
-// is under way on the socket.
+// is running on the socket.
 //
 // # Outcomes and errors
 //
@@ -91,9 +91,9 @@
 // # Several nodes
 //
 // A sequence lives on the node that scores highest for the first block of its chain (rendezvous
-// hashing). In a flat namespace this holds for each key on its own. All clients must be given the
-// same Servers, spelled the same. There is no second copy: the sequences of a dead node are misses,
-// and those of other nodes are not affected.
+// hashing). In a flat namespace this holds for each key on its own. All clients must have the same
+// Options.Servers, spelled the same. A sequence is stored only once: the sequences of a dead node
+// are misses, and the sequences of other nodes are not affected.
 //
 // # Two transports
 //
@@ -102,8 +102,8 @@
 // the node does not take messages of this version (Describe returns the version; nodes without
 // messages return 0), a request or its reply is longer than 64 KiB, 64 replies are pending, or
 // another user of the engine has posted its receive buffers. All other calls always go over gRPC.
-// If the node has no buffer for a message, the message was not read, and that call goes over gRPC
-// too. Deadline and trace context are sent over both transports.
+// If the node has no receive buffer for a message, it does not read the message, and that call goes
+// over gRPC too. Deadline and trace context are sent over both transports.
 //
 // When the ctx of a call by message ends, the call is over for the caller. The node notices the end
 // by the deadline, or when its write to the closed window fails.
@@ -112,7 +112,7 @@
 //
 // Match and Read are retried when the connection breaks, up to RetryMax times, within ctx. Reserve
 // is not retried, and Commit never is. After a node has failed, it is tried again after DeadFor, in
-// the background: only the call that finds the node dead waits for it.
+// the background: only the call that finds the node dead waits for an attempt to connect.
 //
 // Lock order: localSocket.mu, then localLink.mu. Store.mu, node.mu, calls.mu and loan.mu are
 // leaves. No lock is held across a call.

@@ -12,7 +12,7 @@ import (
 
 // Sentinels, by the action that the caller should take. All other failures are an Outcome.
 var (
-	// ErrAuth: the node does not accept our token or certificate. Fix the configuration.
+	// ErrAuth: the node does not accept the client's token or certificate. Fix the configuration.
 	ErrAuth = errors.New("not authorised")
 	// ErrProvider: the provider of the node's data plane differs from that of Options.Engine. Open
 	// an engine of the provider that the error names.
@@ -26,9 +26,9 @@ var (
 	ErrMismatch = errors.New("namespace differs")
 	// ErrUnavailable: no node answers. Only calls without an Outcome return it.
 	ErrUnavailable = errors.New("no storage node answers")
-	// ErrVersion: the node is of another version. It does not have the call, or it and
-	// this client do not understand each other's data plane. Run the same release of
-	// Penstock on both sides.
+	// ErrVersion: the node is of another version. The node does not support the call, or the
+	// data-plane protocols of node and client differ. Run the same release of Penstock for nodes
+	// and clients.
 	ErrVersion = errors.New("another version of Penstock")
 	// ErrUnsupported: the node does not lend its memory to this process, so use Read
 	// instead of ReadLocal.
@@ -41,8 +41,9 @@ var (
 // The error never leaves the package.
 var errDown = errors.New("node is down")
 
-// versionError is the error of a node of another version. It matches ErrVersion and errDown:
-// other nodes answer calls without this node, which may be restarted with another release.
+// versionError is the error of a node of another version. It matches ErrVersion. It also matches
+// errDown, so that calls to other nodes continue without this node, which may be restarted with
+// another release.
 type versionError struct{ words string }
 
 func (e versionError) Error() string   { return "client: " + e.words }
@@ -85,8 +86,8 @@ func callError(ctx context.Context, what, target string, err error) error {
 	return fmt.Errorf("client: %s: %s: %w", what, target, inWords(kind, st.Message()))
 }
 
-// inWords returns kind with the node's message. The node's own errors have nearly the same texts as
-// ours: if the message contains the text of kind already, kind is not repeated.
+// inWords returns kind with the node's message. If the message contains the text of kind already,
+// as most messages of nodes do, the text of kind is not repeated.
 func inWords(kind error, words string) error {
 	if errors.Is(kind, errBusy) {
 		words = strings.TrimPrefix(words, "busy: ") // storage.ErrBusy
@@ -97,7 +98,8 @@ func inWords(kind error, words string) error {
 	return fmt.Errorf("%w: %s", kind, words)
 }
 
-// wordedError is an error of a kind that its text names already.
+// wordedError is an error that matches kind and whose text is words alone, because words contains
+// the text of kind.
 type wordedError struct {
 	kind  error
 	words string
@@ -106,8 +108,8 @@ type wordedError struct {
 func (e wordedError) Error() string { return e.words }
 func (e wordedError) Unwrap() error { return e.kind }
 
-// inner returns the text of an error of this package for use inside of another one: the prefix
-// "client: " stands only once, at the start of the whole.
+// inner returns the text of an error of this package for use inside another error. It removes the
+// prefix "client: ", so that the prefix occurs only once, at the start of the whole text.
 func inner(err error) string { return strings.ReplaceAll(err.Error(), "client: ", "") }
 
 // hideInternal removes the package's own sentinels from err, so that callers cannot match them with

@@ -86,13 +86,13 @@ type EventsRequest struct {
 	// Namespace selects the events of one namespace. Empty selects all namespaces and
 	// the volumes.
 	Namespace string
-	// After has the last sequence number seen of each server. From a server without an
-	// entry, only future events are reported.
+	// After has, by server, the sequence number of the last event that the caller has seen. From a
+	// server without an entry, only future events are reported.
 	After map[string]uint64
 }
 
-// lostPlace is a sequence number that no run of a node reaches. The events after it are a Gap and
-// all the events that the node still has.
+// lostPlace is a sequence number that no run of a node reaches. A node that is asked for the events
+// after this number sends a Gap and all the events that it still has.
 const lostPlace = math.MaxUint64
 
 // Events calls fn for each change on each node until ctx ends or fn fails, and returns the error of
@@ -119,9 +119,9 @@ type follower struct {
 	node      *node
 	namespace string
 	fn        func(Event) error
-	// after is the last sequence number seen from the node's run engine. Each start of a node makes
-	// a new data-plane engine, so the engine's ID identifies the run. The zero engine: not
-	// connected yet.
+	// engine identifies the run of the node, because each start of a node makes a new data-plane
+	// engine; zero: not connected yet. after is the sequence number of the last event seen from
+	// this run.
 	after  uint64
 	engine rdma.EngineID
 }
@@ -162,7 +162,8 @@ func (f *follower) follow(ctx context.Context) error {
 		return f.node.failed(sess, callError(ctx, "events", f.node.target, err))
 	}
 	// gRPC reconnects by itself, so the stream may be to another run of the node than the session.
-	// The session's node still runs after the stream was opened: then the stream is from that node.
+	// If the session's run of the node is still alive after the stream was opened, the stream is
+	// from that run.
 	if err := f.sameRun(ctx, sess); err != nil {
 		return err
 	}

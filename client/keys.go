@@ -102,8 +102,8 @@ func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split f
 	return out, errors.Join(errs...)
 }
 
-// onAllNodes is shares for blocks in the middle of chains. The first block of their
-// prompts is not known, so each of them may be on any node.
+// onAllNodes is shares for blocks in the middle of chains. The first block of the prompt, which
+// decides the node, is unknown, so each block may be on any node.
 func (s *Store) onAllNodes(ns kv.Namespace, ids []kv.BlockID) []share {
 	if ns.Index == kv.IndexFlat {
 		return s.shares(ns, ids)

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Lease keeps a matched prefix from being evicted, or an epoch live, until its time is
-// over or it is released. Its methods may be called concurrently.
+// Lease keeps a matched prefix from being evicted, or an epoch live, until its time limit or its
+// release. The methods of a Lease may be called concurrently.
 type Lease struct {
 	store *Store
 	parts []leasePart
@@ -97,7 +97,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	})
 }
 
-// each calls f for every part. f must be safe to repeat: renewing and releasing set a state.
+// each calls f for every part. f must be safe to repeat, as renewing and releasing are.
 func (l *Lease) each(ctx context.Context, what string, f func(*session, uint64) error) error {
 	var errs []error
 	for _, p := range l.parts {

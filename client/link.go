@@ -31,8 +31,8 @@ type localSocket struct {
 }
 
 // localLink is one session on a node's unix socket, with the node's arena mapped into this process.
-// It lasts as long as the Store or a result needs it: while the connection is open, the node keeps
-// the memory that it has lent.
+// It lasts as long as the Store or a LocalResult has a reference. While the connection is open, the
+// node keeps the memory that it has lent to this process.
 type localLink struct {
 	socket        string
 	conn          *net.UnixConn
@@ -46,14 +46,14 @@ type localLink struct {
 	watched chan struct{}
 
 	mu sync.Mutex
-	// refs counts the Store's reference and one reference for each loan. When the last is released,
-	// the connection and the mapping end.
+	// refs counts the Store's reference and one reference for each loan. When the last reference is
+	// released, the connection and the mapping are closed.
 	refs int
 	// lost is set when the node has closed the connection, or does not have the session any more.
 	lost bool
 	// owed are the numbers of loans whose return could not be sent to the node.
 	owed []uint64
-	// call receives the reply of the call under way on the socket; nil if there is none.
+	// call receives the reply of the running call on the socket; nil if there is none.
 	call chan localReply
 }
 
@@ -63,7 +63,7 @@ type localReply struct {
 	err error
 }
 
-// errSocketTaken reports that another call is under way on the socket. The error never leaves the
+// errSocketTaken reports that another call is running on the socket. The error never leaves the
 // package.
 var errSocketTaken = errors.New("a call is under way")
 
@@ -93,7 +93,7 @@ func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (_ *pb.ReadRe
 		resp := new(pb.ReadResponse)
 		return resp, reply.decode(head.ID, resp)
 	case <-ctx.Done():
-		// The reply is still to come, and the socket stays taken until then.
+		// The reply has not arrived, and no other call can use the socket until it has.
 		return nil, ctx.Err()
 	}
 }
@@ -119,9 +119,9 @@ func (r localReply) decode(id uint64, resp proto.Message) error {
 	return nil
 }
 
-// sendReturns returns loans over the socket. If the write fails, the connection has ended, and the node
-// has taken the loans back. sendReturns may block for as long as a call takes at the node, if hundreds of
-// returns are queued behind that call.
+// sendReturns returns loans over the socket. If the write fails, the connection has ended, and the
+// node has taken the loans back. If hundreds of returns are queued behind a call, sendReturns may
+// block until the node has answered that call.
 func (l *localLink) sendReturns(numbers []uint64) {
 	if _, err := l.conn.Write(api.AppendReturn(nil, numbers)); err != nil {
 		l.lose()

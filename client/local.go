@@ -17,8 +17,8 @@ import (
 type LocalPiece struct {
 	// Block is the index in the chain, Group the layer group.
 	Block, Group int
-	// Bytes are the piece, or the requested layers of it. They are read-only: a write is a fault
-	// that ends the process. They are valid until Return.
+	// Bytes are the piece, or its requested layers. The memory is read-only: a write is a fault
+	// that ends the process. It is valid until Return.
 	Bytes []byte
 }
 
@@ -43,14 +43,14 @@ func (r *LocalResult) Return(ctx context.Context) error {
 	return r.loan.end(ctx)
 }
 
-// ReadLocal borrows pieces of a chain in place, in the memory of the node on this host
-// (Options.LocalSocket), verified, instead of moving them. Into, Base and the pieces' Offset are
-// not used. The node keeps the pieces until Return, or until this process ends. It lends a bounded
-// amount of memory, so Busy is an outcome, and so is a prefix that is shorter than the cached one.
-// Return promptly, and use Read for KV that is to be kept.
+// ReadLocal verifies pieces of a chain in the memory of the node on this host (Options.LocalSocket)
+// and returns them in place, without a copy. Into, Base and the pieces' Offset are not used. The
+// node keeps the pieces until Return, or until this process ends. The node lends a bounded amount
+// of memory, so the outcome may be Busy, and the prefix may be shorter than the cached prefix.
+// Callers should call Return soon, and use Read for KV that they keep.
 //
-// Errors are those of Read, and ErrUnsupported if the socket cannot be reached, or if it belongs to
-// another node than the one that stores the sequence. Read still works in these two cases.
+// Errors are those of Read. In addition, the error is ErrUnsupported if the socket cannot be
+// reached, or if another node than the socket's stores the sequence. Read works in these two cases.
 func (s *Store) ReadLocal(ctx context.Context, req ReadRequest) (LocalResult, error) {
 	s.stats.reads.Add(1)
 	for attempt := 0; ; attempt++ {
@@ -247,7 +247,7 @@ func (l *loan) abandon() {
 	}
 }
 
-// giveBack returns loans to the node, including those whose return could not be sent before.
+// giveBack returns loans to the node, including earlier loans whose return could not be sent.
 func (l *localLink) giveBack(ctx context.Context, n *node, back numbers) error {
 	if n == nil || l.isLost() {
 		return nil

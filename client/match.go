@@ -65,7 +65,7 @@ func matchEpochs(req *MatchRequest) error {
 	return nil
 }
 
-// wants reports whether the request accepts a match of epoch e.
+// wants reports whether the request accepts blocks of epoch e.
 func (req *MatchRequest) wants(e kv.Epoch) bool {
 	oldest := req.Oldest
 	if oldest == 0 && !req.Newest {

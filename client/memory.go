@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Memory is memory of the caller that blocks are read into and written from. The zero Memory has no
-// bytes; it serves tests that replace the Store.
+// Memory is registered memory of the caller, the destination of Reads and the source of Writes. The
+// zero Memory has no bytes; it is for tests that replace the Store.
 type Memory struct {
 	region rdma.Region
 }
@@ -31,8 +31,8 @@ func (m *Memory) Bytes() []byte {
 	return m.region.Bytes()
 }
 
-// Close ends the registration. Reads into the memory that are under way fail. Close returns when
-// nothing touches the memory any more, or with the error of ctx; then it may be called again.
+// Close ends the registration. Running Reads into the memory fail. Close returns when nothing
+// touches the memory any more, or with the error of ctx; then it may be called again.
 func (m *Memory) Close(ctx context.Context) error {
 	if m.region == nil {
 		return nil

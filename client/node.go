@@ -67,11 +67,11 @@ type node struct {
 
 	mu      sync.Mutex
 	session *session
-	// err is the reason why there is no session; deadUntil is the time of the next attempt. Zero
-	// values: no attempt was made since the session ended.
+	// err is the reason why there is no session, and deadUntil the time of the next attempt to
+	// connect. Both are zero if no attempt has been made since the session ended.
 	err       error
 	deadUntil time.Time
-	// attempt is closed when the attempt under way has ended; nil if there is none.
+	// attempt is closed when the running attempt to connect has ended; nil if there is none.
 	attempt chan struct{}
 }
 
@@ -216,9 +216,9 @@ func (n *node) connectData(ctx context.Context, addr rdma.Addr, token rdma.Token
 }
 
 // dataAddresses returns the addresses to try, best first. A node that listens on every interface,
-// or on loopback behind a tunnel, advertises an address that only the node itself can reach. Text
-// before the host, and text after the port that begins with #, is kept, because it belongs to the
-// provider's protocol.
+// or on loopback behind a tunnel, advertises an address that only the node itself can reach. A
+// prefix before the host, and a suffix after the port that begins with #, are kept, because they
+// belong to the provider's protocol.
 func dataAddresses(addr rdma.Addr, host string, port uint32) []rdma.Addr {
 	if host == "" || port == 0 {
 		return []rdma.Addr{addr}
@@ -278,13 +278,14 @@ func (n *node) drop(sess *session) {
 // dataAlive reports whether the data-plane session is up.
 func (n *node) dataAlive(sess *session) bool { return !sess.transport.gone.Load() }
 
-// dataConnected also asks the engine whether the session is up. The transport's gone flag is set
-// only some time after a session has ended.
+// dataConnected reports whether the data-plane session is up, as the engine reports it. It is more
+// current than dataAlive, whose flag is set some time after a session has ended.
 func (n *node) dataConnected(sess *session) bool {
 	return n.dataAlive(sess) && slices.ContainsFunc(n.store.opts.Engine.Peers(), func(p rdma.Peer) bool { return p.ID == sess.engine })
 }
 
-// live is use for calls that move bytes: it replaces a session whose data plane has ended first.
+// live is use for calls that move bytes. If the data plane of the session has ended, it first
+// replaces the session.
 func (n *node) live(ctx context.Context) (*session, error) {
 	sess, err := n.use(ctx)
 	if err != nil || n.dataAlive(sess) {
@@ -330,7 +331,7 @@ func backOff(ctx context.Context, attempt int) error {
 	}
 }
 
-// close ends the session. No attempt is under way.
+// close ends the session. No attempt to connect may be running.
 func (n *node) close() {
 	n.local.close()
 	n.mu.Lock()

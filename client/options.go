@@ -15,17 +15,17 @@ import (
 // required; the zero value of every other field selects its default.
 type Options struct {
 	// Servers are the gRPC addresses of the storage nodes, host:port, or another target that Dial
-	// takes. The spelling of the addresses decides which node a sequence belongs to: give every
-	// client the same list, in any order.
+	// takes. The spelling of the addresses decides on which node a sequence is stored, so every
+	// client must have the same list, in any order.
 	Servers []string
 	// Engine moves the bytes. The caller owns it and closes it after the Store. Use one Store for
 	// each engine: Stores would share the engine's immediates, and the engine's receive buffers can
 	// be posted only once. If another user of the engine has posted them, every call goes over
 	// gRPC.
 	Engine rdma.Engine
-	// Messages is called with messages of the Engine's peers that are not for the Store: those
-	// whose first byte is not api.KindReply. The contract is that of Engine.Recv. If Messages is
-	// nil, such a message is an error and ends the peer's session.
+	// Messages is called with messages of the Engine's peers that are not for the Store, that is,
+	// whose first byte is not api.KindReply. The contract is that of the callback of Engine.Recv.
+	// If Messages is nil, such a message is an error and ends the peer's session.
 	Messages func(from rdma.EngineID, msg []byte)
 
 	// LocalSocket is the path of the unix socket of the node on this host (the node's setting
@@ -58,11 +58,11 @@ type Options struct {
 	// broke. Default 2; negative: no retry.
 	RetryMax int
 
-	// ReadParallel is the number of Read RPCs that one Read has under way. Default 4.
+	// ReadParallel is the largest number of Read RPCs that one Read runs at a time. Default 4.
 	ReadParallel int
 	// ReadTaskBytes and WriteChunkBytes are the payload of one Read RPC and of one Reserve. The
-	// node's own limits apply as well. Smaller tasks overlap checking with transfer; larger ones
-	// need fewer calls. Defaults: 8 MiB and 16 MiB.
+	// node's own limits apply as well. With smaller values, verification overlaps more with
+	// transfer; larger values need fewer calls. Defaults: 8 MiB and 16 MiB.
 	ReadTaskBytes, WriteChunkBytes int64
 	// BatchParallel is the number of sequences that ReadBatch and WriteBatch process at once.
 	// Default 4.

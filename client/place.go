@@ -16,8 +16,8 @@ type run struct {
 	layers int
 }
 
-// zone is the range [lo,hi) of a memory that contains all runs of a task there. If the
-// task has no run in the memory, lo > hi.
+// zone is the range [lo,hi) of one memory, in bytes, that contains all runs of a task in this
+// memory. If the task has no run in the memory, lo > hi.
 type zone struct{ lo, hi int64 }
 
 // place sets targets and fragments from the request, and validates the fragments.

@@ -18,8 +18,8 @@ type ReadProgress struct {
 // progress makes the calls of a Read's Progress function.
 type progress struct {
 	onProgress func(ReadProgress)
-	// total is the size of all pieces in bytes. A call is made for every step bytes, the size of
-	// the smallest piece.
+	// total is the size of all pieces in bytes. step is the size of the smallest piece in bytes; a
+	// call is made for every step bytes that arrive.
 	total, step int64
 	landed      atomic.Int64
 
@@ -69,8 +69,8 @@ func (a *attemptBytes) add(n int64) {
 	a.progress.add(n)
 }
 
-// end is called when no more bytes land. It replaces the count of landed bytes by delivered, which
-// has neither failed pieces nor bytes that came twice.
+// end is called when no more bytes arrive. It replaces the number of arrived bytes by delivered, in
+// which failed pieces and bytes that arrived twice do not count.
 func (a *attemptBytes) end(delivered int64) {
 	if a != nil {
 		a.progress.add(delivered - a.landed.Load())

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// reading is one Read under way.
+// reading is the state of one running Read.
 type reading struct {
 	store *Store
 	req   ReadRequest
@@ -35,8 +35,8 @@ type reading struct {
 
 	mu     sync.Mutex
 	states []pieceState // of pieces
-	// broken is the first block that has certainly not arrived whole. Tasks after it are not begun.
-	// brokenAbsent reports whether that block is absent, rather than lost.
+	// broken is the index of the first block of which a piece is lost or absent. Tasks for later
+	// blocks are not begun. brokenAbsent reports whether the block is absent on the node.
 	broken       int
 	brokenAbsent bool
 }
@@ -44,8 +44,8 @@ type reading struct {
 // pieceState is the result of a piece.
 type pieceState struct {
 	delivered bool
-	// lost is the reason why the piece did not arrive. If the piece did not match, cut is set
-	// instead.
+	// lost is the reason why the piece did not arrive. If the node does not have the piece, cut is
+	// set instead.
 	lost   Reason
 	cut    Cut
 	detail string
@@ -207,7 +207,7 @@ func blockEpochs(req *ReadRequest, blocks int) ([]kv.Epoch, error) {
 }
 
 // ownEpoch replaces epoch 0 by the epoch of ns, which is the epoch of the caller's weights. The
-// node's current epoch would be wrong: after a bump it is the epoch of other weights.
+// node's newest epoch would be wrong: after BumpEpoch it is the epoch of other weights.
 func ownEpoch(ns kv.Namespace, epoch *kv.Epoch) error {
 	if *epoch == 0 {
 		*epoch = ns.Epoch
@@ -219,8 +219,8 @@ func ownEpoch(ns kv.Namespace, epoch *kv.Epoch) error {
 }
 
 // neededPieces returns the pieces of the blocks from first on that a prefix of the given number of
-// blocks needs. Each piece is at its place in the prompt, whose block 0 lies at base. Of each piece
-// the layers from firstLayer on are read.
+// blocks needs. Each piece gets the offset of its position in the prompt; block 0 of the prompt
+// lies at base. The layers of each piece from firstLayer on are read.
 func neededPieces(g kv.Geometry, first, blocks int, base int64, firstLayer int) []Piece {
 	var pieces []Piece
 	for b := first; b < blocks; b++ {
@@ -392,10 +392,10 @@ func (r *reading) result() ReadResult {
 	return out
 }
 
-// decides reports whether the loss of piece i explains the cut better than that of piece j. The
-// loss of an earlier block does. With allOrNothing, a loss that the node reported comes first: the
-// node may have dropped the piece meanwhile, and then other tasks of the read find their pieces
-// absent.
+// decides reports whether the loss of piece i, rather than that of piece j, is the reason for the
+// cut. The loss in the earlier block is the reason. With allOrNothing, a reported loss goes before
+// an absent piece: the node may have dropped the lost piece meanwhile, and then other tasks of the
+// read find their pieces absent.
 func (r *reading) decides(i, j int, allOrNothing bool) bool {
 	if a, b := r.states[i].reported(), r.states[j].reported(); a != b && allOrNothing {
 		return a
@@ -408,8 +408,9 @@ func (r *reading) decides(i, j int, allOrNothing bool) bool {
 // were skipped behind a lost piece, do not count.
 func (s pieceState) reported() bool { return s.lost != "" && s.lost != LostSkipped }
 
-// allOrNothing reports whether the loss of one piece makes all pieces useless. A shorter prefix of
-// a window or a state needs other pieces than the longer one, so the caller must match again.
+// allOrNothing reports whether the loss of one piece makes all pieces useless. With window or state
+// groups, a shorter prefix needs other pieces than the requested prefix, so the caller must match
+// again.
 func (r *reading) allOrNothing() bool {
 	return slices.ContainsFunc(r.pieces, func(p Piece) bool {
 		return r.req.Namespace.Geometry.Groups[p.Group].Kind != kv.Full

@@ -15,12 +15,13 @@ import (
 )
 
 const (
-	// readTaskPieces bounds the pieces of one Read RPC: each is one operation and one list of
-	// checksums. Small blocks reach this bound before ReadTaskBytes.
+	// readTaskPieces is the largest number of pieces in one Read RPC. Each piece is one operation
+	// of the transfer engine and one list of checksums. Small blocks reach this bound before
+	// ReadTaskBytes.
 	readTaskPieces = 512
-	// landWithin bounds the wait for immediates after the node has reported that it sent them. On
-	// every provider that confirms at the target, the immediates arrive before that report. The
-	// bound covers a provider that lost an immediate.
+	// landWithin is the longest wait for immediates after the node has reported that it sent them.
+	// Every provider that confirms a write at the target delivers the immediates before that
+	// report. The bound is for a provider that has lost an immediate.
 	landWithin = 10 * time.Second
 )
 
@@ -40,14 +41,14 @@ type readTask struct {
 // readLimits are the limits of one task for a node.
 type readLimits struct {
 	bytes int64
-	// whole bounds the sum of the task's pieces in their full sizes. The node counts full sizes
-	// even if it reads only some layers.
+	// whole is the largest total size of the task's pieces, in bytes, with each piece counted in
+	// its full size. The node counts full sizes even if it reads only some layers.
 	whole    int64
 	suffixes bool // a task may begin in the middle of a chain
 }
 
-// readLimit returns the limits of tasks for the node. For a node that is down, the limits do not
-// matter: its tasks will be lost.
+// readLimit returns the limits of tasks for the node. For a node that is down it returns defaults,
+// because the node's tasks will fail.
 func (s *Store) readLimit(ctx context.Context, n *node) (readLimits, error) {
 	sess, err := n.live(ctx)
 	if errors.Is(err, errDown) {

@@ -6,7 +6,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// A Piece places one layer group of one block of a chain in the caller's memory.
+// A Piece is one layer group of one block of a chain, and its position in the caller's memory.
 type Piece struct {
 	// Block is the index in the chain, Group the layer group.
 	Block, Group int
@@ -36,8 +36,9 @@ type MatchRequest struct {
 	Epoch kv.Epoch
 	// Oldest, if not 0, is the oldest epoch that may match: a caller that accepts KV of weights up
 	// to n versions old sets it to Epoch - n. The result is the longest match of one epoch from
-	// Oldest to Epoch. If several epochs have a match of that length, the newest of them wins. Pass
-	// the result's Epoch to Read. One prefix never mixes epochs, unless Mix is set.
+	// Oldest to Epoch. If several epochs have a match of that length, the result is of the newest
+	// of these epochs. Pass the result's Epoch to Read. One prefix never mixes epochs, unless Mix
+	// is set.
 	Oldest kv.Epoch
 	// Mix lets the blocks of one prefix be of different epochs: each block is of the newest epoch,
 	// from Oldest to Epoch, that has all pieces of the block that the prefix needs. Pass the
@@ -76,26 +77,26 @@ type MatchResult struct {
 type ReadRequest struct {
 	Namespace kv.Namespace
 	// IDs is the chain from the first block of the prompt to the last block wanted; in a flat
-	// namespace, the keys. Tokens may be given instead. With window or state groups it must be
+	// namespace, the keys. Tokens may be given instead. With window or state groups, IDs must be
 	// exactly a prefix that Match returned.
 	IDs    []kv.BlockID
 	Tokens []kv.Token
-	// First is the index of the first block to load. The caller holds the blocks before it, and
-	// nothing is written to their places.
+	// First is the index of the first block to load. The caller has the blocks before First, and
+	// Read does not write to the memory of these blocks.
 	First int
 	// Epoch is the epoch of the caller's weights; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
 	// Epochs, if not nil, are the epochs of the blocks, from the first block on. They replace
-	// Epoch. Take them from a mixed match; they must cover all of IDs. Each block is loaded from
-	// its own epoch.
+	// Epoch: each block is loaded from its own epoch. The caller takes Epochs from the result of a
+	// match with Mix. Epochs must cover all of IDs.
 	Epochs []kv.EpochRun
 	// Into is the destination of the bytes.
 	Into *Memory
 	// Base is the offset of the prompt's block 0 in Into. Pieces are the pieces to load and their
 	// places, in any order, none before First and no two overlapping. Nil Pieces: the pieces that a
 	// prefix of this length needs from First on, each at Base + Geometry.PieceOffset(block, group).
-	// So a block has one place, given by its index in the prompt, and Write takes it from the same
-	// place.
+	// So the position of a block depends only on its index in the prompt, and Write takes the block
+	// from the same position.
 	Base   int64
 	Pieces []Piece
 	// Fragments, if not nil, has an entry for each of Pieces. The entry lists the places
@@ -107,9 +108,9 @@ type ReadRequest struct {
 	// Offset is the offset of the first layer read.
 	FirstLayer, Layers int
 	// Sums, if not nil, has an entry for each of Pieces, with one element for each layer read. Read
-	// sets an element to the writer's XXH3-64 of the layer once it has compared the bytes in memory
-	// with it. A caller that moves the bytes further can pass the checksums on. The entry of a
-	// piece that did not arrive does not change.
+	// sets an element to the XXH3-64 checksum of the writer for the layer, after it has verified
+	// the bytes in memory against this checksum. A caller that moves the bytes further can pass the
+	// checksums on. The entry of a piece that did not arrive does not change.
 	Sums [][]uint64
 	// Arrived, if not nil, has an entry for each of Pieces. Read sets the entry to true
 	// when the piece is in memory and verified.
@@ -124,9 +125,9 @@ type ReadRequest struct {
 // ReadResult is the result of a Read.
 type ReadResult struct {
 	Outcome Outcome
-	// Blocks is the length of the prefix that can be used: of every block before it, each requested
-	// piece is in memory and verified. Blocks without a piece in the request count as held by the
-	// caller. Tokens is the same length in tokens.
+	// Blocks is the length of the prefix that can be used: each requested piece of these blocks is
+	// in memory and verified. A block without a piece in the request counts as present in the
+	// caller's memory. Tokens is the same length in tokens.
 	Blocks, Tokens int
 	// Cut is the reason why the prefix is not longer.
 	Cut Cut
@@ -191,8 +192,8 @@ type WriteResult struct {
 	// Blocks is the length of the prefix that is stored now, as far as this call can determine:
 	// First, and the blocks behind it whose offered pieces are all stored.
 	Blocks int
-	// Stored and Existed count pieces: those that this call stored, and those that were stored
-	// before.
+	// Stored is the number of pieces that this call has stored, and Existed the number of pieces
+	// that were stored before.
 	Stored, Existed int
 	// Refused are the other pieces, in order of blocks.
 	Refused []RefusedPiece

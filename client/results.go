@@ -45,7 +45,7 @@ const (
 	CutLeaseDenied Cut = "lease_denied"
 	// CutNodeDown: the node that holds the next block does not answer.
 	CutNodeDown Cut = "node_down"
-	// CutBusy: the node refused the next block's load.
+	// CutBusy: the node had no room to load the next block.
 	CutBusy Cut = "busy"
 	// CutLost: the next block matched, but one of its pieces was lost on the way. ReadResult.Lost
 	// has the piece and the reason.

@@ -22,7 +22,7 @@ func (sh *share) global(local int) int {
 }
 
 // owner returns the node with the highest score for the block id (rendezvous hashing). When a node
-// is added or removed, only the sequences of that node move.
+// is added or removed, only sequences that this node gets or had change their node.
 func (s *Store) owner(id kv.BlockID) *node {
 	best, bestScore := s.nodes[0], uint64(0)
 	for i, n := range s.nodes {

@@ -51,7 +51,7 @@ func (c *localConn) askStaging() (refusal string, err error) {
 	if _, err := c.file.Write(api.AppendStage(frames)); err != nil {
 		return "", err
 	}
-	// The descriptor comes with the first byte of the answer.
+	// The file descriptor arrives with the first byte of the answer.
 	head := make([]byte, api.LocalFrameHeaderBytes)
 	file, err := sys.ReceiveFileBlocking(c.file, head)
 	for errors.Is(err, syscall.EAGAIN) && c.up() {
@@ -123,8 +123,8 @@ func (w *writing) runLocal(ctx context.Context, n *node, sess *session, c writeC
 	case err != nil && ctx.Err() != nil:
 		return fmt.Errorf("client: write: %w", ctx.Err())
 	case lost:
-		// If the node has stored pieces meanwhile, they are reported as existing when they are
-		// offered again.
+		// If the node has stored pieces of the chunk before the failure, they count as stored
+		// before (WriteResult.Existed) when they are offered again.
 		return errNotLocal
 	case err != nil:
 		return callError(ctx, "reserve", n.target, err)
@@ -159,7 +159,7 @@ type stagedLayer struct {
 }
 
 // stage copies the pieces of a chunk into mem, one after the other, and returns their checksums. It
-// hashes each layer in the caller's memory while the layer is in the cache.
+// hashes each layer in the caller's memory while the layer is in the CPU cache.
 func (w *writing) stage(c writeChunk, mem []byte) []*pb.PieceSums {
 	g := w.req.Namespace.Geometry
 	all := make([]*pb.PieceSums, len(c.pieces))

@@ -10,11 +10,11 @@ type Stats struct {
 	// Matches, Reads and Writes count calls. Busy counts the calls that were refused for lack of
 	// room.
 	Matches, Reads, Writes, Busy uint64
-	// ReadBytes is the number of bytes delivered and verified; WriteBytes, of bytes sent and
-	// stored.
+	// ReadBytes is the number of bytes delivered and verified, and WriteBytes the number of bytes
+	// sent and stored.
 	ReadBytes, WriteBytes uint64
 	// LostPieces counts pieces that did not arrive, or arrived with other bytes than were written.
-	// LostChecksum counts those of them that the client's own check found, at the last hop.
+	// LostChecksum counts the pieces among these whose bytes failed the client's verification.
 	LostPieces, LostChecksum uint64
 	// Messages counts calls to nodes that went as messages over the data plane, not over gRPC or
 	// the unix socket.
@@ -31,7 +31,7 @@ type Stats struct {
 	// RefusedPieces counts pieces that were offered and not stored.
 	RefusedPieces uint64
 	// Retries counts repeated calls. Connects and SessionsLost count sessions with nodes. DeadCalls
-	// counts calls that were a miss because the node was dead.
+	// counts calls whose result was a miss because the node was dead.
 	Retries, Connects, SessionsLost, DeadCalls uint64
 }
 

@@ -23,7 +23,7 @@ type Store struct {
 	stats counters
 	local localSocket
 	calls calls
-	// hashers bounds the goroutines that help to verify large pieces.
+	// hashers limits the number of goroutines that help to verify large pieces.
 	hashers hashers
 
 	// ctx ends when Close begins; running counts the Store's own goroutines.
@@ -38,8 +38,8 @@ type Store struct {
 
 // Open connects to all nodes at once, for at most DialTimeout. A node that does not answer is
 // tolerated: its blocks are misses until it answers. If no node answers, Open logs a warning, to
-// slog.Default if there is no Logger. Open fails if every node refuses the client in a way that a
-// retry cannot mend (ErrAuth, ErrProvider, ErrVersion), or if ctx ends.
+// slog.Default if there is no Logger. Open fails if ctx ends, or if every node refuses the client
+// for a reason that a retry does not remove (ErrAuth, ErrProvider, ErrVersion).
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	warn := opts.Logger
 	if warn == nil {
@@ -93,9 +93,9 @@ func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 	return nil
 }
 
-// Close ends the connections, fails the calls under way, and returns when the Store's goroutines
-// have ended. A LocalResult that was not returned stays valid until its Return, and the connection
-// to LocalSocket lasts until then. The engine and the registered memory still belong to the caller.
+// Close ends the connections, fails the running calls, and returns when the Store's goroutines have
+// ended. A LocalResult that was not returned stays valid until its Return, and the connection to
+// LocalSocket lasts until then. The engine and the registered memory still belong to the caller.
 // Close may be called twice.
 func (s *Store) Close() error {
 	s.mu.Lock()

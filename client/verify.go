@@ -7,12 +7,12 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// hashShareBytes is the smallest share of bytes to hash that is worth waking a goroutine: about 40
-// µs of work.
+// hashShareBytes is the least number of bytes to hash for which a goroutine is woken: about 40 µs
+// of work.
 const hashShareBytes = 1 << 20
 
-// hashers bounds the goroutines of the whole Store that help to hash. Together with one calling
-// goroutine there is at most one for each processor.
+// hashers limits the goroutines of the whole Store that help to hash, to one fewer than there are
+// processors. So one calling goroutine and all helpers fill the processors.
 type hashers chan struct{}
 
 func newHashers() hashers { return make(hashers, runtime.GOMAXPROCS(0)-1) }
@@ -67,8 +67,8 @@ func (s *Store) firstBad(mem []byte, layerBytes int64, sums []uint64) (layer int
 }
 
 // share divides n items of the given total size into ranges, calls part for each range, and returns
-// when all calls have returned. The caller of a read waits for the hashing after the last byte has
-// arrived, so idle processors take a part of it.
+// when all calls have returned. After the last byte has arrived, the caller of a read waits only
+// for the hashing, so goroutines on idle processors hash a part of the bytes.
 func (s *Store) share(n int, bytes int64, part func(from, to int)) {
 	helpers := s.hashers.take(min(n, int(bytes/hashShareBytes)) - 1)
 	if helpers == 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// writing is one Write under way.
+// writing is the state of one running Write.
 type writing struct {
 	store  *Store
 	req    WriteRequest
@@ -20,7 +20,8 @@ type writing struct {
 	pieces []Piece // in order of blocks, then groups
 	// given has the caller's checksums of each piece; nil if the caller gave none.
 	given map[pieceName][]uint64
-	// fragments has the places of each piece; nil: each piece is in From, at its Offset.
+	// fragments has the positions of each piece in memory; nil: each piece is in From, at its
+	// Offset.
 	fragments map[pieceName][]Fragment
 	// existedAt maps a piece to its entry of WriteRequest.Existed; nil without Existed.
 	existedAt map[pieceName]int
@@ -30,7 +31,7 @@ type writing struct {
 	busy   string
 }
 
-// pieceName is a piece within a chain.
+// pieceName identifies a piece within a chain.
 type pieceName struct{ block, group int }
 
 // writeState is the result of a piece. The zero value means that the piece was not sent,
@@ -42,8 +43,8 @@ type writeState struct {
 }
 
 // Write stores blocks from the caller's memory. It commits its chunks in the order of the chain, so
-// that each chunk finds its parent. After Write has returned, with or without an error, nothing
-// reads the memory any more; to ensure that, Write may return up to a second after the end of ctx.
+// that each chunk finds its parent. After Write has returned, with or without an error, no transfer
+// reads the memory any more. To ensure this, Write may return up to a second after the end of ctx.
 // If ctx ended, the result has the blocks that had been stored by then.
 func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error) {
 	s.stats.writes.Add(1)
@@ -53,8 +54,8 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 	}
 	lines := w.lines()
 	if len(lines) == 1 {
-		// The calling goroutine does the work: then a chunk over a unix socket wakes no other
-		// thread.
+		// The calling goroutine itself does the work, so that a chunk over a unix socket wakes no
+		// other thread.
 		err := w.runLine(ctx, lines[0])
 		return w.result(), err
 	}
@@ -73,8 +74,8 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 	return w.result(), firstCause(errs)
 }
 
-// firstCause returns the error that made the Write cancel its other lines, not one of their context
-// errors.
+// firstCause returns the error because of which the Write has cancelled its other lines. It skips
+// the context errors of the cancelled lines.
 func firstCause(errs []error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
@@ -185,7 +186,8 @@ func (w *writing) takeFragments() {
 	}
 }
 
-// runs returns the places of a piece. It uses one as memory for a single place.
+// runs returns the positions of a piece in memory. A single position is stored in one, to avoid an
+// allocation.
 func (w *writing) runs(p Piece, one *[1]Fragment) []Fragment {
 	if w.fragments != nil {
 		return w.fragments[pieceName{p.Block, p.Group}]
@@ -209,7 +211,7 @@ func (w *writing) takeExisted() error {
 	return nil
 }
 
-// line is the part of a Write that goes to one node, in order.
+// line is the part of a Write that goes to one node. Its pieces are written in order.
 type line struct {
 	node   *node
 	pieces []int
@@ -239,8 +241,8 @@ func (w *writing) lines() []line {
 
 func (w *writing) flat() bool { return w.req.Namespace.Index == kv.IndexFlat }
 
-// runLine writes the chunks of a line one after the other. In a trie the first refusal ends the
-// line, because a block cannot be stored without its parent.
+// runLine writes the chunks of a line one after the other. If the ids are chained (a trie), the
+// first refusal ends the line, because a block cannot be stored without its parent.
 func (w *writing) runLine(ctx context.Context, l line) error {
 	for pieces := l.pieces; len(pieces) > 0; {
 		sess, err := l.node.live(ctx)

@@ -17,15 +17,16 @@ import (
 )
 
 const (
-	// writeChunkPieces bounds the pieces of one Reserve: each is one operation of the transfer
-	// engine and one entry of the node's index.
+	// writeChunkPieces is the largest number of pieces in one Reserve. Each piece is one operation
+	// of the transfer engine and one entry of the node's index.
 	writeChunkPieces = 2048
-	// pieceRoomMin is the least number of bytes that a piece counts for in one Reserve, because the
-	// node holds a piece in whole pages of its arena, with a page in front.
+	// pieceRoomMin is the least number of bytes with which a piece counts towards the limit of one
+	// Reserve. The node stores a piece in whole pages of its arena, with an additional page before
+	// the piece.
 	pieceRoomMin = 8 << 10
-	// abortWithin is how long a Write whose ctx has ended waits for the node to abort the
-	// reservation. After that the client ends the data-plane session, because the caller's memory
-	// must not be read once Write has returned.
+	// abortWithin is the longest time for which a Write whose ctx has ended waits until the node
+	// has aborted the reservation. Then the client ends the data-plane session, because the
+	// caller's memory must not be read once Write has returned.
 	abortWithin = time.Second
 )
 
@@ -92,8 +93,8 @@ func (w *writing) chunk(pieces []int) writeChunk {
 	return c
 }
 
-// runChunk reserves, writes and commits one chunk. errBusy and errDown end the line; any other
-// error ends the whole Write.
+// runChunk reserves, writes and commits one chunk. After errBusy or errDown, no further chunk of
+// this node's share is written; any other error ends the whole Write.
 func (w *writing) runChunk(ctx context.Context, n *node, sess *session, c writeChunk) error {
 	if err := w.runLocal(ctx, n, sess, c); !errors.Is(err, errNotLocal) {
 		return err
@@ -249,8 +250,8 @@ func (w *writing) sendPiece(ctx context.Context, p Piece, window rdma.Desc, offs
 	return nil
 }
 
-// sums returns the XXH3-64 of each of the piece's layers: the caller's checksums, or those of the
-// present bytes in memory.
+// sums returns the XXH3-64 checksum of each of the piece's layers: the caller's checksums or, if
+// there are none, the checksums of the present bytes in memory.
 func (w *writing) sums(p Piece) []uint64 {
 	if w.given != nil {
 		return w.given[pieceName{p.Block, p.Group}]
@@ -268,9 +269,9 @@ func (w *writing) sums(p Piece) []uint64 {
 	return sums
 }
 
-// abort aborts a reservation and returns when the engine does not read the caller's memory any
-// more. The node closes the window, so writes under way are refused. If the node does not answer,
-// abort ends the data-plane session.
+// abort aborts a reservation and returns when the engine has stopped reading the caller's memory.
+// The node closes the window, so writes in progress are refused. If the node does not answer, abort
+// ends the data-plane session.
 func (w *writing) abort(ctx context.Context, n *node, sess *session, reservation uint64, land *landing) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWithin)
 	defer cancel()
@@ -287,7 +288,7 @@ func (w *writing) abort(ctx context.Context, n *node, sess *session, reservation
 }
 
 // commit makes the Commit call once. If the answer is lost, the client cannot determine whether the
-// pieces were stored, and a second Commit would not show it either.
+// pieces were stored, not even by a second Commit.
 func (w *writing) commit(ctx context.Context, n *node, sess *session, c writeChunk, reservation uint64, granted []int, sums []*pb.PieceSums) error {
 	req := &pb.CommitRequest{Reservation: reservation, Pieces: sums}
 	resp, _, err := ask(ctx, sess, api.MethodCommit, req, 0, replyMax(len(granted), 0), func() (*pb.CommitResponse, error) { return sess.cache.Commit(ctx, req) })
@@ -341,7 +342,8 @@ func refusal(reason string) writeState {
 }
 
 // commitFailed handles the failure of a Commit. The pieces may or may not be stored, so they count
-// as refused. Only failures that end the line or the Write are returned as errors.
+// as refused. It returns an error only for a failure after which no further chunk goes to this
+// node, or which ends the Write.
 func (w *writing) commitFailed(ctx context.Context, n *node, c writeChunk, granted []int, err error) error {
 	err = callError(ctx, "commit", n.target, err)
 	if ctx.Err() != nil || errors.Is(err, errDown) || errors.Is(err, errBusy) || errors.Is(err, ErrAuth) || errors.Is(err, ErrRequest) {

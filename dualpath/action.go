@@ -6,34 +6,36 @@ import "fmt"
 type ActionKind uint8
 
 const (
-	// Assign: Engine has been given the request. It is sent to Group; nothing is read yet.
+	// Assign: the planner has assigned the request to Engine. The action is sent to Group. The
+	// engine reads nothing yet.
 	Assign ActionKind = iota + 1
-	// Start: both engines are chosen. It is sent to the groups of both, which allocate memory
-	// and read Parts.
+	// Start: both engines of the request are chosen. The action is sent to the groups of both
+	// engines, which allocate memory and read Parts.
 	Start
-	// Read: Side also reads Parts[0], in addition to its earlier orders. With Hedge, the other
-	// side reads the same part, and the first read to complete counts.
+	// Read: the engine on Side (prefill or decode) also reads Parts[0], in addition to its earlier
+	// orders. With Hedge, the other engine reads the same part, and the first of the two reads to
+	// complete counts.
 	Read
-	// Cut: Side stops reading the request as soon as it can and replies with Stopped.
+	// Cut: Side stops reading the request's prefix as soon as possible and replies with Stopped.
 	Cut
-	// Drop: Side discards its part. It sends no reply.
+	// Drop: Side stops its read and discards its part of the prefix. It sends no reply.
 	Drop
-	// Recompute: the tokens from Parts[0].From to Parts[0].To are read by neither side; the
-	// prefill engine computes them.
+	// Recompute: the prefill engine computes the tokens from Parts[0].From to Parts[0].To, because
+	// neither side can read them.
 	Recompute
-	// Abort: Group drops the request in any state.
+	// Abort: Group drops the request, in whatever state the request is.
 	Abort
-	// Reject: the request ends here, for the reason Why. It is sent to the gateway.
+	// Reject: the request ends unserved, for the reason Why. The action is sent to the gateway.
 	Reject
-	// Replan, Prefilled, Done: the request is planned again (for the reason Why), its prefill
-	// has ended, it has ended. They are sent to the gateway and have no Seq.
+	// Replan: the request is planned again, for the reason Why. Prefilled: the request's prefill
+	// has ended. Done: the request has ended. All three are sent to the gateway and have no Seq.
 	Replan
 	Prefilled
 	Done
 	// Switch: the group's engines change their role to Side. The group holds no request.
 	Switch
-	// Switched: the group has changed its role to Side, or keeps its previous role for the
-	// reason Why. It is sent to the operator and has no Seq.
+	// Switched: the group has changed its role to Side, or keeps its previous role for the reason
+	// Why. The action is sent to the operator and has no Seq.
 	Switched
 )
 
@@ -47,7 +49,7 @@ func (k ActionKind) String() string {
 	return fmt.Sprintf("action %d", uint8(k))
 }
 
-// Part is a range of a request's cached tokens, [From, To), read by one side.
+// Part is a range of a request's cached tokens, [From, To), that the engine on one side reads.
 type Part struct {
 	Side     Role
 	From, To int
@@ -56,17 +58,18 @@ type Part struct {
 // Len is the part's length in tokens.
 func (p Part) Len() int { return p.To - p.From }
 
-// Action is an order or a notification. Fields that its kind does not use are zero.
+// Action is an order or a notification. Fields that the kind does not use are zero.
 type Action struct {
 	Kind ActionKind
-	// Seq numbers the actions for groups. Fetch.Seen refers to it.
+	// Seq numbers the actions that are sent to groups, in order. Fetch.Seen is one of these
+	// numbers.
 	Seq     uint64
 	Request RequestID
-	// Group is the recipient. A Start has the prefill group here (PE's) and is sent to the
-	// decode group too.
+	// Group is the recipient. In a Start it is the prefill engine's group; the Start is sent to the
+	// decode engine's group too.
 	Group  GroupID
 	Engine EngineID
-	// PE and DE, in a Start.
+	// PE and DE are the prefill and the decode engine of a Start.
 	PE, DE EngineID
 	Side   Role
 	// Parts[:NParts] are the ranges that are read or computed.
@@ -125,7 +128,7 @@ const (
 	RoleChange
 	// LastOfRole: the group is the last one of its role.
 	LastOfRole
-	// OnlyTaker: a request under way fits into no other group of the role.
+	// OnlyTaker: a request in progress fits into no other group of the role.
 	OnlyTaker
 	// SameRole: the group has the role already.
 	SameRole

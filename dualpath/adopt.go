@@ -5,11 +5,12 @@ import (
 	"slices"
 )
 
-// hold takes over a request that an engine already has. After a restart of the planner the two
-// sides of a request register in any order, and the gateway may submit the request before,
-// between or after them. The sides disagree if the planner ended when one had received its
-// Start and the other had not. If only the session broke (again), the planner has each request
-// that a group lists, unless the request has ended.
+// hold takes over a request that an engine already has. After a restart of the planner, the groups
+// of the request's two engines register in any order, and the gateway may submit the request
+// before, between or after these registrations. The reports of the two groups disagree if the
+// previous planner ended when only one of them had received the Start. If again is set, only the
+// group's session broke: the planner then has each request that the group lists, unless the request
+// has ended.
 func (p *Planner) hold(g *group, h *Held, again bool) {
 	en := p.engines[h.Engine]
 	if en == nil || en.group != g {
@@ -18,7 +19,7 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 	p.seq = max(p.seq, h.Attempt, h.Order) // attempt numbers are never reused
 	r := p.requests[h.Request.ID]
 	if h.Ended && (r == nil || r.phase == queued || r.attempt != h.Attempt) {
-		return // finished and failed decide whether the report that follows counts
+		return // a Finished or Failed follows and is ignored
 	}
 	abort := Action{Kind: Abort, Request: h.Request.ID, Group: g.id, Engine: en.id, Why: GroupLost}
 	if r == nil && again {
@@ -39,11 +40,11 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 	}
 	switch has := r.engineOf(g.role); {
 	case has == en && r.phase == serving && h.Attempt != r.attempt:
-		// The group was disconnected for a short time, and the Start was lost.
+		// The Start was lost when the group's session broke.
 		r.why.note(p.now, "engine %d does not have its start", int(en.id))
 		p.requeue(r, GroupLost)
 	case has == en:
-		// The group was disconnected for a short time.
+		// The group's session broke; orders may have been lost.
 		p.repeat(r, g.role, h.Order)
 	case has != nil, r.phase == queued && (h.Attempt == 0 || r.attempt != 0 || again):
 		// Another engine has the request, or no engine has its Start.
@@ -66,7 +67,7 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 			p.adopt(r)
 		}
 	case again || r.prefilled:
-		// The request is not in this attempt any more, and its prefill engine has done its part.
+		// The request has had a later attempt, or its prefill has ended.
 		p.emit(abort)
 	default:
 		r.setEngine(g.role, en)
@@ -75,7 +76,7 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 	}
 }
 
-// restore takes over the read that an engine of a restored request has under way.
+// restore takes over the read that an engine of a restored request has in progress.
 func (p *Planner) restore(r *request, role Role, h *Held) {
 	r.found[sideAt(role)] = h
 	part := h.Reading
@@ -96,8 +97,8 @@ func (p *Planner) restore(r *request, role Role, h *Held) {
 // planner had started it.
 func (p *Planner) adopt(r *request) {
 	if !r.covered() {
-		// The previous planner ended after a read had stopped, and no engine has the order to
-		// read or compute the rest of the tokens.
+		// The previous planner ended between the end of an incomplete read and the order to read or
+		// compute the missing tokens.
 		r.why.note(p.now, "its engines do not have all cached tokens")
 		p.requeue(r, GroupLost)
 		return
@@ -114,8 +115,8 @@ func (p *Planner) adopt(r *request) {
 	}
 }
 
-// covered reports whether the engines of a restored request together have every cached token.
-// It is also true if an engine does not report its parts, or has ended its part.
+// covered reports whether the engines of a restored request together have every cached token. It
+// also returns true if an engine does not report its parts or has completed its work.
 func (r *request) covered() bool {
 	var parts []Part
 	upto := 0
@@ -136,8 +137,8 @@ func (r *request) covered() bool {
 	return at >= upto
 }
 
-// held returns the room that a request in a registration takes at an engine. It counts until
-// the group's first report, which includes it.
+// held returns the room that a request in a registration takes at an engine. This amount is counted
+// until the group's first report, which includes it.
 func (p *Planner) held(en *engine, r *request) assigned {
 	if en.group.role == Prefill {
 		return assigned{tokens: r.Prompt, requests: 1, room: p.most(en, r)}
@@ -145,10 +146,10 @@ func (p *Planner) held(en *engine, r *request) assigned {
 	return assigned{tokens: r.decodeLen(), requests: 1, room: p.least(en, r)}
 }
 
-// complete plans the requests again that only one engine holds after a restart. The other
-// engine does not have the attempt because its Start was lost with the previous planner, or
-// because the attempt has ended there. An engine whose group does not register again within the
-// time limit has no attempt.
+// complete plans requests again that only one of their two engines holds after a restart of the
+// planner. The other engine does not have the attempt, because the Start was lost with the previous
+// planner or because the attempt has ended there. If the other engine's group does not register
+// within Options.GroupTimeout, the engine counts as one without the attempt.
 func (p *Planner) complete() {
 	p.partial = slices.DeleteFunc(p.partial, func(r *request) bool {
 		if p.requests[r.ID] != r || r.phase != serving || !r.adopted || (r.pe == nil) == (r.de == nil) {
@@ -166,8 +167,8 @@ func (p *Planner) complete() {
 		if back == nil && p.now-r.started <= p.opts.GroupTimeout {
 			return false
 		}
-		// Prefill may have ended. Then the decode engine reads nothing, and the prefill engine
-		// had received the Start.
+		// had: prefill may have ended, because the decode engine reads nothing and the prefill
+		// engine, if its group is registered, had received the Start.
 		had := h.Reading.Len() <= 0 && (back == nil || !back.group.returns || back.group.seen >= r.attempt)
 		if role == Decode && (had || r.prefilled) {
 			return true

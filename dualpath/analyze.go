@@ -9,7 +9,7 @@ import (
 type Cluster struct {
 	// PrefillNodes and DecodeNodes: P and D.
 	PrefillNodes, DecodeNodes int
-	// GPUs of a node, each with one compute NIC: g.
+	// GPUs is the number of GPUs of a node, each with one compute NIC: g.
 	GPUs int
 	// CNIC is the bandwidth of one compute NIC: B, in GB/s.
 	CNIC float64
@@ -35,7 +35,7 @@ func (c Cluster) Validate() error {
 	return nil
 }
 
-// Range is a range of P/D; empty if Low > High.
+// Range is a range of the ratio P/D of prefill to decode nodes. It is empty if Low > High.
 type Range struct{ Low, High float64 }
 
 // Holds reports whether ratio lies in the range, ends included.
@@ -47,8 +47,9 @@ func (r Range) Holds(ratio float64) bool {
 // Resource is a resource that may saturate before the storage NICs do.
 type Resource struct {
 	Name string
-	// Load is its traffic with every storage NIC saturated and Limit its capacity, in GB/s: for
-	// one compute NIC in one direction, or for the DRAM of one node.
+	// Load is the traffic over the resource when every storage NIC is saturated, and Limit is the
+	// resource's capacity. Both are in GB/s, for one compute NIC in one direction or for the DRAM
+	// of one node.
 	Load, Limit float64
 }
 
@@ -61,23 +62,23 @@ type Analysis struct {
 	// Safe is the range of P/D in which no resource saturates before the storage NICs (equation
 	// 9).
 	Safe Range
-	// Resources in the order of equations 1 to 8.
+	// Resources are in the order of the paper's equations 1 to 8.
 	Resources []Resource
 	// First is the resource with the highest utilization.
 	First Resource
 	// Saturation is the share of the aggregate storage bandwidth that can be
 	// reached: 1, or the reciprocal of First's utilization.
 	Saturation float64
-	// Bound is the largest speed-up of dual path over reading by prefill alone: (P+D)/P x
-	// Saturation, where prefill alone is 1.
+	// Bound is the largest possible speed-up of reading through all nodes over reading through the
+	// prefill nodes alone: (P+D)/P x Saturation.
 	Bound float64
 }
 
-// Analyze performs the bottleneck-free analysis of DualPath section 4.2: all
-// storage NICs saturated, load balanced, miss tokens ignored. Each pair of a
-// prefill and a decode engine carries T_p = B s/(D g^2) on the prefill path and
-// T_c = B s/(P g^2) on the decode path; the loads are the sums over the pairs of
-// a link.
+// Analyze performs the bottleneck-free analysis of DualPath section 4.2: all storage NICs are
+// saturated, the traffic is balanced, and the KV of uncached tokens is ignored. For each pair of a
+// prefill and a decode engine, the traffic is T_p = B s/(D g^2) on the prefill path and T_c = B
+// s/(P g^2) on the decode path. The load of a link is the sum over the pairs whose traffic crosses
+// it.
 func Analyze(c Cluster) (Analysis, error) {
 	if err := c.Validate(); err != nil {
 		return Analysis{}, err
@@ -96,7 +97,7 @@ func Analyze(c Cluster) (Analysis, error) {
 			{"prefill CNIC, write", (tp + tc) * d * g, b},  // 4(a) path 4, 4(b) path 5; equation 2
 			{"decode CNIC, read", (tp + 2*tc) * p * g, b},  // 4(a) path 8, 4(b) paths 3 and 6; equation 4
 			{"decode CNIC, write", (2*tp + tc) * p * g, b}, // 4(a) paths 7 and 9, 4(b) path 7; equation 6
-			{"prefill DRAM", 2 * s * b, m},                 // storage in, H2D out
+			{"prefill DRAM", 2 * s * b, m},                 // storage reads in, copies to the GPUs out
 			{"decode DRAM", (3 + 2*p/d) * s * b, m},        // equation 8
 		},
 	}
@@ -110,7 +111,7 @@ func Analyze(c Cluster) (Analysis, error) {
 	return a, nil
 }
 
-// lowRatio is s/(g-s), equation 3. There is no solution if s >= g.
+// lowRatio returns the lowest safe P/D, s/(g-s) (equation 3 of the paper), or infinity if s >= g.
 func lowRatio(s, g float64) float64 {
 	if s >= g {
 		return math.Inf(1)

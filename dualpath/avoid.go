@@ -1,17 +1,16 @@
 package dualpath
 
-// An engine whose attempts fail immediately looks idle and would be given each next request.
-// Without a record of failures, a node with a disconnected cable would get all requests and all
-// retries.
+// An engine whose attempts fail immediately is always idle, so it would be given every next
+// request. Without a record of failures, a node with a disconnected cable would get all requests
+// and all retries.
 //
-// A request that failed therefore avoids both engines of that attempt, because the planner
-// cannot determine which engine, or whether the network between them, caused the failure. An
-// engine that failed strikesMax times without serving a request in between is avoided by all
-// requests for Options.Cooldown. An avoided engine is used only if no other engine takes the
-// request.
+// A request whose attempt failed therefore avoids both engines of that attempt, because the planner
+// cannot determine which engine, or whether the network between them, caused the failure. An engine
+// that failed strikesMax times without serving a request in between is avoided by all requests for
+// Options.Cooldown. An avoided engine is used only if no other engine takes the request.
 
-// strikesMax is the number of consecutive failures after which an engine is avoided. The other
-// engine may have caused a single failure.
+// strikesMax is the number of consecutive failures after which an engine is avoided. A single
+// failure may have been caused by the other engine of the attempt.
 const strikesMax = 2
 
 // strike records that an attempt on the engine failed.

@@ -1,9 +1,8 @@
 package dualpath
 
-// route empties the decode queue: each request moves to the queue of the group with the least
-// total tokens (DualPath section 6.1, "DE scheduling phase 1"). With Options.Network there is
-// no such queue: the decode engine is chosen among all engines when the prefill engine has been
-// chosen.
+// route moves each request in unrouted to the queue of the decode group with the fewest tokens in
+// total (DualPath section 6.1, "DE scheduling phase 1"). With Options.Network the groups have no
+// queues: the decode engine is chosen among all engines, after the prefill engine.
 func (p *Planner) route() {
 	for p.opts.Network == nil && p.unrouted.Len() > 0 && p.leastTotal.first() != nil {
 		r := p.unrouted.Front().Value.(*request)
@@ -26,8 +25,8 @@ func (p *Planner) route() {
 	}
 }
 
-// unroute returns the requests in the queue of a decode group, which is lost or changes its
-// role, to the queue of requests without a group, in their order.
+// unroute moves the requests in the queue of a decode group back to unrouted, in their order,
+// because the group is lost or changes its role.
 func (p *Planner) unroute(g *group) {
 	for el := g.private.Back(); el != nil; el = g.private.Back() {
 		r := g.private.Remove(el).(*request)
@@ -44,9 +43,9 @@ func (p *Planner) unroute(g *group) {
 	}
 }
 
-// rehome moves a request whose decode group is full to a group that has room for it and an
-// empty queue: of these groups, to the one with the least total. It reports whether there is
-// one. Requests of a group may end sooner than expected at routing.
+// rehome moves a request whose decode group is full to a group that has room for it and an empty
+// queue: among such groups, to the one with the fewest tokens. It returns false if no group
+// qualifies. A group can have room because its requests ended sooner than expected.
 func (p *Planner) rehome(r *request) bool {
 	var to *group
 	for _, g := range p.order {
@@ -76,15 +75,16 @@ func (p *Planner) rehome(r *request) bool {
 	return true
 }
 
-// decodeGroup returns the group with the least total among the groups with an engine that takes
-// the request, or nil. Groups that the request avoids come last.
+// decodeGroup returns, among the decode groups with an engine large enough for the request, the
+// group with the fewest tokens, or nil. A group whose engines the request avoids is returned only
+// if there is no other.
 func (p *Planner) decodeGroup(r *request) *group {
 	careful := p.mayAvoid(r)
 	if g := p.leastTotal.first(); p.takenBy(g, r) && (!careful || !p.avoidsAll(r, g)) {
 		return g
 	}
 	var best *group
-	last := false // the request avoids best
+	last := false // whether the request avoids best
 	for _, g := range p.order {
 		if g.role != Decode || g.switching() || !p.takenBy(g, r) {
 			continue
@@ -97,20 +97,20 @@ func (p *Planner) decodeGroup(r *request) *group {
 	return best
 }
 
-// decodeChoice is a decode engine and the values of its choice. engine is nil if no engine has
-// room.
+// decodeChoice is the chosen decode engine and the values that led to the choice. engine is nil if
+// no engine has room.
 type decodeChoice struct {
 	engine *engine
-	// z, high and fitting are those of pickDecode and threshold; seconds is the cost
-	// with Options.Network.
+	// z and fitting are the results of threshold, high is the result of pickDecode. With
+	// Options.Network only seconds is set: the predicted time until the first token.
 	z       float64
 	high    bool
 	fitting int
 	seconds float64
 }
 
-// chooseDecode chooses the decode engine of a request that pe prefills: by DualPath section
-// 6.1, "DE scheduling phase 2", or by the cost of the network.
+// chooseDecode chooses the decode engine of a request that pe prefills: by DualPath section 6.1,
+// "DE scheduling phase 2", or by the predicted time until the first token with Options.Network.
 func (p *Planner) chooseDecode(r *request, pe *engine) (c decodeChoice) {
 	if p.opts.Network != nil {
 		c.engine, c.seconds = p.cheapest(r, pe)
@@ -126,8 +126,10 @@ func (p *Planner) chooseDecode(r *request, pe *engine) (c decodeChoice) {
 	return c
 }
 
-// threshold is Z = ZFactor (sum of len_r over R + sum of tok_e) / |E|, where R is the part of
-// the queue, from its head, that would fit if the group's HBM were contiguous.
+// threshold returns Z of the DualPath paper, the number of tokens above which an engine of the
+// group E counts as loaded: Z = ZFactor (sum of len_r over R + sum of tok_e over E) / |E|. R are
+// the requests at the head of the queue that would fit into the free device memory of all engines
+// together; fitting is their number.
 func (p *Planner) threshold(g *group) (z float64, fitting int) {
 	free, tok := 0, 0
 	for _, en := range g.engines {
@@ -146,11 +148,11 @@ func (p *Planner) threshold(g *group) (z float64, fitting int) {
 	return p.opts.ZFactor * float64(sum+tok) / float64(len(g.engines)), fitting
 }
 
-// pickDecode returns the engine for a request. Among the engines with room that stay at or
-// below z it is the one with the fewest requests. If there is none it is the one with the
-// fewest tokens, and high is true. It is nil if no engine has room. Ties go to the first
-// engine. An engine that the request avoids is chosen only if no other engine of the group
-// takes the request.
+// pickDecode returns the engine for a request. Among the engines with room whose tokens would stay
+// at or below z, it returns the engine with the fewest requests. If there is no such engine, it
+// returns the engine with room that has the fewest tokens, and high is true. best is nil if no
+// engine has room. Among equals, the first engine is chosen. An engine that the request avoids is
+// chosen only if no other engine of the group takes the request.
 func (p *Planner) pickDecode(r *request, g *group, z float64) (best *engine, high bool) {
 	var fewest, least *engine
 	n := r.decodeLen()

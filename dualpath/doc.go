@@ -1,13 +1,14 @@
-// Package dualpath is the planner. It chooses the prefill engine and the decode engine of a
-// request, and the storage NICs through which its cached prefix is read. It implements
-// DualPath's scheduler (sections 4.2 and 6.1 of the paper) as a state machine, and extends it
-// by splitting the read of one request over both sides.
+// Package dualpath is the planner. For each request it chooses the prefill engine (PE), the decode
+// engine (DE), and the storage NICs through which the request's cached prefix is read. It
+// implements DualPath's scheduler (sections 4.2 and 6.1 of the paper) as a state machine, and
+// extends that scheduler: the read of one request can be split over both sides. A side of a request
+// is one of its two engines, with the storage NIC of the engine's machine.
 //
-// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. Each event carries its
-// time, and Step returns actions. The planner node (server), the simulator (sim) and the tests
-// run this same code. The state is soft: after a restart the groups register again and list
-// their requests. The same list restores a session that broke while the planner kept running
-// ("Broken sessions").
+// The package is pure: no I/O, no clock, no goroutine, no lock, no randomness. Each event carries
+// its time, and Step returns actions. The planner node (server), the simulator (sim) and the tests
+// run this same code. The planner keeps its state in memory only: after a restart the engine groups
+// register again and list their requests. The same list restores the session of a group whose
+// connection broke while the planner kept running ("Broken sessions").
 //
 //	gateway ── Submit ──┐                               ┌── Assign (engine, request) ──► leader of the group
 //	leaders ── GroupUp ─┤                               │
@@ -27,22 +28,21 @@
 //	Progress … a side is slow or fails: Cut, and the other side reads the unread tokens; a tail is read by both; neither side can read: Recompute
 //	Finished (prefill) ─► Finished (decode)
 //
-// A request holds no memory until both engines have room for the whole request, in device
-// memory and in their buffers. Then it takes all its memory at once. So no two requests wait
-// for each other, whichever groups are lost. If a part is moved to a prefill engine whose
-// buffer has no room, the part is recomputed instead and never waits for room. A request that
+// A request holds no memory until both engines have room for the whole request, in device memory
+// and in their buffers. Then it takes all its memory at once. So no two requests wait for each
+// other, whichever groups are lost. If the unread part of a prefix should move to a prefill engine
+// whose buffer has no room, the part does not wait for room: the engine computes it. A request that
 // no engine could ever hold is rejected when it is submitted.
 //
-// Requests of a higher priority are granted first. No request of a lower priority is granted
-// while requests of a higher one wait and have room; deadlines bound the wait. Within a
-// priority, tenants are granted work in proportion to Options.Weights while they have requests
-// in the queue, and each tenant's requests are granted in the order of arrival. A full decode
-// group delays only the requests that are routed to it, until another group has room for them
-// and an empty queue.
+// Requests of a higher priority are granted first. No request of a lower priority is granted while
+// requests of a higher one wait and have room; deadlines bound the wait. Within a priority, tenants
+// are granted work in proportion to Options.Weights while they have requests in the queue, and each
+// tenant's requests are granted in the order of arrival. A full decode group delays only the
+// requests in its own queue. Such a request moves to another group when that group has room for the
+// request and an empty queue.
 //
-// When the weights change (Epoch), a waiting request is planned with the new weights and
-// without its cached prefix. The event names a policy (Drain) for requests that have been
-// started:
+// When the model's weights change (Epoch), a waiting request is planned with the new weights and
+// without its cached prefix. The event names a policy (Drain) for requests that have been started:
 //
 //	recompute   the planner plans requests that are not prefilled yet again, without their prefix, of
 //	            which the model may have used a part already. Decode continues
@@ -52,22 +52,23 @@
 // An Exact request names its weights. It keeps them and its prefix under each policy, as long
 // as storage keeps the epoch.
 //
-// A group changes its role (SwitchRole) after it has been drained: the planner grants it
-// nothing, and its requests end there (finish) or are planned again (recompute). Then its
-// leader gets a Switch, and the group registers in the other role or keeps its role. No request
-// is lost. A group keeps its role if no other group has it, or if a request in progress fits
-// into no other group.
+// A group changes its role (SwitchRole) after it has been drained: the planner assigns no new
+// request to the group, and the group's requests end there (finish) or are planned again
+// (recompute). Then its leader gets a Switch, and the group registers in the other role or keeps
+// its role. No request is lost. A group keeps its role if no other group has it, or if a request in
+// progress fits into no other group.
 //
-// With Options.Network (package netcost) the decode engine is, among all engines with room, the
-// one that would produce the first token soonest over the network from the prefill engine. The
-// division of a read counts both of its hops: storage to buffer, and buffer to device.
+// With Options.Network (package netcost) the planner chooses, among all decode engines with room,
+// the engine that would produce the first token soonest, with the transfer of the KV from the
+// prefill engine counted. To split a read over the two sides, it counts both hops of each side:
+// storage to buffer, and buffer to device.
 //
 // # Broken sessions
 //
-// Actions and reports in transit are lost when the session of a group breaks. The group
-// registers again (GroupUp.Again) and reports, for each request that it holds, the attempt and
-// the last order that reached it. Its leader then repeats the last report about each read and
-// the end of each attempt. The planner plans a request again only if it cannot continue:
+// Actions and reports in transit are lost when the session of a group breaks. The group registers
+// again (GroupUp.Again) and reports, for each request that it holds, the attempt and the last order
+// that reached the group. The group's leader then repeats the last report about each read and the
+// end of each attempt. The planner plans a request again only if it cannot continue:
 //
 //	lost                         at GroupUp, or at the repeated report
 //	Assign                       the group does not hold the request: planned anew
@@ -75,7 +76,7 @@
 //	Read, Cut, Drop, Recompute   numbers above the last order: sent again, with new numbers
 //	Abort                        the request has ended, or other engines have it: sent again
 //	Progress, Stopped            repeated; the number of the read's order shows whether it is the
-//	                             read under way, so a report counts once
+//	                             read in progress, so a report counts once
 //	Finished, Failed             held as ended, and repeated; it counts while the attempt is the
 //	                             request's last one and has not ended
 //
@@ -93,25 +94,25 @@
 //
 // # Accounts
 //
-// The state of an engine or node is the last report of its group plus the work assigned since.
-// Each action carries a sequence number, and each Fetch contains the last number that the group
-// had received. Work assigned after that is added to the report. So a late report never counts
-// work twice.
+// The state of an engine or machine is the last report of its group plus the work assigned later.
+// Each action carries a sequence number, and each Fetch contains the highest number that the group
+// had received. The planner adds only the work of higher numbers to the report. So a late report
+// never counts work twice.
 //
 // # Units
 //
-// Work is counted in tokens, as in the paper: reading queues, unfinished work, free HBM. Rates
-// are tokens per second. Times are time.Duration since an origin that the caller chooses.
+// Work is counted in tokens, as in the paper: reading queues, unfinished work, free device memory
+// (HBM). Rates are tokens per second. Times are time.Duration since an origin that the caller
+// chooses.
 //
 // # Cost
 //
-// A prefill decision is O(log n) in the engines of the fetching group. A decode decision is
-// O(log g) in the groups and O(n) in the engines of one group; with a Network it is O(n) in all
-// decode engines. Finding the next request is O(log t) in the tenants and priorities with
-// waiting requests; a tenant is examined once more for each full decode group that its first
-// request waits for, between two reports of the group. A request whose decode group is full
-// costs O(n) in all decode engines. Tick costs O(r) in the reads in progress, and O(log n) for
-// each queued request whose deadline has passed. A request with a first-token deadline costs
-// O(t) in the waiting tenants and O(n log n) in the prefill engines, when it is submitted and
-// when it is refused.
+// A prefill decision is O(log n) in the engines of the fetching group. A decode decision is O(log
+// g) in the groups and O(n) in the engines of one group; with a Network it is O(n) in all decode
+// engines. Finding the next request is O(log t) in the tenants and priorities with waiting
+// requests; between two reports of a full decode group, each tenant whose first request waits for
+// that group is examined once more. A request whose decode group is full costs O(n) in all decode
+// engines. Tick costs O(r) in the reads in progress, and O(log n) for each queued request whose
+// deadline has passed. A request with a deadline for its first token costs O(t) in the waiting
+// tenants and O(n log n) in the prefill engines, when it is submitted and when it is refused.
 package dualpath

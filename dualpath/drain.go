@@ -11,13 +11,14 @@ import (
 type Drain uint8
 
 const (
-	// DrainRecompute plans them again. Decoding that has begun with older weights continues.
+	// DrainRecompute plans such a request again. If older weights are the reason, a request that is
+	// already decoding continues instead.
 	DrainRecompute Drain = iota
-	// DrainFinish lets each request continue. A request that an engine loses is planned again
-	// with the newest weights.
+	// DrainFinish lets such a request continue. If one of its engines fails, the request is planned
+	// again with the newest weights.
 	DrainFinish
-	// DrainAbort rejects them. A role switch does not accept it, because a role switch loses no
-	// request.
+	// DrainAbort rejects such a request. A change of role does not accept this policy, because it
+	// must lose no request.
 	DrainAbort
 )
 
@@ -33,16 +34,18 @@ func (d Drain) String() string {
 
 // Older counts the requests of a namespace that use weights older than an epoch.
 type Older struct {
-	// Queued have no engines yet and are planned with the newest weights.
+	// Queued is the number of requests without engines. They will be planned with the newest
+	// weights.
 	Queued int
-	// Prefilling have been started and not prefilled. Decoding have been prefilled.
+	// Prefilling is the number of started requests whose prefill has not ended, Decoding the number
+	// whose prefill has ended.
 	Prefilling, Decoding int
-	// Exact name their weights and are not affected by a change of weights. The other counts
-	// exclude them.
+	// Exact is the number of Exact requests (Request.Exact), which keep their weights. The other
+	// counts exclude them.
 	Exact int
 }
 
-// Older counts the requests that a change of a namespace's weights to an epoch affects.
+// Older counts the requests of a namespace whose weights are older than an epoch.
 func (p *Planner) Older(ns NamespaceID, epoch uint64) (n Older) {
 	for _, r := range p.requests {
 		switch {
@@ -63,8 +66,8 @@ func (p *Planner) Older(ns NamespaceID, epoch uint64) (n Older) {
 // Newest returns the newest epoch of the Epoch events for a namespace; 0 if there was none.
 func (p *Planner) Newest(ns NamespaceID) uint64 { return p.epochs[ns] }
 
-// OlderWeights counts the requests of all namespaces that use weights older than their
-// namespace's newest. Requests that name their weights do not count.
+// OlderWeights counts the requests of all namespaces that use weights older than their namespace's
+// newest. Exact requests do not count.
 func (p *Planner) OlderWeights() (n int) {
 	for _, r := range p.requests {
 		if !r.Exact && r.Epoch < p.epochs[r.Namespace] {
@@ -74,9 +77,10 @@ func (p *Planner) OlderWeights() (n int) {
 	return n
 }
 
-// epoch starts a new epoch of a namespace's weights. A waiting request is planned with it. The
-// policy applies to requests that have been started. An Exact request keeps its epoch and its
-// prefix. A second event with the same epoch applies its policy to the remaining requests.
+// epoch starts a new epoch of a namespace's weights. A waiting request is planned with the new
+// epoch. The event's policy applies to requests that have been started. An Exact request keeps its
+// epoch and its prefix. A second event with the same epoch applies its own policy to the requests
+// of older weights that remain.
 func (p *Planner) epoch(e Epoch) {
 	if e.Epoch == 0 || e.Epoch < p.epochs[e.Namespace] {
 		return
@@ -90,8 +94,8 @@ func (p *Planner) epoch(e Epoch) {
 	}
 	youngestFirst(old)
 	for _, r := range old {
-		// A request that only a decode group reported after a restart has no prefill engine to
-		// compute it. Its prefill has ended, or the prefill group will still report it.
+		// orphan: only a decode group has reported this request after a restart of the planner.
+		// Either its prefill has ended, or the prefill group will register later.
 		orphan := r.phase == serving && r.pe == nil
 		switch {
 		case r.phase == queued:
@@ -109,14 +113,14 @@ func (p *Planner) epoch(e Epoch) {
 	}
 }
 
-// youngestFirst sorts requests that go to the head of the queue one after the other, so that
-// the oldest stays the first.
+// youngestFirst sorts requests by start, the latest first. If they are then put at the head of the
+// queue one after the other, the oldest is first in the queue.
 func youngestFirst(list []*request) {
 	slices.SortFunc(list, func(a, b *request) int { return cmp.Or(cmp.Compare(b.started, a.started), cmp.Compare(b.ID, a.ID)) })
 }
 
-// renew makes a waiting request use its namespace's newest weights, if its prefix is of older
-// weights and the request does not name its weights.
+// renew makes a waiting request use the newest weights of its namespace, without its cached prefix,
+// if the request's epoch is older and the request is not Exact.
 func (p *Planner) renew(r *request) {
 	epoch := p.epochs[r.Namespace]
 	if r.Exact || r.Epoch >= epoch {

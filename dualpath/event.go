@@ -34,45 +34,45 @@ func (r Role) String() string {
 	return "no role"
 }
 
-// Other returns the opposite role: the other side of a request.
+// Other returns the opposite role: that of a request's other engine.
 func (r Role) Other() Role { return Prefill + Decode - r }
 
 // Request is a request as the gateway submits it.
 type Request struct {
 	ID        RequestID
 	Namespace NamespaceID
-	// Epoch of the weights that the cached prefix was computed with.
+	// Epoch is the version of the model weights with which the cached prefix was computed.
 	Epoch uint64
-	// Exact: the request is computed with the weights of Epoch even if newer weights exist. Its
-	// engines must hold these weights. If storage does not keep the epoch, it reports the prefix
-	// as gone.
+	// Exact: the request is computed with the weights of Epoch even if newer weights exist. The
+	// request's engines must hold these weights. If storage does not keep the epoch, storage
+	// reports the prefix as gone.
 	Exact bool `json:",omitempty"`
 	// Tenant is the name of the tenant, whose weight is in Options.Weights. Requests of a higher
 	// Priority are granted first, for all tenants.
 	Tenant   string `json:",omitempty"`
 	Priority int    `json:",omitempty"`
-	// Prompt is the length of the prompt in tokens. Its first Hit tokens are cached (whole
-	// blocks). Output is the expected number of generated tokens, which counts against a decode
-	// engine's HBM.
+	// Prompt is the length of the prompt in tokens. The first Hit tokens of the prompt are cached,
+	// in whole blocks. Output is the expected number of generated tokens; memory for them is
+	// reserved on the decode engine.
 	Prompt, Hit, Output int
 	// Deadline, if not zero, is the time after which the answer is not needed.
 	Deadline time.Duration
-	// FirstToken, if not zero, is the deadline of the first token. The request is refused when
-	// it cannot be met.
+	// FirstToken, if not zero, is the deadline of the first token. The request is refused when the
+	// deadline cannot be met.
 	FirstToken time.Duration `json:",omitempty"`
 	// Resident lists decode engines that hold leading tokens of the prompt in device memory.
 	// These tokens need not be sent to the engine. Only Options.Network considers them.
 	Resident []Resident `json:",omitempty"`
 }
 
-// Resident is the number of leading tokens of a prompt that a decode engine holds.
+// Resident is a decode engine and the number of leading tokens of the prompt that it holds.
 type Resident struct {
 	Engine EngineID
 	Tokens int
 }
 
-// decodeLen is the number of tokens for which the request takes memory of a decode engine: len_r in
-// the decode scheduling of DualPath section 6.1.
+// decodeLen is the number of tokens for which the request takes memory on a decode engine (len_r in
+// DualPath section 6.1).
 func (r *Request) decodeLen() int { return r.Prompt + r.Output }
 
 // Event is an input of the planner. Each type below with a field At is an event; At is its time.
@@ -87,15 +87,16 @@ type Submit struct {
 	Request Request
 }
 
-// GroupUp is a group that registers, for the first time or again. Requests that a known group
-// still holds continue. Its other unfinished requests are planned again.
+// GroupUp is the registration of a group, first or repeated. If the group was registered before,
+// the requests in Holding continue, and its other unfinished requests are planned again.
 type GroupUp struct {
 	At      time.Duration
 	Group   GroupID
 	Role    Role
 	Engines []EngineSpec
-	// Holding are the requests that the group's engines are working on if the planner was
-	// restarted or the group's session broke. They count as assigned and are not planned again.
+	// Holding are the requests that the group's engines are working on when the planner has
+	// restarted or the group's session has broken. These requests count as assigned and are not
+	// planned again.
 	Holding []Held
 	// Again: the group was registered with this planner before. The planner already has each
 	// request in Holding, unless the request has ended.
@@ -104,29 +105,29 @@ type GroupUp struct {
 	// highest Seq of an action that has reached the group since its start.
 	Returns bool   `json:",omitempty"`
 	Seen    uint64 `json:",omitempty"`
-	// Switching is the role to which the group's engines are changing; 0: none. The group takes
-	// no request until it has registered again, in either role.
+	// Switching is the role to which the group's engines are changing; 0: none. The group is given
+	// no request until it has registered again, in its old or its new role.
 	Switching Role `json:",omitempty"`
 }
 
-// EngineSpec is one engine of a group. A size that is 0 is not limited.
+// EngineSpec describes one engine of a group. A size of 0 means that the size is unlimited.
 type EngineSpec struct {
 	Engine EngineID
 	Node   NodeID
 	// HBMTokens is the KV capacity of the engine's device memory, in tokens.
 	HBMTokens int
-	// PromptTokens is the longest prompt that the engine takes.
+	// PromptTokens is the longest prompt that the engine accepts, in tokens.
 	PromptTokens int
-	// Buffer is the PE or DE buffer.
+	// Buffer is the engine's buffer in DRAM.
 	Buffer Buffer
 }
 
-// Buffer is an engine's DRAM buffer, through which KV passes between storage, device memory and
-// the other side. All sizes are bytes.
+// Buffer is an engine's DRAM buffer, through which KV passes between storage, device memory and the
+// request's other engine. All sizes are bytes.
 type Buffer struct {
 	Bytes int
-	// Block is the size of one block of KV in the buffer. While a request is in progress it takes
-	// additional space: Sums for each block of its prompt, and Request once.
+	// Block is the size of one block of KV in the buffer. A request in progress takes additional
+	// space: Sums for each block of the prompt, and Request once.
 	Block, Sums, Request int
 }
 
@@ -140,16 +141,16 @@ type Held struct {
 	// Order is the Seq of the last Start, Read, Cut, Drop or Recompute of the request that reached
 	// the engine; 0: unknown.
 	Order uint64 `json:",omitempty"`
-	// Parts are the cached tokens that the engine has read, is reading or computes. They are
-	// valid if Order is known.
+	// Parts are the cached tokens that the engine has read, is reading or computes. They are valid
+	// only if Order is not 0.
 	Parts []Part `json:",omitempty"`
-	// Reading is the read in progress if its length is not 0. Read is the Seq of the Start or
-	// Read that ordered it, and Landed is the number of its tokens that have arrived. They are
-	// valid if Order is known.
+	// Reading is the read in progress if its length is not 0. Read is the Seq of the Start or Read
+	// that ordered it, and Landed is the number of tokens of Reading that have arrived. These
+	// fields are valid only if Order is not 0.
 	Reading Part   `json:",omitzero"`
 	Read    uint64 `json:",omitempty"`
 	Landed  int    `json:",omitempty"`
-	// Peer is the engine on the other side of the attempt; 0: unknown.
+	// Peer is the other engine of the attempt; 0: unknown.
 	Peer EngineID `json:",omitempty"`
 	// Ended: the engine has done its part or failed. Finished or Failed follows.
 	Ended bool `json:",omitempty"`
@@ -162,7 +163,7 @@ type GroupDown struct {
 	Group GroupID
 }
 
-// Fetch is a request of a group for work, with the state of all its engines.
+// Fetch is a group's request for work, with the state of all engines of the group.
 type Fetch struct {
 	At    time.Duration
 	Group GroupID
@@ -173,38 +174,42 @@ type Fetch struct {
 	Nodes   []NodeReport
 }
 
-// EngineReport is one engine's state: tok_e and seq_e of DualPath section 6.1.
+// EngineReport is one engine's state: tok_e (Tokens) and seq_e (Requests) of DualPath section 6.1.
 type EngineReport struct {
 	Engine EngineID
-	// Tokens of the unfinished requests, and the number of these requests.
+	// Tokens is the number of tokens of the unfinished requests, and Requests the number of these
+	// requests.
 	Tokens, Requests int
 	// HBMFree is the free part of EngineSpec.HBMTokens. BufferFree is the free part of
-	// EngineSpec.Buffer in bytes. Both are what remains after the shares of all assigned requests.
+	// EngineSpec.Buffer in bytes. In both, the memory of all assigned requests counts as taken.
 	HBMFree, BufferFree int
 }
 
 // NodeReport is the state of one machine's storage reads.
 type NodeReport struct {
 	Node NodeID
-	// ReadQueue is read_q: tokens requested from storage and not read yet.
+	// ReadQueue is the number of tokens requested from storage and not read yet (read_q in DualPath
+	// section 6.1).
 	ReadQueue int
 	// Rate is the storage NIC's throughput under load in tokens per second, as measured by the
 	// node; 0: unknown, and Options.ReadRate is used.
 	Rate float64
 }
 
-// Progress reports how much a side has read of its part of a request. Attempt, here and below, is
-// the Seq of the Start to which the report belongs. A report about an earlier attempt is ignored. 0
-// refers to the current attempt, for a request that was restored from a group.
+// Progress reports how much a side (the prefill or the decode engine) has read of its part of a
+// request's prefix. Attempt, here and below, is the Seq of the Start to which the report belongs. A
+// report about an earlier attempt is ignored. 0 refers to the current attempt, for a request that
+// was restored from a group.
 type Progress struct {
 	At      time.Duration
 	Request RequestID
 	Attempt uint64
 	Side    Role
-	// Upto: the tokens of the side's part before this one are in its buffer.
+	// Upto is a token index: all tokens of the side's part before Upto are in the side's buffer.
 	Upto int
-	// Landed is the number of tokens of the part that have arrived, including unchecked ones. It
-	// gives the side's read rate.
+	// Landed is the number of tokens of the part that have arrived, in any order and including
+	// tokens whose checksum has not been verified. The planner computes the side's read rate from
+	// it.
 	Landed int
 	// Read, here and in Stopped, is the Seq of the Start or Read that ordered the read. A report
 	// about an earlier read is ignored. 0: unknown.
@@ -217,10 +222,11 @@ type Stopped struct {
 	Request RequestID
 	Attempt uint64
 	Side    Role
-	// Upto is the end of the read tokens. The tokens after it must be read elsewhere.
+	// Upto is a token index: the side has read all tokens before Upto, and the rest of its part
+	// must be read elsewhere.
 	Upto int
-	// Failed: this side's storage returned an error at Upto, so the side does not read the
-	// request any more. Gone: the block at Upto is not stored, whichever side reads.
+	// Failed: this side's storage returned an error at Upto, so this side is given no further read
+	// of the request. Gone: storage does not have the block at Upto, so neither side can read it.
 	Failed, Gone bool
 	Read         uint64 `json:",omitempty"`
 }
@@ -241,7 +247,7 @@ type Failed struct {
 	Request RequestID
 	Attempt uint64
 	Role    Role
-	// Upto: the cached tokens before this one are known to be correct.
+	// Upto is a token index: all cached tokens before Upto have been verified.
 	Upto int
 }
 
@@ -270,14 +276,14 @@ type SwitchRole struct {
 	Drain Drain
 }
 
-// SwitchRefused reports that a leader's engines keep their role, because they cannot change it
-// or failed to.
+// SwitchRefused is a leader's report that the engines of its group keep their role, because they
+// cannot change the role or the change failed.
 type SwitchRefused struct {
 	At    time.Duration
 	Group GroupID
 }
 
-// Tick only advances the time. It triggers deadlines, timeouts and the detection of slow sides.
+// Tick only advances the time. It triggers deadlines, timeouts and the detection of slow reads.
 type Tick struct{ At time.Duration }
 
 func (e Submit) at() time.Duration        { return e.At }

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// maxNotes bounds the notes of one request. Later notes are only counted.
+// maxNotes is the number of notes that are kept for one request. Later notes are only counted.
 const maxNotes = 16
 
 // Explanation is the record of one request: each decision with its inputs, in order.
@@ -19,7 +19,7 @@ type Explanation struct {
 	n     int
 }
 
-// note is one line. It is formatted when Lines is called.
+// note is one line of an Explanation. The text is formatted when Lines is called.
 type note struct {
 	at     time.Duration
 	format string
@@ -38,7 +38,7 @@ func (x *Explanation) note(at time.Duration, format string, args ...int) {
 	l.at, l.format, l.n = at, format, copy(l.args[:], args)
 }
 
-// Line is one decision, in words.
+// Line is the text of one decision, and the time of the decision.
 type Line struct {
 	At   time.Duration
 	Text string
@@ -62,7 +62,7 @@ func (x *Explanation) Lines() []Line {
 	return out
 }
 
-// verbsOf returns the verbs of a format that uses nothing but plain ones.
+// verbsOf returns the verbs of a format string. The verbs must have no flags or widths.
 func verbsOf(format string) []byte {
 	var verbs []byte
 	for i := 0; i+1 < len(format); i++ {
@@ -86,7 +86,8 @@ func (x *Explanation) String() string {
 	return b.String()
 }
 
-// Explain returns the record of a request, if it is among the last Options.MaxExplain.
+// Explain returns the record of a request, if the request is among the last Options.MaxExplain
+// submitted ones.
 func (p *Planner) Explain(id RequestID) (Explanation, bool) {
 	x := p.explained.byID[id]
 	if x == nil {
@@ -107,7 +108,8 @@ func newExplainRing(n int) explainRing {
 	return explainRing{ring: make([]*Explanation, n), byID: make(map[RequestID]*Explanation, n)}
 }
 
-// next returns the explanation of a new request and removes the oldest from the ring.
+// next adds an explanation for a new request to the ring, removes the oldest if the ring is full,
+// and returns the new one.
 func (q *explainRing) next(id RequestID, now time.Duration) *Explanation {
 	x := &Explanation{Request: id, Since: now}
 	if len(q.ring) == 0 {
@@ -135,7 +137,8 @@ func (p *Planner) explainOrder(r *request) {
 	}
 }
 
-// explainPrefill notes why an engine was chosen, and the state of the others.
+// explainPrefill notes why a prefill engine was chosen, and the numbers of engines in each
+// category.
 func (p *Planner) explainPrefill(r *request, g *group, en *engine, cat class, ps *pools) {
 	if cat == shortQueue {
 		r.why.note(p.now, "prefill engine %d: least tokens (%d) of %d with a short reading queue; %d more with a long one, of %d in the group",
@@ -146,7 +149,7 @@ func (p *Planner) explainPrefill(r *request, g *group, en *engine, cat class, ps
 		int(en.id), en.tok, len(ps.heaps[longQueue]), en.node.queue, len(g.engines))
 }
 
-// explainDecode notes why an engine was chosen.
+// explainDecode notes why a decode engine was chosen.
 func (p *Planner) explainDecode(r *request, pe *engine, c *decodeChoice) {
 	en, n := c.engine, r.decodeLen()
 	switch {

@@ -8,17 +8,18 @@ import (
 
 // Waiting requests are ordered by priority, then fairly among tenants, then by age.
 //
-// Each tenant of a priority has a counter of the work that it was granted, divided by its
-// weight. The tenant with the lowest counter is next: start-time fair queueing (Goyal, Vin,
-// Cheng, SIGCOMM 1996) with the counters of the virtual token counter (Sheng et al., "Fairness
-// in Serving Large Language Models", OSDI 2024), which are charged when a request is granted,
-// not when it arrives. So a request that is cancelled or expires costs nothing. The virtual
-// time of a priority is the highest counter, before the charge, of a tenant that was granted a
-// request. The counter of a tenant whose first request arrives starts there, so a tenant gains
-// nothing by its idle time.
+// Each tenant of a priority has a counter of the work that it was granted, divided by its weight.
+// The tenant with the lowest counter is next. This is start-time fair queueing (Goyal, Vin, Cheng,
+// SIGCOMM 1996) with the counters of the virtual token counter (Sheng et al., "Fairness in Serving
+// Large Language Models", OSDI 2024). A counter is charged when a request is granted, not when the
+// request arrives, so a request that is cancelled or expires costs nothing. Each priority has a
+// virtual time: the highest counter that a tenant had just before a request of that tenant was
+// granted. The counter of a new tenant starts at the virtual time, so a tenant gains nothing by its
+// idle time.
 //
-// A tenant without requests is kept while its counter is ahead of the virtual time. If it were
-// deleted sooner, the work of its last request would not be charged to its next.
+// A tenant without requests is kept until the virtual time reaches its counter. If the tenant were
+// deleted sooner, its next request would start with a lower counter, and the work of its last
+// request would be forgotten.
 //
 //	level (priority)
 //	 ├─ anew                requests that are planned anew, before all tenants
@@ -26,57 +27,63 @@ import (
 //	     └─ lane (decode group)
 //	         └─ requests    by age
 //
-// A request for which its decode group has no room reserves the group until the group has room,
-// or a request of a higher priority arrives. So small requests cannot take the room for which a
-// large one waits.
+// If a decode group has no room for the first request of its queue, that request reserves the
+// group: the group is given no other request until it has room for this one or a request of a
+// higher priority arrives. So small requests cannot take the memory for which a large request
+// waits.
 
-// maxDebts bounds the tenants without requests that a level keeps.
+// maxDebts is the number of tenants without requests that a level keeps, at most.
 const maxDebts = 1024
 
 // maxIdleLevels is the number of levels without requests that are kept.
 const maxIdleLevels = 4
 
-// level is the waiting requests of one priority.
+// level has the waiting requests of one priority.
 type level struct {
 	priority int
-	// at is the level's index in Planner.levels.
+	// at is the level's index in the heap Planner.levels.
 	at    int
 	flows map[string]*flow
-	// replanned has the requests that are planned again.
+	// replanned has the requests that are planned again, of all tenants.
 	replanned *flow
-	// virtual is the level's virtual time. The counter of a tenant that the level does not have
-	// starts at floor if floor is higher, so a tenant that was deleted early gains nothing.
+	// virtual is the level's virtual time. floor is the highest counter of a tenant that was
+	// deleted before the virtual time reached its counter. The counter of a new tenant starts at
+	// the higher of the two, so such a tenant gains nothing by its deletion.
 	virtual, floor float64
-	// ready are the flows with a grantable request, debts the tenants without requests.
+	// ready are the flows with a request that may be granted. debts are the flows of tenants
+	// without requests. Both are ordered by counter, the lowest first. waiting is the number of
+	// requests of the level.
 	ready, debts ordered[flow]
 	waiting      int
 }
 
-// flow is a tenant of a level.
+// flow has the waiting requests of one tenant and one priority.
 type flow struct {
 	level  *level
 	tenant string
 	weight float64
-	// served is the counter: the work of the granted requests divided by the weight. It is -Inf
-	// for level.replanned.
+	// served is the tenant's counter: the work of its granted requests in prefill tokens (cost),
+	// divided by the weight. It is -Inf for level.replanned.
 	served float64
-	// waiting are the flow's requests in the queue, work their work.
+	// waiting is the number of the flow's requests, work the sum of their work. byHome has the
+	// flow's lanes by decode group.
 	waiting int
 	work    float64
 	byHome  map[*group]*lane
-	// lanes are the flow's lanes with a grantable request.
+	// lanes are the lanes with a request that may be granted, the lane with the oldest request
+	// first.
 	lanes           ordered[lane]
 	readyAt, debtAt int
 }
 
-// lane is the requests of a flow that wait for one decode group. home is nil with
+// lane has the requests of a flow that wait for the decode group home, by age. home is nil with
 // Options.Network, because then requests wait for no particular group.
 type lane struct {
 	flow  *flow
 	home  *group
 	queue ordered[request]
 	at    int
-	// closed: the lane is in home.shut.
+	// closed: the lane is in home.closed, so its requests may not be granted.
 	closed bool
 }
 
@@ -88,9 +95,9 @@ func byPriority() ordered[level] {
 	}
 }
 
-// cost is the work of a request in prefill tokens: the tokens that a prefill engine computes,
-// plus the tokens that it would compute while a storage NIC reads the cached ones. So a tenant
-// is charged for the time that its requests use both.
+// cost is the work of a request in prefill tokens: the number of uncached tokens, plus the number
+// of tokens that a prefill engine could compute in the time in which a storage NIC reads the cached
+// tokens. So a tenant is charged both for engine time and for NIC time.
 func (p *Planner) cost(r *request) float64 {
 	return float64(r.Prompt-r.Hit) + float64(r.Hit)*p.opts.PrefillRate/p.opts.ReadRate
 }
@@ -139,7 +146,7 @@ func (p *Planner) flowOf(l *level, tenant string) *flow {
 	return f
 }
 
-// join adds a request to its flow.
+// join adds a request to the flow of its tenant, or to level.replanned if again is set.
 func (p *Planner) join(r *request, again bool) {
 	l := p.levelOf(r.Priority)
 	f := l.replanned
@@ -154,8 +161,9 @@ func (p *Planner) join(r *request, again bool) {
 	p.shareOf(r.Tenant).Queued++
 }
 
-// leave undoes join. It deletes tenants without requests and debts, and all debts of a level
-// without requests, because no tenant of the level waits for another.
+// leave undoes join. If the tenant has no other request, its flow is kept in debts or deleted. If
+// the level has no other request, all its counters are deleted, because no tenant of the level
+// waits for another.
 func (p *Planner) leave(r *request) {
 	p.withdraw(r)
 	f := r.flow
@@ -175,8 +183,8 @@ func (p *Planner) leave(r *request) {
 	}
 }
 
-// retireLevel handles a level whose last request, of the flow last, has left. A few levels with one
-// flow each are kept for the next request.
+// retireLevel deletes a level whose last request, of the flow last, has left, or resets the level
+// to one flow. At most maxIdleLevels levels are kept.
 func (p *Planner) retireLevel(l *level, last *flow) {
 	if len(p.priorities) > maxIdleLevels {
 		delete(p.priorities, l.priority)
@@ -193,7 +201,8 @@ func (p *Planner) retireLevel(l *level, last *flow) {
 	}
 }
 
-// reprice updates the work of a request. Its prefill may have to begin sooner.
+// reprice updates the work of a request whose Hit has changed, and the time at which its prefill
+// must begin.
 func (p *Planner) reprice(r *request) {
 	if r.flow != nil {
 		r.flow.work -= r.work
@@ -205,7 +214,7 @@ func (p *Planner) reprice(r *request) {
 	}
 }
 
-// charge adds a request's work to its tenant's counter, before the request leaves the queue. A
+// charge adds a request's work to its tenant's counter. The request must still be in the queue. A
 // request that is planned again is charged again, because its engines work again.
 func (p *Planner) charge(r *request) {
 	l := r.flow.level
@@ -225,8 +234,8 @@ func (p *Planner) charge(r *request) {
 	l.settle()
 }
 
-// settle deletes the tenants without requests that the virtual time has reached and, beyond
-// maxDebts, those that it will reach soonest.
+// settle deletes tenants without requests: all whose counter the virtual time has reached, and, if
+// more than maxDebts remain, the tenants with the lowest counters.
 func (l *level) settle() {
 	for f := l.debts.first(); f != nil; f = l.debts.first() {
 		if f.served > l.virtual {
@@ -240,7 +249,7 @@ func (l *level) settle() {
 	}
 }
 
-// offer adds a request to the lane of its home.
+// offer adds a request to the lane of its decode group (its home).
 func (p *Planner) offer(r *request) {
 	f, g := r.flow, r.home
 	n := f.byHome[g]
@@ -259,7 +268,7 @@ func (p *Planner) offer(r *request) {
 	}
 }
 
-// withdraw removes a request from its lane, if it is in one.
+// withdraw removes a request from its lane, if the request is in a lane.
 func (p *Planner) withdraw(r *request) {
 	n := r.lane
 	if n == nil {
@@ -273,7 +282,7 @@ func (p *Planner) withdraw(r *request) {
 	}
 }
 
-// precedes reports whether a request takes the reservation of its group from another request.
+// precedes reports whether request r goes before request o, which has reserved a group.
 func (r *request) precedes(o *request) bool {
 	switch {
 	case r.Priority != o.Priority:
@@ -284,8 +293,9 @@ func (r *request) precedes(o *request) bool {
 	return r.flow == r.flow.level.replanned
 }
 
-// updateHeaps updates the positions of a lane, its flow and its level in their heaps, or
-// removes them.
+// updateHeaps updates the heaps of grantable lanes, flows and levels after a change of lane n: the
+// lane, its flow and its level are each in their heap only if they have a request that may be
+// granted.
 func (p *Planner) updateHeaps(n *lane) {
 	f := n.flow
 	l := f.level
@@ -306,8 +316,8 @@ func (p *Planner) updateHeaps(n *lane) {
 	}
 }
 
-// next returns the next request to be granted, or nil. It closes lanes whose group has no room
-// or is reserved for another request.
+// next returns the next request to be granted, or nil. It closes a lane if the lane's group has no
+// room or is reserved for another request.
 func (p *Planner) next() *request {
 	for l := p.levels.first(); l != nil; l = p.levels.first() {
 		n := l.ready.first().lanes.first()
@@ -322,13 +332,13 @@ func (p *Planner) next() *request {
 	return nil
 }
 
-// reserveGroup reserves a request's group, which has no room for it, for the request.
+// reserveGroup reserves a request's decode group, which has no room for the request.
 func (p *Planner) reserveGroup(r *request) {
 	r.home.reservedFor = r
 	p.setFull(r.home, true)
 }
 
-// setFull records whether a decode group has no room for the request that reserved it.
+// setFull records whether a decode group lacks room for the request that reserved the group.
 func (p *Planner) setFull(g *group, full bool) {
 	switch {
 	case full && !g.full:
@@ -339,8 +349,8 @@ func (p *Planner) setFull(g *group, full bool) {
 	g.full = full
 }
 
-// retryAll makes all full groups offer the requests that reserved them, when a group without a
-// queue may have room for them (rehome).
+// retryAll calls retry for all full groups, because a group without a queue may have room for the
+// requests that reserved them (rehome).
 func (p *Planner) retryAll() {
 	if p.full == 0 {
 		return
@@ -352,7 +362,8 @@ func (p *Planner) retryAll() {
 	}
 }
 
-// retry makes a decode group that may have room again offer the request that reserved it.
+// retry handles a decode group that may have room again: the request that reserved the group may be
+// granted.
 func (p *Planner) retry(g *group) {
 	p.setFull(g, false)
 	if g.reservedFor == nil {
@@ -365,7 +376,7 @@ func (p *Planner) retry(g *group) {
 	}
 }
 
-// deleteLane removes a lane from a list. Order does not matter.
+// deleteLane removes a lane from a list. It does not keep the order of the list.
 func deleteLane(list []*lane, n *lane) []*lane {
 	for i := range list {
 		if list[i] == n {
@@ -377,7 +388,8 @@ func deleteLane(list []*lane, n *lane) []*lane {
 	return list
 }
 
-// endReservation ends the reservation of a group: the group offers all its requests.
+// endReservation ends the reservation of a group, so that all requests that wait for the group may
+// be granted.
 func (p *Planner) endReservation(g *group) {
 	g.reservedFor = nil
 	p.setFull(g, false)
@@ -388,8 +400,8 @@ func (p *Planner) endReservation(g *group) {
 	g.closed = g.closed[:0]
 }
 
-// nextOf is next for a prefill group that fetches. The request for which the group keeps its
-// room comes first, unless a request of a higher priority waits, or one that is planned again.
+// nextOf is next for a prefill group that sent a Fetch. If the group keeps its memory for a request
+// (group.keptFor), it returns that request, unless a request that precedes it waits.
 func (p *Planner) nextOf(g *group) *request {
 	r, o := p.next(), g.keptFor
 	g.keptFor = nil
@@ -402,13 +414,14 @@ func (p *Planner) nextOf(g *group) *request {
 	return o
 }
 
-// TenantView is the waiting requests of one tenant and one priority.
+// TenantView describes the waiting requests of one tenant and one priority.
 type TenantView struct {
 	Tenant   string
 	Priority int
 	Weight   float64
 	Waiting  int
-	// Work is in prefill tokens, in which cached tokens count by the time of their read.
+	// Work is the sum of the requests' work in prefill tokens. Cached tokens count as the tokens
+	// that a prefill engine could compute in the time of their read.
 	Work float64
 }
 
@@ -455,15 +468,17 @@ func (p *Planner) Tenants() []TenantView {
 	return views
 }
 
-// Share is the granted and queued work of a tenant of Options.Weights, over all priorities.
+// Share is the granted work and the number of queued requests of a tenant in Options.Weights, over
+// all priorities.
 type Share struct {
-	// Granted is in prefill tokens (TenantView.Work), since the planner was made.
+	// Granted is the work of the granted requests in prefill tokens (as in TenantView.Work), since
+	// the planner was made. Queued is the number of waiting requests.
 	Granted float64
 	Queued  int
 }
 
-// Shares returns the shares of the tenants in Options.Weights, and the sum of all other
-// tenants. Its size does not grow with the number of tenants.
+// Shares returns the shares of the tenants in Options.Weights, and the sum of all other tenants.
+// The size of the result does not grow with the number of tenants.
 func (p *Planner) Shares() (named map[string]Share, others Share) {
 	named = make(map[string]Share, len(p.opts.Weights))
 	for tenant := range p.opts.Weights {

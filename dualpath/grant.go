@@ -5,13 +5,13 @@ package dualpath
 // waited for the other could deadlock with another request. So every request that
 // holds memory can end and return it.
 
-// room is an amount of memory: of a request's needs, or of an engine's free memory.
+// room is an amount of memory: the memory that a request needs, or the free memory of an engine.
 type room struct {
 	// hbm is device memory, in tokens; buffer is the buffer in DRAM, in bytes.
 	hbm, buffer int
 }
 
-// unlimited stands for a memory whose size the engine does not report.
+// unlimited is the size of a memory for which the engine reports no size.
 const unlimited = 1 << 50
 
 // fits reports whether n fits into r.
@@ -32,9 +32,10 @@ func (b *Buffer) passing(r *request, blocks int) int {
 	return b.Request + blocks*b.Block + r.promptBlocks*b.Sums
 }
 
-// least is the smallest amount of memory that the request takes of an engine. The KV of the
-// whole prompt passes through a decode engine's buffer. The decode side may read all of the
-// hit, except if the policy lets it read nothing.
+// least returns the smallest amount of an engine's memory with which the request can be served. On
+// a decode engine it includes buffer space for the KV of the whole prompt. On a prefill engine it
+// includes no buffer space for cached tokens, because the decode engine may read them all. With
+// PrefillOnly the decode engine reads nothing, so least is most.
 func (p *Planner) least(en *engine, r *request) room {
 	switch {
 	case en.group.role == Decode:
@@ -45,7 +46,7 @@ func (p *Planner) least(en *engine, r *request) room {
 	return room{r.promptBlocks * p.opts.BlockTokens, en.spec.Buffer.passing(r, 0)}
 }
 
-// most is the memory that the request takes of a prefill engine that reads all of the hit.
+// most returns the memory that the request needs on a prefill engine that reads all cached tokens.
 func (p *Planner) most(en *engine, r *request) room {
 	return room{r.promptBlocks * p.opts.BlockTokens, en.spec.Buffer.passing(r, p.blocks(r.Hit))}
 }
@@ -68,8 +69,8 @@ func (p *Planner) takenBy(g *group, r *request) bool {
 	return false
 }
 
-// shortfall is the reason why an engine could never serve a request: the amount that the
-// request needs and the largest amount that there is.
+// shortfall is the reason why engines could never serve a request. need is the amount that the
+// request needs, most the largest amount that an engine has.
 type shortfall struct {
 	why        Reason
 	need, most int
@@ -86,7 +87,8 @@ func (p *Planner) shortfall(r *request) shortfall {
 	return shortfall{}
 }
 
-// shortfallOf is shortfall for the engines of one role, except groups that leave the role.
+// shortfallOf is shortfall for the engines of one role. Groups that are changing their role do not
+// count.
 func (p *Planner) shortfallOf(role Role, r *request) (nearest shortfall) {
 	for _, g := range p.order {
 		if g.role != role || g.switching() {
@@ -121,17 +123,17 @@ func (p *Planner) shortfallAt(en *engine, r *request) shortfall {
 	return shortfall{}
 }
 
-// grant gives requests to the engines of a prefill group that fetches, each together with a
-// decode engine, until its engines are overloaded or full. Requests are granted in the order of
-// fair.go. A request that waits for a full decode group blocks only the requests that are
-// routed to that group.
+// grant assigns requests to the engines of a prefill group that sent a Fetch, and a decode engine
+// to each of these requests, until the prefill engines are overloaded or full. Requests are granted
+// in the order of fair.go. A request that waits for a full decode group blocks only the requests
+// that are routed to that group.
 //
-// The paper has one queue for all prefill groups and does not define what prevents the first
-// group that fetches from taking all of it, up to beta. Here a group skips a request if an
-// engine of another group is less loaded even with the request's tokens. The other group must
-// have fetched within Options.Patience.
+// The DualPath paper has one queue for all prefill groups. It does not define why the first group
+// that fetches does not take the whole queue, up to the limit beta of its engines. Here a group
+// skips a request if an engine of another group would be less loaded even with the request's
+// tokens. Only groups with a Fetch within the last Options.Patience count.
 func (p *Planner) grant(g *group) {
-	full := false // an engine below beta has no room for the next request
+	full := false // an engine that is not overloaded has no room for the next request
 	defer func() { g.noteLeast(p, full) }()
 	if p.queued == 0 {
 		return
@@ -166,8 +168,8 @@ func (p *Planner) grant(g *group) {
 			return
 		}
 		if pe == nil || lessElsewhere || (careful && p.avoids(r, pe) && p.othersTake(r, g)) {
-			// Another group will take it. Requests after it may have a less loaded engine here,
-			// which this one avoids.
+			// Another group will take this request. For later requests, this group may have the
+			// less loaded engine that this request avoids.
 			p.withdraw(r)
 			left = append(left, r)
 			continue
@@ -190,7 +192,8 @@ func (p *Planner) grant(g *group) {
 		p.explainDecode(r, pe, &de)
 		r.pe, r.de = pe, de.engine
 		moves := pool.root(pe)
-		// A read on its node may move all engines of the node to another category.
+		// The new read may lengthen the reading queue of the machine past Alpha, and so change the
+		// category of all engines of the machine.
 		short := pe.node.queue <= p.opts.Alpha
 		p.assign(r)
 		p.start(r)
@@ -201,8 +204,8 @@ func (p *Planner) grant(g *group) {
 	}
 }
 
-// assign emits the assignment to both groups of a request and counts the request in both
-// engines' state.
+// assign sends an Assign to the groups of both engines of a request, and adds the request to the
+// load of both engines.
 func (p *Planner) assign(r *request) {
 	for _, en := range [...]*engine{r.pe, r.de} {
 		role := en.group.role

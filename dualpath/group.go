@@ -14,31 +14,33 @@ type engine struct {
 	node  *node
 
 	spec EngineSpec
-	// size is the engine's total memory, left its free memory.
+	// size is the engine's total memory, left its free memory. tok and seq are the tokens and the
+	// number of its unfinished requests.
 	size, left room
 	tok, seq   int
-	// prefilling counts the requests that were started and not prefilled yet on a prefill
-	// engine, and prefillWork is their work. begun is the start of the engine's current work:
-	// the end of its last prefill, or the time at which it became busy.
+	// prefilling is the number of requests that were started on a prefill engine and are not
+	// prefilled yet; prefillWork is the sum of their work. begun is the start of the engine's
+	// current work: the end of its last prefill, or the time at which it became busy.
 	prefilling  int
 	prefillWork float64
 	begun       time.Duration
-	// strikes counts failures since the engine last served a request. avoidUntil is the end of
-	// the time in which it is avoided.
+	// strikes counts failures since the engine last served a request. Until avoidUntil, requests
+	// avoid the engine (avoid.go).
 	strikes    int
 	avoidUntil time.Duration
-	// since is the work assigned after the group's last report.
+	// since is the assigned work that the group's last report does not include.
 	since []assigned
 }
 
-// assigned is an amount that a later report will include.
+// assigned is the work of one action that the group's reports do not include yet. seq is the
+// action's Seq.
 type assigned struct {
 	seq              uint64
 	tokens, requests int
 	room             room
 }
 
-// node is one machine: one storage NIC.
+// node is one machine. All storage NICs of a machine count as one NIC with one reading queue.
 type node struct {
 	id    NodeID
 	queue int
@@ -55,35 +57,35 @@ type group struct {
 	role    Role
 	engines []*engine
 	heard   time.Duration
-	// returns and seen are from its GroupUp.
+	// returns and seen are the fields Returns and Seen of the group's GroupUp.
 	returns bool
 	seen    uint64
-	// private is the queue of a decode group, of *request, in the order of routing. total is the
-	// number of tokens of its engines and of that queue.
+	// private is the queue of a decode group: a list of *request in the order of routing. total is
+	// the number of tokens of the requests in that queue and on the group's engines.
 	private *list.List
 	total   int
-	// reservedFor is the request for which the group is reserved, or nil. full: no engine had
-	// room for it at the group's last report. closed are the lanes that wait for the end of the
-	// reservation.
+	// reservedFor is the request for which a decode group keeps its free memory, or nil. full: no
+	// engine of the group had room for that request at the last attempt. closed are the lanes
+	// (fair.go) that wait for the end of the reservation.
 	reservedFor *request
 	full        bool
 	closed      []*lane
-	// keptFor is the request for which a prefill group keeps its room.
+	// keptFor is the request for which a prefill group keeps its free memory, or nil.
 	keptFor *request
-	// z and fitting are the results of threshold in Step zStep.
+	// z and fitting are the last results of threshold, computed in the Step with number zStep.
 	z       float64
 	fitting int
 	zStep   uint64
-	// least is the load of a prefill group's least loaded engine after its last fetch, or
-	// noEngine.
+	// least is the number of unfinished tokens of the least loaded engine of a prefill group, after
+	// the group's last Fetch; noEngine if no engine takes a request.
 	least int
-	// leaving is the change of its role in progress.
+	// leaving is the group's change of role that is in progress, if any.
 	leaving leaving
 	// totalAt is its index in Planner.leastTotal.
 	totalAt int
 }
 
-// size is what an engine has of each memory.
+// size is the size of the engine's device memory and buffer.
 func (s *EngineSpec) size() room {
 	r := room{s.HBMTokens, s.Buffer.Bytes}
 	if r.hbm == 0 {
@@ -108,7 +110,7 @@ func (p *Planner) groupUp(e *GroupUp) {
 			p.nodes[s.Node] = n
 		}
 		n.engines++
-		n.since = nil // the first report includes every action that reached the group; other requests are planned again
+		n.since = nil // the group's first report will include every action that reached the group
 		en := &engine{id: s.Engine, group: g, node: n, spec: s, size: s.size()}
 		if e.Role == Decode && s.HBMTokens != 0 {
 			en.size.hbm = max(en.size.hbm-p.reserve, 0)
@@ -194,11 +196,11 @@ func (p *Planner) groupDown(g *group) {
 	}
 }
 
-// replan returns a request to the queue because the group lost is gone, unless the decode
-// engine has the whole prompt.
+// replan returns a request to the queue because the group lost is gone. The request continues if
+// that group only prefilled it and prefill has ended.
 func (p *Planner) replan(r *request, lost *group) {
 	if r.pe != nil && r.pe.group == lost && r.prefilled {
-		r.pe = nil // its work is done
+		r.pe = nil // prefill has ended, so the request does not need it
 		return
 	}
 	r.why.note(p.now, "planned anew: group %d is gone", int(lost.id))
@@ -210,8 +212,8 @@ func (p *Planner) replan(r *request, lost *group) {
 	p.requeue(r, GroupLost)
 }
 
-// fetch handles a group's report. A prefill group is given work, with the decode engines in the
-// state of their last report.
+// fetch handles a group's report. A prefill group is then given requests. Their decode engines are
+// chosen by the last reports of the decode groups.
 func (p *Planner) fetch(e *Fetch) {
 	g := p.groups[e.Group]
 	if g == nil {
@@ -279,7 +281,8 @@ func unseen(list []assigned, seen uint64) []assigned {
 	return slices.Delete(list, 0, i)
 }
 
-// give counts the work of an action at an engine until its group reports it.
+// give adds the work of an action to an engine's load, until the next report of the engine's group
+// that includes this work.
 func (p *Planner) give(en *engine, a assigned) {
 	p.take(en, a)
 	en.since = append(en.since, a)

@@ -1,12 +1,12 @@
 package dualpath
 
-// ordered is a heap. Each item stores its index in the heap, so that it can be moved when its
-// order changes.
+// ordered is a heap. Each item stores its index in the heap, so that the item can be moved when its
+// rank changes.
 type ordered[T any] struct {
 	items []*T
 	less  func(a, b *T) bool
-	// index returns the field in which an item stores its index, counted from 1. 0: it is not in
-	// the heap.
+	// index returns a pointer to the field in which an item stores its index, counted from 1. 0:
+	// the item is not in the heap.
 	index func(*T) *int
 }
 
@@ -18,7 +18,7 @@ func (q *ordered[T]) first() *T {
 	return q.items[0]
 }
 
-// put adds an item, or moves one whose order has changed.
+// put adds an item, or moves an item in the heap whose rank has changed.
 func (q *ordered[T]) put(x *T) {
 	if *q.index(x) == 0 {
 		q.items = append(q.items, x)

@@ -3,9 +3,9 @@ package dualpath
 import "time"
 
 // Network chooses decode engines by the cost of moving KV between machines, and estimates the
-// hops of a read. Package netcost implements it. Without it (Options.Network nil) all machines
-// are equally close. Only the calls of one planner may change its state, so that the same
-// events give the same actions.
+// duration of a read from storage over both its hops. Package netcost implements Network. If
+// Options.Network is nil, all machines count as equally close. Each planner must have a Network of
+// its own, so that the same events give the same actions.
 type Network interface {
 	// Update applies the operator's report. A report that is out of range is ignored, and the
 	// previous one stays in force.
@@ -13,18 +13,19 @@ type Network interface {
 	// Reserve is the amount of device memory that a decode engine always keeps free, in tokens.
 	// It is constant.
 	Reserve() int
-	// Choose returns the index of the candidate that would produce the first token soonest, and
-	// the time in seconds until then: the transfer of the prompt's KV, the wait for a place in
-	// the batch, and the first step. It returns -1 if no candidate has the memory. It keeps
-	// neither argument.
+	// Choose returns the index of the candidate that would produce the first token soonest, and the
+	// time in seconds until then: the transfer of the prompt's KV, the wait until the engine's
+	// batch takes the request, and the first decode step. index is -1 if no candidate has enough
+	// memory. Choose keeps neither argument.
 	Choose(r *Transfer, candidates []Candidate) (index int, seconds float64)
-	// Read estimates the time in which a cached prefix is read from storage over the buffer of a
-	// machine (via) into a prefill engine's memory (to): fixed seconds for the tokens queued at
-	// via, and perToken seconds for each token. rate is the rate of via's storage NIC in tokens
-	// per second.
+	// Read estimates the time to read a cached prefix from storage, through the buffer of the
+	// machine via, into the memory of a prefill engine on the machine to. The time is fixed
+	// seconds, for the queue tokens that via reads first, plus perToken seconds for each token of
+	// the prefix. rate is the rate of via's storage NIC in tokens per second.
 	Read(via, to NodeID, queue int, rate float64) (fixed, perToken float64)
-	// Begin counts a transfer that the planner ordered and returns its distance. End, called
-	// with the same distance, counts its end.
+	// Begin adds a KV transfer between two machines to the transfers in progress and returns the
+	// distance of the machines (a tier below Tiers). End removes the transfer; tier is the result
+	// of Begin.
 	Begin(from, to NodeID) (tier uint8)
 	End(from NodeID, tier uint8)
 }
@@ -40,11 +41,12 @@ type Transfer struct {
 // Candidate is a decode engine that may be chosen.
 type Candidate struct {
 	Node NodeID
-	// Hit is how many leading tokens of the prompt the engine holds.
+	// Hit is the number of leading tokens of the prompt that the engine holds.
 	Hit int
-	// Free is its memory for the prompt's KV beyond Hit, in tokens, including the reserve.
+	// Free is the engine's free memory for the KV of the prompt after Hit, in tokens. It includes
+	// the reserve (Network.Reserve).
 	Free int
-	// Requests is the number of its requests.
+	// Requests is the number of unfinished requests of the engine.
 	Requests int
 }
 
@@ -52,13 +54,16 @@ type Candidate struct {
 // same pod, and farther.
 const Tiers = 4
 
-// NetworkReport is the operator's description of the network. Each list is indexed by tier.
+// NetworkReport is the operator's description of the network. Each array is indexed by distance
+// (tier).
 type NetworkReport struct {
 	At time.Duration
-	// Bandwidth of one path in bytes per second, and its base latency.
+	// Bandwidth is the bandwidth of one network path in bytes per second, Latency the latency of an
+	// idle path.
 	Bandwidth [Tiers]float64
 	Latency   [Tiers]time.Duration
-	// Congestion is the share of other traffic, in [0, 1), measured at Measured.
+	// Congestion is the share of the bandwidth that other traffic uses, in [0, 1). Measured is the
+	// time of its measurement.
 	Congestion [Tiers]float64
 	Measured   time.Duration
 	// Places are the positions of machines. A machine that is not listed is at the largest
@@ -74,14 +79,16 @@ type NodePlace struct {
 
 func (e NetworkReport) at() time.Duration { return e.At }
 
-// transfer is a transfer of a request in progress between its engines' machines.
+// transfer is a KV transfer in progress between the machines of a request's engines: the machine
+// that sends, and the distance.
 type transfer struct {
 	from NodeID
 	tier uint8
 }
 
-// beginTransfers counts the transfers of a start: the prompt's KV to the decode side and, if
-// the decode side reads, its part to the prefill side.
+// beginTransfers counts the KV transfers of a request that is started: the prompt's KV to the
+// decode engine and, if the decode engine reads cached tokens from storage, these tokens to the
+// prefill engine.
 func (p *Planner) beginTransfers(r *request, decodeReads bool) {
 	p.endTransfers(r)
 	if p.opts.Network == nil || r.pe.node == r.de.node {
@@ -94,7 +101,8 @@ func (p *Planner) beginTransfers(r *request, decodeReads bool) {
 	}
 }
 
-// endTransfers counts their end: the prompt has been computed, or the attempt has ended.
+// endTransfers counts the end of the request's transfers. It is called when the prompt has been
+// computed or the attempt has ended.
 func (p *Planner) endTransfers(r *request) {
 	for _, t := range r.transfers {
 		p.opts.Network.End(t.from, t.tier)
@@ -103,8 +111,8 @@ func (p *Planner) endTransfers(r *request) {
 }
 
 // cheapest returns the decode engine with room that would produce the request's first token
-// soonest, and that time in seconds. It is nil if none has room. An engine that the request
-// avoids is chosen only if there is no other.
+// soonest, and the time until that token in seconds. best is nil if no engine has room. An engine
+// that the request avoids is chosen only if no other engine has room.
 func (p *Planner) cheapest(r *request, pe *engine) (best *engine, seconds float64) {
 	careful := p.mayAvoid(r)
 	if best, seconds = p.cheapestOf(r, pe, careful); best == nil && careful {
@@ -124,8 +132,8 @@ func (p *Planner) cheapestOf(r *request, pe *engine, careful bool) (*engine, flo
 			if !p.accepts(en, r) || (careful && p.avoids(r, en)) {
 				continue
 			}
-			// An engine keeps room for the output, and for the hit too, because its cache may drop
-			// the tokens that it holds.
+			// The engine must have room for the output, and also for the tokens of the prompt that
+			// it holds, because its cache may drop these tokens before the request starts.
 			hit := r.residentAt(en.id)
 			free := en.left.hbm + p.reserve - (r.allBlocks*p.opts.BlockTokens - r.Prompt) - hit
 			p.candidates = append(p.candidates, Candidate{Node: en.node.id, Hit: hit, Free: free, Requests: en.seq})
@@ -149,7 +157,7 @@ func (r *request) residentAt(e EngineID) int {
 	return 0
 }
 
-// paths are the costs of the two paths of a cached prefix.
+// paths are the times to read a cached prefix over the prefill side and over the decode side.
 type paths struct{ prefill, decode line }
 
 // line is a time in seconds as a linear function of tokens.
@@ -158,8 +166,8 @@ type line struct{ fixed, perToken float64 }
 // at is the time for n tokens.
 func (l line) at(n int) float64 { return l.fixed + l.perToken*float64(n) }
 
-// paths returns the two paths between a pair of machines. Without a Network both end in the
-// buffers.
+// paths returns the read times for a prefill engine's machine pn and a decode engine's machine dn.
+// Without a Network they include only the first hop, from storage to the machine's buffer.
 func (p *Planner) paths(pn, dn *node) paths {
 	way := func(n *node) (l line) {
 		if p.opts.Network == nil {

@@ -9,21 +9,23 @@ import (
 	"github.com/penstock-kv/penstock/internal/options"
 )
 
-// ReadPolicy chooses the side that reads a cached prefix.
+// ReadPolicy chooses the side of a request, its prefill engine or its decode engine, that reads the
+// cached prefix from storage.
 type ReadPolicy uint8
 
 const (
-	// Split reads on both sides at once, so that both are predicted to end at the same time. It
-	// goes beyond the paper (section 6.1 leaves it as future work).
+	// Split reads one part of the prefix on each side at once, sized so that both reads are
+	// predicted to end at the same time. The DualPath paper leaves this as future work (section
+	// 6.1).
 	Split ReadPolicy = iota
-	// Shorter reads on the side with the shorter reading queue. Ties go to the node with the
-	// fewest tokens assigned so far. (DualPath section 6.1. The tie rule is not from the paper:
-	// with "prefill wins ties" the load of the NICs is unbalanced, because both queues are empty
-	// most of the time.)
+	// Shorter reads on the side with the shorter reading queue. If both queues are equal, the side
+	// whose machine has been assigned fewer tokens so far reads. (DualPath section 6.1. The rule
+	// for ties is not from the paper: if the prefill side won all ties, it would do most reads,
+	// because both queues are empty most of the time.)
 	Shorter
-	// RoundRobin alternates: the paper's baseline in Figure 13.
+	// RoundRobin alternates between the sides: a baseline in Figure 13 of the DualPath paper.
 	RoundRobin
-	// PrefillOnly is the baseline "Basic": only the prefill side reads storage.
+	// PrefillOnly is the paper's baseline "Basic": only the prefill side reads storage.
 	PrefillOnly
 )
 
@@ -53,53 +55,58 @@ type Options struct {
 	// ReadRate is the rate of one storage NIC, PrefillRate that of one prefill engine, in tokens
 	// per second. Defaults: 640 000 (50 GB/s at 78 KB per token) and 8 000.
 	ReadRate, PrefillRate float64
-	// Alpha is the threshold of a short reading queue, in tokens; default 3 s of ReadRate. Beta
-	// is the largest number of unfinished tokens of a prefill engine; default 5 s of
-	// PrefillRate. (DualPath, section A.4.)
+	// Alpha is the length, in tokens, up to which the reading queue of a storage NIC counts as
+	// short; default: the tokens of 3 s at ReadRate. Beta is the number of unfinished tokens up to
+	// which a prefill engine is given work; default: the tokens of 5 s at PrefillRate. (DualPath,
+	// section A.4.)
 	Alpha, Beta int
-	// ZFactor is the ratio of the high-token threshold of decode engines to the mean. Default
-	// 1.05 (DualPath section 6.1).
+	// ZFactor sets the threshold above which a decode engine counts as having many tokens: ZFactor
+	// times the mean number of tokens of the engines of its group. Default 1.05 (DualPath section
+	// 6.1).
 	ZFactor float64
 
-	// Policy chooses the side that reads.
+	// Policy chooses the side that reads a cached prefix, or both sides. Default Split.
 	Policy ReadPolicy
-	// Network, if set, adds the network to the decisions: a request's decode engine is chosen by
-	// transfer, wait and first step, and the division of its read counts both hops of each side.
-	// A Network belongs to one planner.
+	// Network, if set, adds the network to the decisions: the decode engine of a request is the one
+	// with the least time for KV transfer, wait and first decode step, and both hops of each side
+	// count when a read is split. Each planner needs a Network of its own.
 	Network Network
-	// BlockTokens is the length of a block. Parts end at multiples of it. Default 64.
+	// BlockTokens is the length of a KV block in tokens. A read is split only between blocks.
+	// Default 64.
 	BlockTokens int
-	// MinPart is the smallest part that is read on a second side, in tokens. Default 1024.
+	// MinPart is the smallest part of a prefix, in tokens, for which a second side reads too.
+	// Default 1024.
 	MinPart int
 
-	// SlowFactor: the unread tokens of a side move to the other side if reading them here would
-	// take this many times as long. Default 2.
+	// SlowFactor is a ratio of two predicted times: of continuing a read on its side, to reading
+	// the same unread tokens on the other side. Above SlowFactor the tokens move to the other side.
+	// Default 2.
 	SlowFactor float64
-	// HedgeFactor: if a side has taken this many times as long as predicted, the other side
-	// reads the same remaining tokens. Default 3. The remaining part may be MaxHedge tokens
-	// long, default 8192.
+	// HedgeFactor is a ratio of a read's elapsed time to its predicted time. Above HedgeFactor the
+	// other side reads the remaining tokens too (a hedge). Default 3. MaxHedge is the largest
+	// number of remaining tokens that are hedged. Default 8192.
 	HedgeFactor float64
 	MaxHedge    int
-	// Patience is the time before which a side is neither cut nor hedged. Default 50 ms.
+	// Patience is the time since the start of a read during which the read is left alone: its
+	// tokens neither move to the other side nor are hedged. Default 50 ms.
 	Patience time.Duration
 
-	// Weights are the weights of tenants (Request.Tenant). A tenant that is not listed has
-	// weight 1. While several tenants have requests of one priority in the queue, each is
-	// granted work in proportion to its weight.
+	// Weights are the shares of tenants (Request.Tenant) relative to each other. A tenant that is
+	// not listed has weight 1. While several tenants have requests of one priority in the queue,
+	// each is granted work in proportion to its weight.
 	Weights map[string]float64 `json:",omitempty"`
 
 	// GroupTimeout is the time without a fetch after which a group is considered gone. Default 5
 	// s.
 	GroupTimeout time.Duration
-	// MaxAttempts is the number of starts after which a request is rejected because its engines
-	// failed. Default 4.
+	// MaxAttempts is the number of failed attempts after which a request is rejected. Default 4.
 	MaxAttempts int
-	// Cooldown is the time for which an engine whose attempts fail is given work only if no
-	// other engine can take it. Default 2 s.
+	// Cooldown is the time after repeated failures during which an engine is given a request only
+	// if no other engine can take the request. Default 2 s.
 	Cooldown time.Duration
-	// MaxQueue bounds the requests that are waiting or being served. Default 1 << 20.
+	// MaxQueue is the largest number of requests that are waiting or being served. Default 1 << 20.
 	MaxQueue int
-	// MaxExplain is the number of requests whose record Explain keeps. Default 4096.
+	// MaxExplain is the number of latest requests for which Explain has a record. Default 4096.
 	MaxExplain int
 }
 

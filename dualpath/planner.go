@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// Planner is the scheduler's state. It is not safe for concurrent use: its owner passes events
-// one at a time.
+// Planner is the scheduler's state. A Planner is not safe for concurrent use.
 type Planner struct {
 	opts Options
 	now  time.Duration
@@ -20,72 +19,76 @@ type Planner struct {
 	order []*group
 
 	requests map[RequestID]*request
-	// unrouted are the waiting requests that are not in a decode group's queue, of *request;
-	// requests that are planned again come first. front and back are the order values of its
-	// ends. queued counts these requests and those in the groups' queues.
+	// unrouted is a list of *request: the waiting requests that are not in a decode group's queue.
+	// Requests that are planned again come first. front and back are the values of request.order at
+	// the head and at the end of the list. queued counts all waiting requests, in unrouted and in
+	// the groups' queues.
 	unrouted    *list.List
 	front, back int64
 	queued      int
-	// priorities are the levels of the waiting requests, and levels those with a grantable
-	// request.
+	// priorities maps a priority to its level, which has the waiting requests of that priority.
+	// levels are the levels with a request that may be granted.
 	priorities map[int]*level
 	levels     ordered[level]
-	// full counts the full decode groups.
+	// full is the number of decode groups without room for the next request of their queue.
 	full int
-	// shares are the shares of the tenants in Options.Weights, others the sum of all other
-	// tenants.
+	// shares are the granted and waiting work of each tenant in Options.Weights; others is the sum
+	// over all other tenants.
 	shares map[string]*Share
 	others Share
-	// loading are the requests with a read in progress.
+	// loading is a list of *request: the requests with a storage read in progress.
 	loading *list.List
-	// partial are requests that only one engine has reported after a restart.
+	// partial are the requests that, after a restart of the planner, only one of their two engines
+	// has reported.
 	partial []*request
 	epochs  map[NamespaceID]uint64
-	// deadlines are the waiting requests with a deadline. prefills is the rate of prefill
-	// engines, sizes the sizes of the waiting requests.
+	// deadlines are the waiting requests with a deadline, the earliest first. prefills is the
+	// measured rate of the prefill engines, sizes a histogram of the work of the waiting requests.
 	deadlines ordered[request]
 	prefills  measured
 	sizes     sizes
-	// free is the result of enginesFree in Step freeStep.
+	// free is the last result of enginesFree, computed in the Step with number freeStep.
 	free     []float64
 	freeStep uint64
 	// leastTotal are the decode groups by total tokens.
 	leastTotal ordered[group]
-	turn       Role // the next side of RoundRobin
+	turn       Role // the side whose turn is next in RoundRobin
 	// steps counts the calls of Step.
 	steps uint64
 	// reserve is Options.Network.Reserve.
 	reserve int
-	// candidates and candidateEngines are reused by cheapest.
+	// candidates and candidateEngines are scratch slices of cheapestOf, kept to avoid allocations.
 	candidates       []Candidate
 	candidateEngines []*engine
-	// avoidUntil is the latest avoidUntil of the engines.
+	// avoidUntil is the latest engine.avoidUntil of all engines.
 	avoidUntil time.Duration
 
 	explained explainRing
 	stats     Stats
-	// samples are the last finished requests.
+	// samples are measurements of the last finished requests.
 	samples []sample
 }
 
 // Stats counts the planner's work since it was made.
 type Stats struct {
 	Submitted, Started, Rejected, Replanned, Finished uint64
-	// PartsPrefill and PartsDecode are the reads started on each side, Tokens… their lengths,
-	// and Splits the requests that both sides read.
+	// PartsPrefill and PartsDecode are the numbers of reads that were started on prefill and on
+	// decode engines, TokensPrefill and TokensDecode the sums of their lengths in tokens. Splits is
+	// the number of requests whose prefix was split over both engines at the start.
 	PartsPrefill, PartsDecode, TokensPrefill, TokensDecode, Splits uint64
 	Cuts, Hedges, Recomputes                                       uint64
-	// Aborted are the requests of older weights that a change of weights has rejected. Switched
-	// are the groups that have changed their role, SwitchesFailed the switches that ended
-	// without a change.
+	// Aborted are the requests of older weights that a change of weights has rejected. Switched is
+	// the number of completed role changes of groups, SwitchesFailed the number of attempted role
+	// changes that ended without a change.
 	Aborted, Switched, SwitchesFailed uint64
-	// Late are the rejected requests whose first token could not be produced by its deadline.
+	// Late is the number of requests that were rejected because their first token could not be
+	// produced by its deadline.
 	Late uint64
-	// Queued wait for their engines, Loading have a read in progress, and Serving have not
-	// ended. Gauges.
+	// Queued is the number of requests that wait for engines, Loading the number with a storage
+	// read in progress, and Serving the number that have not ended. All three are gauges.
 	Queued, Loading, Serving int
 	// PrefillRate is the measured rate of a busy prefill engine in tokens per second; 0: too few
-	// prefills have ended. A gauge.
+	// prefills have ended to measure it. It is a gauge.
 	PrefillRate float64
 }
 
@@ -100,8 +103,8 @@ const (
 // request is a request that has not ended.
 type request struct {
 	Request
-	// cached is Hit as submitted, which its engines use. Hit is smaller if the remaining cached
-	// tokens cannot be used, for the reason unfit.
+	// cached is Hit as submitted; the engines use this number. Hit becomes smaller if cached tokens
+	// at the end of the prefix cannot be used. unfit is the reason.
 	cached int
 	unfit  Reason
 	// promptBlocks and allBlocks are the lengths of the prompt, and of prompt and output, in
@@ -110,44 +113,48 @@ type request struct {
 	phase                   phase
 	pe                      *engine
 	de                      *engine
-	// home is the decode group in whose queue it waits.
+	// home is the decode group in whose queue the request waits, or nil.
 	home *group
-	// at is its element in unrouted or home.private, nil when it is being served. order is its
-	// age among the waiting requests.
+	// at is the request's element in unrouted or home.private; nil when the request is being
+	// served. order ranks the waiting requests by age: the oldest has the lowest order.
 	at    *list.Element
 	order int64
-	// flow is its tenant's flow or level.replanned, work its cost there, and lane its lane. All are
-	// unset when it is being served.
+	// flow is the request's queue in fair.go: that of its tenant, or level.replanned. work is the
+	// request's cost in that flow, and lane the part of the flow in which the request waits. All
+	// are unset when the request is being served.
 	flow      *flow
 	work      float64
 	lane      *lane
 	laneAt    int
 	loadingAt *list.Element
-	// due is the time at which it must be checked, dueAt its index in Planner.deadlines.
+	// due is the time at which the request's deadlines must be checked, dueAt the request's index
+	// in Planner.deadlines.
 	due   time.Duration
 	dueAt int
-	// prefillWork is its work on the engine prefillingOn (beginPrefill). answered: its first
-	// token has been produced, by this attempt or an earlier one.
+	// prefillWork is the request's work that is counted at the engine prefillingOn (beginPrefill).
+	// answered: the request's first token has been produced, by this attempt or an earlier one.
 	prefillWork  float64
 	prefillingOn *engine
 	answered     bool
 	sides        [2]side
-	// rest are ranges that a side left unread and that no side reads yet.
+	// rest are ranges of the prefix that an engine has stopped reading and that no engine reads
+	// yet.
 	rest      []Part
 	started   time.Duration
 	prefilled bool
 	// prefilledAt is the end of the last attempt's prefill; 0: unknown.
 	prefilledAt time.Duration
-	// transfers are the transfers counted with Options.Network.
+	// transfers are the KV transfers of the request that are counted in Options.Network.
 	transfers []transfer
-	// attempt is the number of its Start. orders are the later actions for each side (instruct).
+	// attempt is the Seq of the request's last Start. orders are the later actions of this attempt
+	// for each side (instruct).
 	attempt uint64
 	orders  [2][]Action
-	// adopted is set when an engine reports an attempt of another planner, and cleared when the
-	// reports of both engines (found) name their reads.
+	// adopted is set when an engine reports an attempt that an earlier planner process started. It
+	// is cleared when both engines have reported what they read; found are these reports.
 	adopted bool
 	found   [2]*Held
-	// failures counts the failures of its engines.
+	// failures is the number of the request's attempts that failed at an engine.
 	failures int
 	// avoid are the engines of the attempt that failed last.
 	avoid [2]EngineID
@@ -177,10 +184,10 @@ func New(opts Options) (*Planner, error) {
 	return p, nil
 }
 
-// Step handles one event and returns the actions, in order. The slice is valid until the next
-// Step. Time does not run backwards: an event that is older than the previous one is handled at
-// the time of that one. An event about an unknown object (a request that has ended, a group
-// that timed out) is ignored.
+// Step handles one event and returns the actions, in order. The slice is valid until the next Step.
+// The planner's time never decreases: an event with an earlier time than the previous event is
+// handled at the time of the previous event. An event about an unknown object (a request that has
+// ended, a group that timed out) is ignored.
 func (p *Planner) Step(ev Event) []Action {
 	p.out = p.out[:0]
 	p.now = max(p.now, ev.at())
@@ -224,9 +231,9 @@ func (p *Planner) Step(ev Event) []Action {
 	return p.out
 }
 
-// about returns the request of an engine's report. It returns nil if the request has ended or
-// the report is about another attempt. After an Abort the attempt remains the request's until
-// the next Start.
+// about returns the request of an engine's report. It returns nil if the request has ended or the
+// report is about another attempt. An aborted attempt remains the request's attempt until the next
+// Start.
 func (p *Planner) about(id RequestID, attempt uint64) *request {
 	r := p.requests[id]
 	if r == nil || (attempt != 0 && attempt != r.attempt) {
@@ -285,7 +292,7 @@ func (p *Planner) submit(q *Request) {
 	}
 }
 
-// newRequest returns a request that is in no list yet.
+// newRequest returns a request with an explanation; the request is in no list yet.
 func (p *Planner) newRequest(q *Request) *request {
 	r := p.sized(q)
 	r.why = p.explained.next(q.ID, p.now)
@@ -297,8 +304,8 @@ func (p *Planner) sized(q *Request) *request {
 	return &request{Request: *q, cached: q.Hit, promptBlocks: p.blocks(q.Prompt), allBlocks: p.blocks(q.decodeLen())}
 }
 
-// finished handles the end of prefill or of decode. A request that was decoded has ended, even
-// if the planner has just aborted the attempt: the group may have finished before the Abort
+// finished handles the end of prefill or of decode. The end of decode ends the request even if the
+// planner has just aborted the attempt, because the group may have finished before the Abort
 // arrived.
 func (p *Planner) finished(e Finished) {
 	r := p.about(e.Request, e.Attempt)
@@ -313,7 +320,7 @@ func (p *Planner) finished(e Finished) {
 		r.prefilled = true
 		r.prefilledAt = p.now
 		p.notify(Action{Kind: Prefilled, Request: r.ID})
-		if r.pe != nil { // it may have been reported before the engine's group was lost
+		if r.pe != nil { // nil if the engine's group was lost after the report
 			r.pe.served()
 		}
 		r.why.note(p.now, "prefill done")
@@ -332,8 +339,8 @@ func (p *Planner) finished(e Finished) {
 	p.forget(r)
 }
 
-// failed plans a request again that an engine could not serve. From the second failure on, the
-// suspect part of the hit is recomputed.
+// failed plans a request again because one of its engines failed. From the second failure on, the
+// cached tokens that have not been verified are recomputed.
 func (p *Planner) failed(e Failed) {
 	r := p.about(e.Request, e.Attempt)
 	if r == nil || r.phase != serving || (e.Role != Prefill && e.Role != Decode) {
@@ -353,14 +360,14 @@ func (p *Planner) failed(e Failed) {
 		r.Hit, r.unfit = min(r.Hit, max(e.Upto, 0)/p.opts.BlockTokens*p.opts.BlockTokens), EngineFailed
 	}
 	r.why.note(p.now, "the %s engine failed (failure %d); planned anew with %d cached tokens", int(e.Role), r.failures, r.Hit)
-	// The failed engine has left the request.
+	// The failed engine has dropped the request, so it gets no Abort.
 	if en := r.engineOf(e.Role); en != nil {
 		r.setEngine(e.Role, nil)
 	}
 	p.requeue(r, EngineFailed)
 }
 
-// tick handles the effects of time alone.
+// tick handles timeouts and deadlines.
 func (p *Planner) tick() {
 	for i := len(p.order) - 1; i >= 0; i-- {
 		if g := p.order[i]; p.now-g.heard > p.opts.GroupTimeout {

@@ -2,13 +2,13 @@ package dualpath
 
 import "math"
 
-// class is one of the three categories of DualPath section 6.1.
+// class is one of the three categories (C1 to C3) of prefill engines in DualPath section 6.1.
 type class uint8
 
 const (
-	shortQueue class = iota // C2: tok <= beta, read queue <= alpha: its NIC would become idle
-	longQueue               // C3: tok <= beta, read queue > alpha
-	overloaded              // C1: tok > beta: takes no request
+	shortQueue class = iota // C2: tokens <= Beta, reading queue <= Alpha: the storage NIC may become idle
+	longQueue               // C3: tokens <= Beta, reading queue > Alpha
+	overloaded              // C1: unfinished tokens > Beta: takes no request
 )
 
 // String returns the category's name.
@@ -27,11 +27,12 @@ func (p *Planner) classOf(en *engine) class {
 	return longQueue
 }
 
-// noEngine is the least load of a group that takes no request.
+// noEngine is the value of group.least for a group that takes no request.
 const noEngine = math.MaxInt
 
-// noteLeast records the load of the group's least loaded engine for other groups' fetches. It
-// is noEngine if the group is full, so that no other group leaves a request to it.
+// noteLeast sets group.least: the unfinished tokens of the group's least loaded engine. grant
+// compares them with the engines of other groups. If the group is full, the value is noEngine, so
+// that no other group skips a request for this group.
 func (g *group) noteLeast(p *Planner, full bool) {
 	g.least = noEngine
 	if full {
@@ -44,8 +45,8 @@ func (g *group) noteLeast(p *Planner, full bool) {
 	}
 }
 
-// leastElsewhere returns the load of the least loaded engine in the other prefill groups that
-// fetch, or noEngine.
+// leastElsewhere returns the unfinished tokens of the least loaded engine in the other prefill
+// groups that sent a Fetch within Options.Patience, or noEngine.
 func (p *Planner) leastElsewhere(g *group) int {
 	least := noEngine
 	for _, o := range p.order {
@@ -61,7 +62,8 @@ func (p *Planner) leastElsewhere(g *group) int {
 type pools struct {
 	g     *group
 	heaps [2][]*engine
-	// stale: categories may have changed, so build the heaps again before the next use.
+	// stale: engines may have changed their category, so the heaps must be built again before the
+	// next use.
 	stale bool
 }
 
@@ -89,7 +91,7 @@ func (ps *pools) build(p *Planner) {
 	ps.stale = false
 }
 
-// least returns the engine that takes the next request, or nil.
+// least returns the least loaded engine of the best category, or nil. It takes the next request.
 func (ps *pools) least(p *Planner) *engine {
 	if ps.stale {
 		ps.build(p)
@@ -102,8 +104,8 @@ func (ps *pools) least(p *Planner) *engine {
 	return nil
 }
 
-// leastFor is least among the engines with room for the request. An engine that the request
-// avoids is returned only if there is no other.
+// leastFor is least among the engines with room for the request. It returns an engine that the
+// request avoids only if no other engine has room.
 func (ps *pools) leastFor(p *Planner, r *request) *engine {
 	first := ps.least(p)
 	if first == nil {
@@ -144,8 +146,8 @@ func (ps *pools) root(en *engine) bool {
 	return false
 }
 
-// moved restores the position of en, the root of its heap, after its tokens have changed, or
-// removes it.
+// moved restores the heap order after the tokens of en, the root of its heap, have changed. It
+// removes en if en is overloaded.
 func (ps *pools) moved(p *Planner, en *engine) {
 	for c := range ps.heaps {
 		h := ps.heaps[c]

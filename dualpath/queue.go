@@ -2,8 +2,8 @@ package dualpath
 
 import "container/list"
 
-// enqueue puts a request into the queue: at the end of its tenant's queue, or before all others
-// of its priority if it was in the queue before.
+// enqueue puts a request into the queue: at the end of its tenant's queue, or, if again is set,
+// before all others of its priority.
 func (p *Planner) enqueue(r *request, again bool) {
 	p.queued++
 	if again {
@@ -46,8 +46,8 @@ func (p *Planner) unqueue(r *request) {
 	}
 }
 
-// requeue plans a request again from the start. It aborts the request on its engines,
-// unless they have done their part.
+// requeue plans a request again from the start. It aborts the request on its engines, except on a
+// prefill engine that has prefilled it.
 func (p *Planner) requeue(r *request, why Reason) {
 	p.stats.Replanned++
 	p.stopLoading(r)

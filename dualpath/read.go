@@ -5,35 +5,38 @@ import (
 	"time"
 )
 
-// side is one side's share of the read of a request.
+// side is the part of a request's cached prefix that one of its two engines (prefill or decode)
+// reads.
 type side struct {
 	part Part
-	// The tokens of the part before upto are in the buffer. landed tokens have arrived.
+	// All tokens of the part before the index upto are in the engine's buffer. landed is the number
+	// of tokens of the part that have arrived, in any order.
 	upto, landed int
 	state        sideState
-	// hedge: the other side reads this range too.
+	// hedge: the other engine reads this range too.
 	hedge bool
-	// wasSlow: it was slow and was cut. failed: its storage failed.
+	// wasSlow: a read on this side was slow, and the planner cut it. failed: the storage of this
+	// side returned an error.
 	wasSlow, failed bool
-	// predicted is the predicted duration of the part, from begun.
+	// begun is the start of the read, predicted its predicted duration.
 	begun, predicted time.Duration
-	// order is the number of the action that ordered the read.
+	// order is the Seq of the action that ordered the read.
 	order uint64
 }
 
-// sideState is the state of a side.
+// sideState is the state of the storage read of a request at one of its two engines.
 type sideState uint8
 
 const (
 	idle sideState = iota
 	reading
-	cutting // Cut was sent, Stopped is awaited
+	cutting // Cut was sent, but Stopped has not arrived
 )
 
-// sideAt is the index of a role in request.sides.
+// sideAt is the index in request.sides for the engine of a role.
 func sideAt(r Role) int { return int(r - Prefill) }
 
-// engineOf returns the request's engine on a side.
+// engineOf returns the request's engine of a role, or nil.
 func (r *request) engineOf(s Role) *engine {
 	if s == Prefill {
 		return r.pe
@@ -50,7 +53,7 @@ func (r *request) setEngine(s Role, en *engine) {
 	}
 }
 
-// start sends Start: both engines and the division of the read are known.
+// start splits the read over the two engines of a request and sends Start.
 func (p *Planner) start(r *request) {
 	r.phase, r.started, r.adopted, r.found = serving, p.now, false, [2]*Held{}
 	r.sides = [2]side{}
@@ -100,9 +103,10 @@ func (p *Planner) instruct(r *request, a Action) uint64 {
 	return a.Seq
 }
 
-// repeat sends the orders again that did not reach a side of a request before its session
-// broke: those after the number last. A leader that does not report the number (last is 0) may
-// have any of the orders, so the request is planned again, unless its prefill has ended.
+// repeat sends the orders again that did not reach an engine of a request before the session of the
+// engine's group broke: the orders with a Seq above last. If the leader does not report that number
+// (last is 0), any of the orders may have been lost, so the request is planned again, unless its
+// prefill has ended.
 func (p *Planner) repeat(r *request, to Role, last uint64) {
 	orders, en, s := r.orders[sideAt(to)], r.engineOf(to), &r.sides[sideAt(to)]
 	if last == 0 {
@@ -124,7 +128,8 @@ func (p *Planner) repeat(r *request, to Role, last uint64) {
 			continue
 		}
 		n := a.Parts[0].Len()
-		// The group has these already; its next report may not include them yet.
+		// The work of this order is already counted, but under the old number. The group's next
+		// report may not include it.
 		if to == Prefill {
 			en.since = append(en.since, assigned{seq: a.Seq, room: room{buffer: p.blocks(n) * en.spec.Buffer.Block}})
 		}
@@ -173,8 +178,8 @@ func (p *Planner) divide(r *request) int {
 	return 0
 }
 
-// withinBuffer returns x, or less if the prefill engine's buffer has less room. The decode side
-// has room for the whole hit.
+// withinBuffer returns the number of tokens that the prefill side reads: x, or less if the prefill
+// engine's buffer has less room. The buffer of the decode engine has room for all cached tokens.
 func (p *Planner) withinBuffer(r *request, x int) int {
 	b, free := &r.pe.spec.Buffer, r.pe.left.buffer
 	if b.passing(r, p.blocks(x)) <= free {
@@ -187,14 +192,14 @@ func (p *Planner) withinBuffer(r *request, x int) int {
 	return x
 }
 
-// prefillHasRoom reports whether the prefill engine's buffer has room for that many more
+// prefillHasRoom reports whether the prefill engine's buffer has room for this number of additional
 // tokens.
 func (p *Planner) prefillHasRoom(r *request, tokens int) bool {
 	return p.blocks(tokens)*r.pe.spec.Buffer.Block <= r.pe.left.buffer
 }
 
-// shorter reports whether a has the shorter reading queue. Ties go to the node with fewer
-// tokens assigned so far, then to a.
+// shorter reports whether machine a should read rather than b: the machine with the shorter reading
+// queue, then the one with fewer tokens assigned so far, then a.
 func shorter(a, b *node) bool {
 	if a.queue != b.queue {
 		return a.queue < b.queue
@@ -202,8 +207,9 @@ func shorter(a, b *node) bool {
 	return a.total <= b.total
 }
 
-// balance returns the x at which both sides end at the same time, (q_p + x)/r_p = (q_d + hit -
-// x)/r_d, at a multiple of the block, in [0, hit]. With Options.Network both hops of each side
+// balance returns the number x of tokens, in [0, hit], for the prefill side so that the reads of
+// both sides end at the same time: (q_p + x)/r_p = (q_d + hit - x)/r_d, with the queues q and rates
+// r of the two machines. x is rounded to whole blocks. With Options.Network, both hops of each side
 // count.
 func (p *Planner) balance(pn, dn *node, hit int) int {
 	w := p.paths(pn, dn)
@@ -218,7 +224,7 @@ func (p *Planner) balance(pn, dn *node, hit int) int {
 	return min(int(math.Round(x/b)*b), hit)
 }
 
-// begin counts a read that the action with number seq has ordered.
+// begin records a read that the action with number seq has ordered.
 func (p *Planner) begin(r *request, part Part, hedge bool, seq uint64) {
 	n := r.engineOf(part.Side).node
 	n.queue += part.Len()
@@ -239,7 +245,7 @@ func (p *Planner) begin(r *request, part Part, hedge bool, seq uint64) {
 	}
 }
 
-// drain returns the time for the node's queue and extra tokens.
+// drain returns the time in which a machine reads its queue and then extra tokens from storage.
 func drain(n *node, extra int) time.Duration {
 	return seconds(float64(n.queue+extra) / n.rate)
 }
@@ -266,7 +272,7 @@ func (p *Planner) progress(e Progress) {
 	}
 }
 
-// read handles a side that has read its whole part.
+// read handles the end of a read: the side by has read its whole part.
 func (p *Planner) read(r *request, by Role) {
 	s := &r.sides[sideAt(by)]
 	s.state = idle
@@ -279,7 +285,7 @@ func (p *Planner) read(r *request, by Role) {
 	p.place(r)
 }
 
-// stopped handles the end of a read that is not complete.
+// stopped handles a read that ended before its part was complete.
 func (p *Planner) stopped(e Stopped) {
 	r := p.about(e.Request, e.Attempt)
 	if r == nil || (e.Side != Prefill && e.Side != Decode) {
@@ -314,7 +320,7 @@ func (p *Planner) stopped(e Stopped) {
 		}
 		p.recompute(r, rest.From, rest.To, ReadFailed)
 	case s.hedge && o.state != idle:
-		o.hedge = false // the other side is now the only reader
+		o.hedge = false // only the other side still reads the range
 	default:
 		r.rest = append(r.rest, rest)
 	}
@@ -322,8 +328,8 @@ func (p *Planner) stopped(e Stopped) {
 	p.place(r)
 }
 
-// place gives the unread ranges of a request to a free side, and ends the loading when none are
-// left.
+// place orders a side without a read to read the ranges in r.rest. It removes the request from
+// loading when neither side has a read.
 func (p *Planner) place(r *request) {
 	for len(r.rest) > 0 {
 		to, wait := p.reader(r, r.rest[0].Len())
@@ -344,11 +350,11 @@ func (p *Planner) place(r *request) {
 	}
 }
 
-// reader chooses the side that reads a range of tokens. Of the sides that are free and have not
-// failed, it prefers one that was not left for slowness, then the one that would end sooner. A
-// prefill engine whose buffer has no room does not read it, because a request that waited for
-// room would hold memory for which others wait. to is 0 if no side can ever read it; wait
-// reports that one may later.
+// reader chooses the side that reads a range of tokens. Among the sides that have no read in
+// progress and have not failed, it prefers a side that was not cut for slowness, then the side that
+// would end sooner. A prefill engine without room in its buffer is not chosen: a request that
+// waited for room would hold memory for which other requests wait. If to is 0, no side can read the
+// range at this time; wait then reports whether a side may be able to later.
 func (p *Planner) reader(r *request, tokens int) (to Role, wait bool) {
 	var best Role
 	for _, s := range [...]Role{Prefill, Decode} {
@@ -381,7 +387,7 @@ func better(r *request, a, b Role) bool {
 	return drain(r.engineOf(a).node, 0) < drain(r.engineOf(b).node, 0)
 }
 
-// orderPart orders one side to read a part, in addition to the orders of the start.
+// orderPart orders one side to read a part, after the Start.
 func (p *Planner) orderPart(r *request, part Part, hedge bool) {
 	en := r.engineOf(part.Side)
 	seq := p.instruct(r, Action{Kind: Read, Side: part.Side, Parts: [2]Part{part}, NParts: 1, Hedge: hedge})
@@ -406,7 +412,8 @@ func (p *Planner) stopLoading(r *request) {
 }
 
 // checkReads checks every read in progress. A read that is far slower than the other side would be
-// is cut and moved there. An overdue tail is read by both sides.
+// is cut, and its unread tokens move to the other side. If a read is overdue and few tokens remain,
+// both sides read these tokens.
 func (p *Planner) checkReads() {
 	for el := p.loading.Front(); el != nil; {
 		r := el.Value.(*request)
@@ -415,7 +422,7 @@ func (p *Planner) checkReads() {
 	}
 }
 
-// checkReadsOf is rescue for one request.
+// checkReadsOf is checkReads for one request.
 func (p *Planner) checkReadsOf(r *request) {
 	if p.opts.Policy == PrefillOnly || r.adopted || r.pe == nil || r.de == nil || r.pe.node == r.de.node {
 		return
@@ -446,10 +453,10 @@ func (p *Planner) checkReadsOf(r *request) {
 	}
 }
 
-// remaining predicts the time for the rest of the part. If tokens have arrived it uses the rate
-// so far. If none have arrived, or if other parts are read on the node too, so that the rate
-// reflects the shared NIC, the prediction is at most the time at the node's rate or, when the
-// read is overdue, as long as it has taken so far.
+// remaining predicts the time until the part is read. If tokens have arrived and the machine reads
+// nothing else, the prediction is the time at the read's own rate so far. Otherwise that rate is
+// unknown, or reflects a shared NIC. Then the prediction is at most the time at the machine's rate
+// or, if the read is overdue, the longer of the machine's queue time and the elapsed time.
 func (s *side) remaining(n *node, elapsed time.Duration) time.Duration {
 	left := s.part.Len() - s.landed
 	bySpeed := time.Duration(math.MaxInt64)

@@ -2,21 +2,22 @@ package dualpath
 
 import "math"
 
-// A group changes its role in three steps. First it is drained: the planner grants it no
-// request, and its requests end there or are planned again. Then its leader gets the order, a
-// Switch. Then the group registers in its other role, or its leader refuses and the group keeps
-// its role.
+// A group changes its role in three steps. First the group is drained: the planner assigns no new
+// request to the group, and its requests end there or are planned again. Then the group's leader
+// gets the order to switch (a Switch). Then the group registers in its other role, or its leader
+// refuses and the group keeps its role.
 //
 //	SwitchRole ─► drained ─► Switch ─► GroupUp, other role ─► Switched
 //	                 │          └────► SwitchRefused ───────► Switched, with the reason
 //	                 └── the last other group of its role is lost, or the operator takes the
 //	                     switch back: Switched, with the reason
 //
-// A switch has no timeout: a group that is being drained still works, and a leader that has the
-// order either answers or is lost, which ends the switch. A planner that was restarted has no
-// group that is being drained; leaders report to it that their engines are switching.
+// A switch has no timeout: a group that is being drained still serves its requests, and a leader
+// that has the order either answers or is lost, and both end the switch. After a restart, the
+// planner drains no group until the operator orders it again; the leaders report which groups have
+// the order to switch.
 
-// leaving is the change of a group's role that is under way.
+// leaving is a group's change of role that is in progress.
 type leaving struct {
 	// to is the other role; 0: no change is in progress.
 	to Role
@@ -24,11 +25,13 @@ type leaving struct {
 	ordered bool
 }
 
-// switching reports whether the group is changing its role. It is then given no request.
+// switching reports whether the group is changing its role. A group that is changing its role is
+// given no request.
 func (g *group) switching() bool { return g.leaving.to != 0 }
 
-// SwitchCheck returns why a group cannot change to a role, or NoReason if it can. GroupLost:
-// the planner does not have the group. The group's own role withdraws a switch.
+// SwitchCheck returns why a group cannot change to a role, or NoReason if it can. GroupLost means
+// that no such group is registered. If to is the role that the group has, the switch in progress
+// can be withdrawn.
 func (p *Planner) SwitchCheck(id GroupID, to Role) Reason {
 	g := p.groups[id]
 	switch {
@@ -46,7 +49,7 @@ func (p *Planner) SwitchCheck(id GroupID, to Role) Reason {
 	return p.indispensable(g)
 }
 
-// indispensable returns why a group must keep its role, or NoReason if it need not.
+// indispensable returns why a group must keep its role, or NoReason if the group may change it.
 func (p *Planner) indispensable(g *group) Reason {
 	others := false
 	for _, o := range p.order {
@@ -56,7 +59,7 @@ func (p *Planner) indispensable(g *group) Reason {
 		return LastOfRole
 	}
 	was := g.leaving
-	g.leaving.to = g.role.Other() // makes shortfallOf exclude its engines
+	g.leaving.to = g.role.Other() // shortfallOf then excludes its engines
 	defer func() { g.leaving = was }()
 	for _, r := range p.requests {
 		if p.shortfallOf(g.role, r).why != NoReason {
@@ -90,7 +93,8 @@ func (p *Planner) heldBy(g *group) (held []*request) {
 	return held
 }
 
-// switchRole begins the switch of a group, changes its policy, or withdraws it.
+// switchRole begins the role switch of a group, changes the policy of a switch in progress, or
+// withdraws the switch.
 func (p *Planner) switchRole(e SwitchRole) {
 	if why := p.SwitchCheck(e.Group, e.Role); why != NoReason {
 		p.notify(Action{Kind: Switched, Group: e.Group, Side: e.Role, Why: why})
@@ -159,7 +163,8 @@ func (p *Planner) endSwitch(id GroupID, to Role, why Reason) {
 	p.notify(Action{Kind: Switched, Group: id, Side: to, Why: why})
 }
 
-// returning transfers the switch of a group to the group that registers in its place.
+// returning handles a switch in progress when the group registers again: g is the new registration,
+// old the previous one or nil.
 func (p *Planner) returning(g, old *group, e *GroupUp) {
 	if old != nil && old.switching() {
 		to := old.leaving.to
@@ -169,7 +174,8 @@ func (p *Planner) returning(g, old *group, e *GroupUp) {
 			p.endSwitch(g.id, to, NoReason)
 		case e.Switching == to:
 		case e.Again:
-			// The order, if it was sent, or its answer may be lost, so it is sent again.
+			// The Switch order, or the answer to it, may have been lost with the session, so the
+			// order is sent again.
 			g.leaving.to = to
 		default:
 			p.endSwitch(g.id, to, GroupLost)
@@ -180,7 +186,7 @@ func (p *Planner) returning(g, old *group, e *GroupUp) {
 	}
 }
 
-// reconsider ends the switch of each group that has become indispensable.
+// reconsider ends the switch of each group that must keep its role because other groups are gone.
 func (p *Planner) reconsider() {
 	for _, g := range p.order {
 		if !g.switching() || g.leaving.ordered {
@@ -192,15 +198,16 @@ func (p *Planner) reconsider() {
 	}
 }
 
-// recentMax is the largest number of finished requests in Recent.
+// recentMax is the number of finished requests on which Recent is based, at most.
 const recentMax = 512
 
-// Recent describes the last finished requests. The division of groups into roles is computed
-// from it.
+// Recent describes the last finished requests. The number of prefill and decode groups that the
+// load needs is computed from it.
 type Recent struct {
-	// Uncached are the lengths of their prompts without the cached prefix, in tokens.
+	// Uncached has one length per request, in tokens: the prompt without its cached prefix.
 	Uncached []int
-	// Tokens is the mean length of prompt and output, Output the mean expected output.
+	// Tokens is the mean length of prompt and expected output together, Output the mean length of
+	// the expected output, both in tokens.
 	Tokens, Output float64
 	// Step is the time per output token in seconds: from the end of prefill to the end of
 	// decode, divided by the expected output. 0: no request had an output.
@@ -213,8 +220,8 @@ type sample struct {
 	decode                   float64 // seconds
 }
 
-// observe records a request whose decode ends. It skips a request whose start of decode is
-// unknown, because it was restored after a restart.
+// observe records a request whose decode ends. It skips a request whose start of decode is unknown
+// because the planner has restarted since.
 func (p *Planner) observe(r *request) {
 	if r.prefilledAt == 0 {
 		return
@@ -247,8 +254,8 @@ func (p *Planner) Recent() (r Recent) {
 	return r
 }
 
-// Use returns the used share of a group's limit, from 0 to 1: of prefill the unfinished tokens
-// divided by Options.Beta, of decode the device memory.
+// Use returns the utilization of a group, from 0 to 1. For a prefill group it is the mean of
+// unfinished tokens divided by Options.Beta, for a decode group the used share of device memory.
 func (p *Planner) Use(id GroupID) float64 {
 	g := p.groups[id]
 	if g == nil {

@@ -6,49 +6,51 @@ import (
 	"time"
 )
 
-// A request with a deadline of its first token (Request.FirstToken) is refused when the
-// deadline cannot be met: at submission, by an estimate of its first token, and while it waits,
-// when even an idle engine would be late.
+// A request can have a deadline for its first token (Request.FirstToken). It is refused at
+// submission if the estimated time of the first token is after the deadline. While it waits, it is
+// refused as soon as even an idle engine would be late.
 //
 // Inputs of the estimate:
 //
-//	rate         work of the last prefills over the time that their engines took, by the
-//	             reports of their ends (Finished). Without measuredMin of them there is no
-//	             estimate, and no request is refused by one
+//	rate         work of the last prefills divided by the time that their engines took, from the
+//	             reports of their ends (Finished). With fewer than measuredMin reports there is no
+//	             estimate, and no request is refused because of an estimate
 //	engines      for each prefill engine, the work that was started there and has not ended,
-//	             less what the engine has done at that rate since its last end
-//	queue        the work that goes before the request in the order of fair.go, given to the
-//	             engine that is free first, in any pieces
-//	request      its own work, at the rate or at Options.PrefillRate, whichever is more
+//	             minus the work done at that rate since the end of the engine's last prefill
+//	queue        the work that is granted before the request (fair.go), given always to the
+//	             engine that is free first, divided into pieces of any size
+//	request      its own work, at the higher of the rate and Options.PrefillRate
 //
-// Requests are not cut into pieces, so an engine may be free sooner than by this rule, at most
-// by the time of the largest request in the queue. The estimate is reduced by that time.
-// Engines are assumed to prefill in the order of arrival, as vLLM does by default. Requests
-// that arrive later, lost engines, decode engines without room and slow reads are not
-// predicted, so a request that is not refused may still be late.
+// The rule for the queue divides requests into pieces, but one engine prefills a whole request. So
+// an engine may be free sooner than by this rule, at most by the time of the largest request in the
+// queue. The estimate is reduced by that time. Engines are assumed to prefill in the order of
+// arrival, as vLLM does by default. Requests that arrive later, lost engines, decode engines
+// without room and slow reads are not predicted, so a request that is not refused may still be
+// late.
 
 const (
-	// measuredMin is the number of ended prefills before their rate is used.
+	// measuredMin is the number of prefills that must have ended before their rate is used.
 	measuredMin = 8
-	// measuredKeep is the share of the measurement that is kept at each end of a prefill: about
-	// the last 32 prefills count.
+	// measuredKeep is the factor by which the weight of earlier prefills shrinks at each end of a
+	// prefill, so about the last 32 prefills count.
 	measuredKeep = 31.0 / 32
 )
 
-// measured is the rate of busy prefill engines.
+// measured is the measured rate of busy prefill engines: work (in prefill tokens) per seconds. ends
+// is the number of prefills that have ended.
 type measured struct {
 	work, seconds float64
 	ends          int
 }
 
-// add counts a prefill that ended after d.
+// add includes a prefill that took d.
 func (m *measured) add(work float64, d time.Duration) {
 	m.work = m.work*measuredKeep + work
 	m.seconds = m.seconds*measuredKeep + d.Seconds()
 	m.ends++
 }
 
-// rate returns the work of one engine per second; 0: unknown.
+// rate returns the work of one busy engine per second, in prefill tokens; 0: unknown.
 func (m *measured) rate() float64 {
 	if m.ends < measuredMin || m.seconds <= 0 {
 		return 0
@@ -71,7 +73,7 @@ func (p *Planner) beginPrefill(r *request) {
 	en.prefillWork += r.prefillWork
 }
 
-// leavePrefill undoes beginPrefill, for any reason.
+// leavePrefill undoes beginPrefill when the prefill has ended or the request has left the engine.
 func (p *Planner) leavePrefill(r *request) {
 	en := r.prefillingOn
 	if en == nil {
@@ -86,8 +88,8 @@ func (p *Planner) leavePrefill(r *request) {
 	}
 }
 
-// endPrefill measures a prefill that has ended. The duration is unknown for a request that was
-// restored after a restart.
+// endPrefill measures a prefill that has ended. It does not measure that of a request restored
+// after a restart, because the start is unknown.
 func (p *Planner) endPrefill(r *request) {
 	if en := r.prefillingOn; en != nil && r.found == [2]*Held{} {
 		p.prefills.add(r.prefillWork, p.now-en.begun)
@@ -105,7 +107,7 @@ func (p *Planner) movePrefill(r *request) {
 	}
 }
 
-// own returns the shortest possible time of a request's prefill; 0: unknown.
+// own returns the time of a request's prefill on an idle engine; 0: unknown.
 func (p *Planner) own(r *request) time.Duration {
 	rate := p.prefills.rate()
 	if rate == 0 {
@@ -114,8 +116,8 @@ func (p *Planner) own(r *request) time.Duration {
 	return seconds(p.cost(r) / max(rate, p.opts.PrefillRate))
 }
 
-// estimate returns the time until the first token of a request at the end of its tenant's
-// queue. It returns false if that is unknown.
+// estimate returns the time until the first token of a request at the end of its tenant's queue. It
+// returns false if the time is unknown.
 func (p *Planner) estimate(r *request) (time.Duration, bool) {
 	rate := p.prefills.rate()
 	if rate == 0 {
@@ -130,7 +132,7 @@ func (p *Planner) estimate(r *request) (time.Duration, bool) {
 }
 
 // enginesFree returns the time at which each prefill engine is free, in seconds from now, in
-// ascending order. It is the same for a whole Step.
+// ascending order. The result is computed once in a Step.
 func (p *Planner) enginesFree(rate float64) []float64 {
 	if p.freeStep == p.steps {
 		return p.free
@@ -152,8 +154,9 @@ func (p *Planner) enginesFree(rate float64) []float64 {
 	return p.free
 }
 
-// fill returns the time at which the first engine is free after the engines, which are free at
-// the given ascending times, have shared an amount of work.
+// fill divides work, in seconds of one engine, among engines: each piece goes to the engine that is
+// free first. free are the times, ascending, at which the engines become free. fill returns the
+// time at which the first engine is free after the work.
 func fill(free []float64, work float64) float64 {
 	sum := 0.0
 	for i, at := range free {
@@ -166,10 +169,11 @@ func fill(free []float64, work float64) float64 {
 	return 0
 }
 
-// ahead returns the queued work that is granted before a request, assumed to be the last of its
-// tenant: the work of higher priorities, of requests that are planned again, of its tenant, and
-// of other tenants until their counters have reached its tenant's. It is a whole number of
-// tokens for each tenant, so that the order of the sum does not matter.
+// ahead returns the queued work that is granted before a request, which counts as the last of its
+// tenant. It is the work of higher priorities, of requests that are planned again, of the request's
+// tenant, and of each other tenant until the tenant's counter has reached the counter of the
+// request's tenant. The work of each tenant is rounded to whole tokens, so that the sum does not
+// depend on the order of addition.
 func (p *Planner) ahead(r *request) float64 {
 	own, work := r.flow, 0
 	for priority, l := range p.priorities {
@@ -197,13 +201,15 @@ func (p *Planner) ahead(r *request) float64 {
 	return float64(work)
 }
 
-// sizes counts the queued requests by the power of two above their work.
+// sizes is a histogram of the work of the queued requests. Element i counts the requests whose
+// work, in whole tokens, has i significant bits.
 type sizes [64]int
 
-// count adds n requests of a size.
+// count adds n requests of the given work.
 func (s *sizes) count(work float64, n int) { s[bits.Len64(uint64(work))&63] += n }
 
-// largest returns an upper bound for the work of the largest request, at most twice its work.
+// largest returns an upper bound for the work of the largest queued request. The bound is at most
+// twice that work.
 func (s *sizes) largest() float64 {
 	for i := len(s) - 1; i >= 0; i-- {
 		if s[i] > 0 {
@@ -213,8 +219,8 @@ func (s *sizes) largest() float64 {
 	return 0
 }
 
-// late reports whether a queued request cannot have its first token by the deadline. It returns
-// the estimate (0: none) and the time left.
+// late reports whether a queued request cannot have its first token by the deadline. estimate is
+// the estimated time until the first token (0: unknown), left the time until the deadline.
 func (p *Planner) late(r *request) (estimate, left time.Duration, late bool) {
 	if r.FirstToken == 0 {
 		return 0, 0, false
@@ -236,8 +242,8 @@ func (p *Planner) refuseLate(r *request, estimate, left time.Duration) {
 	p.refuse(r, shortfall{FirstTokenLate, int(estimate.Microseconds()), int(max(left, 0).Microseconds())})
 }
 
-// due returns the time at which a queued request must be checked: its deadline, or the time at
-// which its prefill must begin. 0: never.
+// due returns the time at which the deadlines of a queued request must be checked: Deadline, or the
+// latest start of its prefill for FirstToken, whichever is sooner. 0: never.
 func (p *Planner) due(r *request) time.Duration {
 	due := r.Deadline
 	if r.FirstToken != 0 && !r.answered {

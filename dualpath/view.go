@@ -9,14 +9,14 @@ import (
 type GroupView struct {
 	Group GroupID
 	Role  Role
-	// Queued are the requests in a decode group's queue. Total is the tokens of that queue and
-	// of the group's engines.
+	// Queued is the number of requests in a decode group's queue. Total is the number of tokens of
+	// the requests in that queue and on the group's engines.
 	Queued, Total int
-	// Silent is the time since its last fetch.
+	// Silent is the time since the group's last Fetch.
 	Silent  time.Duration
 	Engines []EngineView
-	// Leaving is the role to which the group changes; 0: none. Ordered: its leader has the
-	// order.
+	// Leaving is the role to which the group is changing; 0: none. Ordered: the order to change has
+	// been sent to the group's leader.
 	Leaving Role
 	Ordered bool
 	// Nodes are the machines of the engines, without duplicates.
@@ -28,15 +28,16 @@ type EngineView struct {
 	Engine                    EngineID
 	Node                      NodeID
 	Tokens, Requests, HBMFree int
-	// HBMTokens is the size of its device memory; 0: its leader reported no size.
+	// HBMTokens is the size of the engine's device memory in tokens; 0: the engine's leader
+	// reported no size.
 	HBMTokens int
-	// BufferFree is the free part of the engine's buffer in bytes; 0: its leader reported no
-	// size.
+	// BufferFree is the free part of the engine's buffer in bytes; also 0 if the engine's leader
+	// reported no size.
 	BufferFree int
 }
 
-// NodeView is the storage side of one machine. Assigned counts all tokens ever assigned to its
-// storage NIC.
+// NodeView is the state of the storage reads of one machine. ReadQueue is in tokens, Rate in tokens
+// per second. Assigned is the number of tokens assigned to the machine since the planner was made.
 type NodeView struct {
 	Node      NodeID
 	ReadQueue int
@@ -44,8 +45,8 @@ type NodeView struct {
 	Assigned  uint64
 }
 
-// Has reports whether a group is registered, and has neither left nor been silent for
-// Options.GroupTimeout since.
+// Has reports whether a group is registered. A group that has left, or has sent no Fetch for
+// Options.GroupTimeout, is no longer registered.
 func (p *Planner) Has(g GroupID) bool { return p.groups[g] != nil }
 
 // View returns all groups, by ID.

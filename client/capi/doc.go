@@ -2,9 +2,9 @@
 // Go, as a shared library with the C interface of penstock.h. `make lib` builds
 // bin/libpenstock.so and bin/penstock.h.
 //
-// It is not another client: package client performs the calls and defines their outcomes.
-// It does not start nodes, contains nothing of any engine, and stores no bytes: the node
-// writes values directly to the caller's memory.
+// It is not another client: package client performs the calls and defines their outcomes. It does
+// not start nodes, is independent of engines, and stores no bytes: the node writes values directly
+// to the caller's memory.
 //
 //	engine's thread                     libpenstock                                  node
 //	───────────────                     ───────────                                  ────
@@ -35,8 +35,8 @@
 //	penstock_put(ns, &batch, results, &result);   // stores the blocks that were computed
 //	penstock_close(store, &error);
 //
-// The library runs in processes that fork, that have signal handlers, and whose
-// interpreter has a lock (Python). Hence:
+// The library must work in processes that fork, that have signal handlers, and whose interpreter
+// has a global lock (Python). Therefore:
 //
 //   - entry.c compares the process id before each call. In a child of the process that
 //     loaded the library it returns an error: Go's threads do not exist there, so a call

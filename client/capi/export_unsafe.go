@@ -51,7 +51,8 @@ func report(to *C.penstock_error, err error) C.int32_t {
 	return C.int32_t(code)
 }
 
-// fill writes text to the caller's array, with a zero byte at its end. It cuts a long text.
+// fill writes text to the caller's array, with a zero byte at the end. A text that is too long is
+// cut.
 func fill(to []C.char, text string) {
 	room := unsafe.Slice((*byte)(unsafe.Pointer(&to[0])), len(to))
 	n := copy(room[:len(room)-1], text)
@@ -73,8 +74,9 @@ func sized(what string, got C.uint64_t, want uintptr) error {
 	return nil
 }
 
-// grown returns the caller's structure p, which has size bytes. An earlier version of the structure
-// has at least the first bytes. Fields that it lacks are zero.
+// grown returns a copy of the caller's structure p, whose size is size bytes. The structure may be
+// of an earlier, shorter version of the library, with at least first bytes. The missing fields are
+// zero in the copy.
 func grown[T any](what string, p *T, size C.uint64_t, first uintptr) (whole T, err error) {
 	want := unsafe.Sizeof(whole)
 	if uint64(size) < uint64(first) || uint64(size) > uint64(want) {
@@ -449,7 +451,7 @@ func goEventfd(store C.uint64_t, fd *C.int32_t, to *C.penstock_error) C.int32_t 
 	return inStore(store, to, func(s *binding.Store) error { return eventfd(fd, s.EventFD) })
 }
 
-// drainMax bounds the number of entries that one drain call returns.
+// drainMax is the largest number of entries that one drain call returns.
 const drainMax = 1024
 
 //export goDrain

@@ -48,7 +48,7 @@ func goGatewayClose(g C.uint64_t, to *C.penstock_error) C.int32_t {
 	return inGateway(g, to, (*binding.Gateway).Close)
 }
 
-// maxPrompt bounds the tokens and the ids of a prompt.
+// maxPrompt is the largest number of tokens, and of ids, of a prompt.
 const maxPrompt = 1 << 28
 
 // promptOf copies the caller's prompt.

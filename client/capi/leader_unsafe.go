@@ -43,7 +43,7 @@ func plannerOf(p *C.penstock_planner) (binding.PlannerOptions, error) {
 	}}, nil
 }
 
-// maxBytes bounds the address and the token of a member.
+// maxBytes is the largest size of the address and of the token of a member, in bytes.
 const maxBytes = 1 << 16
 
 func member(m *C.penstock_member) (binding.Member, error) {
@@ -170,14 +170,14 @@ func partOf(p traffic.Part) C.penstock_part {
 	return C.penstock_part{from: C.uint32_t(p.From), to: C.uint32_t(p.To)}
 }
 
-// layout places variable data behind a structure in the caller's memory. Without memory it only
-// counts the bytes.
+// layout writes data of variable size behind a structure in the caller's memory. If buf is nil, it
+// only counts the bytes.
 type layout struct {
 	buf  []byte // nil: only count
 	size int
 }
 
-// bytes places b, followed by pad zero bytes, and returns its address.
+// bytes writes b, followed by pad zero bytes, and returns the address of b in the caller's memory.
 func (l *layout) bytes(b []byte, pad int) unsafe.Pointer {
 	at := l.size
 	l.size += (len(b) + pad + 7) &^ 7

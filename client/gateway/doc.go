@@ -1,6 +1,6 @@
-// Package gateway serves one request at a time on a prefill/decode cluster: it finds the
-// prompt's cached prefix in storage, submits the request to the planner, and returns the
-// events of the request. It has no queue of its own and sends nothing to engines.
+// Package gateway serves one request at a time on a prefill/decode cluster: it finds the prompt's
+// cached prefix in storage, submits the request to the planner, and returns the events of the
+// request. The package has no queue and sends nothing to engines.
 //
 //	g, err := gateway.New(gateway.Options{Namespace: ns, Store: store, Planner: conn})
 //	for ev, err := range g.Serve(ctx, gateway.Request{ID: "agent-7.3", Tokens: prompt, Output: 512}) {
@@ -15,15 +15,14 @@
 //	                 │ planner unavailable: Waiting, then submitted again with the same id
 //	                 │ planner refuses: *RefusedError with the planner's reason
 //
-// The loop ends after Done or with an error. If the loop is left earlier or the context
-// ends, the request is cancelled, and the planner aborts it on its engines. Events are
-// returned in order, on the goroutine of the loop. If the loop does not take events for
-// long, the planner closes its stream, and the loop ends with ResourceExhausted. The
-// request is not cancelled: a further Serve with the same ID takes it over, if called within
-// the planner's GatewayWait.
+// The loop ends after Done or with an error. If the loop is left earlier or the context ends, the
+// request is cancelled, and the planner aborts the request on its engines. Events are returned in
+// order, on the goroutine of the loop. If the loop takes no events for a long time, the planner
+// closes the stream, and the loop ends with ResourceExhausted. The request is not cancelled in this
+// case: another Serve with the same ID, within the planner's GatewayWait, continues it.
 //
-// The deadline of the first token (Request.FirstToken) counts from the call of Serve, also
-// when the request is submitted again. It has no effect after Prefilled.
+// The time limit for the first token (Request.FirstToken) begins with the call of Serve, also if
+// the request is submitted again later. It has no effect after Prefilled.
 //
 // # What engines and gateway agree on
 //
@@ -33,11 +32,11 @@
 //
 //	{"ids": base64 of 16 bytes a block, "extra": further data of this gateway and these engines}
 //
-// The ids are the chain (kv.Chain) of the prompt's full blocks, the hit first. They may
-// continue with blocks of the output if the gateway already has the output, as in a replay.
-// Otherwise the decode engine continues the chain (kv.Chain.Resume). A prompt whose KV
-// depends on more than its tokens and the weights (LoRA, a cache salt, images) needs the ids
-// of a salted chain. The caller computes them and passes them as Request.IDs.
+// The ids are the chained ids (kv.Chain) of the prompt's full blocks, from the first block on. Ids
+// of the output's blocks may follow if the gateway already has the output, as in a replay.
+// Otherwise the decode engine continues the chain (kv.Chain.Resume). A prompt whose KV depends on
+// more than its tokens and the weights (LoRA, a cache salt, images) needs the ids of a salted
+// chain. The caller computes them and passes them as Request.IDs.
 //
 // Lock order: Gateway.mu is the only lock. It is not held across a call.
 package gateway

@@ -31,14 +31,14 @@ type Storage interface {
 type Options struct {
 	// Namespace has the KV of the model that the engines serve.
 	Namespace kv.Namespace
-	// Store finds cached prefixes. Planner is a connection to the planner. Both are
-	// required and stay the caller's.
+	// Store finds cached prefixes. Planner is a connection to the planner. Both are required. The
+	// Gateway does not close them.
 	Store   Storage
 	Planner grpc.ClientConnInterface
-	// Epoch, if not 0, is the version of the weights of all requests, which the namespace
-	// keeps live: they are computed and stored with these weights, also when newer ones
-	// exist. With 0, a request begins with the newest epoch that the storage nodes have,
-	// and goes on with newer weights when the planner learns of them.
+	// Epoch, if not 0, is the version of the weights for all requests. It must be live in the
+	// namespace. All requests are computed and stored with these weights, even if newer weights
+	// exist. With 0, a request begins with the newest epoch that the storage nodes have, and the
+	// planner may plan it again with newer weights.
 	Epoch kv.Epoch
 }
 
@@ -48,8 +48,8 @@ type Gateway struct {
 	chain kv.Chain
 
 	mu sync.Mutex
-	// epoch is the newest that is known, from the nodes or by a start; 0: that of
-	// Options.Namespace.
+	// epoch is the newest epoch that a storage node or a Started update has reported; 0: use the
+	// epoch of Options.Namespace.
 	epoch kv.Epoch
 }
 
@@ -67,35 +67,36 @@ func New(opts Options) (*Gateway, error) {
 
 // Request is a prompt to be served.
 type Request struct {
-	// ID identifies the request: 1 to 256 bytes. No other request under way has it.
+	// ID identifies the request: 1 to 256 bytes. It must be unique among the running requests.
 	ID string
-	// Tokens are the prompt. Prompt and IDs may be given instead: the number of its
-	// tokens, and the chain of its full blocks, which may go on with that of the output.
+	// Tokens are the prompt. Instead of Tokens, Prompt and IDs may be set: the number of the
+	// prompt's tokens, and the chained ids of the prompt's full blocks, which may continue with the
+	// ids of the output's blocks.
 	Tokens []kv.Token
 	Prompt int
 	IDs    []kv.BlockID
 	// Output is the number of tokens expected to be generated. The planner reserves
 	// device memory for them.
 	Output int
-	// Deadline, if not 0, is how long after its submission the request may wait for its
-	// engines before the planner refuses it.
+	// Deadline, if not 0, is the longest time from the submission of the request until its engines
+	// are chosen. Then the planner refuses the request.
 	Deadline time.Duration
 	// Tenant is the name of the tenant, at most 256 bytes. Tenants with requests in the queue share
 	// the engines by the weights that the planner has for them. Requests of a higher Priority go
 	// first, whatever their tenant.
 	Tenant   string
 	Priority int32
-	// FirstToken, if not 0, is how long after the call of Serve the first token is of use. The
-	// planner refuses the request (Late) when it finds that the token cannot come by then.
+	// FirstToken, if not 0, is the longest useful time from the call of Serve to the first token.
+	// The planner refuses the request (Late) when it finds that the first token would be later.
 	FirstToken time.Duration
-	// Resident lists decode engines, at most 64, with the part of the prompt in their device
+	// Resident lists decode engines, at most 64, that have the beginning of the prompt in device
 	// memory.
 	Resident []Resident
 	// Extra, if set, is JSON that both engines get (Payload.Extra).
 	Extra json.RawMessage
 }
 
-// Resident is how many leading tokens of a prompt a decode engine holds.
+// Resident is a decode engine and the number of leading tokens of the prompt that it holds.
 type Resident struct {
 	Engine string
 	Tokens int
@@ -107,16 +108,17 @@ type Kind uint8
 const (
 	// Matched: the cached prefix is known (Hit, Epoch).
 	Matched Kind = iota + 1
-	// Waiting: the planner is away. The request is submitted again until the planner
-	// accepts it, and the engines continue their parts of the request (Reason).
+	// Waiting: the planner cannot be reached (Reason). The gateway submits the request again until
+	// the planner accepts it. Meanwhile the engines continue the request.
 	Waiting
 	// Accepted: the planner has the request.
 	Accepted
-	// Started: the planner has chosen both engines, which begin to read (Prefill, Decode,
-	// Attempt, Epoch, ReadByPrefill, ReadByDecode). It comes again after Replanned.
+	// Started: the planner has chosen both engines, which begin to read (Prefill, Decode, Attempt,
+	// Epoch, ReadByPrefill, ReadByDecode). Another Started follows each Replanned.
 	Started
-	// Prefilled: the decode engine has the prompt's KV, and the first token. It comes at most
-	// once after Started, and not if the planner had the report of the end of decode first.
+	// Prefilled: the decode engine has the prompt's KV and the first token. There is at most one
+	// Prefilled for each Started, and none if the report of the end of decode reached the planner
+	// first.
 	Prefilled
 	// Replanned: the planner plans the request again, because an engine was lost or
 	// failed, or because the weights have changed (Reason).
@@ -138,15 +140,15 @@ func (k Kind) String() string {
 // Event is one step of a request. Fields that the kind does not name are zero.
 type Event struct {
 	Kind Kind
-	// Hit is the cached prefix in tokens. Epoch is the version of the weights: of the cached
-	// prefix when it is matched, of the computation when the request is started.
+	// Hit is the cached prefix in tokens. Epoch is the version of the weights: in Matched, the
+	// version of the cached prefix; in Started, the version with which the request is computed.
 	Hit   int
 	Epoch kv.Epoch
-	// Attempt is the name that both engines have for the attempt (leader.Request.Name). It is
-	// empty, and the epoch of Started is 0, if the planner is of an earlier version.
+	// Attempt is the name of the attempt on both engines (leader.Request.Name). With a planner of
+	// an earlier version, Attempt is empty and the Epoch of Started is 0.
 	Attempt string
-	// Prefill and Decode are the names of the engines. ReadByPrefill and ReadByDecode are
-	// the tokens of the hit that each engine's machine reads from storage.
+	// Prefill and Decode are the names of the engines. ReadByPrefill and ReadByDecode are the
+	// numbers of cached tokens that the machine of each engine reads from storage.
 	Prefill, Decode             string
 	ReadByPrefill, ReadByDecode int
 	Reason                      string
@@ -158,7 +160,7 @@ type Refusal uint8
 const (
 	// OtherRefusal: for any other reason, for example because engines failed every attempt.
 	OtherRefusal = Refusal(pb.Refusal_REFUSAL_UNSPECIFIED)
-	// Busy: too many requests wait, or this one has waited until its deadline. It may be
+	// Busy: too many requests wait, or this request has waited until its deadline. It may be
 	// submitted again later.
 	Busy = Refusal(pb.Refusal_REFUSAL_BUSY)
 	// TooLong: no engine of the cluster has room for a request of this length.
@@ -168,8 +170,8 @@ const (
 	// OldWeights: the weights have changed, and the change ended the requests of older weights.
 	// It may be submitted again, and is then served with the new weights.
 	OldWeights = Refusal(pb.Refusal_REFUSAL_OLD_WEIGHTS)
-	// Late: the first token cannot come within Request.FirstToken. The request may be submitted
-	// again later (RefusedError.RetryAfter).
+	// Late: the first token cannot be produced within Request.FirstToken. The request may be
+	// submitted again later (RefusedError.RetryAfter).
 	Late = Refusal(pb.Refusal_REFUSAL_LATE)
 )
 
@@ -177,19 +179,19 @@ const (
 type RefusedError struct {
 	Refusal Refusal
 	Reason  string
-	// RetryAfter, of Late, is the time after which the request could be served in time, by the
-	// planner's estimate, if no others come; 0: not known.
+	// RetryAfter is set for Late. It is the planner's estimate of the time after which the request
+	// could be served in time if no other requests arrive; 0: unknown.
 	RetryAfter time.Duration
 }
 
 // Error returns the reason.
 func (e *RefusedError) Error() string { return "the planner refused the request: " + e.Reason }
 
-// retryEvery is the time between two submissions while the planner is away.
+// retryEvery is the time between two submissions while the planner cannot be reached.
 const retryEvery = 50 * time.Millisecond
 
-// Prepare returns r with Prompt and IDs in place of Tokens. Its errors, which wrap
-// client.ErrRequest, are those of a request that cannot be served. Serve does the same.
+// Prepare returns r with Prompt and IDs in place of Tokens. It returns an error that wraps
+// client.ErrRequest if the request cannot be served. Serve calls Prepare itself.
 func (g *Gateway) Prepare(r Request) (Request, error) {
 	if r.Tokens != nil && (r.Prompt != 0 || r.IDs != nil) {
 		return r, fmt.Errorf("gateway: %w: request %q has tokens, and a length or ids beside them; give one or the other", client.ErrRequest, r.ID)
@@ -203,10 +205,10 @@ func (g *Gateway) Prepare(r Request) (Request, error) {
 	return r, r.check(g.opts.Namespace.Geometry.BlockTokens)
 }
 
-// Serve serves a request. It begins with the loop over its events. An error is the last
-// element: a *RefusedError when the planner refuses the request, the cause of ctx when ctx
-// has ended. Other errors of the planner have its gRPC status, such as ResourceExhausted
-// when it has no room for the payload now.
+// Serve serves a request and returns its events. Serving begins when the loop over the events
+// begins. An error is the last element: a *RefusedError if the planner refuses the request, or the
+// cause of ctx if ctx has ended. Other errors of the planner have a gRPC status, such as
+// ResourceExhausted if the planner has no room for the payload.
 func (g *Gateway) Serve(ctx context.Context, r Request) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -217,7 +219,7 @@ func (g *Gateway) Serve(ctx context.Context, r Request) iter.Seq2[Event, error] 
 			case Started:
 				prefilled = false
 			case Prefilled:
-				if prefilled { // a planner that was restarted has it from the engine again
+				if prefilled { // a restarted planner gets the engine's report, and sends Prefilled, again
 					return true
 				}
 				prefilled = true
@@ -273,7 +275,8 @@ func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) 
 		if err == nil || errors.Is(err, errLeft) || ctx.Err() != nil {
 			return err
 		}
-		// A planner that has not noticed the end of the last stream refuses another one.
+		// A planner that has not noticed the end of the previous stream refuses a new stream with
+		// AlreadyExists.
 		if code := status.Code(err); code != codes.Unavailable && !(resubmitted && code == codes.AlreadyExists) {
 			return fmt.Errorf("gateway: request %q: %w", r.ID, err)
 		}
@@ -335,7 +338,8 @@ func (g *Gateway) submission(r Request, hit int, epoch kv.Epoch) (*pb.SubmitRequ
 	return s, nil
 }
 
-// Match finds the cached prefix of a chain under the options' epoch or the nodes' newest, as Serve does.
+// Match finds the cached prefix of a chain, as Serve does: of Options.Epoch or, if that is 0, of
+// the newest epoch of the storage nodes.
 func (g *Gateway) Match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
 	if g.opts.Epoch != 0 {
 		return g.opts.Store.Match(ctx, client.MatchRequest{Namespace: g.opts.Namespace, IDs: ids, Epoch: g.opts.Epoch})
@@ -355,18 +359,19 @@ func (g *Gateway) Match(ctx context.Context, ids []kv.BlockID) (client.MatchResu
 	return g.opts.Store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ids})
 }
 
-// newer notes an epoch of the weights: later requests look for prefixes of the newest one, also
-// while storage keeps an older one live.
+// newer records an epoch of the weights. Later requests match prefixes of the newest recorded
+// epoch, even while storage keeps an older epoch live.
 func (g *Gateway) newer(epoch kv.Epoch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.epoch = max(g.epoch, epoch)
 }
 
-// follow submits a request and passes its updates on until it ends. accepted reports
-// whether the planner took it.
+// follow submits a request and passes its updates on until the request ends. accepted reports
+// whether the planner accepted the request.
 func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event func(Event) bool) (accepted bool, err error) {
-	// The stream ends with this call, so that the planner notices a request given up.
+	// The stream ends with this call, so that the planner notices when the caller gives the request
+	// up.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := pb.NewPlannerClient(g.opts.Planner).Submit(ctx, submit)
@@ -409,7 +414,7 @@ func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event fu
 	}
 }
 
-// refusal translates the class of a refusal.
+// refusal converts the class of a refusal from its wire form.
 func refusal(r pb.Refusal) Refusal {
 	if _, known := pb.Refusal_name[int32(r)]; !known {
 		return OtherRefusal
@@ -417,7 +422,7 @@ func refusal(r pb.Refusal) Refusal {
 	return Refusal(r)
 }
 
-// started translates the start of a request.
+// started converts the start of a request to an Event.
 func started(id string, u *pb.RequestUpdate) Event {
 	ev := Event{Kind: Started, Prefill: u.PrefillEngine, Decode: u.DecodeEngine, Epoch: kv.Epoch(u.Epoch)}
 	if u.Attempt != 0 {

@@ -7,13 +7,13 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Payload is the data that a gateway sends to both engines of a request through the planner,
-// in addition to the lengths. The planner takes at most 3 MiB of it as JSON.
+// Payload is the data that a gateway sends to both engines of a request through the planner, in
+// addition to the lengths. The planner accepts a payload of at most 3 MiB in JSON form.
 type Payload struct {
 	// IDs are the chain of the prompt's full blocks, and of the output's full blocks if
 	// the gateway has them.
 	IDs []kv.BlockID
-	// Extra is JSON that this gateway and these engines have agreed on; nil: none.
+	// Extra is further JSON data for the engines; nil: none.
 	Extra json.RawMessage
 }
 
@@ -23,7 +23,7 @@ type jsonPayload struct {
 	Extra json.RawMessage `json:"extra,omitempty"`
 }
 
-// Encode returns the payload as it is sent. Error: Extra is not JSON.
+// Encode returns the payload in JSON form. It returns an error if Extra is not JSON.
 func (p Payload) Encode() ([]byte, error) {
 	j := jsonPayload{IDs: make([]byte, 0, len(p.IDs)*kv.BlockIDSize), Extra: p.Extra}
 	for _, id := range p.IDs {

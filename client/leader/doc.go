@@ -1,14 +1,14 @@
-// Package leader is the session of a group of engines with the planner: one leader
-// registers the engines of a machine, reports their state, and gives them the requests
-// that the planner assigns. An engine implements Engine. The package works with
-// engines of any kind.
+// Package leader is the session of a group of engines with the planner: one leader registers the
+// engines of a machine, reports their state, and passes the requests to them that the planner
+// assigns. An engine implements the interface Engine, so the package works with engines of any
+// kind.
 //
 //	planner                       Leader                                Engine (one GPU)
 //	   ◄── RegisterGroup ───────────┤  engines, and the requests held       │
 //	   ◄── FetchWork ───────────────┤  each FetchEvery: load, device        │
 //	   │                            │  memory and buffer of each engine,    │
 //	   │                            │  reading queue of the machine         │
-//	   ├── ASSIGN ──────────────────►  remembered                           │
+//	   ├── ASSIGN ──────────────────►  kept until START                     │
 //	   ├── START ───────────────────►── Start(ctx, *Request) ───────────────► traffic.Prefill | traffic.Decode
 //	   ├── READ, CUT, RECOMPUTE ────►── Read, Cut, Recompute ───────────────►
 //	   ◄── ReadProgress ────────────┤◄─ Request.Progress, one a fetch ──────┤
@@ -19,8 +19,8 @@
 //	   ├── CONFIRMED ───────────────►  the end of the attempt is forgotten   │
 //	   ├── SWITCH ──────────────────►  Options.SwitchRole, then RegisterGroup or RoleRefused
 //
-// An engine moves KV with a traffic.Manager, whose jobs take the fields and the methods
-// of a Request as they are:
+// An engine moves KV with a traffic.Manager. Fields and methods of a Request can be used in its
+// jobs without conversion:
 //
 //	func (e *engine) Start(ctx context.Context, r *leader.Request) {
 //		go func() { r.Done(e.prefill(ctx, r)) }()
@@ -28,64 +28,65 @@
 //
 //	job := traffic.PrefillJob{Request: r.Name, Hit: r.Hit, Parts: r.Parts, Progress: r.Progress, Stopped: r.Stopped, …}
 //
-// A request's payload comes from the gateway and is opaque here; client/gateway
-// defines it. The address of an engine, which the planner passes to the engine on the
-// other side, is JSON, with both fields in base64:
+// A request's payload comes from the gateway (package client/gateway defines it), and this package
+// does not read it. The planner passes the address of an engine to the request's other engine. An
+// address is JSON, with both fields in base64:
 //
 //	{"addr": rdma.Addr's encoding, "token": the compute NIC's token}
 //
 // # Sessions
 //
-// Run keeps a session until its context ends. When a session is lost, Run begins another
-// one, and its registration lists the requests that the engines hold, so that a planner
-// without state (it was restarted) lets them go on. A request that the planner had
-// aborted is not listed.
+// Run keeps a session until its context ends. When a session is lost, Run begins a new session. Its
+// registration lists the requests that the engines hold, so that even a restarted planner, which
+// has no state, lets these requests continue. A request that the planner had aborted is not listed.
 //
-// Messages that were under way when a session broke are lost. The next session makes up for
-// them:
+// Messages in transit are lost when a session breaks. The next session replaces them:
 //
-//   - The registration has the number of the last action about each attempt. The planner
-//     sends the actions after it again. It also has the parts of the cached prefix that the
-//     engine has read, is reading or computes: a planner that was restarted plans a request
-//     again if its engines do not bring all of the prefix. It takes over the reads under way.
-//   - The registration has the engine on the other side of each attempt, and the highest
-//     number among all actions that the leader has taken. A planner that was restarted finds
-//     an attempt that one of its engines does not have, and plans the request again.
-//   - The leader sends the last report about each attempt's reads again, if it meets the
-//     planner that it sent the report to. Reports have the number of the action that ordered
-//     the read, so the planner takes each one once.
+//   - The registration has the number of the last action about each attempt that has arrived. The
+//     planner sends later actions again. The registration also has the parts of the cached prefix
+//     that the engine has read, is reading or computes. A restarted planner compares them: if the
+//     two engines of a request do not have all of the prefix, it plans the request again.
+//     Otherwise it takes over the reads in progress.
+//   - The registration has the other engine of each attempt, and the highest number of all actions
+//     that the leader has received. If only one of the two engines lists an attempt, a restarted
+//     planner plans the request again.
+//   - If the leader reconnects to the same planner process, it sends the last report about the
+//     reads of each attempt again. A report has the number of the action that ordered the read, so
+//     the planner counts each report once.
 //   - The leader keeps the end of each attempt (Finished or Failed) until the planner has
 //     confirmed it. The registration lists the request as ended, and the report is sent again.
 //
-// A planner of an earlier version confirms nothing. Then a report counts as taken when it was
-// sent, and the planner is planning a request again if no group holds it.
+// A planner of an earlier version sends no confirmations. With such a planner, the leader drops a
+// report as soon as the report is sent. If no group then lists the request in its registration, the
+// planner plans the request again.
 //
-// When the context of Run ends, the leader closes the stream in order, and the planner
-// plans the group's requests again at once. Then the contexts of all requests end.
+// When the context of Run ends, the leader closes the stream, and the planner plans the group's
+// requests again at once. Then the contexts of all requests end.
 //
 // Add and Remove change the members of the group. The requests of a removed member end,
 // and the planner plans them again; the requests of the other members continue.
 //
 // # Roles
 //
-// The planner has a group change its role when an operator asks for it, and the group has no
-// request then. The leader waits until its engines have ended aborted requests too, and calls
-// Options.SwitchRole. After it the leader registers the group in its new role, or reports why the
-// engines keep the old one. If the session breaks meanwhile, the next registration names the role
-// that the engines change to, so a planner that was restarted gives them no request. A group
-// without Options.SwitchRole has a fixed role, and the planner refuses to switch it.
+// When an operator requests it, the planner orders a group to change its role. At that time the
+// group has no request of the planner. The leader waits until its engines have also ended aborted
+// requests, and then calls Options.SwitchRole. After this call, the leader registers the group in
+// its new role, or reports why the engines keep the old role. If the session breaks during the
+// change, the next registration has the new role, so that a restarted planner assigns no request to
+// the group. A group without Options.SwitchRole has a fixed role, and the planner refuses to switch
+// it.
 //
 // # Bounds
 //
-// Reports of progress are merged: a request has one at a time. Other reports wait in a
-// queue while the planner does not take them. While maxReports wait, the leader takes no
-// further action of the planner, so the queue is bounded by that and by the requests
-// that the engines hold. An end waits for its confirmation, which the planner sends before
-// it gives the memory of the request to another one.
+// At most one progress report of each request waits; a newer one replaces it. Other reports wait in
+// a queue until they can be sent. While maxReports reports wait, the leader handles no further
+// action of the planner. So maxReports and the number of requests that the engines hold bound the
+// queue. The leader keeps the end of each attempt until the planner has confirmed it; the planner
+// does so before it assigns the request's memory to another request.
 //
-// The package chooses no engine and no reader (the planner does), moves no KV
-// (client/traffic does) and computes nothing.
+// The package does not choose engines or who reads a prefix (the planner does), and it moves no KV
+// (package client/traffic does).
 //
-// Lock order: Leader.mu alone, which is not held across a call of an engine or of the
+// Lock order: Leader.mu is the only lock. It is not held across a call of an engine or of the
 // planner.
 package leader

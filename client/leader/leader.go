@@ -38,12 +38,11 @@ func (r Role) String() string {
 	return fmt.Sprintf("role %d", uint8(r))
 }
 
-// Engine is one engine of a group. Its methods must not block: they are called in the
-// order of the planner's actions, and the next action waits for them.
+// Engine is one engine of a group. Its methods must not block: the leader calls them in the order
+// of the planner's actions, and handles the next action only after a call has returned.
 type Engine interface {
-	// Start begins the engine's part of a request, which ends when the engine calls
-	// r.Done, once. The engine gives up the request when ctx ends, and calls r.Done then
-	// too.
+	// Start begins the engine's part of a request, which ends when the engine calls r.Done, once.
+	// When ctx ends, the engine must abandon the request and call r.Done.
 	Start(ctx context.Context, r *Request)
 	// Read makes the engine read a further range of hit blocks of a request. Cut stops
 	// the request's reads. Recompute makes the engine compute a range of hit blocks
@@ -56,19 +55,19 @@ type Engine interface {
 
 // Member is an engine and its properties that the planner needs.
 type Member struct {
-	// Name identifies the engine. No other engine of the cluster has it.
+	// Name identifies the engine. It must be unique in the cluster.
 	Name   string
 	Engine Engine
 	// Peer is the address of this engine's traffic manager, for engines of the other role.
 	Peer traffic.Peer
-	// DeviceBlocks is how many blocks of KV device memory holds. With 0, which only a
-	// prefill engine may have, the planner does not account for device memory.
+	// DeviceBlocks is the size of the engine's device memory for KV, in blocks. 0 means that the
+	// planner does not account for device memory; it is allowed only for a prefill engine.
 	DeviceBlocks int
-	// PromptBlocks is the longest prompt that the engine takes. Default:
+	// PromptBlocks is the longest prompt that the engine accepts, in blocks. Default:
 	// traffic.MaxBlocks.
 	PromptBlocks int
-	// Footprint is traffic.Manager.Footprint of the engine's manager. With the zero value
-	// the planner does not account for the buffer.
+	// Footprint is the result of Footprint of the engine's traffic.Manager. With the zero value the
+	// planner does not account for the buffer.
 	Footprint traffic.Footprint
 }
 
@@ -84,18 +83,18 @@ type Options struct {
 	Members  []Member
 	// Planner is a connection to the planner. The leader does not close it.
 	Planner grpc.ClientConnInterface
-	// FetchEvery is how often the group's state is reported and work is fetched.
+	// FetchEvery is the interval at which the leader reports the group's state and fetches work.
 	// Default: 5 ms.
 	FetchEvery time.Duration
-	// ReadRate, if not 0, is the rate of the machine's storage NIC in tokens a second.
-	// With 0 the leader measures it while there is a reading queue.
+	// ReadRate, if not 0, is the rate of the machine's storage NIC in tokens per second. With 0 the
+	// leader measures this rate while the engines read from storage.
 	ReadRate float64
-	// SwitchRole, if set, changes the role of the group's engines to the role to. The leader
-	// calls it when the operator has ordered the change from the planner. The engines hold no
-	// request during the call. SwitchRole returns the members in the new role, or nil if they
-	// are the same. After an error the group keeps its role, and the operator gets the error.
-	// ctx ends with Run's context, and SwitchRole must then return. If SwitchRole is nil, the
-	// engines have a fixed role.
+	// SwitchRole, if set, changes the role of the group's engines to the role to. The leader calls
+	// it when the planner has sent an operator's order to change. The engines hold no request
+	// during the call. SwitchRole returns the members in the new role, or nil if they are the same.
+	// After an error the group keeps its role, and the operator gets the error. ctx ends with Run's
+	// context, and SwitchRole must then return. If SwitchRole is nil, the engines have a fixed
+	// role.
 	SwitchRole func(ctx context.Context, to Role) ([]Member, error)
 	// Logger logs lost sessions and failed requests. With nil nothing is logged.
 	Logger *slog.Logger
@@ -111,7 +110,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// maxName is the longest name that the planner takes, in bytes.
+// maxName is the longest name that the planner accepts, in bytes.
 const maxName = 256
 
 // Validate returns an error that names the first option that cannot be used. Call it
@@ -208,12 +207,12 @@ func parsePeer(raw []byte) (p traffic.Peer, err error) {
 type Leader struct {
 	opts Options
 	log  *slog.Logger
-	// wake is signalled when there is a report to send or the members have changed. drained is
-	// signalled when reports were sent.
+	// wake is signalled when a report waits to be sent or the members have changed. drained is
+	// signalled when reports have been sent.
 	wake, drained chan struct{}
 
-	// freed is signalled when a request has left its engine. changes counts the goroutines that
-	// change the engines' role, at most one.
+	// freed is signalled when a request has ended on its engine. changes counts the goroutine that
+	// changes the engines' role, at most one at a time.
 	freed   chan struct{}
 	changes sync.WaitGroup
 
@@ -227,13 +226,13 @@ type Leader struct {
 	// seen and taken are the highest sequence numbers of the planner's actions that the leader
 	// has handled: seen in this session, taken in all sessions.
 	seen, taken uint64
-	// planner is the number of the planner that accepted the last registration. It is 0 before
-	// the first registration, and for a planner that does not confirm reports.
+	// planner identifies the planner process that accepted the last registration. It is 0 before
+	// the first registration, and for a planner that sends no confirmations.
 	planner uint64
 	held    map[string]*held
-	// running counts the attempts that their engines have not ended. An attempt that still runs
-	// may be absent from held, because the planner has assigned its request to an engine of the
-	// group again.
+	// running is the number of attempts that have not ended on their engines. Such an attempt may
+	// be absent from held, because the planner has assigned its request to an engine of the group
+	// again.
 	running int
 	// ended are the requests whose end the planner has not confirmed, by their ids.
 	ended map[string]*ended
@@ -245,12 +244,12 @@ type Leader struct {
 	meter meter
 }
 
-// maxReports is how many reports may wait while the leader takes further actions.
+// maxReports is the number of waiting reports from which the leader handles no further action.
 const maxReports = 1024
 
-// report is a message about an attempt.
+// report is a message for the planner, mostly about an attempt.
 type report struct {
-	of      *Request // nil: the report is about no request, or about one that was never started here
+	of      *Request // nil: the report is about no request, or about a request that was never started here
 	message *pb.LeaderMessage
 }
 
@@ -306,9 +305,9 @@ func (l *Leader) Add(m Member) error {
 	return nil
 }
 
-// Remove takes an engine out of the group, for example because its process has died.
-// The contexts of its requests end, and the planner plans the requests again. Remove
-// reports whether the engine was a member.
+// Remove removes an engine from the group, for example because the engine's process has died. The
+// contexts of the engine's requests end, and the planner plans the requests again. Remove reports
+// whether the engine was a member.
 func (l *Leader) Remove(name string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -358,7 +357,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// blocksOf converts tokens to blocks, rounded up. tokensOf converts blocks to tokens.
+// blocksOf returns the number of blocks for tokens, rounded up.
 func (l *Leader) blocksOf(tokens int) int {
 	bt := l.opts.Geometry.BlockTokens
 	return (tokens + bt - 1) / bt
@@ -371,5 +370,5 @@ func (l *Leader) part(p *pb.Part) traffic.Part {
 	return traffic.Part{From: int(p.From) / l.opts.Geometry.BlockTokens, To: l.blocksOf(int(p.To))}
 }
 
-// errChanged ends a session whose members have changed.
+// errChanged is the reason for ending a session when the members have changed.
 var errChanged = errors.New("the members of the group have changed")

@@ -8,10 +8,10 @@ import (
 	"github.com/penstock-kv/penstock/client/traffic"
 )
 
-// registration returns the registration of the group, with the requests that it holds or
-// whose end is not confirmed, and the version of its members. It drops the other reports of
-// requests that have ended: the planner is planning a request again if no group holds it, and the
-// next one may have its id.
+// registration returns the registration of the group, and the version of its members. The
+// registration lists the requests that the group holds, and requests whose end the planner has not
+// confirmed. registration drops all other reports about ended requests: the planner plans a request
+// again if no group lists it, and a later request may have the same id.
 func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -38,7 +38,7 @@ func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 		r.Holding = append(r.Holding, l.listedLocked(h, false))
 	}
 	if l.planner == 0 {
-		clear(l.ended) // a planner that confirms none takes a request for one that goes on
+		clear(l.ended) // a planner without confirmations would treat a listed request as running
 	}
 	for _, e := range l.ended {
 		if _, ok := l.memberLocked(e.member.Name); ok {
@@ -57,7 +57,7 @@ func (l *Leader) listedLocked(h *held, ended bool) *pb.HeldRequest {
 	if h.attempt != nil {
 		m.Attempt, m.Order, m.PeerEngine = h.attempt.attempt, h.attempt.order, h.attempt.PeerEngine
 		for p, landed := range h.attempt.arrived {
-			// The planner has ended the earlier ones.
+			// Earlier reads have been ended by the planner.
 			if order := h.attempt.ordered[p]; order > m.Reading.GetRead() {
 				m.Reading = &pb.HeldRead{Part: l.partOf(h.attempt.Role, p), Read: order, Landed: uint32(landed)}
 			}
@@ -69,14 +69,15 @@ func (l *Leader) listedLocked(h *held, ended bool) *pb.HeldRequest {
 	return m
 }
 
-// partOf translates a part that engines of a role read, from blocks to tokens.
+// partOf converts a part that an engine of a role reads, from blocks to tokens.
 func (l *Leader) partOf(role Role, p traffic.Part) *pb.Part {
 	return &pb.Part{Side: pb.Side(role), From: uint32(l.tokensOf(p.From)), To: uint32(l.tokensOf(p.To))}
 }
 
-// registered begins a session with the planner of a number. The session repeats the reports
-// that a broken session may have lost: the last one about each read of a request, if the
-// planner is the one that it was sent to, and the end of each request that is not confirmed.
+// registered begins a session with the planner process of the given number. It queues the reports
+// again that a broken session may have lost. These are the last report about each read, if the
+// leader has sent it to the same planner process, and the end of each request without a
+// confirmation.
 func (l *Leader) registered(planner uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +105,7 @@ func (l *Leader) registered(planner uint64) {
 	l.reports = reports
 }
 
-// endsLocked returns whether a report is the end of a request that is not confirmed.
+// endsLocked reports whether m is the end of a request that the planner has not confirmed.
 func (l *Leader) endsLocked(m report) bool {
 	if m.of == nil {
 		return false
@@ -113,7 +114,7 @@ func (l *Leader) endsLocked(m report) bool {
 	return e != nil && e.report == m
 }
 
-// fetch reports every engine and the storage NIC.
+// fetch returns a FetchWork message with the state of every engine and of the storage NIC.
 func (l *Leader) fetch() *pb.LeaderMessage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,8 +151,7 @@ func (l *Leader) fetch() *pb.LeaderMessage {
 	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: f}}
 }
 
-// mergeProgress queues the progress of all reads: one report a request, however many
-// blocks have come.
+// mergeProgress queues one progress report for each request with new progress.
 func (l *Leader) mergeProgress() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -162,7 +162,7 @@ func (l *Leader) mergeProgress() {
 	}
 }
 
-// memberless reports whether the group has no engine.
+// memberless reports whether the group has no engines.
 func (l *Leader) memberless() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +176,7 @@ type meter struct {
 	read  float64
 }
 
-// rate returns tokens a second; 0 before there was a window of busy time.
+// rate returns the measured rate in tokens per second; 0 until the NIC has been busy long enough.
 func (m *meter) rate(now time.Time) float64 {
 	busy := m.busy
 	if !m.since.IsZero() {

@@ -11,25 +11,25 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Request is one attempt at a request, on one engine. The engine reports how it goes
-// with the methods, which do not block and may be called concurrently.
+// Request is one attempt at a request, on one engine. The engine reports progress and the end with
+// the methods, which do not block and may be called concurrently.
 type Request struct {
-	// Name identifies the attempt. Both engines have the same name, which is the Request
-	// of their traffic jobs. ID is the request's.
+	// Name identifies the attempt. It is the same on both engines, and is the field Request of
+	// their traffic jobs. ID identifies the request.
 	Name, ID  string
 	Namespace string
-	// Role is the engine's part in the request.
+	// Role is the role of the engine in the request.
 	Role Role
-	// Epoch is the version of the weights that the request is computed and stored with.
-	// It may be newer than that of the cached prefix, which is then recomputed.
+	// Epoch is the version of the weights that the request is computed and stored with. If it is
+	// newer than the version of the cached prefix, the prefix is recomputed.
 	Epoch kv.Epoch
-	// Prompt and Output are tokens; the output may become shorter. Hit is the cached
-	// prefix in blocks.
+	// Prompt is the length of the prompt and Output the expected length of the output, both in
+	// tokens. Hit is the length of the cached prefix in blocks.
 	Prompt, Output, Hit int
-	// Parts are the ranges of the cached prefix that this engine's side reads, in blocks.
+	// Parts are the ranges of the cached prefix that this engine reads from storage, in blocks.
 	Parts []traffic.Part
-	// Peer is the traffic manager of the engine on the other side, PeerEngine the
-	// engine's name.
+	// Peer is the address of the traffic manager of the request's other engine, PeerEngine the name
+	// of that engine.
 	Peer       traffic.Peer
 	PeerEngine string
 	// Payload is the data that the gateway sent for the engines.
@@ -42,19 +42,21 @@ type Request struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 
-	// Leader.mu guards the rest. unread is the number of the request's tokens in the
-	// reading queue. arrived has, for each part being read, the tokens that have left it.
+	// Leader.mu guards the fields below. unread is the number of the request's tokens in the
+	// reading queue. arrived has, for each part being read, the number of tokens that have arrived
+	// and so left the queue.
 	unread  int
 	arrived map[traffic.Part]int
-	// ordered has the number of the action that ordered each part. brings are the parts that
-	// the engine has read, is reading or computes. Blocks that a stopped read did not reach are not in them.
+	// ordered has, for each part, the number of the action that ordered its read. brings are the
+	// parts that the engine has read, is reading or computes, without the blocks that a stopped
+	// read did not reach.
 	ordered map[traffic.Part]uint64
 	brings  []traffic.Part
-	// progress is sent with the next fetch; nil: nothing is new. last is the last report about
-	// a read.
+	// progress is the report for the next fetch; nil: there is no new progress. last is the last
+	// report about a read.
 	progress *pb.ReadProgress
 	last     *pb.LeaderMessage
-	// order is the number of the last action about the attempt.
+	// order is the number of the last action about the attempt that has arrived.
 	order uint64
 	// buffer is the number of bytes that the request uses in its engine's buffer; 0 when
 	// its KV has left the buffer.
@@ -62,7 +64,7 @@ type Request struct {
 	ended  bool
 }
 
-// start begins a request whose both engines are known.
+// start begins an attempt: it handles the planner's START.
 func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 	l.mu.Lock()
 	h, role := l.held[a.Request], l.role
@@ -87,7 +89,7 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 		}
 	}
 	r.ctx, r.cancel = context.WithCancel(ctx)
-	passing := l.blocksOf(r.Prompt) // all of the prompt passes through a decode engine's buffer
+	passing := l.blocksOf(r.Prompt) // the whole prompt passes through a decode engine's buffer
 	if role == Prefill {
 		passing = 0
 		for _, p := range r.Parts {
@@ -112,7 +114,8 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 	return nil
 }
 
-// expect counts a part that the request's engine is going to read by the action of a number.
+// expect records a part that the request's engine is going to read. order is the number of the
+// action that ordered the read.
 func (l *Leader) expect(r *Request, p traffic.Part, order uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,15 +136,15 @@ func (l *Leader) expectLocked(r *Request, p traffic.Part, order uint64) {
 	l.queueLocked(n)
 }
 
-// readLocked takes tokens of a request out of the reading queue.
+// readLocked removes n tokens of a request from the reading queue.
 func (l *Leader) readLocked(r *Request, n int) {
 	n = min(n, r.unread)
 	r.unread -= n
 	l.queueLocked(-n)
 }
 
-// Progress takes how far a part has been read (traffic.PrefillJob.Progress). The planner
-// gets the end of a part at once, and the rest with the next fetch.
+// Progress reports the progress of the read of a part (traffic.PrefillJob.Progress). The end of a
+// part is sent to the planner at once, other progress with the next fetch.
 func (r *Request) Progress(p traffic.Progress) {
 	l := r.leader
 	landed := min(int(p.Bytes*int64(l.opts.Geometry.BlockTokens)/l.opts.Geometry.PieceBytes(0)), l.tokensOf(p.Part.Len()))
@@ -164,15 +167,14 @@ func (r *Request) Progress(p traffic.Progress) {
 	}
 }
 
-// progressOf takes the progress that a request has to report.
+// progressOf returns the progress report of a request that waits, and removes it from the request.
 func progressOf(r *Request) *pb.LeaderMessage {
 	r.last = &pb.LeaderMessage{Message: &pb.LeaderMessage_Progress{Progress: r.progress}}
 	r.progress = nil
 	return r.last
 }
 
-// Stopped takes the end of a read before the end of its part
-// (traffic.PrefillJob.Stopped).
+// Stopped reports a read that has ended before the end of its part (traffic.PrefillJob.Stopped).
 func (r *Request) Stopped(s traffic.Stop) {
 	l := r.leader
 	l.mu.Lock()
@@ -182,7 +184,8 @@ func (r *Request) Stopped(s traffic.Stop) {
 	}
 	l.readLocked(r, l.tokensOf(s.Part.Len())-r.arrived[s.Part])
 	delete(r.arrived, s.Part)
-	// The last one: an earlier read of the same part was shortened when it stopped.
+	// Search from the end: the entry of an earlier read of the same part was shortened when that
+	// read stopped.
 	for i := len(r.brings) - 1; i >= 0; i-- {
 		if r.brings[i] == s.Part {
 			r.brings[i].To = s.Upto
@@ -196,22 +199,22 @@ func (r *Request) Stopped(s traffic.Stop) {
 	l.sayLocked(report{r, r.last})
 }
 
-// Passed reports that the request's KV has left the engine's buffer, before the request
-// ends: a decode engine calls it when the traffic job has finished and the output has
-// not.
+// Passed reports that the request's KV has left the engine's buffer before the end of the request.
+// A decode engine calls it when its traffic job has ended but the output is not complete.
 func (r *Request) Passed() {
 	r.leader.mu.Lock()
 	defer r.leader.mu.Unlock()
 	r.buffer = 0
 }
 
-// Done reports the end of the request on the engine: nil, when its part is complete. The
-// request's memory is free then. After an error the planner plans the request again; a
-// *traffic.BlockError in it has the number of cached blocks that are certainly intact.
-// Further calls have no effect.
+// Done reports the end of the request on the engine. err is nil if the engine's work on the request
+// is complete. The engine must have released the request's memory. After an error the planner plans
+// the request again. If the error contains a *traffic.BlockError, the cached blocks before that
+// block count as correct; without one, no block does. Further calls have no effect.
 func (r *Request) Done(err error) {
 	l := r.leader
-	// Last: an engine may call Done when the context ends, and that call must have no effect.
+	// Cancel last: an engine may call Done again when the context ends, and that call must have no
+	// effect.
 	defer r.cancel()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -248,8 +251,8 @@ func (r *Request) Done(err error) {
 	l.sayLocked(end)
 }
 
-// failed is the report of an attempt that failed. The cached tokens before upto are
-// beyond suspicion.
+// failed returns the report that an attempt has failed. The cached tokens before upto are known to
+// be correct.
 func failed(request string, attempt uint64, role Role, upto int) *pb.LeaderMessage {
 	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Failed{Failed: &pb.RequestFailed{Request: request, Attempt: attempt, Role: pb.Side(role), Upto: uint32(upto)}}}
 }

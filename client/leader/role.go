@@ -7,7 +7,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// takeSwitch begins the change of the engines' role, unless it has begun in an earlier session.
+// takeSwitch begins to change the engines' role, unless the change has begun in an earlier session.
 func (l *Leader) takeSwitch(ctx context.Context, to Role) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -23,7 +23,7 @@ func (l *Leader) takeSwitch(ctx context.Context, to Role) {
 	}
 }
 
-// refusal is the report that the engines keep their role.
+// refusal returns the report that the engines keep their role.
 func refusal(reason string) report {
 	return report{message: &pb.LeaderMessage{Message: &pb.LeaderMessage_RoleRefused{RoleRefused: &pb.RoleRefused{Reason: reason}}}}
 }
@@ -31,8 +31,8 @@ func refusal(reason string) report {
 // other returns the other role.
 func (r Role) other() Role { return Prefill + Decode - r }
 
-// switchRole changes the engines' role. The next session begins with the new role, or this one
-// reports why the engines keep theirs.
+// switchRole changes the engines' role. Afterwards it ends the session, so that the next session
+// registers the new role, or it reports why the engines keep their role.
 func (l *Leader) switchRole(ctx context.Context, to Role) {
 	members, err := l.membersIn(ctx, to)
 	l.mu.Lock()
@@ -50,8 +50,8 @@ func (l *Leader) switchRole(ctx context.Context, to Role) {
 	}
 }
 
-// membersIn waits until the engines hold no request, has their owner change their role, and
-// returns them.
+// membersIn waits until the engines hold no request, calls Options.SwitchRole, and returns the
+// members in the new role.
 func (l *Leader) membersIn(ctx context.Context, to Role) ([]Member, error) {
 	for {
 		l.mu.Lock()

@@ -12,18 +12,18 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// retryEvery is the time between two sessions, endWithin the time that the planner has to
-// end the last one.
+// retryEvery is the time between two sessions. endWithin is the longest wait for the planner to end
+// the last session.
 const (
 	retryEvery = 50 * time.Millisecond
 	endWithin  = time.Second
 )
 
-// Run leads the group until ctx ends, over as many sessions as that takes, and returns
-// when the last one has ended. Call it once.
+// Run keeps the group registered until ctx ends, if necessary with several sessions one after the
+// other. It returns when the last session has ended. Call Run once.
 func (l *Leader) Run(ctx context.Context) {
-	// Requests outlive ctx until the planner has planned them again. Otherwise the engines
-	// on the other side would report them as failed.
+	// Requests continue after ctx has ended, until the planner has planned them again. Otherwise
+	// their other engines would report them as failed.
 	defer func() {
 		l.cancelAll()
 		l.changes.Wait()
@@ -81,8 +81,8 @@ func linger(ctx context.Context, after time.Duration) (context.Context, context.
 // stream is a session's.
 type stream = grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction]
 
-// session is one stream or, for a group without engines, the wait for one. registered
-// reports whether the planner took the registration.
+// session runs one stream. For a group without engines it first waits for an engine. registered
+// reports whether the planner accepted the registration.
 func (l *Leader) session(ctx context.Context) (registered bool, err error) {
 	register, version, err := l.registration()
 	if err != nil {
@@ -107,7 +107,7 @@ func (l *Leader) session(ctx context.Context) (registered bool, err error) {
 	}()
 	err = l.send(ctx, s, register, version, begun, received)
 	if err == nil {
-		// The planner has ended the stream, or does so within the time of linger.
+		// The planner has ended the stream, or will end it before the context of linger ends.
 		_ = s.CloseSend()
 		left()
 		<-received
@@ -118,7 +118,7 @@ func (l *Leader) session(ctx context.Context) (registered bool, err error) {
 	return registered, err
 }
 
-// await waits until the group has other members than in a version.
+// await waits until the members have changed since the given version.
 func (l *Leader) await(ctx context.Context, version int) error {
 	for {
 		if l.changed(version) {
@@ -132,16 +132,16 @@ func (l *Leader) await(ctx context.Context, version int) error {
 	}
 }
 
-// changed reports whether the group has other members than in a version.
+// changed reports whether the members have changed since the given version.
 func (l *Leader) changed(version int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.version != version
 }
 
-// send sends the registration and, when begun is closed, reports and fetches. Without an
-// error the stream is to be closed in order: the planner has ended it, ctx has ended, or the
-// group has no engine any more.
+// send sends the registration and, when begun is closed, reports and fetches. If it returns no
+// error, the caller closes the stream in order: the planner has ended the stream, ctx has ended, or
+// the group has no engine any more.
 func (l *Leader) send(ctx context.Context, s stream, register *pb.RegisterGroup, version int, begun, received <-chan struct{}) error {
 	if err := s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: register}}); err != nil {
 		return unlessEOF(err)
@@ -184,8 +184,8 @@ func (l *Leader) send(ctx context.Context, s stream, register *pb.RegisterGroup,
 	}
 }
 
-// unlessEOF drops io.EOF, by which Send reports that the stream has ended: the receiver
-// has the reason.
+// unlessEOF returns nil for io.EOF and otherwise err. Send returns io.EOF when the stream has
+// ended, and the receiver gets the reason.
 func unlessEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil
@@ -213,7 +213,7 @@ func (l *Leader) flush(s stream) error {
 	}
 }
 
-// sent forgets the end of a request that was sent to a planner which confirms none.
+// sent drops the end of a request after it has been sent, if the planner sends no confirmations.
 func (l *Leader) sent(m report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -222,8 +222,8 @@ func (l *Leader) sent(m report) {
 	}
 }
 
-// receive takes the planner's actions until the stream ends. It closes begun after the first
-// one, and registered reports whether there was one.
+// receive handles the planner's actions until the stream ends. It closes begun after the first
+// action. registered reports whether there was an action.
 func (l *Leader) receive(ctx context.Context, s stream, begun chan<- struct{}) (registered bool, err error) {
 	for {
 		a, err := s.Recv()
@@ -244,14 +244,15 @@ func (l *Leader) receive(ctx context.Context, s stream, begun chan<- struct{}) (
 		if err := l.act(ctx, a); err != nil {
 			l.log.Error("an action of the planner cannot be taken", "group", l.opts.Group, "action", a.Kind.String(), "request", a.Request, "err", err)
 		}
-		// Later reports of the engines' load contain the request that the action has assigned.
+		// From here on, reports of the engines' load include a request that the action has
+		// assigned, so they may include its number.
 		l.mu.Lock()
 		l.seen, l.taken = max(l.seen, a.Seq), max(l.taken, a.Seq)
 		l.mu.Unlock()
 	}
 }
 
-// room waits until few enough reports wait for one action more.
+// room waits until fewer than maxReports reports wait, so that another action may be handled.
 func (l *Leader) room(ctx context.Context) error {
 	for {
 		l.mu.Lock()
@@ -300,7 +301,7 @@ func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
 			}
 		})
 	case pb.LeaderAction_KIND_CUT, pb.LeaderAction_KIND_DROP:
-		// The planner that dropped the read ignores the report of its end.
+		// The planner ignores the report of the end of a read that it has dropped.
 		l.onAttempt(a, func(r *Request) { r.engine.Cut(r.Name) })
 	case pb.LeaderAction_KIND_ABORT:
 		l.abort(a.Request)
@@ -312,7 +313,7 @@ func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
 	return nil
 }
 
-// confirmed forgets the end of an attempt, which the planner has taken.
+// confirmed drops the end of an attempt after the planner has confirmed it.
 func (l *Leader) confirmed(a *pb.LeaderAction) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -335,7 +336,7 @@ func (l *Leader) onAttempt(a *pb.LeaderAction, f func(r *Request)) {
 	}
 }
 
-// assign notes a request until its start.
+// assign keeps a request until its START.
 func (l *Leader) assign(a *pb.LeaderAction) error {
 	if a.Submitted == nil {
 		return errors.New("leader: an assignment without its request")
@@ -369,7 +370,7 @@ func (l *Leader) abort(request string) {
 		delete(l.held, request)
 		signal(l.freed)
 	default:
-		// It counts in the engine's load until the engine has ended it.
+		// The attempt counts in the engine's load until it has ended on the engine.
 		h.aborted = true
 		h.cancel()
 	}

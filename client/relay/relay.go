@@ -23,15 +23,15 @@ type Store interface {
 
 // Options of a Relay.
 type Options struct {
-	// From and To are the storage on both sides. They stay the caller's, who closes them after the
-	// Relay.
+	// From is the source and To the destination of the blocks. The caller closes both after it has
+	// closed the Relay.
 	From, To Store
-	// BytesPerSecond is the budget of the link. Required.
+	// BytesPerSecond is the bandwidth that all copies together may use on the link. Required.
 	BytesPerSecond float64
-	// MemoryBytes is the memory for blocks on their way. Default 64 MiB.
+	// MemoryBytes is the size of the memory for blocks that are being copied. Default 64 MiB.
 	MemoryBytes int64
-	// ChunkBytes bounds the blocks that are read and written at a time. Default 4 MiB, and at least one
-	// block.
+	// ChunkBytes is the largest total size of the blocks that one copy reads and writes at a time.
+	// Default 4 MiB. At least one block is copied at a time.
 	ChunkBytes int64
 }
 
@@ -64,15 +64,15 @@ type Relay struct {
 	memory   *arena.Arena
 	from, to *client.Memory
 	budget   *rate.Limiter
-	// waiting counts the bytes of running copies that have not crossed the link, copied those that
-	// have.
+	// waiting is the number of bytes of running copies that have not crossed the link, and copied
+	// the number of bytes that have crossed it since New.
 	waiting, copied atomic.Int64
 }
 
 // ErrTooLarge: a block does not fit into the memory of the Relay.
 var ErrTooLarge = errors.New("relay: a block is larger than the memory for blocks on their way")
 
-// New maps the memory and registers it with both sides.
+// New maps the memory and registers it with From and To.
 func New(o Options) (_ *Relay, err error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -94,8 +94,8 @@ func New(o Options) (_ *Relay, err error) {
 	return r, err
 }
 
-// Close releases the memory. No copy may be running. If the memory may still be written to, it stays
-// mapped, and Close returns an error.
+// Close releases the memory. No copy may be running. If a storage client may still write to the
+// memory, the memory stays mapped, and Close returns an error.
 func (r *Relay) Close(ctx context.Context) error {
 	var errs []error
 	for _, m := range []*client.Memory{r.from, r.to} {
@@ -111,8 +111,8 @@ func (r *Relay) Close(ctx context.Context) error {
 
 // Stats are counters and gauges of a Relay.
 type Stats struct {
-	// CopiedBytes have crossed the link since New. WaitingBytes belong to running copies and have
-	// not crossed it yet.
+	// CopiedBytes is the number of bytes that have crossed the link since New. WaitingBytes is the
+	// number of bytes of running copies that have not crossed the link yet.
 	CopiedBytes, WaitingBytes int64
 }
 
@@ -126,10 +126,10 @@ func (r *Relay) Backlog() time.Duration {
 	return time.Duration(float64(r.Stats().WaitingBytes) / r.opts.BytesPerSecond * float64(time.Second))
 }
 
-// Copy copies blocks [first, len(ids)) of the chain ids, in order, and returns the end of the prefix
-// that the second side has now: first, if no block was copied. A block that the first side does not
-// have, or that the second side refuses, ends the copy without an error. The namespace has the same definition and epoch on both sides,
-// and one layer group.
+// Copy copies the blocks [first, len(ids)) of the chain ids, in order, and returns the number of
+// leading blocks of the chain that To has then; it is first if no block was copied. A block that
+// From does not have, or that To refuses, ends the copy without an error. The namespace must have
+// the same definition and epoch in From and To, and exactly one layer group.
 func (r *Relay) Copy(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (end int, err error) {
 	if len(ns.Geometry.Groups) != 1 {
 		return first, fmt.Errorf("relay: namespace %q has %d layer groups; want 1", ns.Name, len(ns.Geometry.Groups))
@@ -157,7 +157,8 @@ func (r *Relay) Copy(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids [
 	return end, nil
 }
 
-// chunk copies blocks [first, len(ids)), and returns the end of the prefix that the second side has.
+// chunk copies the blocks [first, len(ids)), and returns the number of leading blocks that To has
+// then.
 func (r *Relay) chunk(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, first int) (end int, err error) {
 	size, n := ns.Geometry.PieceBytes(0), len(ids)-first
 	buf, err := r.memory.Alloc(ctx, int(size)*n)

@@ -2,9 +2,9 @@ package traffic
 
 import "fmt"
 
-// CheckPrefill returns the error of a job that Prefill refuses or that can never end: the job
-// contradicts itself, device memory does not have its pages, or the job needs more than the whole
-// buffer. It does not check whether another job of the request is running.
+// CheckPrefill returns an error for a job that Prefill would refuse or that could never end: its
+// fields contradict each other, a page lies outside of device memory, or the job needs more than
+// the whole buffer. It does not check whether another job of the request is running.
 func (m *Manager) CheckPrefill(job PrefillJob) error {
 	if err := m.checkPrefill(&job); err != nil {
 		return err
@@ -32,8 +32,8 @@ func (m *Manager) CheckPages(pages ...uint32) error {
 	return nil
 }
 
-// checkSize returns an error for a job without a name, and for one that needs more than the whole
-// buffer. pass is the number of its blocks that pass through the buffer.
+// checkSize returns an error for a job without a name, and for a job that needs more than the whole
+// buffer. pass is the number of the job's blocks that pass through the buffer.
 func (m *Manager) checkSize(request string, blocks, pass int) error {
 	if request == "" {
 		return fmt.Errorf("traffic: a job without a request: %w", ErrJob)

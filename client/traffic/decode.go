@@ -16,8 +16,8 @@ import (
 // DecodeJob is a request on its decode engine.
 type DecodeJob struct {
 	Request string
-	// IDs are the chain of the prompt's full blocks under Epoch. The first Hit blocks are read; the
-	// others are stored when they have arrived.
+	// IDs are the chained ids of the prompt's full blocks under Epoch. The first Hit blocks are
+	// read from storage; the others are stored when they have arrived from the prefill engine.
 	IDs   []kv.BlockID
 	Epoch kv.Epoch
 	// Blocks, Hit, Parts, Stopped, Progress are as in PrefillJob. Pages are the device pages
@@ -33,7 +33,7 @@ type DecodeJob struct {
 	NoPersist bool
 }
 
-// Decode is a DecodeJob under way.
+// Decode is a running DecodeJob.
 type Decode struct {
 	transfer
 	job  DecodeJob
@@ -44,8 +44,9 @@ type Decode struct {
 	// The fields below are guarded by transfer.mu.
 
 	have []bool // by hit block: it was read from storage into this side's buffer
-	// reads are the reads that write to the buffer now. The prefill side must not write other bytes
-	// to the same blocks: the later write would win.
+	// reads are the storage reads that are writing to the buffer. While a block is read, the
+	// prefill side must not write other bytes to it, because the result would depend on the order
+	// of the writes.
 	reads  []*localRead
 	sends  incoming
 	accept *pb.TrafficAccept
@@ -53,21 +54,22 @@ type Decode struct {
 	device rdma.Desc
 	table  rdma.Desc
 	credit int
-	// returned counts the messages that the PE returned because it had no room to keep them.
+	// returned is the number of messages that the prefill engine (PE) had no room to keep and so
+	// returned.
 	returned int
 	// ready is set when the whole prompt is in device memory and verified.
 	ready bool
 }
 
-// localRead is a read of the decode side. stop ends it early.
+// localRead is a storage read of the decode side. stop ends the read early.
 type localRead struct {
 	part Part
 	stop func()
 }
 
-// Decode begins a job: it allocates the job's memory, offers it to the prefill side and
-// starts to read its parts of the prefix. ctx bounds the whole job. Call Finish or
-// Cancel at the end.
+// Decode begins a job: it allocates the job's memory, offers this memory to the prefill side, and
+// starts to read the job's parts of the prefix. ctx bounds the whole job. Call Finish or Cancel at
+// the end.
 func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	if err := m.checkDecode(&job); err != nil {
 		return nil, err
@@ -83,7 +85,7 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	return d, nil
 }
 
-// checkDecode returns an error for a job that contradicts itself.
+// checkDecode returns an error for a job whose fields contradict each other.
 func (m *Manager) checkDecode(j *DecodeJob) error {
 	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
@@ -151,8 +153,8 @@ func (d *Decode) begin() error {
 	return nil
 }
 
-// Read makes this side read a range of hit blocks. The blocks must be in no buffer, and neither
-// side may be reading them.
+// Read makes this side read a range of hit blocks. No block of the range may be in a buffer of
+// either side, and neither side may be reading a block of the range.
 func (d *Decode) Read(part Part) {
 	d.run(func() error {
 		if part.From < 0 || part.To > d.job.Hit || part.Len() <= 0 {
@@ -196,8 +198,9 @@ func (d *Decode) beginRead(read *localRead) bool {
 	return true
 }
 
-// endRead removes a read from reads and marks the blocks that it has read. It does not set the sums
-// of blocks that the prefill side sends, because the prefill side writes these sums itself.
+// endRead removes a read from reads and marks the blocks that it has read. It does not set the
+// checksums of blocks that the prefill side sends, because the prefill side writes these checksums
+// itself.
 func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 	d.update(func() {
 		d.reads = slices.DeleteFunc(d.reads, func(r *localRead) bool { return r == read })
@@ -210,7 +213,7 @@ func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 	})
 }
 
-// takeSends adds one message to the list of the blocks that the prefill side sends.
+// takeSends handles one message of the list of blocks that the prefill side sends.
 func (d *Decode) takeSends(m *pb.TrafficSends) error {
 	lost, err := d.addSends(m)
 	// The planner ordered both sides to read these parts, and the prefill side finished first.
@@ -241,7 +244,7 @@ func (d *Decode) addSends(m *pb.TrafficSends) (lost []*localRead, err error) {
 	return lost, nil
 }
 
-// takePages adds one message to the list of the prefill side's device pages.
+// takePages handles one message of the list of the prefill side's device pages.
 func (d *Decode) takePages(m *pb.TrafficPages) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -258,9 +261,9 @@ func (d *Decode) Ready(ctx context.Context) error {
 	return d.await(ctx, func() bool { return d.ready })
 }
 
-// Finish waits for Ready and until storage has the new blocks of the prompt, and
-// releases the job's memory. A decode engine calls it when decoding has ended, because
-// the blocks are stored while it decodes. Manager.Settle waits for storage alone.
+// Finish waits until the prompt is ready (Ready) and its new blocks are in storage, and then
+// releases the job's memory. A decode engine calls it when decoding has ended, because the blocks
+// are stored during decoding. Manager.Settle waits only for storage.
 func (d *Decode) Finish(ctx context.Context) error {
 	return d.close(d.Ready(ctx))
 }
@@ -293,8 +296,8 @@ func (d *Decode) message(from rdma.EngineID, m *pb.TrafficMessage) {
 	}
 }
 
-// sendAgain sends a message that the PE has returned again, after a pause that grows with the
-// number of returned messages.
+// sendAgain repeats a message that the PE has returned, after a pause that grows with the number of
+// returned messages.
 func (d *Decode) sendAgain(raw []byte) {
 	raw = bytes.Clone(raw)
 	d.mu.Lock()
@@ -305,7 +308,8 @@ func (d *Decode) sendAgain(raw []byte) {
 	d.run(func() error { return d.m.sendLater(d.tail, peer, raw, pause, d.messageSent) })
 }
 
-// takeAccept stores the PE's windows, to which the DE writes the layers of the hit.
+// takeAccept stores the windows of the PE to which this side, the decode engine (DE), writes the
+// layers of its hit blocks.
 func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	var device, table rdma.Desc
 	err := device.UnmarshalBinary(a.Device)
@@ -325,10 +329,10 @@ func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	return nil
 }
 
-// push sends the PE the layers of the blocks that this side has read. It waits for the PE's credit
-// before each layer.
+// push sends the PE the layers of the blocks that this side has read. Before each layer it waits
+// until the PE has granted credit for the layer.
 func (d *Decode) push() error {
-	// The PE needs exactly the blocks that it does not send itself.
+	// The PE needs exactly the blocks that are not in the PE's own list of blocks to send.
 	known := func() bool { return d.accept != nil && d.pages.left == 0 }
 	if err := d.await(d.ctx, func() bool { return d.sends.complete() && (known() || !slices.Contains(d.sends.sent, false)) }); err != nil {
 		return err
@@ -405,7 +409,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		return err
 	}
 	g := d.m.geo
-	// Wait until storage writes no block any more that the prefill side sends.
+	// Wait until no storage read is writing a block that the prefill side sends.
 	if err := d.await(d.ctx, func() bool { return !slices.ContainsFunc(d.reads, d.sentLocked) }); err != nil {
 		return err
 	}
@@ -430,7 +434,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 			return err
 		}
 	}
-	d.unwatch() // the prompt is complete, so the PE's death no longer fails this job
+	d.unwatch() // the prompt is complete, so this job does not fail if the PE dies
 	persisted := d.persist()
 	if err := d.toDevice(base, all); err != nil {
 		return err

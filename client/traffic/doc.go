@@ -1,11 +1,11 @@
-// Package traffic moves the KV of one engine: DualPath's traffic manager
-// (sections 4.1 and 5 of the paper). It reads cached prefixes from storage through the engine's
-// storage NIC into a small buffer in DRAM. Then it transfers them, one layer at a time, over the
-// compute network while the model computes.
+// Package traffic moves the KV of one engine: DualPath's traffic manager (sections 4.1 and 5 of the
+// paper). It reads cached prefixes from storage, through the engine's storage NIC, into a small
+// buffer in DRAM. While the model computes, it transfers the prefixes layer by layer over the
+// compute network. The two sides of a request are its prefill engine (PE) and its decode engine
+// (DE).
 //
 // The planner, not this package, decides which side reads which blocks. The package does not
-// compute. It holds the KV of running requests, and of blocks that storage has not stored yet, and
-// no other KV.
+// compute KV. It holds only the KV of running requests, and blocks that are not stored yet.
 //
 //	            prefill engine (PE)                              decode engine (DE)
 //	storage ─1─► PE buffer ─3,4─► device ══ 5,6,7 ══════════════► DE buffer ─8,9─► device
@@ -43,19 +43,19 @@
 // Steps 3 and 9, and the copy from the device in Append, are batches of rdma/copier with one span
 // for each Layer Block. A copier.NIC copies over the NIC of the GPU (CNIC-assisted copy, section
 // 5.2 of the paper). A CUDA copier uses the GPU's copy engine. Without a copier the CPU copies. A
-// job waits for its copies before it ends, so no other job gets its pages or its buffer while they
-// run.
+// job waits for its copies before it ends, so no other job gets the pages or the buffer of a
+// running copy.
 //
 // # Buffers
 //
-// A manager maps and registers two buffers. The PE or DE buffer holds whole prompts,
-// each from the beginning of its job to the end; jobs wait for room in order of
-// arrival. A job takes memory on the decode side first: the PE waits for the DE's
-// offer, then takes all its memory in one piece, and starts to read. A job that has
-// memory on a PE therefore waits for no other memory, however fragmented the buffers
-// are, so every job ends. If the planner makes the PE read another range later, the PE reads the
-// range if there is room at once; otherwise it calls Stopped with ErrBusy. The second, small buffer
-// (Options.AppendBytes) holds decoded blocks only, so Append never waits behind a prompt.
+// A manager maps and registers two buffers. The PE or DE buffer holds whole prompts, each from the
+// beginning of its job to the end; jobs wait for room in order of arrival. A job takes memory on
+// the decode side first: the PE waits for the DE's offer, then takes all its memory in one piece,
+// and starts to read. A job that has memory on a PE therefore waits for no other memory, however
+// fragmented the buffers are, so every job ends. If the planner later orders the PE to read another
+// range and the buffer has no room for it at once, the PE calls Stopped with ErrBusy. The second,
+// small buffer (Options.AppendBytes) holds only decoded blocks, so Append never waits for the
+// memory of a prompt.
 //
 // # New blocks
 //
@@ -66,11 +66,11 @@
 //
 // # Messages
 //
-// The two sides of a request start on their own, so the DE's first messages may come
-// before the PE has begun the job. The PE keeps a bounded number of them (maxEarly)
-// and returns the others (TrafficAgain); the DE sends those again after a pause. A
-// message for which the peer has no free receive buffer is sent again too. No
-// message is dropped while its job runs, and one slow peer delays no other.
+// The two sides of a request start on their own, so the DE's first messages may come before the PE
+// has begun the job. The PE keeps a bounded number of such messages (maxEarly) and returns the
+// others to the DE (TrafficAgain), which repeats them after a pause. A message for which the peer
+// has no free receive buffer is sent again too. No message is dropped while its job runs, and one
+// slow peer delays no other.
 //
 // A message has a bounded size, however long the prompt is: lists of pages and blocks
 // are split into several messages, which may arrive in any order. A manager ends a
@@ -106,8 +106,8 @@
 // copied the layer two before it. An incoming and an outgoing layer share a slot, because the
 // incoming and the outgoing blocks of a layer are different blocks. Blocks are verified in host
 // memory before they are copied, and the sums of computed blocks are made in host memory after the
-// copy. So nothing verifies the copier's own work. On the DE all blocks pass through the DE buffer
-// in any case.
+// copy. So the copies of the copier are not verified. On the DE all blocks pass through the DE
+// buffer in any case.
 //
 // # Chunked prefill
 //
@@ -131,27 +131,27 @@
 //
 // # Layer groups
 //
-// A manager carries one group of full attention. An engine can put layers with a sliding window into
-// that group, if it keeps the KV of all tokens in these layers too. A manager of several groups would
-// differ in these points:
+// A manager moves the KV of one layer group with full attention. An engine can put layers with a
+// sliding window into this group if it keeps the KV of all tokens in these layers too. To support
+// several groups, a manager would have to change in these points:
 //
-//   - A group with a window needs only the last blocks of the hit and of the prompt. So the hit, the blocks
-//     that each side sends, and the immediates of a layer depend on the group, while a job and
-//     its messages have one list of blocks for all layers.
-//   - A block has a page in each group, while a job has one list of pages.
-//   - A block in a buffer lacks the layers whose group does not need it, while a buffer is an array of
-//     Full Blocks.
-//   - The engine reuses a page before the window in the next step, while the pages of a job do not change
-//     until it ends. ComputedTo would have to wait for the sends of such a page.
-//   - The blocks at the end of a prompt have more bytes than the others, while Footprint and the planner
-//     count the same bytes for each block.
+//   - A group with a window needs only the last blocks of the hit and of the prompt. So the hit,
+//     the blocks that each side sends, and the immediates of a layer would depend on the group. A
+//     job and its messages have one list of blocks for all layers.
+//   - A block would have a page in each group. A job has one list of pages.
+//   - A block in a buffer would lack the layers of the groups that do not need the block. A buffer
+//     is an array of Full Blocks.
+//   - The engine reuses the pages before the window in the next step, so ComputedTo would have to
+//     wait until such pages have been sent. The pages of a job do not change until the job ends.
+//   - The blocks at the end of a prompt would have more bytes than the other blocks. Footprint and
+//     the planner count the same bytes for each block.
 //
 // # Layers in flight
 //
 // On the PE, device memory holds len(Device.Bases) layers of a request. Layer l may arrive once
 // layer l - len(Bases) has been sent to the DE. The PE applies this rule to its own copies, and to
-// the credit that it grants the DE. So a slow engine is never overrun, and a fast one never waits
-// for a round trip.
+// the credit that it grants the DE. So the DE never writes faster than the engine can take layers,
+// and a fast engine never waits for a round trip.
 //
 // The DE's window on device memory (rdma.Region.WindowSpans) covers the request's
 // pages of the blocks that the DE sends. Over NICs that check one range for each key
@@ -159,12 +159,13 @@
 //
 // # What is verified
 //
-// The client verifies each block that it reads. Its sums (XXH3-64 of each Layer Block), or the sums
-// that the PE makes of computed blocks, are sent with the layers. Blocks are compared with their
-// sums in the PE's device memory before Layer returns, in the DE buffer before any block is stored,
-// and in the DE's device memory before Ready returns. A block that does not match is never used: it
-// ends the job with a *BlockError. Options.Verify reduces the comparisons between engines. Storage
-// refuses a block that does not match its sums at every setting.
+// The client verifies each block that it reads. The checksums (sums) of these blocks, one XXH3-64
+// for each Layer Block, and the sums that the PE computes for computed blocks, are sent with the
+// layers. Blocks are compared with their sums in the PE's device memory before Layer returns, in
+// the DE buffer before any block is stored, and in the DE's device memory before Ready returns. A
+// block that does not match is never used: it ends the job with a *BlockError. Options.Verify
+// reduces the comparisons between engines. Storage refuses a block that does not match its sums at
+// every setting.
 //
 // # Missing blocks and slow reads
 //
@@ -179,17 +180,18 @@
 //
 // # Several ranks
 //
-// An engine of several ranks has a manager for each, and each manager has its own shard of every
-// block. A request is a job on each of them, by one plan of the planner. The shards can miss different
-// blocks. So the engine adds the pages of the hit when all jobs are Loaded, and before that it calls
-// Recompute on all of them from the lowest missed block on.
+// An engine of several tensor-parallel ranks has a manager for each rank, and each manager handles
+// its rank's shard of every block. A request is one job on each manager, and all jobs follow the
+// same plan of the planner. Different ranks may find different blocks missing. So the engine waits
+// until all jobs are Loaded. Then it calls Recompute on all jobs, from the lowest missing block on,
+// before it adds the pages of the hit.
 //
 // # Ends
 //
-// A job ends early on Cancel, at a deadline, when its peer dies, or when a block is
-// wrong. First its windows are revoked, so no later write of the peer touches its
-// memory. Then the job waits for its transfers, and then it releases its buffers.
-// Finish does the same after a success.
+// A job ends early on Cancel, at a deadline, when its peer dies, or when a block is wrong. First
+// the job's windows are revoked, so that no later write of the peer changes the job's memory. Then
+// the job waits for its own transfers, and then it releases its buffers. Finish does the same after
+// a success.
 //
 // Lock order: Manager.mu, then Prefill.mu or Decode.mu; neither is held across a
 // call of an engine, of storage or of the caller.

@@ -2,9 +2,8 @@ package traffic
 
 import "github.com/penstock-kv/penstock/internal/arena"
 
-// Footprint describes how many bytes of a manager's buffer a job takes. The planner
-// keeps the sum over an engine's jobs within Buffer, because a job that finds no room
-// waits until other jobs return theirs.
+// Footprint describes how many bytes of a manager's buffer a job takes. The planner keeps the sum
+// over an engine's jobs within Buffer. Otherwise a job would wait for memory until other jobs end.
 type Footprint struct {
 	// Buffer is the size of the whole buffer.
 	Buffer int64
@@ -31,7 +30,7 @@ func (f Footprint) Of(blocks, pass int) int64 {
 	return f.Request + int64(pass)*f.Block + int64(blocks)*f.Sums
 }
 
-// jobPieces is the largest number of allocations of the buffer that a job may hold, each rounded up
-// to a granule. The prefill side has up to four: the table of sums, its first part, and two parts
-// that it reads later.
+// jobPieces is the largest number of allocations that a job may have in the buffer. Each is rounded
+// up to a granule. The prefill side has up to four allocations: the table of checksums, the first
+// part that it reads, and two later parts.
 const jobPieces = 4

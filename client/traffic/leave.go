@@ -9,20 +9,20 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// leave is the state of one layer on its way to the DE.
+// leave is the state of one layer that the prefill engine sends to the decode engine (DE).
 type leave struct {
 	// computed: the KV of all blocks before block computed is in device memory.
 	computed int
-	// claimed is the number of blocks of Prefill.sends that have been written or are being written;
-	// writing is the number of goroutines that write. last: the last block is among the claimed
-	// ones.
+	// claimed is the number of blocks of Prefill.sends that goroutines have written to the DE or
+	// are writing; writing is the number of these goroutines. last: the last block that the DE
+	// needs is among the claimed blocks.
 	claimed, writing int
 	last             bool
 }
 
 // claim returns the computed blocks of a layer that no other goroutine sends, and their device
 // pages. miss are the blocks among them that the model has computed. last: the last block that the
-// DE needs is among them, or the DE needs none. ok is false if there is nothing to send.
+// DE needs is among them, or the DE needs none. ok is false if there is no block to send.
 func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,8 +52,8 @@ func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool)
 	return blocks, pages, miss, last, true
 }
 
-// forward sends the DE those blocks of a layer that were read or computed here and whose KV is
-// computed.
+// forward sends the DE the blocks of a layer that this side has read or computed, as soon as their
+// KV is computed.
 func (p *Prefill) forward(layer int) error {
 	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
 		return err
@@ -77,15 +77,15 @@ func (p *Prefill) forward(layer int) error {
 		all = p.passed == p.m.geo.layers
 	})
 	if all {
-		p.unwatch() // the DE has the whole prompt, so its death no longer fails this job
+		p.unwatch() // the DE has the whole prompt, so this job does not fail if the DE dies
 	}
 	return nil
 }
 
 // depart sends blocks of a layer, and their sums, to the DE. It computes the sums of miss, the
 // blocks among them that the model has computed. The DE counts two immediates for each layer.
-// Transfers arrive in any order, so the last blocks carry the immediates, and they are sent when
-// all other blocks have arrived.
+// Transfers arrive in any order. So the last blocks carry the immediates and are sent only when all
+// other blocks have arrived.
 func (p *Prefill) depart(layer int, blocks, pages, miss []uint32, last bool) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	others := func() error {

@@ -35,7 +35,8 @@ var (
 	ErrRecompute = errors.New("a block to recompute has already been used")
 	// ErrExists: a job of that request is running on this manager.
 	ErrExists = errors.New("a job of that request is under way")
-	// ErrBusy: the buffer has no room, and the job may not wait or the queue is full.
+	// ErrBusy: the buffer has no room, and the job may not wait for room or the queue of waiting
+	// jobs is full.
 	ErrBusy = errors.New("the buffer is full")
 )
 
@@ -61,13 +62,13 @@ type Storage interface {
 	Write(ctx context.Context, w client.WriteRequest) (client.WriteResult, error)
 }
 
-// Device is an engine's device memory, or host memory used instead. It consists of KV pages of one
-// Layer Block each. Page p of layer l is at Bases[l mod len(Bases)] + p × Stride. The two sides of
-// a request may have different layouts.
+// Device is an engine's device memory, or host memory used instead. It consists of KV pages, each
+// the size of one Layer Block. Page p of layer l is at Bases[l mod len(Bases)] + p × Stride. The
+// two sides of a request may have different layouts.
 type Device struct {
 	// Region is registered with Options.Compute. nil: the NIC cannot access the memory. Then only
-	// Options.DeviceCopies refers to it, and layers pass through host memory ("Staged device
-	// memory").
+	// Options.DeviceCopies refers to the memory, and layers pass through host memory ("Staged
+	// device memory" in the package comment).
 	Region rdma.Region
 	// Bases are the offsets of the layers in Region, in bytes. A decode engine must have
 	// one for each layer. A prefill engine may have fewer: it then holds len(Bases) layers
@@ -104,8 +105,8 @@ func (d *Device) validate(layerBytes, size uint64) error {
 		}
 		for k, other := range d.Bases[:l] {
 			apart := max(base, other) - min(base, other)
-			// The pages that may overlap are those whose distance is nearest to the distance of the
-			// layers.
+			// Two layers overlap only if the distance of some pages, a multiple of Stride, is
+			// nearly the distance of the layers: n or n+1 strides.
 			if n := apart / d.Stride; apart%d.Stride < layerBytes && n < pages || d.Stride-apart%d.Stride < layerBytes && n+1 < pages {
 				return fmt.Errorf("device pages of layers %d and %d overlap: they begin at %d and %d, every %d bytes: %w", k, l, other, base, d.Stride, ErrJob)
 			}
@@ -119,31 +120,31 @@ type Options struct {
 	Namespace kv.Namespace
 	// Storage reads and writes through the engine's storage NIC.
 	Storage Storage
-	// Compute is the engine's compute NIC. The manager calls its Recv, so no other code may call
-	// it.
+	// Compute is the engine's compute NIC. The manager calls Compute.Recv, so no other code may
+	// call that method.
 	Compute rdma.Engine
-	// BufferBytes is the size of the PE or DE buffer: DRAM through which whole prompts pass. New
-	// maps it and registers it with Storage, Compute and Copier. It is rounded up to a multiple of
-	// 2 MiB. Required.
+	// BufferBytes is the size of the buffer for whole prompts, in DRAM (the PE or DE buffer of the
+	// paper). New maps it and registers it with Storage, Compute and Copier. It is rounded up to a
+	// multiple of 2 MiB. Required.
 	BufferBytes int64
-	// AppendBytes is the size of a second buffer, which holds decoded blocks only
-	// (Append): no decoded block waits for memory behind a prompt. It is rounded up
-	// like BufferBytes and holds at least one block. Default: BufferBytes / 16.
+	// AppendBytes is the size of a second buffer, which holds only decoded blocks (Append), so that
+	// no decoded block waits for the memory of a prompt. It is rounded up like BufferBytes and
+	// holds at least one block. Default: BufferBytes / 16.
 	AppendBytes int64
 	// Device is the engine's device memory. The caller owns its Region.
 	Device Device
-	// Copier moves bytes between the buffers and device memory. DeviceCopies is Device.Region's
-	// memory, registered with the Copier. The caller owns both and closes them after the manager.
-	// Without a Copier the manager uses a copier.Plain of its own, which needs device memory that
-	// the CPU can address; DeviceCopies must then be nil.
+	// Copier moves bytes between the buffers and device memory. DeviceCopies is the memory of
+	// Device.Region, registered with the Copier. The caller owns Copier and DeviceCopies and closes
+	// them after the manager. Without a Copier the manager uses a copier.Plain of its own, which
+	// needs device memory that the CPU can address; DeviceCopies must then be nil.
 	Copier       copier.Copier
 	DeviceCopies copier.Memory
-	// PersistMax bounds the blocks that wait for storage. Further blocks are not
-	// stored; the requests are not affected. Default: the number of blocks that both
-	// buffers hold, because each waiting block is in one of them, and at least 4096.
+	// PersistMax is the largest number of blocks that wait to be stored. Further blocks are not
+	// stored; the requests are not affected. Default: the number of blocks for which the two
+	// buffers have room, because each waiting block is in a buffer, and at least 4096.
 	PersistMax int
-	// Verify selects the comparisons of blocks with their sums between engines. Default:
-	// VerifyEveryHop.
+	// Verify selects where blocks on the way between the engines are compared with their checksums.
+	// Default: VerifyEveryHop.
 	Verify Verify
 	Logger *slog.Logger
 }
@@ -229,14 +230,14 @@ const (
 	// (limits.chain_blocks), so every block of such a prompt can be found and stored.
 	// A longer job is refused (ErrJob).
 	MaxBlocks = 1 << 17
-	// maxEarly bounds the messages that a manager keeps for jobs that have not begun on it, about
-	// 300 bytes each. Further messages are returned to their sender, which sends them again.
-	// returnsMax bounds the messages that are being returned at a time. When the bound is reached,
-	// receive blocks.
+	// maxEarly is the largest number of messages that a manager keeps for jobs that have not begun
+	// on it, about 300 bytes each. Further messages are returned to their sender, which sends them
+	// again. returnsMax is the largest number of messages that are being returned at a time. When
+	// it is reached, receive blocks.
 	maxEarly   = 4096
 	returnsMax = 256
-	// queueMax bounds the jobs that wait for memory. Each takes a goroutine of the engine,
-	// so in practice goroutines are the tighter bound.
+	// queueMax is the largest number of jobs that wait for memory. Each waiting job takes a
+	// goroutine of the engine, so in practice fewer wait.
 	queueMax = 1 << 16
 	// A message that the other side could not accept is sent again after a pause, which doubles
 	// from resendMin to resendMax.
@@ -251,9 +252,9 @@ type Manager struct {
 	geo  geometry
 	log  *slog.Logger
 	imms atomic.Uint32
-	// buffer holds prompts, appended decoded blocks.
+	// buffer is the memory for prompts, appended the memory for decoded blocks.
 	buffer, appended space
-	// plain is opts.Copier if the caller gave none.
+	// plain is the copier of the manager, used if the caller set no Options.Copier.
 	plain *copier.Plain
 
 	// returns has an element for each message that is being returned.
@@ -265,14 +266,14 @@ type Manager struct {
 	mu     sync.Mutex
 	closed bool
 	jobs   map[string]job
-	// early holds the messages whose job has not begun on this manager, by request. Invariant:
-	// earlyCount is their number and earlyCount <= earlyMax.
+	// early has, by request, the messages for jobs that have not begun on this manager. Invariant:
+	// earlyCount is the number of these messages, and earlyCount <= earlyMax.
 	early                map[string][]earlyMessage
 	earlyCount, earlyMax int
 
 	pending pending
-	// work counts jobs, writes of decoded blocks and messages to be sent again. It is incremented
-	// with mu held, and only while life has not ended.
+	// work counts goroutines: those of jobs, of writes of decoded blocks, and of messages to be
+	// repeated. It is incremented with mu held, and only while life has not ended.
 	work sync.WaitGroup
 }
 
@@ -316,7 +317,7 @@ func New(opts Options) (*Manager, error) {
 	return m, nil
 }
 
-// open maps and registers the buffers. release undoes it.
+// open maps and registers the buffers. release undoes open.
 func (m *Manager) open() (err error) {
 	o := &m.opts
 	if o.Copier == nil {
@@ -351,8 +352,8 @@ func (m *Manager) release() error {
 	return err
 }
 
-// toDevice copies from the buffer to device memory. It returns after its copies have
-// ended, also after an error, so close waits for them too.
+// toDevice copies from the buffer to device memory. Also after an error, it returns only when its
+// copies have ended, so close waits for the copies too.
 func (m *Manager) toDevice(ctx context.Context, spans []copier.Span) error {
 	return m.copySpans(ctx, m.buffer.copies, m.opts.DeviceCopies, spans)
 }
@@ -421,8 +422,8 @@ func (m *Manager) Stats() Stats {
 	return s
 }
 
-// Buffer returns the memory of the PE or DE buffer, for tools that inject faults.
-// Its bytes belong to the jobs under way.
+// Buffer returns the memory of the buffer for prompts, for tools that inject faults. The bytes
+// belong to the running jobs.
 func (m *Manager) Buffer() []byte { return m.buffer.Bytes() }
 
 // begin adds a job.

@@ -15,7 +15,7 @@ import (
 )
 
 // pending holds the blocks that are being written to storage. The next turn of a session waits for
-// them, so that it finds the blocks of the turn before.
+// these writes, so that the turn finds the blocks of the previous turn in storage.
 type pending struct {
 	max    int
 	mu     sync.Mutex
@@ -28,9 +28,9 @@ func newPending(n int) pending {
 	return pending{max: n, blocks: make(map[kv.BlockID]chan struct{}), runs: make(map[kv.BlockID]*run)}
 }
 
-// run is a sequence of decoded blocks, each the parent of the next, that waits until storage has
-// the parent of the first block. Then one write stores all of them. With a write for each block,
-// the last block would wait for all writes before it, of two round trips each.
+// run is a sequence of decoded blocks, each the parent of the next. It waits until storage has the
+// parent of the first block, and then one write stores all its blocks. With one write per block,
+// the last block would wait for two round trips for each block before it.
 type run struct {
 	chain  chain // up to the last block
 	first  int
@@ -120,8 +120,8 @@ func (p *pending) len() int {
 }
 
 // Settle waits until a block that was computed or decoded here is in storage, or until its write
-// has failed. A match of the session's next turn after Settle finds all blocks of this turn that
-// storage will ever have. If the block is not being written, Settle returns at once.
+// has failed. After Settle, a match finds all blocks of the turn that will ever be in storage. If
+// the block is not being written, Settle returns at once.
 func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 	m.pending.mu.Lock()
 	done := m.pending.blocks[id]
@@ -138,8 +138,8 @@ func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 }
 
 // persist stores the full blocks of the prompt that storage does not have: the new blocks, and the
-// hit blocks that were computed again. The returned channel is closed when the buffer is not read
-// any more. If storage refuses a block, only the cache lacks it; the request is not affected.
+// hit blocks that were computed again. The returned channel is closed when no write reads the
+// buffer. A block that storage refuses is missing only in the cache; the request is not affected.
 func (d *Decode) persist() <-chan struct{} {
 	done := make(chan struct{})
 	// The checksums are sent with the blocks, so storage refuses a block whose memory
@@ -173,11 +173,11 @@ func (d *Decode) persist() <-chan struct{} {
 }
 
 const (
-	// persistWithin is the time limit of one write of new blocks. The cache may lose
-	// the blocks of a slow write, but their memory must be released.
+	// persistWithin is the time limit of one write of new blocks. After this time the blocks are
+	// not stored, because their memory must be released.
 	persistWithin = time.Minute
-	// persistBlocks bounds the blocks of one write. A long prompt takes several
-	// writes, each with a persistWithin of its own.
+	// persistBlocks is the largest number of blocks in one write. A long prompt takes several
+	// writes, and persistWithin applies to each.
 	persistBlocks = 2048
 )
 
@@ -246,7 +246,7 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 		defer m.work.Done()
 		ctx := context.WithoutCancel(ctx)
 		if r.first > 0 {
-			// This ends, because the parent's write has a time limit.
+			// The wait is bounded, because the write of the parent has a time limit.
 			_ = m.Settle(ctx, ids[r.first-1])
 		}
 		m.pending.seal(r)
@@ -257,8 +257,8 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 }
 
 // take copies all layers of one block from the device to the buffer of decoded blocks and returns
-// the checksums of its layers. It computes them over device memory or, if the CPU cannot address
-// device memory, over the copy.
+// the checksums of its layers. The checksums are computed over device memory or, if the CPU cannot
+// address device memory, over the copy.
 func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64, error) {
 	g, dev := m.geo, &m.opts.Device
 	buf, err := m.appended.Alloc(ctx, int(g.fullBytes))

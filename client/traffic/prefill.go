@@ -18,14 +18,14 @@ import (
 // PrefillJob is a request on its prefill engine.
 type PrefillJob struct {
 	Request string
-	// IDs are the chain of the cached prefix under Epoch. There must be at least Hit of them.
+	// IDs are the chained ids of the cached prefix under Epoch: at least Hit ids.
 	IDs   []kv.BlockID
 	Epoch kv.Epoch
 	// Blocks is the length of the whole prompt; the last block may be partly filled.
 	// The first Hit blocks are cached.
 	Blocks, Hit int
-	// Parts are the ranges that this side reads. The decode side reads the rest of the hit, or the
-	// rest is given to Read or Recompute later.
+	// Parts are the ranges of hit blocks that the prefill side reads. The decode side reads the
+	// other hit blocks, or they are passed to Read or Recompute later.
 	Parts []Part
 	// Pages are the device pages of the first blocks, one for each block. AddPages adds the pages
 	// of the other blocks: an engine may allocate the pages of the hit only when storage has been
@@ -49,7 +49,7 @@ const (
 	computed               // the model computes it again
 )
 
-// Prefill is a PrefillJob under way.
+// Prefill is a running PrefillJob.
 type Prefill struct {
 	transfer
 	job  PrefillJob
@@ -69,15 +69,16 @@ type Prefill struct {
 	at     []uint64 // offset in the buffer's region of each hit block that is here
 	offer  *pb.TrafficOffer
 	decode rdma.Desc
-	// sends are the blocks that the DE does not have, once the hit is sealed.
+	// sends are the blocks that the decode engine (DE) does not have and that this side sends. It
+	// is set once the sources of all hit blocks are final (sealedLocked).
 	sends    []uint32
 	in, sent []bool // by layer
-	// pages are the device pages of the first blocks. leaves has the state of each layer on its
-	// way to the DE.
+	// pages are the device pages of the first blocks. leaves has, by layer, the state of the
+	// transfer to the DE.
 	pages  []uint32
 	leaves []leave
-	// passed is the number of layers, counted from layer 0, that have been sent. Their pages are
-	// free.
+	// passed is the number of layers, counted from layer 0, that have been sent. The device pages
+	// of these layers may be used again.
 	passed int
 }
 
@@ -102,7 +103,7 @@ func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error)
 	return p, nil
 }
 
-// checkPrefill returns an error for a job that contradicts itself.
+// checkPrefill returns an error for a job whose fields contradict each other.
 func (m *Manager) checkPrefill(j *PrefillJob) error {
 	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
@@ -199,9 +200,10 @@ func (p *Prefill) begin() error {
 	return nil
 }
 
-// Read makes this side read a range of hit blocks. The blocks must be in no buffer, and neither
-// side may be reading them. If the buffer has no room for them now, Read calls Stopped with
-// ErrBusy, because a job that has memory never waits for more.
+// Read makes this side read a range of hit blocks. No block of the range may be in a buffer of
+// either side, and neither side may be reading a block of the range. If the buffer has no room for
+// the range at once, Read calls Stopped with ErrBusy, because a job that has memory never waits for
+// more memory.
 func (p *Prefill) Read(part Part) {
 	if part.From < 0 || part.To > p.job.Hit || part.Len() <= 0 {
 		p.fail(fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", p.request, part.From, part.To, p.job.Hit, ErrJob))
@@ -261,13 +263,13 @@ func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 	return nil
 }
 
-// Recompute makes the model compute a range of hit blocks: they count as missed from then on,
-// including blocks that are in a buffer already. Once the hit is loaded and has its device pages,
-// the model may have computed a layer from such a block, and KV computed from it must not be kept.
-// Then the job fails with ErrRecompute, and the caller must begin a new job that does not count
-// these blocks as hits. An engine of several jobs for a request, one for each of its ranks, can
-// give a Loaded job the blocks that another one lacks, because it adds the pages when all are
-// loaded.
+// Recompute makes the model compute a range of hit blocks. From then on these blocks count as
+// missed, even if they are in a buffer already. Once the hit blocks are loaded and have their
+// device pages, the model may already have used a block of the range, and KV computed from it must
+// not be kept. In that case the job fails with ErrRecompute, and the caller must begin a new job
+// that does not count these blocks as hits. An engine with several jobs for a request, one for each
+// rank, adds the pages only when all jobs are Loaded. So it can call Recompute on a Loaded job for
+// blocks that another job lacks.
 func (p *Prefill) Recompute(part Part) {
 	used := false
 	p.update(func() {
@@ -305,23 +307,24 @@ func (p *Prefill) missLocked() []int {
 }
 
 // Loaded waits until the decode side has offered its memory and every hit block is in a buffer or
-// is to be recomputed. From then on the job waits only for its own transfers and its pages. If an
-// engine adds only such jobs to a batch, no job of the batch waits for storage, or for a decode
-// engine whose buffer is full of jobs that wait for this engine.
+// is to be recomputed. From then on the job waits only for its own transfers and its pages. An
+// engine should add only such jobs to a batch. Then no job of the batch waits for storage, or for a
+// decode engine whose buffer is full of jobs that wait for this engine.
 func (p *Prefill) Loaded(ctx context.Context) error {
 	return p.await(ctx, p.loadedLocked)
 }
 
 func (p *Prefill) loadedLocked() bool { return p.begun && !slices.Contains(p.from, unknown) }
 
-// sealedLocked reports whether the sources of the hit blocks are final: all are known, and the
-// blocks that come from a buffer have their device pages. It stays true.
+// sealedLocked reports whether the sources of the hit blocks are final (the hit is sealed): all
+// sources are known, and the blocks that come from a buffer have their device pages. Once true, it
+// stays true.
 func (p *Prefill) sealedLocked() bool {
 	return p.loadedLocked() && len(p.pages) >= p.fromBuffersLocked()
 }
 
-// fromBuffersLocked returns the end of the hit blocks that come from a buffer. The model computes
-// all hit blocks from there on.
+// fromBuffersLocked returns the number of leading hit blocks up to the last one that comes from a
+// buffer. The model computes all hit blocks after it.
 func (p *Prefill) fromBuffersLocked() int {
 	end := p.job.Hit
 	for end > 0 && p.from[end-1] == computed {
@@ -420,8 +423,8 @@ func (p *Prefill) message(from rdma.EngineID, m *pb.TrafficMessage) {
 	}
 }
 
-// takeOffer stores the DE's offer, which has the window to which the PE writes the prompt's KV.
-// There is one offer for each job, so goroutines that have waited for it read it without the lock.
+// takeOffer stores the DE's offer, which has the window to which the PE writes the prompt's KV. A
+// job gets only one offer, so goroutines that have waited for the offer read it without the lock.
 func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 	var d rdma.Desc
 	err := d.UnmarshalBinary(o.Window)
@@ -480,7 +483,7 @@ func (p *Prefill) feed() error {
 		}
 	}
 	depth := len(p.m.opts.Device.Bases)
-	credit := depth // layers that the DE may write before it gets more credit
+	credit := depth // number of layers that the DE may write before it gets more credit
 	if p.stage != nil {
 		credit = min(depth, p.stage.slots)
 	}
@@ -598,8 +601,9 @@ func joined(spans []rdma.Span) []rdma.Span {
 	return out
 }
 
-// land waits for one layer of the hit, from both sides, and verifies it. hit are the pages of the
-// hit blocks that come from buffers.
+// land waits until one layer of the hit blocks has arrived, from this side's buffer and from the
+// DE, and verifies the layer. hit are the pages of the hit blocks that come from buffers, mine and
+// theirs the blocks from this side and from the DE.
 func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	landed := rdma.NewFlag()

@@ -29,8 +29,8 @@ func appendRanges(dst, blocks []uint32) []uint32 {
 	return dst
 }
 
-// sendsOf returns the messages with the PE's list of blocks. blocks are the blocks that the PE
-// sends. recomputed are the hit blocks among them that the model computed again. Both must be
+// sendsOf returns the messages with the list of blocks that the prefill engine (PE) sends.
+// recomputed are the hit blocks among blocks that the model computed again. Both arguments must be
 // ascending.
 func sendsOf(blocks, recomputed []uint32) []*pb.TrafficSends {
 	var out []*pb.TrafficSends
@@ -58,12 +58,13 @@ func sendsOf(blocks, recomputed []uint32) []*pb.TrafficSends {
 // incoming collects the PE's list of the blocks that it sends, which arrives in
 // several messages.
 type incoming struct {
-	// sent and again have an element for each block of the prompt. sent: the PE sends the block.
-	// again: the block is a hit block and was computed again. any: the PE sends at least one block.
+	// sent and again have an element for each block of the prompt. sent: the prefill engine (PE)
+	// sends the block. again: the block is a hit block and was computed again. any: the PE sends at
+	// least one block.
 	sent, again []bool
 	any         bool
-	// arrived counts the messages so far; messages is their total, 0 until the first
-	// one has arrived.
+	// arrived is the number of messages that have arrived, messages the number of all messages of
+	// the list. messages is 0 until the first message has arrived.
 	arrived, messages uint32
 }
 
@@ -103,8 +104,8 @@ func (in *incoming) take(s *pb.TrafficSends) error {
 
 // pageList collects the PE's device pages, which arrive in several messages.
 type pageList struct {
-	// pages has an element for each block of the prompt. known marks the blocks whose
-	// page has arrived, left counts the others.
+	// pages has an element for each block of the prompt. known marks the blocks whose page has
+	// arrived; left is the number of the other blocks.
 	pages []uint32
 	known []bool
 	left  int

@@ -33,8 +33,8 @@ func (s *space) open(sizeBytes int64, opts *Options) (err error) {
 	return err
 }
 
-// close unmaps the memory once nothing can access it any more. If a registration cannot be closed,
-// the memory stays mapped, and close returns the error.
+// close ends all registrations of the memory and then unmaps it. If a registration cannot be
+// closed, the memory stays mapped, and close returns the error.
 func (s *space) close(ctx context.Context) error {
 	if s.Arena == nil {
 		return nil

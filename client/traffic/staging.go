@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// stageSlots is the number of layers of a job that its staging memory holds at a time: while one
-// layer is on the wire, the next one is copied.
+// stageSlots is the number of layers for which the staging memory of a job has room: while one
+// layer is transferred, the next layer is copied.
 const stageSlots = 2
 
 // staging is host memory of a prefill job, in the PE buffer, through which the layers pass on
@@ -17,8 +17,9 @@ const stageSlots = 2
 //
 //	slot 0 │block 0│block 1│…│ slot 1 │block 0│block 1│…│
 //
-// A block has one place in each slot. The decode side writes the blocks that it has read, and the
-// copier all others, so arriving and leaving layers do not overlap.
+// A block has a fixed position in each slot. The decode side writes the blocks that it has read,
+// and the copier writes all other blocks, so an arriving and a leaving layer in one slot do not
+// overlap.
 type staging struct {
 	base        uint64 // offset of slot 0 in the buffer's region
 	blocks      uint64
@@ -55,7 +56,7 @@ func (s *staging) offset(layer int, block uint32) uint64 {
 	return s.device(nil).offset(layer, block)
 }
 
-// device describes the staging memory as device memory: page b is block b.
+// device describes the staging memory as a Device in which page b is block b.
 func (s *staging) device(region rdma.Region) *Device {
 	d := &Device{Region: region, Stride: s.layerBytes, Pages: int(s.blocks)}
 	for i := range uint64(s.slots) {
@@ -64,7 +65,8 @@ func (s *staging) device(region rdma.Region) *Device {
 	return d
 }
 
-// leave reserves the slot of a leaving layer until done is called.
+// leave reserves, for a layer that is sent to the decode side, the layer's slot until done is
+// called.
 func (s *staging) leave(ctx context.Context, layer int) (done func(), err error) {
 	lock := s.leavingLock[layer%s.slots]
 	select {

@@ -22,8 +22,8 @@ func (p Part) Len() int { return p.To - p.From }
 // Progress is the progress of the read of a part.
 type Progress struct {
 	Part Part
-	// The blocks of the part before block Upto are in the buffer and verified. The last report of a
-	// complete read has Upto = Part.To.
+	// Upto is a block index: all blocks of the part before it are in the buffer and verified. The
+	// last report of a complete read has Upto = Part.To.
 	Upto int
 	// Bytes is the number of bytes of the part that have arrived, verified or not.
 	Bytes int64
@@ -32,16 +32,16 @@ type Progress struct {
 // Stop reports a read that ended before the end of its part.
 type Stop struct {
 	Part Part
-	// The blocks of the part before block Upto are in the buffer.
+	// Upto is a block index: all blocks of the part before it are in the buffer.
 	Upto int
-	// Gone: storage does not have block Upto. If false, this side could not read the block; Err may
-	// have the reason.
+	// Gone: storage does not have the block Upto. If Gone is false, this side could not read the
+	// block, and Err may have the reason.
 	Gone bool
 	Err  error
 }
 
 // teardownWithin bounds how long an ended job waits for its windows to be revoked. A transfer
-// engine that needs longer is broken, and the job's memory is then never used again.
+// engine that takes longer is broken; the memory of the job is then never used again.
 const teardownWithin = 30 * time.Second
 
 // transfer is the common part of Prefill and Decode: the start and end of the job, its memory, and
@@ -55,8 +55,9 @@ type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	scope  *rdma.Scope
-	// tail outlives ctx when the job succeeds, because two activities continue: writes to storage,
-	// and messages that are repeated to a peer that had no free receive buffer. cut ends tail.
+	// tail is the context of two activities that continue after the job has succeeded and ctx has
+	// ended: writes to storage, and repeated messages to a peer that had no free receive buffer.
+	// cut ends tail.
 	tail context.Context
 	cut  context.CancelFunc
 	// deathWatch is an expectation that ends with the session to the peer.
@@ -138,8 +139,8 @@ func (t *transfer) await(ctx context.Context, ready func() bool) error {
 	}
 }
 
-// fail sets the job's error, unless it has one, and cancels its context, which stops
-// its goroutines.
+// fail sets the job's error, unless an error is set already, and cancels the job's context, so that
+// the job's goroutines stop.
 func (t *transfer) fail(err error) {
 	t.mu.Lock()
 	if t.err == nil {
@@ -168,8 +169,9 @@ func (t *transfer) run(f func() error) bool {
 	return true
 }
 
-// Cut ends the running reads. Each stops as soon as it can and calls Stopped with the block that it
-// has reached. The job continues; the blocks that were not read must be given to Read or Recompute.
+// Cut ends the running reads. Each read stops as soon as possible and calls Stopped with the block
+// that it has reached. The job continues. The blocks that were not read must be passed to Read or
+// Recompute.
 func (t *transfer) Cut() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,8 +180,8 @@ func (t *transfer) Cut() {
 	}
 }
 
-// reading returns the context of one read, which Cut ends, and a function that must be called after
-// the read and that ends the context too.
+// reading returns a context for one read, and a function that must be called after the read. Cut
+// and this function end the context.
 func (t *transfer) reading() (ctx context.Context, after func()) {
 	ctx, cancel := context.WithCancel(t.ctx)
 	t.mu.Lock()
@@ -265,7 +267,7 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	}
 	t.mu.Lock()
 	t.deathWatch = watch
-	over := t.err != nil // close may have run before deathWatch was set
+	over := t.err != nil // close may have run before deathWatch was set and not have cancelled it
 	t.mu.Unlock()
 	if over {
 		watch.Cancel()
@@ -273,8 +275,8 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	return nil
 }
 
-// accepts returns an error if a message must end the job: its sender is not the job's
-// peer, it has another version, or it cancels the job.
+// accepts returns an error if a message must end the job: its sender is not the job's peer, the
+// message is of another version, or the message cancels the job.
 func (t *transfer) accepts(from rdma.EngineID, m *pb.TrafficMessage) error {
 	if err := t.bind(from); err != nil {
 		return err
@@ -289,10 +291,9 @@ func (t *transfer) accepts(from rdma.EngineID, m *pb.TrafficMessage) error {
 	return nil
 }
 
-// writePaged is Scope.WritePaged for any number of pages: it splits more than
-// rdma.MaxPages pages into several writes. It sends the last write, which carries the
-// immediate, after the others have arrived, so the receiver counts the immediate once
-// and then finds all pages in place.
+// writePaged is Scope.WritePaged for any number of pages: it splits more than rdma.MaxPages pages
+// into several writes. Only the last write carries the immediate, and it is sent after the other
+// writes have arrived. So the receiver counts one immediate, and then all pages are in place.
 func (t *transfer) writePaged(ctx context.Context, w rdma.PagedWrite) error {
 	src, dst, imm, done := w.SrcPages.Indices, w.DstPages.Indices, w.Imm, w.Done
 	for len(src) > rdma.MaxPages {
@@ -320,14 +321,15 @@ func (t *transfer) sendMessage(m *pb.TrafficMessage) error {
 	return t.m.send(t.tail, peer, m, t.messageSent)
 }
 
-// messageSent is the completion function of a message. A job whose message is lost cannot continue.
+// messageSent is the completion function of a message. If the message was lost, it fails the job,
+// because the job cannot continue.
 func (t *transfer) messageSent(err error) {
 	if err != nil {
 		t.fail(err)
 	}
 }
 
-// unwatch cancels deathWatch, once the job no longer needs the peer.
+// unwatch cancels deathWatch. It is called when the job does not need the peer any more.
 func (t *transfer) unwatch() {
 	t.mu.Lock()
 	watch := t.deathWatch
@@ -368,7 +370,8 @@ func (t *transfer) close(err error) error {
 				safe = false
 			}
 		}
-		// An operation that ended because its session ended no longer reads our memory.
+		// An operation that ended because its session ended does not read the job's memory any
+		// more.
 		if err := t.scope.Cancel(within); err != nil && within.Err() != nil {
 			safe = false
 		}
@@ -385,9 +388,9 @@ func (t *transfer) close(err error) error {
 	return err
 }
 
-// tellCancel sends the peer a message that the job has ended early. The message may be repeated
-// after the job's end. If it cannot be sent, the peer's job ends with the session or at its
-// deadline.
+// tellCancel sends the peer a Cancel message, because the job has ended early. The message may be
+// repeated after the job's end. If it cannot be sent, the peer's job ends with the session or at
+// its deadline.
 func (t *transfer) tellCancel(peer rdma.EngineID, why error) {
 	ctx, cancel := context.WithTimeout(t.m.life, teardownWithin)
 	m := &pb.TrafficMessage{Request: t.request, Version: wireVersion, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: why.Error()}}}

@@ -12,7 +12,7 @@ import (
 
 // Cluster describes the cluster.
 type Cluster struct {
-	// PrefillNodes and DecodeNodes have GPUs engines each.
+	// PrefillNodes and DecodeNodes are numbers of nodes. GPUs is the number of engines of one node.
 	PrefillNodes, DecodeNodes, GPUs int
 	// Storage is the bandwidth of a node's storage NIC, Compute that of a GPU's compute NIC, DRAM
 	// that of a node's memory, in bytes per second.
@@ -23,29 +23,31 @@ type Cluster struct {
 
 // Model is a language model on one kind of GPU.
 type Model struct {
-	// KVBytes is the size of a token's KV over all layers.
+	// KVBytes is the size of a token's KV over all layers, in bytes.
 	KVBytes float64
-	// FLOPS is the rate that a GPU achieves in prefill.
+	// FLOPS is the rate that a GPU achieves in prefill, in floating-point operations per second.
 	FLOPS float64
 	// Step and StepPerRequest: a decode step of a batch of b requests takes Step + StepPerRequest
 	// b, in seconds.
 	Step, StepPerRequest float64
 	// DecodeHBM is the capacity of a decode engine for KV, in tokens.
 	DecodeHBM float64
-	// Quota bounds the attention time of an engine in one prefill step; Overhead is the additional
-	// time of a step, in seconds.
+	// Quota is the largest attention time of an engine in one prefill step, and Overhead the time
+	// of a step without attention and linear work, both in seconds.
 	Quota, Overhead float64
 }
 
 // Round is one request of an agent.
 type Round struct {
-	// Hit tokens are read, Append tokens computed, Gen tokens generated.
+	// Hit is the number of tokens read from storage, Append the number computed in prefill, Gen the
+	// number generated.
 	Hit, Append, Gen float64
-	// Linear and Attention are the floating-point operations of the prefill.
+	// Linear and Attention are the numbers of floating-point operations of the prefill, in its
+	// linear layers and in its attention.
 	Linear, Attention float64
 }
 
-// Use is the utilization of a resource over the job: 1 means that it is always busy.
+// Use is the utilization of a resource over the job: 1 means that the resource is always busy.
 type Use struct {
 	Name string
 	Used float64
@@ -64,15 +66,16 @@ type Prediction struct {
 	// second.
 	Seconds, Throughput float64
 	Rounds              int
-	// Uses has the utilizations of the resources over the job, the highest first: that resource
-	// binds.
+	// Uses has the utilizations of the resources over the job, the highest first. The first
+	// resource limits the job.
 	Uses []Use
 	// PrefillReads is the share of the cached tokens that prefill nodes read.
 	PrefillReads float64
-	// TTFT and TPOT are means over the rounds, in seconds.
+	// TTFT is the time to first token and TPOT the time per output token, as means over the rounds,
+	// in seconds.
 	TTFT, TPOT float64
-	// Analysis is the bottleneck-free analysis: Safe is the range of P/D in which storage binds
-	// before the network, First the resource that would bind next.
+	// Analysis is the bottleneck-free analysis: Safe is the range of prefill nodes per decode node
+	// in which storage saturates before the network, First the resource that would saturate next.
 	Analysis dualpath.Analysis
 }
 
@@ -101,8 +104,8 @@ func (c Cluster) analyze() (dualpath.Analysis, error) {
 	})
 }
 
-// Predict predicts the job of the agents on the cluster. Each agent is given by its rounds, and all
-// begin at once. Predict may need some thousand steps over all agents.
+// Predict predicts the job of the agents on the cluster. agents has the rounds of each agent, and
+// all agents begin at the same time. Predict may take some thousand passes over all agents.
 func Predict(c Cluster, m Model, agents [][]Round) (Prediction, error) {
 	a, err := c.analyze()
 	if err != nil {
@@ -148,14 +151,17 @@ func Predict(c Cluster, m Model, agents [][]Round) (Prediction, error) {
 // fluid is the state of the simulated job.
 type fluid struct {
 	m Model
-	// readers is the effective number of storage NICs, which saturation reduces. storage and
-	// compute are the bandwidths of one NIC, gpus and decoders the numbers of engines.
+	// readers is the number of storage NICs that read, times the share of their bandwidth that
+	// dualpath.Analyze allows. storage and compute are the bandwidths of one storage NIC and one
+	// compute NIC, in bytes per second. gpus and decoders are the numbers of prefill and decode
+	// engines.
 	readers, storage, compute, gpus, decoders float64
 
 	active []agent
 	now    float64
-	// stretch is the ratio of a request's time at storage to its service time, prefill the time of
-	// a request in prefill, step the time of a token in decode.
+	// stretch is the ratio of a request's time at storage, with waiting, to its service time.
+	// prefill is the time of a request in prefill and step the time of a token in decode, in
+	// seconds.
 	stretch, prefill, step float64
 	// prefillMax is the maximum rate of prefill in requests per second, decodeMax that of decode in
 	// tokens per second.
@@ -163,9 +169,9 @@ type fluid struct {
 	// largest has the attention times of some of the current rounds, ascending.
 	largest []float64
 
-	// nodes has the numbers of nodes that read: prefill, decode. share is the current share of a
-	// request that prefill reads. read is the number of tokens read so far, readPrefill the part of
-	// prefill.
+	// nodes has the numbers of prefill and of decode nodes that read from storage. share is the
+	// current share of a request's cached tokens that the prefill node reads. read is the number of
+	// tokens read so far, readPrefill the number of these that prefill nodes have read.
 	nodes             [2]float64
 	share             float64
 	read, readPrefill float64
@@ -177,17 +183,19 @@ type fluid struct {
 // agent is one agent of the job, in its current round.
 type agent struct {
 	rounds []Round
-	// done is the completed part of the first of rounds.
+	// done is the completed share of the current round, rounds[0].
 	done   float64
 	demand demand
 }
 
-// demand is the demand of a round at the stations, in seconds, and in tokens.
+// demand is the work of a round at each station: in seconds, and for decode (gen) in tokens.
 type demand struct {
-	// storage is the service time as if all NICs were one. before is the additional time of a
-	// single NIC. delay is before plus the times without a queue.
+	// storage is the time of the read if all storage NICs read it together. before is the
+	// additional time if one NIC reads it. delay is before plus the times at stations without a
+	// queue.
 	storage, before, delay float64
-	// attention is the time on one engine, linear that of the whole group.
+	// attention is the attention time on one engine, linear the time of the linear layers on all
+	// prefill engines together.
 	attention, linear float64
 	gen               float64
 }
@@ -219,8 +227,8 @@ func (f *fluid) cycle(d *demand) float64 {
 	return d.storage*f.stretch + f.prefill + d.delay + d.gen*f.step
 }
 
-// settle computes the times at each station for the current rounds of the agents: a fixed point,
-// starting from the last one.
+// settle computes the times at each station for the current rounds of the agents. It iterates to a
+// fixed point, starting from the previous result.
 func (f *fluid) settle() {
 	n := float64(len(f.active))
 	f.sample()
@@ -248,10 +256,10 @@ func (f *fluid) settle() {
 	}
 }
 
-// divide computes the share of a request that the prefill side reads. Both sides complete at the
-// same time, so the share is a half, less the difference of the work that the two sides' NICs
-// already have (queues of M/G/1 with processor sharing). An idle cluster halves its reads; a busy
-// one fills all NICs equally.
+// divide computes the share of a request's cached tokens that the prefill node reads. Both nodes of
+// a request end their reads at the same time. So the share is one half, minus half the difference
+// between the work queued at the two nodes' NICs (M/G/1 queues with processor sharing). In an idle
+// cluster the share is one half; in a busy cluster all NICs are equally loaded.
 func (f *fluid) divide() {
 	if f.nodes[1] == 0 {
 		f.share = 1
@@ -267,8 +275,7 @@ func (f *fluid) divide() {
 		u := min(busy*share/nodes, 0.999)
 		return share * u / (1 - u)
 	}
-	// The more the prefill side reads, the less it should read: there is one share at which both
-	// agree.
+	// The right-hand side falls as the share grows, so exactly one share satisfies the equation.
 	low, high := 0.0, 1.0
 	for range 40 {
 		mid := (low + high) / 2
@@ -288,7 +295,7 @@ func approach(v *float64, next float64) float64 {
 	return change
 }
 
-// batchMax returns the number of requests that an engine's HBM holds.
+// batchMax returns the number of requests for which a decode engine's memory has room.
 func (f *fluid) batchMax() float64 {
 	tokens := 0.0
 	for i := range f.active {
@@ -300,9 +307,10 @@ func (f *fluid) batchMax() float64 {
 
 // steps returns the time of a request in the prefill group, at a rate of x requests per second with
 // the given attention and linear work. A step processes the requests that arrived during the step
-// before, and ends when its busiest engine does: that engine has the mean of all, or the largest
-// request, up to the quota. A request waits for half a step, if one is running, and takes one step.
-// If more requests arrive than fit, they wait until the agents send more slowly.
+// before, and ends when its busiest engine ends. The attention time of that engine is the mean of
+// all engines, or the time of the largest request if that is longer, up to the quota. A request
+// waits for half a step if a step is running, and then takes one step. If more requests arrive than
+// fit into a step, the result grows until the agents send more slowly.
 func (f *fluid) steps(x, attention, linear float64) float64 {
 	fits := f.gpus * f.m.Quota / max(attention, 1e-12)
 	f.prefillMax = fits / (f.m.Overhead + f.m.Quota + fits*linear)
@@ -320,7 +328,7 @@ func (f *fluid) steps(x, attention, linear float64) float64 {
 	return step * (1 + min(x*step/k, 1)/2)
 }
 
-// sampleMax bounds the rounds that are sorted.
+// sampleMax is about the number of attention times that sample sorts.
 const sampleMax = 1024
 
 // sample records the attention times of some of the current rounds.
@@ -338,7 +346,7 @@ func (f *fluid) largestOf(k float64) float64 {
 	return f.largest[min(at, len(f.largest)-1)]
 }
 
-// advance advances all agents by the duration of their mean round.
+// advance advances all agents by the mean duration of their current rounds.
 func (f *fluid) advance() {
 	mean, longest := 0.0, 0.0
 	for i := range f.active {
@@ -383,11 +391,12 @@ func (f *fluid) move(a *agent, within float64) (took float64, ended bool) {
 	return took, false
 }
 
-// Division is one division of the nodes with its prediction.
+// Division is one way to divide the nodes into prefill and decode nodes, with the predicted
+// outcome.
 type Division struct {
 	PrefillNodes, DecodeNodes int
 	Prediction                Prediction
-	// Safe is set if neither compute NICs nor memory bind before storage does.
+	// Safe is set if storage saturates before the compute NICs and the memory.
 	Safe bool
 }
 

@@ -11,7 +11,8 @@ import (
 // DefaultQuota is the compute quota of DualPath section A.4.
 const DefaultQuota = 300 * time.Millisecond
 
-// Item is one request of a queue: the KV of Cached tokens exists, Compute tokens must be computed.
+// Item is one request of a queue, in tokens: Cached tokens have their KV, Compute tokens must be
+// computed.
 type Item struct{ Cached, Compute int }
 
 // Chunk is a part of a batch: the next Compute tokens of the queue's item
@@ -19,9 +20,9 @@ type Item struct{ Cached, Compute int }
 type Chunk struct{ Index, Compute int }
 
 // Model predicts the attention time of a batch, in seconds over all layers. The time of an item is
-// PerToken n + PerPair n (cached + n/2): n tokens, each attending to all tokens before it. The
-// paper fits the model by profiling (section 6.2); its form is the theoretical computation of
-// causal attention.
+// PerToken n + PerPair n (cached + n/2): n tokens, each attending to all tokens before it. The form
+// is the number of operations of causal attention. The DualPath paper fits the constants by
+// profiling (section 6.2).
 type Model struct {
 	// PerToken is in seconds, PerPair in seconds for each pair of a query and a
 	// key.
@@ -41,10 +42,10 @@ func (m Model) Seconds(cached, n int) float64 {
 	return float64(n) * (m.PerToken + m.PerPair*(float64(cached)+float64(n)/2))
 }
 
-// Pack returns the batch: items from the head of the queue while the predicted time is within
-// quota. The last item is cut if it would exceed the quota. No item is skipped. An item without
-// tokens to compute takes no time and is packed with 0. The result reuses the memory of into, which
-// may be nil.
+// Pack returns the next batch: items from the head of the queue, as long as the predicted attention
+// time of the batch is within quota. The last item is cut if it would exceed the quota. No item is
+// skipped. An item without tokens to compute takes no time and is packed with 0. The result reuses
+// the memory of into, which may be nil.
 func Pack(queue []Item, quota time.Duration, m Model, into []Chunk) []Chunk {
 	into = into[:0]
 	left := quota.Seconds()
@@ -71,7 +72,7 @@ type Sample struct {
 }
 
 // Fit returns the model with the least squared relative error over the samples. It needs at least
-// two, with different cached lengths.
+// two samples with different cached lengths.
 func Fit(samples []Sample) (Model, error) {
 	// Minimise sum((a x_i + b y_i - 1)^2) with x = n/t, y = n (cached + n/2)/t.
 	var xx, xy, yy, x1, y1 float64
@@ -89,7 +90,8 @@ func Fit(samples []Sample) (Model, error) {
 		return Model{}, errors.New("batch: the samples do not distinguish the cost of a token from that of a pair: vary the cached length")
 	}
 	m := Model{PerToken: (x1*yy - y1*xy) / det, PerPair: (y1*xx - x1*xy) / det}
-	// A negative constant is caused by noise: it is set to 0, and the other one is fitted alone.
+	// Noise can make a constant negative. That constant is set to 0, and the other constant is
+	// fitted alone.
 	switch {
 	case m.PerToken < 0:
 		m = Model{PerPair: y1 / yy}

@@ -1,16 +1,17 @@
 package netcost
 
-// Nearer is Proposition 1 (§IV-C, eq. 8): whether a near instance has a lower cost than a far one
-// with a higher hit ratio, for a request of a given size.
+// Nearer has the inputs of Proposition 1 of the NetKV paper (§IV-C, eq. 8): whether, for a request
+// of a given size, a near instance has a lower cost than a far instance with a higher hit ratio.
 type Nearer struct {
-	// HitNear and HitFar are the hit ratios ρ1 and ρ2; CongestionNear and
-	// CongestionFar the tiers' c1 and c3.
+	// HitNear and HitFar are the shares of the request's KV that the two instances hold (ρ1 and
+	// ρ2). CongestionNear and CongestionFar are the congestions of the network tiers to them (c1
+	// and c3).
 	HitNear, HitFar, CongestionNear, CongestionFar float64
-	// Bandwidth is the near tier's, in bytes per second. Ratio is k: the near tier's bandwidth
-	// divided by the far tier's.
+	// Bandwidth is the bandwidth of the near tier, in bytes per second. Ratio is that bandwidth
+	// divided by the bandwidth of the far tier (k).
 	Bandwidth, Ratio float64
-	// Bytes is the size of the request's KV. QueueNear and QueueFar are its waits at the two
-	// instances, in seconds.
+	// Bytes is the size of the request's KV. QueueNear and QueueFar are the request's waiting times
+	// at the two instances, in seconds.
 	Bytes, QueueNear, QueueFar float64
 }
 
@@ -30,9 +31,10 @@ func (n *Nearer) Wins() bool {
 	return left < right
 }
 
-// StalenessBound is Proposition 2 (§V-D, eq. 9): while the error of each tier's congestion is below
-// the bound, the order of two tiers by their remaining bandwidth is the true one. If the bound is
-// not positive, there is no tolerance, because the tier that is faster when idle is not faster now.
+// StalenessBound returns the bound of Proposition 2 of the NetKV paper (§V-D, eq. 9): if the error
+// of each tier's congestion is below the bound, two tiers are correctly ordered by their remaining
+// bandwidth. If the bound is not positive, any error may invert the order, because the tier that is
+// faster when idle is not faster under the given congestion.
 func StalenessBound(bandwidthFast, bandwidthSlow, congestionFast, congestionSlow float64) float64 {
 	return (bandwidthFast*(1-congestionFast) - bandwidthSlow*(1-congestionSlow)) / (bandwidthFast + bandwidthSlow)
 }

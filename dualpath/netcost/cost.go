@@ -6,21 +6,23 @@ import (
 	"time"
 )
 
-// Model has the parameters that do not depend on the network. The zero value selects the paper's
-// evaluation: Llama-3-70B at TP=4 (§VI-A), with the iteration time of its TBT column.
+// Model has the parameters of the cost that do not depend on the network. The zero value selects
+// those of the NetKV paper's evaluation: Llama-3-70B on 4 tensor-parallel GPUs (§VI-A), with the
+// iteration time from the paper's column of times between tokens.
 type Model struct {
-	// Step and StepPerRequest are a and b of the iteration time a + b β (§III-C).
-	// Defaults: 12.3 ms and 0.16 ms.
+	// Step and StepPerRequest are a and b in the time a + b β of a decode step of β requests
+	// (§III-C). Defaults: 12.3 ms and 0.16 ms.
 	Step, StepPerRequest time.Duration
-	// MaxBatch is βmax, the number of requests that decode together. Default 64.
+	// MaxBatch is βmax, the largest number of requests in a decode batch. Default 64.
 	MaxBatch int
-	// Reserve is m_min (§IV-A): the bytes of an instance that are reserved for activations and one
-	// more step. Default 0.
+	// Reserve is the memory of an instance, in bytes, that is kept free for activations and one
+	// more step (m_min in §IV-A). Default 0.
 	Reserve int64
-	// InFlightMax caps the scheduler's own transfers in eq. 4 (§V-C). Default 16.
+	// InFlightMax is the largest number of the scheduler's own transfers that counts in eq. 4
+	// (§V-C). Default 16.
 	InFlightMax int
-	// CongestionHasOwn is set if the operator's telemetry includes the scheduler's transfers, so
-	// that their count is left out of the cost (§III-D).
+	// CongestionHasOwn is set if the operator's telemetry includes the scheduler's own transfers.
+	// Their number is then left out of the cost (§III-D).
 	CongestionHasOwn bool
 }
 
@@ -59,16 +61,16 @@ func (m *Model) Iteration(n int) float64 {
 }
 
 // Wait returns the time that a request waits before its first step on an instance with the given
-// number of queued requests and batch size, in seconds (eq. 6): none while there are free slots,
-// else one iteration for each request ahead of it.
+// number of queued requests and batch size, in seconds (eq. 6): 0 if the batch has a free slot for
+// it, otherwise one iteration for each request ahead of it.
 func (m *Model) Wait(queued, batch int) float64 {
 	return float64(max(0, queued-(m.MaxBatch-batch))) * m.Iteration(batch)
 }
 
-// Request is a request whose prefill is complete, or about to be.
+// Request is a request whose prefill has ended or will end soon.
 type Request[K comparable] struct {
 	ID uint64
-	// From is the instance that has the request's KV.
+	// From is the instance that has computed the request's KV.
 	From K
 	// Tokens is the length of the prompt, Bytes the size of its KV (eq. 1).
 	Tokens int
@@ -80,11 +82,12 @@ type Request[K comparable] struct {
 // Candidate is the scheduler's view of a decode instance (§III-C).
 type Candidate[K comparable] struct {
 	ID K
-	// Hit is the number of leading prompt tokens that it holds, in whole blocks (Prefix).
+	// Hit is the number of leading prompt tokens that the instance holds, in whole blocks (Prefix).
 	Hit int
-	// Free is its free memory for KV, in bytes.
+	// Free is the instance's free memory for KV, in bytes.
 	Free int64
-	// Queued is the number of its requests that are not in its batch; Batch is the batch's size.
+	// Batch is the number of requests in the instance's decode batch, Queued the number that wait
+	// for the batch.
 	Queued, Batch int
 }
 
@@ -109,7 +112,7 @@ func KVBytes(layers, heads, headSize, elementBytes, tokens int) int64 {
 }
 
 // Prefix returns the length in tokens of the longest run of leading blocks in a cache (§III-B): λ.
-// blocks are the prompt's chained hashes, of blockTokens each.
+// blocks are the chained hashes of the prompt's blocks, of blockTokens tokens each.
 func Prefix[H any](blocks []H, blockTokens int, cached func(H) bool) int {
 	for i, h := range blocks {
 		if !cached(h) {
@@ -119,8 +122,8 @@ func Prefix[H any](blocks []H, blockTokens int, cached func(H) bool) int {
 	return len(blocks) * blockTokens
 }
 
-// Cost is the cost of a candidate, in seconds. A candidate that cannot be chosen is not Feasible;
-// its other fields are set nevertheless.
+// Cost is the cost of a candidate, in seconds. Feasible is set if the candidate has enough memory;
+// only then can it be chosen. The other fields are always set.
 type Cost struct {
 	Transfer, Queue, Decode float64
 	Tier                    Tier
@@ -129,7 +132,8 @@ type Cost struct {
 	Feasible bool
 }
 
-// Total returns C(d) of eq. 5; infinite if the candidate is not feasible.
+// Total returns C(d) of eq. 5, the sum of the three times. It is infinite if the candidate is not
+// feasible.
 func (c *Cost) Total() float64 {
 	if !c.Feasible {
 		return math.Inf(1)
@@ -137,7 +141,7 @@ func (c *Cost) Total() float64 {
 	return c.Transfer + c.Queue + c.Decode
 }
 
-// Cost returns the cost by lines 4 to 11 of Algorithm 1.
+// Cost returns the cost of candidate d for request r by lines 4 to 11 of Algorithm 1.
 func (o *Oracle[K]) Cost(r *Request[K], d *Candidate[K]) Cost {
 	return o.cost(r, d, signals{congestion: true, own: true})
 }
@@ -147,10 +151,10 @@ func (o *Oracle[K]) cost(r *Request[K], d *Candidate[K], see signals) Cost {
 	return o.costOver(o.way(r.From, d.ID, see), r, d)
 }
 
-// costOver is cost for a known way to the candidate.
+// costOver is cost with w, the bandwidth and latency to the candidate, already computed.
 func (o *Oracle[K]) costOver(w way, r *Request[K], d *Candidate[K]) Cost {
 	c := Cost{Tier: w.tier, Bytes: r.missing(d.Hit)}
-	// One byte is the tolerance for the rounding of the missing fraction.
+	// One byte is the tolerance for the rounding in missing.
 	c.Feasible = float64(d.Free)+1 > c.Bytes+float64(o.model.Reserve)
 	c.Transfer = c.Bytes/w.bandwidth + w.latency
 	c.Queue = o.model.Wait(d.Queued, d.Batch)

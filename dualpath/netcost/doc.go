@@ -1,10 +1,9 @@
 // Package netcost computes the cost of moving a request's KV from the instance that computed it to
-// the one that will decode it: the scorer NetKV of arXiv 2606.03910 and its oracle. Sections and
-// numbers below are those of the paper.
+// the instance that will decode it. It implements the scorer of the NetKV paper (arXiv 2606.03910)
+// and the paper's oracle. Section and equation numbers in this package are those of the paper.
 //
-// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. It reads no file and no
-// telemetry (server/netoracle does) and moves no bytes. The planner, a router or a simulator can
-// call it.
+// The package is pure: no I/O, no clock, no goroutine, no lock, no randomness. It reads no
+// telemetry (package server/netoracle does) and moves no bytes.
 //
 //	operator, every refresh          scheduler
 //	───────────────────────          ─────────
@@ -18,21 +17,23 @@
 //	                                Beff = B (1-c) / (1+min(n, cap))               eq. 4
 //	                                feasible: m ≥ s(1-λ/l) + reserve ── argmin ──► Decision, Intent
 //
-// The scheduler's own transfers in flight are counted here and are not part of the congestion. An
-// operator whose telemetry cannot distinguish the two sets Model.CongestionHasOwn, and the count is
-// left out.
+// The scheduler's own transfers in flight are counted here and are not part of the congestion. If
+// the operator's telemetry includes the scheduler's transfers in the congestion,
+// Model.CongestionHasOwn must be set, and their number is left out of the cost.
 //
-// A Chooser decides by one Policy: NetKV, NetKV without some of its signals, or a rule without
-// network costs. The simulation uses it, and the planner node, whose dualpath.Network is a Planner.
-// The Planner also computes the cost of the two hops of a read.
+// A Chooser decides by one Policy: the paper's rule, that rule without some of its inputs, or a
+// rule without network costs. A Planner implements dualpath.Network with a Chooser, and also
+// computes the time of the two hops of a read from storage. The planner node and the simulation use
+// a Planner.
 //
 // # Ties
 //
-// Of equal candidates the one with the fewest requests (queued and in the batch) is chosen, and
-// then the first one after the last choice, in the given order and cyclically.
+// Among candidates of equal cost, the candidate with the fewest requests (queued and in the batch)
+// is chosen. If these are equal too, the next candidate after the last choice is chosen, in the
+// given order and cyclically.
 //
 // # Units
 //
-// Bytes, bytes per second, tokens. Costs are float64 seconds: they are compared and added, and no
-// one waits for them.
+// Bytes, bytes per second, tokens. Costs are float64 seconds and not time.Duration, because they
+// are only added and compared.
 package netcost

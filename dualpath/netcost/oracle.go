@@ -28,12 +28,12 @@ func (t Tier) String() string {
 	return fmt.Sprintf("tier %d", uint8(t))
 }
 
-// Place is the location of an instance, in the operator's names. An empty name is unknown, and
-// equal to no other name.
+// Place is the location of an instance, in the operator's names. An empty name means that the name
+// is unknown; it equals no other name.
 type Place struct{ Pod, Rack, Node string }
 
-// TierOf returns the tier between two places. A rack's name is unique within its pod, a node's
-// within its rack. Unknown places count as far apart.
+// TierOf returns the tier between two places. The name of a rack is unique only within its pod, the
+// name of a node only within its rack. Places with unknown names count as far apart.
 func TierOf(a, b Place) Tier {
 	switch {
 	case a.Pod == "" || a.Pod != b.Pod:
@@ -46,8 +46,8 @@ func TierOf(a, b Place) Tier {
 	return SameNode
 }
 
-// Fabric has the properties of each tier's hardware and topology, B and L of §III-A: bandwidth of
-// one path in bytes per second, and base latency.
+// Fabric has the bandwidth of one path of each tier in bytes per second, and the latency of an idle
+// path (B and L in §III-A).
 type Fabric struct {
 	Bandwidth [Tiers]float64
 	Latency   [Tiers]time.Duration
@@ -56,8 +56,8 @@ type Fabric struct {
 // Gbit is one gigabit per second, in bytes per second.
 const Gbit = 1e9 / 8
 
-// FatTree returns the fabric of the paper's evaluation (§VI-A): NVLink at 450 GB/s, 100 Gbit/s in
-// the rack, oversubscribed 2:1 and 4:1 above.
+// FatTree returns the fabric of the paper's evaluation (§VI-A): NVLink at 450 GB/s within a node,
+// 100 Gbit/s within a rack, oversubscribed 2:1 between racks and 4:1 between pods.
 func FatTree() Fabric {
 	return Fabric{
 		Bandwidth: [Tiers]float64{450e9, 100 * Gbit, 50 * Gbit, 25 * Gbit},
@@ -78,12 +78,12 @@ func (f *Fabric) Validate() error {
 	return nil
 }
 
-// Congestion is the share of each tier that traffic other than the scheduler's uses, c of §III-D,
-// in [0, 1).
+// Congestion is, for each tier, the share of the bandwidth that traffic other than the scheduler's
+// uses, in [0, 1) (c in §III-D).
 type Congestion [Tiers]float64
 
-// Validate returns an error that names the first value out of its range. A transfer on a full tier
-// would take forever, so 1 is refused.
+// Validate returns an error that names the first value out of its range. It refuses 1, because a
+// transfer on a full tier would never end.
 func (c *Congestion) Validate() error {
 	for t, v := range c {
 		if !(v >= 0 && v < 1) {
@@ -93,12 +93,13 @@ func (c *Congestion) Validate() error {
 	return nil
 }
 
-// Snapshot is the last state of the oracle (§III-E): the four maps of the paper, and the time at
-// which the congestion was measured.
+// Snapshot is the state of the network that the operator's oracle reports (§III-E of the NetKV
+// paper): the paper's four maps, and the time at which the congestion was measured.
 type Snapshot[K comparable] struct {
 	Fabric
 	Congestion Congestion
-	// Places has the instances' places, from which the tiers follow.
+	// Places has the position of each instance. The tier between two instances follows from their
+	// positions.
 	Places map[K]Place
 	// Pairs overrides Places. Its keys are (source, target).
 	Pairs map[[2]K]Tier
@@ -119,8 +120,8 @@ func (s *Snapshot[K]) Validate() error {
 	return s.Congestion.Validate()
 }
 
-// Tier returns the tier between two instances. An unknown instance counts as far from all others,
-// but not from itself.
+// Tier returns the tier between two instances. An instance without a position counts as far from
+// all others.
 func (s *Snapshot[K]) Tier(from, to K) Tier {
 	if from == to {
 		return SameNode
@@ -133,15 +134,15 @@ func (s *Snapshot[K]) Tier(from, to K) Tier {
 	return TierOf(s.Places[from], s.Places[to])
 }
 
-// Age returns the age of the congestion.
+// Age returns the time since the congestion was measured.
 func (s *Snapshot[K]) Age(now time.Duration) time.Duration { return now - s.At }
 
-// inFlight counts the scheduler's own transfers by source and tier (§V-C). Invariant: no count is
-// negative.
+// inFlight counts the transfers in progress that the scheduler itself ordered, by source and tier
+// (§V-C of the NetKV paper). Invariant: no count is negative.
 type inFlight[K comparable] map[K]*[Tiers]int
 
-// Oracle has a snapshot and the scheduler's own transfers: the inputs of Algorithm 1. It is not
-// safe for concurrent use.
+// Oracle has a snapshot of the network and the scheduler's own transfers in progress: the inputs of
+// the NetKV paper's Algorithm 1. An Oracle is not safe for concurrent use.
 type Oracle[K comparable] struct {
 	model    Model
 	snapshot Snapshot[K]
@@ -161,8 +162,8 @@ func NewOracle[K comparable](m Model, s Snapshot[K]) (*Oracle[K], error) {
 	return o, nil
 }
 
-// Update replaces the snapshot. A snapshot that is out of range is refused with an error, and the
-// last one stays.
+// Update replaces the snapshot. If the new snapshot has a value out of its range, Update returns an
+// error and keeps the previous snapshot.
 func (o *Oracle[K]) Update(s Snapshot[K]) error {
 	if err := s.Validate(); err != nil {
 		return err
@@ -216,15 +217,15 @@ func (o *Oracle[K]) InFlight(from K, t Tier) int {
 	return 0
 }
 
-// Bandwidth returns the bandwidth of one more transfer, Beff of eq. 4, in bytes per second. The
-// count is capped when it is read, so that transfers above the cap are still counted until they
-// end.
+// Bandwidth returns the bandwidth that one more transfer would get, in bytes per second (Beff in
+// eq. 4 of the NetKV paper). The number of transfers in progress is capped here and not in Begin,
+// so that End always matches a Begin.
 func (o *Oracle[K]) Bandwidth(from K, t Tier) float64 {
 	return o.bandwidth(from, t, signals{congestion: true, own: true})
 }
 
-// way has the bandwidth of one more transfer between two instances, in bytes per second, and the
-// latency in seconds.
+// way has the bandwidth that one more transfer between two instances would get, in bytes per
+// second, and the latency in seconds.
 type way struct {
 	tier               Tier
 	bandwidth, latency float64
@@ -236,10 +237,11 @@ func (o *Oracle[K]) way(from, to K, see signals) way {
 	return way{t, o.bandwidth(from, t, see), o.snapshot.Latency[t].Seconds()}
 }
 
-// signals are the dynamic inputs of eq. 4 that a policy may use.
+// signals selects the changing inputs of eq. 4 that a policy uses: the congestion, and the
+// scheduler's own transfers.
 type signals struct{ congestion, own bool }
 
-// bandwidth is eq. 4 with only the inputs in see.
+// bandwidth computes eq. 4 with only the inputs that see selects.
 func (o *Oracle[K]) bandwidth(from K, t Tier, see signals) float64 {
 	b := o.snapshot.Bandwidth[t]
 	if see.congestion {

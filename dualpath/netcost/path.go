@@ -2,17 +2,17 @@ package netcost
 
 import "math"
 
-// Hop is one hop of a path over a buffer: bytes wait behind the queued ones, and move at a
-// bandwidth. One hop is from storage to the buffer of an engine, another from there to the memory
-// of a device (§VII-D, multi-hop routing).
+// Hop is one hop of a path through a buffer: new bytes wait until the queued bytes have moved, and
+// then move at the bandwidth. The first hop is from storage to the buffer of an engine, the second
+// from the buffer to the memory of a device (§VII-D of the NetKV paper, multi-hop routing).
 type Hop struct {
-	// Bandwidth is in bytes a second, Latency in seconds, Queued in bytes.
+	// Bandwidth is in bytes per second, Latency in seconds. Queued is the number of bytes ahead.
 	Bandwidth, Latency, Queued float64
 }
 
-// Seconds returns the time of bytes over all hops, one after the other: the sum of eq. 3 over the
-// hops, with the bytes queued ahead at each. Hops that overlap, layer by layer, take less time;
-// that rarely changes the order of two paths.
+// Seconds returns the time to move bytes over all hops, one hop after the other: the sum over the
+// hops of latency, queued bytes and bytes at the hop's bandwidth (eq. 3). If the hops overlap layer
+// by layer, the time is shorter, but that rarely changes the order of two paths.
 func Seconds(bytes float64, path ...Hop) float64 {
 	fixed, slope := line(path)
 	return fixed + bytes*slope
@@ -28,8 +28,9 @@ func line(path []Hop) (fixed, slope float64) {
 	return fixed, slope
 }
 
-// Balance returns the number of bytes to send over path a, so that a and b complete at the same
-// time; all or none if one path completes everything before the other could begin.
+// Balance returns the number of bytes to send over path a so that, with the rest over path b, both
+// paths end at the same time. It returns all or none of the bytes if one path could move all bytes
+// before the other begins.
 func Balance(bytes float64, a, b []Hop) float64 {
 	fixedA, slopeA := line(a)
 	fixedB, slopeB := line(b)

@@ -7,8 +7,9 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// Planner is the cost model for the planner node. Its instances are machines, because engines of
-// one machine share its links. It must be used by one dualpath.Planner only.
+// Planner is the cost model for a dualpath.Planner. The instances of the model are machines,
+// because the engines of one machine share its links. Each dualpath.Planner needs a Planner of its
+// own.
 type Planner struct {
 	oracle  *Oracle[dualpath.NodeID]
 	chooser *Chooser[dualpath.NodeID]
@@ -23,22 +24,23 @@ type Planner struct {
 // PlannerOptions are the options of a Planner.
 type PlannerOptions struct {
 	Model Model
-	// Policy and Weights are the Chooser's. Default: Full.
+	// Policy and Weights are the arguments of NewChooser. The default policy is Full.
 	Policy  Policy
 	Weights Weights
-	// Fabric is used until the first report.
+	// Fabric is the network until the operator's first report.
 	Fabric Fabric
 	// BytesPerToken is the size of one token's KV.
 	BytesPerToken int
 	// Overlap is set if the two hops of a read move different layers at the same time, so that only
-	// the slower one counts. By default they run one after the other, and their sum counts
-	// (§VII-D).
+	// the slower hop counts. By default the hops run one after the other, and the sum of their
+	// times counts (§VII-D of the NetKV paper).
 	Overlap bool
 }
 
 var _ dualpath.Network = (*Planner)(nil)
 
-// NewPlanner returns a cost model without places: all machines count as far from each other.
+// NewPlanner returns a cost model without positions of machines: until the first report, all
+// machines count as far from each other.
 func NewPlanner(o PlannerOptions) (*Planner, error) {
 	if o.BytesPerToken <= 0 {
 		return nil, fmt.Errorf("netcost: %d bytes of KV a token; the model's must be given", o.BytesPerToken)
@@ -54,8 +56,8 @@ func NewPlanner(o PlannerOptions) (*Planner, error) {
 	return &Planner{oracle: oracle, chooser: chooser, bytes: float64(o.BytesPerToken), overlap: o.Overlap, made: o}, nil
 }
 
-// Options returns the options of the cost model. Another model with these options and the same
-// reports gives the same costs.
+// Options returns the options of the cost model. A new Planner with these options computes the same
+// costs from the same reports.
 func (p *Planner) Options() PlannerOptions { return p.made }
 
 // SnapshotOf converts a report to a snapshot.
@@ -70,14 +72,14 @@ func SnapshotOf(r *dualpath.NetworkReport) Snapshot[dualpath.NodeID] {
 	return s
 }
 
-// Update implements dualpath.Network. The caller must validate a report's SnapshotOf before it
-// becomes an event, because Update can only ignore an invalid one.
+// Update implements dualpath.Network. Update ignores an invalid report. So the caller should
+// validate the report (SnapshotOf, then Validate) before it is passed on as an event.
 func (p *Planner) Update(r *dualpath.NetworkReport) { _ = p.oracle.Update(SnapshotOf(r)) }
 
 // Oracle returns the oracle, with the last report and the transfers in flight.
 func (p *Planner) Oracle() *Oracle[dualpath.NodeID] { return p.oracle }
 
-// hop returns the hop of one more transfer from one machine to another.
+// hop returns the hop of a new transfer from one machine to another.
 func (p *Planner) hop(from, to dualpath.NodeID) Hop {
 	w := p.oracle.way(from, to, signals{congestion: true, own: true})
 	return Hop{Bandwidth: w.bandwidth, Latency: w.latency}
@@ -86,8 +88,8 @@ func (p *Planner) hop(from, to dualpath.NodeID) Hop {
 // Reserve implements dualpath.Network.
 func (p *Planner) Reserve() int { return int(math.Ceil(float64(p.oracle.model.Reserve) / p.bytes)) }
 
-// Choose implements dualpath.Network with the Chooser. An engine's requests count as its batch up
-// to MaxBatch; the others count as queued.
+// Choose implements dualpath.Network with the Chooser. Of an engine's requests, up to MaxBatch
+// count as its batch and the rest as queued.
 func (p *Planner) Choose(r *dualpath.Transfer, candidates []dualpath.Candidate) (index int, seconds float64) {
 	m := &p.oracle.model
 	p.candidates = p.candidates[:0]
@@ -106,7 +108,8 @@ func (p *Planner) Choose(r *dualpath.Transfer, candidates []dualpath.Candidate) 
 	return d.Index, d.Cost.Total()
 }
 
-// Read implements dualpath.Network: two hops, from storage over via's buffer.
+// Read implements dualpath.Network for two hops: from storage to via's buffer, and from there to
+// the machine to.
 func (p *Planner) Read(via, to dualpath.NodeID, queue int, rate float64) (fixed, perToken float64) {
 	storage, onward := Hop{Bandwidth: rate * p.bytes, Queued: float64(queue) * p.bytes}, p.hop(via, to)
 	fixed, slope := line([]Hop{storage, onward})

@@ -6,26 +6,26 @@ import (
 	"math"
 )
 
-// Policy is a rule by which a decode instance is chosen: NetKV, parts of it, and
-// the rules it is compared with (§VI-A).
+// Policy is a rule for the choice of a decode instance: that of the NetKV paper, parts of that
+// rule, or a rule with which the paper compares it (§VI-A).
 type Policy uint8
 
 const (
-	// Full is NetKV, Algorithm 1.
+	// Full is Algorithm 1 of the NetKV paper.
 	Full Policy = iota
-	// Static is Full without the congestion: it uses the tier map and the scheduler's own
-	// transfers.
+	// Static is Full without congestion: it uses the tiers and the scheduler's own transfers.
 	Static
 	// TopoOnly uses only the tier map.
 	TopoOnly
 	// RoundRobin chooses the next feasible candidate.
 	RoundRobin
-	// LoadAware minimises queue and first step.
+	// LoadAware minimises the sum of waiting time and first decode step.
 	LoadAware
-	// CacheAware maximises the hit; of equal candidates it chooses the least loaded.
+	// CacheAware chooses the instance that holds the most tokens of the prompt and, among equals,
+	// the least loaded one.
 	CacheAware
-	// CacheLoad maximises a weighted sum of hit and free batch: CLA* with tuned Weights, as current
-	// routers score.
+	// CacheLoad maximises a weighted sum of the hit ratio and the free share of the batch, as
+	// current routers do. With tuned Weights it is the paper's CLA*.
 	CacheLoad
 
 	policies
@@ -51,11 +51,11 @@ func ParsePolicy(s string) (Policy, error) {
 	return 0, fmt.Errorf("netcost: policy %q: it must be one of %v", s, policyNames)
 }
 
-// sees returns the signals that a policy of the NetKV family may use.
+// sees returns the signals that Full, Static or TopoOnly uses.
 func (p Policy) sees() signals { return signals{congestion: p == Full, own: p <= Static} }
 
-// Weights are the weights of CacheLoad. The paper's grid search found (1, 1) for chat and
-// retrieval, (1.5, 0.7) for long contexts (§VI-A).
+// Weights are the weights of CacheLoad. The NetKV paper's grid search found (1, 1) for chat and
+// retrieval, and (1.5, 0.7) for long contexts (§VI-A).
 type Weights struct{ Cache, Load float64 }
 
 // Validate returns an error that names the first weight out of its range.
@@ -66,12 +66,12 @@ func (w *Weights) Validate() error {
 	return nil
 }
 
-// ErrNoRoom: no candidate has the memory for the request. The request is rejected, or retried after
-// memory was freed.
+// ErrNoRoom: no candidate has enough memory for the request. The caller rejects the request, or
+// tries again after memory has been freed.
 var ErrNoRoom = errors.New("netcost: no decode instance has the memory for the request's KV")
 
-// Intent is the information that a scheduler may give the operator about a transfer that will begin
-// (§III-E).
+// Intent describes a transfer that will begin. A scheduler may send it to the operator (§III-E of
+// the NetKV paper).
 type Intent[K comparable] struct {
 	Request  uint64
 	From, To K
@@ -80,8 +80,9 @@ type Intent[K comparable] struct {
 	Priority int
 }
 
-// Decision is a choice: Index is the index of the candidate. It has the cost and the transfer that
-// follows. The caller calls Begin when the transfer begins, and End when it is complete.
+// Decision is the result of Choose. Index is the index of the chosen candidate, Cost the
+// candidate's cost, and Intent the transfer that follows. The caller calls Begin when the transfer
+// begins, and End when the transfer is complete.
 type Decision[K comparable] struct {
 	Index  int
 	Cost   Cost
@@ -112,8 +113,8 @@ func NewChooser[K comparable](p Policy, w Weights, o *Oracle[K]) (*Chooser[K], e
 	return &Chooser[K]{policy: p, weights: w, oracle: o, last: -1}, nil
 }
 
-// Choose returns the policy's choice for r, or ErrNoRoom if no candidate is feasible. It is
-// O(len(candidates)) and allocates nothing.
+// Choose returns the policy's choice for r, or ErrNoRoom if no candidate has enough memory. It
+// takes O(len(candidates)) time and allocates nothing.
 func (c *Chooser[K]) Choose(r *Request[K], candidates []Candidate[K]) (Decision[K], error) {
 	if err := r.Validate(); err != nil {
 		return Decision[K]{}, err
@@ -122,11 +123,11 @@ func (c *Chooser[K]) Choose(r *Request[K], candidates []Candidate[K]) (Decision[
 	var least rank
 	var w way
 	for i, known := 0, -1; i < len(candidates); i++ {
-		// The search starts after the last choice and is cyclic; the first of equal candidates is
-		// chosen.
+		// The search starts after the last choice and wraps around. Among equal candidates, the
+		// first is chosen.
 		at := (c.last + 1 + i) % len(candidates)
 		d := &candidates[at]
-		if known < 0 || candidates[known].ID != d.ID { // engines of one machine share the way
+		if known < 0 || candidates[known].ID != d.ID { // engines of one machine share its links
 			w, known = c.oracle.way(r.From, d.ID, c.policy.sees()), at
 		}
 		cost := c.oracle.costOver(w, r, d)
@@ -151,13 +152,14 @@ func (c *Chooser[K]) Choose(r *Request[K], candidates []Candidate[K]) (Decision[
 	return best, nil
 }
 
-// Begin counts the transfer of a decision.
+// Begin adds the transfer of a decision to the transfers in progress.
 func (c *Chooser[K]) Begin(i *Intent[K]) { c.oracle.Begin(i.From, i.Tier) }
 
-// End counts the end of the transfer.
+// End removes the transfer from the transfers in progress.
 func (c *Chooser[K]) End(i *Intent[K]) { c.oracle.End(i.From, i.Tier) }
 
-// rank orders candidates: by the smaller value first, then by fewer requests.
+// rank orders candidates: the smaller value first; of equal values, the candidate with fewer
+// requests.
 type rank struct {
 	value    float64
 	requests int

@@ -8,8 +8,8 @@ import (
 
 // Config is the YAML configuration of a system, written by an operator.
 type Config struct {
-	// Profile is the name of a built-in profile, ProfileFile the file of another one. Exactly one
-	// of them is set.
+	// Profile is the name of a built-in profile, ProfileFile the file of another profile. Exactly
+	// one of the two is set.
 	Profile     string `yaml:"profile"`
 	ProfileFile string `yaml:"profile_file"`
 	// Lengths has the distribution of the uncached prompt lengths.
@@ -33,7 +33,8 @@ type Config struct {
 		StepSeconds float64 `yaml:"step_seconds"`
 	} `yaml:"pd"`
 	EgressGbps float64 `yaml:"egress_gbps"`
-	// Present is the current plan, for comparison; a threshold of 0 means none.
+	// Present is the current plan, for comparison. A threshold of 0 means that there is no current
+	// plan.
 	Present struct {
 		Threshold float64 `yaml:"threshold"`
 		Prefill   int     `yaml:"prefill"`
@@ -61,8 +62,8 @@ type Files struct {
 	Prompts func(path string) ([]float64, error)
 }
 
-// System returns the system that a configuration describes. Errors name keys of f below prefix,
-// which ends in a dot or is empty.
+// System returns the system that a configuration describes. Errors name the keys of f with prefix
+// in front. prefix is empty or ends in a dot.
 func (c *Config) System(f *yamlfile.File, prefix string, files Files) (System, error) {
 	p, err := c.profile(f, prefix, files)
 	if err != nil {
@@ -160,7 +161,7 @@ func (c *Config) lengths(f *yamlfile.File, prefix string, files Files) (Lengths,
 	return d, nil
 }
 
-// cluster is one cluster's accelerator and its number of instances.
+// cluster returns the accelerator of a cluster and the number of its instances.
 func (c *Config) cluster(f *yamlfile.File, path string, p Profile, accelerator string, gpus int) (Accelerator, int, error) {
 	a, ok := p.Accelerators[strings.ToLower(accelerator)]
 	if !ok {

@@ -6,19 +6,19 @@ import (
 )
 
 // ShortOptions are the options of the short-term controller (PrfaaS, section 3.4.3). The paper
-// names the watched quantities but no constants; the defaults are not from the paper.
+// names the quantities to observe but no thresholds; the defaults are not from the paper.
 type ShortOptions struct {
-	// High is the utilization of the egress link from which it counts as congested, Low the one
-	// below which it has spare bandwidth; 0 selects 0.9 and 0.6.
+	// High is the utilization from which the egress link counts as congested, and Low the
+	// utilization below which the link has spare bandwidth; 0 selects 0.9 and 0.6.
 	High, Low float64
-	// QueueHigh is the number of requests waiting for the PrfaaS clusters' prefill or link from
-	// which the controller sees a surge; 0 selects 4 per instance.
+	// QueueHigh is the number of requests waiting for prefill in the PrfaaS clusters, or for the
+	// link, from which the queue counts as a surge; 0 selects 4 per instance.
 	QueueHigh int
-	// Backoff is the share of its requests that the PrfaaS side keeps when its queue surges against
-	// the model's prediction; 0 selects 0.9.
+	// Backoff is the factor by which the share of offloaded requests is reduced when their queue
+	// surges although the model predicts that the PrfaaS clusters keep up; 0 selects 0.9.
 	Backoff float64
-	// Hold is the shortest time between two changes of the threshold, and the time without
-	// congestion before more requests are offloaded again; 0 selects 5 s.
+	// Hold is the least time between two changes of the threshold. It is also the time without
+	// congestion after which more requests are offloaded again; 0 selects 5 s.
 	Hold time.Duration
 }
 
@@ -80,18 +80,18 @@ type Short struct {
 	// capacity is the last known capacity of the link in bytes per second.
 	capacity float64
 	abundant bool
-	// changed is the time of the last change of the threshold. calm is the time since when the link
-	// has had spare bandwidth, or -1 if it has none.
+	// changed is the time of the last change of the threshold. calm is the time at which the link
+	// began to have spare bandwidth; -1 if it has none.
 	changed, calm time.Duration
 	began         bool
-	// looked is the time at which the queues were last compared, queue and local their lengths
-	// then. The controller does not act on a queue that shrinks already.
+	// looked is the time at which the queues were last compared, and queue and local are their
+	// lengths at that time. The controller does not act on a queue that is already shrinking.
 	looked       time.Duration
 	queue, local int
 }
 
-// NewShort returns a controller that starts with a plan for the system, and with the best threshold
-// for that plan.
+// NewShort returns a controller that starts with the given division of the PD cluster and the best
+// threshold for this division.
 func NewShort(s System, plan Plan, opts ShortOptions) (*Short, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -107,7 +107,8 @@ func NewShort(s System, plan Plan, opts ShortOptions) (*Short, error) {
 // Router returns the router with the current threshold.
 func (c *Short) Router() Router { return Router{Threshold: c.plan.Threshold, Abundant: c.abundant} }
 
-// Adopt takes over a plan, and the lengths for which it was made, from the long-term controller.
+// Adopt replaces the plan by a plan of the long-term controller, with the lengths for which that
+// plan was computed.
 func (c *Short) Adopt(plan Plan, lengths Lengths) {
 	c.plan, c.sys.Lengths = plan, lengths
 }
@@ -158,8 +159,9 @@ func (c *Short) Observe(s EgressSample) Adjustment {
 }
 
 // threshold returns the new threshold and the reason. The model gives the best threshold for the
-// link's capacity. If queues grow against the model, the queues decide, as long as they are longer
-// than those of the side that would get the requests.
+// link's capacity. If a queue grows although the model predicts that it should not, the controller
+// follows the queue, as long as it is longer than the queue of the cluster that would get the
+// requests.
 func (c *Short) threshold(s EgressSample, congested bool) (float64, string) {
 	now := c.sys
 	now.EgressBytes = c.capacity
@@ -174,7 +176,7 @@ func (c *Short) threshold(s EgressSample, congested bool) (float64, string) {
 		keep := share * c.opts.Backoff
 		return now.Lengths.Quantile(1 - keep), fmt.Sprintf("%d wait for PrfaaS, %d for the PD cluster: %.0f %% of the requests stay offloaded", s.Queue, s.LocalQueue, 100*keep)
 	case best < c.plan.Threshold*(1-thresholdSlack) && (calm || s.LocalQueue >= c.opts.QueueHigh && s.LocalQueue > s.Queue && s.LocalQueue >= c.local):
-		// The share returns in the steps in which it was reduced: by a factor of 1/Backoff.
+		// The share grows in the same steps in which it was reduced: by a factor of 1/Backoff.
 		more := min(share/c.opts.Backoff+shareStep, 1)
 		return max(best, now.Lengths.Quantile(1-more)), fmt.Sprintf("the link has room (%.0f %% used), %d wait for PrfaaS and %d for the PD cluster: back towards the best threshold", 100*s.Utilization, s.Queue, s.LocalQueue)
 	}
@@ -182,9 +184,11 @@ func (c *Short) threshold(s EgressSample, congested bool) (float64, string) {
 }
 
 const (
-	// thresholdSlack: a threshold within 1 % of the best is not moved.
+	// thresholdSlack is the relative distance from the best threshold within which the threshold is
+	// not changed.
 	thresholdSlack = 0.01
-	// shareStep lets a share that was reduced to 0 grow again.
+	// shareStep is the least increase of the offloaded share, so that a share that was reduced to 0
+	// grows again.
 	shareStep = 0.01
 )
 
@@ -192,7 +196,7 @@ const (
 type LongOptions struct {
 	// Period is the time between two decisions; 0 selects 5 minutes.
 	Period time.Duration
-	// MinGain is the gain of throughput, as a share, from which instances are moved; 0 selects
+	// MinGain is the relative gain of throughput from which instances change their role; 0 selects
 	// 0.03.
 	MinGain float64
 	// MaxMoves is the maximum number of instances that change their role at once; 0 selects 1.
@@ -222,8 +226,8 @@ type Load struct {
 	At time.Duration
 	// Lengths is the distribution of the uncached lengths that arrived in the period.
 	Lengths Lengths
-	// Prefill and Decode are the utilizations of the stages, 0 to 1. The queues are the numbers of
-	// requests that waited for each stage at the end of the period.
+	// Prefill and Decode are the utilizations of the stages, 0 to 1. PrefillQueue and DecodeQueue
+	// are the numbers of requests that waited for each stage at the end of the period.
 	Prefill, Decode           float64
 	PrefillQueue, DecodeQueue int
 	// EgressBytes is the capacity of the link in bytes per second; 0 means unchanged.
@@ -261,8 +265,8 @@ type Reallocation struct {
 	// ToPrefill is the number of instances that change from decode to prefill; negative for the
 	// opposite direction.
 	ToPrefill int
-	// Gain is the share of throughput that the best division gains over the current one, according
-	// to the model.
+	// Gain is the relative gain of throughput of the best division over the current division,
+	// according to the model.
 	Gain float64
 	Why  string
 }
@@ -270,8 +274,8 @@ type Reallocation struct {
 // Due reports whether a period has passed.
 func (c *Long) Due(at time.Duration) bool { return !c.ran || at-c.last >= c.opts.Period }
 
-// Observe processes the load of a period and divides the cluster. After an error, which is about
-// the load, the plan stays.
+// Observe processes the load of a period and divides the cluster. An error means that the load is
+// invalid; the plan does not change.
 func (c *Long) Observe(l Load) (Reallocation, error) {
 	sys := c.sys
 	if l.Lengths != nil {
@@ -306,8 +310,8 @@ func (c *Long) Observe(l Load) (Reallocation, error) {
 	return r, nil
 }
 
-// agrees reports whether the stage that would get instances has the longer queue or, if both queues
-// are empty, the higher utilization.
+// agrees reports whether the measured load supports a move: the stage that would get instances has
+// the longer queue or, if both queues are equal, the higher utilization.
 func agrees(toPrefill int, l Load) bool {
 	if l.PrefillQueue != l.DecodeQueue {
 		return (l.PrefillQueue > l.DecodeQueue) == (toPrefill > 0)

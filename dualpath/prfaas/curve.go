@@ -10,23 +10,23 @@ import (
 // Point is one measurement: a value at a length in tokens.
 type Point struct{ Tokens, Value float64 }
 
-// Curve is a cost of one request as a function of its tokens: bytes or seconds.
-// It is a + b l + c l² within each segment.
+// Curve is a cost of one request as a function of its tokens: bytes or seconds. Within each segment
+// the cost is a + b l + c l².
 type Curve struct {
 	segments []segment
 }
 
-// segment has the coefficients for lengths above from, up to the next segment; the first one
-// applies below too.
+// segment has the coefficients for lengths above from, up to the next segment. The first segment
+// applies to all smaller lengths too.
 type segment struct{ from, a, b, c float64 }
 
-// Polynomial is a + b l + c l² for every length.
+// Polynomial returns the curve a + b l + c l² for every length l.
 func Polynomial(a, b, c float64) Curve {
 	return Curve{segments: []segment{{from: math.Inf(-1), a: a, b: b, c: c}}}
 }
 
-// Interpolate returns the line through each two adjacent points; the first and the last line extend
-// beyond.
+// Interpolate returns the curve of straight lines between adjacent points. The first and the last
+// line extend beyond the points.
 func Interpolate(points []Point) (Curve, error) {
 	p, err := checked(points, 2)
 	if err != nil {
@@ -44,8 +44,8 @@ func Interpolate(points []Point) (Curve, error) {
 	return c, nil
 }
 
-// FitQuadratic returns the parabola with the least sum of squared differences from the points; for
-// three points it passes through them.
+// FitQuadratic returns the parabola with the least sum of squared differences from the points. A
+// parabola for three points passes through them.
 func FitQuadratic(points []Point) (Curve, error) {
 	p, err := checked(points, 3)
 	if err != nil {
@@ -144,8 +144,8 @@ func (c Curve) Coefficients() (a, b, q float64, ok bool) {
 // IsZero reports whether the curve is the zero value.
 func (c Curve) IsZero() bool { return len(c.segments) == 0 }
 
-// Sum returns E[c(L); lo < L <= hi]: the mean over all requests, with other lengths as 0, as in
-// Lengths.Moment.
+// Sum returns E[c(L); lo < L <= hi]: the mean over all requests, in which requests of other lengths
+// count as 0, as in Lengths.Moment.
 func (c Curve) Sum(d Lengths, lo, hi float64) float64 {
 	var total float64
 	for i, s := range c.segments {
@@ -173,7 +173,8 @@ func (c Curve) Mean(d Lengths, lo, hi float64) float64 {
 	return c.Sum(d, lo, hi) / share
 }
 
-// Rising reports whether the curve is above 0 and does not fall from lo to hi, as a cost must not.
+// Rising reports whether the curve is above 0 and does not fall between lo and hi. Every cost must
+// satisfy this.
 func (c Curve) Rising(lo, hi float64) bool {
 	if !(c.At(lo) > 0) {
 		return false
@@ -197,8 +198,8 @@ func KVThroughput(kvBytes, prefillSeconds Curve, tokens float64) float64 {
 }
 
 // ClusterEgress returns the bandwidth that a prefill cluster of the given number of GPUs needs so
-// that its link never stalls it: N/P times the KV throughput of an instance of P GPUs (equation 2),
-// in the unit of perInstance.
+// that its link never stalls it: N/P times the KV throughput of an instance, for N GPUs in
+// instances of P GPUs (equation 2). The unit is that of perInstance.
 func ClusterEgress(gpus, gpusPerInstance int, perInstance float64) float64 {
 	return float64(gpus) / float64(gpusPerInstance) * perInstance
 }

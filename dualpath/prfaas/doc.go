@@ -1,11 +1,11 @@
-// Package prfaas decides which requests of a cluster are prefilled in another
-// datacenter, and how the cluster's machines are divided between prefill and
-// decode. It is the model and the scheduler of PrfaaS ("Prefill-as-a-Service",
-// sections 2.1, 2.3 and 3.4; equations 1 to 8).
+// Package prfaas decides which requests of a cluster are prefilled in another datacenter, and how
+// the cluster's machines are divided between prefill and decode. It implements the model and the
+// scheduler of the paper "Prefill-as-a-Service" (PrfaaS; sections 2.1, 2.3 and 3.4, equations 1 to
+// 8). A PrfaaS cluster only prefills; the PD cluster prefills and decodes.
 //
-// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. It moves no KV: it decides
-// where a request is prefilled and which KV must cross the link. sim/datacenters simulates the
-// transfers in virtual time.
+// The package is pure: no I/O, no clock, no goroutine, no lock, no randomness. It moves no KV. It
+// decides where a request is prefilled and which KV must cross the link between the clusters.
+// sim/datacenters simulates the transfers in virtual time.
 //
 //	                    ┌────────────── PrfaaS clusters: N_prfaas instances, T_prefill(l) ──┐
 //	             l > t  │                                                  S_kv(l) ≤ B_out  │
@@ -19,9 +19,10 @@
 //
 // # Lengths
 //
-// l is the uncached part of a prompt, in tokens. Its distribution is a Lengths: a truncated
-// log-normal with closed moments, or a sample. Costs are Curves over tokens: polynomials of at most
-// the second degree, either one or one per segment, so that every expectation is exact.
+// l is the length of the uncached part of a prompt, in tokens. A Lengths is the distribution of l:
+// a truncated log-normal distribution, whose moments have a closed form, or a sample. Costs are
+// Curves over tokens: polynomials of at most the second degree, one for all lengths or one per
+// segment. So every expectation is exact.
 //
 // # Profiles
 //

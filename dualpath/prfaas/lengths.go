@@ -57,9 +57,8 @@ func (d LogNormal) Validate() error {
 	return nil
 }
 
-// Moment is exact: E[X^k; a < X <= b] of a log-normal X is
-// exp(k mu + k² sigma²/2) (Phi(beta - k sigma) - Phi(alpha - k sigma)), alpha and
-// beta being the standardised logarithms of a and b.
+// Moment is exact. For a log-normal X, E[X^k; a < X <= b] is exp(k mu + k² sigma²/2) (Phi(beta - k
+// sigma) - Phi(alpha - k sigma)), where alpha and beta are the standardised logarithms of a and b.
 func (d LogNormal) Moment(k int, lo, hi float64) float64 {
 	lo, hi = max(lo, d.Min), min(hi, d.Max)
 	if !(lo < hi) {
@@ -91,8 +90,8 @@ func upper(x float64) float64 { return math.Erfc(x/math.Sqrt2) / 2 }
 // Bounds returns Min and Max.
 func (d LogNormal) Bounds() (least, greatest float64) { return d.Min, d.Max }
 
-// Quantile inverts the distribution. It uses the inverse of erfc, and far out in a tail, where that
-// has too few digits, bisection to a millionth of a token.
+// Quantile inverts the distribution. It uses the inverse of erfc. Far out in a tail, where that
+// function has too few digits, it uses bisection to a millionth of a token.
 func (d LogNormal) Quantile(q float64) float64 {
 	q = min(max(q, 0), 1)
 	alpha, beta := d.standard(d.Min), d.standard(d.Max)
@@ -122,12 +121,12 @@ func bisect(lo, hi float64, below func(float64) bool) float64 {
 
 // Sample is an empirical distribution of lengths, each with the same weight.
 type Sample struct {
-	// lengths are in ascending order; sums[k][i] is the sum of length^k over the first i.
+	// lengths are in ascending order. sums[k][i] is the sum of length^k over the first i lengths.
 	lengths []float64
 	sums    [3][]float64
 }
 
-// NewSample copies the lengths, in tokens; none may be negative or not finite.
+// NewSample copies the lengths, in tokens. All must be finite and not negative.
 func NewSample(lengths []float64) (*Sample, error) {
 	if len(lengths) == 0 {
 		return nil, fmt.Errorf("prfaas: a sample without lengths; give at least one request")
@@ -165,8 +164,8 @@ func (s *Sample) upTo(l float64) int {
 	return i
 }
 
-// Bounds returns a value just below the least length, so that it is included, and the greatest
-// length.
+// Bounds returns the greatest length and, as the lower bound, a value just below the least length,
+// because lower bounds are exclusive.
 func (s *Sample) Bounds() (least, greatest float64) {
 	return math.Nextafter(s.lengths[0], math.Inf(-1)), s.lengths[len(s.lengths)-1]
 }

@@ -31,7 +31,7 @@ func (s Stage) String() string {
 	return fmt.Sprintf("Stage(%d)", uint8(s))
 }
 
-// Service selects the service time that represents all requests of a stage.
+// Service selects which service time the model uses for all requests of a stage.
 type Service uint8
 
 const (
@@ -49,14 +49,16 @@ type System struct {
 	OutputTokens float64
 	// KVBytes is S_kv(l).
 	KVBytes Curve
-	// RemoteInstances is N_prfaas; 0 means that there is no PrfaaS cluster. RemotePrefill is its
-	// T_prefill(l) in seconds.
+	// RemoteInstances is N_prfaas, the number of instances in the PrfaaS clusters; 0 means that
+	// there is no such cluster. RemotePrefill is T_prefill(l) of one instance, in seconds.
 	RemoteInstances int
 	RemotePrefill   Curve
-	// EgressBytes is B_out, in bytes per second.
+	// EgressBytes is the bandwidth of the link out of the PrfaaS clusters, in bytes per second
+	// (B_out).
 	EgressBytes float64
-	// LocalInstances is N_p + N_d. LocalPrefill is T_prefill(l) of a PD-P instance in seconds; it
-	// may be missing if no plan prefills locally.
+	// LocalInstances is the number of instances in the PD cluster (N_p + N_d). LocalPrefill is
+	// T_prefill(l) of one of these instances, in seconds. LocalPrefill may be the zero Curve if no
+	// plan prefills locally.
 	LocalInstances int
 	LocalPrefill   Curve
 	// DecodeBatch is BS_max, the number of requests that an instance decodes concurrently;
@@ -67,7 +69,8 @@ type System struct {
 	Service Service
 }
 
-// InstancesMax bounds the instances of each cluster: half a million GPUs in instances of 8.
+// InstancesMax is the largest number of instances of a cluster: half a million GPUs in instances of
+// 8.
 const InstancesMax = 1 << 16
 
 // Validate returns an error that names the first field out of its range.
@@ -115,9 +118,11 @@ func (s System) Validate() error {
 
 // Plan has the variables to be decided.
 type Plan struct {
-	// Threshold is t, in tokens: longer prompts are offloaded.
+	// Threshold is t, in tokens: requests with more uncached tokens are prefilled in a PrfaaS
+	// cluster (offloaded).
 	Threshold float64
-	// Prefill and Decode are N_p and N_d.
+	// Prefill and Decode are the numbers of prefill and decode instances in the PD cluster (N_p and
+	// N_d).
 	Prefill, Decode int
 }
 
@@ -128,20 +133,23 @@ type Throughput struct {
 	// lengths above and below it, in tokens.
 	Offloaded   float64
 	Long, Short float64
-	// RemoteCompute and RemoteEgress are the two terms of equation 3, and Remote the lesser of
-	// them; LocalPrefill is equation 4 and DecodeRate equation 5; all in requests per second. A
-	// stage that no request needs has an infinite rate.
+	// All rates are in requests per second. RemoteCompute and RemoteEgress are the two terms of
+	// equation 3, the prefill rate and the link rate of the PrfaaS clusters, and Remote is the
+	// smaller of the two. LocalPrefill is the prefill rate of the PD cluster (equation 4),
+	// DecodeRate its decode rate (equation 5). The rate of a stage that no request needs is
+	// infinite.
 	RemoteCompute, RemoteEgress, Remote float64
 	LocalPrefill, DecodeRate            float64
-	// Max is Lambda_max in requests per second (equation 6), and Binds the stage that bounds it.
+	// Max is the highest request rate of the system (Lambda_max, equation 6), and Binds the stage
+	// that limits it.
 	Max   float64
 	Binds Stage
 	// EgressBytes is the traffic over the link at Max, in bytes per second.
 	EgressBytes float64
 }
 
-// Producers returns the maximum rate of both prefill sides together at this split, in requests per
-// second: the first two terms of equation 6.
+// Producers returns the maximum prefill rate of the PrfaaS and PD clusters together, at this share
+// of offloaded requests, in requests per second: the first two terms of equation 6.
 func (t Throughput) Producers() float64 {
 	return min(over(t.Remote, t.Offloaded), over(t.LocalPrefill, 1-t.Offloaded))
 }
@@ -160,11 +168,12 @@ func (s System) Evaluate(p Plan) Throughput {
 	return s.combine(s.split(p.Threshold), p)
 }
 
-// split has the values that depend on the threshold only.
+// split has the values that depend only on the threshold.
 type split struct {
 	offloaded, long, short float64
-	// remoteCompute and egress are N/T and B/S of the PrfaaS side; local is 1/T of one instance of
-	// the PD side.
+	// remoteCompute and egress are the rates of the PrfaaS clusters: instances per prefill time,
+	// and bandwidth per KV size. local is the prefill rate of one PD instance. All are in requests
+	// per second.
 	remoteCompute, egress, local float64
 	kvBytes                      float64
 }
@@ -196,7 +205,7 @@ func (s System) split(threshold float64) split {
 	return x
 }
 
-// shareEpsilon: a smaller share of requests is a rounding error.
+// shareEpsilon is the share of requests below which a share counts as a rounding error.
 const shareEpsilon = 1e-12
 
 // mean returns the service time or size that represents the requests from lo to hi.
@@ -207,7 +216,7 @@ func (s System) mean(c Curve, length, lo, hi float64) float64 {
 	return c.At(length)
 }
 
-// combine adds the division of the PD cluster to a split.
+// combine computes the throughput of a plan from the values of its threshold.
 func (s System) combine(x split, p Plan) Throughput {
 	t := Throughput{
 		Plan: p, Offloaded: x.offloaded, Long: x.long, Short: x.short,
@@ -231,8 +240,8 @@ func (s System) combine(x split, p Plan) Throughput {
 	return t
 }
 
-// times returns the rate of n instances. No instances with an infinite rate still have an infinite
-// rate, because no request needs them.
+// times returns the rate of n instances. If the rate of one instance is infinite, the result is
+// infinite even for 0 instances, because no request needs the stage.
 func times(n int, rate float64) float64 {
 	if math.IsInf(rate, 1) {
 		return rate
@@ -240,8 +249,8 @@ func times(n int, rate float64) float64 {
 	return float64(n) * rate
 }
 
-// TTFT is the time to first token under a plan without queueing: prefill, plus for offloaded
-// requests the transfer of the KV on an idle link (PrfaaS, Table 6).
+// TTFT computes the time to first token under a plan, without queueing: the time of prefill and,
+// for offloaded requests, the transfer of the KV on an idle link (PrfaaS, Table 6).
 type TTFT struct {
 	sys  System
 	plan Plan
@@ -272,9 +281,9 @@ func (t TTFT) Of(tokens float64) float64 {
 	return t.sys.LocalPrefill.At(tokens)
 }
 
-// Quantile returns the time that a share q of the requests does not exceed, in seconds. On each
-// side the time rises with the length, so the requests within x seconds are those up to a certain
-// length on either side.
+// Quantile returns the time that a share q of the requests does not exceed, in seconds. In each
+// cluster the time rises with the length. So the requests with a time of at most x seconds are, in
+// each cluster, the requests up to a certain length.
 func (t TTFT) Quantile(q float64) float64 {
 	least, greatest := t.sys.Lengths.Bounds()
 	at := min(max(t.plan.Threshold, least), greatest)

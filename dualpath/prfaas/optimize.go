@@ -9,20 +9,21 @@ import (
 // the shortest to the longest prompt.
 const StepsDefault = 100
 
-// stepsMax bounds the steps of a search. With prompts of up to 1M tokens, one step is then less than
-// a token.
+// stepsMax is the largest number of steps of a search. With prompts of up to 1M tokens, one step is
+// then less than a token.
 const stepsMax = 1 << 20
 
-// plansMax bounds the plans of an exhaustive search. The largest search takes half a minute on one
-// core.
+// plansMax is the largest number of plans in an exhaustive search. The largest search takes half a
+// minute on one core.
 const plansMax = 1 << 30
 
-// Optimize finds the plan with the highest throughput (PrfaaS, section 3.4.2). A plan is a threshold
-// and a division of the PD cluster into prefill and decode instances. The search covers steps+1
-// thresholds and all divisions with at least one decode instance. The result is that of Exhaustive.
-// In the paper, a higher threshold raises the throughput of the PrfaaS side and lowers that of the
-// PD side. In this case Optimize finds the crossing of the two for each division by bisection, in
-// O(steps + N log steps). Otherwise it searches exhaustively.
+// Optimize finds the plan with the highest throughput (PrfaaS, section 3.4.2). A plan is a
+// threshold and a division of the PD cluster into prefill and decode instances. The search covers
+// steps+1 thresholds and all divisions with at least one decode instance. The result is that of
+// Exhaustive. In the paper, a higher threshold raises the throughput of the PrfaaS clusters and
+// lowers the prefill throughput of the PD cluster. In this case Optimize finds the threshold at
+// which the two are equal, for each division, by bisection, in O(steps + N log steps). Otherwise it
+// searches exhaustively.
 func Optimize(s System, steps int) (Throughput, error) {
 	g, err := newGrid(s, steps)
 	if err != nil {
@@ -33,8 +34,8 @@ func Optimize(s System, steps int) (Throughput, error) {
 	}
 	var best candidate
 	for n := range s.LocalInstances {
-		// i is the first threshold at which the PD side is the slower one. The best threshold is i
-		// or the one before.
+		// i is the first threshold at which the PD cluster limits the prefill rate. The best
+		// threshold is i or i-1.
 		i := sort.Search(len(g.splits), func(i int) bool { return g.remote[i] >= g.local(i, n) })
 		for _, j := range []int{i - 1, i} {
 			if j >= 0 && j < len(g.splits) {
@@ -59,7 +60,8 @@ func Exhaustive(s System, steps int) (Throughput, error) {
 	return g.exhaustive(), nil
 }
 
-// grid has the values at each threshold that do not depend on the division of the PD cluster.
+// grid has, for each threshold of the search, the values that do not depend on the division of the
+// PD cluster.
 type grid struct {
 	sys        System
 	thresholds []float64
@@ -96,8 +98,8 @@ func (g *grid) local(at, n int) float64 {
 	return over(times(n, x.local), 1-x.offloaded)
 }
 
-// crossing reports whether a higher threshold of the grid never makes the PrfaaS side slower and never
-// makes the PD side faster.
+// crossing reports whether a higher threshold of the grid never lowers the rate of the PrfaaS
+// clusters and never raises the prefill rate of the PD cluster.
 func (g *grid) crossing() bool {
 	for i := 1; i < len(g.splits); i++ {
 		if g.remote[i] < g.remote[i-1] || g.local(i, 1) > g.local(i-1, 1) {
@@ -107,10 +109,10 @@ func (g *grid) crossing() bool {
 	return true
 }
 
-// candidate is a plan: threshold number at, and n prefill instances. max is its throughput, and prod
-// the rate that both prefill sides sustain. The better of two candidates has the higher throughput,
-// then the higher prod, then fewer prefill instances, then the higher threshold, which loads the link
-// less.
+// candidate is a plan: threshold number at, and n prefill instances. max is the throughput of the
+// plan, and prod the prefill rate of both clusters together. The better of two candidates is the
+// one with the higher throughput; among equals, with the higher prod, then with fewer prefill
+// instances, then with the higher threshold, which loads the link less.
 type candidate struct {
 	set       bool
 	at, n     int
@@ -123,7 +125,7 @@ func (g *grid) candidate(at, n int) candidate {
 	return candidate{true, at, n, min(prod, decode), prod}
 }
 
-// better returns the better of best and the point (at, n).
+// better returns the better of best and the candidate for threshold at and n prefill instances.
 func (g *grid) better(best candidate, at, n int) candidate {
 	c := g.candidate(at, n)
 	switch {
@@ -189,9 +191,10 @@ func Naive(s System) (Throughput, error) {
 	return s.Evaluate(Plan{Threshold: least, Prefill: 0, Decode: s.LocalInstances}), nil
 }
 
-// Balance returns the threshold in tokens at which both prefill sides saturate together (equation
-// 7) for n prefill instances. The threshold lies between the shortest and the longest prompt. It is
-// one of the two if the same side is slower at every threshold.
+// Balance returns the threshold, in tokens, at which the PrfaaS clusters and n prefill instances of
+// the PD cluster saturate at the same request rate (equation 7). The result lies between the
+// lengths of the shortest and the longest prompt. It equals one of these lengths if the same
+// cluster saturates first at every threshold.
 func Balance(s System, n int) float64 {
 	least, greatest := s.Lengths.Bounds()
 	return bisect(least, greatest, func(t float64) bool {

@@ -4,18 +4,18 @@ import "slices"
 
 // Prefix is the cached prefix of one prompt in one cluster, by layer group (PrfaaS, section 3.2).
 type Prefix struct {
-	// FullBlocks is the number of blocks, from the first on, whose layers with full attention are
-	// cached; any shorter prefix of them can be reused too.
+	// FullBlocks is the number of leading blocks for which the KV of the layers with full attention
+	// is cached. Any shorter prefix of these blocks can be reused too.
 	FullBlocks int
-	// States are the lengths, in blocks, at which a snapshot of the recurrent layers is cached;
-	// each can be reused at exactly that length.
+	// States are the prefix lengths, in blocks, for which a snapshot of the recurrent layers' state
+	// is cached. A snapshot can be reused only at exactly its length.
 	States []int
 	// Recurrent is set if the model has recurrent layers. Otherwise States are not needed.
 	Recurrent bool
 }
 
-// Reusable returns the longest length in blocks at which every layer group can be reused: the
-// longest state not beyond the full-attention blocks.
+// Reusable returns the longest prefix, in blocks, for which every layer group can be reused: the
+// largest of States that does not exceed FullBlocks or, without recurrent layers, FullBlocks.
 func (p Prefix) Reusable() int {
 	if !p.Recurrent {
 		return p.FullBlocks
@@ -40,9 +40,9 @@ const (
 	PassOn
 )
 
-// Pool is the state of one chain of blocks in one cluster, as the global KVCache manager keeps it.
-// The simulation derives the router's lengths from this model; on a storage node, package trie has
-// the same state in its layer groups.
+// Pool records which KV of one chain of blocks is cached in one cluster, as the paper's global
+// KVCache manager does. The simulation uses it to compute the cached lengths for the router. On a
+// storage node, package trie has this state in its layer groups.
 type Pool struct {
 	recurrent bool
 	full      []BlockUse       // blocks from the first on
@@ -54,9 +54,9 @@ func NewPool(recurrent bool) *Pool {
 	return &Pool{recurrent: recurrent, states: make(map[int]BlockUse)}
 }
 
-// Put adds the result of a prefill up to end blocks: the full-attention blocks that are not there
-// yet, and the state at end. PassOn entries that are put as KeepPrefix become KeepPrefix; the
-// opposite does not happen.
+// Put adds the KV of a prefill of the first end blocks: the full-attention blocks that the pool
+// does not have, and the state at end. An entry that is PassOn becomes KeepPrefix if it is put
+// again as KeepPrefix; a KeepPrefix entry stays KeepPrefix.
 func (p *Pool) Put(end int, use BlockUse) {
 	for i := range min(end, len(p.full)) {
 		p.full[i] = min(p.full[i], use)
@@ -72,7 +72,7 @@ func (p *Pool) Put(end int, use BlockUse) {
 	}
 }
 
-// Delivered drops the PassOn entries: states, and blocks from the end.
+// Delivered drops the PassOn entries: states, and blocks at the end of the chain.
 func (p *Pool) Delivered() {
 	for end, use := range p.states {
 		if use == PassOn {

@@ -20,20 +20,23 @@ type Profile struct {
 	Name, About, Source string
 	// GPUsPerInstance is P, the number of GPUs of an instance.
 	GPUsPerInstance int
-	// KVBytes is S_kv(l); it is zero if only KV throughputs were measured.
+	// KVBytes is S_kv(l), the size of the KV of l tokens in bytes. It is the zero Curve if only KV
+	// throughputs were measured.
 	KVBytes Curve
 	// Accelerators has the accelerators by name, in lower case.
 	Accelerators map[string]Accelerator
-	// KVThroughputs has Phi_kv(l) in bytes per second, by accelerator, if it was measured instead
-	// of size and time.
+	// KVThroughputs has, by accelerator, the rate Phi_kv(l) at which an instance produces KV, in
+	// bytes per second, if this rate was measured instead of size and time.
 	KVThroughputs map[string]Curve
 }
 
 // Accelerator is one instance of the model on one kind of hardware.
 type Accelerator struct {
-	// PrefillSeconds is T_prefill(l); zero if not measured.
+	// PrefillSeconds is T_prefill(l), the time to prefill l tokens, in seconds; the zero Curve if
+	// not measured.
 	PrefillSeconds Curve
-	// DecodeBatch and StepSeconds are BS_max and T_decode; 0 if not measured.
+	// DecodeBatch is the largest decode batch in requests (BS_max), StepSeconds the time of a
+	// decode step (T_decode); 0 if not measured.
 	DecodeBatch, StepSeconds float64
 }
 
@@ -159,8 +162,9 @@ func curve(f *yamlfile.File, at, fit string, points []Point) (Curve, error) {
 	return c, nil
 }
 
-// KVThroughput returns Phi_kv(l) on an accelerator, in bytes per second: measured, or size divided
-// by time. It returns false if the profile has neither.
+// KVThroughput returns the rate Phi_kv(l) at which an instance on an accelerator produces KV, in
+// bytes per second: the measured rate, or the KV size divided by the prefill time. It returns false
+// if the profile has neither.
 func (p Profile) KVThroughput(accelerator string, tokens float64) (float64, bool) {
 	if c, ok := p.KVThroughputs[accelerator]; ok {
 		return c.At(tokens), true

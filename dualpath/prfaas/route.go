@@ -2,7 +2,7 @@ package prfaas
 
 import "fmt"
 
-// Side is the cluster that prefills a prompt: the PD cluster or a PrfaaS cluster.
+// Side is the kind of cluster that prefills a prompt: the PD cluster or a PrfaaS cluster.
 type Side uint8
 
 // The sides.
@@ -21,10 +21,11 @@ func (s Side) String() string {
 
 // Cluster is the state of one PrfaaS cluster for one request.
 type Cluster struct {
-	// Cached is the longest prefix of the prompt that the cluster can reuse, in tokens: l_prfaas.
-	// For a hybrid model it is a length at which every layer group can be reused (Reusable).
+	// Cached is the longest prefix of the prompt that the cluster can reuse, in tokens (l_prfaas).
+	// In a hybrid model every layer group can be reused at this length (Reusable).
 	Cached int
-	// QueueSeconds is the time for which the request would wait for the cluster's prefill and link.
+	// QueueSeconds is the time for which the request would wait for prefill in the cluster and for
+	// its link.
 	QueueSeconds float64
 	// Down is set if the cluster takes no requests and its prefixes cannot be fetched.
 	Down bool
@@ -34,7 +35,7 @@ type Cluster struct {
 type Request struct {
 	// Total is the length of the prompt in tokens: l_total.
 	Total int
-	// Cached is the longest prefix that the PD cluster can reuse: l_pd.
+	// Cached is the longest prefix that the PD cluster can reuse, in tokens (l_pd).
 	Cached int
 	// Remote are the PrfaaS clusters, by index.
 	Remote []Cluster
@@ -61,12 +62,12 @@ type Route struct {
 	Side Side
 	// Cluster is the index of the PrfaaS cluster that prefills; -1 if none does.
 	Cluster int
-	// Prefix is the number of cached tokens that are reused, Prefill the number of tokens that are
-	// computed.
+	// Prefix is the number of cached tokens that are reused, and Prefill the number of tokens that
+	// are computed.
 	Prefix, Prefill int
 	// FetchFrom is the source of a cached prefix that crosses the link: the index of a PrfaaS
-	// cluster, FetchLocal for the PD cluster, or FetchNone without a transfer. Tokens (FetchBegin,
-	// Prefix] cross the link.
+	// cluster, FetchLocal for the PD cluster, or FetchNone without a transfer. The KV of the tokens
+	// from FetchBegin to Prefix crosses the link.
 	FetchFrom  int
 	FetchBegin int
 	// Why names the rule, for logs.
@@ -89,9 +90,9 @@ type Router struct {
 	Abundant bool
 }
 
-// Route returns the decision for a request. Among the PrfaaS clusters it takes the one with the
-// longest prefix that the cluster could use, then the one with the shortest queue, then the first.
-// If all are down, everything is local.
+// Route returns the decision for a request. Of the PrfaaS clusters that are up, it considers the
+// cluster with the longest usable prefix; among equals, the cluster with the shortest queue, then
+// the first. If all PrfaaS clusters are down, the PD cluster prefills.
 //
 //	scarce    l_total - l_pd <= t: local with its own cache; else remote with its own cache
 //	abundant  l_total - max(l_pd, l_prfaas) <= t: local, else remote; the prefix comes from where it is longest
@@ -147,8 +148,8 @@ func (q Request) remote(cluster, prefix, from int, why string) Route {
 	return Route{Side: Remote, Cluster: cluster, Prefix: prefix, Prefill: q.Total - prefix, FetchFrom: from, FetchBegin: begin(from, q.Remote[cluster].Cached, prefix), Why: why}
 }
 
-// begin returns the start of a fetched prefix: the tokens that the computing cluster has are not
-// fetched.
+// begin returns the start of a fetched prefix. The prefix begins after the tokens that the
+// computing cluster has.
 func begin(from, have, prefix int) int {
 	if from == FetchNone {
 		return prefix
@@ -156,10 +157,10 @@ func begin(from, have, prefix int) int {
 	return have
 }
 
-// CrossBytes returns the KV of tokens (have, total] of one prompt, in bytes: the whole recurrent
-// state, whose size does not depend on the length, and of the layers with full attention only the
-// tokens that the other side lacks (PrfaaS, sections 3.2 and 3.3). kv is S_kv(l); its value at 0
-// tokens is the state's size.
+// CrossBytes returns the size in bytes of the KV that must be sent to a cluster that has the first
+// have tokens of a prompt of total tokens: the KV of the missing tokens in the layers with full
+// attention, and the whole recurrent state, whose size does not depend on the length (PrfaaS,
+// sections 3.2 and 3.3). kv is S_kv(l); its value at 0 tokens is the size of the state.
 func CrossBytes(kv Curve, have, total int) float64 {
 	if total <= have {
 		return 0
@@ -170,7 +171,8 @@ func CrossBytes(kv Curve, have, total int) float64 {
 
 // DeliverBytes returns the bytes that cross the link for a route: if the PrfaaS cluster prefills,
 // the KV for the decode instance without the part that the PD cluster has cached, and the prefix
-// that is fetched. egress leaves the PrfaaS clusters, ingress enters them, in bytes.
+// that is fetched. egress is the number of bytes that leave the PrfaaS clusters, ingress the number
+// that enter them.
 func (q Request) DeliverBytes(kv Curve, r Route) (egress, ingress float64) {
 	if r.Side == Remote {
 		egress = CrossBytes(kv, q.Cached, q.Total)

@@ -1,7 +1,8 @@
 // Package record is the file format for the record of a planner: the options of the planner, then
 // every event in order with the resulting actions. A record from production can be read, counted,
-// and replayed on another planner, which must take the same actions (Replay). The planner is pure,
-// so a difference means another version of it, or a defect.
+// and replayed on another planner, which must take the same actions (Replay). The planner's actions
+// depend only on its options and events, so a difference means another version of the planner, or a
+// defect.
 //
 //	{"penstock_planner_record":3,"options":{…},"network":{…}}
 //	{"e":"GroupUp","v":{"At":1200,"Group":1,…}}
@@ -13,6 +14,6 @@
 // has the field names of package dualpath. Machines, engines and requests are numbers: a record has
 // no names, no prompts and no tokens.
 //
-// It is pure: bytes in and out. server/planner decides where records are written, and how much. The
-// package has no lock and starts no goroutine.
+// The package only encodes and decodes: it has no lock and starts no goroutine. Package
+// server/planner decides where records are written, and how large they may grow.
 package record

@@ -18,14 +18,15 @@ import (
 // Version is the version of the format.
 const Version = 3
 
-// MaxLine bounds one line: a fetch of the largest group has some hundred KiB.
+// MaxLine is the largest length of a line in bytes. The Fetch of a very large group has some
+// hundred KiB.
 const MaxLine = 16 << 20
 
 // ErrFormat is wrapped by every error about a malformed record.
 var ErrFormat = errors.New("not a planner's record")
 
-// Header has the options of the planner. Options.Network is not written: Network has the options of
-// its cost model, nil if there was none.
+// Header has the options of the planner. Options.Network is not written. Instead, Network has the
+// options of the planner's network cost model; nil if the planner had none.
 type Header struct {
 	Options dualpath.Options
 	Network *netcost.PlannerOptions
@@ -156,7 +157,8 @@ func (r *Reader) next() ([]byte, error) {
 	return nil, io.EOF
 }
 
-// Next returns the next event and its actions, as lines; io.EOF at the end.
+// Next returns the next event and its actions, each action as JSON text. The error is io.EOF at the
+// end.
 func (r *Reader) Next() (dualpath.Event, []string, error) {
 	raw, err := r.next()
 	if err != nil {
@@ -177,7 +179,7 @@ func (r *Reader) Next() (dualpath.Event, []string, error) {
 	return ev, lines, nil
 }
 
-// text returns an action as a line, for comparison and for errors.
+// text returns an action as JSON text, for comparison and for errors.
 func text(a *action) string {
 	raw, err := json.Marshal(a)
 	if err != nil {
@@ -221,8 +223,8 @@ func eventOf(kind string, raw json.RawMessage) (dualpath.Event, error) {
 	return nil, fmt.Errorf("an event of the unknown kind %q", kind)
 }
 
-// decode decodes an event. It refuses unknown fields, because the planner would decide without
-// them.
+// decode decodes an event. It returns an error for unknown fields, because the planner would ignore
+// their values.
 func decode[E dualpath.Event](kind string, raw json.RawMessage) (dualpath.Event, error) {
 	var ev E
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -245,7 +247,8 @@ type Summary struct {
 	Stats dualpath.Stats
 }
 
-// Difference is a decision in which this program's planner differs from the record.
+// Difference is an event for which the planner of this program returned other actions than the
+// record has.
 type Difference struct {
 	Line  int
 	Event dualpath.Event
@@ -258,8 +261,8 @@ func (d *Difference) Error() string {
 	return fmt.Sprintf("record: line %d: after %T %+v\n  recorded %v\n  now      %v\nthis program's planner decides otherwise than the one that was recorded", d.Line, d.Event, d.Event, d.Recorded, d.Now)
 }
 
-// Replay passes the events of a record to a new planner and compares its actions with the recorded
-// ones. The first difference ends it with a *Difference.
+// Replay passes the events of a record to a new planner and compares the planner's actions with the
+// recorded actions. At the first difference it returns a *Difference as the error.
 func Replay(r *Reader) (Summary, error) {
 	sum := Summary{Kinds: make(map[string]int)}
 	opts := r.header.Options

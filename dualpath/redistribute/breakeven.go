@@ -2,9 +2,9 @@ package redistribute
 
 import "math"
 
-// RouteRows returns the number of query rows up to which route takes no longer than fetch, with all
-// terms included; 0 if fetch always wins, +Inf if rows cost nothing. (Payload.BreakEvenRows is the
-// same for bytes alone.)
+// RouteRows returns the number of query rows up to which route takes no longer than fetch. All
+// terms of both costs count. It is 0 if fetch is always faster, and +Inf if query rows cost
+// nothing. (Payload.BreakEvenRows compares only the bytes.)
 func (m Model) RouteRows(r Request) float64 {
 	r.EnsureDefaults()
 	m.Fabric = m.Fabric.Under(r.Flows)
@@ -23,14 +23,15 @@ func (m Model) RouteRows(r Request) float64 {
 	}
 }
 
-// SpliceTokens returns the chunk length for which computing takes as long as the splice:
-// T_splice/(L c), without the pull (section 5.1: 75 to 220). +Inf if computing costs nothing.
+// SpliceTokens returns the chunk length in tokens for which computing the chunk takes as long as
+// the splice of a fetched chunk: T_splice/(L c). The transfer of the chunk does not count (section
+// 5.1 of the paper: 75 to 220). It is +Inf if computing costs nothing.
 func (m Model) SpliceTokens() float64 {
 	return divide(m.Splice, m.Prefill*float64(m.Payload.Layers))
 }
 
-// LocalTokens returns the length up to which local takes no longer than fetch of a Moved chunk,
-// pull included; +Inf if local always wins.
+// LocalTokens returns the chunk length in tokens up to which local takes no longer than fetch of a
+// Moved chunk, with the transfer of the chunk counted. It is +Inf if local is always faster.
 func (m Model) LocalTokens() float64 {
 	more := (m.Prefill - float64(m.Payload.Token)/m.Fabric.bulk()) * float64(m.Payload.Layers)
 	if more <= 0 {
@@ -39,16 +40,18 @@ func (m Model) LocalTokens() float64 {
 	return m.Splice / more
 }
 
-// SpliceBandwidth returns the bandwidth, in bytes per second, below which routing rows takes longer
-// than the splice alone: Mq (q+p)/T_splice (section 8, "Congestion"). +Inf without a splice.
+// SpliceBandwidth returns the bandwidth, in bytes per second, below which the bytes of route take
+// longer than the splice of a fetch: Mq (q+p)/T_splice (section 8 of the paper, "Congestion"). It
+// is +Inf if the splice takes no time.
 func (m Model) SpliceBandwidth(rows int) float64 {
 	return divide(m.Payload.RouteBytes(rows, 1), m.Splice)
 }
 
 // AmortiseSteps returns the number of decoding steps from which fetching once is cheaper than
-// routing in each step (section 5.5, "fetch only to amortise"); +Inf if it never is, as for a
-// selection that changes in every step. For agents that share a prefix it is the number of
-// agent-steps on one replica that repays its pull.
+// routing in each step (section 5.5 of the paper, "fetch only to amortise"). It is +Inf if fetch
+// never is cheaper, as for a selection that changes in every step. For agents that share a prefix,
+// it is the number of decoding steps, summed over the agents of one replica, after which the
+// transfer to that replica has paid off.
 func (m Model) AmortiseSteps(r Request) float64 {
 	r.EnsureDefaults()
 	r.Steps = 1
@@ -63,7 +66,7 @@ func (m Model) AmortiseSteps(r Request) float64 {
 	return math.Floor(divide(fetch, route)) + 1
 }
 
-// divide returns a/b, +Inf if b is 0.
+// divide returns a/b, or +Inf if b is 0.
 func divide(a, b float64) float64 {
 	if b == 0 {
 		return math.Inf(1)

@@ -15,19 +15,20 @@ type Sample struct{ Bytes, Seconds float64 }
 type Fit struct {
 	// Intercept is in seconds, Bandwidth in bytes per second.
 	Intercept, Bandwidth float64
-	// MAPE is the mean absolute relative error over all samples. Amortised is the same over the
-	// samples whose bytes take longer than the intercept (the paper has both: Table 2). Both are
-	// NaN without samples.
+	// MAPE is the mean absolute relative error over all samples. Amortised is this error over the
+	// samples whose bytes take longer than the intercept. (Table 2 of the paper has both.) Each is
+	// NaN if there are no such samples.
 	MAPE, Amortised float64
-	// Outliers is the number of samples with weight 0. MAPE and Amortised leave them out.
+	// Samples is the number of samples, Outliers the number of samples to which the fit gave weight
+	// 0. MAPE and Amortised exclude the outliers.
 	Samples, Outliers int
 }
 
 // Seconds returns the time of a round trip with the given bytes.
 func (f Fit) Seconds(bytes float64) float64 { return f.Intercept + bytes/f.Bandwidth }
 
-// Fabric returns the fabric of the fit: of the intercept, signal seconds are the round trip of an
-// empty signal, and the rest is turnaround.
+// Fabric returns a fabric with the constants of the fit. signal is the measured round trip of an
+// empty signal in seconds; the intercept minus signal becomes the turnaround.
 func (f Fit) Fabric(name string, signal float64) Fabric {
 	out := Fabric{Name: name, Probe: min(signal, f.Intercept), Bandwidth: f.Bandwidth}
 	out.Turnaround = f.Intercept - out.Probe
@@ -37,24 +38,25 @@ func (f Fit) Fabric(name string, signal float64) Fabric {
 	return out
 }
 
-// The biweight is zero beyond tukey times the scale of the residuals; with 4.685 it
-// is 95 % as efficient as least squares where the noise is normal (Huber, Robust
-// Statistics). A scale is 1.4826 times the median of the absolute residuals.
+// Constants of the fit. Tukey's biweight gives no weight to a residual above tukey times the scale
+// of the residuals. With 4.685 the fit is 95 % as efficient as least squares if the noise is normal
+// (Huber, Robust Statistics). The scale is madToSigma times the median of the absolute residuals.
 const (
 	tukey       = 4.685
 	madToSigma  = 1.4826
 	maxSamples  = 1 << 20
 	fitRounds   = 50
 	fitAccuracy = 1e-12
-	// exact is the scale below which residuals are rounding.
+	// exact is the scale below which residuals are rounding errors.
 	exact = 1e-9
 )
 
 // Calibrate fits the affine model T = T_probe + bytes/BW (section 4.3) to measured round trips by
-// least squares of the relative error, and robustly. It begins with the median of the slopes
-// between the medians of each size, and gives samples far from the line less weight, or none
-// (Tukey's biweight). So a tenth of the samples may be arbitrary outliers. It needs at least three
-// samples of at least two sizes, and times that grow with the size.
+// least squares of the relative error, and robustly. The first line comes from the median time of
+// each size: its slope is the median of the slopes between these times. Samples far from the line
+// then get less weight or none (Tukey's biweight), so a tenth of the samples may be arbitrary
+// outliers. Calibrate needs at least three samples of at least two sizes, and times that grow with
+// the size.
 func Calibrate(samples []Sample) (Fit, error) {
 	if len(samples) < 3 || len(samples) > maxSamples {
 		return Fit{}, fmt.Errorf("redistribute: calibrate: %d samples; it takes between 3 and %d", len(samples), maxSamples)
@@ -87,15 +89,15 @@ func Calibrate(samples []Sample) (Fit, error) {
 	return f, nil
 }
 
-// start returns the median slope between the medians of the sizes, and the median intercept for
-// that slope.
+// start returns the first line of the fit: the median of the slopes between the median times of the
+// sizes, and the median intercept for that slope.
 func start(samples []Sample) (at, slope float64, err error) {
 	sizes := medians(samples)
 	if len(sizes) < 2 {
 		return 0, 0, fmt.Errorf("redistribute: calibrate: all samples are of %v bytes: vary the size", samples[0].Bytes)
 	}
-	// The slopes of all pairs are cheap for up to a few hundred sizes; of more sizes every k-th is
-	// used.
+	// The number of pairs of sizes grows with the square of the sizes. Above sizesMax sizes, only
+	// every k-th size is used.
 	const sizesMax = 256
 	if k := (len(sizes) + sizesMax - 1) / sizesMax; k > 1 {
 		var some []Sample
@@ -140,8 +142,8 @@ func medians(samples []Sample) []Sample {
 	return out
 }
 
-// median returns the median of values, which it sorts; of an even number, the mean of the middle
-// two.
+// median sorts values and returns their median. If the number of values is even, that is the mean
+// of the middle two.
 func median(values []float64) float64 {
 	slices.Sort(values)
 	n := len(values)
@@ -183,7 +185,8 @@ func line(samples []Sample, weights []float64) (at, slope float64) {
 	if det > 1e-12*xx*yy {
 		at, slope = (x1*yy-y1*xy)/det, (y1*xx-x1*xy)/det
 	}
-	// A negative constant is caused by noise: it is set to 0, and the other one is fitted alone.
+	// Noise can make a constant negative. That constant is set to 0, and the other constant is
+	// fitted alone.
 	switch {
 	case slope <= 0 && xx > 0:
 		at, slope = x1/xx, 0
@@ -193,7 +196,7 @@ func line(samples []Sample, weights []float64) (at, slope float64) {
 	return at, slope / scale
 }
 
-// judge computes the errors over the samples with a weight.
+// judge computes the errors of the fit over the samples whose weight is not 0.
 func (f *Fit) judge(samples []Sample, weights []float64) {
 	var all, large, kept, keptLarge float64
 	for i, s := range samples {
@@ -210,14 +213,15 @@ func (f *Fit) judge(samples []Sample, weights []float64) {
 	f.MAPE, f.Amortised = all/kept, large/keptLarge
 }
 
-// flat bounds the increase of a decoding step's time, relative to the time alone, caused by other
-// flows on a link that is not full.
+// flat is the largest relative increase of a round trip's time, caused by other flows, for which
+// the link does not count as full.
 const flat = 0.15
 
 // FitContention returns the contention of a fabric that was measured without other flows
-// (loaded[0]) and with 1, 2, … other flows. Free is the number of flows up to which the time, for
-// rows of p, is flat; the factors are the increases of probe and byte time with one more flow. The
-// result is zero if the time is always flat, or was only measured alone.
+// (loaded[0]) and with 1, 2, … other flows. Free is the largest number of other flows with which a
+// round trip of rows query rows takes about as long as without them (flat). The factors are those
+// of the probe time and of the time per byte with one flow more. The result is zero if no measured
+// number of flows increases the time by more.
 func FitContention(p Payload, rows int, loaded []Fabric) Contention {
 	bytes := p.RouteBytes(rows, 1)
 	for k, f := range loaded {

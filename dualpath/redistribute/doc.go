@@ -1,7 +1,8 @@
-// Package redistribute decides how a request attends to a chunk of KV that another instance holds:
-// the query moves to the cache (route), the cache moves to the query (fetch), or nothing moves and
-// the chunk is computed again (local). It is the cost model and the predicate of "Move the Query,
-// Not the Cache" (arXiv 2606.01502, sections 4 to 8).
+// Package redistribute decides how a request attends to a chunk of KV that another instance (the
+// holder) has: the query moves to the cache (route), the cache moves to the query (fetch), or
+// nothing moves and the chunk is computed again (local). It implements the cost model and the
+// decision of the paper "Move the Query, Not the Cache" (arXiv 2606.01502, sections 4 to 8).
+// Section numbers in this package are those of the paper.
 //
 //	          requester                                   holder of c_t tokens
 //	route     Mq query rows ───── Mq·q bytes ──────────►  partial attention over what it holds
@@ -21,15 +22,15 @@
 // Request.Trips is the number of round trips per step, by default 1. For a real engine, callers
 // should compare the decisions for both numbers.
 //
-// Everything is pure: no clock, no state, no I/O. Times are in seconds, sizes in bytes, bandwidths
-// in bytes per second, as float64, because rounding to nanoseconds would distort the break-evens,
-// which divide by these times. The constants of a fabric are measured (`penstock fabric probe`) and
-// fitted by Calibrate; those of the paper's Table 2 are in Fabrics. The attention itself, and the
-// merge that makes route exact, are in package attention.
+// The package is pure: no clock, no state, no I/O. Times are in seconds, sizes in bytes, bandwidths
+// in bytes per second, as float64, because rounding to nanoseconds would distort the break-even
+// points, which are quotients of such times. The constants of a fabric are measured (`penstock
+// fabric probe`) and fitted by Calibrate. Fabrics has the constants of the paper's Table 2. The
+// attention itself, and the merge that makes route exact, are in package attention.
 //
-// Decide answers for one chunk or one selection. Spread answers for a selection whose holders
-// differ in fabric, tokens and load, holder by holder. Request.RuleOfThumb gives the answer that
-// needs no constants.
+// Decide chooses for one chunk or one selection of tokens. Spread chooses holder by holder for a
+// selection whose holders differ in fabric, tokens and load. Request.RuleOfThumb chooses without
+// any constants.
 //
 // The package does not find the holders of a chunk, and does not move anything.
 package redistribute

@@ -5,20 +5,20 @@ import (
 	"math"
 )
 
-// Fabric has the constants of one path between two instances. `penstock fabric probe` writes them
-// and `penstock plan redistribute --fabric` reads them.
+// Fabric has the performance constants of one network path between two instances. `penstock fabric
+// probe` writes them and `penstock plan redistribute --fabric` reads them.
 type Fabric struct {
 	Name string `json:"name" yaml:"name"`
 	// Probe is the round trip of a signal without payload, in seconds: T_probe.
 	Probe float64 `json:"probe_seconds" yaml:"probe_seconds"`
-	// Turnaround is the time of a round trip with payload beyond Probe and the transfer of its
-	// bytes, in seconds. The paper's fit does not include it, and finds it as the residual of small
+	// Turnaround is the time of a round trip with payload, in seconds, minus Probe and minus the
+	// transfer time of its bytes. The paper does not fit it, but finds it as the residual of small
 	// batches (section 4.3: about 9 us).
 	Turnaround float64 `json:"turnaround_seconds" yaml:"turnaround_seconds"`
 	// Bandwidth is the bandwidth of a routed round trip, in bytes per second: BW. On a GPU it is
-	// the rate of one thread block, which is below the link's (section 8).
+	// the rate of one thread block, which is lower than the rate of the link (section 8).
 	Bandwidth float64 `json:"bandwidth_bytes_per_second" yaml:"bandwidth_bytes_per_second"`
-	// Bulk is the bandwidth of a coalesced pull, in bytes per second; 0 means Bandwidth.
+	// Bulk is the bandwidth of a fetch of contiguous KV, in bytes per second; 0 means Bandwidth.
 	Bulk float64 `json:"bulk_bytes_per_second,omitempty" yaml:"bulk_bytes_per_second"`
 	// MAPE is the mean absolute relative error of the fit over transfers that take longer than the
 	// probe (0.07 is 7 %); 0 means unknown. It does not affect costs.
@@ -29,9 +29,9 @@ type Fabric struct {
 
 // Contention is the model of section 8, "Congestion": with up to Free other flows a round trip
 // takes as long as without them. With one more flow the link is fully subscribed: the probe takes
-// Probe times as long, and a byte Transfer times as long. Beyond that, both times grow in
-// proportion to the number of flows, as shares of a full link do; the paper's measurements end at
-// that point. The zero value has no effect.
+// Probe times as long, and a byte Transfer times as long. With more flows, both times grow in
+// proportion to the number of flows, because the flows share a full link. The paper has no
+// measurements for more flows. The zero value has no effect.
 type Contention struct {
 	Free     int     `json:"free_flows,omitempty" yaml:"free_flows"`
 	Probe    float64 `json:"probe_factor,omitempty" yaml:"probe_factor"`
@@ -58,7 +58,7 @@ func (f Fabric) RoundTrip(bytes float64) float64 {
 	return f.Probe + f.Turnaround + bytes/f.Bandwidth
 }
 
-// bulk returns the bandwidth of a pull.
+// bulk returns the bandwidth of a fetch.
 func (f Fabric) bulk() float64 {
 	if f.Bulk > 0 {
 		return f.Bulk
@@ -86,11 +86,11 @@ func (f Fabric) Validate() error {
 }
 
 // Fabrics returns the five fabrics that the paper measured, in the order of its Table 2, with the
-// probe and the bandwidth of a single thread block. Bulk is the peak of the pair's link (section 8;
-// for PCIe Gen4 it is the fitted bandwidth, which the wire bounds). The paper states a turnaround
-// only for the first. The Contention of the first has the ratio of the measured probes with and
-// without three other flows, 39.5/14.5, and 2.2 for the bytes, which agrees with both 95 us at 256
-// rows and 250 us at 1024.
+// probe and the bandwidth of a single thread block. Bulk is the peak bandwidth of the link (section
+// 8); for PCIe Gen4 it is the fitted bandwidth, which the wire limits. The paper states a
+// turnaround only for the first fabric. Only the first has a Contention. Its probe factor is the
+// ratio of the measured probes with and without three other flows, 39.5/14.5. Its transfer factor
+// is 2.2, which agrees with the measured 95 us at 256 rows and 250 us at 1024 rows.
 func Fabrics() []Fabric {
 	const us, gb = 1e-6, 1e9
 	return []Fabric{

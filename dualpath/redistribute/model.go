@@ -13,37 +13,41 @@ type Model struct {
 	// local pool, in seconds. It does not depend on the chunk's length (section 2.2: 2.8 to 3.1 ms
 	// from 55 to 4096 tokens).
 	Splice float64
-	// Prefill is the time to compute one token in one layer again, in seconds: c.
+	// Prefill is the time to compute one token in one layer again, in seconds (c in the paper).
 	Prefill float64
-	// Holder is the time of the holder's partial attention.
+	// Holder is the time in which the holder computes the partial attention over its tokens.
 	Holder Holder
-	// Merge is the time in which the requester merges all partials, in seconds.
+	// Merge is the time in which the requester merges the partial results of all holders, in
+	// seconds.
 	Merge float64
-	// Gather is the cost of fetching a scattered selection.
+	// Gather is the additional cost of fetching tokens that are scattered over the holders' memory.
 	Gather Gather
-	// Host is the overhead of software in a routed step.
+	// Host is the time of software above the transport in a routed step.
 	Host Host
 }
 
-// Holder is the time of one batched partial for N concurrent requesters (section 6.3): constant up
-// to Elbow, then linear. The zero value takes no time.
+// Holder is the time in which a holder computes the partial attention for N concurrent requesters
+// in one batch (section 6.3): constant up to Elbow requesters, then linear. The zero value means no
+// time.
 type Holder struct {
-	// Base is the time in seconds up to Elbow requesters, Step the time of each further one.
+	// Base is the time for up to Elbow requesters, and Step the additional time for each further
+	// requester, in seconds.
 	Base, Step float64
 	Elbow      int
 }
 
-// Seconds returns the time of the partial for n requesters.
+// Seconds returns the time for n requesters.
 func (h Holder) Seconds(n int) float64 {
 	return h.Base + h.Step*float64(max(0, n-h.Elbow))
 }
 
-// Gather is the additional cost of a scattered selection over the bytes of a coalesced pull.
+// Gather is the additional cost of fetching a scattered selection, compared with contiguous KV of
+// the same size.
 type Gather struct {
 	// Holder is the time of the handshake with each holder, in seconds per layer.
 	Holder float64
-	// Bandwidth is the rate at which entries are collected, in bytes per second; 0 means the
-	// fabric's.
+	// Bandwidth is the rate at which the entries are collected, in bytes per second; 0 means the
+	// bandwidth of the fabric.
 	Bandwidth float64
 }
 
@@ -52,12 +56,13 @@ type Gather struct {
 type Host struct{ Fixed, Row float64 }
 
 // FanIn is the number of requesters that one holder serves concurrently at almost no additional
-// cost: the elbow of both its copy engines and its attention kernel (sections 6.2, 6.3).
+// cost: above it, both the holder's copy engines and its attention kernel take longer (sections
+// 6.2, 6.3).
 const FanIn = 8
 
-// H100 returns the paper's model of DeepSeek-V2-Lite on f. Splice, c and merge are the printed
-// values (c is the middle of 0.5 to 1.5 us). The holder's time grows from 15 us at the elbow to 0.4
-// ms at 256 requesters.
+// H100 returns the paper's model of DeepSeek-V2-Lite on f. Splice, Prefill and Merge are the values
+// in the paper (Prefill is the middle of 0.5 to 1.5 us). The holder's time grows from 15 us at
+// FanIn requesters to 0.4 ms at 256 requesters.
 func H100(f Fabric) Model {
 	const base, full, saturated = 15e-6, 0.4e-3, 256
 	return Model{
@@ -66,8 +71,8 @@ func H100(f Fabric) Model {
 	}
 }
 
-// Transport returns m without the terms that are neither on the wire nor in fetch and local:
-// compute, merge and host. The paper's figures of route leave them out.
+// Transport returns m without the times of computation on the holder, merge and host software,
+// which only route has. The paper's figures for route leave these times out.
 func (m Model) Transport() Model {
 	m.Holder, m.Merge, m.Host = Holder{}, 0, Host{}
 	return m
@@ -76,9 +81,9 @@ func (m Model) Transport() Model {
 // PrototypeHost returns the overhead of the paper's client (section 5.3).
 func PrototypeHost() Host { return Host{Fixed: 3.5e-3, Row: 12.5e-6} }
 
-// PrototypeGather returns the cost of the prototype's gather of 2048 entries, which copies in host
-// memory bound: 1.3 ms per layer from one holder and 3.9 ms from seven (section 5.4), interpolated
-// linearly.
+// PrototypeGather returns the gather cost of the paper's prototype, which is limited by copies in
+// host memory. For 2048 entries the paper measures 1.3 ms per layer from one holder and 3.9 ms from
+// seven (section 5.4); times for other numbers of holders are interpolated linearly.
 func PrototypeGather() Gather {
 	const one, seven = 1.3e-3, 3.9e-3
 	holder := (seven - one) / 6

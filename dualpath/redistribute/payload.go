@@ -2,14 +2,15 @@ package redistribute
 
 import "fmt"
 
-// Payload has the sizes of the parts that cross a fabric, in bytes.
+// Payload has the sizes, in bytes, of the data that cross a fabric.
 type Payload struct {
-	// Query is one routed query row: q. Partial is the row that is sent back, an output with its
-	// statistics: p. Of Partial, Stats bytes are the running maximum and the denominator.
+	// Query is the size of one routed query row (q in the paper). Partial is the size of the row
+	// that is sent back, an output with its softmax statistics (p). Stats is the part of Partial
+	// that holds the statistics: the running maximum and the denominator.
 	Query, Partial, Stats int
-	// Token is one cached token in one layer: b_KV.
+	// Token is the size of one cached token in one layer (b_KV).
 	Token int
-	// Layers is the number of layers that attend: L.
+	// Layers is the number of layers with attention (L).
 	Layers int
 }
 
@@ -43,17 +44,17 @@ func (p Payload) Validate() error {
 	return nil
 }
 
-// RouteBytes returns the bytes that cross the fabric in one round trip of rows query rows to each
-// of holders.
+// RouteBytes returns the number of bytes, in both directions, of one round trip of rows query rows
+// to each of the holders.
 func (p Payload) RouteBytes(rows, holders int) float64 {
 	return float64(holders) * float64(rows) * float64(p.Query+p.Partial)
 }
 
-// LayerBytes returns the bytes of tokens cached tokens in one layer; ChunkBytes those in all
-// layers.
+// LayerBytes returns the size in bytes of the given number of cached tokens in one layer.
 func (p Payload) LayerBytes(tokens int) float64 { return float64(tokens) * float64(p.Token) }
 
-// ChunkBytes returns the bytes that fetch moves for tokens cached tokens.
+// ChunkBytes returns the size in bytes of the given number of cached tokens in all layers, which
+// fetch moves.
 func (p Payload) ChunkBytes(tokens int) float64 { return p.LayerBytes(tokens) * float64(p.Layers) }
 
 // BreakEvenRows returns the number of query rows at which routing moves as many bytes as one layer
@@ -62,16 +63,17 @@ func (p Payload) BreakEvenRows(tokens int) float64 {
 	return p.LayerBytes(tokens) / float64(p.Query+p.Partial)
 }
 
-// Saved returns the share of one layer's bytes that routing saves; negative above BreakEvenRows.
+// Saved returns the share of one layer's bytes that route saves compared with fetch. It is negative
+// above BreakEvenRows.
 func (p Payload) Saved(rows, tokens int) float64 {
 	return 1 - p.RouteBytes(rows, 1)/p.LayerBytes(tokens)
 }
 
 // Rank returns the payload of one of n tensor-parallel ranks whose instances divide the latent by
 // columns (section 8, "Tensor parallelism"): each rank sends its slice of the query and receives
-// its slice of the output. The statistics belong to the whole row and go to each rank. So the bytes
-// of one rank are 1/n plus the statistics' overhead, and those of all ranks together exceed the
-// original by that overhead.
+// its slice of the output. The statistics belong to the whole row and go to each rank. So each rank
+// carries 1/n of the query and output bytes and the statistics in full. All ranks together exchange
+// more bytes than without tensor parallelism, by n-1 times the statistics.
 func (p Payload) Rank(n int) (Payload, error) {
 	if n < 1 || p.Query%n != 0 || p.Token%n != 0 || (p.Partial-p.Stats)%n != 0 {
 		return Payload{}, fmt.Errorf("redistribute: rows of %d and %d bytes and tokens of %d cannot be cut in %d equal slices: choose a degree that divides all three",
@@ -81,13 +83,13 @@ func (p Payload) Rank(n int) (Payload, error) {
 	return p, nil
 }
 
-// Pair has the columns of the latent that a rank of the requester sends to a rank of the holder:
-// [Low, High).
+// Pair is a rank of the requester, a rank of the holder, and the columns [Low, High) of the latent
+// that the first sends to the second.
 type Pair struct{ Requester, Holder, Low, High int }
 
 // PairRanks pairs the ranks of two instances that divide a latent of width columns into equal
-// slices. With equal degrees rank r is paired with rank r, and the all-reduce over ranks stays
-// inside each instance. Otherwise each two ranks with common columns form a pair.
+// slices. If both have the same number of ranks, rank r is paired with rank r, and the all-reduce
+// over ranks stays inside each instance. Otherwise any two ranks with common columns form a pair.
 func PairRanks(width, requester, holder int) ([]Pair, error) {
 	if requester < 1 || holder < 1 || width < 1 || width%requester != 0 || width%holder != 0 {
 		return nil, fmt.Errorf("redistribute: a latent of %d columns cannot be cut evenly over %d and %d ranks", width, requester, holder)

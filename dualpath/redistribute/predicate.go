@@ -36,11 +36,11 @@ const (
 	// Moved: the chunk is contiguous, at another position than the one at which it was cached.
 	// Fetch pays the splice once, and later steps reuse the fetched chunk.
 	Moved Reuse = iota
-	// Prefix: the chunk is contiguous, at the position at which it was cached. Nothing is
-	// re-rotated (section 6.3).
+	// Prefix: the chunk is contiguous, at the position at which it was cached. So fetch needs no
+	// splice, which would rotate the keys to a new position (section 6.3).
 	Prefix
-	// Selected: an indexer selects entries in every step (section 5.4). They keep their positions,
-	// so there is no splice; a fetch serves one step.
+	// Selected: in every step an indexer selects tokens (section 5.4). The tokens keep their
+	// positions, so fetch needs no splice, but each fetch serves only one step.
 	Selected
 )
 
@@ -66,26 +66,27 @@ func ParseReuse(s string) (Reuse, error) {
 
 // Request is one chunk that one request attends to.
 type Request struct {
-	// Rows is the number of rows of the query batch: M_q. Tokens is the length of the chunk, or of
-	// the selection over all holders: c_t.
+	// Rows is the number of rows of the query batch (M_q in the paper). Tokens is the number of
+	// tokens of the chunk, or of the selection over all holders (c_t).
 	Rows, Tokens int
 	Reuse        Reuse
-	// Holders is the number of holders among which the tokens are spread: M. Default 1. It may
+	// Holders is the number of holders among which the tokens are spread (M). Default 1. It may
 	// exceed 1 only for Selected tokens.
 	Holders int
 	// Steps is the number of steps in which the requester attends to the chunk; default 1. Fetch
 	// and local pay once for all steps, unless the tokens are Selected.
 	Steps int
-	// Trips is the number of round trips of route per step. The default is 1, as in the paper. It
-	// is the number of attending layers if each layer's query waits for the layer before.
+	// Trips is the number of round trips of route per step. The default is 1, as in the paper. If
+	// each layer's query depends on the layer before, Trips must be the number of layers with
+	// attention.
 	Trips int
 	// Requesters is the number of requesters that the busiest holder serves concurrently, this one
 	// included; default 1.
 	Requesters int
 	// Flows is the number of other flows on the same link.
 	Flows int
-	// NoRoute, NoFetch and NoLocal exclude a primitive: the holder cannot compute, the pool has no
-	// room, or the tokens are unknown.
+	// NoRoute, NoFetch and NoLocal exclude a primitive: the holder cannot compute, the requester's
+	// KV pool has no room, or the requester does not have the chunk's token ids.
 	NoRoute, NoFetch, NoLocal bool
 }
 
@@ -150,7 +151,7 @@ type Cost struct {
 	// Seconds is the time over all steps; Terms are its parts.
 	Seconds float64 `json:"seconds"`
 	Terms   Terms   `json:"terms"`
-	// Bytes is the number of bytes over the fabric.
+	// Bytes is the number of bytes that cross the fabric.
 	Bytes float64 `json:"bytes"`
 	// Barred is set if the request excludes the primitive.
 	Barred bool `json:"barred,omitempty"`
@@ -159,15 +160,16 @@ type Cost struct {
 // Decision is the result of Decide.
 type Decision struct {
 	Winner Primitive
-	// Costs has the costs of all three primitives, excluded ones too; the index is the Primitive.
+	// Costs has the cost of each primitive, also of excluded ones. The index is the Primitive.
 	Costs [primitives]Cost
-	// Replicas is the number of copies of the chunk that pay off for the requesters of the holder:
-	// one for each FanIn (section 6.3). Above 1, a further copy is worth its pull for every winner.
+	// Replicas is the number of copies of the chunk that the number of requesters justifies: one
+	// for each FanIn requesters (section 6.3). If it is above 1, further copies pay off whichever
+	// primitive is the winner.
 	Replicas int
 }
 
-// Decide returns the cheapest primitive that is not excluded. Ties go to route, then to fetch.
-// Decide allocates nothing unless it fails.
+// Decide returns the cheapest primitive that is not excluded. Among equal costs, route is chosen
+// before fetch and fetch before local. Decide allocates nothing unless it returns an error.
 func (m Model) Decide(r Request) (Decision, error) {
 	r.EnsureDefaults()
 	if err := m.Validate(); err != nil {
@@ -189,12 +191,12 @@ func (m Model) Decide(r Request) (Decision, error) {
 	return d, nil
 }
 
-// Replicas returns the number of holders that pay off for the given requesters.
+// Replicas returns the number of copies of a chunk that the given number of requesters justifies.
 func Replicas(requesters int) int { return max(1, (requesters+FanIn-1)/FanIn) }
 
-// route returns the cost of route: each step has trips round trips. The rows go to each holder over
-// the requester's one link, one copy each; the holders compute concurrently, and one merge combines
-// their partials.
+// route returns the cost of route: each step has trips round trips. The requester sends a copy of
+// the rows to each holder over one link. The holders compute concurrently, and one merge combines
+// their partial results.
 func (m Model) route(r Request) Cost {
 	trips := float64(r.Steps) * float64(r.Trips)
 	rows := float64(r.Holders) * float64(r.Rows)
@@ -213,7 +215,8 @@ func (m Model) route(r Request) Cost {
 	}
 }
 
-// fetch returns the cost of fetch: once for all steps, or once per step if the selection changes.
+// fetch returns the cost of fetch. The chunk is fetched once for all steps; a selection is fetched
+// in each step.
 func (m Model) fetch(r Request) Cost {
 	bytes := m.Payload.ChunkBytes(r.Tokens)
 	c := Cost{Primitive: Fetch, Barred: r.NoFetch, Bytes: bytes}
@@ -235,8 +238,8 @@ func (m Model) fetch(r Request) Cost {
 	return c
 }
 
-// local returns the cost of a prefill of the tokens. For Selected tokens it is a lower bound,
-// because the tokens to which they attend would have to be computed as well.
+// local returns the cost of a prefill of the tokens. For Selected tokens the cost is a lower bound,
+// because the tokens before them would have to be computed as well.
 func (m Model) local(r Request) Cost {
 	once := float64(r.Tokens) * float64(m.Payload.Layers) * m.Prefill
 	if r.Reuse == Selected {

@@ -1,13 +1,16 @@
 package redistribute
 
-// Bounds of the rules of thumb (section 5.5). Route, fetch and local are the three choices (doc.go).
+// Bounds of the rules of thumb (section 5.5 of the paper). Route, fetch and local are the three
+// choices (doc.go).
 const (
-	// DecodeRows is the largest batch of a decoding step. Route is cheapest for batches up to it.
+	// DecodeRows is the largest number of query rows of a decoding step. Up to this number, route
+	// is cheapest.
 	DecodeRows = 1000
 	// RouteRowsMost is the number of query rows above which route takes longer than fetch.
 	RouteRowsMost = 100_000
 	// For chunks of less than RuleLocalTokens tokens, local is cheaper than the splice of a fetch.
-	// Above RuleFetchTokens, fetch is cheaper. In between, the cost of a token decides.
+	// For chunks of more than RuleFetchTokens tokens, fetch is cheaper. In between, the cost of
+	// computing a token decides.
 	RuleLocalTokens, RuleFetchTokens = 75, 220
 	// AmortiseRatio is a lower bound of T_fetch / T_route for one decoding step. Fetch is cheaper
 	// than route only if one instance decodes more steps than this with the chunk.
@@ -35,24 +38,25 @@ func (r Request) RuleOfThumb() Rule {
 	case r.Reuse != Selected && r.Steps > AmortiseRatio && !r.NoFetch:
 		return Rule{Fetch, "many steps on one instance attend to it: a fetch is repaid", false}
 	case (r.Rows > RouteRowsMost || r.Rows > max(DecodeRows, r.Tokens)) && !(r.NoFetch && r.NoLocal):
-		// The query would be larger than the chunk (section 5.1); the ranking by time inverts
-		// later.
+		// The query would be larger than the chunk (section 5.1). By time, fetch becomes cheaper
+		// than route only for a still larger query, so the choice is not sure.
 		moves.Why = "the query is more than the chunk"
 		moves.Sure = false
 		return moves
 	case r.Reuse == Selected:
-		// Route is never sure here. Without the handshakes and host copies that the paper
-		// measured, a gather at the peak rate of a fast link takes no longer than route's compute
-		// and merge.
+		// Route is never sure here. Without the handshakes and host copies that the paper measured,
+		// fetching the selection at the peak rate of a fast link takes no longer than the
+		// computation and merge of route.
 		return Rule{Route, "the indexer's choice is attended on its holder", false}
 	case r.Rows <= DecodeRows:
-		// A prefix is fetched without a splice, but the paper's regime includes one.
+		// A prefix is fetched without a splice, but the paper's result is for a fetch with a
+		// splice.
 		return Rule{Route, "a decoding step: its rows are less than the chunk", once && r.Reuse == Moved && r.Tokens >= RuleFetchTokens}
 	}
 	return Rule{Route, "when in doubt, the query moves", false}
 }
 
-// fallback returns the rule for a query that cannot move: fetch or local.
+// fallback returns the rule for the choice between fetch and local.
 func (r Request) fallback() Rule {
 	short := r.Reuse == Moved && r.Tokens < RuleLocalTokens
 	switch {

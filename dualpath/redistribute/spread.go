@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// MaxHoldings bounds the holders of one selection, as attention.MaxParts bounds the parts of a
-// merge.
+// MaxHoldings is the largest number of holders of one selection. It equals attention.MaxParts, the
+// largest number of partial results in a merge.
 const MaxHoldings = 64
 
 // Holding is the part of a selection that one holder has.
@@ -15,8 +15,8 @@ type Holding struct {
 	Fabric Fabric
 	// Tokens is the number of selected tokens that the holder has.
 	Tokens int
-	// Requesters is the number of requesters that this holder serves concurrently, this one
-	// included; default 1. Flows is the number of other flows on the same link.
+	// Requesters is the number of requesters that this holder serves concurrently, including this
+	// request; default 1. Flows is the number of other flows on the same link.
 	Requesters, Flows int
 	// NoRoute and NoFetch exclude a primitive.
 	NoRoute, NoFetch bool
@@ -26,24 +26,26 @@ type Holding struct {
 type Spread struct {
 	// Choice is Route or Fetch for each holding.
 	Choice []Primitive
-	// Seconds is the time of one step. Wait, Bytes, Merge, Host and Fetch are its parts: the
-	// longest wait of a routed query without its bytes, the bytes of all routed queries, merge and
-	// host once, and the gathers one after the other.
+	// Seconds is the time of one step. It is the sum of the following parts. Wait is the longest
+	// probe, turnaround and computation of a routed holder. Bytes is the transfer time of all
+	// routed queries. Merge and Host are the times of merge and host software. Fetch is the time of
+	// all fetches, one after the other.
 	Seconds                         float64
 	Wait, Bytes, Merge, Host, Fetch float64
 }
 
-// holdingCost is the cost of one holding by either primitive.
+// holdingCost has the times of one holding: wait and bytes if it is routed, fetch if it is fetched.
 type holdingCost struct{ wait, bytes, fetch float64 }
 
 // Spread decides for each holder of one selection whether its part is routed or fetched, in one
 // step and one round trip. Routed queries run concurrently, so only the slowest holder's probe,
-// turnaround and compute count. Their bytes leave over the requester's one link, one after the
-// other. So do fetches, which the paper's prototype makes from one holder at a time (section 5.4).
-// The model's own fabric is not used.
+// turnaround and compute count. The bytes of the routed queries cross the requester's one link one
+// after the other. Fetches also run one after the other, as in the paper's prototype (section 5.4).
+// m.Fabric is not used.
 //
-// The minimum is exact: for each holder as the slowest routed one, every other holder that is not
-// slower takes the cheaper of its bytes and its gather.
+// The result is the exact minimum. Spread tries each holder as the slowest routed holder: slower
+// holders are then fetched from, and each other holder gets the cheaper of its bytes (route) and
+// its fetch.
 func (m Model) Spread(rows int, holdings []Holding) (Spread, error) {
 	costs, err := m.holdingCosts(rows, holdings)
 	if err != nil {
@@ -96,7 +98,7 @@ func (m Model) holdingCosts(rows int, holdings []Holding) ([]holdingCost, error)
 }
 
 // spreadUnder returns the best choice in which no routed holder waits longer than slowest. It
-// returns false if a holder that cannot be fetched from would wait longer.
+// returns false if a slower holder cannot be fetched from.
 func (m Model) spreadUnder(slowest float64, rows int, holdings []Holding, costs []holdingCost) (Spread, bool) {
 	s := Spread{Choice: make([]Primitive, len(costs))}
 	routed := false

@@ -16,11 +16,11 @@ const (
 	priorityField = "priority"
 	// maxTenant is the longest name of a tenant, in bytes.
 	maxTenant = 256
-	// maxFirstToken bounds the header of the first token's deadline.
+	// maxFirstToken is the largest time limit for the first token that a request's header may set.
 	maxFirstToken = 24 * time.Hour
 )
 
-// class sets the fields by which the planner orders requests: tenant, priority, and the deadline of
+// class sets the fields by which the planner orders requests: tenant, priority, and time limit for
 // the first token.
 func (r *planned) class(ask *gateway.Request, h http.Header, req *request) (err error) {
 	o := &r.front.opts
@@ -45,7 +45,7 @@ func (r *planned) class(ask *gateway.Request, h http.Header, req *request) (err 
 }
 
 // priorityOf returns the planner's priority of a request, in which higher values are served
-// earlier. Values beyond 32 bits are limited to the range.
+// earlier. Values outside of the range of 32 bits are replaced by the nearest value in it.
 func priorityOf(f fields) (int32, error) {
 	raw := f.get(priorityField)
 	if raw == nil {

@@ -3,9 +3,8 @@
 // passes request and answer through unchanged. It is an http.Handler; package server puts
 // it on the network, and the command is `penstock gateway`.
 //
-// It is not package client/gateway, which is a front end's session with the planner and which
-// it uses in front of a prefill/decode cluster. It has no tokenizer, moves no KV, and does not
-// translate between APIs.
+// The package has no tokenizer, moves no KV, and does not translate between APIs. In front of a
+// prefill/decode cluster it uses package client/gateway for the session with the planner.
 //
 //	client                    front                                        engines
 //	──────                    ─────                                        ───────
@@ -34,45 +33,47 @@
 //
 // # Which engine
 //
-// The prompt is cut into blocks of 256 bytes, and each block is hashed with the hash of
-// the block before it. For each engine an LRU of such hashes approximates what the engine
-// has in its own memory: the engine was sent these prompts. This is the approximate tree
-// of SGLang's cache-aware router ("SGLang v0.4", 2024) in the form of hashed blocks that
-// llm-d's approximate prefix scorer has. Nothing is asked of the engines, and the
-// memory has a bound. An engine that has at least half of the prompt's blocks, and the
-// most of all, is chosen. Otherwise the engine with the fewest requests is chosen.
+// The prompt is cut into blocks of 256 bytes, and each block is hashed with the hash of the block
+// before it. For each engine, an LRU set has the hashes of the prompts that were sent to the
+// engine. It approximates the blocks in the engine's own memory. SGLang's cache-aware router
+// ("SGLang v0.4", 2024) keeps such an approximation as a tree, llm-d's approximate prefix scorer as
+// hashed blocks. It needs no calls to the engines, and its memory is bounded. The engine with the
+// most blocks of the prompt is chosen, if it has at least half of them. Otherwise the engine with
+// the fewest requests is chosen.
 //
-// An engine is chosen for its blocks only while its load is within the bound of consistent hashing with
-// bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018): LoadFactor times the mean
-// load, rounded up. A popular prefix therefore spreads over as many engines as its requests
-// need. Consistent hashing itself is not used: it hashes a fixed part of the prompt, and
-// all conversations with one system prompt would have one key.
+// An engine is chosen for its blocks only while its load is within the bound of consistent hashing
+// with bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018): LoadFactor times the mean load,
+// rounded up. So the requests with a popular prefix spread over as many engines as they need.
+// Consistent hashing itself is not used: it hashes a fixed part of the prompt, so all conversations
+// with the same system prompt would have the same key.
 //
 // # Prefill and decode engines
 //
-// The planner chooses both engines of a request, and has the load and the queue of the cluster.
-// It orders the queue by priority and tenant and refuses requests whose first token would be late
-// (class.go takes these from the request).
-// The health of engines counts for /tokenize and for GET only. A session is one goroutine that
-// owns the state of a request, one that follows the planner, and one for each request to an engine.
+// The planner chooses both engines of a request, by the load of the cluster, and keeps the queue.
+// It orders the queue by priority and tenant, and refuses requests whose first token would be late.
+// class.go takes priority, tenant and time limit from the request. The health of engines matters
+// only for /tokenize and GET. A session has one goroutine that owns the state of a request, one
+// that receives the planner's events, and one for each request to an engine.
 //
 // # Bounds
 //
-// Bytes of a body (413), of all bodies (429), requests of an engine and waiting requests
-// (429 after QueueWait, or at once when the queue is full), hashes of an engine (the least
-// recently used is dropped), attempts of a request (the last failure is the answer).
+// The following are bounded: the bytes of a body (413 above the bound) and of all bodies together
+// (429); the requests of an engine and the waiting requests (429 after QueueWait, or at once when
+// the queue is full); the hashes of an engine (the least recently used hash is dropped); the
+// attempts of a request (the last failure is the response).
 //
-// With a planner: the answer of /tokenize (64 KiB, and 8 bytes for each byte of the request; it
-// counts towards the bound of all bodies), the time until the planner accepts a request (QueueWait,
-// 503) and starts it (QueueWait, 429), the time between two attempts (ReplanWait, 502), and the
-// requests that wait for Done alone (maxConfirming, confirmWait; the planner aborts the others).
+// With a planner the following are bounded too: the response of /tokenize (64 KiB plus 8 bytes for
+// each byte of the request; it counts towards the bound of all bodies); the time until the planner
+// accepts a request (QueueWait, 503) and until it starts the request (QueueWait, 429); the time
+// between two attempts (ReplanWait, 502); the requests that wait only for Done (maxConfirming,
+// confirmWait; the planner aborts the others).
 //
 // # Attempts
 //
-// A connection that fails and a 502, 503 or 504 end an attempt, and the next one goes to
-// another engine, as long as no byte of an answer has arrived. front reads the first byte
-// of the body before it passes on the status: engines send the status when the prompt is
-// accepted, and the prefill follows.
+// A failed connection or a status of 502, 503 or 504 ends an attempt. If no byte of a response body
+// has arrived, the next attempt goes to another engine. The front waits for the first byte of the
+// body before it passes on the status, because engines send the status before the prefill, when
+// they accept the prompt.
 //
-// Lock order: pool.mu, or planned.mu, alone. Neither is held across I/O.
+// Lock order: pool.mu and planned.mu are never held together, and neither is held across I/O.
 package front

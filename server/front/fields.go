@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// maxFields bounds the members of a request's object, because each takes memory in addition to the
-// body.
+// maxFields is the largest number of members in the JSON object of a request. It is bounded because
+// each member takes memory in addition to the body.
 const maxFields = 1024
 
 var errManyFields = fmt.Errorf("the object has more than %d members", maxFields)
@@ -21,11 +21,11 @@ type field struct {
 	value []byte
 }
 
-// fields are the members of a JSON object in order. Of several members with one name the last one
-// is used, as in the decoders of Go and Python.
+// fields are the members of a JSON object, in order. If several members have the same name, the
+// last one is used, as in the decoders of Go and Python.
 type fields []field
 
-// parseFields returns the members of a request's body. For null it returns none. It returns an
+// parseFields returns the members of a request's body. The body null has no members. It returns an
 // error if the body is not a JSON object or has more than maxFields members.
 func parseFields(body []byte) (fields, error) {
 	if err := json.Unmarshal(body, new(struct{})); err != nil {
@@ -34,7 +34,7 @@ func parseFields(body []byte) (fields, error) {
 	return membersOf(body)
 }
 
-// membersOf returns the members of an object in valid JSON. Other values have none.
+// membersOf returns the members of an object in valid JSON, and no members for other values.
 func membersOf(object []byte) (fields, error) {
 	at := afterSpace(object, 0)
 	if object[at] != '{' {
@@ -100,7 +100,8 @@ func afterValue(text []byte, from int) int {
 	}
 }
 
-// get returns the value of a member, or nil if there is none or its value is null.
+// get returns the value of the member with the given name, or nil if there is no such member or its
+// value is null.
 func (f fields) get(name string) json.RawMessage {
 	for _, m := range slices.Backward(f) {
 		if m.name == name {
@@ -130,8 +131,8 @@ type edit struct {
 	value []byte
 }
 
-// edited returns the object with these edits. The other members keep their spelling, and the edited
-// members follow them.
+// edited returns the object with the edits applied. The other members keep their spelling, and the
+// edited members come after all others.
 func (f fields) edited(edits ...edit) payload {
 	var out payload
 	add := func(parts ...[]byte) {
@@ -158,8 +159,8 @@ func (f fields) edited(edits ...edit) payload {
 	return append(out, []byte("}"))
 }
 
-// payload is the body of a request to an engine, in parts that are sent in order. Most of them are
-// parts of the client's body, so a payload takes little memory of its own.
+// payload is the body of a request to an engine, in parts that are sent in order. Most parts are
+// slices of the client's body, so a payload takes little additional memory.
 type payload [][]byte
 
 // size returns the length in bytes.

@@ -30,8 +30,8 @@ import (
 
 // Engine is the address of an inference engine.
 type Engine struct {
-	// Name is the name in metrics and logs. Default: the URL. The planner must have the same name,
-	// or the URL's host:port.
+	// Name is the name in metrics and logs. Default: the URL. With a planner, the engine must have
+	// this name, or host:port of the URL, at the planner.
 	Name string
 	// URL is the base URL, http or https.
 	URL string
@@ -43,26 +43,28 @@ type Options struct {
 	Engines []Engine
 	// EngineTLS is the configuration for engines with https. Nil means the system's default.
 	EngineTLS *tls.Config
-	// Tokens returns the bearer tokens of which one must be in the Authorization header of each
-	// request. If it is nil or returns none, every request is accepted. The header is passed on in
-	// both cases.
+	// Tokens returns the accepted bearer tokens. The Authorization header of each request must have
+	// one of them. If Tokens is nil or returns no token, every request is accepted. The header is
+	// passed on to the engine in all cases.
 	Tokens func() []string
-	// MaxInFlight bounds the concurrent requests of an engine. Default 256.
+	// MaxInFlight is the largest number of concurrent requests at an engine. Default 256.
 	MaxInFlight int
-	// MaxQueue bounds the requests that wait for an engine, default 1024. QueueWait bounds their
-	// wait, default 10 s.
+	// MaxQueue is the largest number of requests that wait for an engine, default 1024. QueueWait
+	// is the longest wait of such a request, default 10 s.
 	MaxQueue  int
 	QueueWait time.Duration
-	// MaxAttempts bounds the engines to which a request is sent. Default 3.
+	// MaxAttempts is the largest number of engines to which a request is sent, one after the other.
+	// Default 3.
 	MaxAttempts int
-	// LoadFactor bounds the load of an engine that is chosen because it has the prefix of a
-	// prompt: LoadFactor times the mean load of the engines. It is at least 1. Default 1.25.
+	// LoadFactor limits the load (requests in progress) up to which an engine is chosen because it
+	// has the prefix of a prompt: LoadFactor times the mean load of the engines. It must be at
+	// least 1. Default 1.25.
 	LoadFactor float64
-	// PrefixBlocks bounds the index of prompt prefixes of each engine, in blocks. A block is 256
+	// PrefixBlocks is the capacity of the index of prompt prefixes of each engine, in blocks of 256
 	// bytes of a prompt. Default 65536.
 	PrefixBlocks int
-	// MaxBodyBytes bounds the body of a request, default 32 MiB. BodyMemoryBytes bounds all bodies
-	// together, default 1 GiB.
+	// MaxBodyBytes is the largest size of a request's body, default 32 MiB. BodyMemoryBytes is the
+	// largest size of all bodies in memory together, default 1 GiB.
 	MaxBodyBytes    int64
 	BodyMemoryBytes int64
 	// HealthInterval is the time between two polls of an engine, default 2 s. HealthTimeout bounds
@@ -76,18 +78,19 @@ type Options struct {
 	// Instance is the prefix of the ids of requests at the planner. It must be unique among the
 	// clients of the planner.
 	Instance string
-	// OutputTokens is the expected output of a request without a limit of its own. Default 1024.
+	// OutputTokens is the expected number of output tokens of a request that sets no limit for its
+	// output. Default 1024.
 	OutputTokens int
 	// TenantHeader is the name of the header with a request's tenant. If it is empty, requests have
 	// no tenant.
 	TenantHeader string
-	// FirstToken is the deadline of the first token after the arrival of a request. 0 means no
-	// limit. FirstTokenHeader is the name of a header with the deadline of one request, in
+	// FirstToken is the time limit from the arrival of a request to its first token; 0 means no
+	// limit. FirstTokenHeader is the name of a header in which a request may set its own limit, in
 	// milliseconds.
 	FirstToken       time.Duration
 	FirstTokenHeader string
-	// ReplanWait is for a request whose engines failed before the first byte of the response. It
-	// bounds the wait until the planner starts the request again. Default 30 s.
+	// ReplanWait is the longest wait until the planner starts a request again whose engines have
+	// failed before the first byte of the response. Default 30 s.
 	ReplanWait time.Duration
 
 	Logger   *slog.Logger
@@ -205,8 +208,8 @@ func newEngines(opts Options) ([]*engine, error) {
 	return engines, nil
 }
 
-// Drain waits until the planner has ended the requests whose responses the clients have received.
-// If ctx ends first, it returns ctx's error. No request may be in progress.
+// Drain waits until the planner has ended the requests whose clients have received the whole
+// response. If ctx ends first, it returns ctx's error. No request may be in progress.
 func (f *Front) Drain(ctx context.Context) error {
 	if f.planned == nil {
 		return nil
@@ -269,11 +272,11 @@ func (f *Front) health(w http.ResponseWriter, _ *http.Request) {
 
 const (
 	// bodyOverhead is the number of bytes of BodyMemoryBytes that a request takes in addition to
-	// its body. It bounds the number of requests.
+	// its body. So BodyMemoryBytes also bounds the number of requests.
 	bodyOverhead = 16 << 10
 	// noMemory is the error message when BodyMemoryBytes is used up.
 	noMemory = "the requests in the gateway have taken all memory for bodies"
-	// bodyTimeout bounds the time in which the body of a request arrives.
+	// bodyTimeout is the longest time for the body of a request to arrive.
 	bodyTimeout = time.Minute
 )
 
@@ -337,7 +340,8 @@ func (f *Front) authorized(r *http.Request) bool {
 	return f.opts.Tokens == nil || bearer.Accepts(f.opts.Tokens(), r.Header.Get("Authorization"))
 }
 
-// readBody returns the whole body. If it returns false, it has sent the response.
+// readBody returns the whole body of a request. It returns false after it has sent an error
+// response.
 func (f *Front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	tooLarge := func() {
 		f.reject(w, rejectBody, http.StatusRequestEntityTooLarge, "request_too_large", fmt.Sprintf("the body has more than %d bytes, the gateway's maximum", f.opts.MaxBodyBytes))
@@ -381,7 +385,7 @@ type refusal struct {
 // Error returns the message.
 func (r *refusal) Error() string { return r.message }
 
-// busy returns a refusal because the queue or the memory for bodies is full.
+// busy returns a refusal for a full queue or full memory for bodies.
 func busy(reason, message string) *refusal {
 	return &refusal{reason: reason, status: http.StatusTooManyRequests, code: "rate_limit_exceeded", message: message, retry: true}
 }
@@ -415,8 +419,8 @@ func (f *Front) refuse(w http.ResponseWriter, r *refusal) {
 	f.reject(w, r.reason, r.status, r.code, r.message)
 }
 
-// retryAfter returns a time in whole seconds. For 0 it returns the longest wait in the queue,
-// because by then each waiting request has an engine or was refused.
+// retryAfter returns a time in whole seconds. For 0 it returns QueueWait: after that time, each
+// request that waits at present has an engine or has been refused.
 func (f *Front) retryAfter(after time.Duration) string {
 	if after == 0 {
 		after = f.opts.QueueWait

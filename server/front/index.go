@@ -2,8 +2,8 @@ package front
 
 import "sort"
 
-// prefixIndex is a bounded set of block hashes that evicts the least recently used first. A chain
-// is touched from its end to its start.
+// prefixIndex is a bounded set of block hashes with LRU eviction. The hashes of a chain are used
+// from the end of the chain to its start.
 //
 // Invariant: the parent of each hash is in the set and was used later than the hash. So the hashes of a
 // chain that are in the set are a prefix of the chain.
@@ -32,7 +32,7 @@ func (x *prefixIndex) clear() {
 
 func (x *prefixIndex) len() int { return len(x.at) }
 
-// match returns how many hashes of the chain, from its start, are in the set.
+// match returns the number of leading hashes of the chain that are in the set.
 func (x *prefixIndex) match(chain []uint64) int {
 	return sort.Search(len(chain), func(i int) bool {
 		_, ok := x.at[chain[i]]
@@ -41,7 +41,7 @@ func (x *prefixIndex) match(chain []uint64) int {
 }
 
 // touch makes the hashes of the chain the most recently used, with the first hash at the front. If
-// the chain is longer than the capacity, it uses the start of the chain.
+// the chain is longer than the capacity, only the start of the chain is added.
 func (x *prefixIndex) touch(chain []uint64) {
 	for i := min(len(chain), x.capacity) - 1; i >= 0; i-- {
 		x.use(chain[i])

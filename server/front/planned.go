@@ -28,9 +28,11 @@ type Planner interface {
 }
 
 const (
-	// confirmWait bounds the wait for the planner's Done after the client has the whole response.
+	// confirmWait is the longest wait for the planner's Done after the client has received the
+	// whole response.
 	confirmWait = 30 * time.Second
-	// maxConfirming bounds the requests that wait for Done. The planner aborts further ones.
+	// maxConfirming is the largest number of requests that wait for Done. The planner aborts
+	// further requests.
 	maxConfirming = 1024
 )
 
@@ -44,7 +46,8 @@ type planned struct {
 	// confirming has an element for each request that waits only for the planner's Done.
 	confirming  chan struct{}
 	confirmWait time.Duration
-	// unknown has the names of planned engines that the front lacks and has logged.
+	// unknown has the names of engines that the planner has chosen and that are not in
+	// Options.Engines. Each is logged once.
 	unknown sync.Map
 
 	ctx  context.Context // the context of all sessions
@@ -90,7 +93,7 @@ func (r *planned) drain(ctx context.Context) error {
 // close ends the sessions.
 func (r *planned) close() {
 	r.stop()
-	_ = r.drain(context.Background()) // without an end of its context, drain returns no error
+	_ = r.drain(context.Background()) // drain returns an error only if its context ends
 }
 
 // route serves one completion request.
@@ -178,8 +181,8 @@ func outcomeOf(ctx context.Context, err error) string {
 	return outcomeFailed
 }
 
-// transferField is the field that engines pass to their KV connector. transferKey is the member of
-// its value that the gateway sets.
+// transferField is the request field that engines pass to their KV connector. transferKey is the
+// member of this field's value that the gateway sets.
 const (
 	transferField = "kv_transfer_params"
 	transferKey   = "penstock"
@@ -223,7 +226,7 @@ func bodies(f, params fields, attempt attemptParams) (prefill, decode payload) {
 	return f.edited(edits...), f.edited(transfer)
 }
 
-// refusalOf returns the response for a request that the planner or storage has failed.
+// refusalOf returns the response for a request that failed at the planner or at storage.
 func (r *planned) refusalOf(err error) error {
 	own := &refusal{reason: rejectPlanner, message: err.Error()}
 	var refused *gateway.RefusedError

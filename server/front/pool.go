@@ -19,8 +19,8 @@ var (
 )
 
 const (
-	// boundMin is the load up to which an engine is chosen for its blocks regardless of the other
-	// engines' loads. An engine computes that many requests in one batch.
+	// boundMin is the number of requests up to which an engine is chosen for its blocks regardless
+	// of the load of other engines. An engine computes so few requests in one batch.
 	boundMin = 8
 	// pollsToFail is the number of consecutive failed polls after which an engine gets no more
 	// requests. A busy engine may miss a poll.
@@ -33,7 +33,8 @@ type engine struct {
 	name    string // for metrics and logs
 	planned string // the planner's name of the engine
 	base    *url.URL
-	// suspect has an element when a request has failed, so that the engine is polled.
+	// suspect has an element when a request has failed on the engine. It makes watch poll the
+	// engine.
 	suspect chan struct{}
 
 	// Guarded by pool.mu.
@@ -65,13 +66,13 @@ type pool struct {
 type ticket struct {
 	prompt prompt
 	tried  []*engine
-	// granted receives the engine, or nil if no engine is left. It has room for that one element.
+	// granted receives the engine, or nil if no engine is left. Its capacity is 1.
 	granted chan *engine
 }
 
 // acquire returns an engine for the request. The request counts as the engine's load until release.
 // acquire waits while all healthy engines that were not tried are full. Errors: errNoEngine,
-// errQueueFull, errQueueWait, and ctx's.
+// errQueueFull, errQueueWait, and the error of ctx.
 func (p *pool) acquire(ctx context.Context, t *ticket) (*engine, error) {
 	again := len(t.tried) > 0
 	p.mu.Lock()
@@ -145,8 +146,7 @@ func (p *pool) release(e *engine) {
 	p.dispatchLocked()
 }
 
-// dispatchLocked assigns engines to waiting requests for which there is room. It examines no more
-// requests than needed to fill the engines.
+// dispatchLocked assigns waiting requests to engines with room. It stops when no engine has room.
 func (p *pool) dispatchLocked() {
 	for i := 0; i < len(p.waiting) && slices.ContainsFunc(p.engines, p.roomLocked); {
 		t := p.waiting[i]
@@ -185,7 +185,7 @@ func (p *pool) takeLocked(t *ticket, e *engine) {
 	p.turn++
 }
 
-// hits returns how many blocks of the prompt were sent to the engine before.
+// hits returns the number of blocks of the prompt that are in the engine's index.
 func (e *engine) hits(prompt prompt) (n int) {
 	for _, chain := range prompt.chains {
 		n += e.index.match(chain)
@@ -239,7 +239,7 @@ func (p *pool) leftLocked(t *ticket) bool {
 	return slices.ContainsFunc(p.engines, func(e *engine) bool { return e.healthy && !slices.Contains(t.tried, e) })
 }
 
-// another is leftLocked with the lock.
+// another is leftLocked, but takes the lock.
 func (p *pool) another(t *ticket) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 )
 
 // pooled sends a request to the engine that the pool chooses. After a failure it sends the request
-// to another one.
+// to another engine.
 type pooled struct {
 	front *Front
 }
@@ -47,7 +47,7 @@ func (r *pooled) route(out *http.Request, req *request) (*http.Response, error) 
 		t.tried = append(t.tried, e)
 		if attempt >= r.front.opts.MaxAttempts || !p.another(t) {
 			if err == nil {
-				return resp, nil // an engine's response, which the client gets with its reason
+				return resp, nil // the last engine's response contains the reason, so the client gets it
 			}
 			return nil, last
 		}

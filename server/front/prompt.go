@@ -10,7 +10,8 @@ import (
 const (
 	// blockBytes is the size of a block of a prompt, about 64 tokens of text.
 	blockBytes = 256
-	// maxBlocks bounds the blocks of one request, and so the time of a choice.
+	// maxBlocks is the largest number of blocks of one request that are hashed. It bounds the time
+	// to choose an engine.
 	maxBlocks = 4096
 )
 
@@ -25,8 +26,8 @@ type prompt struct {
 // newPrompt returns the prompt of a request. It returns no error for a malformed prompt, because the engine
 // refuses it.
 //
-// Text is hashed as text, token ids and messages as compact JSON. Two spellings of one prompt may have
-// different hashes and so different engines.
+// Text is hashed as text, token ids and messages as compact JSON. So the same prompt in two
+// spellings may have different hashes, and be sent to different engines.
 func newPrompt(f fields) prompt {
 	// Engines do not share KV between models or salts.
 	seed := xxh3.HashSeed(f.get("cache_salt"), xxh3.Hash(f.get("model")))

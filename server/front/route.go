@@ -60,8 +60,8 @@ func unavailable(status int) bool {
 // send sends a request to an engine. It returns the engine's response once the first byte of its body has
 // arrived. The body of the response is an *answer.
 //
-// An engine may close an idle connection while a request is in flight. The request is then sent a second
-// time.
+// An engine may close an idle connection just when a request is sent on it. The request is then
+// sent once more.
 func (f *Front) send(out *http.Request, e *engine, body payload) (*http.Response, error) {
 	resp, reused, err := f.sendOnce(out, e, body)
 	if err != nil && reused && out.Context().Err() == nil {
@@ -71,7 +71,8 @@ func (f *Front) send(out *http.Request, e *engine, body payload) (*http.Response
 	return resp, err
 }
 
-// sendOnce is send without the second attempt. reused: the connection had served a request before.
+// sendOnce is send without the second attempt. reused reports whether the connection had served an
+// earlier request.
 func (f *Front) sendOnce(out *http.Request, e *engine, body payload) (_ *http.Response, reused bool, err error) {
 	ctx, cancel := context.WithCancel(out.Context())
 	req := out.Clone(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -118,7 +119,7 @@ type answer struct {
 	once   sync.Once
 
 	// closed, if not nil, is called by the first Close with the error of the last Read: io.EOF if
-	// the body was read to its end, nil otherwise.
+	// the body was read to its end, nil if reading stopped earlier, otherwise the failure.
 	closed func(error)
 	last   error
 }

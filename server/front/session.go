@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/client/gateway"
 )
 
-// session is a request on the cluster. run makes the decisions in a goroutine of its own. follow
-// sends it the planner's events, and ask the engines' responses.
+// session is a request on a prefill/decode cluster. run makes the decisions, on its own goroutine.
+// follow sends the planner's events to run, and ask sends the engines' responses to run.
 type session struct {
 	router *planned
 	out    *http.Request // the client's request without a body
@@ -23,7 +23,7 @@ type session struct {
 	id     string
 	prompt int                // tokens
 	ctx    context.Context    // of the planner's session
-	cancel context.CancelFunc // ends the planner's session; the planner aborts the request unless it is done
+	cancel context.CancelFunc // ends the session with the planner; unless the request is done, the planner aborts it
 	parts  sync.WaitGroup     // follow and ask
 
 	events   chan gateway.Event // follow closes it
@@ -41,14 +41,14 @@ type session struct {
 	done      bool     // the planner has ended the request normally
 	attempt   *attempt // nil: none is running
 	answered  bool     // the client has the start of a response
-	refused   bool     // that response is an engine's refusal
-	prefilled bool     // the prefill engine has responded to this attempt, or failed it
+	refused   bool     // the response to the client is an engine's refusal
+	prefilled bool     // in this attempt, the prefill engine has responded or has failed
 	complete  bool     // the client has the whole response
 	ended     bool
 	slot      bool  // the session has an element in planned.confirming
 	last      error // the failure of the last attempt
 
-	// timer fires when the request has waited too long for the event in waits.
+	// timer fires when the request has waited too long for the event that waits names.
 	timer *time.Timer
 	waits wait
 }
@@ -76,7 +76,7 @@ type attempt struct {
 	cancel context.CancelFunc
 }
 
-// outcome is the response of one of these engines, or its failure.
+// outcome is the response of one engine of an attempt, or the engine's failure.
 type outcome struct {
 	attempt *attempt
 	engine  *engine
@@ -117,9 +117,9 @@ func (s *session) follow(r gateway.Request) {
 // ask sends an attempt to one engine. The prefill engine's response is read and dropped, unless it
 // is a refusal for the client.
 //
-// The leader of an engine that starts may be at the planner before the engine listens. So an engine
-// that accepts no connection is tried again during the attempt, for at most ReplanWait. Otherwise its
-// part of the attempt would fail only after the engines' own time limits.
+// When an engine starts, its leader may register it with the planner before the engine listens for
+// requests. So ask repeats the connection attempt to an engine that accepts none, for at most
+// ReplanWait. Otherwise the attempt would fail, and only after the engines' own time limits.
 func (s *session) ask(o outcome, body payload) {
 	f := s.router.front
 	end := time.Now().Add(f.opts.ReplanWait)
@@ -194,7 +194,7 @@ func (s *session) run() {
 	}
 }
 
-// await sets the event for which the request waits. The request fails if the event does not come
+// await sets the event for which the request waits. The request fails if the event does not occur
 // within d.
 func (s *session) await(what wait, d time.Duration) {
 	s.waits = what
@@ -287,8 +287,9 @@ func (s *session) start(ev gateway.Event) {
 	}
 }
 
-// lose ends the attempt, if there is one, because an engine has failed it. The planner starts
-// another one. A client that has the start of a response cannot get another response.
+// lose ends the attempt, if there is one, because one of its engines has failed. The planner then
+// starts another attempt. A client that has received the start of a response cannot get another
+// response, so its request fails.
 func (s *session) lose(why error) {
 	switch {
 	case s.refused: // the client gets the rest of the refusal
@@ -352,7 +353,7 @@ func (s *session) arrived(o outcome) {
 	default:
 		o.close()
 		if s.retry(o.err); s.done || unreachable(o.err) {
-			s.late() // there is no further attempt, or ask has waited for it
+			s.late() // no further attempt will start, or ask has already waited ReplanWait
 		}
 	}
 }
@@ -368,7 +369,8 @@ func (s *session) answer(o outcome) {
 	s.reply <- reply{resp: o.resp}
 }
 
-// leave handles the end of the client's request, which follows the end of the response.
+// leave handles the end of the client's request. The end of the response, if there was one, has
+// come before.
 func (s *session) leave() {
 	s.gone = nil
 	select {
@@ -386,8 +388,8 @@ func (s *session) leave() {
 	}
 }
 
-// passed handles the end of the response: io.EOF if the client has all of it, nil if the client has
-// disconnected, and otherwise the engine's failure.
+// passed handles the end of the response. err is io.EOF if the client has the whole response, nil
+// if the client has disconnected, and otherwise the engine's failure.
 func (s *session) passed(err error) {
 	r := s.router
 	switch {
@@ -426,7 +428,7 @@ func (s *session) left() {
 	}
 }
 
-// late handles the end of a wait.
+// late handles a wait that has taken too long.
 func (s *session) late() {
 	opts := &s.router.front.opts
 	switch s.waits {

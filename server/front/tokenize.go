@@ -28,9 +28,10 @@ var notPlanned = []string{"cache_salt", "prompt_embeds", "truncate_prompt_tokens
 var textParts = []string{"text", "input_text", "output_text", "refusal", "thinking"}
 
 const (
-	// tokenBytes bounds the response of /tokenize: on average a token is at least one byte of text,
-	// and at most 8 bytes of JSON. answerBytes is room for the tokens of the chat template and the
-	// other members of the response.
+	// The response of /tokenize may have tokenBytes for each byte of the request, plus answerBytes.
+	// On average a token has at least one byte of text in the request and at most 8 bytes of JSON
+	// in the response. answerBytes is for the tokens of the chat template and the other members of
+	// the response.
 	tokenBytes  = 8
 	answerBytes = 64 << 10
 )
@@ -106,9 +107,9 @@ func onePrompt(raw json.RawMessage) (json.RawMessage, error) {
 	return each[0], nil
 }
 
-// tokensOf returns the tokens of a request's prompt: the token ids of the request, or those from an
-// engine's /tokenize. If resp is not nil, it is that engine's refusal, which is the client's
-// response.
+// tokensOf returns the tokens of a request's prompt: the token ids in the request, or the token ids
+// from an engine's /tokenize. If resp is not nil, it is the refusal of that engine, and it is
+// passed to the client.
 func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, resp *http.Response, err error) {
 	if err := checkFields(req.fields); err != nil {
 		return nil, nil, err
@@ -150,11 +151,11 @@ func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, 
 	return tokens, nil, nil
 }
 
-// isChat reports whether a request is one of a chat.
+// isChat reports whether a request is a chat completion.
 func isChat(out *http.Request) bool { return strings.HasSuffix(out.URL.Path, "/chat/completions") }
 
-// tokenize sends the request to an engine, and after a failure to another one. The engine's refusal
-// of the request (4xx) is the client's response.
+// tokenize sends the request to an engine and, after a failure, to another engine. If an engine
+// refuses the request (4xx), its response is returned for the client.
 func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Response, error) {
 	f := r.front
 	maxBytes := tokenBytes*ask.size() + answerBytes
@@ -193,7 +194,7 @@ func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Re
 	return nil, nil, &refusal{reason: rejectEngines, status: http.StatusBadGateway, code: "tokenize_failed", message: fmt.Sprintf("%s: POST /tokenize: %v", resp.Body.(*answer).engine.name, err)}
 }
 
-// tokensIn decodes the response of /tokenize, of at maxBytes maxBytes bytes.
+// tokensIn decodes the response of /tokenize, which may have at most maxBytes bytes.
 func tokensIn(resp *http.Response, maxBytes int64) ([]kv.Token, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, errors.New(resp.Status)
@@ -217,8 +218,8 @@ func tokensIn(resp *http.Response, maxBytes int64) ([]kv.Token, error) {
 	return got.Tokens, nil
 }
 
-// outputTokens returns how many tokens a request may generate: the number in the request, or
-// otherwise.
+// outputTokens returns the number of tokens that a request may generate: the number in the request
+// or, if it has none, the argument otherwise.
 func outputTokens(f fields, chat bool, otherwise int) (int, error) {
 	names := []string{"max_tokens"}
 	if chat {

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// complete makes the remote engines prefill a prompt, by a completion of one token whose output is
-// dropped.
+// complete makes the remote engines prefill a prompt: it requests a completion of one token and
+// drops the output.
 func (f *Offload) complete(ctx context.Context, tokens []kv.Token) error {
 	model, err := f.modelName(ctx)
 	if err != nil {
@@ -52,8 +52,8 @@ func (f *Offload) modelName(ctx context.Context) (string, error) {
 }
 
 const (
-	// answerMax bounds a response of the remote engines. errorMax bounds the part of an error that
-	// is logged.
+	// answerMax is the largest response of the remote engines, and errorMax the largest part of an
+	// error that is logged, in bytes.
 	answerMax = 4 << 20
 	errorMax  = 1 << 10
 )

@@ -20,19 +20,19 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Storage is the client of the other datacenter's storage nodes. *client.Store implements it.
+// Storage is the client of the remote datacenter's storage nodes. *client.Store implements it.
 type Storage interface {
 	Match(ctx context.Context, r client.MatchRequest) (client.MatchResult, error)
 }
 
 // Options of an Offload.
 type Options struct {
-	// Gateway serves the requests. Both storages have the Namespace of its Options, with the same
-	// definition. Required.
+	// Gateway serves the requests. Local and remote storage must have the same definition of
+	// Namespace, which is the Namespace of the Gateway. Both fields are required.
 	Gateway   *gateway.Gateway
 	Namespace kv.Namespace
-	// There is the remote storage. Link copies from remote to local storage. The caller closes
-	// both. Required.
+	// There is the client of the remote storage. Link copies blocks from remote to local storage.
+	// The caller closes both. Both are required.
 	There Storage
 	Link  *relay.Relay
 	// URL is the base of the OpenAI-compatible API of the remote engines, such as
@@ -46,15 +46,15 @@ type Options struct {
 	// Router has the threshold in tokens, and Abundant, which means that the link has spare
 	// bandwidth. With Abundant a prefix that only remote storage has is copied too.
 	Router prfaas.Router
-	// InFlight bounds the concurrent remote prefills. Default 64.
+	// InFlight is the largest number of concurrent remote prefills. Default 64.
 	InFlight int
-	// Timeout bounds prefill and copy of one request. Default 5 s. The gateway's queue wait counts
-	// from the arrival of the request, so it must be longer.
+	// Timeout is the longest time for the remote prefill and the copy of one request. Default 5 s.
+	// The QueueWait of the front must be longer, because it begins with the arrival of the request.
 	Timeout time.Duration
-	// BacklogMax bounds the time that the link needs for the waiting bytes when a request begins.
-	// Default 2 s.
+	// BacklogMax is the longest time that the link may need for the bytes that wait for it when a
+	// remote prefill begins. Default 2 s.
 	BacklogMax time.Duration
-	// DownFor is the time without remote requests after a failure. Default 5 s.
+	// DownFor is the time after a failure during which no remote request is made. Default 5 s.
 	DownFor time.Duration
 	// Client sends the requests to URL. Default: a client with http.DefaultTransport and no time
 	// limit.
@@ -152,7 +152,8 @@ const (
 	outcomeFailed  = "failed"  // prefilled locally, because the remote datacenter failed
 )
 
-// prefill prefills a prompt remotely if the router decides so, and copies its KV.
+// prefill makes the remote engines prefill a prompt if the router decides so, and copies the KV to
+// local storage.
 func (f *Offload) prefill(ctx context.Context, r gateway.Request) {
 	begin := time.Now()
 	outcome, err := f.try(ctx, r)
@@ -265,7 +266,8 @@ func (f *Offload) stored(ctx context.Context, ids []kv.BlockID, epoch kv.Epoch) 
 	}
 }
 
-// up reports whether a remote request may be made now.
+// up reports whether a remote request may be made: the link and the remote datacenter are neither
+// down nor busy.
 func (f *Offload) up() bool {
 	if f.opts.Link.Backlog() > f.opts.BacklogMax || len(f.slots) == cap(f.slots) {
 		return false

@@ -2,7 +2,7 @@ package planner
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// collector reads the planner's counters when it is scraped.
+// collector reads the planner's counters when the metrics are scraped.
 type collector struct{ s *Service }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {

@@ -1,12 +1,11 @@
-// Package planner is the planner node: the pure planner of package dualpath
-// behind gRPC. It has the parts that dualpath must not have: a clock, a lock, names,
-// sessions and queues.
+// Package planner is the planner node: it serves the pure planner of package dualpath over gRPC. It
+// has the parts that dualpath does not have: a clock, a lock, names, sessions and queues.
 //
-// It makes no decisions itself, keeps nothing on disk, and moves no KV. After a
-// restart it gets its state from the leaders of the groups when they reconnect. A
-// request that no gateway takes over within Options.GatewayWait is cancelled.
-// With Options.Record it writes its events to a file for replay: a line is made
-// under the lock and written outside it.
+// It makes no decisions itself, keeps nothing on disk, and moves no KV. After a restart it gets its
+// state from the leaders of the groups when they reconnect. If no gateway submits a restored
+// request again within Options.GatewayWait, the request is cancelled. With Options.Record it writes
+// its events to a file for replay. A line is encoded under the lock and written after the lock is
+// released.
 //
 //	gateway ── Submit ─► job ──────────┐  mu   ┌─────────────────┐
 //	           ◄── updates ◄─ channel ─┤ ┌───► │ dualpath.Planner│
@@ -15,28 +14,27 @@
 //	ticker  ── Tick ───────────────────┤
 //	admin   ── BumpWeights, SwitchRole ┘
 //
-// An event is one Step under one lock. The service puts the event's actions into the
-// channels of their receivers before it releases the lock, so each leader gets its
-// actions in the order of their numbers. No send on a channel blocks: a gateway or a
-// leader that reads too slowly loses its stream (RESOURCE_EXHAUSTED) and reconnects.
-// In the next session the planner sends the missed actions again, and the leader
-// repeats the lost reports (package dualpath, "Broken sessions"). REGISTERED has the
-// number of this run of the planner. A leader that returns with the number holds no
-// request that this planner lacks, unless the request has ended.
+// An event is one Step under one lock. The service puts the event's actions into the channels of
+// their receivers before it releases the lock, so each leader gets its actions in the order of
+// their numbers. No send on a channel blocks. If a gateway or a leader reads too slowly, its stream
+// ends (RESOURCE_EXHAUSTED), and it reconnects. In the next session the planner sends the missed
+// actions again, and the leader repeats the lost reports (package dualpath, "Broken sessions"). The
+// action REGISTERED has a number that identifies this planner process. If a leader registers again
+// with this number, the planner has every request that the leader lists, unless the request has
+// ended.
 //
-// BumpWeights and SwitchRole return at once. An operator follows their effect with
-// repeated calls (dry_run) and with Roles, which has the reason why a group kept its
-// role at the last switch.
+// BumpWeights and SwitchRole return at once. An operator observes their effect with repeated calls
+// (dry_run) and with Roles, which also returns why a group kept its role at the last switch.
 //
 // # Bounds
 //
-// Requests (dualpath.Options.MaxQueue; when the queue is full they are rejected), bytes
-// of a tenant's name, tenants in the response of Top, names of engines, nodes, groups
-// and namespaces (maxNames each), engines of a group, bytes of a payload, of all
-// payloads, of an address and of a leader's refusal, unsent actions of a leader, unsent
-// updates of a gateway, lines and bytes of a record (which then ends). The requests that
-// a group holds when it registers count towards the bounds but are not refused, because
-// they were accepted before.
+// The following are bounded: requests (dualpath.Options.MaxQueue; further requests are rejected);
+// the tenants in the response of Top; the names of engines, nodes, groups and namespaces (maxNames
+// each); the engines of a group; the bytes of a tenant's name, of a payload, of all payloads, of an
+// address and of a leader's refusal; the unsent actions of a leader and updates of a gateway; the
+// lines and bytes of a record (which ends at the bound). The requests that a group lists when it
+// registers count towards the bounds but are not refused, because the planner accepted them
+// earlier.
 //
-// Lock order: Service.mu alone. It is never held across a send on a stream.
+// Lock order: Service.mu is the only lock. It is never held across a send on a stream.
 package planner

@@ -49,8 +49,8 @@ func (s *Service) Submit(r *pb.SubmitRequest, stream grpc.ServerStreamingServer[
 	}
 }
 
-// checkSubmit refuses requests that are invalid for every planner. The planner rejects lengths that
-// contradict each other.
+// checkSubmit returns an error for a request whose fields are out of range. The planner itself
+// rejects lengths that contradict each other.
 func checkSubmit(r *pb.SubmitRequest) error {
 	switch {
 	case r.Id == "" || len(r.Id) > maxNameBytes:
@@ -67,10 +67,12 @@ func checkSubmit(r *pb.SubmitRequest) error {
 	return nil
 }
 
-// maxTokens bounds the lengths of a request. It is far above the limits of all models.
+// maxTokens is the largest length in a request, in tokens. It is far above the limits of all
+// models.
 const maxTokens = 1 << 28
 
-// admit makes a job of a request, or takes over a job that has lost its gateway.
+// admit creates a job for a request, or connects the gateway to a job of this request that has lost
+// its gateway.
 func (s *Service) admit(ctx context.Context, r *pb.SubmitRequest) (updates chan *pb.RequestUpdate, lost chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +121,7 @@ func (s *Service) request(j *job, ns uint32) dualpath.Request {
 	}
 	q.Deadline, q.FirstToken = within(r.DeadlineMilliseconds), within(r.FirstTokenMilliseconds)
 	for _, h := range r.Resident {
-		// The planner cannot choose an unknown engine, so its hit is left out.
+		// An engine that has not registered is left out, because the planner cannot choose it.
 		if id, ok := s.engines.ids[h.Engine]; ok {
 			q.Resident = append(q.Resident, dualpath.Resident{Engine: dualpath.EngineID(id), Tokens: int(h.Tokens)})
 		}
@@ -127,7 +129,8 @@ func (s *Service) request(j *job, ns uint32) dualpath.Request {
 	return q
 }
 
-// giveUp cancels a request whose gateway has disconnected, unless another stream has taken it over.
+// giveUp cancels a request whose gateway has disconnected, unless another stream has been connected
+// to the request.
 func (s *Service) giveUp(name string, updates chan *pb.RequestUpdate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +160,7 @@ func (s *Service) Explain(_ context.Context, r *pb.ExplainRequest) (*pb.ExplainR
 	return out, nil
 }
 
-// topTenants bounds the tenants in the answer of Top.
+// topTenants is the largest number of tenants in the response of Top.
 const topTenants = 32
 
 // Top implements penstock.v1.Planner.

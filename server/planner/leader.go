@@ -28,7 +28,7 @@ type leader struct {
 	out   chan *pb.LeaderAction
 	// confirm: the leader expects CONFIRMED.
 	confirm bool
-	// gone is cancelled, with the reason as its cause, when the session must end.
+	// gone is cancelled when the session must end. The cause is the reason.
 	gone context.Context
 	end  context.CancelCauseFunc
 }
@@ -68,7 +68,7 @@ func (s *Service) Lead(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.Lead
 }
 
 // receive handles a leader's messages until the leader closes its side (nil) or the stream fails.
-// The end of the call ends the stream, so receive returns soon after that.
+// When the call Lead ends, the stream ends, so receive returns soon afterwards.
 func (s *Service) receive(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.LeaderAction], l *leader) error {
 	for {
 		m, err := stream.Recv()
@@ -137,7 +137,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		s.at[id] = p
 	}
 	l.out <- &pb.LeaderAction{Kind: pb.LeaderAction_KIND_REGISTERED, Planner: s.number}
-	s.reportNetworkLocked() // the group's machines may be new, and the network may have their places
+	s.reportNetworkLocked() // the operator's network may have positions for machines that are new with this group
 	s.stepLocked(up)
 	for _, id := range over {
 		delete(s.jobs, id) // the Abort is queued
@@ -146,9 +146,10 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 	return l, nil
 }
 
-// heldLocked converts the requests in a registration and makes a job for each new one. over are the
-// requests that this planner has ended: their jobs exist only for the Abort. A refused registration
-// makes no job, because nothing would end that job.
+// heldLocked converts the requests in a registration and creates a job for each request that is new
+// to this planner. over are requests that this planner has already ended: their jobs exist only so
+// that an Abort can be sent. If the registration is refused, no job is created, because nothing
+// would end the job.
 func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]place) (held []dualpath.Held, over []dualpath.RequestID, err error) {
 	held = make([]dualpath.Held, 0, len(r.Holding))
 	namespaces, peers := make([]uint32, len(r.Holding)), make([]uint32, len(r.Holding))
@@ -184,7 +185,7 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 			s.alone[j.id] = s.now()
 		}
 		q := s.request(j, namespaces[i])
-		q.Hit = int(h.Request.HitTokens) // a gateway that submits again may have another match
+		q.Hit = int(h.Request.HitTokens) // a gateway that submits the request again may have matched another prefix
 		as := dualpath.Held{Request: q, Engine: dualpath.EngineID(s.engines.ids[h.Engine]), Attempt: h.Attempt, Order: h.Order, Peer: dualpath.EngineID(peers[i]), Ended: h.Ended}
 		if read := h.Reading; read != nil {
 			as.Reading, as.Read, as.Landed = partOf(read.Part), read.Read, int(read.Landed)
@@ -202,7 +203,7 @@ func partOf(p *pb.Part) dualpath.Part {
 	return dualpath.Part{Side: dualpath.Role(p.GetSide()), From: int(p.GetFrom()), To: int(p.GetTo())}
 }
 
-// checkGroup refuses registrations that are invalid for every planner.
+// checkGroup returns an error for a registration whose fields are out of range.
 func checkGroup(r *pb.RegisterGroup) error {
 	if r.Role != pb.Side_SIDE_PREFILL && r.Role != pb.Side_SIDE_DECODE {
 		return status.Errorf(codes.InvalidArgument, "group %q: the role is %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
@@ -245,12 +246,13 @@ func checkGroup(r *pb.RegisterGroup) error {
 	return nil
 }
 
-// maxSeq bounds the action numbers of earlier planners. This planner's numbers begin above these.
-// At a million actions per second the bound is reached after 146,000 years.
+// maxSeq is the largest action number that a registration may contain. The planner numbers its
+// actions from above the numbers of earlier planners, so they must not overflow. At a million
+// actions per second the bound is reached after 146,000 years.
 const maxSeq = 1 << 62
 
-// maxBlockBytes bounds the buffer bytes of one block. It is far above the needs of all models, and
-// 2^28 tokens of such blocks can be added without overflow.
+// maxBlockBytes is the largest buffer size of one block. It is far above the needs of all models,
+// and the sum over the blocks of 2^28 tokens does not overflow.
 const maxBlockBytes = 1 << 32
 
 // leave ends a session. If the leader closed the stream, its group is removed. If the connection
@@ -274,7 +276,7 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leaders[l.group] != l {
-		return context.Cause(l.gone) // the session was replaced or is too slow; Lead returns the reason
+		return context.Cause(l.gone) // a newer session has replaced this one, or the leader reads too slowly; Lead returns the reason
 	}
 	switch m := m.Message.(type) {
 	case *pb.LeaderMessage_Fetch:
@@ -354,5 +356,6 @@ func bufferOf(b *pb.EngineBuffer) dualpath.Buffer {
 	}
 }
 
-// tokens limits a count of tokens or bytes, so that the planner's sums do not overflow.
+// tokens limits a number of tokens or bytes from a message to 2^40, so that sums in the planner do
+// not overflow.
 func tokens(n uint64) int { return int(min(n, 1<<40)) }

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// names assigns numbers to names, starting at 1. Numbers are never reused, because an old action
-// may still contain a number.
+// names assigns numbers to names, starting at 1. A number is never assigned to another name,
+// because an old action may contain the number.
 type names struct {
 	what string
 	ids  map[string]uint32

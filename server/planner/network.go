@@ -16,8 +16,8 @@ type Network struct {
 	// Measured is the time at which the congestion was measured. Zero means that it is not
 	// measured.
 	Measured time.Time
-	// Places are the places of the machines, by the names that leaders register. The field Node is
-	// filled in by the service.
+	// Places are the positions of the machines, by the machine names that leaders register. The
+	// service sets the field Node.
 	Places map[string]dualpath.NodePlace
 }
 

@@ -11,19 +11,20 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 )
 
-// roles is the service's record of a group's roles, in addition to the planner's.
+// roles records data about the role changes of a group that the planner does not keep.
 type roles struct {
 	// switches: the leader supports SWITCH.
 	switches bool
-	// refusal is the reason of the leader's last RoleRefused. kept is why the group kept its role at
-	// the last switch; empty: the group changed its role, or there was no switch.
+	// refusal is the reason in the leader's last RoleRefused. kept is the reason why the group kept
+	// its role at the last switch; empty: the group changed its role, or there was no switch.
 	refusal, kept string
 }
 
 // maxRefusalBytes is the length to which the reason of a leader's refusal is cut.
 const maxRefusalBytes = 1 << 10
 
-// drainOf converts a policy. unspecified is the call's default.
+// drainOf converts a policy from its wire form. unspecified is the policy for a call that names
+// none.
 func drainOf(d, unspecified pb.Drain) (dualpath.Drain, error) {
 	if d == pb.Drain_DRAIN_UNSPECIFIED {
 		d = unspecified
@@ -68,7 +69,8 @@ func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.
 	return bumped(older, policy), nil
 }
 
-// bumped counts the requests that a change of weights affects.
+// bumped returns the response of BumpWeights, with the numbers of requests that a change of weights
+// affects.
 func bumped(older dualpath.Older, policy dualpath.Drain) *pb.BumpWeightsResponse {
 	out := &pb.BumpWeightsResponse{Older: &pb.OlderRequests{
 		Queued: uint32(older.Queued), Prefilling: uint32(older.Prefilling), Decoding: uint32(older.Decoding), Exact: uint32(older.Exact),

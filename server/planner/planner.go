@@ -25,24 +25,27 @@ const (
 	maxAddressBytes = 4 << 10
 	maxGroupEngines = 4096
 	maxResident     = 64
-	// leaderActions bounds the unsent actions of a leader. One fetch needs a fraction of that.
+	// leaderActions is the largest number of unsent actions of a leader. One fetch causes far fewer
+	// actions.
 	leaderActions = 1 << 14
-	// gatewayUpdates bounds the unsent updates of a gateway. A request has fewer updates than that.
+	// gatewayUpdates is the largest number of unsent updates of a gateway's request. A request
+	// normally has fewer updates.
 	gatewayUpdates = 64
 )
 
 // Options of a Service.
 type Options struct {
 	Planner dualpath.Options
-	// TickEvery is the interval of the events that depend only on time: deadlines and slow sides.
+	// TickEvery is the interval at which the planner checks deadlines, timeouts and slow reads.
 	// Default 10 ms.
 	TickEvery time.Duration
-	// PayloadBytes bounds the payloads of all requests in progress. Further requests are refused.
-	// Default 256 MiB.
+	// PayloadBytes is the largest total size of the payloads of all requests in progress. Above it
+	// requests are refused. Default 256 MiB.
 	PayloadBytes int
-	// GatewayWait is the time for which a request in progress has no gateway, after a restart of the
-	// planner or after its gateway has read the updates too slowly, until it is cancelled. Default 30 s,
-	// several times the longest pause between two connection attempts of a gateway.
+	// GatewayWait is the time after which a request in progress without a gateway is cancelled. A
+	// request has no gateway after a restart of the planner, or after its gateway has read the
+	// updates too slowly. Default 30 s, several times the longest pause between two connection
+	// attempts of a gateway.
 	GatewayWait time.Duration
 	// Record, if not nil, receives every event with its actions.
 	Record *Record
@@ -58,34 +61,34 @@ type Service struct {
 	log        *slog.Logger
 	payloadMax int
 	start      time.Time
-	// number is the number of this run (LeaderAction.planner).
+	// number identifies this planner process (LeaderAction.planner).
 	number uint64
 	steps  prometheus.Histogram
 	// prefillRate is dualpath.Options.PrefillRate.
 	prefillRate float64
 	// gatewayWait is Options.GatewayWait.
 	gatewayWait time.Duration
-	// stride bounds the advance of the planner's time in one reading of the clock.
+	// stride is the most by which one call of now advances the planner's time.
 	stride time.Duration
 
 	mu      sync.Mutex
 	planner *dualpath.Planner
-	// clock is the planner's time. looked is the time since start at which now was called last.
+	// clock is the planner's time. looked is the real time since start at the last call of now.
 	clock, looked time.Duration
 	record        *recorder // nil: none
 	closed        bool
 
 	groups, nodes, namespaces names
 	engines                   names
-	// leaders has the session of each group. at has the place of each engine.
+	// leaders has the session of each group, at the location and address of each engine.
 	leaders map[dualpath.GroupID]*leader
 	// roles has an entry for each group that has registered.
 	roles  map[dualpath.GroupID]*roles
 	at     map[dualpath.EngineID]place
 	jobs   map[dualpath.RequestID]*job
 	byName map[string]*job
-	// alone has the jobs without a gateway, and the time at which the planner found them or lost the
-	// gateway.
+	// alone has, for each job without a gateway, the time at which a group listed the job or its
+	// gateway was lost.
 	alone  map[dualpath.RequestID]time.Duration
 	lastID dualpath.RequestID
 	// network is the last description from SetNetwork, or nil.
@@ -98,7 +101,7 @@ type Service struct {
 	done chan struct{}
 }
 
-// place is the location of an engine and the address for its peers.
+// place is the group of an engine and the address that its peers use.
 type place struct {
 	group   dualpath.GroupID
 	address []byte
@@ -111,7 +114,8 @@ type job struct {
 	since  time.Duration
 	// span is the request's span, or nil if the request is not traced.
 	span trace.Span
-	// read is the progress of each side as of the last event of the span.
+	// read has the number of tokens that each side (prefill or decode) had read at the last event
+	// of the span.
 	read map[pb.Side]uint32
 	// updates is the channel to the gateway, or nil if no gateway is connected. lost is closed when
 	// the gateway reads too slowly.
@@ -209,8 +213,8 @@ func (s *Service) tick(every time.Duration) {
 }
 
 // now returns the planner's time since the service began. The caller holds mu. now is called at
-// each tick, and one call adds at most s.stride. So nothing times out while this process stands
-// still (suspended, or without a CPU); the messages of gateways and leaders wait meanwhile.
+// each tick, and one call adds at most s.stride. So no timeout passes while this process does not
+// run (suspended, or without a CPU). The messages of gateways and leaders wait during that time.
 func (s *Service) now() time.Duration {
 	real := time.Since(s.start)
 	s.clock += min(real-s.looked, s.stride)
@@ -244,7 +248,7 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	}
 	j := s.jobs[a.Request]
 	if j == nil {
-		return // an Abort of a request that has just ended
+		return // the action is an Abort of a request that has just ended
 	}
 	switch a.Kind {
 	case dualpath.Prefilled:
@@ -299,8 +303,8 @@ func microseconds(n int) time.Duration {
 	return (time.Duration(n) * time.Microsecond).Round(time.Millisecond)
 }
 
-// retryAfterOf returns by how many milliseconds the first token of a rejected request would have
-// missed its deadline, or 0 if that is unknown.
+// retryAfterOf returns, for a request that was rejected because of its first token, the time by
+// which the estimated first token would have been late, in milliseconds; 0 if unknown.
 func retryAfterOf(a *dualpath.Action) uint64 {
 	if a.Why != dualpath.FirstTokenLate {
 		return 0
@@ -346,8 +350,8 @@ func (s *Service) startLocked(j *job, a *dualpath.Action) {
 	})
 }
 
-// sendLocked queues an action for the leader of a group. Without a session the action is dropped:
-// when the group registers again, the planner sends the missing actions again.
+// sendLocked queues an action for the leader of a group. If the group has no session, the action is
+// dropped: the planner sends it again when the group registers again.
 func (s *Service) sendLocked(g dualpath.GroupID, m *pb.LeaderAction) {
 	l := s.leaders[g]
 	if l == nil {
@@ -375,8 +379,8 @@ func (s *Service) updateLocked(j *job, u *pb.RequestUpdate) {
 	}
 }
 
-// cancelAloneLocked cancels the requests that no gateway has taken over within GatewayWait. Their
-// engines would otherwise work for no client, or wait for a request that no gateway sends.
+// cancelAloneLocked cancels the requests that have had no gateway for GatewayWait. Otherwise their
+// engines would work for no client.
 func (s *Service) cancelAloneLocked() {
 	now := s.now()
 	for id, since := range s.alone {
@@ -391,7 +395,7 @@ func (s *Service) cancelAloneLocked() {
 	}
 }
 
-// forgetLocked ends a job. Its gateway can still read the queued updates.
+// forgetLocked removes a job. The job's gateway can still read the queued updates.
 func (s *Service) forgetLocked(j *job) {
 	if j.updates != nil {
 		close(j.updates)

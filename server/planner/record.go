@@ -18,14 +18,14 @@ type Record struct {
 	To io.Writer
 	// Network has the options of Options.Planner.Network, if that is set.
 	Network *netcost.PlannerOptions
-	// Bytes bounds the size of the record. At the bound the record ends and the planner continues.
-	// Default 1 GiB.
+	// Bytes is the largest size of the record. When it is reached, the record ends and the planner
+	// continues. Default 1 GiB.
 	Bytes int64
 }
 
-// recordLines and recordBacklog bound the lines and bytes that wait to be written: some seconds of
-// a busy planner. A record that falls behind further ends, because it could not be replayed with a
-// gap.
+// recordLines and recordBacklog are the largest numbers of lines and of bytes that wait to be
+// written: some seconds of a busy planner. If more would wait, the record ends, because a record
+// with a gap cannot be replayed.
 const (
 	recordLines   = 1 << 14
 	recordBacklog = 64 << 20
@@ -45,7 +45,8 @@ type recorder struct {
 
 	backlog atomic.Int64
 
-	// left is the number of bytes that may still be recorded. Nothing is recorded once over is set.
+	// left is the number of bytes that may still be recorded. over is set when the record has
+	// ended; then no line is recorded.
 	left int64
 	over bool
 }
@@ -80,7 +81,7 @@ func (r *recorder) step(ev dualpath.Event, actions []dualpath.Action) {
 	r.put(line)
 }
 
-// put queues a line, or ends the record if there is no room.
+// put queues a line. If the queue or the record is full, put ends the record.
 func (r *recorder) put(line []byte) {
 	if r.over {
 		return
@@ -103,7 +104,7 @@ func (r *recorder) put(line []byte) {
 	}
 }
 
-// end ends the record. why is nil when the service closes.
+// end ends the record. why is the reason, nil when the service closes.
 func (r *recorder) end(why error) {
 	if r.over {
 		return

@@ -13,8 +13,8 @@ import (
 // scope is the instrumentation scope of the spans.
 const scope = "github.com/penstock-kv/penstock/server/planner"
 
-// traceLocked begins the span of a job, as a child of the gateway's call. It ends with the job. If
-// the call is not recorded, the span is nil and nothing else is done for it.
+// traceLocked begins the span of a job, as a child of the gateway's call. The span ends with the
+// job. If the call is not recorded, the job has no span.
 func (s *Service) traceLocked(ctx context.Context, j *job) {
 	caller := trace.SpanFromContext(ctx)
 	if j.span != nil || !caller.IsRecording() {
@@ -60,7 +60,7 @@ func (s *Service) decidedLocked(j *job, a *dualpath.Action) {
 }
 
 // reported adds a leader's report about one side of a job to the span. Reports of read progress are
-// frequent; they are added only when more tokens are usable.
+// frequent, so a report is added only if the number of read tokens has changed.
 func (j *job) reported(what string, side pb.Side, upto uint32) {
 	if j.span == nil || what == "read" && (upto == 0 || j.read[side] == upto) {
 		return

@@ -104,7 +104,7 @@ type call struct {
 	firstLayer, layers int
 	within             time.Duration
 	lease              time.Duration
-	// oldest and newest are copies of the batch's.
+	// oldest and newest are copies of Batch.Oldest and Batch.Newest.
 	oldest  kv.Epoch
 	newest  bool
 	mix     bool
@@ -115,8 +115,8 @@ type call struct {
 	// pieces' offsets. Otherwise fragments is set.
 	memory    *client.Memory
 	fragments [][]client.Fragment
-	// used are registered memories, whose users include this call until end. transient
-	// are memories that are registered for this call only.
+	// used are registered memories; this call is counted in their users until end. transient are
+	// memories that are registered only for this call.
 	used, transient []*Memory
 }
 

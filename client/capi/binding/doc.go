@@ -31,15 +31,16 @@
 //	traffic.Manager ─────────► Progress, Stopped of the job ───────────────────────────┘
 //
 // Leader and Gateway embed a session: a connection to the planner, and the queue with its eventfd.
-// The queue of a leader is bounded by the number of open attempts. A gateway's goroutine waits
-// while eventsMax events of its request are not drained. A transfer has at most one progress report
-// for each part, one end for each read, and two other events in the queue.
+// The queue of a leader is bounded by the number of open attempts. The goroutine of a gateway's
+// request waits while eventsMax events of the request are not drained. In the queue, a transfer has
+// at most one progress report for each part, one end for each read, and two other events.
 //
-// Handles are numbers from one counter; no number is used twice. Store.Close removes the
-// store's handles, cancels its jobs, waits for all running calls, closes leaders, gateways and
-// traffic managers, and then memories, connections and the eventfd.
+// Handles are numbers from one counter and are never used again. Store.Close removes the store's
+// handles, cancels its jobs, waits for all running calls, closes leaders, gateways and traffic
+// managers, and then memories, connections and the eventfd.
 //
-// Lock order: Transfer.mu, then the locks of package traffic. Otherwise no lock is taken while another
-// is held. Library.mu guards the table of handles, Store.mu the fields of a store, queue.mu those of a
-// leader, a gateway or a traffic manager, and logQueue.mu the closing of the queue.
+// Lock order: Transfer.mu, then the locks of package traffic. Otherwise no lock is taken while
+// another is held. Library.mu guards the table of handles, Store.mu the fields of a store, and
+// queue.mu the fields of a leader, a gateway or a traffic manager. logQueue.mu guards the closing
+// of the log queue.
 package binding

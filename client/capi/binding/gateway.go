@@ -14,12 +14,12 @@ type GatewayOptions struct {
 	Planner PlannerOptions
 	// Epoch has the meaning of gateway.Options.Epoch.
 	Epoch kv.Epoch
-	// RequestsMax bounds the requests that have not ended or whose last event was not drained.
-	// Default 1024.
+	// RequestsMax is the largest number of requests that have not ended or whose last event was not
+	// drained. Default 1024.
 	RequestsMax int
 }
 
-// Event is one step of a request. Its kind is 0 if the request has failed; Err is the reason.
+// Event is one step of a request. If the request has failed, Kind is 0 and Err is the reason.
 type Event struct {
 	Request Handle
 	gateway.Event
@@ -29,8 +29,8 @@ type Event struct {
 // last reports whether no event of the request follows.
 func (e *Event) last() bool { return e.Kind == 0 || e.Kind == gateway.Done }
 
-// eventsMax bounds the events of one request that wait for Drain. While there are more, the
-// request's stream from the planner waits.
+// eventsMax is the largest number of events of one request that wait for Drain. When it is reached,
+// no further event of the request is read from the planner.
 const eventsMax = 16
 
 // Gateway is a gateway.Gateway whose requests put their events into a queue. All methods
@@ -39,7 +39,7 @@ type Gateway struct {
 	*session[Event]
 	gateway *gateway.Gateway
 	max     int
-	// requests have the requests whose last event was not drained. mu guards them.
+	// requests has the requests whose last event was not drained. mu guards it.
 	requests map[Handle]*Request
 }
 
@@ -107,7 +107,8 @@ func (g *Gateway) Submit(r gateway.Request) (Handle, error) {
 	open := len(g.requests)
 	if open < g.max {
 		g.requests[h] = q
-		// Close waits for this call before it waits for the requests.
+		// Close first waits for calls such as this one, and then for the goroutines in running, so
+		// running.Go is never called too late.
 		g.running.Go(func() { g.serve(ctx, h, q, r) })
 	}
 	g.mu.Unlock()

@@ -17,8 +17,8 @@ type job struct {
 	// ended is closed after result is set.
 	ended  chan struct{}
 	result Result
-	// awaited reports that SubmitWait returns the completion, so finish does not publish it.
-	// Store.mu guards it.
+	// awaited is set if SubmitWait returns the job's completion, so that finish does not publish
+	// the completion. Store.mu guards awaited.
 	awaited bool
 }
 
@@ -35,16 +35,15 @@ func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
 	return j.handle, nil
 }
 
-// SubmitWait starts a batch, sets *h to its job, and waits until the job is complete, for at
-// most timeout. If the job is complete by then, SubmitWait returns its completion, which
-// neither signals the eventfd nor appears in Drain. Otherwise the error is a timeout, and the
-// job continues as after Submit. The store may complete the job in Drain of another caller
-// before SubmitWait has returned that error; *h is set before.
+// SubmitWait starts a batch, sets *h to its job, and waits until the job is complete, for at most
+// timeout. If the job is complete by then, SubmitWait returns its completion, which neither signals
+// the eventfd nor appears in Drain. Otherwise the error is a timeout, and the job continues as
+// after Submit. Another caller's Drain may return the job's completion before SubmitWait has
+// returned that error; *h is set before.
 //
-// With timeout NoLimit the calling goroutine performs the batch: a call that waits for nothing
-// but the node wakes fewer threads then.
+// With timeout NoLimit the calling goroutine performs the batch itself, which wakes fewer threads.
 //
-// With *h 0 the error is that of Submit, and there is no job.
+// If *h is 0, the error is that of Submit, and no job exists.
 func (n *Namespace) SubmitWait(op Op, b *Batch, timeout time.Duration, h *Handle) (Result, error) {
 	*h = 0
 	j, err := n.start(op, b, true)
@@ -117,7 +116,7 @@ func (n *Namespace) start(op Op, b *Batch, awaited bool) (*job, error) {
 	return j, nil
 }
 
-// perform runs a call when its turn has come: at most JobsParallel calls run.
+// perform runs a call when its turn t has come, because at most JobsParallel calls run at a time.
 func (s *Store) perform(ctx context.Context, c *call, t turn) Result {
 	defer c.end()
 	defer s.turns.leave(t)

@@ -20,12 +20,12 @@ type LeaderOptions struct {
 	Role        leader.Role
 	Members     []Member
 	FetchEvery  time.Duration
-	// ReadRate is in tokens a second.
+	// ReadRate is the rate of the machine's storage NIC in tokens per second.
 	ReadRate float64
 }
 
-// Member is an engine of a group. Its fields have the meaning of leader.Member, except
-// Address and Token, which are passed to the engines of the other side as they are.
+// Member is an engine of a group. Its fields have the meaning of leader.Member. Address and Token
+// are passed unchanged to the engines of the other role.
 type Member struct {
 	Name                       string
 	Address, Token             []byte
@@ -72,7 +72,7 @@ type Leader struct {
 	leader   *leader.Leader
 	geometry kv.Geometry
 
-	// attempts have the attempts that have not ended, by leader.Request.Name. mu guards them.
+	// attempts has the attempts that have not ended, by leader.Request.Name. mu guards it.
 	attempts map[string]*Attempt
 }
 
@@ -166,10 +166,11 @@ func (a *Attempt) Handle() Handle { return a.handle }
 type Start struct {
 	Engine string
 	*leader.Request
-	// PeerAddress and PeerToken are Member.Address and Member.Token of the engine on the other
-	// side. Of an engine with a traffic.Manager, PeerAddress is the address of its first NIC.
+	// PeerAddress and PeerToken are Member.Address and Member.Token of the request's other engine.
+	// If that engine has a traffic.Manager, PeerAddress is the address of its first NIC.
 	PeerAddress, PeerToken []byte
-	// IDs and Extra are those of a gateway.Payload; nil if the payload is of another kind.
+	// IDs and Extra are the fields of the request's gateway.Payload; nil if the payload has another
+	// form.
 	IDs   []kv.BlockID
 	Extra []byte
 }
@@ -265,8 +266,8 @@ func (a *Attempt) Done(failure string, intact int) error {
 	})
 }
 
-// failed is an engine's error. It wraps a BlockError, because package leader takes the number of
-// intact blocks from a BlockError.
+// failed is the error that an engine has reported. It wraps a traffic.BlockError, from which
+// package leader takes the number of intact blocks.
 type failed struct {
 	text  string
 	block traffic.BlockError
@@ -301,8 +302,8 @@ func (e *engine) Start(ctx context.Context, r *leader.Request) {
 	l.mu.Lock()
 	closed := l.closed
 	if !closed {
-		// The planner abandoned these attempts before it began the new one, which may need their
-		// memory.
+		// The planner abandoned these attempts before it began the new attempt, which may need
+		// their memory. So ActionEnd of the old attempts must be queued before ActionStart.
 		for _, old := range l.attempts {
 			if old.ctx.Err() != nil {
 				l.endLocked(old)

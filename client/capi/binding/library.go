@@ -63,7 +63,7 @@ func (l *Library) removeOf(s *Store) {
 	}
 }
 
-// find returns the value of a handle.
+// find returns the value of a handle. what is the kind of the handle in errors.
 func find[T any](l *Library, h Handle, what string) (T, error) {
 	l.mu.RLock()
 	v := l.open[h]

@@ -10,13 +10,13 @@ import (
 	"sync/atomic"
 )
 
-// logLines bounds the lines that wait for a slow callback. Further lines are dropped and
-// counted.
+// logLines is the largest number of lines that wait for a slow callback. Further lines are dropped
+// and counted.
 const logLines = 256
 
-// logQueue passes log lines to a callback on a goroutine of its own. Calls must not wait
-// for the callback, because the callback may wait for the lock of the caller's
-// interpreter.
+// logQueue passes log lines to a callback on a goroutine of its own. A call of the library must not
+// wait for the callback, because the callback may wait for a lock of the interpreter that the
+// caller of the library holds.
 type logQueue struct {
 	level   slog.Level
 	lines   chan logLine

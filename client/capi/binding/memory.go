@@ -80,7 +80,7 @@ func (m *Memory) Unregister() error {
 	s.memories = slices.DeleteFunc(s.memories, func(x *Memory) bool { return x == m })
 	s.mu.Unlock()
 	s.library.remove(m.handle)
-	// No transfer uses the memory, so Close does not wait for one.
+	// No transfer uses the memory, so Close does not wait for a transfer.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	return m.client.Close(ctx)

@@ -19,7 +19,7 @@ type queue[E any] struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
-	// calls counts the calls of the caller.
+	// calls counts the running calls of the library's caller.
 	calls sync.WaitGroup
 	// ended is called at the end of close, when no call and no goroutine runs.
 	ended func() error
@@ -111,7 +111,7 @@ func (q *queue[E]) EventFD() (int, error) {
 
 // Close ends the object of the queue; see penstock_leader_close.
 func (q *queue[E]) Close() error {
-	// The store's Close waits for this one.
+	// begin makes Store.Close wait for this call.
 	if err := q.store.begin(); err != nil {
 		return err
 	}
@@ -134,6 +134,6 @@ func (q *queue[E]) end() error {
 	q.calls.Wait() // a call may add to running
 	q.running.Wait()
 	err := q.ended()
-	// A caller that polls a duplicate of the descriptor is woken too.
+	// Signal also wakes a caller that polls a duplicate of the descriptor.
 	return errors.Join(err, q.fd.Signal(), q.fd.Close())
 }

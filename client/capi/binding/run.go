@@ -149,9 +149,9 @@ func (c *call) put(ctx context.Context, r *Result) {
 }
 
 // get loads the pieces. A Read of a flat namespace returns only the keys before the first absent
-// key of each node, and skips keys behind a lost one. Further turns check which of the remaining
-// keys are stored, and read those. Each turn determines the result of at least one piece, so get
-// ends. Two turns are nearly always enough.
+// key of each node, and skips keys behind a lost one. So get repeats: each further round checks
+// which of the remaining keys are stored, and reads these keys. Each round determines the result of
+// at least one piece, so get ends. Two rounds are nearly always enough.
 func (c *call) get(ctx context.Context, r *Result) {
 	open := make([]int, len(c.pieces))
 	for i := range open {
@@ -221,8 +221,8 @@ func (c *call) runs(keys int, key func(int) int) (runs []kv.EpochRun) {
 	return runs
 }
 
-// read reads the open pieces once. It sets their results, and returns the pieces whose
-// result is still unknown: the Read ended before them.
+// read reads the open pieces once. It sets the results of the pieces, and returns the pieces whose
+// result is still unknown because the Read ended before it reached them.
 func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 	req := client.ReadRequest{
 		Namespace: c.def, IDs: c.ids, First: c.first, Into: c.memory, Pieces: c.pieces, Fragments: c.fragments,
@@ -230,8 +230,8 @@ func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 	}
 	req.Epochs = c.runs(len(c.ids), func(i int) int { return i })
 	if len(open) < len(c.pieces) {
-		// The namespace is flat, because get reads once otherwise. The request has only
-		// the keys of the open pieces.
+		// The namespace is flat here, because in other namespaces get calls read only once. The
+		// request has only the keys of the open pieces.
 		req.IDs, req.First, req.Pieces, req.Fragments = make([]kv.BlockID, len(open)), 0, make([]client.Piece, len(open)), nil
 		for k, i := range open {
 			req.IDs[k] = c.ids[c.pieces[i].Block]
@@ -262,7 +262,7 @@ func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 		case isLost && why != client.LostSkipped:
 			c.results[i] = lostState(why)
 		case isLost && c.def.Index == kv.IndexFlat:
-			// Skipped behind a key of another node, which may be down.
+			// Skipped because a key of another node, which may be down, was lost.
 			left = append(left, i)
 		case got.Cut == client.CutNodeDown:
 			c.results[i] = KeyDown

@@ -36,8 +36,8 @@ type Options struct {
 	DialTimeout, DeadFor time.Duration
 	// Timeout bounds calls without a time limit of their own. Default 30 s.
 	Timeout time.Duration
-	// JobsMax bounds the jobs that are running or not drained. JobsParallel bounds the
-	// jobs that run at the same time; other jobs wait. Defaults 1024 and 16.
+	// JobsMax is the largest number of jobs that are running or not drained. JobsParallel is the
+	// largest number of jobs that run at the same time; other jobs wait. Defaults 1024 and 16.
 	JobsMax, JobsParallel int
 	// Engine opens the transfer engine. The Store closes the engine.
 	Engine func(ctx context.Context, t *tls.Config, log *slog.Logger) (rdma.Engine, error)
@@ -217,7 +217,8 @@ func (s *Store) Close() error {
 	return errors.Join(append(errs, s.free())...)
 }
 
-// own makes Close end a session. forget undoes own.
+// own registers a session (a leader, gateway or traffic manager) that Close must end. forget undoes
+// own.
 func (s *Store) own(h Handle, session interface{ end() error }) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,7 +231,8 @@ func (s *Store) forget(h Handle) {
 	delete(s.sessions, h)
 }
 
-// takeSessions returns the open sessions. No call of the store runs, so there will be no others.
+// takeSessions returns the open sessions. No call of the store is running, so no further session
+// can be opened.
 func (s *Store) takeSessions() []interface{ end() error } {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,7 +246,7 @@ func (s *Store) free() error {
 	if s.client != nil {
 		errs = append(errs, s.client.Close())
 	}
-	// No transfer uses the memories, so Close does not wait for one.
+	// No transfer uses the memories, so Close does not wait for a transfer.
 	for _, m := range s.memories {
 		errs = append(errs, m.client.Close(context.Background()))
 	}
@@ -313,8 +315,8 @@ func (n *Namespace) Refresh() (epoch kv.Epoch, err error) {
 	return epoch, err
 }
 
-// Bump begins an epoch and keeps some live; see client.Store.BumpEpoch. It moves the
-// handle to the new epoch, also if a node did not answer.
+// Bump begins an epoch and keeps some older epochs live; see client.Store.BumpEpoch. It moves the
+// handle to the new epoch even if a node did not answer.
 func (n *Namespace) Bump(to kv.Epoch, keep int) (epoch kv.Epoch, err error) {
 	err = n.store.call(func(ctx context.Context) (err error) {
 		epoch, err = n.store.client.BumpEpoch(ctx, n.Definition().Name, to, keep)
@@ -333,7 +335,7 @@ func (n *Namespace) Retire(epoch kv.Epoch, force bool) error {
 	})
 }
 
-// PinEpoch keeps an epoch live for ttl, 0 for that of the handle; see
+// PinEpoch keeps an epoch live for ttl; epoch 0 means the epoch of the handle. See
 // client.Store.PinEpoch. It returns the epoch and a Lease.
 func (n *Namespace) PinEpoch(epoch kv.Epoch, ttl time.Duration) (pinned kv.Epoch, lease Handle, err error) {
 	err = n.store.call(func(ctx context.Context) error {

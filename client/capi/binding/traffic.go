@@ -21,10 +21,11 @@ type TrafficOptions struct {
 	// Compute opens the engine's compute NIC, whose token is Token. The Traffic closes it.
 	Compute func(ctx context.Context, log *slog.Logger) (rdma.Engine, error)
 	Token   rdma.Token
-	// Address and Bytes are the engine's device memory, or host memory in its place.
+	// Address and Bytes are the address and the size of the engine's device memory, or of host
+	// memory used instead.
 	Address, Bytes uint64
-	// Copier, if set, opens a copier to the device whose memory it is; the CPU cannot address that
-	// memory. The Traffic closes the copier. Without Copier the CPU addresses the memory.
+	// Copier, if set, opens a copier for device memory that the CPU cannot address. The Traffic
+	// closes the copier. If Copier is nil, the CPU must be able to address the memory.
 	Copier func() (copier.DeviceCopier, error)
 	// Bases, Stride and Pages have the meaning of traffic.Device.
 	Bases  []uint64
@@ -34,8 +35,8 @@ type TrafficOptions struct {
 	BufferBytes, AppendBytes int64
 	PersistMax               int
 	Verify                   traffic.Verify
-	// TransfersMax bounds the transfers that have not ended or whose last event was not drained.
-	// Default 1024.
+	// TransfersMax is the largest number of transfers that have not ended or whose last event was
+	// not drained. Default 1024.
 	TransfersMax int
 }
 
@@ -83,8 +84,8 @@ type Traffic struct {
 	copier  copier.DeviceCopier
 	copies  copier.Memory
 	manager *traffic.Manager
-	// transfers have the transfers whose last event was not drained. requests have the names of
-	// those that have not ended. mu guards both.
+	// transfers has the transfers whose last event was not drained. requests has the request names
+	// of the transfers that have not ended. mu guards both.
 	transfers map[Handle]*Transfer
 	requests  map[string]bool
 }
@@ -156,7 +157,7 @@ func (t *Traffic) openDevice(o TrafficOptions) (err error) {
 	return err
 }
 
-// releaseWithin bounds the wait until no peer writes to device memory any more.
+// releaseWithin is the longest wait until the peers' writes to device memory have ended.
 const releaseWithin = 30 * time.Second
 
 // release closes everything that open has opened.
@@ -194,7 +195,8 @@ func (t *Traffic) endTransfers() error {
 	return t.release()
 }
 
-// TrafficDescription has the fields of Member that the planner and the engines of the other side need.
+// TrafficDescription has the fields of Member that the planner and the engines of the other role
+// need.
 type TrafficDescription struct {
 	Address, Token []byte
 	Footprint      traffic.Footprint
@@ -237,7 +239,7 @@ func (t *Traffic) within(d time.Duration) (context.Context, context.CancelFunc) 
 }
 
 // ofCall returns the error of a call that ended with err. If the Traffic was closed during the
-// call, it returns that as the error.
+// call, the result is an ErrHandle that gives this as the reason.
 func (t *Traffic) ofCall(err error) error {
 	if err != nil && t.ctx.Err() != nil {
 		return fmt.Errorf("%w: the traffic manager was closed during the call", ErrHandle)
@@ -246,7 +248,7 @@ func (t *Traffic) ofCall(err error) error {
 }
 
 // Append stores one block that decoding has filled; see traffic.Manager.Append. epoch 0 selects the
-// namespace's epoch. After a timeout nothing was copied from the page.
+// namespace's epoch. If it returns a timeout, no byte was copied from the page.
 func (t *Traffic) Append(request string, ids []kv.BlockID, epoch kv.Epoch, page uint32, timeout time.Duration) error {
 	if err := t.begin(); err != nil {
 		return err

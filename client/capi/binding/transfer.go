@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// nameMax bounds the name of a transfer's request, in bytes.
+	// nameMax is the longest name of a transfer's request, in bytes.
 	nameMax = 1024
-	// ordersMax bounds the calls that wait until the manager has begun the job. Further calls
-	// return ErrBusy.
+	// ordersMax is the largest number of calls that wait until the manager has begun the job.
+	// Further calls return ErrBusy.
 	ordersMax = 4096
 )
 
@@ -48,7 +48,8 @@ type Transfer struct {
 	// over: the last event is in the queue. Traffic.mu guards it.
 	over bool
 
-	// mu is held while calls are performed, so that their order is the caller's.
+	// mu is held while calls on the job are performed, so that they are performed in the caller's
+	// order.
 	mu sync.Mutex
 	// job is nil until the manager has begun it. orders are the calls that wait for the job.
 	job    moving
@@ -141,7 +142,8 @@ func (t *Traffic) start(x *Transfer, timeout time.Duration, begin beginFunc, rea
 		err = fmt.Errorf("%w: %d transfers have not ended or are not drained; drain their events, or raise transfers_max", ErrBusy, len(t.transfers))
 	default:
 		t.transfers[x.handle], t.requests[x.request] = x, true
-		// Close waits for this call before it waits for the transfers.
+		// Close first waits for calls such as this one, and then for the goroutines in running, so
+		// running.Go is never called too late.
 		t.running.Go(func() { x.serve(timeout, begin, ready) })
 	}
 	t.mu.Unlock()
@@ -191,7 +193,7 @@ func intact(err error, hit int) int {
 	return 0
 }
 
-// push queues an event of the transfer, unless its last one is queued.
+// push queues an event of the transfer, unless the transfer's last event is queued already.
 func (x *Transfer) push(e TransferEvent) {
 	e.Transfer = x.handle
 	t := x.traffic
@@ -206,8 +208,8 @@ func (x *Transfer) push(e TransferEvent) {
 	t.pushLocked(e)
 }
 
-// progress queues a report about a part. If a report about the part waits for Drain, it updates
-// that report.
+// progress queues a progress report about a part. If a report about the same part waits for Drain,
+// progress updates that report instead.
 func (x *Transfer) progress(p traffic.Progress) {
 	t := x.traffic
 	t.mu.Lock()
@@ -248,8 +250,8 @@ func (x *Transfer) beginOrders(m moving, refusal error) {
 	close(x.begun)
 }
 
-// order performs f once the job exists, after the calls before it. If check returns an error, order
-// returns it. On a job that has ended or was refused, f has no effect.
+// order performs f when the manager has begun the job, after earlier calls of order. If check
+// returns an error, order returns this error. If the job has ended or was refused, f has no effect.
 func (x *Transfer) order(check func() error, f func(moving)) error {
 	if err := x.traffic.begin(); err != nil {
 		return err
@@ -296,12 +298,13 @@ func (x *Transfer) checkLayer(layer int) error {
 	return nil
 }
 
-// Read makes this side read a part of the hit that is in no buffer and that neither side is reading.
+// Read makes this side read a part of the cached prefix. No block of the part may be in a buffer,
+// and neither side may be reading one.
 func (x *Transfer) Read(p traffic.Part) error {
 	return x.order(func() error { return x.checkPart(p) }, func(m moving) { m.Read(p) })
 }
 
-// Cut ends the reads under way.
+// Cut ends the running reads.
 func (x *Transfer) Cut() error {
 	return x.order(func() error { return nil }, moving.Cut)
 }
@@ -388,8 +391,8 @@ func (x *Transfer) late(layer int, err error) error {
 	return fmt.Errorf("layer %d of request %q is not in device memory yet: %w", layer, x.request, err)
 }
 
-// endedBy returns an ErrEnded with the text of reason. It does not wrap reason, because its class,
-// for example a time limit of the transfer, is not the class of the call's error.
+// endedBy returns an ErrEnded with the text of reason. It does not wrap reason, so that the error
+// matches only ErrEnded and not, for example, a timeout that ended the transfer.
 func endedBy(reason error) error { return fmt.Errorf("%w: %v", ErrEnded, reason) }
 
 // ended reports whether a job has failed or was ended.
@@ -402,8 +405,8 @@ func ended(m moving) bool {
 	}
 }
 
-// Finish makes the job end when its KV has arrived. It does not wait; the last event reports the
-// end.
+// Finish requests that the job ends when its KV has arrived. It does not wait; the last event
+// reports the end.
 func (x *Transfer) Finish() error {
 	if err := x.traffic.begin(); err != nil {
 		return err

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// turns lets a number of jobs run at the same time. The others start in the order in which
-// they joined.
+// turns limits the number of jobs that run at the same time. Waiting jobs start in the order in
+// which they joined.
 type turns struct {
 	mu sync.Mutex
 	// free is the number of further jobs that may run. It is 0 while a job waits.
@@ -17,7 +17,7 @@ type turns struct {
 // turn is closed when its job may run.
 type turn chan struct{}
 
-// join returns the turn of a job. The caller calls leave, once.
+// join returns a turn for a job. The caller must call leave exactly once.
 func (q *turns) join() turn {
 	q.mu.Lock()
 	defer q.mu.Unlock()

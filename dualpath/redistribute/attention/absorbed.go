@@ -5,24 +5,24 @@ import (
 	"math"
 )
 
-// Latent is the shape of absorbed multi-head latent attention: a query row and a cached token are
-// Key wide, and the first Value columns of a cached token are also its value. A logit is Scale
-// times the product of query row and key.
+// Latent is the shape of absorbed multi-head latent attention: a query row and a cached token have
+// Key columns each. The first Value columns of a cached token are also its value. A logit is Scale
+// times the dot product of query row and cached token.
 type Latent struct {
 	Key, Value int
 	Scale      float32
 }
 
-// DeepSeekV2Lite returns the shape with 576 and 512 columns. Its scale is that of a head before
-// absorption, with 128 columns and 64 of rotary position.
+// DeepSeekV2Lite returns the shape with 576 and 512 columns. The scale is that of an attention head
+// before absorption, which has 128 columns and 64 columns of rotary position.
 func DeepSeekV2Lite() Latent {
 	return Latent{Key: 576, Value: 512, Scale: float32(1 / math.Sqrt(128+64))}
 }
 
-// Absorbed sets dst to the partial of query rows over the tokens of cache that selected lists, or
-// over all tokens if it is nil. No token may be listed twice. Logits are in float32, as in a
-// kernel. The sums are in float64, because adding the terms one by one in float32 would cause a
-// larger error than any merge.
+// Absorbed sets dst to the partial attention of the query rows over the tokens of cache whose
+// indexes are in selected, or over all tokens if selected is nil. selected must have no duplicates.
+// Logits are in float32, as in a kernel. The sums are in float64, because the error of adding terms
+// one by one in float32 would be larger than that of any merge.
 func (g Latent) Absorbed(dst *Partial, query, cache []float32, selected []int) error {
 	if g.Key < 1 || g.Value < 1 || g.Value > g.Key || !finite(g.Scale) {
 		return fmt.Errorf("attention: keys %d wide, values %d, scale %v: values are a part of keys, and the scale is finite", g.Key, g.Value, g.Scale)

@@ -1,6 +1,6 @@
 // Package attention has the arithmetic that makes routed attention exact: it merges partial results
 // over disjoint parts of a cache with the statistics of online softmax (Milakov and Gimelshein,
-// arXiv 1805.02867; Move the Query, sections 3.2 and 3.3).
+// arXiv 1805.02867; "Move the Query, Not the Cache", arXiv 2606.01502, sections 3.2 and 3.3).
 //
 //	holder i, its part S_i of the tokens           requester
 //	m_i = max over S_i of the logits x_j     ┐
@@ -10,11 +10,11 @@
 //
 //	a row on the wire, little endian: o (bfloat16, width) │ m (float32) │ ℓ (float32)
 //
-// With m, ℓ and o of all parts, the result is softmax over the whole cache: the same terms in
-// another order. So the merge is commutative, associative up to rounding, and a part without tokens
-// (ℓ = 0) changes nothing. No exponent exceeds 0, so no logits cause an overflow.
+// The result of the merge is softmax attention over the whole cache: the same terms are added in
+// another order. So the merge is commutative and, up to rounding, associative, and a part without
+// tokens (ℓ = 0) changes nothing. No exponent exceeds 0, so no exponential overflows.
 //
-// The engines' kernels compute the partials on accelerators. Absorbed is a slow reference of
-// absorbed multi-head latent attention, for tests and emulation. The package has no goroutines and
-// no state, and a merge allocates nothing.
+// The engines' kernels compute the partials on accelerators. Absorbed is a slow reference
+// implementation of absorbed multi-head latent attention, for tests and emulation. The package has
+// no goroutines and no state, and a merge allocates nothing.
 package attention

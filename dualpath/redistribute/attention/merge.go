@@ -5,10 +5,11 @@ import (
 	"math"
 )
 
-// Merge sets dst to the attention over all parts, which must be of disjoint tokens and have dst's
-// shape. Parts that came over a fabric are merged in their wire form. dst may be one of parts;
-// otherwise their memory must not overlap. An error wraps ErrInvalid and names the part; dst is
-// then not usable. Merge allocates nothing unless it fails.
+// Merge sets dst to the attention over the tokens of all parts. The parts must have disjoint tokens
+// and the shape of dst. They may be in the form Wire, so parts that came over a fabric need no
+// conversion. dst may be one of parts; otherwise their memory must not overlap. An error about a
+// part wraps ErrInvalid and names the part; the content of dst is then undefined. Merge allocates
+// nothing unless it returns an error.
 func Merge[E Element](dst *Partial, parts []Rows[E]) error {
 	if len(parts) > MaxParts {
 		return fmt.Errorf("attention: %d parts; a merge takes at most %d: merge some of them first", len(parts), MaxParts)
@@ -43,8 +44,9 @@ func Merge[E Element](dst *Partial, parts []Rows[E]) error {
 	return nil
 }
 
-// tile is the number of columns that are summed at a time. 2 KiB of sums stay in the first-level
-// cache, and a destination that is also a part is read before it is written.
+// tile is the number of columns that are summed at a time. Their sums, 2 KiB, stay in the
+// first-level cache. If the destination is also one of the parts, each tile is read before it is
+// written.
 const tile = 256
 
 // mix sets out to the sum of the parts' rows r, weighted by their shares. It returns the first
@@ -83,8 +85,9 @@ func addShare[E Element](sum []float64, o []E, share float64) {
 	}
 }
 
-// blend is the scratch memory of one row: the parts' statistics, and the shares in the result of
-// the parts that have weight (which).
+// blend is the scratch memory for one row. m and l are the statistics of all parts. share has the
+// weights in the result of the n parts whose weight is not 0, and which has the indexes of these
+// parts.
 type blend struct {
 	m, l  [MaxParts]float32
 	share [MaxParts]float64
@@ -93,13 +96,13 @@ type blend struct {
 }
 
 // weigh converts the statistics of n parts into shares that add up to 1, and returns the statistics
-// of the whole. Shares are in float64: those of 64 parts in float32 would not add up to 1.
+// of the whole. Shares are in float64, because 64 shares in float32 would not add up to 1.
 func (b *blend) weigh(n, row int) (m, l float32, err error) {
 	m = float32(math.Inf(-1))
 	for i := range n {
 		pm, pl := b.m[i], b.l[i]
-		// A sum of exponentials that includes the largest is at least 1, but a kernel may round it
-		// down, or count a dropped token. So only its sign is checked.
+		// The denominator includes exp(0) and so is at least 1 in exact arithmetic, but the kernel
+		// of an engine may round it below 1. So only its sign is checked.
 		if !(pl >= 0) || math.IsInf(float64(pl), 1) || (pl > 0 && !finite(pm)) {
 			return 0, 0, fmt.Errorf("attention: part %d, row %d: maximum %v, denominator %v: a denominator is finite and not negative, and with it the maximum is finite: %w",
 				i, row, pm, pl, ErrInvalid)

@@ -7,12 +7,12 @@ import (
 	"math"
 )
 
-// MaxParts bounds the partials of one merge: eight times the holders that the paper
-// tests.
+// MaxParts is the largest number of partials in one merge: eight times the largest number of
+// holders in the paper's tests.
 const MaxParts = 64
 
-// ErrInvalid is wrapped by every error about a partial. The caller drops the partial, and attends
-// to its tokens in another way.
+// ErrInvalid is wrapped by every error about a partial. The caller must drop the partial and
+// compute the attention over its tokens in another way.
 var ErrInvalid = errors.New("invalid partial")
 
 // Element is the element type of outputs.
@@ -22,14 +22,15 @@ type Element interface{ float32 | BFloat16 }
 type Rows[E Element] struct {
 	// Width is the number of columns of an output row: d_v.
 	Width int
-	// O has the outputs, rows x Width, each normalised over its part. M has the rows' largest
-	// logits. L has their denominators: the sums of exp(logit - M), which are at least 1 if the row
-	// has a token and 0 if it has none. If L is 0, O and M are undefined and not read.
+	// O has the outputs, rows x Width, normalised over this part of the cache. M has the largest
+	// logit of each row, and L the denominator of each row: the sum of exp(logit - M). L is at
+	// least 1 if the part has tokens for the row, and 0 if not. If L is 0, O and M of the row are
+	// undefined and not read.
 	O    []E
 	M, L []float32
 }
 
-// Partial is the form for computation, Wire the form for the fabric.
+// Partial has outputs in float32, for computation. Wire has outputs in bfloat16, for the fabric.
 type (
 	Partial = Rows[float32]
 	Wire    = Rows[BFloat16]
@@ -38,7 +39,8 @@ type (
 // Rows returns the number of rows of the batch.
 func (p *Rows[E]) Rows() int { return len(p.L) }
 
-// Reserve sets p to rows without tokens. It reuses p's memory if that is large enough.
+// Reserve sets p to the given number of rows, all without tokens. It reuses the memory of p if that
+// memory is large enough.
 func (p *Rows[E]) Reserve(rows, width int) {
 	p.resize(rows, width)
 	for r := range rows {
@@ -46,7 +48,7 @@ func (p *Rows[E]) Reserve(rows, width int) {
 	}
 }
 
-// resize is Reserve without changing the rows.
+// resize is Reserve, but it leaves the content of the rows undefined.
 func (p *Rows[E]) resize(rows, width int) {
 	p.Width = width
 	p.O, p.M, p.L = grow(p.O, rows*width), grow(p.M, rows), grow(p.L, rows)
@@ -66,13 +68,14 @@ func (p *Rows[E]) fits(rows, width int) bool {
 	return p.Width == width && len(p.O) == rows*width && len(p.M) == rows && len(p.L) == rows
 }
 
-// misfit returns the error of a partial that does not fit.
+// misfit returns the error about a partial whose lengths do not match.
 func (p *Rows[E]) misfit(what string, rows, width int) error {
 	return fmt.Errorf("attention: %s has width %d, %d outputs, %d maxima and %d denominators; want %d rows of width %d: %w",
 		what, p.Width, len(p.O), len(p.M), len(p.L), rows, width, ErrInvalid)
 }
 
-// Round sets w to the wire form of p. It reuses w's memory if that is large enough.
+// Round sets w to p with outputs rounded to bfloat16. It reuses the memory of w if that memory is
+// large enough.
 func Round(w *Wire, p Partial) error {
 	if !p.fits(p.Rows(), p.Width) {
 		return p.misfit("the partial", p.Rows(), p.Width)
@@ -86,10 +89,10 @@ func Round(w *Wire, p Partial) error {
 	return nil
 }
 
-// RowBytes returns the length in bytes of one row of width outputs in wire form.
+// RowBytes returns the encoded size of one row of width outputs, in bytes.
 func RowBytes(width int) int { return 2*width + 8 }
 
-// AppendWire appends the rows of w in their wire form.
+// AppendWire appends the encoded rows of w to b.
 func AppendWire(b []byte, w Wire) []byte {
 	for r := range w.L {
 		for _, x := range w.row(r) {
@@ -101,8 +104,8 @@ func AppendWire(b []byte, w Wire) []byte {
 	return b
 }
 
-// ParseWire reads rows of width outputs from all of b into w. It reuses w's memory if that is large
-// enough. It checks only the length: Merge checks the values.
+// ParseWire decodes all of b as rows of width outputs into w. It reuses the memory of w if that
+// memory is large enough. It checks only the length; Merge checks the values.
 func ParseWire(w *Wire, b []byte, width int) error {
 	if width < 1 || width > 1<<20 || len(b)%RowBytes(width) != 0 {
 		return fmt.Errorf("attention: %d bytes are not whole rows of width %d: %w", len(b), width, ErrInvalid)
