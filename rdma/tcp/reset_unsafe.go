@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disconnect resets a connection and leaves its descriptor open: connect(2) with the address
-// family AF_UNSPEC. Both queues are dropped. The reset has been sent when it returns.
+// disconnect resets a connection with connect(2) to the address family AF_UNSPEC, and leaves the
+// descriptor open. The kernel drops both queues. When disconnect returns, the reset has been sent.
 func disconnect(fd int) error {
 	addr := unix.RawSockaddr{Family: unix.AF_UNSPEC}
 	// Safety: the kernel reads sizeof(addr) bytes during the call.

@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scatter reads from one socket into many destinations with one system call: the pages of a
-// frame and then the header of the next. It belongs to the reader.
+// scatter reads from one socket into many destinations with one system call: the pages of a frame
+// and then the header of the next frame. Only the reader goroutine uses it.
 type scatter struct {
 	raw   syscall.RawConn
 	iov   []unix.Iovec
 	n     int
 	errno syscall.Errno
-	// step is readv as a value, made once to avoid an allocation per read.
+	// step is the method value of readv, bound once to avoid an allocation per read.
 	step func(fd uintptr) bool
 }
 
-// newScatter returns nil if the stream is not the socket's (TLS), and in builds with the race
-// detector, which does not see writes by the kernel through vectors.
+// newScatter returns nil if nc is not a plain TCP socket (TLS). It also returns nil in builds with
+// the race detector, which does not observe writes by the kernel through vectors.
 func newScatter(nc net.Conn) *scatter {
 	t, ok := nc.(*net.TCPConn)
 	if !ok || raceEnabled {
