@@ -41,13 +41,13 @@
 // provider would instead delay the message, and with it the whole connection. The hub reports the
 // result of each message in a receipt. The hub also sends
 //
-//   - a key query, when an endpoint breaks: it lists the writes in flight, and the target replies which of these writes it would refuse. Over
-//     TCP, libfabric closes the connection after a bad key and gives no reason. The
-//     target looks the keys up: the first write that it refuses ends with
-//     StatusRefused, the others with StatusBroken. The key of a window that was
-//     revoked in the meantime is refused.
-//   - a closed frame, when an endpoint is shut or broken. Without it the peer's libfabric
-//     would try to connect forever.
+//   - a key query, when an endpoint breaks: it lists the writes in flight, and the target
+//     replies which of these writes it would refuse. Over TCP, libfabric closes the
+//     connection after a bad key and gives no reason. The first write that the target
+//     would refuse ends with StatusRefused, the others with StatusBroken. The key of a
+//     window that was revoked in the meantime is refused.
+//   - a closed frame, when an endpoint is shut or broken. Without this frame the peer's
+//     libfabric would try to connect forever.
 //
 // # Providers
 //
