@@ -26,8 +26,8 @@ const (
 // Inbox is the pool of buffers.
 type Inbox struct {
 	size int
-	// Invariant: each buffer is in free, in full, being filled by a reader, or
-	// with the handler; both channels hold all of them, so no send blocks.
+	// Invariant: each buffer is in free, in full, being filled by a reader, or with the handler;
+	// both channels hold all of them, so no send to a channel blocks.
 	free chan []byte
 	full chan message
 }
