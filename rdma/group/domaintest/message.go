@@ -5,7 +5,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Messages arrive whole, each in one of the buffers lent, from any endpoint.
+// Messages arrive whole, each in one of the posted buffers, from any endpoint.
 func testMessages(t *env) {
 	maxMessage := t.a.d.Limits().MaxMessage
 	maxMessage = min(maxMessage, 16<<10)
