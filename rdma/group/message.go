@@ -29,8 +29,8 @@ const (
 	kindEmpty   = 3
 )
 
-// messageWindow is the largest number of messages of a session in flight. sequenceWindow is the
-// largest difference between the seq of two messages in flight.
+// messageWindow is the largest number of messages of a session in flight. The seq of two messages
+// in flight differ by less than sequenceWindow.
 const (
 	messageWindow  = 16
 	sequenceWindow = 64

@@ -63,7 +63,7 @@ func newNIC(t *env, name string, d group.Domain) *nic {
 	return n
 }
 
-// poll is the poller goroutine. It runs until stop is called.
+// poll is the poller goroutine. It runs until stop is set or the NIC has died.
 func (n *nic) poll() {
 	defer close(n.over)
 	dst := make([]group.Completion, 7)
