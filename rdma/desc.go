@@ -29,7 +29,7 @@ type Addr struct {
 	NICs   []NetAddr
 }
 
-// NICKey is one path to a range of memory: a NIC, and the key of the memory on that NIC.
+// NICKey is one way to reach a range of memory: a NIC, and the key of the memory on that NIC.
 type NICKey struct {
 	Addr NetAddr
 	Key  uint64

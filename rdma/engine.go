@@ -44,10 +44,10 @@ type Engine interface {
 	// ErrExists.
 	Recv(count, sizeBytes int, handler func(from EngineID, msg []byte)) error
 
-	// Write submits one contiguous write. If the peer's in-flight budget is used up, Write
-	// waits until ctx ends; with w.NoWait it returns ErrBusy at once. If Write returns an
-	// error, nothing was submitted and Done is not called. Otherwise w.Done is called
-	// exactly once.
+	// Write submits one contiguous write. If the peer's in-flight budget is used up, Write waits
+	// until ctx ends. If w.NoWait is set, it returns ErrBusy at once instead. If Write returns an
+	// error, nothing was submitted and Done is not called. Otherwise w.Done is called exactly
+	// once.
 	Write(ctx context.Context, w Write) error
 	// WritePaged submits one write of pages of equal length. Indices give the source and the
 	// destination of each page. The caller may reuse the index slices when WritePaged returns. In
@@ -78,7 +78,7 @@ type Engine interface {
 	Close() error
 }
 
-// RegisterOptions configures a region. The zero value is host memory that peers may write.
+// RegisterOptions configures a region. The zero value is for host memory to which peers may write.
 type RegisterOptions struct {
 	// Local prevents writes of peers to the region as a whole: its Desc has an invalid key, and
 	// peers can write only to its windows.
@@ -109,8 +109,8 @@ type Region interface {
 	Bytes() []byte
 	// Len returns the size in bytes.
 	Len() uint64
-	// Desc returns the Desc with which a peer may write the whole region. The Desc of a
-	// Local region has an invalid key.
+	// Desc returns the Desc with which a peer may write to the whole region. The Desc of a Local
+	// region has an invalid key.
 	Desc() Desc
 	// Window makes a window: the range of n bytes from off, with its own key. Only engines of the
 	// named peers may write to it; if none is named, every peer may. Writes of other peers are
@@ -135,10 +135,10 @@ type Region interface {
 	Close(ctx context.Context) error
 }
 
-// Window is a part of a region that peers may write until it is revoked.
+// Window is a part of a region to which peers may write until the window is revoked.
 type Window interface {
-	// Desc returns the Desc with which peers may write the window: offset 0 is the
-	// window's first byte.
+	// Desc returns the Desc with which peers may write to the window. Offset 0 is the window's
+	// first byte.
 	Desc() Desc
 	// Bytes returns the window's memory.
 	Bytes() []byte

@@ -28,8 +28,8 @@ type Scope struct {
 	canceled bool
 	// pending is the number of operations that have begun and whose Done has not returned.
 	pending int
-	// unknown is the number of operations that ended although their bytes may still land.
-	// why is the error of the first of them.
+	// unknown is the number of operations that have ended although their bytes may still land. why
+	// is the error of the first of these operations.
 	unknown int
 	why     error
 	idle    *scoped // unused ones

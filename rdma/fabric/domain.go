@@ -38,7 +38,7 @@ type domain struct {
 	// backlog[head:] are completions that were read and that Poll has not returned yet.
 	backlog []group.Completion
 	head    int
-	// lent are the receive buffers posted by PostRecv, in the order in which they are used.
+	// lent are the receive buffers posted by PostRecv, in the order in which messages fill them.
 	lent []loan
 	// recvLate are the hub's receive buffers that the provider has not accepted yet.
 	recvLate []uint32
@@ -438,8 +438,8 @@ func (d *domain) drain() {
 	}
 }
 
-// die ends the domain after a fatal error: it closes every endpoint and keeps the completions that
-// have arrived.
+// die ends the domain after a fatal error. It closes every endpoint. The completions that have
+// arrived are kept.
 func (d *domain) die(err error) {
 	if d.dead != nil {
 		return

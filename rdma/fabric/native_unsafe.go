@@ -360,8 +360,8 @@ func (e *nativeEndpoint) next(slot uint32, buf uintptr, desc cpointer, size uint
 	return w
 }
 
-// flush passes the works in the ring to the provider; added of them are new. left is the number of
-// works that the provider did not accept.
+// flush passes the works in the ring to the provider; the last added works are new. left is the
+// number of works that the provider did not accept.
 func (e *nativeEndpoint) flush(added int) (left int, err error) {
 	ret := C.pf_flush(e.e, C.uint32_t(added))
 	return max(int(ret), 0), errno("post", ret)

@@ -9,8 +9,8 @@ type quirks struct {
 	noSourceAddress bool
 	// costlyWindows: registering a part of a region pins its pages again.
 	costlyWindows bool
-	// connects: the first work of an endpoint makes a connection. If an endpoint is
-	// closed while a connection to it is half open, the library uses freed memory
+	// connects: the first work of an endpoint makes a connection between the endpoints. If an
+	// endpoint is closed while such a connection is half open, the library uses freed memory
 	// (handshake.go).
 	connects bool
 	// unmarked: the provider accepts a traffic class but does not mark packets.

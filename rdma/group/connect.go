@@ -188,8 +188,8 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	})
 }
 
-// dial opens a session. It returns when every lane has come up or failed and at least one is
-// up.
+// dial opens a session. It returns when every lane has come up or failed. If no lane is up it
+// returns an error.
 func (e *Engine) dial(ctx context.Context, where []rdma.NetAddr, want rdma.EngineID, token rdma.Token) (rdma.EngineID, error) {
 	if e.opts.Control.Dial == nil {
 		return want, fmt.Errorf("this engine can't dial (Control.Dial): %w", rdma.ErrUnsupported)
@@ -229,7 +229,7 @@ func (e *Engine) authenticate(nc net.Conn, want rdma.EngineID, token rdma.Token)
 	return peer, s, err
 }
 
-// awaitLanes returns once each lane has come up or failed. If none is up it fails the session.
+// awaitLanes returns once each lane has come up or failed. If no lane is up it fails the session.
 func (s *session) awaitLanes(ctx context.Context) (err error) {
 	select {
 	case <-s.settled:

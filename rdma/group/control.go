@@ -52,7 +52,7 @@ func TCP(ctx context.Context, listen, advertise string, cfg *tls.Config) (Contro
 	return c, nil
 }
 
-// Unix returns a Control over a unix socket at path. With an empty path it only dials.
+// Unix returns a Control over a unix socket at path. If path is empty, the Control only dials.
 func Unix(ctx context.Context, path string) (Control, error) {
 	c := Control{Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 		var d net.Dialer

@@ -14,7 +14,7 @@ import (
 // The poller also calls Post and Shut, so neither may wait for a Poll. Any other blocking method
 // may wait for a running Poll to return, but not for the next Poll.
 type Domain interface {
-	// Name is the NIC's name for people: "mlx5_0", "rxe0", "shm".
+	// Name is the NIC's name in logs and status: "mlx5_0", "rxe0", "shm".
 	Name() string
 	// Limits are constant.
 	Limits() Limits
@@ -54,8 +54,8 @@ type Domain interface {
 
 // Limits of a domain.
 type Limits struct {
-	// MaxWrite is the longest payload of one Work, MaxMessage of one OpSend, in
-	// bytes.
+	// MaxWrite is the longest payload of one Work, and MaxMessage the longest payload of one
+	// OpSend, in bytes.
 	MaxWrite   uint64
 	MaxMessage int
 	// QueueDepth is the largest number of Works of one endpoint whose completions have not been
@@ -65,8 +65,8 @@ type Limits struct {
 	// OpWriteImm on that endpoint is in place, and Poll returns the immediates of an endpoint in
 	// the order posted. Payloads may be placed in any order. RC is ordered, EFA's SRD is not.
 	Ordered bool
-	// RefusalBreaks: a Work that the target's NIC refuses breaks its endpoint, and the Works
-	// posted after it were not performed.
+	// RefusalBreaks: if the target's NIC refuses a Work, the Work's endpoint breaks, and the Works
+	// posted after this Work are not performed.
 	RefusalBreaks bool
 	// CloseIsFinal: after Memory.Close has returned, no remote write changes the memory, not even
 	// a write that was in flight. Poll can then return the immediates of writes that landed before
@@ -96,10 +96,10 @@ type Memory interface {
 	// for all NICs, so all domains of one engine must use the same base for the same memory (all
 	// 0, or all the virtual address).
 	Base() uint64
-	// Window makes a window of n bytes from off with its own key, which gives access to nothing
-	// else. The window is closed before the memory. Window returns ErrUnsupported if this part
-	// cannot be a window (it is too long, or it is device memory); the engine then registers the
-	// part separately.
+	// Window makes a window of n bytes from off. The window has its own key, which gives access to
+	// no other byte. The window is closed before the memory. Window returns ErrUnsupported if this
+	// part of the memory cannot be a window (it is too long, or it is device memory). The engine
+	// then registers the part separately.
 	Window(off, n uint64) (Memory, error)
 	// Close invalidates the key: the NIC refuses Works that arrive later. Limits.CloseIsFinal
 	// states what happens to Works that are landing. When Close is called, no local Work reads
@@ -166,7 +166,8 @@ type Work struct {
 	Cookie uint64
 	Op     Op
 	Imm    uint32
-	// Src and SrcOff are the source and Len its length in bytes. Src is nil if Len is 0.
+	// Src is the source, SrcOff the offset of the payload in the source, and Len the length of the
+	// payload in bytes. Src is nil if Len is 0.
 	Src    Memory
 	SrcOff uint64
 	Len    uint64
@@ -207,7 +208,7 @@ const (
 	// StatusBroken: the endpoint broke before the result was known. The payload may or may not
 	// be in place, and the immediate may or may not have been delivered.
 	StatusBroken Status = 2
-	// StatusNoBuffer: the peer had no buffer for an OpSend, or its buffer was too small.
+	// StatusNoBuffer: the peer had no buffer for an OpSend, or the peer's buffer was too small.
 	StatusNoBuffer Status = 3
 )
 
@@ -224,6 +225,6 @@ type Completion struct {
 	Err error
 }
 
-// ErrDead is wrapped by the error of Poll when the domain's NIC is gone. The engine continues
-// with the other NICs and calls Options.Reopen for a replacement.
+// ErrDead is wrapped by the error that Poll returns when the domain's NIC has failed. The engine
+// continues with the other NICs and calls Options.Reopen for a replacement.
 var ErrDead = errors.New("nic is dead")

@@ -247,7 +247,7 @@ func (l *lane) breakAfterPoll(en *end, cause error) {
 	}
 }
 
-// beginClose takes an endpoint out of use. It returns false if that has already happened.
+// beginClose takes an endpoint out of use. It returns false if an earlier call has done so.
 func (l *lane) beginClose(en *end, cause error) bool {
 	l.mu.Lock()
 	if en.state >= endClosing {
@@ -284,7 +284,8 @@ func (l *lane) shut(en *end) {
 	})
 }
 
-// failWorks ends the remaining Works of en on a dead NIC, which returns no more completions.
+// failWorks ends the remaining Works of en on a dead NIC. It is needed because a dead NIC returns
+// no more completions.
 func (l *lane) failWorks(en *end) {
 	l.mu.Lock()
 	for slot := range en.records {

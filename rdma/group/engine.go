@@ -51,8 +51,8 @@ type Engine struct {
 
 var _ rdma.Engine = (*Engine)(nil)
 
-// New starts an engine over opts.Domains. With a Listener it accepts sessions before New
-// returns. ctx bounds the start only.
+// New starts an engine over opts.Domains. If there is a Listener, the engine accepts sessions
+// before New returns. ctx bounds the start only.
 func New(ctx context.Context, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
 	err := opts.Validate()
@@ -87,7 +87,8 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// newEngine makes an engine without starting its goroutines. If it fails it closes the domains.
+// newEngine makes an engine without starting the engine's goroutines. If newEngine fails it closes
+// the domains.
 func newEngine(opts Options) (_ *Engine, err error) {
 	e := &Engine{
 		opts:          opts,
@@ -142,8 +143,8 @@ func (e *Engine) closeDomains() error {
 // Addr implements rdma.Engine.
 func (e *Engine) Addr() rdma.Addr { return e.addr }
 
-// NICs implements rdma.Engine. A NIC is down if its domain is dead, or if there are sessions
-// and none of them has a working endpoint on it.
+// NICs implements rdma.Engine. A NIC is down if its domain is dead. It is also down if there are
+// sessions and no session has a working endpoint on it.
 func (e *Engine) NICs() []rdma.NIC {
 	out := make([]rdma.NIC, len(e.nics))
 	sessions := e.core.Sessions()

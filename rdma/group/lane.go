@@ -136,8 +136,8 @@ type end struct {
 	check        uint64
 	reported     bool // arrived was sent to the peer, so no further immediate may be counted
 
-	// down is the peer's report that its endpoint has ended. downComplete: all frames of the report
-	// have arrived.
+	// down is the peer's report of what arrived on its end of the closed endpoint. downComplete:
+	// all frames of the report have arrived.
 	down         laneDown
 	downComplete bool
 	resolved     bool
@@ -218,8 +218,8 @@ const (
 	firstBatch = 4
 )
 
-// skipped are runs that are not posted because their operation was refused or its key was
-// withdrawn.
+// skipped are runs that are not posted because their operation was refused or the operation's key
+// was withdrawn.
 type skipped struct {
 	op      *op
 	runs    int

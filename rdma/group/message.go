@@ -270,8 +270,8 @@ type inbound struct {
 	seen map[uint64]rdma.Reason
 }
 
-// received handles a message of the peer. b belongs to the NIC again after received returns.
-// Pollers call it.
+// received handles a message of the peer. b must not be used after received has returned, because
+// the buffer is then posted again. Pollers call received.
 func (s *session) received(b []byte) {
 	m, err := decodeMessage(b)
 	if err != nil {

@@ -250,7 +250,8 @@ func (n *nic) runDrains() {
 	n.due = n.due[:0]
 }
 
-// poll is the poller. It processes completions and posts the Works that then fit.
+// poll is the poller goroutine. It processes completions and posts Works for which there is room
+// again.
 func (n *nic) poll() {
 	defer close(n.stopped)
 	idle := 0
@@ -388,7 +389,7 @@ func (n *nic) closeDomain() error {
 	return errors.Join(n.freeBuffers(), n.dom.Close())
 }
 
-// replaceNIC replaces a dead NIC. It closes the old domain and calls Reopen until it succeeds.
+// replaceNIC replaces a dead NIC. It closes the old domain and calls Reopen until a call succeeds.
 func (e *Engine) replaceNIC(n *nic) {
 	<-n.stopped
 	n.awaitEmpty()
@@ -416,7 +417,7 @@ func (e *Engine) replaceNIC(n *nic) {
 	}
 }
 
-// reopen opens NIC i again, registers all memory with it, and opens its lanes.
+// reopen opens NIC i again, registers all memory with the new domain, and opens the NIC's lanes.
 func (e *Engine) reopen(ctx context.Context, i int) error {
 	d, err := e.opts.Reopen(ctx, i)
 	if err != nil {

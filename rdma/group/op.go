@@ -166,16 +166,16 @@ type job struct {
 	op     *op
 	lo, hi uint32
 	imm    bool
-	// tail: the run is the final one, and all other runs of op are in place.
+	// tail: the run is op's final run, and all other runs of op are in place.
 	tail bool
 }
 
 // postCost is the weight of a Work without payload, in bytes, for the comparison of lanes by load.
 const postCost = 512
 
-// Ranks of the jobs in a lane's queue. A message precedes all writes, because requests and
-// their answers wait for it. The tail of a write precedes all other writes: the rest of that
-// write is in place, so only the tail delays its completion.
+// Ranks of the jobs in a lane's queue. A message precedes all writes, because requests and their
+// answers are messages and should not wait. The tail of a write precedes all other writes: all
+// other bytes of that write are in place, so only the tail delays its completion.
 const (
 	rankMessage = 0
 	rankTail    = 1
@@ -204,9 +204,9 @@ func (j job) load() int64 {
 	return n
 }
 
-// lostGroup groups operations with the same immediate when the target counted only some of these
-// immediates. The sender cannot determine which, so it sends all their payload again, and then
-// as many immediates as were lost.
+// lostGroup groups operations with the same immediate, after the target counted only some of these
+// immediates. The sender cannot determine which operations were counted. So it sends the payload
+// of all again, and then the number of immediates that were lost.
 type lostGroup struct {
 	// left is the number of operations in the group whose payload has been neither placed again
 	// nor refused.

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Options configure an Engine. A provider sets the fields from Provider to Alloc and takes the
-// other fields from its caller.
+// Options configure an Engine. A provider sets the fields from Provider to Alloc itself. Its
+// caller sets the other fields.
 type Options struct {
 	// Provider is the value of Info.Provider: shm, verbs, fabric or sim. Both engines of a session
 	// must have the same provider.

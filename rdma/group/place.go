@@ -77,7 +77,8 @@ func (s *session) placeLocked(j job, touched *laneSet, out []sessions.Ended) []s
 	for {
 		best, stale := s.chooseLocked(o, lanes)
 		if stale {
-			// Every NIC that the Desc names is gone, and lanes to other NICs are up.
+			// Lanes are up, but the Desc names none of their NICs: every NIC that it names has
+			// been replaced.
 			o.left -= int(j.hi - j.lo)
 			s.refuseLocked(o, reasonQuery{op: o.ID(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0}, nil)
 			return s.advanceLocked(o, touched, out)
@@ -129,8 +130,8 @@ func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 	return best, !known && ups > 0
 }
 
-// refuseLocked records that the target refused o. Only the first refused range is kept. nicErr is
-// the local NIC's error, if any.
+// refuseLocked records that the target refused o. Only the first refused range of o is kept.
+// nicErr is the local NIC's error, if any.
 func (s *session) refuseLocked(o *op, w reasonQuery, nicErr error) {
 	if o.dead.Swap(true) {
 		return

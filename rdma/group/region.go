@@ -254,8 +254,8 @@ func closeMemory(p *atomic.Pointer[nicMemory]) error {
 type window struct {
 	region *region
 	off, n uint64
-	// spans, if not nil, are the accessible parts of the window, for NICs that can restrict
-	// access to them.
+	// spans, if not nil, are the accessible parts of the window. Only some NICs can restrict
+	// access to spans.
 	spans []rdma.Span
 	mem   []byte
 	mems  []atomic.Pointer[nicMemory]
@@ -417,8 +417,8 @@ func (w *window) release() error {
 	return errors.Join(errs...)
 }
 
-// installNIC replaces the NIC at n's index by n. It registers all memory with n before any transfer
-// can use it.
+// installNIC puts n in the place of the NIC with the same index. It registers all memory with n
+// before any transfer can use n.
 func (e *Engine) installNIC(n *nic) error {
 	e.regMu.Lock()
 	defer e.regMu.Unlock()
@@ -476,8 +476,8 @@ func (e *Engine) unregisterLocked(n *nic) error {
 // staleMax is the largest number of keys of dead NICs that a window keeps.
 const staleMax = 2 * MaxDomains
 
-// dropKeys removes the keys of a NIC that is gone, so that a new Desc does not name that NIC. If
-// no other key is left, the keys stay in Desc.
+// dropKeys removes the keys of a NIC that has been replaced, so that a new Desc does not name that
+// NIC. If no other key is left, the keys stay in Desc.
 func (w *window) dropKeys(serial uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

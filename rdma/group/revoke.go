@@ -98,7 +98,8 @@ func (w *withdrawals) leave(id uint64) bool {
 	return false
 }
 
-// writes reports whether a Work with one of keys is posted, or was lost and may still land.
+// writes reports whether a Work with one of keys is posted, or was lost with its endpoint and may
+// still land.
 func (s *session) writes(keys []remoteKey) bool {
 	for _, l := range s.lanes {
 		if l.writes(keys) {

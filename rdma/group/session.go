@@ -28,7 +28,7 @@ type session struct {
 	settled chan struct{}
 	// running counts the goroutines of the session.
 	running sync.WaitGroup
-	// withdrawn are keys that the peer has asked this engine not to use.
+	// withdrawn are the keys that the peer has requested this engine not to use.
 	withdrawn withdrawals
 	requests  withdrawalRequests
 	rx        inbound
@@ -133,7 +133,7 @@ func (s *session) submit(o *op) error {
 	return nil
 }
 
-// endLocked ends o and returns the work that remains to be done without the lock.
+// endLocked ends o. It returns the callback that must be called after the lock is released.
 func (s *session) endLocked(o *op, err error) sessions.Ended {
 	if o.kind == opMessage && o.slotIndex >= 0 {
 		s.e.outbox.give(o.slotIndex)

@@ -16,8 +16,8 @@ type watchState struct {
 	downTicks uint64
 }
 
-// watch is the goroutine that sends heartbeats, declares peers dead, and closes endpoints that
-// stall.
+// watch is the goroutine that sends heartbeats, declares peers dead, and breaks endpoints on which
+// a Work does not complete.
 func (e *Engine) watch() {
 	rounds := func(d time.Duration) uint64 { return sessions.Rounds(d, e.opts.HeartbeatInterval) }
 	silence, transfer := rounds(e.opts.IdleTimeout), rounds(e.opts.TransferTimeout)

@@ -71,8 +71,8 @@ func testPeerGroup(t *env) {
 	g.Close()
 }
 
-// After the session of a member has ended, its group is broken. The remaining members can form
-// another group.
+// When the session of a member ends, the group is broken. The remaining members can form another
+// group.
 func testPeerGroupEnds(t *env) {
 	down := make(chan rdma.EngineID, 1)
 	server := t.engine(Config{Listen: true, OnPeerDown: func(id rdma.EngineID, _ error) { down <- id }})
@@ -182,8 +182,8 @@ func (r *records) Handle(_ context.Context, rec slog.Record) error {
 	return nil
 }
 
-// The engine that refuses an operation logs it: a wrong token, a wrong key, an offset past the end,
-// a huge length.
+// An engine that refuses an operation logs the refusal, for a wrong token, a wrong key, an offset
+// past the end, or a huge length.
 func testRefusalsLogged(t *env) {
 	for name, offend := range map[string]func(server, client rdma.Engine, src rdma.Region, d rdma.Desc){
 		"wrong token": func(server, _ rdma.Engine, _ rdma.Region, _ rdma.Desc) {

@@ -16,7 +16,7 @@ import (
 // Config describes the engine that a case needs. A zero value means the provider's default. An
 // engine may ignore a setting if its Provider does not declare support for it.
 type Config struct {
-	// Listen makes the engine reachable; its peers must then prove that they have Token.
+	// Listen makes the engine reachable. Its peers must then prove that they have Token.
 	Listen bool
 	Token  rdma.Token
 	// InFlightOps and InFlightBytes are the largest number of operations in flight to one peer,

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Domain is the NIC between the processes of a host: the target's poller copies what its peers
-// post.
+// Domain is the NIC of an engine between processes of a host. The target's poller copies the
+// payload that its peers post.
 type Domain struct {
 	id       id
 	name     string

@@ -412,8 +412,8 @@ func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma
 	return handshake.DialTLS(ctx, nc, hostPort, e.opts.TLS)
 }
 
-// authenticate performs the mutual proof of the token on nc. want, if not zero, is the engine that
-// must answer.
+// authenticate performs the dialer's part of the mutual proof of the token on nc. want, if not
+// zero, is the only engine that is accepted.
 func (e *Engine) authenticate(nc net.Conn, want rdma.EngineID, token rdma.Token, h hello) (rdma.EngineID, error) {
 	h.engine = e.id
 	return protocol.Dial(nc, h.encode(), want, token)

@@ -22,9 +22,8 @@ func disconnect(fd int) error {
 	return nil
 }
 
-// sendQueued returns the number of bytes of packets that a socket has in the queues between TCP
-// and the wire: the kernel's sk_wmem_alloc, which decreases as the NIC reports each packet
-// sent.
+// sendQueued returns the number of bytes of a socket's packets in the queues between TCP and the
+// wire. This is the kernel's sk_wmem_alloc, which decreases as the NIC reports each packet sent.
 func sendQueued(fd int) (uint32, error) {
 	// SO_MEMINFO fills an array of SK_MEMINFO_VARS = 9 words (linux/sock_diag.h).
 	const wmemAlloc = 2

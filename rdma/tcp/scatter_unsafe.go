@@ -61,12 +61,12 @@ func (s *scatter) read(into [][]byte) (int, error) {
 	return s.n, nil
 }
 
-// readv reports whether it read bytes or got an error. Otherwise the runtime calls it again
-// when the socket is readable.
+// readv returns true if it read bytes or got an error. If it returns false, the runtime calls it
+// again when the socket is readable.
 func (s *scatter) readv(fd uintptr) bool {
 	for {
-		// Safety: iov is not empty, holds its bases as pointers, and each length is
-		// that of the slice that the base came from.
+		// Safety: iov is not empty and holds its base addresses as pointers. Each length is the
+		// length of the slice from which the base comes.
 		n, _, errno := syscall.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&s.iov[0])), uintptr(len(s.iov)))
 		switch errno {
 		case syscall.EINTR:

@@ -100,8 +100,8 @@ func (s *session) submit(o *op) error {
 	return nil
 }
 
-// lane returns the lane of a class. If the session's dialer marks no classes there is one lane
-// for all.
+// lane returns the lane of a class. If the session's dialer marks no classes, there is one lane
+// for all classes.
 func (s *session) lane(class rdma.Class) *lane {
 	if int(class) < len(s.lanes) {
 		return s.lanes[class]
@@ -109,7 +109,7 @@ func (s *session) lane(class rdma.Class) *lane {
 	return s.lanes[0]
 }
 
-// endLocked ends o and returns the work that remains to be done without the lock.
+// endLocked ends o. It returns the callback that must be called after the lock is released.
 func (s *session) endLocked(o *op, err error) sessions.Ended {
 	return s.EndLocked(o, o.kind == frameMessage, err)
 }

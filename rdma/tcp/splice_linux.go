@@ -77,8 +77,8 @@ func (p *pipes) take() *pipe {
 	return x
 }
 
-// give returns a pipe. A pipe that is not empty holds bytes of a failed connection and is
-// closed.
+// give returns a pipe to the free pipes. A pipe that is not empty holds bytes of a failed
+// connection; it is closed instead.
 func (p *pipes) give(x *pipe) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

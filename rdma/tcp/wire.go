@@ -45,7 +45,7 @@ const (
 	flagAckMayWait = 2
 )
 
-// errFrame is wrapped by every error after which the stream cannot be trusted.
+// errFrame is wrapped by every error after which the stream cannot be decoded any further.
 var errFrame = errors.New("malformed frame")
 
 // castagnoli is the table of CRC-32C, which has its own instruction on amd64
@@ -79,8 +79,8 @@ func (h *header) encode(b []byte) {
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
 
-// decode reads a header from b, which holds headerSize bytes, and performs all checks that do
-// not need the session.
+// decode reads a header from b, which holds headerSize bytes. It performs all checks that do not
+// depend on the session.
 func (h *header) decode(b []byte) error {
 	_ = b[headerSize-1]
 	le := binary.LittleEndian

@@ -52,8 +52,8 @@ type Facts struct {
 	Interval      time.Duration
 }
 
-// MemlockMin is the least amount of locked memory for an RDMA NIC, in bytes: the smallest arena
-// that the node accepts, plus the queues.
+// MemlockMin is the least limit of locked memory that an RDMA NIC needs, in bytes: the smallest
+// arena that the node accepts, plus the queues.
 const MemlockMin = 64 << 20
 
 // Check checks the host. Failures come first.

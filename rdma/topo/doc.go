@@ -17,10 +17,10 @@
 //
 // The distance of two devices is the first of these that applies:
 //
-//	switch   their paths share a bridge: bytes turn around below the CPU
+//	switch   their paths share a bridge: bytes do not pass the CPU
 //	root     they share the host bridge only
-//	numa     they hang on the same NUMA node
-//	far      neither: bytes cross the link between the sockets
+//	numa     they are attached to the same NUMA node
+//	far      none of these: bytes cross the link between the sockets
 //
 // Roles, in DualPath's terms (section 3): a CNIC is a GPU's own NIC on the compute network, an
 // SNIC is on the storage network. If the two cannot be distinguished, a NIC is shared and serves

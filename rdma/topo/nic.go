@@ -379,8 +379,8 @@ func firstWord(s string) string {
 // bond on NIC.
 const uppersMax = 4
 
-// addrs returns the addresses of an interface and of the interfaces stacked on it. For a NIC in
-// a bridge, the bridge has the addresses.
+// addrs returns the addresses of an interface, and of the interfaces stacked on that interface. If
+// a NIC is in a bridge, its addresses belong to the bridge.
 func (t tree) addrs(name string, o Options, depth int) []netip.Prefix {
 	if o.Addrs == nil || depth > uppersMax {
 		return nil

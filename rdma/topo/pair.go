@@ -65,7 +65,8 @@ type Want struct {
 	NICs []string
 	// GPU selects the NICs that are assigned to the GPU with that name.
 	GPU string
-	// Role selects the NICs with that role or the role Shared. "": CNIC, SNIC and Shared.
+	// Role selects the NICs with that role or the role Shared. If Role is "", the roles CNIC, SNIC
+	// and Shared are accepted.
 	Role Role
 	// RDMA excludes TCP NICs.
 	RDMA bool

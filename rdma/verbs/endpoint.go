@@ -283,7 +283,7 @@ func (e *endpoint) breakLocked(why error) {
 	e.d.out = append(e.d.out, group.Completion{Kind: group.KindBroken, Cookie: e.cookie, Err: why})
 }
 
-// modifyAll moves both queue pairs to the error state. It ignores errors: the queue pairs may
+// modifyAll moves both queue pairs to the error state. Errors are ignored: a queue pair may
 // already be in that state, and a device that accepts no commands has no Works to return.
 func (e *endpoint) modifyAll() {
 	for _, l := range e.lanes {

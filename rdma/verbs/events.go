@@ -130,8 +130,9 @@ func (d *domain) watchEvents() {
 	}
 }
 
-// takeEvent handles an asynchronous event. It ignores events that need no reaction (a connection
-// was established, the subnet manager changed). It queries the device without a lock.
+// takeEvent handles an asynchronous event. Events that need no reaction (a connection was
+// established, the subnet manager changed) are ignored. takeEvent queries the device without
+// holding a lock.
 func (d *domain) takeEvent(e asyncEvent, qpn uint32) {
 	var why error
 	switch e {

@@ -81,7 +81,7 @@ func (n *nic) statusText(s wcStatus) string {
 	return C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(s)))
 }
 
-// errnoOf returns the errno that a C call set, or EIO if it set none.
+// errnoOf returns the errno that a C call set, or EIO if the call set none.
 func errnoOf(err error) error {
 	if err == nil || errors.Is(err, syscall.Errno(0)) {
 		return syscall.EIO

@@ -7,9 +7,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// pkey is a partition key of an InfiniBand subnet. 15 bits name the partition. The top bit is set if
-// the port is a full member, which may communicate with limited members too. On Ethernet every port
-// has only the default partition.
+// pkey is a partition key of an InfiniBand subnet. 15 bits are the number of the partition. The
+// top bit is set if the port is a full member of the partition; a full member may communicate with
+// limited members too. On Ethernet every port has only the default partition.
 type pkey uint16
 
 // pkeyFull is the bit that marks full membership.

@@ -42,8 +42,8 @@ func (r *ring) drop(n int) { r.posted.Store(r.posted.Load() - uint64(n)) }
 // pending returns the number of Works that have not ended.
 func (r *ring) pending() int { return int(r.posted.Load() - r.done.Load()) }
 
-// before returns the number of Works that have not ended and were posted before the Work whose
-// sequence number has these low 32 bits. ok is false if there is no such Work.
+// before finds the Work whose sequence number has the low 32 bits low. It returns the number of
+// earlier Works that have not ended. ok is false if there is no such Work.
 func (r *ring) before(low uint32) (n int, ok bool) {
 	done := r.done.Load()
 	n = int(low - uint32(done))

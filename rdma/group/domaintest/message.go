@@ -43,8 +43,8 @@ func testMessages(t *env) {
 	}
 }
 
-// A message for which the receiver has no buffer ends with StatusNoBuffer. If that does
-// not break the endpoint, the next message is delivered.
+// A message for which the receiver has no buffer ends with StatusNoBuffer. If this does not break
+// the endpoint, the next message is delivered.
 func testNoBuffer(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	_, sm := t.a.random(1000)

@@ -90,8 +90,9 @@ func testEmpty(t *env) {
 	}
 }
 
-// An endpoint accepts QueueDepth Works before the first completion is polled. Works that it does
-// not accept can be posted again. The caller may reuse the slice of Works when Post returns.
+// An endpoint accepts QueueDepth Works before the first completion is polled. Works that the
+// endpoint does not accept can be posted again. The caller may reuse the slice of Works when Post
+// returns.
 func testQueueDepth(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	depth := t.a.d.Limits().QueueDepth

@@ -92,7 +92,7 @@ var (
 	ErrLater = errors.New("still in use on the peer")
 )
 
-// Roles of the two proofs, so that neither can be replayed as the other.
+// Roles that are part of the two proofs, so that neither proof can be replayed as the other.
 const (
 	roleDialer   = "penstock rdma dialer"
 	roleAcceptor = "penstock rdma acceptor"

@@ -78,7 +78,7 @@ func (p *Inbox) Take() []byte {
 	}
 }
 
-// Give returns a buffer to the pool. Under test its bytes are overwritten first, so that a
+// Give returns a buffer to the pool. In tests the buffer's bytes are overwritten first, so that a
 // handler that kept the message reads invalid data.
 func (p *Inbox) Give(b []byte) {
 	b = b[:p.size]
@@ -86,5 +86,5 @@ func (p *Inbox) Give(b []byte) {
 	p.free <- b
 }
 
-// Deliver passes a message, the front of a buffer that Take returned, to the handler.
+// Deliver passes a message to the handler. msg is the beginning of a buffer that Take returned.
 func (p *Inbox) Deliver(from rdma.EngineID, msg []byte) { p.full <- message{from, msg} }

@@ -273,7 +273,8 @@ func (c *conn) failed(op string, err error) error {
 	return &net.OpError{Op: op, Net: "sim", Source: c.local, Addr: c.remote, Err: err}
 }
 
-// Close closes both directions. The peer reads the bytes that were sent, then EOF.
+// Close closes both directions. The peer can still read the bytes that were sent, and then gets
+// EOF.
 func (c *conn) Close() error {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()

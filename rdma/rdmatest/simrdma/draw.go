@@ -7,8 +7,8 @@ type Span struct {
 	Min, Max time.Duration
 }
 
-// draws is a stream of random numbers, small enough to keep one for each Work:
-// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+// draws is a stream of random numbers. Its state is so small that each Work can have a stream. The
+// generator is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
 // OOPSLA 2014).
 type draws struct {
 	state uint64

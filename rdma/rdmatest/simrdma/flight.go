@@ -253,7 +253,7 @@ func (fl *flight) closedLocked() bool {
 }
 
 // copyLocked copies one piece of a write's payload to its destination. It does nothing for a
-// message: arriveLocked chooses the receive buffer and copies the message.
+// message, because arriveLocked chooses the receive buffer and copies the message.
 func (fl *flight) copyLocked(piece int) {
 	f := fl.from.d.f
 	if fl.work.Len == 0 || fl.work.Op == group.OpSend {
