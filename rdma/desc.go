@@ -9,8 +9,8 @@ import (
 )
 
 // EngineID names one engine for its lifetime. It is 16 random bytes, chosen when the engine
-// starts. Peers are identified by it and not by an address, so an engine without a listener
-// is identified too.
+// starts. A peer is identified by its EngineID and not by an address, because an engine without a
+// listener has no address.
 type EngineID [16]byte
 
 // String returns the first 8 hex digits, enough for a log line.
@@ -19,8 +19,8 @@ func (id EngineID) String() string { return hex.EncodeToString(id[:4]) }
 // IsZero reports whether the ID is unset.
 func (id EngineID) IsZero() bool { return id == EngineID{} }
 
-// NetAddr is the address of one NIC in the notation of its provider: "host:port" for tcp,
-// opaque bytes (GID, QP number) for other providers.
+// NetAddr is the address of one NIC in the notation of its provider: "host:port" for tcp, opaque
+// bytes (GID, QP number) for other providers.
 type NetAddr string
 
 // Addr is the address of an engine: its ID and one NetAddr per NIC.
@@ -29,26 +29,26 @@ type Addr struct {
 	NICs   []NetAddr
 }
 
-// NICKey is one path to a range of memory: a NIC, and the key of the memory on that NIC.
+// NICKey is one way to reach a range of memory: a NIC, and the key of the memory on that NIC.
 type NICKey struct {
 	Addr NetAddr
 	Key  uint64
 }
 
-// Desc describes remote memory to a peer that may write it. A peer that has the Desc, and the
-// token of the memory's engine, can write there, so distribute a Desc with care. A Desc is
-// plain data; the target checks its claims.
+// Desc describes remote memory to a peer that may write to the memory. A peer that has the Desc,
+// and the token of the memory's engine, can write there, so distribute a Desc with care. A Desc is
+// plain data; the target checks each write and does not rely on the Desc.
 type Desc struct {
 	// Engine is the owner of the memory.
 	Engine EngineID
 	// NICs are the paths to the memory, one for each NIC of the engine.
 	NICs []NICKey
-	// Base is the address of the first byte in the provider's address space (0 for tcp, a
-	// virtual address for verbs). Len is in bytes.
+	// Base is the address of the first byte in the provider's address space (0 for tcp, a virtual
+	// address for verbs). Len is the length in bytes.
 	Base, Len uint64
-	// Peers are the engines that may write there; empty: every engine with a session. A NIC
-	// checks the key of a write but not its sender. So an engine that is not among Peers
-	// replaces the key by an invalid key when it writes.
+	// Peers are the engines that may write to the memory; empty: every engine with a session. A
+	// NIC checks the key of a write but not its sender. So an engine that is not among Peers
+	// replaces the key in its writes by an invalid key.
 	Peers []EngineID
 }
 
@@ -60,7 +60,7 @@ const (
 	MaxNetAddr = 255
 )
 
-// Versions of the encodings; also their first byte.
+// Versions of the encodings. The version is the first byte of an encoding.
 const (
 	descVersion = 0xD1
 	addrVersion = 0xA1
@@ -106,7 +106,7 @@ func (d Desc) AppendBinary(b []byte) ([]byte, error) {
 // MarshalBinary returns the encoding of d.
 func (d Desc) MarshalBinary() ([]byte, error) { return d.AppendBinary(nil) }
 
-// UnmarshalBinary decodes exactly one Desc from b, which it does not keep.
+// UnmarshalBinary decodes b, which must be exactly one Desc. It keeps no reference to b.
 func (d *Desc) UnmarshalBinary(b []byte) error {
 	r := reader{b: b}
 	if v := r.byte(); v != descVersion {
@@ -158,7 +158,7 @@ func (a Addr) AppendBinary(b []byte) ([]byte, error) {
 // MarshalBinary returns the encoding of a.
 func (a Addr) MarshalBinary() ([]byte, error) { return a.AppendBinary(nil) }
 
-// UnmarshalBinary decodes exactly one Addr from b, which it does not keep.
+// UnmarshalBinary decodes b, which must be exactly one Addr. It keeps no reference to b.
 func (a *Addr) UnmarshalBinary(b []byte) error {
 	r := reader{b: b}
 	if v := r.byte(); v != addrVersion {
@@ -184,8 +184,8 @@ func (a *Addr) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// reader reads little-endian fields from a slice. When the slice ends early, reader returns
-// zeroes and sets short.
+// reader reads little-endian fields from a slice. If the slice ends early, reader returns zeroes
+// and sets short.
 type reader struct {
 	b     []byte
 	short bool
@@ -215,7 +215,7 @@ func (r *reader) uint64() uint64 {
 	return 0
 }
 
-// end returns an error if bytes were missing or remain.
+// end returns an error if bytes were missing or are left over.
 func (r *reader) end(what string, total int) error {
 	if r.short {
 		return fmt.Errorf("rdma: %s of %d bytes ends early: %w", what, total, ErrMalformed)
@@ -226,11 +226,12 @@ func (r *reader) end(what string, total int) error {
 	return nil
 }
 
-// Token is the secret of an engine: a peer that proves that it has the token may open a
-// session. It has at least MinToken bytes.
+// Token is the secret of an engine. A peer that proves that it has the token may open a session. A
+// token has at least MinToken bytes.
 type Token []byte
 
-// MinToken is the shortest token, in bytes: 128 bits cannot be guessed.
+// MinToken is the length of the shortest token, in bytes. It is chosen because 128 bits cannot be
+// guessed.
 const MinToken = 16
 
 // String hides the secret from logs.

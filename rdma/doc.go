@@ -1,11 +1,10 @@
-// Package rdma is the contract of the transfer engine, and the code that all providers
-// share. An engine has registered memory into which peers write directly, small messages,
-// and counters of immediates. The API is that of fabric-lib (Figure 2 of the paper) in Go.
+// Package rdma is the contract of the transfer engine, and the code that all providers share. An
+// engine has registered memory into which peers write directly, small messages, and counters of
+// immediates. The API is that of fabric-lib (Figure 2 of the paper) in Go.
 //
-// It is not a stream, not an RPC system and not reliable messaging: a write
-// names its destination bytes, completes or fails as a whole, and is not
-// ordered against any other write. It does not check payloads; the owner of the
-// bytes adds an end-to-end checksum.
+// The package provides no streams, no RPC and no reliable messaging: a write names its destination
+// bytes, completes or fails as a whole, and is not ordered against any other write. Engines do not
+// check payloads; the owner of the bytes adds an end-to-end checksum.
 //
 //	   engine A                                              engine B
 //	Register(mem) ─► Region                              Register(mem) ─► Region
@@ -34,7 +33,7 @@
 //   - An immediate is counted once per operation, after every byte of that
 //     operation has been placed. A refused operation counts no immediate.
 //   - Writes are not ordered, neither within an operation nor between operations.
-//     A byte that two writes overlap has the value of either.
+//     A byte that two writes overlap has the value of either write.
 //   - The source belongs to the engine until Done. Done is called exactly once for
 //     each accepted operation, at the latest when the peer is declared dead or
 //     the engine is closed.
@@ -45,18 +44,18 @@
 //     handler of Recv may block; Engine.Close waits for it.
 //
 // The paper counts an immediate once per page of a paged write. This package counts it once per
-// operation. So a receiver does not depend on how the sender divides its pages, and a provider
-// may merge adjacent pages.
+// operation. So a receiver does not depend on how the sender divides its pages, and a provider may
+// merge adjacent pages.
 //
 // A provider that places payload with the CPU can report each placed range to the owner of a
 // window while the bytes are in the CPU cache: LandingRegion.
 //
-// Two types work over any engine. Scope cancels the operations of one request and reports when
-// the receiver may be told so. Watcher calls back when a device or another writer changes a word
-// in memory.
+// Two types work over any engine. Scope cancels the operations of one request, and reports when
+// the sender may confirm the cancellation to the receiver. Watcher calls back when a device or
+// another writer changes a word in memory.
 //
-// Providers: rdma/tcp, an engine of its own, and the providers over rdma/group, which makes one
-// engine of several NICs. rdmatest.Run is the conformance suite: it has a case for each
+// Providers: rdma/tcp, which is a separate engine, and the providers over rdma/group, which makes
+// one engine of several NICs. rdmatest.Run is the conformance suite: it has a case for each
 // promise above.
 //
 // Lock order: ImmCounters, Scope and Watcher have one lock each. No lock is held while a callback

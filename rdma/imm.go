@@ -9,12 +9,12 @@ import (
 type Expect struct {
 	Imm   uint32
 	Count uint32
-	// From are the peers whose death ends the expectation with ErrPeerDied. From is not a
-	// filter: immediates of all peers count. Empty: only Cancel and the engine's Close end
-	// the expectation early.
+	// From are the peers whose death ends the expectation with ErrPeerDied. From is not a filter:
+	// immediates of all peers count. If From is empty, only Cancel and the engine's Close end the
+	// expectation early.
 	From []EngineID
-	// Done is called exactly once: nil when the count is reached, otherwise
-	// ErrPeerDied, ErrCanceled or ErrClosed. It must not block.
+	// Done is called exactly once: with nil when the count is reached, otherwise with ErrPeerDied,
+	// ErrCanceled or ErrClosed. It must not block.
 	Done func(error)
 }
 
@@ -22,46 +22,47 @@ type Expect struct {
 type Expectation struct {
 	counters *ImmCounters
 	expect   Expect
-	// left is guarded by counters.mu. The expectation is in counters.waiting until it has
-	// ended, and not after that.
+	// left is the number of immediates that are still expected, guarded by counters.mu. The
+	// expectation is in counters.waiting until it has ended.
 	left uint32
 }
 
 // Cancel ends the expectation and discards the immediates counted for it. Done is called with
 // ErrCanceled, unless the expectation has already ended. Cancel reports whether this call ended
-// it. Before reusing the number of a cancelled immediate, revoke the windows: then no late write
-// can count the immediate.
+// the expectation. Before the caller reuses the number of a cancelled immediate, it must revoke
+// the windows, so that no late write counts the immediate.
 func (e *Expectation) Cancel() bool { return e.counters.finish(e, ErrCanceled) }
 
-// DefaultEarlyImmediates is how many unexpected immediates are kept for each peer.
+// DefaultEarlyImmediates is the number of unexpected immediates that are kept for each peer by
+// default.
 const DefaultEarlyImmediates = 4096
 
-// ImmCounters counts immediates and calls back. It is the part of ExpectImm that does not depend
-// on the provider. All methods may be called concurrently.
+// ImmCounters counts immediates and calls the Done of expectations. It is the part of ExpectImm
+// that does not depend on the provider. All methods may be called concurrently.
 type ImmCounters struct {
-	// earlyMax limits the entries of early per peer that caused them.
+	// earlyMax is the largest number of entries of early that one peer may cause.
 	earlyMax int
 
 	mu      sync.Mutex
 	closed  bool
 	waiting map[uint32]*Expectation
-	// early holds the counts of immediates that no expectation has used.
-	// Invariant: no immediate is in both waiting and early.
+	// early holds the counts of immediates for which there was no expectation. Invariant: no
+	// immediate is in both waiting and early.
 	early map[uint32]earlyImm
-	// earlyBy is how many entries of early each peer has caused.
+	// earlyBy is the number of entries of early that each peer has caused.
 	earlyBy map[EngineID]int
 
 	counted, dropped uint64
 }
 
-// earlyImm is a count without an expectation, and the peer of its first immediate.
+// earlyImm is the count of an unexpected immediate, and the peer that sent the first one.
 type earlyImm struct {
 	count uint32
 	from  EngineID
 }
 
-// NewImmCounters returns counters that keep up to earlyMax unexpected immediates
-// for each peer; 0 is DefaultEarlyImmediates.
+// NewImmCounters returns counters that keep up to earlyMax unexpected immediates for each peer; if
+// earlyMax is 0, DefaultEarlyImmediates.
 func NewImmCounters(earlyMax int) *ImmCounters {
 	if earlyMax <= 0 {
 		earlyMax = DefaultEarlyImmediates
@@ -74,7 +75,7 @@ func NewImmCounters(earlyMax int) *ImmCounters {
 	}
 }
 
-// Count counts imm once, for a write of peer from whose payload has been placed.
+// Count counts imm once, for a write of the peer from whose payload has been placed.
 func (c *ImmCounters) Count(from EngineID, imm uint32) {
 	c.mu.Lock()
 	if c.closed {
@@ -130,9 +131,9 @@ func (c *ImmCounters) forgetLocked(imm uint32) {
 	}
 }
 
-// Expect begins an expectation. alive reports whether a peer's session exists; nil means that all
-// do. If a peer in From has no session, the expectation ends at once, unless early immediates
-// satisfy it.
+// Expect begins an expectation. alive reports whether a peer has a session; nil means that every
+// peer has one. If a peer in From has no session, the expectation ends at once, unless early
+// immediates satisfy it.
 func (c *ImmCounters) Expect(x Expect, alive func(EngineID) bool) (*Expectation, error) {
 	e := &Expectation{counters: c, expect: x, left: x.Count}
 	c.mu.Lock()
@@ -155,7 +156,7 @@ func (c *ImmCounters) Expect(x Expect, alive func(EngineID) bool) (*Expectation,
 	c.forgetLocked(x.Imm)
 	c.waiting[x.Imm] = e
 	c.mu.Unlock()
-	// The expectation is registered, so a peer that dies after this check ends it.
+	// The expectation is already registered, so the death of a peer after this check ends it.
 	for _, id := range x.From {
 		if alive != nil && !alive(id) {
 			c.finish(e, fmt.Errorf("rdma: %v: %w", id, ErrPeerDied))
@@ -165,7 +166,7 @@ func (c *ImmCounters) Expect(x Expect, alive func(EngineID) bool) (*Expectation,
 	return e, nil
 }
 
-// takeLocked consumes n of the early count of imm.
+// takeLocked subtracts n from the early count of imm.
 func (c *ImmCounters) takeLocked(imm uint32, k earlyImm, n uint32) {
 	if n == 0 {
 		return
@@ -178,7 +179,7 @@ func (c *ImmCounters) takeLocked(imm uint32, k earlyImm, n uint32) {
 	c.early[imm] = k
 }
 
-// finish ends e with err if it has not ended, and reports whether it did.
+// finish ends e with err, unless e has already ended. It reports whether this call ended e.
 func (c *ImmCounters) finish(e *Expectation, err error) bool {
 	c.mu.Lock()
 	if c.waiting[e.expect.Imm] != e {
@@ -191,8 +192,8 @@ func (c *ImmCounters) finish(e *Expectation, err error) bool {
 	return true
 }
 
-// PeerDied ends every expectation From the peer with an error that wraps ErrPeerDied and
-// contains why. It discards the unexpected immediates that the peer caused.
+// PeerDied ends every expectation that has the peer in From. The error wraps ErrPeerDied and
+// contains why. PeerDied also discards the unexpected immediates that the peer caused.
 func (c *ImmCounters) PeerDied(peer EngineID, why error) {
 	c.mu.Lock()
 	var ended []*Expectation
@@ -230,15 +231,15 @@ func (c *ImmCounters) Close() {
 	}
 }
 
-// Stats returns how many immediates were counted, and how many were dropped because they were
-// unexpected and the limit of kept immediates was reached.
+// Stats returns the number of immediates that were counted. It also returns the number that were
+// dropped because they were unexpected and the limit of kept immediates was reached.
 func (c *ImmCounters) Stats() (counted, dropped uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.counted, c.dropped
 }
 
-// end calls Done. The caller has removed e from waiting, so end runs once.
+// end calls Done. The caller has removed e from waiting, so end runs only once.
 func (e *Expectation) end(err error) {
 	if e.expect.Done != nil {
 		e.expect.Done(err)

@@ -8,44 +8,44 @@ import (
 )
 
 // Scope is a sender's cancellation token (fabric-lib, section 4). All operations for one request
-// are submitted through one Scope. Cancel ends the request, and reports when the receiver may be
-// told so.
+// are submitted through one Scope. Cancel ends the request, and returns when the sender may
+// confirm the cancellation to the receiver.
 //
 //	decoder                             prefiller
 //	  │ ── cancel request 7 ──►  err := scope.Cancel(ctx)
 //	  │                             later writes: ErrCanceled
-//	  │                             those in flight: waited for
+//	  │                             writes in flight: waited for
 //	  │ ◄──── confirmed ───────  if err == nil
 //	  may reuse the pages
 //
 // A Scope need not be closed and holds no goroutine. All methods may be called concurrently. A
-// write that need not wait allocates only if more operations are in flight than ever before.
+// write that does not have to wait allocates memory only if more operations are in flight than
+// ever before.
 type Scope struct {
 	engine Engine
 
 	mu       sync.Mutex
 	canceled bool
-	// pending is the number of operations that were begun and whose Done has not returned.
+	// pending is the number of operations that have begun and whose Done has not returned.
 	pending int
-	// unknown is the number of operations that ended although their bytes may still land.
-	// why is the error of the first of them.
+	// unknown is the number of operations that have ended although their bytes may still land. why
+	// is the error of the first of these operations.
 	unknown int
 	why     error
 	idle    *scoped // unused ones
-	// live ends with Cancel, which calls kill. still is closed once no operation is pending
-	// after that.
+	// live ends with Cancel, which calls kill. After that, still is closed once no operation is
+	// pending.
 	live  context.Context
 	kill  context.CancelFunc
 	still chan struct{}
 }
 
-// scoped is one operation of a scope. It receives the engine's completion and calls the
-// caller's Done.
+// scoped is one operation of a scope. The engine calls its end, which calls the caller's Done.
 type scoped struct {
 	scope *Scope
 	next  *scoped
 	done  func(error) // the caller's
-	ended func(error) // s.end as a func value, made once
+	ended func(error) // s.end as a func value, made once to avoid allocations
 }
 
 // NewScope returns a scope over e.
@@ -116,14 +116,14 @@ func (s *Scope) Pending() int {
 
 // Cancel ends the scope: later operations, and those that wait for the in-flight budget, return
 // ErrCanceled. Cancel returns once every operation of the scope has ended and its Done has
-// returned, so it must not be called from a Done. nil means that no operation of the scope can
+// returned, so it must not be called from a Done. If it returns nil, no operation of the scope can
 // touch remote memory any more, so the caller may confirm the cancellation.
 //
-// If ctx ends first, Cancel returns its error; the cancellation remains in effect, and Cancel may
-// be called again to continue waiting. If an operation ended with its session, its bytes may still
-// be on the wire. Cancel then returns that operation's error, and the caller must not confirm the
-// cancellation. The receiver is safe once its own side of the session has ended, or once it has
-// revoked its windows.
+// If ctx ends first, Cancel returns the error of ctx. The cancellation remains in effect, and
+// Cancel may be called again to continue waiting. If an operation ended because its session ended,
+// its bytes may still be on the wire. Cancel then returns that operation's error, and the caller
+// must not confirm the cancellation. The receiver may reuse the memory once the session has ended
+// at the receiver's engine too, or once the receiver has revoked its windows.
 func (s *Scope) Cancel(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.canceled {
@@ -166,7 +166,7 @@ func (s *Scope) begin(done func(error)) (*scoped, error) {
 	return op, nil
 }
 
-// waiting calls submit with a context that ends with ctx or with the scope.
+// waiting calls submit with a context that ends when ctx ends or the scope is cancelled.
 func (s *Scope) waiting(ctx context.Context, submit func(context.Context) error) error {
 	either, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -178,7 +178,8 @@ func (s *Scope) waiting(ctx context.Context, submit func(context.Context) error)
 	return err
 }
 
-// begun removes the operation from the scope if it was not submitted.
+// begun follows the submission of an operation. If err is not nil, the operation was not
+// submitted, and begun removes it from the scope.
 func (s *Scope) begun(op *scoped, err error) error {
 	if err != nil {
 		s.release(op, nil)
@@ -186,7 +187,7 @@ func (s *Scope) begun(op *scoped, err error) error {
 	return err
 }
 
-// end is the Done that the engine calls.
+// end is the Done that the engine calls for the operation.
 func (op *scoped) end(err error) {
 	if op.done != nil {
 		op.done(err)
@@ -194,8 +195,8 @@ func (op *scoped) end(err error) {
 	op.scope.release(op, err)
 }
 
-// release counts the end of an operation. err is the error with which it ended; nil if it succeeded
-// or was not submitted.
+// release counts the end of an operation. err is the operation's error; nil if the operation
+// succeeded or was not submitted.
 func (s *Scope) release(op *scoped, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,8 +9,9 @@ import (
 // Span is a range of a region: Len bytes from Offset.
 type Span struct{ Offset, Len uint64 }
 
-// MergeSpans returns the spans in order, with adjacent and overlapping spans merged. Providers use
-// it. It returns ErrRange if there are no spans, or one is empty or not within size bytes.
+// MergeSpans returns the spans in order, with adjacent and overlapping spans merged. Providers
+// call it. It returns ErrRange if there are no spans, or if a span is empty or not within size
+// bytes.
 func MergeSpans(spans []Span, size uint64) ([]Span, error) {
 	if len(spans) == 0 {
 		return nil, fmt.Errorf("rdma: window of no spans: %w", ErrRange)
@@ -34,8 +35,8 @@ func MergeSpans(spans []Span, size uint64) ([]Span, error) {
 	return slices.Clip(out), nil
 }
 
-// HoldSpan reports whether n bytes at off lie within one of the merged spans. Zero bytes always
-// do.
+// HoldSpan reports whether n bytes at off lie within one of the merged spans. If n is 0 it returns
+// true.
 func HoldSpan(merged []Span, off, n uint64) bool {
 	if n == 0 {
 		return true
@@ -47,8 +48,9 @@ func HoldSpan(merged []Span, off, n uint64) bool {
 	return i >= 0 && off-merged[i].Offset <= merged[i].Len && n <= merged[i].Len-(off-merged[i].Offset)
 }
 
-// Relative returns the spans relative to the first byte of the first span, and the length from
-// that byte to the end of the last span. A window over merged spans has these values.
+// Relative returns the offsets and the length of a window over the merged spans. The offsets are
+// relative to the first byte of the first span. The length reaches from that byte to the end of
+// the last span.
 func Relative(merged []Span) (spans []Span, reach uint64) {
 	first, last := merged[0], merged[len(merged)-1]
 	spans = make([]Span, len(merged))

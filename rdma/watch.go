@@ -11,25 +11,25 @@ import (
 
 // WatcherOptions set how often a Watcher polls. The zero value is usable.
 type WatcherOptions struct {
-	// SpinRounds is how many consecutive rounds over all words find no change before the
-	// watcher pauses between rounds. Default 20000, which takes some milliseconds. -1: the
-	// watcher never pauses and occupies one CPU.
+	// SpinRounds is the number of consecutive rounds over all words that find no change before the
+	// watcher pauses between rounds. Default 20000, which takes some milliseconds. -1: the watcher
+	// never pauses and occupies one CPU.
 	SpinRounds int
-	// PauseMax is the longest pause. It is the worst latency of the first change after an
-	// idle time, apart from the latency of the timer (some 60 µs on Linux). The first pause
-	// is a sixteenth of PauseMax, and each further pause is twice as long. Default 200 µs.
+	// PauseMax is the longest pause between two rounds. After an idle time, a change is reported
+	// with at most this latency plus the latency of the timer (some 60 µs on Linux). The first
+	// pause is a sixteenth of PauseMax, and each further pause is twice as long. Default 200 µs.
 	PauseMax time.Duration
 	// LockThread locks the polling goroutine to an OS thread.
 	LockThread bool
 }
 
-// Watcher calls back when words in memory change. It is the Watcher of fabric-lib (section 3.3),
-// with which a GPU kernel signals that a layer's pages are ready. Any device or goroutine may
-// write a word. The word must be memory that this process can read, such as host memory that is
-// pinned and mapped for the device.
+// Watcher calls back when words in memory change. It corresponds to the Watcher of fabric-lib
+// (section 3.3), by which a GPU kernel signals that a layer's pages are ready. Any device or
+// goroutine may write a word. The word must be memory that this process can read, such as host
+// memory that is pinned and mapped for the device.
 //
-// A Watcher does not replace a channel between goroutines. It does not order the writer's other
-// writes: a device must fence before it increments the word.
+// A Watcher does not replace a channel between goroutines: it does not order the writer's other
+// writes. A device must therefore execute a fence before it increments the word.
 //
 //	GPU: kernel of layer 3 ──► fence ──► word = 3     word = 4     word = 5
 //	                                       │             └──────┬──────┘
@@ -48,7 +48,8 @@ type Watcher struct {
 	closed bool
 	// words is replaced and never modified, so a round needs no lock.
 	words atomic.Pointer[[]*Watched]
-	// wake ends a pause. Its capacity of 1 is enough: an element means that words changed.
+	// wake ends a pause. A capacity of 1 is enough, because an element only means that words has
+	// changed.
 	wake  chan struct{}
 	ended chan struct{}
 }
@@ -59,7 +60,8 @@ type Watched struct {
 	word *uint64
 	f    func(before, now uint64)
 	last uint64 // used only by the polling goroutine
-	// leaving requests a final check by the polling goroutine; gone is closed after that check.
+	// leaving requests a final check of the word by the polling goroutine. gone is closed after
+	// that check.
 	leaving atomic.Bool
 	gone    chan struct{}
 }
@@ -78,9 +80,9 @@ func NewWatcher(o WatcherOptions) *Watcher {
 	return w
 }
 
-// Watch calls f(before, now) on the polling goroutine whenever it finds that word differs from its
-// value at the last call, or, before the first call, from its value when Watch was called. before
-// is the now of the previous call, so one call may cover several steps, and no step is skipped. f
+// Watch arranges that f(before, now) is called on the polling goroutine whenever the value of word
+// has changed since the last call of f, or, before the first call, since the call of Watch. before
+// is the now of the previous call. So one call may cover several steps, and no step is skipped. f
 // must not block, and must not call Stop or Close. word must be 8-byte aligned and must stay
 // allocated at its address until Stop has returned.
 func (w *Watcher) Watch(word *uint64, f func(before, now uint64)) (*Watched, error) {
@@ -97,7 +99,7 @@ func (w *Watcher) Watch(word *uint64, f func(before, now uint64)) (*Watched, err
 }
 
 // Stop ends the watch of the word. A change made before the call of Stop is reported before Stop
-// returns; no change is reported after. Stop may be called twice.
+// returns. No change is reported after Stop has returned. Stop may be called twice.
 func (x *Watched) Stop() {
 	x.leaving.Store(true)
 	x.w.rouse()
@@ -170,7 +172,7 @@ func (w *Watcher) run() {
 	}
 }
 
-// round checks each word once and reports whether one had changed.
+// round checks each word once and reports whether a word had changed.
 func (w *Watcher) round(words []*Watched) bool {
 	changed := false
 	for _, x := range words {
@@ -193,7 +195,7 @@ func (x *Watched) look() bool {
 	return true
 }
 
-// leave removes the words whose watch is stopped, after a final check, and reports whether the
+// leave removes the words whose watch is stopped, after a final check. It reports whether the
 // watcher is closed and has no words.
 func (w *Watcher) leave() bool {
 	w.mu.Lock()

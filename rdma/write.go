@@ -20,15 +20,15 @@ func ImmOf(v uint32) Imm { return Imm{value: v, set: true} }
 // Get returns the value, and whether an immediate is set.
 func (i Imm) Get() (uint32, bool) { return i.value, i.set }
 
-// Class is a traffic class: it selects the lane of the fabric that carries an operation. A
-// provider maps it to a service level, a traffic class or a DSCP.
+// Class is the traffic class of an operation. A provider maps it to a service level, a traffic
+// class or a DSCP, by which switches give it a lane (a queue with its own priority).
 type Class uint8
 
 const (
-	// ClassKV is the low-priority lane of cache traffic, and the default. It gets the
-	// bandwidth that model execution does not use (DualPath, section 5.1).
+	// ClassKV is the low-priority class for cache traffic, and the default. It gets the bandwidth
+	// that model execution does not use (DualPath, section 5.1).
 	ClassKV Class = 0
-	// ClassCollective is the high-priority lane of model execution.
+	// ClassCollective is the high-priority class for model execution.
 	ClassCollective Class = 1
 	// Classes is the number of classes.
 	Classes = 2
@@ -51,19 +51,21 @@ type Write struct {
 	SrcOffset uint64
 	Dst       Desc
 	DstOffset uint64
-	// Len is in bytes. With zero, only the immediate is delivered; Dst's key is checked
-	// nevertheless.
+	// Len is the length in bytes. If Len is zero, only the immediate is delivered; the key in Dst
+	// is checked nevertheless.
 	Len   uint64
 	Imm   Imm
 	Class Class
-	// Done is called when the payload has been placed (nil) or the write has failed. It
-	// may be nil.
+	// Done is called with nil when the payload has been placed, or with an error when the write
+	// has failed. It may be nil.
 	Done func(error)
-	// NoWait returns ErrBusy instead of waiting for the in-flight budget.
+	// NoWait makes the call return ErrBusy, instead of waiting, if the in-flight budget is used
+	// up.
 	NoWait bool
 }
 
-// Pages describes places of equal length: page i is at Offset + Indices[i]*Stride.
+// Pages describes the positions of pages of equal length: page i begins at Offset +
+// Indices[i]*Stride.
 type Pages struct {
 	Indices        []uint32
 	Stride, Offset uint64
@@ -96,7 +98,8 @@ type ScatterDst struct {
 
 // Scatter writes slices of one source to several destinations.
 type Scatter struct {
-	// Group, if set, contains the peers of all Dsts. Their sessions are then looked up only once.
+	// Group, if set, contains the peers of all Dsts, so that their sessions need not be looked up
+	// for each operation.
 	Group PeerGroup
 	Src   Region
 	Dsts  []ScatterDst
@@ -118,7 +121,7 @@ type Barrier struct {
 // PeerGroup is a set of peers that Scatter and Barrier reach without a look-up of each peer. It is
 // bound to the sessions that existed when it was made. Once one of these sessions ends, the group
 // is broken: its operations return ErrPeerDied at once, and the caller must make another group.
-// Only the engine that made the group accepts it; others return ErrForeign.
+// Only the engine that made the group accepts the group; other engines return ErrForeign.
 type PeerGroup interface {
 	// Peers returns the members in the order given.
 	Peers() []EngineID
@@ -126,8 +129,8 @@ type PeerGroup interface {
 	Close()
 }
 
-// Range returns ErrRange, with the values, unless [off, off+n) lies within size bytes. what
-// describes the memory in the error.
+// Range returns ErrRange, with the values, unless [off, off+n) lies within size bytes. The error
+// names the memory as what.
 func Range(what string, off, n, size uint64) error {
 	if off > size || n > size-off {
 		return fmt.Errorf("rdma: %s: %d bytes at offset %d of %d: %w", what, n, off, size, ErrRange)
@@ -135,8 +138,8 @@ func Range(what string, off, n, size uint64) error {
 	return nil
 }
 
-// At returns the offset of page i, or ErrRange if the page, which is pageLen long, does not lie
-// within size bytes.
+// At returns the offset of page i. It returns ErrRange if the page, which has pageLen bytes, does
+// not lie within size bytes.
 func (p Pages) At(i int, pageLen, size uint64) (uint64, error) {
 	hi, off := bits.Mul64(uint64(p.Indices[i]), p.Stride)
 	off, carry := bits.Add64(off, p.Offset, 0)
@@ -159,8 +162,8 @@ func (w *Write) Check() error {
 	return Range("destination", w.DstOffset, w.Len, w.Dst.Len)
 }
 
-// Check returns ErrRange unless the numbers of pages agree and are within the limits. It does not
-// check the pages; Pages.At does.
+// Check returns ErrRange unless the numbers of source and destination pages agree and are within
+// the limits. It does not check the positions of pages; Pages.At does.
 func (w *PagedWrite) Check() error {
 	s, d := len(w.SrcPages.Indices), len(w.DstPages.Indices)
 	if s != d || s > MaxPages {
@@ -172,8 +175,8 @@ func (w *PagedWrite) Check() error {
 	return nil
 }
 
-// ScatterOver performs s as one Write per destination. Providers without a better implementation
-// call it from their Scatter.
+// ScatterOver performs s as one Write for each destination. Providers without a faster
+// implementation call it from their Scatter.
 func ScatterOver(ctx context.Context, e Engine, s Scatter) error {
 	if len(s.Dsts) == 0 {
 		return fmt.Errorf("rdma: scatter to no destination: %w", ErrRange)
@@ -192,8 +195,8 @@ func ScatterOver(ctx context.Context, e Engine, s Scatter) error {
 			if i == 0 {
 				return err
 			}
-			// The writes before this one have been submitted: the remaining ones end with this
-			// error.
+			// The earlier writes have been submitted, so the call succeeds. This write and the
+			// remaining writes end with this error.
 			for range writes[i:] {
 				g.one(err)
 			}
@@ -203,7 +206,7 @@ func ScatterOver(ctx context.Context, e Engine, s Scatter) error {
 	return nil
 }
 
-// Scatter returns b as an empty write for each destination.
+// Scatter returns b as a Scatter of empty writes, one for each destination.
 func (b Barrier) Scatter() Scatter {
 	s := Scatter{Group: b.Group, Imm: ImmOf(b.Imm), Class: b.Class, Done: b.Done, Dsts: make([]ScatterDst, len(b.Dsts))}
 	for i, d := range b.Dsts {
@@ -217,7 +220,7 @@ func BarrierOver(ctx context.Context, e Engine, b Barrier) error {
 	return ScatterOver(ctx, e, b.Scatter())
 }
 
-// group joins the completions of several operations into one.
+// group joins the completions of several operations into one call of Done.
 type group struct {
 	mu      sync.Mutex
 	pending int
@@ -239,8 +242,8 @@ func (g *group) one(err error) {
 	}
 }
 
-// Flag is a completion that can be polled or waited for: pass its Set as Done. The zero value is
-// not usable; use NewFlag. A flag can be set once.
+// Flag is a completion that can be polled or waited for. Its method Set is passed as Done. The
+// zero value is not usable; use NewFlag. A flag can be set once.
 type Flag struct {
 	ch  chan struct{}
 	err error
@@ -249,13 +252,13 @@ type Flag struct {
 // NewFlag returns a flag that is not set.
 func NewFlag() *Flag { return &Flag{ch: make(chan struct{})} }
 
-// Set stores the outcome. It must be called once.
+// Set stores the result of the operation. It must be called once.
 func (f *Flag) Set(err error) {
 	f.err = err
 	close(f.ch)
 }
 
-// Poll returns whether the flag is set, and the outcome.
+// Poll returns whether the flag is set, and the result.
 func (f *Flag) Poll() (set bool, err error) {
 	select {
 	case <-f.ch:
@@ -268,7 +271,8 @@ func (f *Flag) Poll() (set bool, err error) {
 // C returns a channel that is closed once the flag is set.
 func (f *Flag) C() <-chan struct{} { return f.ch }
 
-// Wait returns the outcome, or ctx's error if ctx ends first.
+// Wait waits until the flag is set and returns the result. If ctx ends first, it returns the error
+// of ctx.
 func (f *Flag) Wait(ctx context.Context) error {
 	select {
 	case <-f.ch:

@@ -11,18 +11,18 @@ import (
 // Copier copies between memories that were registered with it. All methods may be called
 // concurrently.
 type Copier interface {
-	// Register makes mem usable as source and destination. opts names device memory, as for an
-	// engine. The memory must stay allocated until Close of the Memory has returned. Register
-	// returns ErrUnsupported for memory that it can't access.
+	// Register makes mem usable as source and destination. opts describes device memory as in
+	// rdma.Engine.Register. The memory must stay allocated until Close of the Memory has returned.
+	// Register returns ErrUnsupported for memory that the copier cannot access.
 	Register(mem []byte, opts rdma.RegisterOptions) (Memory, error)
-	// Submit starts a batch. It waits for room until ctx ends, or returns ErrBusy immediately
-	// with b.NoWait. After an error nothing was submitted and Done is not called. b.Spans may be
-	// reused when Submit returns.
+	// Submit starts a batch. If the queue is full it waits until ctx ends; with b.NoWait it
+	// returns ErrBusy immediately. After an error nothing was submitted and Done is not called.
+	// b.Spans may be reused when Submit returns.
 	Submit(ctx context.Context, b Batch) error
-	// Info describes the copier. It is constant.
+	// Info returns a description of the copier, which does not change.
 	Info() Info
-	// Close ends the batches in flight, with nil or ErrClosed, and returns after the last Done
-	// has returned. It may be called twice.
+	// Close ends the batches in flight, with nil or ErrClosed. It returns after the last Done has
+	// returned. It may be called twice.
 	Close() error
 }
 
@@ -30,34 +30,36 @@ type Copier interface {
 type Memory interface {
 	// Len is the size in bytes.
 	Len() uint64
-	// Close waits until the last Done of a batch that uses the memory has returned. Later
-	// batches fail with ErrClosed. If ctx ends first, Close may be called again to continue
+	// Close waits until no batch uses the memory and the Done of each such batch has returned.
+	// Later batches fail with ErrClosed. If ctx ends first, Close may be called again to continue
 	// waiting.
 	Close(ctx context.Context) error
 }
 
-// Span is one piece of a batch: Len bytes from Src, an offset in the source, to
-// Dst, an offset in the destination. The two ranges must not overlap.
+// Span is one part of a batch: a copy of Len bytes from the offset Src in the source to the offset
+// Dst in the destination. The two ranges must not overlap.
 type Span struct{ Src, Dst, Len uint64 }
 
 // Batch is a set of copies with one completion.
 type Batch struct {
 	Src, Dst Memory
 	Spans    []Span
-	// Done is called when every byte is in place (nil), or when the batch has failed. It may be
-	// nil. It must not block, and may submit only with NoWait.
+	// Done is called with nil when every byte is in place, or with an error when the batch has
+	// failed. It may be nil. It must not block, and may submit only with NoWait.
 	Done func(error)
-	// NoWait makes Submit return ErrBusy instead of waiting for room. A batch whose spans have
-	// several lengths may then also end with ErrBusy after a part of it was copied.
+	// NoWait makes Submit return ErrBusy instead of waiting for a place in the queue. A batch
+	// whose spans have different lengths may then also end with ErrBusy after a part of it was
+	// copied.
 	NoWait bool
 }
 
 // MaxSpans is the largest number of spans in one batch.
 const MaxSpans = rdma.MaxPages
 
-// Copy copies a batch and returns when it has ended. It ignores b.Done. ctx bounds only the
-// wait for room: Copy waits for a started batch, because it uses both memories. A Plain copies
-// on the caller's goroutine, because the caller would have to wait for another one.
+// Copy copies a batch and returns when the batch has ended. It ignores b.Done. ctx bounds only the
+// wait for a place in the queue: Copy waits for a started batch, because the batch uses both
+// memories. A Plain copies on the caller's goroutine, because the caller would otherwise only wait
+// for another goroutine.
 func Copy(ctx context.Context, c Copier, b Batch) error {
 	if p, ok := c.(*Plain); ok {
 		return p.copyHere(b)
@@ -74,7 +76,7 @@ func Copy(ctx context.Context, c Copier, b Batch) error {
 type Info struct {
 	// Kind is nic, cuda or plain.
 	Kind string
-	// Detail is one line for people.
+	// Detail is a one-line description for logs and status.
 	Detail string
 }
 
@@ -123,7 +125,7 @@ func (u *users) done() {
 	}
 }
 
-// close makes add fail and waits for the batches that use the memory.
+// close makes add fail and waits until no batch uses the memory.
 func (u *users) close(ctx context.Context) error {
 	u.mu.Lock()
 	u.closed = true
@@ -144,7 +146,8 @@ func (u *users) close(ctx context.Context) error {
 	}
 }
 
-// both adds a batch to its two memories, which may be the same.
+// both adds a batch to the users of its source and of its destination, which may be the same
+// memory.
 func both(src, dst *users) error {
 	if err := src.add(); err != nil {
 		return err

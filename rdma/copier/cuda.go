@@ -10,9 +10,10 @@ import (
 type CUDAOptions struct {
 	// Device is the GPU's index in the CUDA driver.
 	Device int
-	// Library is the driver's library. Default libcuda.so.1, found by the dynamic linker.
+	// Library is the file name of the driver's library. Default libcuda.so.1, which the dynamic
+	// linker finds.
 	Library string
-	// Queue is how many batches may be in flight. Default 64.
+	// Queue is the largest number of batches in flight. Default 64.
 	Queue int
 }
 
@@ -40,10 +41,11 @@ func (o *CUDAOptions) Validate() error {
 // DeviceCopier is a Copier to and from the memory of a device.
 type DeviceCopier interface {
 	Copier
-	// Import makes sizeBytes of device memory at address usable, which another library of the
-	// process has allocated, such as an inference engine's KV cache. It must stay allocated until
-	// Close of the Memory has returned. ErrRange for an empty range, or one that wraps around.
+	// Import makes sizeBytes of device memory at address usable that another library of the
+	// process has allocated, for example for an inference engine's KV cache. This memory must stay
+	// allocated until Close of the Memory has returned. Import returns ErrRange for a range that
+	// is empty or wraps around.
 	Import(address, sizeBytes uint64) (Memory, error)
-	// Alloc allocates sizeBytes of device memory, which Close frees.
+	// Alloc allocates sizeBytes of device memory. Close of the Memory frees it.
 	Alloc(sizeBytes uint64) (Memory, error)
 }

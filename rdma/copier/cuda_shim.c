@@ -12,7 +12,7 @@
 #define HOST_REGISTER_PORTABLE 1
 
 int copier_cuda_load(copier_cuda *c, const char *path, char *why, size_t why_len) {
-	// The suffix _v2 is the ABI since CUDA 4: sizes of 64 bits.
+	// Functions with the suffix _v2 have the ABI since CUDA 4, with sizes of 64 bits.
 	struct {
 		const char *name;
 		void *field;
@@ -85,7 +85,7 @@ void copier_cuda_unload(copier_cuda *c) { dlclose(c->library); }
 int copier_cuda_submit(copier_cuda *c, void *context, void *stream, void *event, uint64_t src, uint64_t dst,
 	const copier_span *spans, size_t count, size_t *started) {
 	*started = 0;
-	int r = c->context_set(context); // the context is the thread's, and Go may have changed threads
+	int r = c->context_set(context); // the context is set for a thread, and Go may run the goroutine on another thread
 	if (r != 0) return r;
 	while (*started < count) {
 		const copier_span *s = &spans[*started];
@@ -93,7 +93,7 @@ int copier_cuda_submit(copier_cuda *c, void *context, void *stream, void *event,
 		if (r != 0) break;
 		++*started;
 	}
-	// Also behind a failure: what was started before it still moves.
+	// The event is recorded even after a failure: the copies that were started are still in progress.
 	int recorded = c->event_record(event, stream);
 	return r != 0 ? r : recorded;
 }

@@ -1,4 +1,4 @@
-// What package copier uses of the CUDA driver API, found at run time.
+// The functions of the CUDA driver API that package copier uses, looked up in the library at run time.
 
 #ifndef COPIER_CUDA_SHIM_H
 #define COPIER_CUDA_SHIM_H
@@ -28,21 +28,21 @@ typedef struct {
 	int (*error_string)(int, const char **);
 } copier_cuda;
 
-// The fields of Go's Span, in its order.
+// The fields of Go's Span, in the same order.
 typedef struct {
 	uint64_t src, dst, len;
 } copier_span;
 
-// Loads the library. On failure the text of what is missing is written into why.
+// Loads the library. On failure it writes into why which library or function is missing.
 int copier_cuda_load(copier_cuda *, const char *path, char *why, size_t why_len);
 
-// Makes the first context of the device and a stream in it.
+// Retains the primary context of the device and creates a stream in this context.
 int copier_cuda_open(copier_cuda *, int device, void **context, void **stream, int *cu_device, char *name, int name_len);
 int copier_cuda_close(copier_cuda *, int cu_device, void *context, void *stream);
 void copier_cuda_unload(copier_cuda *);
 
-// Starts count copies and records event behind them. *started is how many were;
-// the event is recorded in any case.
+// Starts count copies and records event after them. *started is the number of copies
+// that were started. The event is recorded even if a copy could not be started.
 int copier_cuda_submit(copier_cuda *, void *context, void *stream, void *event, uint64_t src, uint64_t dst,
 	const copier_span *spans, size_t count, size_t *started);
 

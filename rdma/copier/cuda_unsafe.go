@@ -19,11 +19,12 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// A span has C's layout, so a slice of spans can be passed to C.
+// Span has C's layout, so a slice of spans can be passed to C.
 var _ [unsafe.Sizeof(C.copier_span{})]byte = [unsafe.Sizeof(Span{})]byte{}
 
-// cuda copies with a GPU's copy engine. It uses one stream, one call from Go to C for each
-// batch, one event after the batch, and one goroutine that waits for the events in their order.
+// cuda copies with a GPU's copy engine. It uses one stream and makes one call from Go to C for
+// each batch. An event follows each batch in the stream, and one goroutine waits for the events in
+// their order.
 type cuda struct {
 	api     *C.copier_cuda // C memory; C keeps no pointer to it
 	device  C.int
@@ -34,10 +35,10 @@ type cuda struct {
 	free    chan *cudaBatch
 	started chan *cudaBatch // in the stream's order
 	waiter  sync.WaitGroup
-	submit  sync.Mutex // makes the order of started that of the stream
+	submit  sync.Mutex // makes the order of started the same as that of the stream
 	closed  bool
-	// driver is held shared while memory is allocated from or returned to the driver. shut ends
-	// this by setting gone.
+	// driver is held for reading while memory is allocated from the driver or returned to it.
+	// After shut has set gone, memory is neither allocated nor returned.
 	driver   sync.RWMutex
 	gone     bool
 	mu       sync.Mutex
@@ -48,7 +49,7 @@ type cuda struct {
 
 var _ DeviceCopier = (*cuda)(nil)
 
-// cudaBatch is one batch in flight. There are as many as the queue is long.
+// cudaBatch is one batch in flight. There are as many of them as the queue is long.
 type cudaBatch struct {
 	event    unsafe.Pointer
 	src, dst *cudaMemory
@@ -57,7 +58,8 @@ type cudaBatch struct {
 }
 
 // NewCUDA loads the CUDA driver and opens a GPU's primary context, which it shares with the
-// engine in the same process. It has been tested with the tests' driver, not on a GPU.
+// inference engine in the same process. It has been tested with the driver of copiertest, not on a
+// GPU.
 func NewCUDA(o CUDAOptions) (DeviceCopier, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -105,13 +107,13 @@ func (c *cuda) failure(doing string, r C.int) error {
 // Info implements Copier.
 func (c *cuda) Info() Info { return Info{Kind: "cuda", Detail: "copy engine of " + c.name} }
 
-// origin is how a copier got memory.
+// origin is the way in which a copier got its memory.
 type origin uint8
 
 const (
 	pinned    origin = iota // host memory that the driver has pinned
 	allocated               // device memory of Alloc
-	imported                // device memory that its owner frees
+	imported                // device memory that another library frees
 )
 
 // cudaMemory is memory that a copier can access.
@@ -141,8 +143,8 @@ func (c *cuda) Register(mem []byte, opts rdma.RegisterOptions) (Memory, error) {
 		return nil, fmt.Errorf("copier: %w", rdma.ErrClosed)
 	}
 	m := &cudaMemory{cuda: c, len: uint64(len(mem))}
-	// Safety: the memory is pinned while the driver has its address. For memory outside of the
-	// Go heap Pin does nothing, and the memory must stay mapped.
+	// Safety: the memory is pinned while the driver has its address. For memory outside the Go
+	// heap Pin does nothing; the owner must keep that memory mapped.
 	m.pinner.Pin(unsafe.SliceData(mem))
 	m.address = C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
 	if r := C.copier_cuda_pin(c.api, c.context, m.address, C.size_t(len(mem))); r != 0 {
@@ -198,7 +200,7 @@ func (m *cudaMemory) Close(ctx context.Context) error {
 		return err
 	}
 	c := m.cuda
-	c.driver.RLock() // shut frees the memory if this does not
+	c.driver.RLock() // if this call does not free the memory, shut does
 	defer c.driver.RUnlock()
 	c.mu.Lock()
 	delete(c.memories, m)
@@ -207,7 +209,7 @@ func (m *cudaMemory) Close(ctx context.Context) error {
 	return m.giveErr
 }
 
-// freeDevice returns the memory to the driver. c.driver is held.
+// freeDevice returns the memory to the driver. The caller holds c.driver.
 func (m *cudaMemory) freeDevice() error {
 	c := m.cuda
 	switch m.from {
@@ -256,8 +258,8 @@ func (c *cuda) Submit(ctx context.Context, b Batch) error {
 	return nil
 }
 
-// start puts the batch into the stream. If the driver refuses a copy, the batch ends with that
-// error after the copies before it have completed.
+// start puts the batch into the stream. If the driver refuses a copy of the batch, the earlier
+// copies complete, and then the batch ends with the driver's error.
 func (c *cuda) start(p *cudaBatch, src, dst *cudaMemory, b Batch) error {
 	c.submit.Lock()
 	defer c.submit.Unlock()
@@ -271,7 +273,7 @@ func (c *cuda) start(p *cudaBatch, src, dst *cudaMemory, b Batch) error {
 	if r := C.copier_cuda_submit(c.api, c.context, c.stream, p.event, src.address, dst.address, spans, C.size_t(len(b.Spans)), &started); r != 0 {
 		p.err = c.failure(fmt.Sprintf("copy span %d of %d", int(started), len(b.Spans)), r)
 	}
-	c.started <- p // does not block: there is room for every batch
+	c.started <- p // does not block: started has room for every batch
 	return nil
 }
 
@@ -310,7 +312,8 @@ func (c *cuda) wait() {
 	}
 }
 
-// Close implements Copier. It completes the copies in the stream and frees the open memories.
+// Close implements Copier. It completes the copies in the stream and frees the memory that is
+// still open.
 func (c *cuda) Close() error {
 	c.once.Do(func() {
 		c.submit.Lock()
@@ -323,7 +326,7 @@ func (c *cuda) Close() error {
 	return c.closeErr
 }
 
-// shut releases the resources of open and NewCUDA.
+// shut releases the resources that open and NewCUDA have acquired.
 func (c *cuda) shut() error {
 	var errs []error
 	c.driver.Lock()
@@ -336,7 +339,7 @@ func (c *cuda) shut() error {
 		errs = append(errs, m.giveErr)
 	}
 	c.mu.Unlock()
-	// Use this list, because a late Submit may still hold a batch.
+	// The events are freed from this list, because a late Submit may still hold a batch.
 	for _, event := range c.events {
 		if r := C.copier_cuda_event_free(c.api, c.context, event); r != 0 {
 			errs = append(errs, c.failure("destroy an event", r))

@@ -1,8 +1,8 @@
-// Package copier copies between host and device memory of one machine, in batches: many spans
-// with one completion.
+// Package copier copies between host and device memory of one machine, in batches: many spans with
+// one completion.
 //
-// It does not transfer between machines, orders nothing, and checks no payload. It allocates
-// only device memory (CUDA).
+// It does not transfer between machines, it does not order copies, and it does not check payload.
+// It allocates only device memory (CUDA).
 //
 //	       Batch{Src, Dst, Spans, Done}
 //	                   │
@@ -13,25 +13,25 @@
 //	                   ▼
 //	           Done(nil): every byte is in place
 //
-// The choice: NIC if a GPU has its own NIC (rdma/topo, role cnic). The copies then pass through
-// the NIC's arbiter on the lane of cache traffic, and yield to the collectives of model
-// execution. PCIe and the copy engine have no such arbiter (DualPath, section 5.2). CUDA if
-// there is no such NIC. Plain if both sides are host memory.
+// Choose NIC if a GPU has its own NIC (rdma/topo, role cnic). The copies then pass through the
+// NIC's arbiter with the low priority of cache traffic, so the collectives of model execution
+// precede them. PCIe and the copy engine have no such arbiter (DualPath paper, section 5.2).
+// Choose CUDA if the GPU has no such NIC, and Plain if source and destination are host memory.
 //
-// Users: client/traffic makes a Plain if its caller passes no copier. libpenstock makes a CUDA
-// for an engine whose KV is on a CUDA device (penstock_traffic_options.cuda). No code in this
+// Users: client/traffic makes a Plain if its caller passes no copier. libpenstock makes a CUDA for
+// an engine whose KV is on a CUDA device (penstock_traffic_options.cuda). No code in this
 // repository makes a NIC: it is for a process that embeds client/traffic and has a GPU with its
-// own NIC (Options.Copier). CUDA is tested with the driver of copiertest, NIC over rdma/shm
-// and, in the guest of lab/rdmalab, over rdma/verbs.
+// own NIC (Options.Copier). CUDA is tested with the driver of copiertest, NIC over rdma/shm and,
+// in the guest of lab/rdmalab, over rdma/verbs.
 //
-// NIC takes two engines on the same NIC, near and far, because an engine does not connect to
-// itself. near holds every memory as a source, far as a destination. Each batch is a few paged
-// writes from near to far; a provider posts a paged write with one doorbell.
+// NIC uses two engines on the same NIC, near and far, because an engine cannot connect to itself.
+// Every memory is registered with near as a source and with far as a destination. Each batch is a
+// few paged writes from near to far; a provider posts a paged write with one doorbell.
 //
 //	        near engine ════ RDMA writes, out of the NIC and back in ════► far engine
 //	host memory, source only                                      device memory, writable
 //
-// Promises of each implementation, all tested:
+// Guarantees of each implementation, all tested:
 //
 //   - Done is called exactly once for a batch that Submit took, never from inside
 //     Submit; after nil every byte is in place, after an error any part may be.
@@ -41,6 +41,6 @@
 //   - Copy returns when the batch has ended, whatever becomes of its context.
 //   - Memory.Close waits for the batches that use it; Close ends all.
 //
-// Lock order: in CUDA, driver → mu → a memory's lock. In the others, a memory's lock and a
+// Lock order: in CUDA, driver → mu → a memory's lock. In NIC and Plain, a memory's lock and a
 // copier's lock are never held together. No lock is held while Done runs.
 package copier

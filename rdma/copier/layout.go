@@ -6,12 +6,13 @@ import (
 	"slices"
 )
 
-// run is a part of a batch whose spans have the same length: one paged write.
+// run is a part of a batch in which all spans have the same length. It is transferred by one paged
+// write.
 type run struct {
 	len      uint64
-	from, to int // in the batch's spans, after layout has sorted them
+	from, to int // range in the batch's spans, after layout has sorted them
 	src, dst grid
-	// single: the offsets fit no grid of 32-bit indices, so each span is a separate write.
+	// single: no grid with 32-bit indices contains all offsets, so each span is a separate write.
 	single bool
 }
 
@@ -23,11 +24,11 @@ func (r *run) writes() int {
 	return 1
 }
 
-// grid is the offsets base + index*stride.
+// grid is the set of offsets base + index*stride.
 type grid struct{ base, stride uint64 }
 
-// layout sorts spans by length and cuts them into runs, which it appends to runs. It drops
-// spans without bytes, which are first in the order.
+// layout sorts spans by length and cuts them into runs, which it appends to runs. It omits spans
+// without bytes, which come first in the order.
 func layout(spans []Span, runs []run) []run {
 	byLen := func(a, b Span) int { return cmp.Compare(a.Len, b.Len) }
 	if !slices.IsSortedFunc(spans, byLen) { // usually all spans have one length
@@ -53,8 +54,8 @@ func layout(spans []Span, runs []run) []run {
 	return runs
 }
 
-// gridOf finds the coarsest grid that has all offsets. ok is false if an index would not fit
-// into 32 bits.
+// gridOf returns the grid with the largest stride that contains all offsets. ok is false if an
+// index would not fit into 32 bits.
 func gridOf(spans []Span, at func(Span) uint64) (g grid, ok bool) {
 	g.base = math.MaxUint64
 	most := uint64(0)

@@ -25,12 +25,13 @@ var _ Copier = (*NIC)(nil)
 
 // NICOptions configure NewNIC.
 type NICOptions struct {
-	// Near and Far are two engines on the same NIC. Far listens. The caller keeps ownership and
-	// closes them after the copier.
+	// Near and Far are two engines on the same NIC. Far listens. The caller keeps ownership of the
+	// engines and closes them after the copier.
 	Near, Far rdma.Engine
 	// Token is the token of Far.
 	Token rdma.Token
-	// Class is the lane of the copies. The zero value is rdma.ClassKV, the lane of low priority.
+	// Class is the traffic class of the copies. The zero value is rdma.ClassKV, which has low
+	// priority.
 	Class rdma.Class
 }
 
@@ -50,18 +51,18 @@ func (n *NIC) Info() Info {
 	return Info{Kind: "nic", Detail: fmt.Sprintf("writes over loopback of %s, class %v", n.near.Info().Provider, n.class)}
 }
 
-// nicMemory is registered with both engines.
+// nicMemory is memory that is registered with both engines.
 type nicMemory struct {
 	nic *NIC
-	src rdma.Region // of near, which peers can't write to
+	src rdma.Region // registered with near; peers cannot write to it
 	dst rdma.Region // of far
-	// desc is the Desc of dst, made once.
+	// desc is the Desc of dst, kept because it does not change.
 	desc rdma.Desc
 	users
 }
 
-// Register implements Copier. The memory is registered twice, so it counts twice
-// against the limit of locked memory.
+// Register implements Copier. The memory is registered twice, with near and with far, so it counts
+// twice against the limit of locked memory.
 func (n *NIC) Register(mem []byte, opts rdma.RegisterOptions) (Memory, error) {
 	dst, err := n.far.Register(mem, opts)
 	if err != nil {
@@ -86,8 +87,8 @@ func (m *nicMemory) Close(ctx context.Context) error {
 	return errors.Join(m.src.Close(ctx), m.dst.Close(ctx))
 }
 
-// transfer is one batch in flight. Transfers are recycled, so a batch allocates nothing once
-// enough of them exist.
+// transfer is one batch in flight. Transfers are recycled, so a batch allocates no memory once
+// enough transfers exist.
 type transfer struct {
 	nic      *NIC
 	next     *transfer
@@ -132,8 +133,8 @@ func (n *NIC) Submit(ctx context.Context, b Batch) error {
 	return t.post(ctx, b.NoWait)
 }
 
-// post submits the writes of a batch. If the first write is refused the batch is not submitted.
-// If a later one fails the batch ends with its error.
+// post submits the writes of a batch. If the first write is refused, the batch is not submitted.
+// If a later write fails, the batch ends with that write's error.
 func (t *transfer) post(ctx context.Context, noWait bool) error {
 	writes := 0
 	for i := range t.runs {
@@ -141,7 +142,8 @@ func (t *transfer) post(ctx context.Context, noWait bool) error {
 	}
 	t.left, t.err = writes, nil
 	if writes == 0 {
-		// There is nothing to copy, but Done must not be called inside Submit.
+		// There is nothing to copy. finish runs in a goroutine, because Done must not be called
+		// inside Submit.
 		go t.finish()
 		return nil
 	}
@@ -154,7 +156,8 @@ func (t *transfer) post(ctx context.Context, noWait bool) error {
 			return err
 		}
 		if err != nil {
-			// In a goroutine, because these writes may be the last.
+			// end runs in a goroutine, because it may be the end of the batch, and Done must not
+			// be called inside Submit.
 			go t.end(writes-posted, err)
 			return nil
 		}
@@ -197,7 +200,7 @@ func (t *transfer) postRun(ctx context.Context, r *run, noWait bool) (posted int
 // writeEnded records the end of one write.
 func (t *transfer) writeEnded(err error) { t.end(1, err) }
 
-// end records writes that have ended or will not be posted.
+// end records the end of writes that have ended or will not be posted.
 func (t *transfer) end(writes int, err error) {
 	t.mu.Lock()
 	if t.err == nil {
@@ -211,8 +214,8 @@ func (t *transfer) end(writes int, err error) {
 	}
 }
 
-// finish ends the batch. Its place is free before Done runs, which may submit. Its memories are
-// in use until Done has returned.
+// finish ends the batch. It releases the transfer before it calls Done, because Done may submit a
+// batch. The batch's memories remain in use until Done has returned.
 func (t *transfer) finish() {
 	n, src, dst, done, err := t.nic, t.src, t.dst, t.done, t.err
 	n.recycle(t)
@@ -224,7 +227,7 @@ func (t *transfer) finish() {
 	n.leave()
 }
 
-// release ends a batch that was not submitted.
+// release releases the transfer of a batch that was not submitted.
 func (t *transfer) release() {
 	n, src, dst := t.nic, t.src, t.dst
 	n.recycle(t)
@@ -268,8 +271,8 @@ func (n *NIC) leave() {
 	}
 }
 
-// Close implements Copier. It waits for the batches in flight, which the engines' timeouts
-// bound. The engines stay open.
+// Close implements Copier. It waits for the batches in flight; the engines' timeouts bound this
+// wait. The engines stay open.
 func (n *NIC) Close() error {
 	n.mu.Lock()
 	if !n.closed && n.pending == 0 {

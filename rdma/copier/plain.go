@@ -23,10 +23,10 @@ var _ Copier = (*Plain)(nil)
 
 // PlainOptions configure NewPlain. The zero value works.
 type PlainOptions struct {
-	// Workers is the number of copying goroutines. Default 1: one core saturates a memory
-	// channel, and the other cores have other work.
+	// Workers is the number of goroutines that copy. Default 1, because one core saturates a
+	// memory channel, and the other cores have other work.
 	Workers int
-	// Queue is the number of batches that may be in flight. Default 64.
+	// Queue is the largest number of batches in flight. Default 64.
 	Queue int
 }
 
@@ -94,15 +94,15 @@ func (m *plainMemory) Len() uint64 { return uint64(len(m.mem)) }
 // Close implements Memory.
 func (m *plainMemory) Close(ctx context.Context) error { return m.users.close(ctx) }
 
-// job is one batch in flight. There are as many jobs as the queue is long, so that there is
-// room in the queue for every job.
+// job is one batch in flight. There are as many jobs as the queue is long, so that the queue has
+// room for every job.
 type job struct {
 	src, dst *plainMemory
 	spans    []Span
 	done     func(error)
 }
 
-// memories returns the memories of a batch after checking them.
+// memories checks a batch and returns its source and its destination.
 func (p *Plain) memories(b *Batch) (src, dst *plainMemory, err error) {
 	src, ok := b.Src.(*plainMemory)
 	if !ok || src.plain != p {
@@ -115,7 +115,7 @@ func (p *Plain) memories(b *Batch) (src, dst *plainMemory, err error) {
 	return src, dst, b.check()
 }
 
-// copyHere implements Copy. Close waits for the lock that it holds.
+// copyHere copies a batch on the caller's goroutine. It holds the lock for which Close waits.
 func (p *Plain) copyHere(b Batch) error {
 	src, dst, err := p.memories(&b)
 	if err != nil {
@@ -169,7 +169,7 @@ func (p *Plain) Submit(ctx context.Context, b Batch) error {
 		dst.users.done()
 		return fmt.Errorf("copier: %w", rdma.ErrClosed)
 	}
-	p.queue <- j // does not block: there is room for every job
+	p.queue <- j // does not block: the queue has room for every job
 	return nil
 }
 
@@ -194,8 +194,8 @@ func (p *Plain) take(ctx context.Context, noWait bool) (*job, error) {
 func (p *Plain) work() {
 	for j := range p.queue {
 		move(j.dst, j.src, j.spans)
-		// The job is free before Done runs, which may submit. The memories are in use until Done
-		// has returned.
+		// The job is released before Done is called, because Done may submit a batch. The memories
+		// are in use until Done has returned.
 		src, dst, done := j.src, j.dst, j.done
 		p.recycle(j)
 		if done != nil {
@@ -211,7 +211,7 @@ func (p *Plain) recycle(j *job) {
 	p.free <- j
 }
 
-// Close implements Copier. It first copies the queued batches.
+// Close implements Copier. Before it returns, the queued batches are copied.
 func (p *Plain) Close() error {
 	p.once.Do(func() {
 		p.mu.Lock()

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// maxWriteBytes is the longest write, unless the provider's own limit is lower. It fits
-// in the length half of the remote CQ data.
+// maxWriteBytes is the longest write, unless the provider's limit is lower. It fits in the half of
+// the remote CQ data that holds the length.
 const maxWriteBytes = 1 << 30
 
 // domain is one NIC.
@@ -38,16 +38,17 @@ type domain struct {
 	// backlog[head:] are completions that were read and that Poll has not returned yet.
 	backlog []group.Completion
 	head    int
-	// lent are the receive buffers posted by PostRecv, in the order in which they are used.
+	// lent are the receive buffers posted by PostRecv, in the order in which messages fill them.
 	lent []loan
 	// recvLate are the hub's receive buffers that the provider has not accepted yet.
 	recvLate []uint32
-	// sendFree are the hub's free send buffers. The frames in outbox and the receipts of
-	// the endpoints in receiptQueue wait for a free buffer, or for the provider.
+	// sendFree are the indices of the hub's free send buffers. (The hub is the endpoint for
+	// messages; doc.go.) The frames in outbox, and the receipts of the endpoints in receiptQueue,
+	// wait for a free buffer or for the provider.
 	sendFree     []uint32
 	outbox       []pendingFrame
 	receiptQueue []*endpoint
-	// querying has the endpoints that wait for the answer to a key query, by the query's number.
+	// querying holds the endpoints that wait for the answer to a key query, by the query's number.
 	// The answer lists which writes in flight the peer would refuse (doc.go, The hub).
 	querying   map[uint64]*endpoint
 	queryCount uint64
@@ -64,7 +65,7 @@ type domain struct {
 	noted   sync.Mutex
 	failing []*endpoint
 	late    []*endpoint
-	// busy is set while sweep has work to do.
+	// busy is true while sweep has work to do.
 	busy atomic.Bool
 
 	mu       sync.RWMutex
@@ -80,8 +81,9 @@ type loan struct {
 	buf  []byte
 }
 
-// peerHub is a peer's hub with a count of the endpoints and frames that refer to it. No
-// frame may be sent to an address that was removed from the provider.
+// peerHub is a peer's hub and the number of endpoints and frames that refer to it. The hub's
+// address is removed from the provider only when this number is 0, because no frame may be sent to
+// a removed address.
 type peerHub struct {
 	name string
 	addr uint64
@@ -117,7 +119,7 @@ func open(o DomainOptions) (*domain, error) {
 	return nil, errors.Join(errs...)
 }
 
-// newDomain makes a domain of an open native. It closes the native if it fails.
+// newDomain makes a domain of an open native. If newDomain fails it closes the native.
 func newDomain(n *native, t traits, o DomainOptions) (*domain, error) {
 	q := quirksOf(t.provider)
 	if !t.source {
@@ -189,7 +191,7 @@ func (d *domain) limitsOf() group.Limits {
 		Ordered:       t.ordersWrites && t.maxOrder >= maxWrite,
 		RefusalBreaks: true,
 		// Software providers check the key when the header arrives and then copy the whole
-		// payload. No document promises more for the other providers.
+		// payload. No other provider documents a stronger guarantee.
 		CloseIsFinal: false,
 		Windows:      !d.quirks.costlyWindows,
 		KeyBits:      8 * min(t.keyBytes, 8),
@@ -219,7 +221,8 @@ func random64() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// localKey returns a key for memory that only this process uses, or 0 if it needs no key.
+// localKey returns a key for memory that only this process uses, or 0 if the provider requires no
+// key.
 func (d *domain) localKey() uint64 {
 	if !d.traits.localKeys {
 		return 0
@@ -289,7 +292,8 @@ func (d *domain) turn(room int) {
 	}
 }
 
-// emit returns a completion to the engine, from this Poll or a later one.
+// emit returns a completion to the engine from the running Poll, or from a later Poll if dst is
+// full.
 func (d *domain) emit(c group.Completion) {
 	if d.n < len(d.dst) {
 		d.dst[d.n] = c
@@ -317,7 +321,7 @@ func (d *domain) retryPosts() {
 	}
 }
 
-// recv posts the hub's buffer i, now or, if the provider is full, in a later Poll.
+// recv posts the hub's receive buffer i. If the provider is full, a later Poll posts it.
 func (d *domain) recv(i uint32) {
 	err := d.native.recv(i)
 	switch {
@@ -355,14 +359,15 @@ func (d *domain) endpointOf(tag uint32) *endpoint {
 	return d.byTag[tag]
 }
 
-// handleRemote returns the immediate of a peer's write to the engine. An event with an error belongs
-// to a write that was interrupted while it arrived, and is ignored: the sender reports the failure.
+// handleRemote returns the immediate of a peer's write to the engine. An event with an error
+// belongs to a write that was interrupted while it arrived. It is ignored, because the sender
+// reports the failure.
 func (d *domain) handleRemote(ev *event) {
 	if ev.err != 0 || ev.has_data == 0 {
 		return
 	}
 	if d.quirks.connects && ev.data>>32 == handshakeMark {
-		// Find the endpoint by the tag: the peer's address may not be known yet.
+		// The endpoint is found by the tag, because the peer's address may not be known yet.
 		if e := d.endpointOf(uint32(ev.data)); e != nil {
 			e.peerConnected()
 		}
@@ -408,16 +413,16 @@ func (d *domain) breakFailing() {
 // cut closes e and drains the completion queue. When cut returns, every completion of e is in the
 // backlog, and no further completion of e arrives. Works that did not complete stay in e's slots.
 func (d *domain) cut(e *endpoint) {
-	// Let a half-open connection complete first: net mishandles it when the endpoint is
-	// closed (doc.go).
+	// A half-open connection must complete first: net mishandles it when the endpoint is closed
+	// (doc.go).
 	d.drain()
 	if e.close() {
 		d.drain()
 	}
 }
 
-// drain handles the events in the queue, at most as many as it can hold. Events that
-// arrive during drain belong to other endpoints.
+// drain handles at most as many events as the queue can hold. Events that arrive during drain
+// belong to other endpoints.
 func (d *domain) drain() {
 	for range 2 * queueEvents / maxEvents {
 		events, err := d.native.poll(maxEvents)
@@ -433,8 +438,8 @@ func (d *domain) drain() {
 	}
 }
 
-// die ends the domain after a fatal error: it closes every endpoint and keeps the completions that
-// have arrived.
+// die ends the domain after a fatal error. It closes every endpoint. The completions that have
+// arrived are kept.
 func (d *domain) die(err error) {
 	if d.dead != nil {
 		return
@@ -480,7 +485,7 @@ func (d *domain) Wait() {
 	d.wait.wait(d.pause())
 }
 
-// pause returns how long Wait may sleep without an event. 0 means no limit.
+// pause returns the longest time for which Wait may sleep without an event. 0 means no limit.
 func (d *domain) pause() time.Duration {
 	d.noted.Lock()
 	late := len(d.late) > 0
@@ -497,13 +502,13 @@ func (d *domain) pause() time.Duration {
 // Wake makes the current or the next Wait return.
 func (d *domain) Wake() { d.wait.wake() }
 
-// Close polls for some milliseconds first, so that waiting frames are sent and half-open
-// connections complete or fail.
+// Before it closes the domain, Close polls for some milliseconds, so that waiting frames are sent
+// and half-open connections complete or fail.
 const (
 	lingerPolls = 5
 	lingerPause = 2 * time.Millisecond
 )
 
-// latePause is the time after which works that the provider did not accept are posted again, if no
-// event wakes the poller earlier.
+// latePause is the time after which works that the provider did not accept are offered again, if
+// no event wakes the poller earlier.
 const latePause = time.Millisecond

@@ -19,19 +19,18 @@ import (
 type endpoint struct {
 	d       *domain
 	cookie  uint64
-	tag     uint32 // the peer sends this tag with frames and immediates
+	tag     uint32 // the peer sends this tag with its frames and immediates
 	local   []byte
 	address []byte // this endpoint's address, in the provider's format
 
 	// The fields below are guarded by d.poll.
 
-	// deaf: messages and immediates of the peer are not delivered any more.
-	// handshakeDone: the endpoint may be closed, because the handshake is done or this
-	// side makes it. closeDelayed: the endpoint was shut before the handshake and is
-	// closed later (handshake.go).
+	// closedToPeer: messages and immediates of the peer are not delivered any more. handshakeDone:
+	// the endpoint may be closed, because the handshake is done or this endpoint makes the
+	// handshake. closeDelayed: the endpoint was shut before the handshake and is closed later
+	// (handshake.go).
 	handshakeDone, closeDelayed bool
-	// peerGone: the peer's endpoint is gone, so this side sends it no key query and no
-	// closed frame.
+	// peerGone: the peer's endpoint is gone, so no key query and no closed frame is sent to it.
 	closedToPeer, broken, closed, joined, peerGone bool
 	source                                         uint64 // the peer's address
 	hub                                            *peerHub
@@ -58,15 +57,17 @@ type slot struct {
 	cookie, seq uint64
 	target      target
 	used        bool
-	// A frame to the peer's hub ends when the provider has sent it and the peer
-	// has given a receipt.
+	// A message is sent in a frame to the peer's hub (framed). Its work ends when the provider has
+	// sent the frame (sent) and the peer has returned a receipt (told).
 	framed, sent, told bool
 	status             group.Status
-	// handshake: the work is the endpoint's own and has no completion for the user.
+	// handshake: the work is the endpoint's own handshake write, which has no completion for the
+	// user.
 	handshake bool
 }
 
-// ref returns the reference to a work in receipts.
+// ref returns the value by which receipts refer to the work in slot i: its sequence number and
+// slot.
 func ref(seq uint64, i uint32) uint64 { return seq<<8 | uint64(i) }
 
 var _ group.Endpoint = (*endpoint)(nil)
@@ -74,8 +75,8 @@ var _ group.Endpoint = (*endpoint)(nil)
 // errNotConnected: Post before Connect.
 var errNotConnected = errors.New("fabric: the endpoint is not connected")
 
-// NewEndpoint makes a libfabric endpoint for one peer. One libfabric endpoint for all peers, with
-// their addresses to distinguish them, would be cheaper; but then a peer that does not cooperate
+// NewEndpoint makes a libfabric endpoint for one peer. One libfabric endpoint for all peers would
+// be cheaper: the peers' addresses could distinguish them. But then a peer that does not cooperate
 // could not be cut off.
 func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
 	if int(class) >= rdma.Classes {
@@ -117,11 +118,11 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 	return e, nil
 }
 
-// Local returns the bytes that the peer's endpoint needs to connect.
+// Local returns the encoded addresses that the peer's Connect takes.
 func (e *endpoint) Local() []byte { return e.local }
 
-// Connect connects the endpoint to the peer's. If the provider uses connections, the endpoint with
-// the greater address makes the connection before Connect returns.
+// Connect connects the endpoint to the peer's endpoint. If the provider uses connections, the
+// endpoint with the greater address opens the connection before Connect returns.
 func (e *endpoint) Connect(remote []byte) error {
 	l, err := parseLocal(remote)
 	if err != nil {
@@ -177,8 +178,8 @@ func (e *endpoint) join(l *local) error {
 	return nil
 }
 
-// handshake writes one byte to the peer, which makes the connection, and waits until the
-// write has completed. It polls the queue itself, because its caller may be the poller.
+// handshake writes one byte to the peer, which makes the connection, and waits until the write has
+// completed. It polls the completion queue itself, because its caller may be the poller.
 func (e *endpoint) handshake(at target) error {
 	e.d.poll.Lock()
 	e.handshakeDone = true // no peer connects to this endpoint
@@ -235,7 +236,7 @@ func (e *endpoint) handshakeDoneIn(i uint32) (bool, error) {
 	return true, nil
 }
 
-// checkPeer returns an error if l cannot be an endpoint of this domain's provider.
+// checkPeer returns an error if l cannot describe an endpoint of this domain's provider.
 func (d *domain) checkPeer(l *local) error {
 	if l.provider != d.traits.provider || l.format != d.traits.format {
 		return fmt.Errorf("fabric: connect: the peer's provider is %q (format %d), this side's %q (format %d)",
@@ -249,8 +250,8 @@ func (d *domain) checkPeer(l *local) error {
 	return nil
 }
 
-// checkAddress rejects an address that the provider would read beyond its end, or would treat as an
-// address of another kind. ours is the length of our own address.
+// checkAddress rejects an address that the provider would read beyond the end of, or would treat
+// as an address of another kind. ours is the length of the local address in bytes.
 func checkAddress(format uint32, a []byte, ours int) error {
 	switch format {
 	case formatIPv4, formatIPv6:
@@ -266,7 +267,8 @@ func checkAddress(format uint32, a []byte, ours int) error {
 	return nil
 }
 
-// insertHub returns a peer's hub, which may already be known, and adds a reference to it.
+// insertHub returns a peer's hub and adds a reference to it. It inserts the hub's address into the
+// provider if the hub is new.
 func (d *domain) insertHub(name []byte) (*peerHub, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -325,15 +327,15 @@ func (e *endpoint) putLocked(w *group.Work) {
 	key := w.RemoteKey
 	if w.RemoteAddr+w.Len < w.RemoteAddr {
 		// A provider that compares only the end of the range would accept a write that wraps
-		// around. Key 0 is invalid, so the peer refuses the write.
+		// around. The write is posted with key 0, which is invalid, so the peer refuses the write.
 		key = 0
 	}
 	e.native.put(i, buf, desc, w.Len, w.RemoteAddr, key, e.data(w), w.Op == group.OpWriteImm)
 }
 
-// data returns the remote CQ data of a write. Its low half is the immediate. If it has 8
-// bytes, its high half is the peer's tag for a provider without source addresses, and
-// otherwise the length of the payload, which some providers do not report.
+// data returns the remote CQ data of a write. Its low half is the immediate. If the data has 8
+// bytes, the high half is the peer's tag, for a provider without source addresses. For other
+// providers it is the length of the payload, because some of them do not report the length.
 func (e *endpoint) data(w *group.Work) uint64 {
 	switch {
 	case e.d.quirks.noSourceAddress:
@@ -344,8 +346,8 @@ func (e *endpoint) data(w *group.Work) uint64 {
 	return uint64(w.Imm)
 }
 
-// flushLocked gives the works in the ring to the provider. Poll offers those again that
-// the provider does not take. An error breaks the endpoint.
+// flushLocked gives the works in the ring to the provider. Poll offers the works again that the
+// provider does not accept. An error breaks the endpoint.
 func (e *endpoint) flushLocked(added int) (left int) {
 	var err error
 	if e.held {
@@ -366,8 +368,8 @@ func (e *endpoint) flushLocked(added int) (left int) {
 	return left
 }
 
-// flushLate is Poll's part of flushLocked. It breaks an endpoint of which the provider has
-// taken no work for lateTimeout.
+// flushLate is Poll's part of flushLocked. It breaks an endpoint if the provider has accepted none
+// of its works for lateTimeout.
 func (e *endpoint) flushLate() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -386,13 +388,13 @@ func (e *endpoint) flushLate() {
 	}
 }
 
-// handshakePause is how often handshake polls.
+// handshakePause is the time between two polls of handshake.
 const handshakePause = 100 * time.Microsecond
 
 // lateTimeout is the longest time that a provider may take to connect.
 const lateTimeout = 5 * time.Second
 
-// failLocked makes the endpoint refuse works. The next Poll ends the posted ones.
+// failLocked makes the endpoint refuse works. The next Poll ends the works that were posted.
 func (e *endpoint) failLocked(err error) {
 	if e.open || e.why == errNotConnected {
 		e.open, e.why = false, fmt.Errorf("fabric: the endpoint is broken: %w", err)
@@ -400,7 +402,8 @@ func (e *endpoint) failLocked(err error) {
 	}
 }
 
-// complete ends the work in slot i, or notes that the endpoint broke with it.
+// complete ends the work in slot i. If the work failed with an error, complete notes that the
+// endpoint broke.
 func (e *endpoint) complete(i uint32, fault, provFault int32) {
 	e.mu.Lock()
 	s := &e.slots[i]
@@ -418,7 +421,7 @@ func (e *endpoint) complete(i uint32, fault, provFault int32) {
 	e.endLocked(i)
 }
 
-// takeReceipt records how a framed work ended, according to the peer's receipt.
+// takeReceipt records how a framed work (a message) ended, according to the peer's receipt.
 func (e *endpoint) takeReceipt(r receipt) {
 	i := uint32(r.ref & 0xff)
 	e.mu.Lock()
@@ -430,7 +433,8 @@ func (e *endpoint) takeReceipt(r receipt) {
 	e.endLocked(i)
 }
 
-// endLocked completes the work in slot i if nothing is missing, and unlocks e.
+// endLocked completes the work in slot i, if both the send and the receipt are recorded, and
+// unlocks e.
 func (e *endpoint) endLocked(i uint32) {
 	s := e.slots[i]
 	if !s.sent || s.framed && !s.told {
@@ -451,7 +455,7 @@ func (e *endpoint) endLocked(i uint32) {
 	e.d.emit(c)
 }
 
-// The errors that a target reports.
+// The errors of works that the target did not accept.
 var (
 	errRefused  = errors.New("fabric: the target's domain refused the key or the bounds")
 	errNoBuffer = errors.New("fabric: the target's domain had no buffer for the message")
@@ -462,8 +466,8 @@ func (e *endpoint) releaseLocked(i uint32) {
 	e.free = append(e.free, i)
 }
 
-// close closes the provider's endpoint, which then touches none of its memory. It reports
-// whether this call, and not an earlier one, closed it.
+// close closes the provider's endpoint. After that, the provider accesses no memory of the
+// endpoint. close reports whether this call, and not an earlier call, closed the endpoint.
 func (e *endpoint) close() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -478,7 +482,8 @@ func (e *endpoint) close() bool {
 		e.d.delayClose(e)
 		return true
 	}
-	// fi_close of an endpoint fails only while another object refers to it. None does.
+	// fi_close of an endpoint fails only while another object refers to the endpoint. No object
+	// does.
 	_ = e.native.cut()
 	return true
 }
@@ -500,8 +505,8 @@ func (e *endpoint) pending() []uint32 {
 	return used
 }
 
-// settle completes every posted work: the work with sequence number refused as refused,
-// the others as broken.
+// settle completes every posted work. The work with sequence number refused ends as refused, the
+// others as broken.
 func (e *endpoint) settle(refused uint64) {
 	for _, i := range e.pending() {
 		e.mu.Lock()
@@ -569,8 +574,8 @@ func (e *endpoint) release() (err error) {
 	return err
 }
 
-// dropHub drops a reference to a peer's hub. After the last one it removes the hub's
-// address from the provider.
+// dropHub drops a reference to a peer's hub. With the last reference it removes the hub's address
+// from the provider.
 func (d *domain) dropHub(h *peerHub) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -48,7 +48,7 @@ static void addr_text(const struct fi_info *i, char *out, size_t size) {
 		inet_ntop(AF_INET6, &((struct sockaddr_in6 *)i->src_addr)->sin6_addr, out, size);
 }
 
-// pf_list writes "provider domain address" lines, as many as fit.
+// pf_list writes a line "provider domain address" for each domain, as many lines as fit into size.
 int pf_list(uint32_t api, const char *provider, char *out, size_t size) {
 	struct fi_info *h = hints(provider), *all = NULL, *i;
 	size_t used = 0;
@@ -92,7 +92,7 @@ static void set_traits(const struct fi_info *i, struct pf_traits *t) {
 	t->api = i->fabric_attr->api_version;
 }
 
-// open_cq prefers a queue that can be waited on.
+// open_cq opens a completion queue, with a descriptor for waiting if the provider supports that.
 static int open_cq(struct pf_domain *d, uint32_t depth, int32_t *fd) {
 	struct fi_cq_attr attr = {.size = depth, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
 	*fd = -1;
@@ -257,9 +257,9 @@ static int listens(int fd, const uint8_t *addr, size_t len) {
 	return !getsockname(fd, (struct sockaddr *)name, &size) && size == len && !memcmp(name, addr, len);
 }
 
-// pf_ep_stop_listening closes the socket that the endpoint listens on, and leaves a
-// descriptor in its place that the provider can close. The endpoint accepts no
-// connections from then on.
+// pf_ep_stop_listening closes the socket on which the endpoint listens. It puts an eventfd
+// under the same descriptor number, which the provider closes later. After that the endpoint
+// accepts no connections.
 int pf_ep_stop_listening(struct pf_ep *e) {
 	uint8_t addr[PF_NAME_MAX];
 	size_t len = sizeof addr;
@@ -330,8 +330,8 @@ static ssize_t post_write(struct pf_ep *e, struct pf_work *w, uint64_t more) {
 }
 
 // pf_flush adds works to the ring and gives the ring's works to the provider, in order. It
-// returns how many are left because the provider is full. After an error the failed work
-// is at the head.
+// returns the number of works that are left because the provider is full. After an error the
+// failed work is at the head of the ring.
 int pf_flush(struct pf_ep *e, uint32_t added) {
 	e->count += added;
 	while (e->count) {
@@ -383,8 +383,9 @@ int pf_hub_send(struct pf_domain *d, struct pf_op *op, void *buf, uint64_t len, 
 	return (int)fi_send(d->hub, buf, len, desc, to, op);
 }
 
-// set_origin sets whose operation completed. It checks the flag of a peer's write first,
-// because some providers put a pointer of their own into the context of such a write.
+// set_origin sets the kind, owner and slot of the operation that completed. It checks the flag
+// of a peer's write first, because for such a write some providers set the context to a pointer
+// of their own.
 static void set_origin(struct pf_event *ev, const void *context, uint64_t flags) {
 	const struct pf_op *op = context;
 	ev->has_data = !!(flags & FI_REMOTE_CQ_DATA);
@@ -438,9 +439,9 @@ int pf_try_wait(struct pf_domain *d) {
 	return fi_trywait(d->fabric, &f, 1);
 }
 
-// pf_clear waits for at most a millisecond, because only a wait resets the signal that a
-// completion has left in the queue's descriptor. fi_trywait should reset it, but does
-// nothing in net (1.17) and its successors.
+// pf_clear waits for a completion for at most a millisecond. Only a wait resets the queue's
+// descriptor, which stays readable after a completion. fi_trywait should reset the descriptor,
+// but does nothing in net (1.17) and its successors.
 void pf_clear(struct pf_domain *d) {
 	struct fi_cq_data_entry none;
 	(void)fi_cq_sread(d->cq, &none, 0, NULL, 1);

@@ -1,5 +1,5 @@
-// The calls of libfabric that Go needs. They are coarse: one posts a batch, one polls a
-// batch. Errors are negative fi_errno values.
+// Functions for the calls of libfabric that Go needs. One call posts or polls a whole batch,
+// because each call from Go to C has a cost. Errors are negative fi_errno values.
 
 #ifndef PENSTOCK_FABRIC_H
 #define PENSTOCK_FABRIC_H
@@ -20,7 +20,7 @@ enum {
 	PF_WORK = 1,      // write or send of an endpoint
 	PF_HUB_RECV = 2,  // buffer of the hub
 	PF_HUB_SEND = 3,  // frame that the hub sends
-	PF_REMOTE = 4,    // no operation of ours: a peer's write with CQ data
+	PF_REMOTE = 4,    // a peer's write with CQ data; no local operation
 };
 
 // pf_op is the context of one operation. The provider may overwrite the first member.
@@ -31,15 +31,15 @@ struct pf_op {
 	uint32_t slot;
 };
 
-// pf_work is one write or send that waits for the provider to take it.
+// pf_work is one write or send that waits until the provider accepts it.
 struct pf_work {
 	struct pf_op *op;
 	uint64_t buf, len;
 	void *desc;
-	uint64_t addr, key;  // remote
+	uint64_t addr, key;  // of the remote memory
 	uint64_t data;       // remote CQ data
 	uint32_t with_data;
-	uint32_t head;  // bytes of the slot's frame header; not 0: to the peer's hub
+	uint32_t head;  // length of the slot's frame header in bytes; 0: a write; otherwise a send to the peer's hub
 };
 
 // pf_event is one completion.
@@ -50,7 +50,7 @@ struct pf_event {
 	uint64_t data, len, src;
 };
 
-// pf_wish selects the domain to open.
+// pf_wish holds the properties of the domain to open.
 struct pf_wish {
 	const char *provider, *domain, *addr;
 	uint32_t api; // the version whose behaviour is requested, as FI_VERSION
@@ -64,7 +64,7 @@ struct pf_traits {
 	uint32_t virt_addr, prov_key, mr_local, key_bytes, data_bytes;
 	uint32_t tx_depth, rx_depth, addr_format, source;
 	uint32_t api; // the version whose behaviour the provider has, as FI_VERSION
-	int32_t fd;  // to wait on, or -1
+	int32_t fd;  // descriptor of the completion queue for waiting, or -1
 };
 
 struct pf_ep {
@@ -76,7 +76,7 @@ struct pf_ep {
 	void *heads_desc;
 	uint32_t depth, head, count;
 	fi_addr_t peer, hub;
-	// Templates hold the fields that are the same in every work.
+	// Templates for the calls of the provider, with the fields that are the same for every work.
 	struct iovec iov[2];
 	struct fi_rma_iov rma_iov;
 	void *desc[2];

@@ -4,28 +4,25 @@ package fabric
 
 import "time"
 
-// The provider net has a connection under each pair of endpoints. When an endpoint is
-// closed, net does not close a connection that it has accepted for the endpoint but from
-// which it has read nothing; its next progress call then uses freed memory. So an
-// endpoint must not be closed while such a connection may exist. A handshake, one
-// write of a byte, ensures that:
-//
+// The provider net has a connection under each pair of endpoints. If an endpoint is closed while
+// net has accepted a connection for it and read nothing from that connection, net does not close
+// the connection. Its next progress call then uses freed memory. So an endpoint must not be closed
+// while such a connection may exist. A handshake, one write of a byte, ensures this:
 //	endpoint with the greater address     the other endpoint
 //	Connect: stop listening
 //	         handshake write ══════════►  write arrives: stop listening
 //	         write completes              posted works are given to the provider
 //	Close at any time                     Close after the handshake, or delayMax after Shut
-//
-// An endpoint that waits for the handshake needs no cutting off. The peer has posted
-// nothing, because its Connect has not returned, and the works posted here are still in
-// the ring. The write carries the tag of its target endpoint, because it may arrive
-// before that endpoint knows its peer's address.
+// An endpoint that waits for the handshake need not be cut off from its peer. The peer has posted
+// nothing, because its Connect has not returned, and the works posted here are still in the ring.
+// The write carries the tag of its target endpoint, because it may arrive before that endpoint has
+// its peer's address.
 
-// delayMax is how long after its Shut an endpoint without a handshake is kept.
+// delayMax is the longest time between Shut and the close of an endpoint without a handshake.
 const delayMax = 2 * lateTimeout
 
-// handshakeMark in the length half of the remote CQ data marks a handshake. No write is
-// that long.
+// handshakeMark marks a handshake write, in the half of the remote CQ data that holds the length.
+// No other write has this length.
 const handshakeMark = 1<<32 - 1
 
 // delayedClose is an endpoint that was shut before its handshake.
@@ -49,7 +46,8 @@ func (e *endpoint) peerConnected() {
 	if e.cutOff {
 		return
 	}
-	// On an error the endpoint still accepts connections, which does no harm now.
+	// If this fails the endpoint still accepts connections, which does no harm after the
+	// handshake.
 	_ = e.native.stopListening()
 	e.held = false
 	if e.open {
@@ -57,14 +55,14 @@ func (e *endpoint) peerConnected() {
 	}
 }
 
-// delayClose delays the closing of an endpoint until its handshake, at most delayMax.
+// delayClose delays the close of an endpoint until its handshake, at most delayMax.
 func (d *domain) delayClose(e *endpoint) {
 	e.closeDelayed = true
 	d.delayed = append(d.delayed, delayedClose{e, time.Now().Add(delayMax)})
 	d.busy.Store(true)
 }
 
-// endDelayed closes an endpoint whose close was delayed, and releases it if its user has
+// endDelayed closes an endpoint that was kept until its handshake, and releases it if its user has
 // called Close.
 func (d *domain) endDelayed(e *endpoint) {
 	for i := range d.delayed {
@@ -85,7 +83,7 @@ func (d *domain) endDelayed(e *endpoint) {
 	}
 }
 
-// endDelayedCloses closes the endpoints whose delay is over.
+// endDelayedCloses closes the endpoints that have been kept for delayMax.
 func (d *domain) endDelayedCloses(now time.Time) {
 	for len(d.delayed) > 0 && now.After(d.delayed[0].until) {
 		d.endDelayed(d.delayed[0].e)

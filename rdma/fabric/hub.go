@@ -10,33 +10,34 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// pendingFrame is a frame that waits to be sent. It holds a reference to the hub.
+// pendingFrame is a frame that waits to be sent. It holds a reference to the destination's hub.
 type pendingFrame struct {
 	to       *peerHub
 	frame    frame
 	deadline time.Time
 }
 
-// keyQuery is a key query of this side that has no answer yet.
+// keyQuery is a query to the target: which of an endpoint's writes in flight would the target
+// refuse? It has no answer yet.
 type keyQuery struct {
 	id uint64 // 0: none
-	// seqs are the works of the query, in its order.
+	// seqs are the sequence numbers of the writes in the query, in the query's order.
 	seqs     []uint64
 	deadline time.Time
 }
 
 const (
-	// sweepInterval is how often sweep runs.
+	// sweepInterval is the time between two runs of sweep.
 	sweepInterval = 20 * time.Millisecond
-	// keyReplyTimeout is how long the works of a broken endpoint wait for the target's
-	// answer. Without an answer they end as broken.
+	// keyReplyTimeout is the longest time for which the works of a broken endpoint wait for the
+	// target's answer. Without an answer they end as broken.
 	keyReplyTimeout = time.Second
 	// maxOutbox bounds the waiting frames.
 	maxOutbox = 256
 )
 
-// takeFrame handles a frame that arrived at the hub. It drops a frame that does not decode
-// or names no endpoint: the sender gets no receipt.
+// takeFrame handles a frame that arrived at the hub. A frame that does not decode or names no
+// endpoint is dropped, and its sender gets no receipt.
 func (d *domain) takeFrame(b []byte) {
 	f, err := parseFrame(b)
 	if err != nil {
@@ -65,10 +66,10 @@ func (d *domain) takeFrame(b []byte) {
 	}
 }
 
-// errPeerClosed: the peer shut its end.
+// errPeerClosed: the peer has shut its endpoint.
 var errPeerClosed = fmt.Errorf("fabric: the peer's endpoint is gone")
 
-// takeMessage copies a message into the buffer that was lent first.
+// takeMessage copies a message into the buffer that was lent earliest.
 func (d *domain) takeMessage(e *endpoint, f *frame) {
 	if e.closedToPeer {
 		return
@@ -84,7 +85,7 @@ func (d *domain) takeMessage(e *endpoint, f *frame) {
 	d.queueReceipt(e, receipt{ref: f.ref})
 }
 
-// queueReceipt adds a receipt to be sent. A peer may have at most maxQueueDepth works in flight; a
+// queueReceipt adds a receipt to be sent. A peer may have at most maxQueueDepth works in flight. A
 // peer that sends more is cut off.
 func (d *domain) queueReceipt(e *endpoint, r receipt) {
 	if len(e.receipts) >= maxReceipts {
@@ -100,7 +101,7 @@ func (d *domain) queueReceipt(e *endpoint, r receipt) {
 	}
 }
 
-// sendReceipts sends the waiting receipts, as far as there is room.
+// sendReceipts sends waiting receipts until no send buffer is free or the provider is full.
 func (d *domain) sendReceipts() {
 	for len(d.receiptQueue) > 0 {
 		e := d.receiptQueue[0]
@@ -116,7 +117,7 @@ func (d *domain) sendReceipts() {
 	}
 }
 
-// send sends a frame from the hub, and reports whether the provider took it.
+// send sends a frame from the hub. It returns false if no buffer is free or the provider is full.
 func (d *domain) send(to *peerHub, f *frame) bool {
 	last := len(d.sendFree) - 1
 	if last < 0 {
@@ -131,8 +132,8 @@ func (d *domain) send(to *peerHub, f *frame) bool {
 	return true
 }
 
-// post sends a frame as soon as the provider takes it. If too many frames wait, it drops
-// the frame and returns false.
+// post sends a frame as soon as the provider accepts it. If too many frames wait, post drops the
+// frame and returns false.
 func (d *domain) post(l pendingFrame) bool {
 	if len(d.outbox) == 0 && d.send(l.to, &l.frame) {
 		return true
@@ -162,8 +163,8 @@ func (d *domain) deliver(now time.Time) {
 	d.outbox = kept
 }
 
-// sendClosed notifies the peer, if it can be reached, that e is closed. Without it the peer's
-// libfabric would try to connect forever.
+// sendClosed notifies the peer, if it can be reached, that e is closed. Without this frame the
+// peer's libfabric would try to connect forever.
 func (d *domain) sendClosed(e *endpoint) {
 	if e.joined && !e.peerGone && d.dead == nil {
 		e.peerGone = true
@@ -171,8 +172,8 @@ func (d *domain) sendClosed(e *endpoint) {
 	}
 }
 
-// breakAndQuery cuts off a broken endpoint. Before the endpoint's works end, it asks the target
-// which work the target would have refused.
+// breakAndQuery cuts off a broken endpoint. Before it ends the endpoint's works, it queries the
+// target which of them the target would refuse.
 func (d *domain) breakAndQuery(e *endpoint) {
 	if e.closedToPeer || e.broken {
 		return
@@ -195,8 +196,8 @@ func (d *domain) finish(e *endpoint, refused uint64) {
 	d.sendClosed(e)
 }
 
-// sendKeyQuery sends a key query about every write in flight on e, and reports whether an answer is
-// to be expected.
+// sendKeyQuery sends a key query about every write in flight on e. It reports whether to wait for
+// an answer.
 func (d *domain) sendKeyQuery(e *endpoint) bool {
 	f := frame{kind: frameKeyQuery, tag: e.peerTag}
 	q := keyQuery{deadline: time.Now().Add(keyReplyTimeout)}
@@ -230,7 +231,8 @@ func (d *domain) forget(e *endpoint) {
 	}
 }
 
-// replyKeyQuery answers a key query: which of its writes this side would refuse.
+// replyKeyQuery answers a key query of the peer: which of the listed writes this domain would
+// refuse.
 func (d *domain) replyKeyQuery(e *endpoint, f *frame) {
 	a := frame{kind: frameKeyReply, tag: e.peerTag, ref: f.ref, refused: make([]bool, len(f.targets))}
 	for i, t := range f.targets {
@@ -239,7 +241,7 @@ func (d *domain) replyKeyQuery(e *endpoint, f *frame) {
 	d.post(pendingFrame{to: e.hub, frame: a, deadline: time.Now().Add(keyReplyTimeout)})
 }
 
-// opens reports whether a peer may write to t.
+// opens reports whether a registration of this domain permits a peer's write to t.
 func (d *domain) opens(t target) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -251,8 +253,8 @@ func (d *domain) opens(t target) bool {
 	return carry == 0 && end <= m.size
 }
 
-// takeKeyReply ends the works of an endpoint according to the target's answer. The first
-// refused work broke the endpoint; the works after it were not performed.
+// takeKeyReply ends the works of an endpoint according to the target's answer. The first work that
+// the target would refuse broke the endpoint; later works were not performed.
 func (d *domain) takeKeyReply(e *endpoint, f *frame) {
 	if d.querying[f.ref] != e || len(f.refused) != len(e.query.seqs) {
 		return
@@ -267,8 +269,8 @@ func (d *domain) takeKeyReply(e *endpoint, f *frame) {
 	d.finish(e, refused)
 }
 
-// sweep does the periodic work: it sends waiting frames and receipts, and it ends
-// key queries without an answer and delayed closes.
+// sweep does the periodic work. It sends waiting frames and receipts, and it ends key queries
+// without an answer and delayed closes.
 func (d *domain) sweep() {
 	now := time.Now()
 	if now.Before(d.nextSweep) {

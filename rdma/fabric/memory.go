@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// memory is a registration of a whole memory or of a part of it.
+// memory is a registration of a region or of a window of it.
 type memory struct {
 	d          *domain
 	addr       uintptr
@@ -23,7 +23,7 @@ type memory struct {
 
 var _ group.Memory = (*memory)(nil)
 
-// Register makes mem known to the provider.
+// Register registers mem with the provider.
 func (d *domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
 	if opts.DMABuf != nil || opts.Device != "" {
 		return nil, fmt.Errorf("fabric: register memory of device %q: libfabric's device memory is not built in: %w", opts.Device, rdma.ErrUnsupported)
@@ -40,7 +40,8 @@ func (d *domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, 
 	return m, nil
 }
 
-// register registers m under a key that this process or the provider chooses.
+// register registers m under a key. This process chooses the key, or the provider if it requires
+// that.
 func (m *memory) register() error {
 	d := m.d
 	if d.traits.virtAddr {

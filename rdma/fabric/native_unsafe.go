@@ -26,12 +26,12 @@ import (
 
 // Safety: libfabric keeps pointers only to C memory and to the payload of registrations. A
 // runtime.Pinner pins the payload until its registration is closed. Addresses of payload are
-// passed as integers, so cgo has nothing to check on the hot path.
+// passed as integers, so cgo checks no pointers on the hot path.
 
 // errAgain: the provider's queue is full at the moment.
 var errAgain = errors.New("provider is full")
 
-// errno returns the error of a libfabric call's return value.
+// errno returns the return value of a libfabric call as an error, nil for success.
 func errno(call string, ret C.int) error {
 	switch {
 	case ret >= 0:
@@ -51,7 +51,8 @@ func libraryVersion() (major, minor int) {
 	return int(v >> 16), int(v & 0xffff)
 }
 
-// apiVersion returns the version whose behaviour is requested, in the format of FI_VERSION.
+// apiVersion returns the version of libfabric whose behaviour is requested, in the format of
+// FI_VERSION.
 func apiVersion() uint32 {
 	major, minor := requestedVersion(libraryVersion())
 	return uint32(major)<<16 | uint32(minor)
@@ -85,8 +86,8 @@ func list(provider string) ([]found, error) {
 type native struct {
 	d      *C.struct_pf_domain
 	events []C.struct_pf_event // in C memory
-	// The hub's buffers: first hubRecvs buffers to receive, of one frame each, then hubSends
-	// buffers to send, of maxControl bytes each.
+	// ops and buffers belong to the hub, the endpoint for messages. First come hubRecvs receive
+	// buffers of one frame each, then hubSends send buffers of maxControl bytes each.
 	ops     *C.struct_pf_op
 	buffers unsafe.Pointer
 	frame   int
@@ -158,16 +159,16 @@ func (n *native) openHub() ([]byte, error) {
 	return name[:min(int(size), len(name))], nil
 }
 
-// hubRecvs and hubSends are the numbers of the hub's buffers. An arrived frame is copied out in the
-// next poll, so the numbers limit a burst but not a backlog.
+// hubRecvs and hubSends are the numbers of the hub's receive and send buffers. An arrived frame is
+// copied out in the next poll, so hubRecvs limits a burst but not a backlog.
 const (
 	hubRecvs = 64
 	hubSends = 32
 )
 
-// openBuffers allocates the hub's buffers and posts the receive buffers. frame is the length of the
-// longest frame, in bytes. key is the key of the buffers if the provider requires their
-// registration, otherwise 0.
+// openBuffers allocates the hub's buffers and posts the receive buffers. frame is the length of
+// the longest frame in bytes. key is the key for the registration of the buffers, or 0 if the
+// provider requires no registration.
 func (n *native) openBuffers(frame int, key uint64) error {
 	size := hubRecvs*frame + hubSends*maxControl
 	n.frame = frame
@@ -217,8 +218,8 @@ func (n *native) send(i uint32, size int, to uint64) error {
 
 // insert adds a peer's address to the provider.
 func (n *native) insert(addr []byte) (uint64, error) {
-	// Providers read as many bytes as an address of their format has, so the padding must be
-	// readable.
+	// A provider reads as many bytes as an address of its format has, even if addr is shorter, so
+	// the padding must be readable.
 	var padded [C.PF_NAME_MAX]byte
 	copy(padded[:], addr)
 	var out C.uint64_t
@@ -245,15 +246,15 @@ func (n *native) poll(size int) ([]event, error) {
 	return n.events[:ret], nil
 }
 
-// tryWait reports whether the queue is empty and its descriptor will become readable when it is not
-// empty any more.
+// tryWait returns true if the queue is empty and its descriptor will become readable at the next
+// event.
 func (n *native) tryWait() bool { return C.pf_try_wait(n.d) == 0 }
 
-// clear resets the queue's descriptor to the state of the queue. It blocks for at most a
-// millisecond.
+// clear resets the queue's descriptor, which otherwise stays readable after the queue has been
+// emptied. It blocks for at most a millisecond.
 func (n *native) clear() { C.pf_clear(n.d) }
 
-// close releases the domain; its endpoints and registrations must be closed before.
+// close releases the domain. Its endpoints and registrations must have been closed.
 func (n *native) close() error {
 	var err error
 	if n.reg.mr != nil {
@@ -273,7 +274,8 @@ type registration struct {
 	key  uint64
 }
 
-// register registers memory. key becomes its key, unless the provider chooses the keys.
+// register registers memory. key becomes the key of the registration, unless the provider chooses
+// the keys.
 func (n *native) register(addr uintptr, size uint64, remote bool, key uint64) (registration, error) {
 	var r registration
 	var k C.uint64_t
@@ -302,7 +304,7 @@ type nativeEndpoint struct {
 	e     *C.struct_pf_ep
 	ring  []C.struct_pf_work
 	heads []byte // headLen bytes for each slot
-	// tail is the position of the next work; C advances the head.
+	// tail is the ring index of the next work; the C code advances the head.
 	tail uint32
 }
 
@@ -326,7 +328,8 @@ func (e *nativeEndpoint) join(peer, hub uint64) {
 	e.e.peer, e.e.hub = C.fi_addr_t(peer), C.fi_addr_t(hub)
 }
 
-// put appends a write to the ring, which must not be full, with the context of slot.
+// put appends a write to the ring, which must not be full. slot identifies the write in its
+// completion.
 func (e *nativeEndpoint) put(slot uint32, buf uintptr, desc cpointer, size, addr, key, data uint64, withData bool) {
 	w := e.next(slot, buf, desc, size)
 	w.addr, w.key, w.data = C.uint64_t(addr), C.uint64_t(key), C.uint64_t(data)
@@ -336,12 +339,13 @@ func (e *nativeEndpoint) put(slot uint32, buf uintptr, desc cpointer, size, addr
 	}
 }
 
-// putFrame appends a frame for the peer's hub. Its payload follows the header, which head returns.
+// putFrame appends a frame for the peer's hub. The payload follows the frame's header, which head
+// returns.
 func (e *nativeEndpoint) putFrame(slot uint32, buf uintptr, desc cpointer, size uint64) {
 	e.next(slot, buf, desc, size).head = headLen
 }
 
-// head returns the bytes of the header of slot's frame.
+// head returns the bytes of the header of the frame in slot.
 func (e *nativeEndpoint) head(slot uint32) []byte {
 	return e.heads[slot*headLen : (slot+1)*headLen : (slot+1)*headLen]
 }
@@ -356,8 +360,8 @@ func (e *nativeEndpoint) next(slot uint32, buf uintptr, desc cpointer, size uint
 	return w
 }
 
-// flush passes the works in the ring to the provider; added of them are new. left is the number of
-// works that the provider did not accept.
+// flush passes the works in the ring to the provider; the last added works are new. left is the
+// number of works that the provider did not accept.
 func (e *nativeEndpoint) flush(added int) (left int, err error) {
 	ret := C.pf_flush(e.e, C.uint32_t(added))
 	return max(int(ret), 0), errno("post", ret)
@@ -375,16 +379,16 @@ func (e *nativeEndpoint) stopListening() error {
 	return errno("close the endpoint's listening socket", C.pf_ep_stop_listening(e.e))
 }
 
-// cut closes the endpoint: from then on the provider accesses none of its memory. Its ring is empty
-// afterwards.
+// cut closes the endpoint. After that, the provider accesses no memory of the endpoint, and the
+// ring is empty.
 func (e *nativeEndpoint) cut() error {
 	return errno("fi_close of an endpoint", C.pf_ep_cut(e.e))
 }
 
-// free releases the remaining memory of a cut endpoint.
+// free releases the remaining memory of an endpoint that cut has closed.
 func (e *nativeEndpoint) free() { C.pf_ep_free(e.e) }
 
-// cpointer is an address in C memory that Go only passes through.
+// cpointer is an address in C memory that Go code passes through and never dereferences.
 type cpointer = unsafe.Pointer
 
 // The headers in C and in wire.go have the same length.

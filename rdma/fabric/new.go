@@ -70,14 +70,14 @@ func newEngine(ctx context.Context, o Options, open func(int, DomainOptions) (*d
 	g.Reopen = func(_ context.Context, i int) (group.Domain, error) {
 		d, err := openNIC(i)
 		if err != nil {
-			return nil, err // a plain nil, not an interface that holds a nil domain
+			return nil, err // a plain nil: an interface that holds a nil domain would not be nil
 		}
 		return d, nil
 	}
 	return group.New(ctx, g)
 }
 
-// count returns how often all contains n.
+// count returns how many times all contains n.
 func count(all []NIC, n NIC) (times int) {
 	for _, x := range all {
 		if x == n {
@@ -87,7 +87,7 @@ func count(all []NIC, n NIC) (times int) {
 	return times
 }
 
-// about returns one line that describes the domain for people.
+// about returns a one-line description of the domain for logs and status.
 func (d *domain) about() string {
 	major, minor := libraryVersion()
 	return fmt.Sprintf("%s of %s (libfabric %d.%d)", d.name, d.traits.provider, major, minor)
@@ -105,8 +105,8 @@ func defaultNICs(provider string) ([]NIC, error) {
 	return pickNICs(provider, all)
 }
 
-// List returns the domains of a provider, each once, with the address that peers are most likely to
-// reach: IPv4 before IPv6, and link-local addresses not at all.
+// List returns the domains of a provider, each once, with the address that peers are most likely
+// to reach. IPv4 comes before IPv6, and link-local addresses are omitted.
 func List(provider string) ([]NIC, error) {
 	major, minor := libraryVersion()
 	var all []NIC
@@ -124,7 +124,8 @@ func List(provider string) ([]NIC, error) {
 	return all, nil
 }
 
-// addNIC adds n to all, or its address to the entry of its domain.
+// addNIC adds n to all. If all has an entry for the domain of n, it may replace the entry's
+// address by that of n.
 func addNIC(all []NIC, n NIC) []NIC {
 	rank := func(addr string) int {
 		a, err := netip.ParseAddr(addr)

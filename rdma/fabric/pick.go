@@ -10,9 +10,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// requestedVersion returns the version of libfabric whose behaviour is requested from a library
-// of the given version. It is 1.18, from which on efa uses the device's RDMA writes on p5 by
-// default, or the library's version if that is older.
+// requestedVersion returns the version of libfabric whose behaviour is requested from a library of
+// the given version. This is 1.18, from which on efa uses the device's RDMA writes on p5 by
+// default. For an older library it is the library's version.
 func requestedVersion(major, minor int) (int, int) {
 	if major > 1 || minor > 18 {
 		return 1, 18
@@ -21,8 +21,8 @@ func requestedVersion(major, minor int) (int, int) {
 }
 
 // pickNICs returns all domains except the loopback, or only the loopback if there is no other. It
-// returns an error if there are more than an engine takes: to omit some silently would halve a
-// host's bandwidth.
+// returns an error if there are more domains than an engine supports: omitting some silently would
+// reduce the host's bandwidth.
 func pickNICs(provider string, all []NIC) ([]NIC, error) {
 	picked := slices.DeleteFunc(slices.Clone(all), func(n NIC) bool {
 		a, err := netip.ParseAddr(n.Addr)

@@ -2,18 +2,18 @@
 
 package fabric
 
-// quirks are properties of a provider that fi_getinfo does not report. They were found by
-// experiment or in the provider's documentation.
+// quirks are properties of a provider that fi_getinfo does not report. They come from experiments
+// or from the provider's documentation.
 type quirks struct {
 	// noSourceAddress: completions have no source address, or a wrong one.
 	noSourceAddress bool
 	// costlyWindows: registering a part of a region pins its pages again.
 	costlyWindows bool
-	// connects: the first work of an endpoint makes a connection. If an endpoint is
-	// closed while a connection to it is half open, the library uses freed memory
+	// connects: the first work of an endpoint makes a connection between the endpoints. If an
+	// endpoint is closed while such a connection is half open, the library uses freed memory
 	// (handshake.go).
 	connects bool
-	// unmarked: a traffic class is accepted, but packets are not marked.
+	// unmarked: the provider accepts a traffic class but does not mark packets.
 	unmarked bool
 }
 
@@ -29,9 +29,9 @@ func quirksOf(provider string) quirks {
 	return quirks{costlyWindows: true}
 }
 
-// candidates returns the library's names of a provider, best first. TCP with its own
-// reliable datagrams is "tcp" from libfabric 1.18 on, and "net" before. The older
-// "tcp;ofi_rxm" has to be named explicitly, because it takes 69 MiB an endpoint.
+// candidates returns the library's names of a provider, best first. TCP with its own reliable
+// datagrams is "tcp" from libfabric 1.18 on, and "net" before. The older "tcp;ofi_rxm" has to be
+// named explicitly, because it takes 69 MiB for each endpoint.
 func candidates(provider string, major, minor int) []string {
 	if provider != "tcp" {
 		return []string{provider}
@@ -45,13 +45,14 @@ func candidates(provider string, major, minor int) []string {
 // found is a domain that the library lists.
 type found struct{ provider, domain, addr string }
 
-// traits are what a provider reports about an open domain.
+// traits are the properties that a provider reports for an open domain.
 type traits struct {
 	provider, domain                                        string
 	maxWrite, maxOrder                                      uint64
 	ordersWrites, virtAddr, providerKeys, localKeys, source bool
 	keyBytes, dataBytes, depth, recvDepth, fd               int
 	format                                                  uint32
-	// api is the version of libfabric whose behaviour the provider has, as FI_VERSION.
+	// api is the version of libfabric whose behaviour the provider has, in the format of
+	// FI_VERSION.
 	api uint32
 }

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiter is the way in which a poller sleeps.
+// waiter is a method by which a poller sleeps.
 type waiter interface {
 	// wait sleeps until an event arrives, wake is called, or max has passed; max 0 means no
 	// limit.
@@ -23,8 +23,8 @@ type waiter interface {
 	close() error
 }
 
-// newWaiter returns the waiter for a queue with descriptor fd, or for a queue without (fd is
-// negative).
+// newWaiter returns the waiter for a completion queue with descriptor fd. fd is negative for a
+// queue without a descriptor.
 func newWaiter(n *native, fd int) (waiter, error) {
 	if fd < 0 {
 		return &backoffWaiter{n: n, woken: make(chan struct{}, 1)}, nil
@@ -40,7 +40,7 @@ func newWaiter(n *native, fd int) (waiter, error) {
 	if w.raw, err = w.file.SyscallConn(); err != nil {
 		return nil, errors.Join(fmt.Errorf("queue's descriptor: %w", err), w.file.Close())
 	}
-	// If the runtime cannot wait on the descriptor, wait would spin.
+	// If the runtime cannot wait on the descriptor, wait would return at once, again and again.
 	if err := w.file.SetReadDeadline(time.Time{}); err != nil {
 		return nil, errors.Join(fmt.Errorf("the runtime cannot wait on the queue's descriptor: %w", err), w.file.Close())
 	}
@@ -51,7 +51,7 @@ func newWaiter(n *native, fd int) (waiter, error) {
 		case !readable(int(fd)):
 			return false
 		}
-		// There is an event, or the descriptor has not been reset since the last one.
+		// There is an event, or the descriptor has not been reset since the last event.
 		n.clear()
 		return true
 	}
@@ -62,13 +62,13 @@ func newWaiter(n *native, fd int) (waiter, error) {
 type fdWaiter struct {
 	file *os.File
 	raw  syscall.RawConn
-	// ready is called when the wait begins, and again when the descriptor has become readable.
-	// The first time it checks the queue itself: the runtime reports only changes, and the
+	// ready is called when the wait begins, and again when the descriptor has become readable. At
+	// the first call it checks the queue itself: the runtime reports only changes, and the
 	// descriptor may already be readable.
 	ready func(fd uintptr) bool
 	again bool
-	// asked: wake was called since the last wait returned. waiting: a wait is in progress that
-	// would notice a deadline in the past.
+	// asked: wake was called since the last wait returned. waiting: a wait is in progress, which a
+	// deadline in the past would end.
 	asked, waiting atomic.Bool
 }
 
@@ -89,7 +89,7 @@ func (w *fdWaiter) wait(max time.Duration) {
 	if max > 0 {
 		deadline = time.Now().Add(max)
 	}
-	// An error means that the descriptor is closed; then there is nothing to wait for.
+	// An error means that the descriptor is closed. Read below then returns at once.
 	_ = w.file.SetReadDeadline(deadline)
 	w.waiting.Store(true)
 	if !w.asked.Load() {
@@ -110,12 +110,13 @@ func (w *fdWaiter) wake() {
 func (w *fdWaiter) close() error { return w.file.Close() }
 
 // backoffWaiter waits for a queue without a descriptor. For backoffAfter after the last work it
-// polls without a pause. After that it polls every backoffPause, which is the largest latency
-// that it adds, apart from the latency of the runtime's timers.
+// polls without a pause. After that it polls every backoffPause. So it adds a latency of at most
+// backoffPause, and the latency of the runtime's timers.
 type backoffWaiter struct {
 	n     *native
 	woken chan struct{}
-	// seen is native.taken at the last wait, worked the time when it last increased.
+	// seen is native.taken at the last wait. worked is the time at which native.taken last
+	// increased.
 	seen   uint64
 	worked time.Time
 }

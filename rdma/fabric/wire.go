@@ -8,14 +8,15 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// local is what an endpoint sends its peer before they connect, little-endian:
+// local is the description that an endpoint sends its peer before they connect, little-endian:
 //
 //	version 1 = 0xF2 | address format 4 | tag 4 | handshake key 8 | handshake address 8 |
 //	provider length 1 | provider | endpoint length 1 | endpoint | hub length 1 | hub
 //
-// Endpoint and hub are addresses in the provider's format (fi_getname). The peer sends
-// the tag with its frames and immediates, and the tag identifies the endpoint. Handshake
-// key and address are of a byte that every peer may write (handshake.go).
+// endpoint and hub are the addresses of the endpoint and of its domain's hub, in the provider's
+// format (fi_getname). The tag identifies the endpoint: the peer sends it with its frames and
+// immediates. Handshake key and address are the remote key and the address of a one-byte region
+// that every peer may write (handshake.go).
 type local struct {
 	format    uint32
 	tag       uint32
@@ -35,10 +36,10 @@ const (
 // maxName is the longest address or provider name, in bytes.
 const maxName = 255
 
-// errLocal: the bytes do not decode as a local.
+// errLocal: the bytes are not an encoded local.
 var errLocal = errors.New("fabric: malformed endpoint address")
 
-// append appends the encoding of l, whose parts are at most maxName long.
+// append appends the encoding of l. Each part of l has at most maxName bytes.
 func (l *local) append(b []byte) []byte {
 	b = append(b, localVersion)
 	b = binary.LittleEndian.AppendUint32(b, l.format)
@@ -52,7 +53,7 @@ func (l *local) append(b []byte) []byte {
 	return b
 }
 
-// parseLocal decodes exactly one local from b, which it does not keep.
+// parseLocal decodes b, which must be exactly one local. It keeps no reference to b.
 func parseLocal(b []byte) (local, error) {
 	if len(b) < localHead {
 		return local{}, fmt.Errorf("%w: %d bytes", errLocal, len(b))
@@ -106,22 +107,21 @@ type frameKind uint16
 const (
 	// frameMessage carries the payload of an OpSend.
 	frameMessage frameKind = 1
-	// frameKeyQuery asks which of some writes the receiver would refuse;
-	// entries key 8 | address 8 | length 8.
+	// frameKeyQuery lists writes and queries which of them the receiver would refuse. Entries: key
+	// 8 | address 8 | length 8.
 	frameKeyQuery frameKind = 2
-	// frameKeyReply answers a key query; an entry is 1 if the write would be refused, else 0.
+	// frameKeyReply answers a key query. An entry is 1 if the write would be refused, else 0.
 	frameKeyReply frameKind = 3
-	// frameReceipts carries the results of messages; entries ref 8 | status 1, a
-	// group.Status.
+	// frameReceipts carries the results of messages. Entries: ref 8 | status 1, a group.Status.
 	frameReceipts frameKind = 4
 	// frameClosed: the sender's endpoint is closed.
 	frameClosed frameKind = 5
 )
 
-// target is the remote part of a work.
+// target is the destination of a write at the peer.
 type target struct{ key, addr, size uint64 }
 
-// receipt is how the work with that ref ended.
+// receipt is the result of the work with that ref.
 type receipt struct {
 	ref    uint64
 	status group.Status
@@ -131,9 +131,10 @@ const (
 	headLen    = 20
 	targetLen  = 24
 	receiptLen = 9
-	// maxControl is the longest frame but for messages, in bytes.
+	// maxControl is the longest frame that is not a message, in bytes.
 	maxControl = 4096
-	// maxKeyQuery and maxReceipts are how many entries fit.
+	// maxKeyQuery and maxReceipts are the largest numbers of entries in a frame of maxControl
+	// bytes.
 	maxKeyQuery = (maxControl - headLen) / targetLen
 	maxReceipts = (maxControl - headLen) / receiptLen
 )
@@ -175,7 +176,7 @@ func (f *frame) append(b []byte) []byte {
 	return append(b, f.payload...)
 }
 
-// parseFrame decodes exactly one frame from b. Its payload stays a part of b.
+// parseFrame decodes b, which must be exactly one frame. The frame's payload is a part of b.
 func parseFrame(b []byte) (frame, error) {
 	if len(b) < headLen || string(b[:4]) != frameMagic {
 		return frame{}, fmt.Errorf("%w: %d bytes without its magic", errFrame, len(b))
@@ -191,7 +192,7 @@ func parseFrame(b []byte) (frame, error) {
 	return f, nil
 }
 
-// parseBody decodes what is behind the header.
+// parseBody decodes the bytes after the header.
 func (f *frame) parseBody(count int, body []byte) error {
 	entry, most := 0, 0
 	switch f.kind {

@@ -15,10 +15,12 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// protocol is the start of a control connection: "PGD" or "PGC" and the version of the frames.
+// protocol is the first bytes that each engine sends on a control connection: "PGD" from the
+// dialer, "PGC" from the acceptor, then the version of the frames.
 var protocol = handshake.Protocol{Hello: [4]byte{'P', 'G', 'D', '1'}, Challenge: [4]byte{'P', 'G', 'C', '1'}}
 
-// maxControlAddr leaves room for the serial number after the address.
+// maxControlAddr is the largest length of the advertised address, in bytes. It leaves room for the
+// NIC's serial number, which a Desc appends to the address.
 const maxControlAddr = 200
 
 // ensureAddr sets the default of the advertised address and checks it.
@@ -63,7 +65,8 @@ func (e *Engine) admit(nc net.Conn) {
 func (e *Engine) admitConn(nc net.Conn) error {
 	h, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
 	if err != nil {
-		// Close of this engine ended the connection: that is no failed authentication.
+		// If Close of this engine ended the connection, the handshake is not counted as failed
+		// authentication.
 		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
 			e.core.AuthFailures.Add(1)
 		}
@@ -83,7 +86,7 @@ func (e *Engine) admitConn(nc net.Conn) error {
 	return e.activate(s)
 }
 
-// reserveSession reserves a place for a session that is about to start.
+// reserveSession counts a session that is about to start towards MaxPeers.
 func (e *Engine) reserveSession() (handshake.Verdict, error) {
 	e.core.Mu.Lock()
 	defer e.core.Mu.Unlock()
@@ -97,7 +100,7 @@ func (e *Engine) reserveSession() (handshake.Verdict, error) {
 	return handshake.OK, nil
 }
 
-// unreserveSession releases the place of reserveSession.
+// unreserveSession undoes reserveSession.
 func (e *Engine) unreserveSession() {
 	e.core.Mu.Lock()
 	defer e.core.Mu.Unlock()
@@ -110,8 +113,8 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 	for i := range e.nics {
 		mine.nics = append(mine.nics, e.nics[i].Load().name)
 	}
-	// Write concurrently with the read: on an unbuffered connection two writers would wait for
-	// each other.
+	// The write runs concurrently with the read: on an unbuffered connection two writers would
+	// wait for each other.
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := nc.Write(mine.append(nil))
@@ -146,7 +149,7 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 
 // activate adds a session to the engine and starts it.
 func (e *Engine) activate(s *session) error {
-	// Add before the session can be found and ended by another goroutine.
+	// Add precedes Activate: after it, another goroutine can find and end the session.
 	s.running.Add(2)
 	if err := e.core.Activate(s); err != nil {
 		return err
@@ -185,8 +188,8 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	})
 }
 
-// dial opens a session. It returns when every lane has come up or failed and at least one is
-// up.
+// dial opens a session. It returns when every lane has come up or failed. If no lane is up it
+// returns an error.
 func (e *Engine) dial(ctx context.Context, where []rdma.NetAddr, want rdma.EngineID, token rdma.Token) (rdma.EngineID, error) {
 	if e.opts.Control.Dial == nil {
 		return want, fmt.Errorf("this engine can't dial (Control.Dial): %w", rdma.ErrUnsupported)
@@ -226,7 +229,7 @@ func (e *Engine) authenticate(nc net.Conn, want rdma.EngineID, token rdma.Token)
 	return peer, s, err
 }
 
-// awaitLanes returns once each lane has come up or failed. If none is up it fails the session.
+// awaitLanes returns once each lane has come up or failed. If no lane is up it fails the session.
 func (s *session) awaitLanes(ctx context.Context) (err error) {
 	select {
 	case <-s.settled:

@@ -11,25 +11,26 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
-// Control is the transport on which sessions begin: a reliable, ordered stream whose end
-// reports the peer's death. The zero value neither listens nor dials. Connections must honour
-// SetDeadline and Close from any goroutine, as those of package net and net.Pipe do.
+// Control is the transport on which sessions begin: a reliable, ordered stream. The end of a
+// stream reports the peer's death. The zero value neither listens nor dials. Connections must
+// allow SetDeadline and Close from any goroutine, as the connections of package net and net.Pipe
+// do.
 type Control struct {
-	// Listener accepts sessions. If it is nil the engine accepts none. The engine closes it.
+	// Listener accepts sessions; nil: the engine accepts none. The engine closes Listener.
 	Listener net.Listener
-	// Addr is the address that peers dial, in the format of their Dial. Default: Listener's own
-	// address. At most 200 bytes, without '#'.
+	// Addr is the address that peers pass to their Dial. Default: Listener's own address. At most
+	// 200 bytes, without '#'.
 	Addr string
-	// Dial opens a connection to the Addr of another engine. If it is nil the engine cannot
-	// dial. A wrong certificate should return an rdma.ErrAuth.
+	// Dial opens a connection to the Addr of another engine; nil: the engine cannot dial. For a
+	// wrong certificate it should return an rdma.ErrAuth.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 }
 
-// TCP returns a Control over TCP. listen is the host:port to accept on; empty means none.
-// advertise is the address that peers dial, if it differs. cfg, if not nil, secures accepted
-// connections, and dialed connections if the address says that its listener uses TLS. TLS
-// protects the control connection only: the payload is sent over the NICs, which do not encrypt
-// it.
+// TCP returns a Control over TCP. listen is the host:port to accept on; empty means that the
+// Control only dials. advertise is the address that peers dial, if it is not listen. cfg, if not
+// nil, secures accepted connections. It also secures a dialed connection if the dialed address
+// states that its listener uses TLS. TLS protects the control connection only: the payload is sent
+// over the NICs, which do not encrypt it.
 func TCP(ctx context.Context, listen, advertise string, cfg *tls.Config) (Control, error) {
 	c := Control{Dial: func(ctx context.Context, addr string) (net.Conn, error) { return dialTCP(ctx, addr, cfg) }}
 	if listen == "" {
@@ -51,7 +52,7 @@ func TCP(ctx context.Context, listen, advertise string, cfg *tls.Config) (Contro
 	return c, nil
 }
 
-// Unix returns a Control over a unix socket at path. With an empty path it only dials.
+// Unix returns a Control over a unix socket at path. If path is empty, the Control only dials.
 func Unix(ctx context.Context, path string) (Control, error) {
 	c := Control{Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 		var d net.Dialer

@@ -6,39 +6,40 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Domain is one NIC as the engine uses it: memory keys, endpoints and one completion queue. It
-// has no notion of peers, sessions or other NICs.
+// Domain is one NIC as the engine uses it: memory keys, endpoints and one completion queue. It has
+// no information about peers, sessions or other NICs.
 //
 // The engine calls Register, NewEndpoint and the methods of memories and endpoints from any
-// goroutine. It calls Poll, Wait and PostRecv from one goroutine at a time, the domain's
-// poller. The poller also calls Post and Shut, so neither may wait for a Poll. Any other
-// blocking method may wait for a running Poll to return, but not for the next Poll.
+// goroutine. It calls Poll, Wait and PostRecv from one goroutine at a time, the domain's poller.
+// The poller also calls Post and Shut, so neither may wait for a Poll. Any other blocking method
+// may wait for a running Poll to return, but not for the next Poll.
 type Domain interface {
-	// Name is the NIC's name for people: "mlx5_0", "rxe0", "shm".
+	// Name is the NIC's name in logs and status: "mlx5_0", "rxe0", "shm".
 	Name() string
 	// Limits are constant.
 	Limits() Limits
 
-	// Register makes mem usable as a source and open to peers that hold its key. If mem is nil
-	// it registers opts.DMABuf, whose descriptor stays open until the Memory's Close has
-	// returned. The memory stays at its address until Close has returned. With opts.Local the
-	// engine gives the key of the whole memory to no peer, so remote access may stay closed as
-	// long as windows work.
+	// Register makes mem usable as the source of writes, and writable for peers that hold its key.
+	// If mem is nil, Register uses opts.DMABuf, whose descriptor stays open until the Memory's
+	// Close has returned. The memory stays at its address until Close has returned. With
+	// opts.Local the engine gives the key of the whole memory to no peer, so Register need not
+	// allow remote access to it, provided that windows work.
 	Register(mem []byte, opts rdma.RegisterOptions) (Memory, error)
 
-	// NewEndpoint makes an endpoint that is not connected yet, for traffic of one class.
-	// Completions that the peer caused carry cookie.
+	// NewEndpoint makes an endpoint that is not connected yet, for traffic of one class. cookie is
+	// in the completions of the peer's Works on this endpoint.
 	NewEndpoint(cookie uint64, class rdma.Class) (Endpoint, error)
 
-	// PostRecv lends buf, a part of mem, to the domain for one message of any endpoint. The
-	// KindMessage completion returns it by its slot. If the domain is closed first, no
-	// completion returns it.
+	// PostRecv lends buf, a part of mem, to the domain for one message on any endpoint. The
+	// KindMessage completion with this slot returns buf to the caller. If the domain is closed
+	// first, no completion returns buf.
 	PostRecv(slot uint32, mem Memory, buf []byte) error
 
-	// Poll moves up to len(dst) completions to dst and returns their number. It makes progress
-	// for domains implemented in software, so it may copy payload. It does not block. An error
-	// wraps ErrDead and is the end of the domain: all completions have already been returned, no
-	// remaining Work touches memory, and the engine calls only Shut and Close afterwards.
+	// Poll moves up to len(dst) completions to dst and returns their number. It does not block. In
+	// a domain implemented in software Poll also does the transfers, so it may copy payload. An
+	// error wraps ErrDead and is the end of the domain: all completions have already been
+	// returned, no remaining Work touches memory, and the engine calls only Shut and Close
+	// afterwards.
 	Poll(dst []Completion) (int, error)
 	// Wait blocks until Poll may have a completion, or until Wake has been called since the last
 	// Wait returned. Wait may return early without a reason.
@@ -53,62 +54,62 @@ type Domain interface {
 
 // Limits of a domain.
 type Limits struct {
-	// MaxWrite is the longest payload of one Work, MaxMessage of one OpSend, in
-	// bytes.
+	// MaxWrite is the longest payload of one Work, and MaxMessage the longest payload of one
+	// OpSend, in bytes.
 	MaxWrite   uint64
 	MaxMessage int
-	// QueueDepth is how many Works an endpoint accepts before the completion of the first has
-	// been polled.
+	// QueueDepth is the largest number of Works of one endpoint whose completions have not been
+	// polled.
 	QueueDepth int
-	// Ordered: when Poll returns a KindImmediate, every Work posted before its OpWriteImm on
-	// that endpoint is in place, and Poll returns the immediates of an endpoint in the order
-	// posted. The payloads themselves may be placed in any order. RC is ordered, EFA's SRD is
-	// not.
+	// Ordered: when Poll returns a KindImmediate, the payload of every Work posted before its
+	// OpWriteImm on that endpoint is in place, and Poll returns the immediates of an endpoint in
+	// the order posted. Payloads may be placed in any order. RC is ordered, EFA's SRD is not.
 	Ordered bool
-	// RefusalBreaks: a Work that the target's NIC refuses breaks its endpoint, and the Works
-	// posted after it were not performed.
+	// RefusalBreaks: if the target's NIC refuses a Work, the Work's endpoint breaks, and the Works
+	// posted after this Work are not performed.
 	RefusalBreaks bool
-	// CloseIsFinal: after Memory.Close has returned, no remote write changes the memory,
-	// including writes that were in flight. Poll can then return the immediates of writes that
-	// landed before (as after Endpoint.Shut). If it is false, only shutting the endpoints that
-	// may write to the memory guarantees that.
+	// CloseIsFinal: after Memory.Close has returned, no remote write changes the memory, not even
+	// a write that was in flight. Poll can then return the immediates of writes that landed before
+	// (as after Endpoint.Shut). If CloseIsFinal is false, the memory is safe only after Shut of
+	// each endpoint that may write to it.
 	CloseIsFinal bool
-	// Windows: Memory.Window works, except where it returns ErrUnsupported, and is cheap (it
-	// pins no page again).
+	// Windows: Memory.Window works, except where it returns ErrUnsupported, and is cheap: it does
+	// not pin pages again.
 	Windows bool
 	// Spans: the domain's memories implement SpanMemory.
 	Spans bool
-	// EmptyUnchecked: the target's NIC does not check the key of a Work without payload (RC).
-	// The engine then sends an immediate without payload as a message and checks the key itself.
-	// Such a Work always has a key, because EFA requires a valid one (fabric-lib section 3.5).
+	// EmptyUnchecked: the target's NIC does not check the key of a Work without payload (RC). The
+	// engine then sends an immediate without payload as a message, and the target's engine checks
+	// the key. A Work without payload always has a key, because EFA requires a valid key
+	// (fabric-lib section 3.5).
 	EmptyUnchecked bool
-	// KeyBits is the width of a key in bits; 0 is 64. The engine refuses a wider RemoteKey and
-	// key 0 itself and passes neither to Post.
+	// KeyBits is the width of a key in bits; 0 means 64. The engine refuses a wider RemoteKey and
+	// key 0, and passes neither to Post.
 	KeyBits int
 }
 
 // Memory is memory that is registered with one domain.
 type Memory interface {
-	// Key gives peers access to the memory on this domain. It is never 0.
+	// Key is the key with which peers access the memory on this domain. It is never 0.
 	Key() uint64
-	// Base is the address of the first byte in the terms of Work.RemoteAddr. A Desc has one Base
+	// Base is the value of Work.RemoteAddr for the first byte of the memory. A Desc has one Base
 	// for all NICs, so all domains of one engine must use the same base for the same memory (all
 	// 0, or all the virtual address).
 	Base() uint64
-	// Window makes a window of n bytes from off with its own key, which gives access to nothing
-	// else. The window is closed before the memory. Window returns ErrUnsupported if this part
-	// cannot be a window (it is too long, or it is device memory); the engine then registers the
-	// part separately.
+	// Window makes a window of n bytes from off. The window has its own key, which gives access to
+	// no other byte. The window is closed before the memory. Window returns ErrUnsupported if this
+	// part of the memory cannot be a window (it is too long, or it is device memory). The engine
+	// then registers the part separately.
 	Window(off, n uint64) (Memory, error)
 	// Close invalidates the key: the NIC refuses Works that arrive later. Limits.CloseIsFinal
-	// defines the guarantee for Works that are landing. No local Work reads from the memory when
-	// Close is called. It is called once.
+	// states what happens to Works that are landing. When Close is called, no local Work reads
+	// from the memory. Close is called once.
 	Close() error
 }
 
-// SpanMemory is a Memory that can give access to several parts of itself with one key.
-// WindowSpans is Window with access to spans only; their offsets count from off, and the NIC
-// refuses writes between them. A Domain whose memories implement it sets Limits.Spans.
+// SpanMemory is a Memory that can give access to several parts of itself with one key. WindowSpans
+// is Window with access to spans only. The offsets of spans count from off, and the NIC refuses
+// writes between the spans. A Domain sets Limits.Spans if its memories implement SpanMemory.
 type SpanMemory interface {
 	WindowSpans(off, n uint64, spans []rdma.Span) (Memory, error)
 }
@@ -116,31 +117,31 @@ type SpanMemory interface {
 // Endpoint is one end of a connection between two domains: a queue pair or its equivalent. One
 // goroutine at a time calls Post. Any goroutine may call Shut and Close.
 type Endpoint interface {
-	// Local returns the address that the peer's Connect needs, at most MaxEndpointAddr bytes. It
-	// is sent over the control connection. It is constant.
+	// Local returns the address that the peer passes to its Connect, at most MaxEndpointAddr
+	// bytes. The address is sent over the control connection and never changes.
 	Local() []byte
-	// Connect connects the endpoint to the peer's endpoint, whose Local is remote. Each side
-	// calls it once, and the engine posts only after it has returned on both sides. It may block
-	// for a few seconds. The peer has proved that it holds the token, but remote is still
-	// untrusted input: Connect returns an error if it is invalid.
+	// Connect connects the endpoint to the peer's endpoint; remote is what Local returned there.
+	// Each engine calls Connect once, and posts only after Connect has returned at both. Connect
+	// may block for a few seconds. The peer has proved that it holds the token, but remote is
+	// still untrusted input: Connect returns an error if remote is invalid.
 	Connect(remote []byte) error
 
 	// Post submits works in order and returns how many the endpoint accepted: fewer than
 	// len(works) if its queue is full. Each accepted Work has exactly one completion, in every
-	// case. The caller may reuse the slice when Post returns. The payload belongs to the domain
-	// until the completion. An error means that the endpoint is broken and did not accept
+	// case. The caller may reuse the slice works when Post returns. The domain may read the
+	// payload until the completion. An error means that the endpoint is broken and did not accept
 	// works[n:].
 	Post(works []Work) (n int, err error)
 
-	// Shut disconnects the endpoint. After Shut has returned, no Work that the peer posted on it
-	// changes local memory or is counted, and every local Work completes, with StatusBroken if
-	// it has not completed before. Poll still returns the immediates and messages that had
-	// arrived before: a Poll that began after Shut had returned and that moved fewer than
-	// len(dst) completions has returned the last of them. Shut may be called twice, and before
-	// Connect.
+	// Shut disconnects the endpoint. After Shut has returned, no Work that the peer posted on the
+	// endpoint changes local memory or is counted. Every local Work that had not completed
+	// completes with StatusBroken. Poll still returns the immediates and messages that had arrived
+	// before Shut returned. Let a Poll begin after Shut has returned and move fewer than len(dst)
+	// completions: the last of these immediates and messages has then been returned. Shut may be
+	// called twice, and before Connect.
 	Shut()
-	// Close releases the endpoint, after Shut and after the completion of every Work has been
-	// polled. No completion carries its cookie afterwards.
+	// Close releases the endpoint. Shut has returned, and the completion of every Work has been
+	// polled. After Close no completion carries the endpoint's cookie.
 	Close() error
 }
 
@@ -165,12 +166,13 @@ type Work struct {
 	Cookie uint64
 	Op     Op
 	Imm    uint32
-	// Src and SrcOff are the source and Len its length in bytes. Src is nil if Len is 0.
+	// Src is the source, SrcOff the offset of the payload in the source, and Len the length of the
+	// payload in bytes. Src is nil if Len is 0.
 	Src    Memory
 	SrcOff uint64
 	Len    uint64
-	// RemoteAddr (Base plus offset) and RemoteKey name the destination. Both come from the peer
-	// and may be wrong; an address may wrap around.
+	// RemoteAddr (the target's Base plus an offset) and RemoteKey are the destination. Both come
+	// from the peer and may be wrong; RemoteAddr plus Len may exceed 64 bits.
 	RemoteAddr, RemoteKey uint64
 }
 
@@ -186,10 +188,11 @@ const (
 	// KindMessage: a peer's OpSend is in the buffer of Slot. Cookie is the endpoint's, Len the
 	// length of the message. The buffer belongs to the caller again.
 	KindMessage Kind = 3
-	// KindBroken: the endpoint with this Cookie has broken (the peer is gone, the link is down,
-	// or a Work was refused) and accepts no more Works. It is reported at most once. The engine
-	// polls the remaining completions (the one of a refused Work should be StatusRefused), then
-	// shuts and closes the endpoint, and makes another when it tries again.
+	// KindBroken: the endpoint with this Cookie has broken (the peer is gone, the link is down, or
+	// a Work was refused) and accepts no more Works. KindBroken is reported at most once for an
+	// endpoint. The engine polls the remaining completions (the completion of a refused Work
+	// should be StatusRefused), shuts and closes the endpoint, and makes another endpoint when it
+	// tries again.
 	KindBroken Kind = 4
 )
 
@@ -199,13 +202,13 @@ type Status uint8
 const (
 	// StatusOK: the payload is in place at the target.
 	StatusOK Status = 0
-	// StatusRefused: the target's NIC refused the key or the bounds. It placed nothing or a part
-	// of the payload, and delivered no immediate.
+	// StatusRefused: the target's NIC refused the key or the address range. It placed nothing or a
+	// part of the payload, and delivered no immediate.
 	StatusRefused Status = 1
 	// StatusBroken: the endpoint broke before the result was known. The payload may or may not
 	// be in place, and the immediate may or may not have been delivered.
 	StatusBroken Status = 2
-	// StatusNoBuffer: the peer had no buffer for an OpSend, or its buffer was too small.
+	// StatusNoBuffer: the peer had no buffer for an OpSend, or the peer's buffer was too small.
 	StatusNoBuffer Status = 3
 )
 
@@ -217,11 +220,11 @@ type Completion struct {
 	Imm    uint32
 	Slot   uint32
 	Len    uint64
-	// Err is the reason for people, if Status is not StatusOK or Kind is KindBroken. It may be
-	// nil.
+	// Err is the reason as text for logs, if Status is not StatusOK or Kind is KindBroken. It may
+	// be nil.
 	Err error
 }
 
-// ErrDead is wrapped by the error of Poll when the domain's NIC is gone. The engine continues
-// with the other NICs and calls Options.Reopen for a replacement.
+// ErrDead is wrapped by the error that Poll returns when the domain's NIC has failed. The engine
+// continues with the other NICs and calls Options.Reopen for a replacement.
 var ErrDead = errors.New("nic is dead")

@@ -9,8 +9,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// open makes a new endpoint and sends its address to the peer. Only the dialer does this, at
-// the beginning and after each break.
+// open makes a new endpoint for the lane (the link between two NICs, lane.go) and sends the
+// endpoint's address to the peer. Only the engine that dialed the session calls open, at the
+// beginning and after each break.
 func (l *lane) open() {
 	if !l.s.Dialed {
 		return
@@ -63,8 +64,9 @@ func (l *lane) makeEnd(epoch uint32) (*end, error) {
 // maxDepth bounds the Works posted on one endpoint.
 const maxDepth = 4096
 
-// install makes en the lane's endpoint and sends its address. It returns err, or an error if
-// the session or the NIC has ended in the meantime; the lane then has no endpoint.
+// install makes en the lane's endpoint and sends its address. It returns err if that is not nil.
+// It returns an error if the session or the NIC has ended in the meantime. After an error the lane
+// has no endpoint.
 func (l *lane) install(en *end, err error) error {
 	l.mu.Lock()
 	close(l.opening)
@@ -97,7 +99,7 @@ func (l *lane) install(en *end, err error) error {
 	return nil
 }
 
-// settle records that the lane has come up on both sides or failed. Connect returns when all
+// settle records that the lane has come up at both engines or has failed. Connect returns when all
 // lanes have settled.
 func (l *lane) settle() {
 	l.mu.Lock()
@@ -109,15 +111,16 @@ func (l *lane) settle() {
 	}
 }
 
-// address handles the address of the peer's endpoint: the acceptor makes its own endpoint, and
-// the dialer connects the one it has. The session's reader calls it.
+// address handles the address of the peer's endpoint. The engine that accepted the session makes
+// its own endpoint; the engine that dialed connects the endpoint it has. The session's reader
+// calls address.
 func (l *lane) address(a laneAddr) error {
 	if l.s.Dialed {
 		l.mu.Lock()
 		en := l.cur
 		if en == nil || en.epoch != a.epoch || en.state >= endClosing {
 			l.mu.Unlock()
-			return nil // this side has ended that epoch and the report is on its way to the peer
+			return nil // this engine has ended that epoch and its report is on the way to the peer
 		}
 		if en.connecting || en.connected {
 			l.mu.Unlock()
@@ -192,9 +195,9 @@ func (l *lane) ready(r laneReady) {
 	l.bringUp(en)
 }
 
-// peerUp handles the acceptor's report that the lane is up. The goroutine that connected the
-// local endpoint may not have raised it yet. Without this call, Connect could find a settled
-// lane that is not up.
+// peerUp handles the acceptor's report that the lane is up. The goroutine that connected the local
+// endpoint may not have called bringUp yet. Without peerUp, Connect could find a lane that is
+// settled and not up.
 func (l *lane) peerUp(r laneReady) {
 	l.mu.Lock()
 	en := l.cur
@@ -205,7 +208,7 @@ func (l *lane) peerUp(r laneReady) {
 	l.settle()
 }
 
-// bringUp makes en available to operations if both sides are connected.
+// bringUp makes en available to operations if the endpoints of both engines are connected.
 func (l *lane) bringUp(en *end) {
 	l.mu.Lock()
 	if en.state != endOpening || !en.connected || !en.peerReady {
@@ -226,25 +229,25 @@ func (l *lane) bringUp(en *end) {
 	l.s.placeParked()
 }
 
-// breakEnd begins to close an endpoint. Only the first reason is kept. Queued jobs move to
-// other lanes immediately. Posted Works are settled when both sides have reported which of them
-// arrived. Any goroutine may call it, including the poller.
+// breakEnd begins to close an endpoint. Only the reason of the first call is kept. Queued jobs
+// move to other lanes immediately. For posted Works, the lane waits until both engines have
+// reported which Works arrived. Any goroutine may call breakEnd, including the poller.
 func (l *lane) breakEnd(en *end, cause error) {
 	if l.beginClose(en, cause) {
 		l.shut(en)
 	}
 }
 
-// breakAfterPoll is breakEnd for an endpoint that its NIC reports broken. It shuts the endpoint only
-// after all completions have been polled. Otherwise the completion that reports a refused Work
-// would be lost, and the Work would be sent again and again.
+// breakAfterPoll is breakEnd for an endpoint that its NIC reports broken. It shuts the endpoint
+// only after all completions have been polled. An earlier shutdown would lose the completion that
+// reports a refused Work, and the Work would be sent again and again.
 func (l *lane) breakAfterPoll(en *end, cause error) {
 	if l.beginClose(en, cause) {
 		en.nic.drain(func() { l.shut(en) })
 	}
 }
 
-// beginClose takes an endpoint out of use. It returns false if that has already happened.
+// beginClose takes an endpoint out of use. It returns false if an earlier call has done so.
 func (l *lane) beginClose(en *end, cause error) bool {
 	l.mu.Lock()
 	if en.state >= endClosing {
@@ -281,7 +284,8 @@ func (l *lane) shut(en *end) {
 	})
 }
 
-// failWorks ends the remaining Works of en on a dead NIC, which returns no more completions.
+// failWorks ends the remaining Works of en on a dead NIC. It is needed because a dead NIC returns
+// no more completions.
 func (l *lane) failWorks(en *end) {
 	l.mu.Lock()
 	for slot := range en.records {
@@ -295,9 +299,9 @@ func (l *lane) failWorks(en *end) {
 	l.progress(en)
 }
 
-// progress advances a closing endpoint. When it has no Work in flight, progress closes it and
-// reports the arrived immediates to the peer. When the peer has sent the same report, progress
-// sends lost Works again and opens the lane.
+// progress takes the next step in closing an endpoint. When no Work is in flight, it closes the
+// endpoint and reports the arrived immediates to the peer. When the peer has sent the same report,
+// it sends lost Works again and opens the lane.
 func (l *lane) progress(en *end) {
 	l.mu.Lock()
 	closes := en.state == endClosing && en.polled && en.inflight == 0 && en.finishing == 0 && !en.connecting
@@ -348,11 +352,11 @@ func (l *lane) reportLocked(en *end) {
 	l.s.ctl.send(func(b []byte) []byte { return d.append(b) })
 }
 
-// talliesMax bounds the tallies that a peer may report for one endpoint: the immediates since
-// the last checkpoint and those in flight at that checkpoint.
+// talliesMax is the largest number of tallies that a peer may report for one endpoint. The tallies
+// count the immediates since the last checkpoint and the immediates in flight at that checkpoint.
 const talliesMax = 2*checkpointEvery + maxDepth
 
-// ended handles the peer's report on its closed endpoint.
+// ended handles the peer's report of what arrived on its closed endpoint.
 func (l *lane) ended(d laneDown) error {
 	l.mu.Lock()
 	en := l.cur
@@ -375,8 +379,8 @@ func (l *lane) ended(d laneDown) error {
 	return nil
 }
 
-// reopen opens the lane again: immediately if its endpoint had worked, otherwise after a growing
-// pause. Only the dialer opens.
+// reopen opens the lane again: immediately if its last endpoint had worked, otherwise after a
+// pause that grows with each failure. Only the engine that dialed the session opens lanes.
 func (l *lane) reopen(failed bool) {
 	l.mu.Lock()
 	if !failed {
@@ -395,8 +399,8 @@ func (l *lane) reopen(failed bool) {
 	}
 }
 
-// retryNow ends the pause before the next attempt, because the reason of the break is known and is
-// not a failure of the NICs.
+// retryNow ends the pause before the next attempt. It is called when the reason of the break is
+// known and is no failure of the NICs.
 func (l *lane) retryNow() {
 	l.mu.Lock()
 	hurries := l.pause != nil && l.pause.Stop()
@@ -424,7 +428,7 @@ func (l *lane) stop(why error) {
 	}
 }
 
-// awaitClosed returns when a killed lane has no open endpoint.
+// awaitClosed returns when a lane, after stop, has no open endpoint.
 func (l *lane) awaitClosed() {
 	l.mu.Lock()
 	opening := l.opening

@@ -17,8 +17,8 @@ type Engine struct {
 	opts Options
 	id   rdma.EngineID
 	addr rdma.Addr
-	// Properties that all domains share. counted: the number of immediates that arrived on an
-	// endpoint identifies them (it is ordered and stops at a refusal). final: closing a window
+	// Properties that all domains share. counted: an endpoint is ordered and stops at a refusal,
+	// so the number of immediates that arrived determines which arrived. final: closing a window
 	// is enough to revoke it. emptyMessages: an empty write is sent as a message. maxWrite: the
 	// longest Work, in bytes.
 	counted, final, emptyMessages bool
@@ -28,18 +28,18 @@ type Engine struct {
 	outbox      *outbox
 	serials     atomic.Uint32
 	revocations atomic.Uint64
-	// revokes counts the running revocations. asking is a semaphore for the revocations that
-	// wait for peers, at most withdrawalsMax.
+	// revokes counts the running revocations. withdrawSlots is a semaphore of withdrawalsMax slots
+	// for the revocations that wait for peers.
 	revokes       sync.WaitGroup
 	withdrawSlots chan struct{}
 
 	// nics holds, at each index, the NIC in use or the last NIC that was in use.
 	nics []atomic.Pointer[nic]
-	// admitted counts the sessions that will soon be in core.All. Guarded by core.Mu.
+	// admitted is the number of sessions that will soon be in core.All. Guarded by core.Mu.
 	admitted int
 
 	// regMu is held for reading while memory is registered, opened or closed, and for writing
-	// while a NIC is added or removed, so that each region is registered with each NIC.
+	// while a NIC is added or removed. So each region is registered with each NIC.
 	regMu     sync.RWMutex
 	released  bool
 	regionsMu sync.Mutex
@@ -51,8 +51,8 @@ type Engine struct {
 
 var _ rdma.Engine = (*Engine)(nil)
 
-// New starts an engine over opts.Domains. With a Listener it accepts sessions before New
-// returns. ctx bounds the start only.
+// New starts an engine over opts.Domains. If there is a Listener, the engine accepts sessions
+// before New returns. ctx bounds the start only.
 func New(ctx context.Context, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
 	err := opts.Validate()
@@ -87,7 +87,8 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// newEngine makes an engine without starting its goroutines. If it fails it closes the domains.
+// newEngine makes an engine without starting the engine's goroutines. If newEngine fails it closes
+// the domains.
 func newEngine(opts Options) (_ *Engine, err error) {
 	e := &Engine{
 		opts:          opts,
@@ -142,8 +143,8 @@ func (e *Engine) closeDomains() error {
 // Addr implements rdma.Engine.
 func (e *Engine) Addr() rdma.Addr { return e.addr }
 
-// NICs implements rdma.Engine. A NIC is down if its domain is dead, or if there are sessions
-// and none of them has a working endpoint on it.
+// NICs implements rdma.Engine. A NIC is down if its domain is dead. It is also down if there are
+// sessions and no session has a working endpoint on it.
 func (e *Engine) NICs() []rdma.NIC {
 	out := make([]rdma.NIC, len(e.nics))
 	sessions := e.core.Sessions()
@@ -160,8 +161,8 @@ func (e *Engine) NICs() []rdma.NIC {
 	return out
 }
 
-// laneReason returns why no session uses a NIC. It returns nil if a session does, or if there
-// is no session.
+// laneReason returns why no session has a working lane on a NIC. It returns nil if a session has
+// one, or if there is no session.
 func laneReason(sessions []*session, nic int) (why error) {
 	for _, s := range sessions {
 		for _, l := range s.lanes {
@@ -203,9 +204,9 @@ func (e *Engine) Info() rdma.Info {
 // Peers implements rdma.Engine.
 func (e *Engine) Peers() []rdma.Peer { return e.core.Peers() }
 
-// Stats implements rdma.Engine. The target's engine does not observe writes without an
-// immediate, so WritesIn and WriteBytesIn count the writes whose immediate arrived and their
-// payload.
+// Stats implements rdma.Engine. The target's engine cannot observe writes without an immediate.
+// WritesIn and WriteBytesIn therefore count the writes whose immediate arrived, and the payload of
+// these writes.
 func (e *Engine) Stats() rdma.Stats { return e.core.Stats() }
 
 // Disconnect implements rdma.Engine.
@@ -228,8 +229,8 @@ func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
 	return own, nil
 }
 
-// target checks an operation's destination and class before room is reserved, and returns the
-// session.
+// target checks the destination and the class of an operation before room is reserved for the
+// operation. It returns the session.
 func (e *Engine) target(ctx context.Context, dst *rdma.Desc, class rdma.Class) (*session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("group: write: %w", err)
@@ -268,10 +269,11 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 	return o, nil
 }
 
-// runBytesMax returns the longest run of an operation: at most one Work and at most one piece.
+// runBytesMax returns the largest size of a run (a contiguous part of an operation) in bytes: at
+// most one Work and at most one piece.
 func (e *Engine) runBytesMax() uint64 { return min(e.maxWrite, uint64(e.opts.PieceBytes)) }
 
-// dispatch submits an op whose runs are laid out.
+// dispatch submits an op whose runs have been laid out.
 func (e *Engine) dispatch(ctx context.Context, s *session, o *op, off uint64, noWait bool) error {
 	if len(o.Runs) > 0 {
 		return s.submit(o)

@@ -49,15 +49,15 @@ const (
 	idSize         = 8
 	checkpointSize = 16
 
-	// maxTallies, maxAcks and maxKeys are how many entries one frame takes.
+	// maxTallies, maxAcks and maxKeys are the largest numbers of entries in one frame.
 	maxTallies = 4096
 	maxAcks    = 1024
 	maxKeys    = MaxDomains
-	// maxName bounds the names in a setup.
+	// maxName is the largest length of a name in a setup, in bytes.
 	maxName = 64
 )
 
-// errFrame is wrapped by every error for which the session is closed as malformed.
+// errFrame is wrapped by every error that ends the session because of an invalid frame.
 var errFrame = errors.New("malformed frame")
 
 // le is the byte order of all integers on the control connection.
@@ -93,14 +93,14 @@ func wantSize(what string, b []byte, n int) error {
 	return nil
 }
 
-// setup is each side's description of itself, sent before the lanes open.
+// setup describes the sending engine. Each engine sends its setup before the lanes open.
 type setup struct {
-	// separate requests separate endpoints for each class.
+	// separate requests separate endpoints for each traffic class.
 	separate bool
-	// counted and provider must be the same on both sides.
+	// counted (Engine.counted) and provider must be the same at both engines.
 	counted  bool
 	provider string
-	// nics are the names of the NICs, in the order of lanes.
+	// nics are the names of the NICs, in the order in which lanes pair them.
 	nics []string
 }
 
@@ -152,8 +152,8 @@ func decodeSetup(b []byte) (s setup, _ error) {
 	return s, r.end("setup")
 }
 
-// laneAddr opens a lane: the address of the sender's endpoint and the serial number of its NIC,
-// which selects the key of a Desc.
+// laneAddr opens a lane. It holds the address of the sender's endpoint and the serial number of
+// the sender's NIC, which selects the key in a Desc.
 type laneAddr struct {
 	lane   uint16
 	epoch  uint32
@@ -184,7 +184,7 @@ func decodeLaneAddr(b []byte) (l laneAddr, _ error) {
 }
 
 // laneReady reports that the sender's endpoint is connected. As a frame of type frameLaneUp it
-// reports to the dialer that both are connected, so the dialer may post too.
+// reports to the dialer that both endpoints are connected, so that the dialer may post too.
 type laneReady struct {
 	lane  uint16
 	epoch uint32
@@ -212,11 +212,10 @@ func decodeLaneReady(b []byte) (l laneReady, _ error) {
 // tally is how many times one immediate arrived.
 type tally struct{ imm, count uint32 }
 
-// laneDown reports that the sender has shut its endpoint and counted all immediates that
-// arrived on it: their total, and, if the engine is not counted, the number for each value
-// since the last checkpoint. A long list takes several frames, all but the last with more set.
-// worked: the sender had a completed Work on the endpoint, so the lane is opened again
-// immediately.
+// laneDown reports that the sender has shut its endpoint and counted all immediates that arrived
+// on it: the total, and, if Engine.counted is false, the number for each value since the last
+// checkpoint. A long list takes several frames, and more is set in all but the last. worked: a
+// Work of the sender had completed on the endpoint, so the lane is opened again immediately.
 type laneDown struct {
 	lane    uint16
 	epoch   uint32
@@ -272,8 +271,8 @@ func decodeLaneDown(b []byte) (l laneDown, _ error) {
 	return l, nil
 }
 
-// reasonQuery requests the reason of a refusal: operation op of the sender, n bytes at addr
-// with key of the receiver's NIC serial.
+// reasonQuery requests the reason of a refusal. The sender's operation op wrote n bytes at addr,
+// with the key key of the receiver's NIC serial.
 type reasonQuery struct {
 	op      uint64
 	serial  uint32
@@ -369,7 +368,7 @@ func decodeAcks(b []byte, dst []ack) ([]ack, error) {
 	return dst, nil
 }
 
-// remoteKey identifies memory of a peer: the NIC's serial number and the key.
+// remoteKey identifies memory of a peer: the NIC's serial number, and the key on that NIC.
 type remoteKey struct {
 	serial uint32
 	key    uint64
@@ -422,8 +421,8 @@ func decodeID(b []byte) (uint64, error) {
 	return le.Uint64(b), nil
 }
 
-// checkpoint asks the receiver to clear its tallies of a lane once its count of arrived
-// immediates reaches sent. The answer, of type frameChecked, has the same fields.
+// checkpoint asks the receiver to clear its tallies of a lane once its count of arrived immediates
+// reaches sent. The answer is a frame of type frameChecked with the same fields.
 type checkpoint struct {
 	lane  uint16
 	epoch uint32

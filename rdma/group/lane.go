@@ -13,17 +13,17 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// lane connects one local NIC to one NIC of a peer, for one class. It outlives its endpoints:
-// when one breaks, the lane makes another with the next epoch.
+// lane connects one local NIC to one NIC of a peer, for one traffic class. A lane outlives its
+// endpoints: when an endpoint breaks, the lane makes another with the next epoch.
 type lane struct {
 	s        *session
 	index    int
 	class    rdma.Class
 	nicIndex int
 
-	// up, remoteSerial and load are read without mu to choose a lane: whether the endpoint
-	// accepts posts, the serial number of the peer's NIC (0: not known yet), and the weight of
-	// the queued and posted Works.
+	// up, remoteSerial and load are read without mu to choose a lane. up: the endpoint accepts
+	// posts. remoteSerial: the serial number of the peer's NIC, 0 until it is known. load: the sum
+	// of the weights of queued and posted Works (job.load).
 	up           atomic.Bool
 	remoteSerial atomic.Uint32
 	load         atomic.Int64
@@ -31,38 +31,39 @@ type lane struct {
 	touched bool
 
 	mu sync.Mutex
-	// queue[head:] are jobs to be posted on cur. It is empty unless cur is up. The jobs are
-	// sorted by rank, and ranks counts the jobs of each rank.
+	// queue[head:] are the jobs to be posted on cur, sorted by rank. It is empty unless cur is up.
+	// ranks holds the number of jobs of each rank.
 	queue []job
 	head  int
 	ranks [rankBulk]int
 	works []Work
-	// cur is the endpoint in use, until both sides have closed it and exchanged their counts.
-	// last is the most recent endpoint.
+	// cur is the endpoint in use. It stays cur until both engines have closed it and exchanged
+	// their counts of arrived immediates. last is the most recent endpoint.
 	cur, last *end
 	epoch     uint32
-	// opening is not nil while an endpoint is being made. It is closed when the endpoint is made
-	// or has failed.
+	// opening is not nil while an endpoint is being made. The channel is closed when the endpoint
+	// is made or has failed.
 	opening chan struct{}
 	// settled: the lane has come up or failed at least once. stopped: the session has ended.
 	settled, stopped bool
-	// failures counts consecutive failures and determines the pause before the next attempt. why
-	// is the reason of the last failure.
+	// failures is the number of consecutive failures. It determines the pause before the next
+	// attempt. why is the reason of the last failure.
 	failures int
 	why      error
 	pause    *time.Timer
 }
 
-// endState is the state of an end.
+// endState is the state of an endpoint.
 type endState uint8
 
 const (
 	// endOpening: addresses are being exchanged.
 	endOpening endState = 0
 	endUp      endState = 1
-	// endClosing: shut. Remaining completions and arrived immediates are being polled.
+	// endClosing: the endpoint is shut. Remaining completions and arrived immediates are being
+	// polled.
 	endClosing endState = 2
-	// endClosed: the endpoint is closed. What remains is to send lost payload and immediates again.
+	// endClosed: the endpoint is closed. Lost payload and immediates have not been sent again yet.
 	endClosed endState = 3
 )
 
@@ -73,13 +74,13 @@ type record struct {
 	imm  bool
 	tail bool
 	used bool
-	// immSeq is the index of an immediate among all immediates of its end.
+	// immSeq is the index of an immediate among all immediates posted on its endpoint.
 	immSeq uint64
 	load   int64
 	tick   uint64
 }
 
-// ahead returns the bytes that the record adds to end.ahead.
+// ahead returns the bytes that the record adds to end.ahead, the posted payload of writes.
 func (r *record) ahead() int64 {
 	if r.op.kind == opMessage {
 		return 0
@@ -92,7 +93,7 @@ type end struct {
 	lane  *lane
 	nic   *nic
 	ep    Endpoint
-	index uint32 // in nic.ends: the high half of cookies
+	index uint32 // index in nic.ends: the high half of cookies
 	epoch uint32
 
 	state endState
@@ -104,7 +105,7 @@ type end struct {
 	polled bool
 	// closed is closed when the endpoint has been closed.
 	closed chan struct{}
-	// worked: at least one Work was answered by the target.
+	// worked: the target has answered at least one Work.
 	worked bool
 	tick   uint64 // the engine's tick at which the endpoint was made
 
@@ -114,35 +115,35 @@ type end struct {
 	// ahead is the payload of the posted writes, in bytes.
 	ahead  int64
 	broken []record
-	// finishing counts completions that have not been passed to the session yet.
+	// finishing is the number of completions that have not been passed to the session yet.
 	finishing int
 
 	// immSent counts the posted immediates, immOK the immediates that completed successfully, and
-	// immOut the immediates in flight. okTally counts the successful immediates of each value since
-	// the last checkpoint; it is nil if Engine.counted is set. sinceCheck counts the posted
-	// immediates since the last checkpoint. checking is set while a checkpoint is due or requested:
-	// immediates must then wait.
+	// immOut the immediates in flight. okTally counts the successful immediates of each value
+	// since the last checkpoint; it is nil if Engine.counted is set. sinceCheck counts the posted
+	// immediates since the last checkpoint. checking: a checkpoint is due or requested, so
+	// immediates wait.
 	immSent, immOK, immOut uint64
 	okTally                map[uint32]uint32
 	sinceCheck             int
 	checking               bool
 
-	// arrived counts the immediates of the peer. arrivedTally counts them by value since the last
-	// checkpoint. check is the value of arrived at which the peer has requested that the tally is
-	// cleared (0: no request).
+	// arrived is the number of the peer's immediates that arrived. arrivedTally is the number for
+	// each value since the last checkpoint. When arrived reaches check, the tally is cleared as
+	// the peer has requested (0: no request).
 	arrived      uint64
 	arrivedTally map[uint32]uint32
 	check        uint64
 	reported     bool // arrived was sent to the peer, so no further immediate may be counted
 
-	// down is the peer's report that its endpoint has ended. downComplete: all frames of the report
-	// have arrived.
+	// down is the peer's report of what arrived on its end of the closed endpoint. downComplete:
+	// all frames of the report have arrived.
 	down         laneDown
 	downComplete bool
 	resolved     bool
 }
 
-// newLane returns a lane that is not open.
+// newLane returns a lane that has no endpoint yet.
 func newLane(s *session, index int, class rdma.Class, nicIndex int) *lane {
 	return &lane{s: s, index: index, class: class, nicIndex: nicIndex}
 }
@@ -169,7 +170,7 @@ func (t *laneSet) add(l *lane) {
 	t.n++
 }
 
-// pump posts on the lanes of the set; the caller holds no lock.
+// pump posts queued jobs on each lane of the set. The caller holds no lock.
 func (t *laneSet) pump(s *session) {
 	if t.all {
 		for _, l := range s.lanes {
@@ -182,7 +183,7 @@ func (t *laneSet) pump(s *session) {
 	}
 }
 
-// push queues a job; false if the lane is not up.
+// push queues a job. It returns false if the lane is not up.
 func (l *lane) push(j job) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -190,7 +191,7 @@ func (l *lane) push(j job) bool {
 		return false
 	}
 	if l.head > 0 && len(l.queue) == cap(l.queue) {
-		// Without this copy a queue that is never empty would grow without bound.
+		// Without this copy, a queue that always holds a job would grow without bound.
 		k := copy(l.queue, l.queue[l.head:])
 		clear(l.queue[k:])
 		l.queue, l.head = l.queue[:k], 0
@@ -210,14 +211,15 @@ func (l *lane) push(j job) bool {
 }
 
 // postBatch is the largest number of Works of one Post. firstBatch is the largest number for the
-// first Post on an idle endpoint. It is small so that the NIC starts before the other Works are made.
+// first Post on an idle endpoint. firstBatch is small so that the NIC starts before the other
+// Works are made.
 const (
 	postBatch  = 32
 	firstBatch = 4
 )
 
-// skipped are runs that are not posted because their operation was refused or its key was
-// withdrawn.
+// skipped are runs that are not posted because their operation was refused or the operation's key
+// was withdrawn.
 type skipped struct {
 	op      *op
 	runs    int
@@ -261,18 +263,18 @@ func (l *lane) pump() {
 }
 
 // aheadPieces is the number of pieces of writes that are posted on one endpoint at a time. A
-// message that is sent later waits for at most that much payload, whatever the order in which the
-// NIC performs its Works. The bound rarely leaves a NIC idle before its completions are polled:
-// over shm the rate of 16 MiB writes is 0.89 to 1.01 of the rate without a bound (median 0.95),
-// and that of 1 MiB writes 0.93 to 1.04 (0.96). With 8 pieces it is 0.98 to 1.04, but a message
-// after writes of 1 MiB takes 1.7 ms instead of 0.9 ms, and 8 to 10 ms without a bound.
-// Measured on a busy machine with two cores. BenchmarkPieces of rdma/shm repeats the first two
-// measurements.
+// message that is sent later waits for at most the payload of these pieces, whatever the order in
+// which the NIC performs its Works. The bound rarely leaves a NIC idle before its completions are
+// polled: over shm the rate of 16 MiB writes is 0.89 to 1.01 of the rate without a bound (median
+// 0.95), and that of 1 MiB writes 0.93 to 1.04 (0.96). With 8 pieces the rate of 1 MiB writes is
+// 0.98 to 1.04, but a message after writes of 1 MiB takes 1.7 ms instead of 0.9 ms. Without a
+// bound such a message takes 8 to 10 ms. Measured on a busy machine with two cores.
+// BenchmarkPieces of rdma/shm repeats the first two measurements.
 const aheadPieces = 4
 
 // mustWait reports whether the first run of j must wait. An immediate waits while a checkpoint is
 // due or requested. A part of a write waits while too much payload is posted before it. The wait
-// always ends: completions are outstanding, or the peer's confirmation of the checkpoint is.
+// always ends, because completions or the peer's confirmation of the checkpoint are outstanding.
 func (en *end) mustWait(j job) bool {
 	if en.checking && j.imm && j.hi == j.lo+1 {
 		return true
@@ -338,8 +340,8 @@ func (l *lane) pop() {
 	}
 }
 
-// work makes the Work of the first run of j. If refusal is not nil, the run must not be posted. If
-// ok is false, the run cannot be posted on this NIC.
+// work makes the Work of the first run of j. If refusal is not nil, the run must not be posted at
+// all. If ok is false, the run cannot be posted on this NIC.
 func (l *lane) work(en *end, j *job) (w Work, refusal *reasonQuery, ok bool) {
 	o := j.op
 	if o.kind == opMessage {
@@ -376,7 +378,7 @@ func (l *lane) work(en *end, j *job) (w Work, refusal *reasonQuery, ok bool) {
 	return w, nil, true
 }
 
-// takeBack undoes fill for works[n:], which the endpoint did not accept.
+// takeBack undoes fill for works[n:], because the endpoint accepted only works[:n].
 func (l *lane) takeBack(en *end, n int) {
 	back := make([]job, 0, len(l.works)-n)
 	for i := n; i < len(l.works); i++ {
@@ -407,8 +409,8 @@ func (en *end) drop(slot uint32) {
 	en.inflight--
 }
 
-// checkpointEvery is the number of immediates after which tallies are cleared. It bounds the
-// tallies.
+// checkpointEvery is the number of posted immediates after which the tallies are cleared. It
+// bounds the size of the tallies.
 const checkpointEvery = maxTallies
 
 // noteSent counts an immediate towards the next checkpoint.
@@ -457,7 +459,7 @@ func (l *lane) done(en *end, c *Completion, out []sessions.Ended) []sessions.End
 		en.broken = append(en.broken, r)
 	}
 	breaks = breaks && en.state < endClosing
-	// Decide which operations were lost only after the session has processed the completions.
+	// Which operations were lost is decided only after the session has processed the completions.
 	closing := en.state == endClosing
 	if closing {
 		en.finishing++
@@ -487,7 +489,7 @@ func orElse(err error, text string) error {
 	return errors.New(text)
 }
 
-// checkpointLocked requests a checkpoint when one is due and no immediate is in flight.
+// checkpointLocked requests a checkpoint if a checkpoint is due and no immediate is in flight.
 func (en *end) checkpointLocked() {
 	if !en.checking || en.immOut > 0 || en.state != endUp || en.sinceCheck == 0 {
 		return

@@ -15,13 +15,13 @@ import (
 //	kind 1 | zero 3 | imm 4 | seq 8 | low 8 | payload
 //
 // kind 1 is a message of Send, 2 an immediate without payload, 3 an empty write. The payload of
-// 2 and 3 is serial 4 | zero 4 | key 8 | address 8. low is the lowest seq whose answer the
-// sender has not received. The receiver keeps its answers from low on, so a message that is
-// sent again is not delivered twice.
+// kinds 2 and 3 is serial 4 | zero 4 | key 8 | address 8. low is the lowest seq for which the
+// sender has no answer yet. The receiver keeps its answers from low on. A message that is sent
+// again is then answered from these and not delivered twice.
 const (
 	messageHeader = 24
 	emptySize     = 24
-	// slotSlack is the size of a buffer beyond MaxMessage.
+	// slotSlack is the number of bytes by which a buffer is larger than MaxMessage.
 	slotSlack = 32
 
 	kindMessage = 1
@@ -29,8 +29,8 @@ const (
 	kindEmpty   = 3
 )
 
-// messageWindow is the number of messages of a session that may be in flight, and
-// sequenceWindow the range that their numbers may span.
+// messageWindow is the largest number of messages of a session in flight. The seq of two messages
+// in flight differ by less than sequenceWindow.
 const (
 	messageWindow  = 16
 	sequenceWindow = 64
@@ -39,8 +39,8 @@ const (
 // slotBytes is the size of a buffer of one message.
 func (e *Engine) slotBytes() int { return e.opts.MaxMessage + slotSlack }
 
-// outbox holds the engine's send buffers for messages, registered with every NIC. A message
-// stays in its buffer until it is answered, so sending it again needs no copy.
+// outbox holds the engine's send buffers for messages, registered with every NIC. A message stays
+// in its buffer until the peer answers, so sending the message again needs no copy.
 type outbox struct {
 	region  *region
 	freeMem func()
@@ -67,7 +67,7 @@ func (e *Engine) newOutbox() (*outbox, error) {
 	return b, nil
 }
 
-// take returns a buffer. It waits for one until ctx or the session ends.
+// take returns the index of a free buffer. It waits for one until ctx or the session ends.
 func (b *outbox) take(ctx context.Context, s *session, noWait bool) (int, error) {
 	select {
 	case i := <-b.free:
@@ -142,7 +142,7 @@ func decodeMessage(b []byte) (m message, _ error) {
 	return m, nil
 }
 
-// send submits a message. fill encodes it.
+// send submits a message. fill encodes the message in the buffer of o.
 func (s *session) send(ctx context.Context, o *op, noWait bool, fill func(o *op, low uint64)) error {
 	i, err := s.e.outbox.take(ctx, s, noWait)
 	if err != nil {
@@ -210,7 +210,7 @@ func (s *session) finished(r record, c *Completion, serial uint32, out []session
 		o.left--
 	default:
 		o.left--
-		// The completions of Works posted before it may come later, or never.
+		// Works posted before this one may complete later, or never.
 		o.landed = o.landed || r.imm && status == StatusOK
 		if status != StatusOK {
 			x := o.Runs[r.run]
@@ -225,10 +225,11 @@ func (s *session) finished(r record, c *Completion, serial uint32, out []session
 	return out
 }
 
-// resendPause is the first pause before a message that found no buffer is sent again.
+// resendPause is the first pause before a message is sent again because the receiver had no free
+// buffer.
 const resendPause = 200 * time.Microsecond
 
-// resendLater sends a message again after a growing pause.
+// resendLater sends a message again after a pause that grows with tries.
 func (s *session) resendLater(o *op, tries int) {
 	id := o.ID()
 	time.AfterFunc(resendPause<<min(tries-1, 8), func() {
@@ -249,7 +250,7 @@ func (s *session) resendLater(o *op, tries int) {
 	})
 }
 
-// skip accounts for runs that are not posted.
+// skip counts runs as done that are not posted.
 func (s *session) skip(k skipped) {
 	var touched laneSet
 	s.Mu.Lock()
@@ -262,15 +263,15 @@ func (s *session) skip(k skipped) {
 	sessions.CallAll(out)
 }
 
-// inbound records the answers to the peer's recent messages.
+// inbound holds the answers to the peer's recent messages.
 type inbound struct {
 	mu   sync.Mutex
 	low  uint64
 	seen map[uint64]rdma.Reason
 }
 
-// received handles a message of the peer. b belongs to the NIC again after received returns.
-// Pollers call it.
+// received handles a message of the peer. b must not be used after received has returned, because
+// the buffer is then posted again. Pollers call received.
 func (s *session) received(b []byte) {
 	m, err := decodeMessage(b)
 	if err != nil {
@@ -293,7 +294,7 @@ func (s *session) received(b []byte) {
 	case m.kind == kindEmpty:
 		s.e.core.WritesIn.Add(1)
 	}
-	// Sent last, so that the sender's Done comes after the count.
+	// The answer is sent last, so that the sender's Done comes after the count.
 	s.ctl.ack(ack{m.seq, reason})
 }
 
@@ -315,7 +316,7 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 		}
 	}
 	if m.seq < r.low {
-		return 0, false, nil // the sender has the answer to the first
+		return 0, false, nil // the sender has received the answer to the first copy
 	}
 	if m.seq-r.low >= sequenceWindow {
 		return 0, false, fmt.Errorf("message %d while message %d is not answered: %w", m.seq, r.low, errFrame)
@@ -333,14 +334,14 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 	return reason, true, nil
 }
 
-// counted counts an immediate of the peer. Its n bytes are in place.
+// counted counts an immediate of the peer whose n bytes of payload are in place.
 func (s *session) counted(imm uint32, n uint64) {
 	s.e.core.WritesIn.Add(1)
 	s.e.core.WriteBytesIn.Add(n)
 	s.e.core.Imms.Count(s.Peer, imm)
 }
 
-// deliver copies a message into a receive buffer, or returns the reason why it can't.
+// deliver copies a message into a receive buffer, or returns the reason why it cannot.
 func (s *session) deliver(payload []byte) rdma.Reason {
 	pool := s.e.core.Inbox.Load()
 	if pool == nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// nic is one domain in use and its poller. A domain that replaces a dead one is another nic
-// with its own serial number, so the keys of the dead domain are not valid on it.
+// nic is one domain in use and its poller. A domain that replaces a dead domain is another nic
+// with its own serial number, so the keys of the dead domain are not valid on the replacement.
 type nic struct {
 	e      *Engine
 	index  int
@@ -32,10 +32,10 @@ type nic struct {
 	stop              atomic.Bool
 	// stopped is closed when the poller has ended.
 	stopped chan struct{}
-	// ends holds the endpoints by the high half of their cookies. The slice is replaced as a
-	// whole, under mu.
+	// ends holds the endpoints. The index is the high half of an endpoint's cookies. The slice is
+	// replaced as a whole, under mu.
 	ends atomic.Pointer[[]*end]
-	// draining reports that drains is not empty.
+	// draining is true while drains is not empty.
 	draining atomic.Bool
 
 	// Message buffers.
@@ -46,7 +46,7 @@ type nic struct {
 	mu     sync.Mutex
 	why    error
 	drains []func()
-	// endCount is the number of endpoints. empty, if set, is closed when there are none.
+	// endCount is the number of endpoints. empty, if set, is closed when endCount is 0.
 	endCount int
 	empty    chan struct{}
 
@@ -117,8 +117,8 @@ func (n *nic) freeBuffers() error {
 	return err
 }
 
-// addrOf returns the address that a Desc has for a NIC: the address on which its engine
-// listens, and the NIC's serial number.
+// addrOf returns the address of a NIC in a Desc: the address on which the NIC's engine listens,
+// and the NIC's serial number.
 func addrOf(control string, serial uint32) rdma.NetAddr {
 	return rdma.NetAddr(control + "#" + strconv.FormatUint(uint64(serial), 10))
 }
@@ -250,7 +250,8 @@ func (n *nic) runDrains() {
 	n.due = n.due[:0]
 }
 
-// poll is the poller. It processes completions and posts the Works that then fit.
+// poll is the poller goroutine. It processes completions and posts Works for which there is room
+// again.
 func (n *nic) poll() {
 	defer close(n.stopped)
 	idle := 0
@@ -283,7 +284,7 @@ func (n *nic) poll() {
 	}
 }
 
-// flush posts on the lanes that have room again and calls the Done callbacks.
+// flush posts on the lanes that have room again, and calls the Done callbacks of ended operations.
 func (n *nic) flush() {
 	for i, l := range n.touched {
 		n.touched[i] = nil
@@ -294,7 +295,7 @@ func (n *nic) flush() {
 		}
 	}
 	n.touched = n.touched[:0]
-	// A callback may submit operations, but it adds no completions: completions come from Poll
+	// A callback may submit operations but does not add to n.ended: completions come from Poll
 	// only.
 	sessions.CallAll(n.ended)
 	n.ended = n.ended[:0]
@@ -334,7 +335,7 @@ func (n *nic) complete(c *Completion) {
 	}
 }
 
-// message processes a message and lends its buffer again.
+// message processes a message and posts its receive buffer again.
 func (n *nic) message(en *end, c *Completion) {
 	if int(c.Slot) >= n.e.opts.MessageBuffers || c.Len > uint64(n.e.slotBytes()) {
 		n.e.core.Log.Warn(sessions.LogNIC, "NIC reports an invalid message", "nic", n.name, "slot", c.Slot, "bytes", c.Len)
@@ -345,7 +346,7 @@ func (n *nic) message(en *end, c *Completion) {
 	n.repost(c.Slot)
 }
 
-// repost lends a receive buffer again.
+// repost posts a receive buffer again.
 func (n *nic) repost(slot uint32) {
 	invariants.Mangle(n.buffer(slot))
 	if err := n.postBuffer(slot); err != nil && !n.dead.Load() {
@@ -353,8 +354,8 @@ func (n *nic) repost(slot uint32) {
 	}
 }
 
-// fail handles the end of a domain. It ends the endpoints. In the background it then closes the
-// domain and opens a replacement.
+// fail handles the death of a domain. It ends the domain's endpoints. In the background it then
+// closes the domain and opens a replacement.
 func (n *nic) fail(why error) {
 	n.mu.Lock()
 	n.why = fmt.Errorf("group: %s: %w", n.name, why)
@@ -388,7 +389,7 @@ func (n *nic) closeDomain() error {
 	return errors.Join(n.freeBuffers(), n.dom.Close())
 }
 
-// replaceNIC replaces a dead NIC. It closes the old domain and calls Reopen until it succeeds.
+// replaceNIC replaces a dead NIC. It closes the old domain and calls Reopen until a call succeeds.
 func (e *Engine) replaceNIC(n *nic) {
 	<-n.stopped
 	n.awaitEmpty()
@@ -416,7 +417,7 @@ func (e *Engine) replaceNIC(n *nic) {
 	}
 }
 
-// reopen opens NIC i again, registers all memory with it, and opens its lanes.
+// reopen opens NIC i again, registers all memory with the new domain, and opens the NIC's lanes.
 func (e *Engine) reopen(ctx context.Context, i int) error {
 	d, err := e.opts.Reopen(ctx, i)
 	if err != nil {

@@ -17,55 +17,57 @@ const (
 	opMessage opKind = 2
 )
 
-// noRun is an index that no run has.
+// noRun is the value of op.final if there is no final run.
 const noRun = ^uint32(0)
 
-// op is one operation that this side submitted. The Dst of its runs is relative to the first
+// op is one operation that this engine submitted. The Dst of its runs is relative to the first
 // byte of the Desc.
 type op struct {
 	sessions.Op
 
 	kind opKind
 	src  *region // nil for messages and empty writes
-	// base and keys are from the Desc: the base address at the target, and the key for each of
-	// the target's NICs.
+	// base and keys come from the Desc. base is the address of its first byte at the target. keys
+	// holds the key for each of the target's NICs.
 	base uint64
 	keys []remoteKey
 
-	// seq is the number of a message, slotIndex its buffer in the outbox, and size its length
-	// with the header. empty: the message stands for an empty write.
+	// seq is the number of a message, slotIndex the index of its buffer in the outbox, and size
+	// its length in bytes with the header. empty: the message stands for an empty write.
 	seq       uint64
 	slotIndex int
 	size      int
 	empty     bool
 
-	// dead is set when the operation has been refused. Runs not posted yet are then skipped.
-	// Pumps read it without session.Mu.
+	// dead: the operation has been refused, so runs that are not posted yet are skipped. Pumps
+	// read dead without session.Mu.
 	dead atomic.Bool
 
 	// The fields below are guarded by session.Mu.
 	//
-	// left counts the runs that are not done, without the final run. Invariant: left is the
-	// number of runs that are queued, parked, posted or broken.
+	// left is the number of runs that are not done, without the final run. These runs are queued,
+	// parked, posted or broken.
 	left int
-	// final is the run that is held back until left is 0 and then carries the immediate. It is
-	// noRun if another run carries the immediate, or if the final run has been sent.
+	// final is the index of the run that is held back until left is 0 and then carries the
+	// immediate. It is noRun if another run carries the immediate, or if the final run has been
+	// sent.
 	final uint32
 	// landed: the immediate has been delivered, so all payload is in place and must not be
 	// written again.
 	landed bool
-	// refusal is the refused range, about which the target is queried. nicErr is the local NIC's
-	// error. queried: the query has been sent.
+	// refusal is the refused range, for the query to the target. queried: this query has been
+	// sent. nicErr is the local NIC's error.
 	refusal reasonQuery
 	nicErr  error
 	queried bool
-	// attempts counts how often the operation was started again after a refusal for which the
-	// target found no reason.
+	// attempts is the number of times that the operation was started again because the target
+	// found no reason for a refusal.
 	attempts int
-	// lostGroup groups operations whose immediates cannot be distinguished.
+	// lostGroup, if set, is the group of operations whose immediates cannot be distinguished from
+	// this operation's.
 	lostGroup *lostGroup
-	// acked and reason are the target's answer to a message. For a write, reason is the target's
-	// answer before the write is sent again.
+	// acked: the target has answered a message. reason is that answer. For a write, reason is the
+	// target's answer before the write is sent again.
 	acked   bool
 	reason  rdma.Reason
 	retries int
@@ -82,7 +84,7 @@ func (o *op) Reset() {
 	o.final, o.reason = noRun, rdma.ReasonNone
 }
 
-// key returns the key for the target's NIC serial.
+// key returns the key for the target's NIC with that serial number.
 func (o *op) key(serial uint32) (uint64, bool) {
 	for _, k := range o.keys {
 		if k.serial == serial {
@@ -92,9 +94,10 @@ func (o *op) key(serial uint32) (uint64, bool) {
 	return 0, false
 }
 
-// aim sets the destination of o from d. If d names peers and self is not one of them, each key
-// is 0, which is never posted and which the target refuses. The target's Revoke asks only the
-// engines that d names, so no other engine may have a Work in flight with these keys.
+// aim sets the destination of o from d. If d names peers and self is not among them, each key is
+// set to 0, which is never posted and which the target refuses. This is required by Revoke: the
+// target asks only the engines that d names to stop, so no other engine may have a Work in flight
+// with these keys.
 func (o *op) aim(d *rdma.Desc, self rdma.EngineID) error {
 	o.base = d.Base
 	ours := len(d.Peers) == 0 || slices.Contains(d.Peers, self)
@@ -116,7 +119,7 @@ func (o *op) aim(d *rdma.Desc, self rdma.EngineID) error {
 }
 
 // add appends n bytes from src in the source to dst at the target. It merges them with the
-// previous run if both ranges are adjacent, and starts a new run after each most bytes.
+// previous run if both ranges are adjacent. It starts a new run after each maxBytes bytes.
 func (o *op) add(src, dst, n, maxBytes uint64) {
 	if last := len(o.Runs) - 1; last >= 0 {
 		if r := &o.Runs[last]; r.Src+r.N == src && r.Dst+r.N == dst {
@@ -141,11 +144,11 @@ func (o *op) layPages(w *rdma.PagedWrite, maxBytes uint64) error {
 	return sessions.Pages(w, size, func(src, dst uint64) { o.add(src, dst, w.PageLen, maxBytes) })
 }
 
-// tailBytes is the size of the tail of the last run that is held back for the immediate. It is
-// small because its transfer adds a round trip.
+// tailBytes is the size of the tail of the last run that is held back to carry the immediate. It
+// is small because the transfer of the tail adds a round trip.
 const tailBytes = 4 << 10
 
-// keepBack splits the tail off the last run and makes it the final run.
+// keepBack splits the tail off the last run and makes the tail the final run.
 func (o *op) keepBack() {
 	last := len(o.Runs) - 1
 	if r := &o.Runs[last]; r.N > tailBytes {
@@ -157,22 +160,22 @@ func (o *op) keepBack() {
 	o.final = uint32(last)
 }
 
-// job is a part of an operation that is sent over one lane: runs[lo:hi], posted in that order.
-// With imm the last of these runs carries the immediate.
+// job is a part of an operation that is sent over one lane: runs[lo:hi], posted in that order. If
+// imm is set, the last of these runs carries the immediate.
 type job struct {
 	op     *op
 	lo, hi uint32
 	imm    bool
-	// tail: the run is the final one, and all other runs of op are in place.
+	// tail: the run is op's final run, and all other runs of op are in place.
 	tail bool
 }
 
-// postCost is the weight of a Work beyond its bytes, for the comparison of lanes.
+// postCost is the weight of a Work without payload, in bytes, for the comparison of lanes by load.
 const postCost = 512
 
-// Ranks of the jobs in a lane's queue. A message precedes all writes, because requests and
-// their answers wait for it. The tail of a write precedes all other writes: the rest of that
-// write is in place, so only the tail delays its completion.
+// Ranks of the jobs in a lane's queue. A message precedes all writes, because requests and their
+// answers are messages and should not wait. The tail of a write precedes all other writes: all
+// other bytes of that write are in place, so only the tail delays its completion.
 const (
 	rankMessage = 0
 	rankTail    = 1
@@ -190,7 +193,7 @@ func (j job) rank() int {
 	return rankBulk
 }
 
-// load is the weight of the runs of j.
+// load is the weight of the runs of j, in bytes: their payload and postCost for each.
 func (j job) load() int64 {
 	n := int64(j.hi-j.lo) * postCost
 	if j.op.kind == opWrite {
@@ -201,13 +204,14 @@ func (j job) load() int64 {
 	return n
 }
 
-// lostGroup groups operations with the same immediate when the target counted only some of these
-// immediates. The sender cannot determine which, so it sends all their payload again, and then
-// as many immediates as were lost.
+// lostGroup groups operations with the same immediate, after the target counted only some of these
+// immediates. The sender cannot determine which operations were counted. So it sends the payload
+// of all again, and then the number of immediates that were lost.
 type lostGroup struct {
-	// left counts members whose payload has been neither placed again nor refused.
+	// left is the number of operations in the group whose payload has been neither placed again
+	// nor refused.
 	left int
-	// lost is the number of immediates that did not arrive.
+	// lost is the number of the group's immediates that did not arrive.
 	lost            int
 	placed, refused []*op
 }

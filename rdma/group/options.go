@@ -10,41 +10,41 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Options configure an Engine. A provider sets the fields from Provider to Alloc and takes the
-// other fields from its caller.
+// Options configure an Engine. A provider sets the fields from Provider to Alloc itself. Its
+// caller sets the other fields.
 type Options struct {
-	// Provider is the value of Info.Provider: shm, verbs, fabric or sim. Both ends of a session
+	// Provider is the value of Info.Provider: shm, verbs, fabric or sim. Both engines of a session
 	// must have the same provider.
 	Provider string
 	// Detail is the provider's part of Info.Detail.
 	Detail string
-	// Domains are the engine's NICs, 1 to MaxDomains. New takes ownership of them and closes
-	// them even if it fails.
+	// Domains are the engine's NICs, 1 to MaxDomains. New takes ownership of the domains and
+	// closes them even if it fails.
 	Domains []Domain
-	// Reopen, if set, is called in the background to replace domain i after it has died: every
-	// RetryInterval, until it succeeds. ctx ends with the engine.
+	// Reopen, if set, is called in the background to replace domain i after the domain has died.
+	// It is called every RetryInterval until it succeeds. ctx ends with the engine.
 	Reopen func(ctx context.Context, i int) (Domain, error)
-	// Alloc returns memory that the domains can register, for the engine's message buffers, and
-	// a function that frees it. Default: the Go heap.
+	// Alloc returns memory for the engine's message buffers that the domains can register, and a
+	// function that frees the memory. Default: the Go heap.
 	Alloc func(bytes int) (mem []byte, free func(), err error)
 
-	// Control listens and dials for sessions: on its connections two engines prove the token to
+	// Control listens and dials for sessions. On its connections two engines prove the token to
 	// each other, exchange the addresses of endpoints, and detect each other's death.
 	Control Control
 	// Token is the secret that a peer must prove to open a session with this engine. It is
-	// required with Control.Listener.
+	// required if Control has a Listener.
 	Token rdma.Token
 
-	// SeparateClasses gives each traffic class its own endpoints in sessions where either side
-	// requests it. Otherwise all traffic is ClassKV.
+	// SeparateClasses gives each traffic class its own endpoints in sessions in which at least one
+	// engine requests it. Otherwise all traffic is ClassKV.
 	SeparateClasses bool
-	// PieceBytes is the size of the pieces into which a large write is cut, to spread it over
-	// the NICs. An endpoint has at most 4 pieces posted, so a message waits for at most 4
+	// PieceBytes is the size of the pieces into which a large write is cut, to spread the write
+	// over the NICs. An endpoint has at most 4 pieces posted, so a message waits for at most 4
 	// pieces. Default 1 MiB, 64 KiB to 1 GiB.
 	PieceBytes int
-	// InFlightBytes and InFlightOps bound the operations that are submitted to one peer and have
-	// not ended. An operation larger than InFlightBytes is admitted alone. Defaults 64 MiB and
-	// 1024 (at most MaxOps).
+	// InFlightBytes and InFlightOps bound the bytes and the number of operations that are
+	// submitted to one peer and have not ended. An operation larger than InFlightBytes runs alone.
+	// Defaults 64 MiB and 1024 (at most MaxOps).
 	InFlightBytes int64
 	InFlightOps   int
 	// MaxMessage is the longest Send, in bytes. Default 64 KiB, at most 1 MiB,
@@ -53,42 +53,44 @@ type Options struct {
 	// MessageBuffers is the number of receive buffers of MaxMessage bytes for each NIC, and the
 	// number of send buffers for the engine. Default 64.
 	MessageBuffers int
-	// MaxPeers bounds the sessions. The engine refuses one more. Default 1024.
+	// MaxPeers is the largest number of sessions. The engine refuses further sessions. Default
+	// 1024.
 	MaxPeers int
-	// EarlyImmediates is how many unexpected immediates are kept for each peer.
-	// Default rdma.DefaultEarlyImmediates.
+	// EarlyImmediates is the number of unexpected immediates that are kept for each peer. Default
+	// rdma.DefaultEarlyImmediates.
 	EarlyImmediates int
 
-	// HeartbeatInterval is how long the control connection may be idle before a
-	// heartbeat is sent on it. Default 2 s.
+	// HeartbeatInterval is the idle time of the control connection after which a heartbeat is
+	// sent. Default 2 s.
 	HeartbeatInterval time.Duration
-	// IdleTimeout is the silence after which a peer is declared dead, and the time for which
-	// work may be in flight while no NIC transfers any of it. Default 10 s, at least twice the
-	// HeartbeatInterval.
+	// IdleTimeout is the silence of the control connection after which the peer is declared dead.
+	// It is also the longest time for which work may be in flight while no NIC transfers any of
+	// it. Default 10 s, at least twice the HeartbeatInterval.
 	IdleTimeout time.Duration
-	// TransferTimeout is the age at which an operation that has not ended ends its session, even
-	// if heartbeats arrive. Default 60 s.
+	// TransferTimeout is the longest duration of an operation. An operation that takes longer ends
+	// its session, even if heartbeats arrive. Default 60 s.
 	TransferTimeout time.Duration
-	// StallTimeout is the age at which a Work that has not completed breaks its endpoint; its
-	// payload is sent again on another endpoint. Default 10 s.
+	// StallTimeout is the longest time from the post of a Work to its completion. A Work that
+	// takes longer breaks its endpoint, and its payload is sent again on another endpoint. Default
+	// 10 s.
 	StallTimeout time.Duration
 	// HandshakeTimeout bounds the opening of a session. Default 10 s.
 	HandshakeTimeout time.Duration
-	// RevokeTimeout is the time a peer has to confirm that it has stopped writing to a revoked
-	// window, for NICs that cannot stop these writes themselves. The engine then shuts the
-	// peer's endpoints. Default 1 s.
+	// RevokeTimeout applies to NICs that cannot themselves stop writes to a revoked window. It is
+	// the time in which a peer must confirm that it has stopped these writes; then the engine
+	// shuts the peer's endpoints. Default 1 s.
 	RevokeTimeout time.Duration
 	// RetryInterval is the pause before a failed NIC or endpoint is opened again. It doubles
 	// after each failure, up to 64 times the interval. Default 100 ms.
 	RetryInterval time.Duration
 	// SpinPolls is the number of consecutive empty polls after which a poller sleeps in
-	// Domain.Wait. A larger value lowers latency and uses more CPU. Default 32; -1: it sleeps
-	// after the first empty poll.
+	// Domain.Wait. A larger value lowers latency and uses more CPU. Default 32; -1: the poller
+	// sleeps after the first empty poll.
 	SpinPolls int
 
-	// OnPeerUp and OnPeerDown, if set, are called when a session begins and after it has ended,
-	// with the reason. After OnPeerDown no NIC touches memory for that session. They must not
-	// block.
+	// OnPeerUp and OnPeerDown, if set, are called when a session begins and after it has ended;
+	// the error is the reason of the end. After OnPeerDown no NIC touches memory for that session.
+	// The callbacks must not block.
 	OnPeerUp   func(rdma.EngineID)
 	OnPeerDown func(rdma.EngineID, error)
 	// OnPost, if set, is called under locks immediately before Works are posted to a NIC, for

@@ -5,16 +5,17 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// pieceRuns is the largest number of runs in a job of an operation that is spread over lanes;
-// the job also has at most PieceBytes.
+// pieceRuns is the largest number of runs in a job, if the operation is spread over several lanes.
+// The job also has at most PieceBytes.
 const pieceRuns = 64
 
 // layLocked cuts o into jobs and places them on lanes.
 //
-// A small operation, or one with a single usable lane, is one job. Its last run carries the
-// immediate if the arrival of that run implies that the other runs have arrived and that none
-// was refused. Otherwise the pieces go to the least loaded lanes, and the tail carries the
-// immediate after all pieces are in place.
+// An operation that is small, or for which only one lane is usable, is one job. Any other
+// operation is cut into pieces, which go to the least loaded lanes. In a single job the last run
+// carries the immediate, if its arrival implies that the other runs have arrived and were not
+// refused. Otherwise the tail of the last run is a job of its own, which carries the immediate
+// after all other runs are in place.
 func (s *session) layLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	_, withImm := o.Imm.Get()
 	lanes := s.usableLocked(o.Class)
@@ -69,14 +70,15 @@ func (s *session) lanesOf(class rdma.Class) []*lane {
 	return s.lanes[i : i+s.pairs]
 }
 
-// placeLocked queues j on the least loaded lane. If no lane is up it parks j.
+// placeLocked queues j on the least loaded lane. If no lane is up it adds j to session.parked.
 func (s *session) placeLocked(j job, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	o := j.op
 	lanes := s.lanesOf(o.Class)
 	for {
 		best, stale := s.chooseLocked(o, lanes)
 		if stale {
-			// Every NIC that the Desc names is gone, and lanes to other NICs are up.
+			// Lanes are up, but the Desc names none of their NICs: every NIC that it names has
+			// been replaced.
 			o.left -= int(j.hi - j.lo)
 			s.refuseLocked(o, reasonQuery{op: o.ID(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0}, nil)
 			return s.advanceLocked(o, touched, out)
@@ -92,8 +94,8 @@ func (s *session) placeLocked(j job, touched *laneSet, out []sessions.Ended) []s
 	}
 }
 
-// chooseLocked returns the lane for an operation, or nil if none is up. stale reports that
-// lanes are up but the Desc names none of their NICs.
+// chooseLocked returns the least loaded lane for an operation, or nil if no usable lane is up.
+// stale: lanes are up, but the Desc names none of their NICs.
 func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 	ups := 0
 	if o.kind == opMessage {
@@ -128,8 +130,8 @@ func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 	return best, !known && ups > 0
 }
 
-// refuseLocked records that the target refused o. Only the first refused range is kept. nicErr is
-// the local NIC's error, if any.
+// refuseLocked records that the target refused o. Only the first refused range of o is kept.
+// nicErr is the local NIC's error, if any.
 func (s *session) refuseLocked(o *op, w reasonQuery, nicErr error) {
 	if o.dead.Swap(true) {
 		return
@@ -137,7 +139,7 @@ func (s *session) refuseLocked(o *op, w reasonQuery, nicErr error) {
 	o.refusal, o.nicErr = w, nicErr
 }
 
-// advanceLocked takes the next step for o if all its runs are done: it requests the reason of a
+// advanceLocked takes the next step for o if all its runs are done. It requests the reason of a
 // refusal, sends the final run, or ends o.
 func (s *session) advanceLocked(o *op, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	if o.left > 0 || !o.Submitted {
@@ -173,7 +175,7 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []sessions.Ended) [
 	return append(out, s.endLocked(o, nil))
 }
 
-// placeParked places the jobs that waited for a lane.
+// placeParked places the jobs that wait because no lane was up.
 func (s *session) placeParked() {
 	var touched laneSet
 	var out []sessions.Ended
@@ -188,9 +190,9 @@ func (s *session) placeParked() {
 	sessions.CallAll(out)
 }
 
-// redistribute places jobs that a lane has given up. If a job would have carried the immediate after
-// other runs, its last run is held back, because runs posted before it may have to be sent
-// again.
+// redistribute places jobs that a lane has given up. If a job would have carried the immediate
+// after other runs, its last run is held back, because the runs posted before the last run may
+// have to be sent again.
 func (s *session) redistribute(jobs []job) {
 	if len(jobs) == 0 {
 		return

@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// reconcile sends the operations again that were lost with en, and no others. The peer's count
-// of arrived immediates determines which were lost.
+// reconcile sends exactly those operations again that were lost with en. The peer's count of
+// arrived immediates determines which were lost.
 func (l *lane) reconcile(en *end) error {
 	delivered, groups, err := l.verdicts(en)
 	if err != nil {
@@ -22,8 +22,8 @@ func (l *lane) reconcile(en *end) error {
 		s.Mu.Unlock()
 		return nil
 	}
-	// First the immediates. If an immediate arrived, its whole operation is in place and must
-	// not be written again: the owner may already use the memory.
+	// Immediates are handled first. If an immediate arrived, its whole operation is in place and
+	// must not be written again: the owner may already use the memory.
 	for i, r := range en.broken {
 		if !r.imm {
 			continue
@@ -67,8 +67,8 @@ func (l *lane) reconcile(en *end) error {
 	return nil
 }
 
-// verdicts decides for each broken record whether its immediate arrived, or whether it is one
-// of several that cannot be distinguished.
+// verdicts decides for each broken record whether its immediate arrived, or whether its immediate
+// is one of several that cannot be distinguished.
 func (l *lane) verdicts(en *end) (delivered []bool, groups []*lostGroup, _ error) {
 	delivered, groups = make([]bool, len(en.broken)), make([]*lostGroup, len(en.broken))
 	d := &en.down
@@ -122,8 +122,8 @@ func (s *session) groupPlacedLocked(o *op, touched *laneSet, out []sessions.Ende
 	if t.left--; t.left > 0 {
 		return out
 	}
-	// As many operations succeed as immediates were counted or will be counted. If members were
-	// refused this time, they are assumed to be among the lost ones.
+	// The number of operations that succeed is the number of immediates that were counted or will
+	// be counted. Members that were refused this time are assumed to be among the lost operations.
 	lost := t.lost
 	for _, m := range t.refused {
 		if lost > 0 {

@@ -19,15 +19,15 @@ type nicMemory struct {
 	mem    Memory
 }
 
-// region is registered memory: a source of writes, and the root of windows.
+// region is registered memory. It is a source of writes, and windows are parts of it.
 type region struct {
 	e    *Engine
 	mem  []byte
 	size uint64
-	// opts.DMABuf is the region's own descriptor of the buffer, until disown.
+	// opts.DMABuf holds a descriptor that the region owns, until disown.
 	opts           rdma.RegisterOptions
 	descriptorOnce sync.Once
-	// mems holds the registration with each NIC; nil while the NIC is dead.
+	// mems holds the registration with each NIC, by NIC index; nil while the NIC is dead.
 	mems []atomic.Pointer[nicMemory]
 	root *window // nil for a Local region
 
@@ -48,8 +48,8 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 			return nil, fmt.Errorf("group: register a dma-buf and %d bytes of memory: %w", len(mem), rdma.ErrRange)
 		}
 		size = opts.DMABuf.Len
-		// The caller may close its descriptor, and the kernel may then reuse its number for
-		// another buffer.
+		// The region needs its own descriptor: the caller may close the caller's descriptor, and
+		// the kernel may then reuse that number for another buffer.
 		own, err := ownBuf(opts.DMABuf)
 		if err != nil {
 			return nil, fmt.Errorf("group: register a dma-buf: %w", err)
@@ -101,9 +101,8 @@ func (r *region) register() error {
 	return nil
 }
 
-// registerWith registers the region with one NIC, without remote access. Only windows give
-// remote access, so their keys can be invalidated while local writes continue to use the
-// region.
+// registerWith registers the region with one NIC, without remote access. Only windows give remote
+// access. So the keys of windows can be invalidated while local writes continue to use the region.
 func (r *region) registerWith(n *nic) error {
 	opts := r.opts
 	opts.Local = true
@@ -162,13 +161,13 @@ func (r *region) WindowSpans(spans []rdma.Span, peers ...rdma.EngineID) (rdma.Wi
 	return r.open(merged[0].Offset, reach, relative, peers)
 }
 
-// open makes a window and registers it with the engine and its NICs. If spans is not nil, only
-// these parts of it are accessible.
+// open makes a window and registers it with the engine and its NICs. If spans is not nil, only the
+// spans of the window are accessible.
 func (r *region) open(off, n uint64, spans []rdma.Span, peers []rdma.EngineID) (*window, error) {
 	w := &window{region: r, off: off, n: n, spans: spans, peers: slices.Clone(peers), mems: make([]atomic.Pointer[nicMemory], len(r.mems)), done: make(chan struct{})}
 	if r.mem != nil {
 		// The capacity ends with the window, so that an append by the owner cannot overwrite the
-		// bytes after it.
+		// bytes after the window.
 		w.mem = r.mem[off : off+n : off+n]
 	}
 	e := r.e
@@ -251,31 +250,33 @@ func closeMemory(p *atomic.Pointer[nicMemory]) error {
 	return nil
 }
 
-// window is a range of a region with a key for each NIC.
+// window is a range of a region with its own key on each NIC.
 type window struct {
 	region *region
 	off, n uint64
-	// spans, if not nil, are the accessible parts of the window, for NICs that can restrict
-	// access to them.
+	// spans, if not nil, are the accessible parts of the window. Only some NICs can restrict
+	// access to spans.
 	spans []rdma.Span
 	mem   []byte
 	mems  []atomic.Pointer[nicMemory]
-	// peers may write to the window; empty means every peer. An engine that the Desc does not
-	// name never posts its keys (op.aim), so Revoke need not ask that engine.
+	// peers are the engines that may write to the window; empty means every peer. An engine that
+	// the Desc does not name never posts the window's keys (op.aim), so Revoke need not ask that
+	// engine.
 	peers []rdma.EngineID
 
-	// done is closed when the window has been revoked for good.
+	// done is closed when the revocation of the window is complete.
 	done chan struct{}
 	once sync.Once
 
 	mu sync.Mutex
-	// base and keys are the fields of Desc. keys remain after the keys have become invalid.
+	// base and keys are the fields Base and Keys of the window's Desc. keys keeps its values after
+	// the keys have become invalid.
 	base uint64
 	keys []rdma.NICKey
-	// linked are the valid keys of the window. stale are keys of NICs that died; for these,
-	// check answers that the key itself is not at fault.
+	// linked are the valid keys of the window. stale are keys of NICs that died. With a stale key
+	// check still finds the window, so it does not report the key as invalid.
 	linked, stale []remoteKey
-	// revoked: no key is added after it is set.
+	// revoked: the window accepts no further key.
 	revoked bool
 }
 
@@ -321,8 +322,8 @@ func (w *window) openOn(n *nic) error {
 	return nil
 }
 
-// registerOn registers the window's part of the memory separately, for a NIC without windows or
-// where Window returned ErrUnsupported.
+// registerOn registers the window's part of the memory separately. It is for a NIC without
+// windows, or for a part for which Window returned ErrUnsupported.
 func (w *window) registerOn(n *nic) (Memory, error) {
 	opts := w.region.opts
 	opts.Local = false
@@ -342,7 +343,7 @@ func (w *window) Bytes() []byte {
 	return w.mem
 }
 
-// Desc implements rdma.Window. After a NIC was replaced it has the key of the replacement.
+// Desc implements rdma.Window. After a NIC was replaced, the Desc has the key of the replacement.
 func (w *window) Desc() rdma.Desc {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -382,7 +383,7 @@ func (w *window) begin() {
 	w.once.Do(func() {
 		keys := w.close()
 		if !w.region.e.beginRevoke() {
-			// The engine is closed, which closes every memory.
+			// The engine is closed. Its Close closes every memory.
 			<-w.region.e.core.Closed
 			close(w.done)
 			return
@@ -416,8 +417,8 @@ func (w *window) release() error {
 	return errors.Join(errs...)
 }
 
-// installNIC replaces the NIC at n's index by n. It registers all memory with n before any transfer
-// can use it.
+// installNIC puts n in the place of the NIC with the same index. It registers all memory with n
+// before any transfer can use n.
 func (e *Engine) installNIC(n *nic) error {
 	e.regMu.Lock()
 	defer e.regMu.Unlock()
@@ -472,11 +473,11 @@ func (e *Engine) unregisterLocked(n *nic) error {
 	return errors.Join(errs...)
 }
 
-// staleMax bounds the keys of dead NICs that a window keeps.
+// staleMax is the largest number of keys of dead NICs that a window keeps.
 const staleMax = 2 * MaxDomains
 
-// dropKeys removes the keys of a NIC that is gone, so that a new Desc does not name it. If no
-// other key is left the keys stay in Desc.
+// dropKeys removes the keys of a NIC that has been replaced, so that a new Desc does not name that
+// NIC. If no other key is left, the keys stay in Desc.
 func (w *window) dropKeys(serial uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -505,14 +506,14 @@ func (w *window) dropKeys(serial uint32) {
 	w.keys = keys
 }
 
-// link adds a key to the table that check uses.
+// link adds a key of w to keys, the table that check reads.
 func (e *Engine) link(k remoteKey, w *window) {
 	e.keysMu.Lock()
 	defer e.keysMu.Unlock()
 	e.keys[k] = w
 }
 
-// unlink removes keys from that table.
+// unlink removes keys from the table that check reads.
 func (e *Engine) unlink(keys []remoteKey) {
 	e.keysMu.Lock()
 	defer e.keysMu.Unlock()

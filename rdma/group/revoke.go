@@ -10,12 +10,12 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// withdrawalsMax bounds the withdrawals of up to maxKeys keys that a peer can have open here.
-// An engine has no more open at one peer.
+// withdrawalsMax is the largest number of withdrawals that a peer may have open at this engine,
+// and that this engine has open at one peer. A withdrawal has up to maxKeys keys.
 const withdrawalsMax = 1 << 14
 
-// withdrawals are the keys that a peer has asked this engine not to use, until the peer's NIC
-// refuses them itself.
+// withdrawals are the requests of a peer not to use keys, each kept until the peer's NIC refuses
+// the keys.
 type withdrawals struct {
 	// some is len(byID), pending len(waiting). Both are read without mu.
 	some, pending atomic.Int32
@@ -23,7 +23,7 @@ type withdrawals struct {
 	mu   sync.RWMutex
 	byID map[uint64][]remoteKey
 	keys map[remoteKey]int
-	// waiting are withdrawals whose keys may still be in flight.
+	// waiting are the withdrawals with keys that a posted Work may still use.
 	waiting []withdraw
 }
 
@@ -70,8 +70,8 @@ func (w *withdrawals) forget(id uint64) {
 	w.some.Store(int32(len(w.byID)))
 }
 
-// confirm reports to the peer the withdrawals whose keys are not in flight. A withdrawn key is
-// never posted again, so one check is enough.
+// confirm confirms to the peer each withdrawal with keys that no posted Work uses. A withdrawn key
+// is never posted again, so one check is enough.
 func (s *session) confirm() {
 	w := &s.withdrawn
 	w.mu.RLock()
@@ -84,7 +84,7 @@ func (s *session) confirm() {
 	}
 }
 
-// leave removes a withdrawal from waiting. It returns false if it is not there.
+// leave removes a withdrawal from waiting. It returns false if the withdrawal is not in waiting.
 func (w *withdrawals) leave(id uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,7 +98,8 @@ func (w *withdrawals) leave(id uint64) bool {
 	return false
 }
 
-// writes reports whether a Work with one of keys is posted, or was lost and may still land.
+// writes reports whether a Work with one of keys is posted, or was lost with its endpoint and may
+// still land.
 func (s *session) writes(keys []remoteKey) bool {
 	for _, l := range s.lanes {
 		if l.writes(keys) {
@@ -108,7 +109,7 @@ func (s *session) writes(keys []remoteKey) bool {
 	return false
 }
 
-// writes does the same for one lane.
+// writes reports the same for the Works of one lane.
 func (l *lane) writes(keys []remoteKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,14 +139,15 @@ func (l *lane) writes(keys []remoteKey) bool {
 	return false
 }
 
-// withdrawalRequests holds the withdrawals that this engine requested in a session and that are not
-// confirmed.
+// withdrawalRequests holds the withdrawals that this engine has requested in a session and that
+// the peer has not confirmed.
 type withdrawalRequests struct {
 	mu sync.Mutex
 	by map[uint64]chan struct{}
 }
 
-// requestWithdrawal sends a withdrawal to the peer. The channel is closed when the peer confirms it.
+// requestWithdrawal sends a withdrawal to the peer. The returned channel is closed when the peer
+// confirms the withdrawal.
 func (s *session) requestWithdrawal(w *withdraw) <-chan struct{} {
 	done := make(chan struct{})
 	s.requests.mu.Lock()
@@ -179,14 +181,14 @@ func (e *Engine) beginRevoke() bool {
 	return true
 }
 
-// revoke ends access to a window. When it returns, no Work of a peer changes the memory or is
-// counted for it.
+// revoke ends access to a window. When it returns, no Work of a peer changes the window's memory
+// or is counted as a write to the window.
 //
-// If Memory.Close is final on every NIC, closing the memory is enough. Otherwise revoke asks
-// the peers that may write to the window to stop writing with its keys, and to confirm once
-// their posted Works have ended. It shuts the endpoints of a peer that does not confirm in
-// time. It also waits for sessions that are ending, until their endpoints are shut, because
-// payload can land through them.
+// If Memory.Close is final on every NIC, closing the memory is enough. Otherwise revoke asks the
+// peers that may write to the window to stop writing with its keys, and to confirm once their
+// posted Works have ended. It shuts the endpoints of a peer that does not confirm in time. It also
+// waits for sessions that are ending, until their endpoints are shut, because payload can land
+// through them.
 func (e *Engine) revoke(w *window, keys []remoteKey) {
 	var peers map[*session]bool
 	id := uint64(0)
@@ -205,7 +207,8 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 	}
 	e.regMu.RUnlock()
 	if peers != nil {
-		// Sessions that began since: the peer may have had the key from an earlier session.
+		// Ask the sessions that began since: the peer may have received the key in an earlier
+		// session.
 		e.withdraw(w, &withdraw{id, keys}, peers)
 		for s, late := range peers {
 			if late {
@@ -222,9 +225,9 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 	close(w.done)
 }
 
-// withdraw sends the withdrawal to the sessions of the window's peers that are not in peers,
-// adds them to peers, and waits until each session has confirmed, has ended, or is late (its
-// value is then true).
+// withdraw sends the withdrawal to the sessions of the window's peers that are not in peers, and
+// adds these sessions to peers. It waits until each session has confirmed, has ended, or is late.
+// The value of a late session in peers is true.
 func (e *Engine) withdraw(w *window, x *withdraw, peers map[*session]bool) {
 	waiting := make(map[*session]<-chan struct{})
 	for _, s := range e.core.Unremoved() {
@@ -261,8 +264,8 @@ func (e *Engine) withdraw(w *window, x *withdraw, peers map[*session]bool) {
 	}
 }
 
-// cutOff shuts the endpoints of a session and returns when nothing more can arrive on them. The
-// session continues with new endpoints.
+// cutOff shuts the endpoints of a session. It returns when nothing more can arrive on these
+// endpoints. The session continues with new endpoints.
 func (s *session) cutOff(why error) {
 	if !s.Dead() {
 		s.e.core.Log.Warn(sessions.LogSession, "endpoints of a peer shut", "peer", s.Peer.String(), "why", why)
@@ -292,8 +295,8 @@ func (e *Engine) drainAll() {
 	wg.Wait()
 }
 
-// explain sends a peer the reason of a refusal. It also counts the refusal, because the NIC
-// reports it only to the sender.
+// explain sends a peer the reason of a refusal. It also counts the refusal here, because the NIC
+// reports a refusal only to the sender.
 func (s *session) explain(w reasonQuery) {
 	reason := s.e.check(s.Peer, remoteKey{w.serial, w.key}, w.addr, w.n)
 	if reason != rdma.ReasonNone {

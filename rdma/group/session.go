@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// session is the shared state of two engines: a control connection, the lanes over their NICs,
-// and the operations in flight.
+// session is the state that this engine holds for a connected peer: a control connection, the
+// lanes over the NICs of both, and the operations in flight.
 type session struct {
 	sessions.Session[*op]
 	e   *Engine
@@ -20,34 +20,37 @@ type session struct {
 	lanes   []*lane
 	pairs   int
 	classes int
-	// next rotates over lanes of equal load. ups counts how often a lane came up whose previous
-	// endpoint had worked.
+	// next rotates over lanes of equal load. ups is the number of times that a lane came up after
+	// an endpoint that had worked.
 	next, ups atomic.Uint32
 
 	// settled is closed when each lane has come up or failed once.
 	settled chan struct{}
 	// running counts the goroutines of the session.
 	running sync.WaitGroup
-	// withdrawn are keys that the peer has asked this engine not to use.
+	// withdrawn are the keys that the peer has requested this engine not to use.
 	withdrawn withdrawals
 	requests  withdrawalRequests
 	rx        inbound
 	watchState
 
-	// The fields below are guarded by Mu. parked are jobs for which no lane is up.
+	// The fields below are guarded by Mu.
+	//
+	// parked are the jobs that wait because no lane is up.
 	parked []job
-	// unverified are jobs that wait for the target's answer before they are sent again, by the
-	// operation's number.
+	// unverified are the jobs that are sent again only if the target answers that it would accept
+	// them. The key is the operation's number.
 	unverified map[uint64][]job
-	// unsettled counts lanes that have neither come up nor failed yet.
+	// unsettled is the number of lanes that have neither come up nor failed yet.
 	unsettled int
-	// messages are the messages in flight. seq is the number of the last message, low the lowest
-	// number in flight.
+	// messages are the messages in flight. seq is the seq of the last message sent, low the lowest
+	// seq in flight.
 	messages []*op
 	seq, low uint64
 }
 
-// Queues of waiters: one for writes, and one for messages, which also have a window.
+// Queues of operations that wait for room in the session: one for writes, and one for messages,
+// which also wait for room in messageWindow.
 const (
 	forWrite   = sessions.Plain
 	forMessage = sessions.Limited
@@ -75,7 +78,7 @@ func newSession(e *Engine, peer rdma.EngineID, dialed bool, ctl *stream, theirs 
 	return s
 }
 
-// gone is the error of an operation that finds the session ended for why.
+// gone is the error of an operation on a session that ended for the reason why.
 func (s *session) gone(why error) error {
 	if errors.Is(why, rdma.ErrClosed) {
 		return fmt.Errorf("rdma: %w", rdma.ErrClosed)
@@ -113,7 +116,7 @@ func (s *session) endMessage(o *op) {
 	s.messages, s.low = kept, low
 }
 
-// submit cuts o into jobs and posts as many as fit.
+// submit cuts o into jobs and posts as many as the endpoints accept.
 func (s *session) submit(o *op) error {
 	var touched laneSet
 	var out []sessions.Ended
@@ -130,7 +133,7 @@ func (s *session) submit(o *op) error {
 	return nil
 }
 
-// endLocked ends o and returns the work that remains to be done without the lock.
+// endLocked ends o. It returns the callback that must be called after the lock is released.
 func (s *session) endLocked(o *op, err error) sessions.Ended {
 	if o.kind == opMessage && o.slotIndex >= 0 {
 		s.e.outbox.give(o.slotIndex)
@@ -150,7 +153,7 @@ func (s *session) byIDLocked(id uint64) *op {
 	return nil
 }
 
-// retryNow ends the pauses of lanes that wait before they open again.
+// retryNow ends the pauses of all lanes that wait before they open again.
 func (s *session) retryNow() {
 	for _, l := range s.lanes {
 		l.retryNow()
@@ -166,8 +169,8 @@ func (s *session) settleOne() {
 	}
 }
 
-// Fail begins the end of the session. Only the first reason is kept. The session's own
-// goroutines may call it.
+// Fail begins the end of the session. Only the reason of the first call is kept. The session's own
+// goroutines may call Fail.
 func (s *session) Fail(why error) {
 	s.Mu.Lock()
 	first := s.FailLocked(why)
@@ -181,8 +184,8 @@ func (s *session) Fail(why error) {
 	go s.remove()
 }
 
-// remove shuts the endpoints. When no NIC can touch memory for the session, it ends the
-// operations still in flight.
+// remove shuts the endpoints. It ends the operations still in flight once no NIC can touch memory
+// for the session.
 func (s *session) remove() {
 	for _, l := range s.lanes {
 		l.stop(s.Why)
@@ -205,7 +208,7 @@ func (s *session) remove() {
 	s.e.core.Remove(s)
 }
 
-// idle reports whether this side has no operation in flight.
+// idle reports whether this engine has no operation in flight in the session.
 func (s *session) idle() bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

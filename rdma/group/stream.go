@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// queuedMax bounds the bytes that wait to be written on a control connection. A peer that reads
-// too slowly is disconnected.
+// queuedMax is the largest number of bytes that may wait to be written on a control connection. If
+// a peer reads too slowly, its session ends.
 const queuedMax = 8 << 20
 
 // stream is the control connection of a session. One goroutine writes queued frames, another
@@ -24,7 +24,7 @@ type stream struct {
 	in *bufio.Reader
 	// wake has an element while the writer has work.
 	wake chan struct{}
-	// rx and tx count received and sent frames, for the watch.
+	// rx and tx are the numbers of received and sent frames, for the watch goroutine.
 	rx, tx atomic.Uint64
 
 	mu           sync.Mutex
@@ -40,7 +40,7 @@ func newStream(nc net.Conn) *stream {
 	return &stream{nc: nc, in: bufio.NewReaderSize(nc, 16<<10), wake: make(chan struct{}, 1)}
 }
 
-// remoteAddr is the peer's address as this side sees it.
+// remoteAddr is the peer's address as the connection reports it.
 func (c *stream) remoteAddr() string {
 	if a := c.nc.RemoteAddr(); a != nil {
 		return a.String()
@@ -142,7 +142,7 @@ func (s *session) write() {
 	}
 }
 
-// readFrame reads a frame into buf, which it may replace by a larger one.
+// readFrame reads a frame into buf. It may replace buf by a larger buffer, which it returns.
 func (c *stream) readFrame(buf []byte) (kind frameKind, payload, _ []byte, _ error) {
 	var h [frameHeader]byte
 	if _, err := io.ReadFull(c.in, h[:]); err != nil {
@@ -208,7 +208,7 @@ func (s *session) laneOf(i uint16) (*lane, error) {
 	return s.lanes[i], nil
 }
 
-// take handles one frame. It blocks only for memory and locks.
+// take handles one frame. It waits only for memory and locks.
 func (s *session) take(kind frameKind, b []byte) error {
 	switch kind {
 	case frameHeartbeat:

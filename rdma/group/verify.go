@@ -5,13 +5,13 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// attemptsMax is how often a refused operation is started again when its target finds no reason
-// for the refusal.
+// attemptsMax is the largest number of times that a refused operation is started again because its
+// target finds no reason for the refusal.
 const attemptsMax = 3
 
-// verifyLocked keeps jobs of o that a broken endpoint lost, until the target has answered that
-// it would accept them. Where a refusal breaks an endpoint, one of the lost jobs may be the
-// refused one and would break the next endpoint too.
+// verifyLocked keeps jobs of o that were lost with a broken endpoint, until the target has
+// answered that it would accept them. Where a refusal breaks an endpoint, one of the lost jobs may
+// be the refused job and would break the next endpoint too.
 func (s *session) verifyLocked(o *op, jobs ...job) {
 	if s.unverified == nil {
 		s.unverified = make(map[uint64][]job)
@@ -23,8 +23,8 @@ func (s *session) verifyLocked(o *op, jobs ...job) {
 		return
 	}
 	o.left++ // released by verifiedLocked
-	// A window is contiguous, so it holds all runs if it holds the range from the first to the
-	// last.
+	// A window is contiguous. It contains all runs if it contains the range from the first run to
+	// the last.
 	lo, hi := o.Runs[0].Dst, uint64(0)
 	for _, r := range o.Runs {
 		lo, hi = min(lo, r.Dst), max(hi, r.Dst+r.N)
@@ -84,8 +84,8 @@ func (s *session) verifiedLocked(o *op, jobs []job, reason rdma.Reason, touched 
 // reason.
 func (s *session) explainLocked(o *op, reason rdma.Reason, touched *laneSet, out []sessions.Ended) []sessions.Ended {
 	if reason == rdma.ReasonNone && o.attempts < attemptsMax {
-		// The key was valid when the target looked it up. A withdrawal may have ended in the
-		// meantime, or a NIC may have been replaced.
+		// The key was valid when the target looked it up. So a withdrawal may have ended between
+		// the refusal and the query, or a NIC may have been replaced.
 		o.attempts++
 		o.queried = false
 		o.final = noRun

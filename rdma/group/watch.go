@@ -9,15 +9,15 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// watchState is the watch's state for a session between its rounds.
+// watchState is the state of a session that the watch goroutine keeps between its rounds.
 type watchState struct {
 	silence   sessions.Silence
 	lastUps   uint32
 	downTicks uint64
 }
 
-// watch is the goroutine that sends heartbeats, declares peers dead, and closes endpoints that
-// stall.
+// watch is the goroutine that sends heartbeats, declares peers dead, and breaks endpoints on which
+// a Work does not complete.
 func (e *Engine) watch() {
 	rounds := func(d time.Duration) uint64 { return sessions.Rounds(d, e.opts.HeartbeatInterval) }
 	silence, transfer := rounds(e.opts.IdleTimeout), rounds(e.opts.TransferTimeout)
@@ -40,7 +40,7 @@ func (e *Engine) watch() {
 	})
 }
 
-// watch checks a session once. It returns the reason why the peer is dead, if it is.
+// watch checks a session once. If the peer is dead, it returns the reason.
 func (s *session) watch(silence uint64) error {
 	silent, beat := s.silence.Look(s.ctl.rx.Load(), s.ctl.tx.Load())
 	if silent > silence {
@@ -57,7 +57,8 @@ func (s *session) watch(silence uint64) error {
 	return nil
 }
 
-// healthy reports whether a lane is up that transfers data or would. A lane that keeps coming
+// healthy reports whether a lane is up and either the session is idle, or the lane's last attempt
+// did not fail, or the target has answered a Work on the lane's endpoint. A lane that keeps coming
 // up while the target answers none of its Works is not healthy.
 func (s *session) healthy() bool {
 	idle := s.idle()
@@ -95,8 +96,8 @@ func (s *session) downReason() error {
 	return errors.New("no endpoint was connected")
 }
 
-// watch closes an endpoint on which a Work has not completed for stall rounds, or that has been
-// opening for too long.
+// watch breaks the lane's endpoint if a Work on it has not completed for stall rounds, or if it
+// has been opening for longer than opening rounds.
 func (l *lane) watch(now, stall, opening uint64) {
 	l.mu.Lock()
 	en := l.cur

@@ -2,21 +2,22 @@ package qos
 
 import "slices"
 
-// Arbiter is how a port of an InfiniBand fabric chooses the virtual lane of the
-// next packet (InfiniBand Architecture Specification, volume 1, section 7.6.9).
+// Arbiter is the configuration by which a port of an InfiniBand fabric chooses the virtual lane
+// (VL) of the next packet (InfiniBand Architecture Specification, volume 1, section 7.6.9).
 type Arbiter struct {
-	// VLs is how many data lanes there are: 1, 2, 4, 8 or 15.
+	// VLs is the number of data lanes of the port: 1, 2, 4, 8 or 15.
 	VLs int
-	// HighLimit is how much the high table may send before the low one gets a
-	// turn, in units of 4096 bytes; 255: no limit.
+	// HighLimit is the number of bytes that the lanes of the high-priority table may send before
+	// the low-priority table gets a turn, in units of 4096 bytes; 255: no limit.
 	HighLimit int
 	High, Low []Weight
-	// SL2VL is the lane of each service level, before it is cut to VLs.
+	// SL2VL is the lane of each service level (SL), before it is reduced to the number of lanes in
+	// VLs.
 	SL2VL [MaxSL + 1]int
 }
 
-// Weight is an entry of a table: a lane, and how much it may send in its turn,
-// in units of 64 bytes. Of weight 0 the entry is skipped.
+// Weight is an entry of an arbitration table: a lane, and the number of bytes that the lane may
+// send in its turn, in units of 64 bytes. An entry of weight 0 is skipped.
 type Weight struct{ VL, Weight int }
 
 // Units of the specification, in bytes.
@@ -26,12 +27,12 @@ const (
 	packetMax  = 4096
 )
 
-// UnlimitedHigh is the HighLimit that never lets the low table have a turn
-// while the high one has packets.
+// UnlimitedHigh is the HighLimit with which the low-priority table gets no turn while a lane of
+// the high-priority table has packets.
 const UnlimitedHigh = 255
 
-// VL is the lane of a service level: OpenSM cuts what SL2VL says to the lanes
-// that there are.
+// VL returns the lane of a service level. If SL2VL names a lane that the port does not have,
+// OpenSM keeps only the low bits of its number; VL does the same.
 func (a *Arbiter) VL(sl uint8) int {
 	if sl > MaxSL {
 		sl = MaxSL
@@ -47,7 +48,7 @@ func (a *Arbiter) VL(sl uint8) int {
 	return vl
 }
 
-// weightOf sums the entries of a lane.
+// weightOf returns the sum of the weights of a lane in a table.
 func weightOf(table []Weight, vl int) int {
 	sum := 0
 	for _, w := range table {
@@ -58,27 +59,27 @@ func weightOf(table []Weight, vl int) int {
 	return sum
 }
 
-// HighShare is the least part of the bandwidth that the lanes of the high table
-// have together, while they and those that are only in the low table all have
-// packets waiting: HighLimit x 4096 bytes of theirs, then a turn of the low
-// table, which is one packet of at most 4096 bytes. It is 1 where the others
-// have no turn.
+// HighShare returns the guaranteed share of the bandwidth, from 0 to 1, of all lanes of the
+// high-priority table together. It assumes that these lanes, and the lanes that are only in the
+// low-priority table, always have packets waiting. The high-priority table then sends HighLimit x
+// 4096 bytes, and after that the low-priority table sends one packet of at most 4096 bytes. The
+// share is 1 if the low-priority table gets no turn.
 //
-// With DualPath's tables (appendix A.1) it is 240*4096/(240*4096 + 64*64): the
-// weight of the low lane is one packet.
+// With the tables of the DualPath paper (appendix A.1) the share is 240*4096/(240*4096 + 64*64),
+// because the weight of the low-priority lane is one packet.
 func (a *Arbiter) HighShare() float64 {
 	others := slices.ContainsFunc(a.Low, func(w Weight) bool { return w.Weight > 0 && weightOf(a.High, w.VL) == 0 })
 	if !others || a.HighLimit == UnlimitedHigh {
 		return 1
 	}
-	high := max(a.HighLimit, 1) * limitUnit // a limit of 0 is one packet
+	high := max(a.HighLimit, 1) * limitUnit // a limit of 0 allows one packet
 	return float64(high) / float64(high+packetMax)
 }
 
-// Simulate lets a port send packets of mtu bytes while the lanes in waiting
-// always have one, and returns the bytes that each lane sent. A high table that
-// has a packet and is within the limit sends it; else the count begins anew and
-// the low table sends one packet, if it has any.
+// Simulate simulates a port that sends packets of mtu bytes while each lane in waiting always has
+// a packet. It returns the bytes that each lane sent. The high-priority table sends while one of
+// its lanes has a packet and the limit is not reached. Otherwise the count towards the limit is
+// reset, and the low-priority table sends one packet, if it has any.
 func (a *Arbiter) Simulate(mtu, packets int, waiting ...int) map[int]int {
 	sent := make(map[int]int)
 	high, low := newTurns(a.High, waiting), newTurns(a.Low, waiting)
@@ -108,10 +109,11 @@ func (a *Arbiter) Simulate(mtu, packets int, waiting ...int) map[int]int {
 type turns struct {
 	table []Weight
 	at    int
-	left  int // bytes that the entry may still send
+	left  int // bytes that the entry may still send in this turn
 }
 
-// newTurns keeps the entries that have something to send.
+// newTurns returns the turns over those entries of table that have a weight and whose lane is in
+// waiting.
 func newTurns(table []Weight, waiting []int) *turns {
 	t := &turns{}
 	for _, w := range table {
@@ -125,7 +127,8 @@ func newTurns(table []Weight, waiting []int) *turns {
 	return t
 }
 
-// next is the lane of the next packet. A packet may overdraw its entry's weight.
+// next returns the lane of the next packet. The packet may exceed the remaining weight of its
+// entry.
 func (t *turns) next(mtu int) (vl int, ok bool) {
 	if len(t.table) == 0 {
 		return 0, false

@@ -8,13 +8,14 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// HighShareMin is the least share for collectives that passes the check:
-// DualPath reserves "approximately 99%" (section 5.1), and this rounds to it.
+// HighShareMin is the least guaranteed share of the bandwidth for collectives that passes the
+// check. The DualPath paper reserves "approximately 99%" (section 5.1); HighShareMin is the least
+// value that rounds to 99%.
 const HighShareMin = 0.985
 
-// Deviation is where a configuration does not do what the classes need.
+// Deviation is a difference between a configuration and the needs of the traffic classes.
 type Deviation struct {
-	// Where it is: "swe" of an OpenSM file; "" for all.
+	// Where is the kind of port in an OpenSM file, such as "swe"; "" for all kinds.
 	Where string `json:"where,omitempty"`
 	What  string `json:"what"`
 	Do    string `json:"do"`
@@ -24,15 +25,15 @@ type Deviation struct {
 type Report struct {
 	// Fabric is "InfiniBand" or "RoCE".
 	Fabric string `json:"fabric"`
-	// HighShare is the least part of the bandwidth that collectives have beside
-	// cache traffic, over all kinds of ports.
+	// HighShare is the guaranteed share of the bandwidth, from 0 to 1, for collectives while cache
+	// traffic is waiting too. It is the least value over all kinds of ports.
 	HighShare  float64     `json:"high_share"`
 	Deviations []Deviation `json:"deviations"`
 }
 
-// Check reads a configuration, tells by its words what kind it is, and compares
-// it with what the classes of m need: the QoS lines of an OpenSM file, or dcb's
-// output or commands.
+// Check reads a configuration, which is the QoS lines of an OpenSM file, or the output or the
+// commands of dcb. It recognizes the kind by the words in text. It compares the configuration with
+// the needs of the classes of m.
 func Check(text string, m Map) (Report, error) {
 	words := strings.Fields(text)
 	has := func(prefixes ...string) bool {
@@ -57,7 +58,7 @@ func Check(text string, m Map) (Report, error) {
 	return Report{}, fmt.Errorf("qos: neither an OpenSM file (qos_vlarb_high …) nor what dcb prints (dcb ets show, dcb pfc show, dcb app show)")
 }
 
-// Check compares an OpenSM file with what the classes need.
+// Check compares an OpenSM file with the needs of the classes of m.
 func (o OpenSM) Check(m Map) Report {
 	r := Report{Fabric: "InfiniBand", HighShare: 1, Deviations: []Deviation{}}
 	if !o.Enabled {
@@ -75,7 +76,7 @@ func (r *Report) add(where, do, what string, args ...any) {
 	r.Deviations = append(r.Deviations, Deviation{Where: where, What: fmt.Sprintf(what, args...), Do: do})
 }
 
-// arbiter judges the tables of one kind of port.
+// arbiter checks the arbitration tables of one kind of port.
 func (r *Report) arbiter(where string, a Arbiter, m Map) {
 	kv, coll := m[rdma.ClassKV], m[rdma.ClassCollective]
 	low, high := a.VL(kv.SL), a.VL(coll.SL)
@@ -117,7 +118,7 @@ func (r *Report) arbiter(where string, a Arbiter, m Map) {
 	}
 }
 
-// Check compares a port's DCB settings with what the classes need.
+// Check compares a port's DCB settings with the needs of the classes of m.
 func (d DCB) Check(m Map) Report {
 	kv, coll := m[rdma.ClassKV], m[rdma.ClassCollective]
 	r := Report{Fabric: "RoCE", HighShare: d.Share(coll.DSCP, kv.DSCP), Deviations: []Deviation{}}

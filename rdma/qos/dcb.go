@@ -5,21 +5,22 @@ import (
 	"strings"
 )
 
-// DCB is how an Ethernet port sorts packets: DSCP to priority, priority to
-// traffic class, bandwidth to traffic classes, and which priorities are
-// lossless (IEEE 802.1Qaz and 802.1Qbb).
+// DCB is the configuration of an Ethernet port for priorities (Data Center Bridging, IEEE 802.1Qaz
+// and 802.1Qbb). It maps DSCPs to priorities and priorities to traffic classes, gives bandwidth to
+// traffic classes, and marks priorities as lossless.
 type DCB struct {
-	// DSCPPrio is the priority of each DSCP; -1: none is set.
+	// DSCPPrio is the priority of each DSCP; -1: the DSCP has no priority.
 	DSCPPrio [MaxDSCP + 1]int
 	PrioTC   [MaxPriority + 1]int
-	// TCBandwidth is in percent, for traffic classes of ETS.
+	// TCBandwidth is the bandwidth of each traffic class with ETS (weighted scheduling), in
+	// percent.
 	TCBandwidth [MaxPriority + 1]int
-	// Strict traffic classes go before all others.
+	// Strict: the traffic class is served before all classes that are not strict.
 	Strict [MaxPriority + 1]bool
 	PFC    [MaxPriority + 1]bool
 }
 
-// dscpNames are iproute2's, by which dcb prints code points.
+// dscpNames returns the code points by the names that iproute2's dcb prints.
 func dscpNames() map[string]int {
 	names := map[string]int{"default": 0, "EF": 46, "LE": 1, "VA": 44}
 	for class := 1; class <= 7; class++ {
@@ -33,9 +34,9 @@ func dscpNames() map[string]int {
 	return names
 }
 
-// ParseDCB reads what `dcb ets show`, `dcb pfc show` and `dcb app show` print
-// for one interface, one after the other, or the dcb commands that set it: both
-// are keywords followed by key:value words.
+// ParseDCB reads the output of `dcb ets show`, `dcb pfc show` and `dcb app show` for one
+// interface, one after the other. It also reads the dcb commands that make these settings. Both
+// consist of keywords followed by key:value words.
 func ParseDCB(text string) (DCB, error) {
 	d := DCB{}
 	for i := range d.DSCPPrio {
@@ -67,7 +68,7 @@ func (d *DCB) parseLine(line string) error {
 	return nil
 }
 
-// set takes one mapping; those of other keywords are passed over.
+// set stores one key:value pair. It ignores the pairs of other keywords.
 func (d *DCB) set(keyword, key, value string) (err error) {
 	switch keyword {
 	case "dscp-prio":
@@ -117,12 +118,12 @@ func parseDSCP(key string) (int, error) {
 	return number(key, 0, MaxDSCP)
 }
 
-// priority is the one of a DSCP. An unmapped DSCP has priority 0, which is what
-// 802.1Qcd says of packets that match no entry.
+// priority returns the priority of a DSCP. An unmapped DSCP has priority 0, as 802.1Qcd prescribes
+// for packets that match no entry.
 func (d *DCB) priority(dscp uint8) int { return max(d.DSCPPrio[min(dscp, MaxDSCP)], 0) }
 
-// Share is the part of the bandwidth that the traffic class of dscp has, while
-// it and the class of other have packets waiting and no third one has.
+// Share returns the share of the bandwidth, from 0 to 1, of the traffic class of dscp, while this
+// class and the class of other have packets waiting and no third class has.
 func (d *DCB) Share(dscp, other uint8) float64 {
 	a, b := d.PrioTC[d.priority(dscp)], d.PrioTC[d.priority(other)]
 	switch {

@@ -1,10 +1,10 @@
-// Package qos says how the traffic classes of package rdma are marked on the
-// wire, and judges whether a fabric's configuration gives each class the lane
-// that it should have: model execution high, cache traffic low, as DualPath,
-// section 5.1 and appendix A.1, has it.
+// Package qos defines how packets of the traffic classes of package rdma are marked. It also
+// checks whether a fabric's configuration gives each class the right priority: high for model
+// execution, low for cache traffic, as in the DualPath paper (section 5.1 and appendix A.1).
 //
-// It configures nothing: the files in deploy/qos do, run by an administrator.
-// It measures nothing either: what it computes is what the arbiters promise.
+// It does not configure the fabric; an administrator does that with the files in deploy/qos. It
+// does not measure traffic: it computes the shares of the bandwidth that the configured arbiters
+// guarantee.
 //
 //	rdma.Class ──► Map ──► Lane{SL, DSCP, Priority}
 //	                         │     │       └─ SO_PRIORITY, and a VLAN's priority
@@ -18,6 +18,5 @@
 //	port ◄── high arbiter: VL 0, 1, 3 ── until high_limit x 4096 B are spent, then one turn of
 //	     ◄── low arbiter:  VL 2 (and the others)
 //
-// An engine marks, the fabric obeys or not: on a fabric that was not configured
-// the marks do no harm and bring nothing.
+// An engine only marks packets. On a fabric that is not configured, the marks have no effect.
 package qos

@@ -8,14 +8,14 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Lane is how one class is marked.
+// Lane holds the marks of the packets of one class.
 type Lane struct {
-	// SL is InfiniBand's service level, 0 to 15.
+	// SL is the service level on InfiniBand, 0 to 15.
 	SL uint8
-	// DSCP is the code point of RoCE v2 and of TCP, 0 to 63.
+	// DSCP is the code point (DSCP) of RoCE v2 and of TCP packets, 0 to 63.
 	DSCP uint8
-	// Priority is 802.1p's, 0 to 7, and SO_PRIORITY of a socket. RoCE devices
-	// find theirs by the DSCP.
+	// Priority is the priority of 802.1p, 0 to 7, and the SO_PRIORITY of a socket. RoCE devices
+	// derive their priority from the DSCP.
 	Priority uint8
 }
 
@@ -26,27 +26,27 @@ const (
 	MaxPriority = 7
 )
 
-// ectCapable is ECT(0) in the two low bits of the traffic class: the packet's
-// sender reacts to marks of congestion (RFC 3168, section 5).
+// ectCapable is ECT(0), in the two low bits of the traffic class byte: the sender reacts to
+// congestion marks (RFC 3168, section 5).
 const ectCapable = 0b10
 
-// TrafficClass is the byte that goes into an address handle of RoCE v2: the
-// DSCP, and ECN-capable, since DCQCN reacts to it. Devices that set those bits
-// themselves ignore them here.
+// TrafficClass returns the traffic class byte for an address handle of RoCE v2: the DSCP, and the
+// bits for ECN-capable, because DCQCN reacts to congestion marks. Devices that set the ECN bits
+// themselves ignore these bits.
 func (l Lane) TrafficClass() uint8 { return l.DSCP<<2 | ectCapable }
 
-// TOS is the value for IP_TOS and IPV6_TCLASS: the DSCP alone, ECN is the
-// kernel's.
+// TOS returns the value for IP_TOS and IPV6_TCLASS: the DSCP without ECN bits, which the kernel
+// sets.
 func (l Lane) TOS() int { return int(l.DSCP) << 2 }
 
-// Map has a lane for each class. The zero value marks nothing.
+// Map holds the marks of each class. With the zero value packets are not marked.
 type Map [rdma.Classes]Lane
 
-// Default is the map that deploy/qos is written for. On InfiniBand unmarked
-// traffic is on the high lane, as NCCL's is, and only the cache is moved to
-// VL 2, the low lane of DualPath's appendix A.1. On Ethernet the cache has CS1
-// and priority 1, which 802.1Q and RFC 3662 put below best effort, and
-// collectives DSCP 26, on the priority 3 that RoCE deployments keep lossless.
+// Default returns the map for which the files in deploy/qos are written. On InfiniBand, unmarked
+// traffic, such as NCCL's, is on the high-priority lane, and only cache traffic is moved to VL 2,
+// the low-priority lane in appendix A.1 of the DualPath paper. On Ethernet, cache traffic has CS1
+// and priority 1, which 802.1Q and RFC 3662 rank below best effort. Collectives have DSCP 26 and
+// priority 3, which RoCE deployments keep lossless.
 func Default() Map {
 	var m Map
 	m[rdma.ClassKV] = Lane{SL: 2, DSCP: 8, Priority: 1}
@@ -54,7 +54,7 @@ func Default() Map {
 	return m
 }
 
-// Lane returns the lane of a class; that of ClassKV for one that does not exist.
+// Lane returns the marks of a class. For an unknown class it returns the marks of ClassKV.
 func (m *Map) Lane(c rdma.Class) Lane {
 	if int(c) >= len(m) {
 		c = rdma.ClassKV
@@ -62,7 +62,8 @@ func (m *Map) Lane(c rdma.Class) Lane {
 	return m[c]
 }
 
-// String is what Parse reads: "kv=sl:2,dscp:8,prio:1 collective=sl:0,dscp:26,prio:3".
+// String returns the map in the format of Parse: "kv=sl:2,dscp:8,prio:1
+// collective=sl:0,dscp:26,prio:3".
 func (m Map) String() string {
 	var parts []string
 	for c, l := range m {
@@ -71,9 +72,8 @@ func (m Map) String() string {
 	return strings.Join(parts, " ")
 }
 
-// Parse reads a map: classes with their settings, in any order, separated by
-// blanks. A class or a setting that is left out keeps its default; "" is
-// Default, "off" marks nothing.
+// Parse reads a map: classes with their settings, in any order, separated by blanks. A class or a
+// setting that is left out has its default. "" is Default, and with "off" packets are not marked.
 func Parse(text string) (Map, error) {
 	m := Default()
 	if strings.TrimSpace(text) == "off" {
@@ -134,8 +134,8 @@ func (l *Lane) field(key string) (field *uint8, most uint8) {
 	return nil, 0
 }
 
-// Validate returns an error unless every field is in its range. Classes may
-// share a lane.
+// Validate returns an error unless every field is in its range. Two classes may have the same
+// marks.
 func (m Map) Validate() error {
 	for c, l := range m {
 		if l.SL > MaxSL || l.DSCP > MaxDSCP || l.Priority > MaxPriority {
@@ -146,7 +146,7 @@ func (m Map) Validate() error {
 	return nil
 }
 
-// MarshalText writes String, for configuration files.
+// MarshalText returns String, for configuration files.
 func (m Map) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
 // UnmarshalText reads what Parse does.

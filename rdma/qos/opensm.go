@@ -11,24 +11,24 @@ import (
 type OpenSM struct {
 	// Enabled is "qos TRUE".
 	Enabled bool
-	// Ports holds the settings by kind of port: "" are those for all, "ca",
-	// "rtr", "sw0" and "swe" those that stand above them (channel adapters,
-	// routers, a switch's own port, its external ports).
+	// Ports holds the settings by kind of port. "" are the settings for all kinds. "ca" (channel
+	// adapters), "rtr" (routers), "sw0" (a switch's own port) and "swe" (a switch's external
+	// ports) override these.
 	Ports map[string]Arbiter
 }
 
 // portKinds are OpenSM's prefixes.
 func portKinds() []string { return []string{"ca", "rtr", "sw0", "swe"} }
 
-// tableMax is the most entries that a table has.
+// tableMax is the largest number of entries in an arbitration table.
 const tableMax = 64
 
-// vlMax is the last data lane; 15 is management's.
+// vlMax is the last data lane. Lane 15 is reserved for management.
 const vlMax = 14
 
-// ParseOpenSM reads the lines of an opensm.conf, or of deploy/qos/opensm.conf,
-// that begin with qos; it passes over the rest. What is not said has OpenSM's
-// defaults: SL n on VL n, and no tables.
+// ParseOpenSM reads the lines of an opensm.conf, or of deploy/qos/opensm.conf, that begin with
+// qos. It ignores all other lines. A setting that is missing has OpenSM's default: SL n is on VL
+// n, and the tables are empty.
 func ParseOpenSM(text string) (OpenSM, error) {
 	o := OpenSM{Ports: map[string]Arbiter{"": {VLs: 15, SL2VL: identitySL2VL()}}}
 	settings := make(map[string][]setting)
@@ -66,7 +66,7 @@ type setting struct {
 	name, value string
 }
 
-// splitKind cuts "swe_max_vls" to "swe" and "max_vls".
+// splitKind splits "swe_max_vls" into "swe" and "max_vls".
 func splitKind(key string) (kind, name string) {
 	if k, rest, ok := strings.Cut(key, "_"); ok && slices.Contains(portKinds(), k) {
 		return k, rest
@@ -86,7 +86,7 @@ func (a Arbiter) clone() Arbiter {
 	return a
 }
 
-// set takes one setting; those that say nothing about arbiters are passed over.
+// set stores one setting. It ignores settings that do not concern the arbiter.
 func (a *Arbiter) set(name, value string) (err error) {
 	switch name {
 	case "max_vls":
@@ -138,7 +138,8 @@ func parseTable(s string) ([]Weight, error) {
 	return table, nil
 }
 
-// parseSL2VL reads up to 16 lanes; 15 drops the packets of that level.
+// parseSL2VL reads up to 16 lanes, one for each service level. A port drops the packets of a
+// service level on lane 15.
 func (a *Arbiter) parseSL2VL(s string) error {
 	parts := strings.Split(s, ",")
 	if len(parts) > MaxSL+1 {

@@ -63,8 +63,8 @@ func testPayloadBeforeImmediate(t *env) {
 	}
 }
 
-// Immediates that arrive before their expectation count. An expectation consumes exactly its
-// count.
+// Immediates that arrive before their expectation count towards it. An expectation consumes
+// exactly its count.
 func testEarlyImmediate(t *env) {
 	server, client := t.pair()
 	dst, _ := t.region(client, 10)
@@ -87,7 +87,8 @@ func testEarlyImmediate(t *env) {
 	x.Cancel()
 }
 
-// Of a peer's unexpected immediates only a limited number is kept, and other peers are not affected.
+// Only a limited number of a peer's unexpected immediates is kept, and other peers are not
+// affected.
 func testEarlyBound(t *env) {
 	server := t.engine(Config{Listen: true, EarlyImmediates: 8})
 	bad, good := t.engine(Config{}), t.engine(Config{})
@@ -98,7 +99,7 @@ func testEarlyBound(t *env) {
 	for i := range uint32(20) {
 		t.must(t.write(bad, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(i)}))
 	}
-	// A write may have ended at the client before the server counts its immediate.
+	// At the client a write may end before the server counts its immediate.
 	t.eventually("12 immediates dropped", func() bool { return server.Stats().ImmediatesDropped >= 12 })
 	f, _ := t.expect(server, 1000, 1)
 	t.must(t.wait(f))
@@ -111,7 +112,7 @@ func testCancel(t *env) {
 	dst, _ := t.region(client, 10)
 	f, x := t.expect(client, 7, 2)
 	t.must(t.write(server, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(7)}))
-	// A write may have ended at the server before the client counts its immediate.
+	// At the server a write may end before the client counts its immediate.
 	t.eventually("the immediate counted", func() bool { return client.Stats().ImmediatesIn >= 1 })
 	if !x.Cancel() || x.Cancel() {
 		t.Fatal("Cancel must return true exactly once")
@@ -126,8 +127,8 @@ func testCancel(t *env) {
 	}
 }
 
-// An expectation from a peer ends with ErrPeerDied when the peer dies, no matter which comes
-// first. An expectation that names no peer continues.
+// An expectation that names a peer ends with ErrPeerDied when that peer dies, whether the
+// expectation or the death comes first. An expectation that names no peer continues.
 func testExpectPeerDied(t *env) {
 	server, client := t.pair()
 	other := t.engine(Config{Listen: true})
@@ -172,7 +173,7 @@ func testPaged(t *env) {
 		}
 		n := t.rng.IntN(most)
 		a, b := t.rng.Perm(most)[:n], t.rng.Perm(most)[:n]
-		if i%5 == 0 { // ascending, so that adjacent pages merge
+		if i%5 == 0 { // ascending, so that adjacent pages are merged
 			for j := range n {
 				a[j], b[j] = j, j
 			}
@@ -196,8 +197,8 @@ func testPaged(t *env) {
 	}
 }
 
-// Overlapping destination pages have the bytes of one of the writes, and the immediate is counted
-// only once.
+// Where destination pages overlap, the bytes are those of one of the pages, and the immediate is
+// counted only once.
 func testPagedOverlap(t *env) {
 	if raceEnabled {
 		t.Skip("needs a build without the race detector, which reports what this case is about")
@@ -227,7 +228,7 @@ func testPagedOverlap(t *env) {
 	}
 }
 
-// A paged write with a page out of range fails before anything is sent.
+// If a page of a paged write is out of range, the write fails before anything is sent.
 func testPagedErrors(t *env) {
 	server, client := t.pair()
 	src, _ := t.random(server, 1000)
@@ -297,7 +298,8 @@ func testWrongKey(t *env) {
 	t.roundTrip(server, client)
 }
 
-// A Desc that claims more memory than there is has no effect: the target checks the bounds.
+// A Desc that states more memory than the window has gives no further access, because the target
+// checks the bounds.
 func testBounds(t *env) {
 	server, client := t.pair()
 	n := uint64(t.scaled(1<<20, 16<<10))
@@ -334,7 +336,8 @@ func testBounds(t *env) {
 	t.roundTrip(server, client)
 }
 
-// Windows of one region are separate: no key reaches another window, and each is revoked alone.
+// Windows of one region are separate: the key of a window gives no access to another, and each is
+// revoked separately.
 func testWindow(t *env) {
 	server, client := t.pair()
 	count := t.scaled(20, 6)
@@ -431,8 +434,9 @@ func testWindowPeers(t *env) {
 	}
 }
 
-// A window over spans opens each of them with one key. The bytes between the spans are closed if
-// the provider has Info.Spans. Bytes before the first and after the last span are always closed.
+// A window over spans gives access to each span with one key. If the provider has Info.Spans,
+// peers cannot write to the bytes between the spans. They can never write to bytes before the
+// first or after the last span.
 func testWindowSpans(t *env) {
 	server, client := t.pair()
 	const page = 512
@@ -440,7 +444,7 @@ func testWindowSpans(t *env) {
 	r, err := client.Register(mem, rdma.RegisterOptions{Local: true})
 	t.must(err)
 	src, from := t.random(server, len(mem))
-	// Pages 2, 3 (two adjacent spans), 5 and 7, not in order.
+	// The spans are pages 2 and 3 (adjacent), 5 and 7, given out of order.
 	w, err := r.WindowSpans([]rdma.Span{{Offset: 7 * page, Len: page}, {Offset: 2 * page, Len: page}, {Offset: 5 * page, Len: page}, {Offset: 3 * page, Len: page}})
 	t.must(err)
 	d := t.sent(w.Desc())
@@ -479,7 +483,7 @@ func testWindowSpans(t *env) {
 		t.wantRefused(t.writePaged(server, rdma.PagedWrite{
 			PageLen: page, Src: src, Dst: d, Imm: rdma.ImmOf(1), SrcPages: rdma.Pages{Indices: []uint32{8}, Stride: page}, DstPages: rdma.Pages{Indices: []uint32{4}, Stride: page},
 		}), rdma.ReasonBounds)
-		// A refused write may have placed the part before the gap.
+		// A refused write may have placed its part before the gap.
 		for _, closed := range []int{0, 1, 4, 6, 8, 9} {
 			if !bytes.Equal(mem[closed*page:(closed+1)*page], make([]byte, page)) {
 				t.Errorf("page %d, outside of the spans, was written", closed)
@@ -498,8 +502,8 @@ func testWindowSpans(t *env) {
 	t.roundTrip(server, client)
 }
 
-// Errors that the caller's engine detects are returned at once: nothing is sent, and Done is not
-// called.
+// Errors that the caller's engine detects are returned by the call. Nothing is sent, and Done is
+// not called.
 func testLocalErrors(t *env) {
 	server, client := t.pair()
 	src, _ := t.random(server, 100)
@@ -542,11 +546,12 @@ func testLocalErrors(t *env) {
 	t.roundTrip(server, client)
 }
 
-// lanes is how many writes a hammer has in flight; each writes to bytes of its own.
+// lanes is the number of writes that hammer has in flight. Each writes to bytes that no other one
+// writes to.
 const lanes = 8
 
-// hammer writes to a window without pause until stop is closed. wait waits until all writes have
-// ended. It returns how many writes there were and how many were refused.
+// hammer submits writes to a window without pause until stop is closed. wait waits until all
+// writes have ended. It returns the number of writes and the number of refused writes.
 func (t *env) hammer(stop chan struct{}, submit func(lane int, done func(error)) error) (wait func() (ended, refused int64)) {
 	var wg sync.WaitGroup
 	var ended, refused atomic.Int64
@@ -554,8 +559,8 @@ func (t *env) hammer(stop chan struct{}, submit func(lane int, done func(error))
 		wg.Go(func() {
 			refusals := 0
 			for last := false; !last; {
-				// With virtual time, time does not pass while lanes are refused repeatedly, so the
-				// number of refusals is limited.
+				// With virtual time, the clock stands still while writes are refused again and
+				// again, so the number of refusals is limited.
 				if refusals >= t.scaled(1<<30, 3) {
 					<-stop
 				}
@@ -587,8 +592,9 @@ func (t *env) hammer(stop chan struct{}, submit func(lane int, done func(error))
 	}
 }
 
-// revoke is the body of the revocation cases. It revokes a window while writes hammer it, and
-// poisons the window's bytes. From then on no write may change them or count an immediate.
+// revoke is the common part of the revocation cases. It revokes a window while hammer writes to
+// the window, and then overwrites the window's bytes. After that, no write may change these bytes
+// or count an immediate.
 func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d rdma.Desc, done func(error)) error) {
 	server, client := t.pair()
 	n := uint64(lanes * t.laneBytes())
@@ -620,7 +626,8 @@ func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d 
 		if now := client.Stats().ImmediatesIn; now != counted {
 			t.Fatalf("round %d: %d immediates counted after Revoke had returned", round, now-counted)
 		}
-		// Discard the immediates that were counted before the revocation and are not expected.
+		// Discard the immediates that were counted before the revocation and that no expectation
+		// has consumed.
 		_, left := t.expect(client, 1, 1<<30)
 		left.Cancel()
 	}
@@ -629,7 +636,7 @@ func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d 
 	}
 }
 
-// laneBytes is the size of one write of a hammer, in bytes.
+// laneBytes is the size in bytes of one write of hammer.
 func (t *env) laneBytes() int { return t.scaled(512<<10, 8<<10) }
 
 // After Revoke no write touches the window, no matter how many are in flight.
@@ -640,7 +647,7 @@ func testRevokeUnderFire(t *env) {
 	})
 }
 
-// The same for paged writes, whose frames have many destinations.
+// As testRevokeUnderFire, for paged writes, whose frames have many destinations.
 func testRevokePagedUnderFire(t *env) {
 	page := uint64(t.scaled(1<<10, 256))
 	pages := uint32(t.laneBytes()) / uint32(page)
@@ -657,7 +664,7 @@ func testRevokePagedUnderFire(t *env) {
 	})
 }
 
-// Region.Close revokes the peers' keys, waits for the writes that read from the region, and
+// Region.Close revokes the peers' keys, waits for the writes whose source is the region, and
 // refuses new writes.
 func testRegionClose(t *env) {
 	server, client := t.pair()
@@ -687,10 +694,11 @@ func testRegionClose(t *env) {
 }
 
 // If the ctx of Close ends while payload is being placed, the region and every window are revoked
-// nevertheless: in the end they refuse writes, and a second Close waits.
+// nevertheless: after some time they refuse writes, and a second Close waits for that.
 func testRegionCloseGivenUp(t *env) {
 	server, client := t.pair()
-	// Each window has space for the writes, which may be placed at the same time, and for the probe.
+	// Each window has space for the writes, which may be placed at the same time, and for one more
+	// byte, which a later write tests.
 	const windows, writes = 8, 2
 	n := t.scaled(2<<20, 64<<10)
 	room := (writes + 1) * n
@@ -718,7 +726,8 @@ func testRegionCloseGivenUp(t *env) {
 		t.Errorf("close: %v", err)
 	}
 	for i, d := range descs {
-		// A NIC may first have to wait for its peers. No further call is needed for that.
+		// A NIC may first have to wait for its peers. The test makes no further call of Close
+		// meanwhile.
 		t.eventually(fmt.Sprintf("place %d of a region that is closing refuses writes", i), func() bool {
 			return errors.Is(t.write(server, rdma.Write{Src: src, Dst: d, DstOffset: uint64(writes * n), Len: 1}), rdma.ErrRefused)
 		})
@@ -741,7 +750,7 @@ func testWrongToken(t *env) {
 	if len(server.Peers()) != 0 || len(client.Peers()) != 0 {
 		t.Error("there is a session")
 	}
-	// The refused peer may get the answer before the failure is counted.
+	// The refused peer may receive the answer before the failure is counted.
 	t.eventually("3 failures counted", func() bool { return server.Stats().AuthFailures >= 3 })
 	t.connect(client, server)
 	t.roundTrip(client, server)
@@ -766,7 +775,8 @@ func testWrongEngine(t *env) {
 	}
 }
 
-// keepsSession checks that a second Connect, to an address without an engine's ID, does not end the session.
+// keepsSession checks that a second Connect, to an address without an engine ID, does not end the
+// session.
 func (t *env) keepsSession(client rdma.Engine, to rdma.Addr) {
 	t.Helper()
 	ends := make(chan error, 1)
@@ -779,7 +789,7 @@ func (t *env) keepsSession(client rdma.Engine, to rdma.Addr) {
 }
 
 // Repeated and concurrent calls of Connect open one session, even if the address has no engine ID.
-// Both sides list the session.
+// Both engines list the session.
 func testConnect(t *env) {
 	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
 	var wg sync.WaitGroup
@@ -815,7 +825,7 @@ func testConnect(t *env) {
 	t.roundTrip(b, a)
 }
 
-// Messages arrive complete, each in a buffer of its own, and buffers are reused.
+// Messages arrive complete, each in a separate buffer, and buffers are reused.
 func testMessages(t *env) {
 	server, client := t.pair()
 	count := t.scaled(500, 60)
@@ -858,7 +868,7 @@ func testMessages(t *env) {
 	}
 }
 
-// mustOne returns the only message that has not arrived yet.
+// mustOne returns the message in want; the case has ensured that only one is left.
 func mustOne(want map[string]bool, _ chan string) string {
 	for m := range want {
 		return m
@@ -866,7 +876,7 @@ func mustOne(want map[string]bool, _ chan string) string {
 	return ""
 }
 
-// A message for which no buffer fits is refused, and the session continues.
+// A message that fits no free buffer is refused, and the session continues.
 func testMessagesRefused(t *env) {
 	server, client := t.pair()
 	id := server.Addr().Engine
@@ -897,12 +907,12 @@ func testMessagesRefused(t *env) {
 }
 
 // A message does not wait for all writes that were submitted before it: it arrives when at most
-// half of them have been placed. A round proves nothing if the writes had ended before the message
-// was sent, or if the handler ran late. So one good round is enough.
+// half of these writes have been placed. A round is inconclusive if the writes ended before the
+// message was sent, or if the handler ran late. So the case repeats rounds until one succeeds.
 func testMessagePassesBulk(t *env) {
 	const writes, size, rounds = 64, 512 << 10, 200
 	if t.p.Quick {
-		return // too little is submitted for anything to wait
+		return // too few bytes are submitted for a message to wait
 	}
 	server, client := t.pair()
 	dst, _ := t.region(server, writes*size)
@@ -932,8 +942,8 @@ func testMessagePassesBulk(t *env) {
 }
 
 // Scatter sends each slice to its destination and counts one immediate at each destination.
-// Barrier counts an immediate without payload. If one destination refuses, the whole operation
-// fails, but the other writes end normally.
+// Barrier counts an immediate without payload. If one destination refuses its write, the whole
+// operation fails, but the other writes end normally.
 func testScatter(t *env) {
 	server := t.engine(Config{Listen: true})
 	src, mem := t.random(server, 3000)
@@ -975,7 +985,7 @@ func testScatter(t *env) {
 	t.wantErr(server.Scatter(t.ctx, rdma.Scatter{Src: src, Dsts: dsts}), rdma.ErrRange)
 }
 
-// Many concurrent peers get their own bytes.
+// Each of many concurrent peers gets its own bytes.
 func testManyPeers(t *env) {
 	server := t.engine(Config{Listen: true})
 	peers, rounds, n := uint64(t.scaled(24, 4)), uint32(t.scaled(10, 3)), uint64(t.scaled(200<<10, 5000))
@@ -1053,8 +1063,8 @@ func testBothWays(t *env) {
 	wg.Wait()
 }
 
-// The operations in flight to a peer are limited: NoWait returns ErrBusy, the end of a context
-// ends the wait, and the budget is released when operations end.
+// The operations in flight to a peer are limited. With NoWait, a call returns ErrBusy at the
+// limit. The end of a context ends the wait. When operations end, later ones can start.
 func testBudget(t *env) {
 	n := uint64(t.scaled(1<<20, 16<<10))
 	server := t.engine(Config{Listen: true, InFlightOps: 4, InFlightBytes: int64(2 * n)})
@@ -1095,8 +1105,8 @@ func testBudget(t *env) {
 	if !busy {
 		t.Error("the budget was never used up")
 	}
-	// A write larger than the whole budget is accepted when nothing else is in flight, and waiters
-	// are served.
+	// A write larger than the whole budget is accepted when nothing else is in flight. Callers
+	// that wait are served.
 	var wg sync.WaitGroup
 	for i := range uint64(8) {
 		wg.Go(func() {
@@ -1106,7 +1116,7 @@ func testBudget(t *env) {
 				}
 			}
 		})
-		// Callers that give up leave the queue without an effect.
+		// Callers whose context ends leave the queue, which has no other effect.
 		wg.Go(func() {
 			ctx, cancel := context.WithCancel(t.ctx)
 			go cancel()
@@ -1126,13 +1136,13 @@ func testBudget(t *env) {
 	}
 }
 
-// floodOps is how many operations a flood has in flight.
+// floodOps is the number of operations that flood has in flight.
 const floodOps = 16
 
 func (t *env) floodBytes() int { return t.scaled(1<<20, 16<<10) }
 
-// flood submits writes until one is rejected. start is closed when the first has succeeded. wait
-// waits until all have ended, and checks their errors.
+// flood submits writes until a write is rejected. start is closed when the first write has
+// succeeded. wait waits until all writes have ended, and checks their errors.
 func (t *env) flood(e, target rdma.Engine, allowed error) (start chan struct{}, wait func()) {
 	size := t.floodBytes()
 	src, _ := t.random(e, size)
@@ -1181,7 +1191,7 @@ func (t *env) flood(e, target rdma.Engine, allowed error) (start chan struct{}, 
 	}
 	return start, func() {
 		wg.Wait()
-		t.must(src.Close(t.ctx)) // every operation that reads from it has ended
+		t.must(src.Close(t.ctx)) // every operation with this source has ended
 		t.must(e.Close())
 		mu.Lock()
 		defer mu.Unlock()
@@ -1205,7 +1215,8 @@ func testCloseInFlight(t *env) {
 	t.wantErr(t.wait(expected), rdma.ErrClosed)
 }
 
-// When the peer closes, each operation in flight ends exactly once, and OnPeerDown is called.
+// When the peer closes its engine, each operation in flight ends exactly once, and OnPeerDown is
+// called.
 func testPeerCloses(t *env) {
 	down := make(chan error, 1)
 	server := t.engine(Config{Listen: true, InFlightOps: floodOps, OnPeerDown: func(_ rdma.EngineID, err error) { down <- err }})
@@ -1226,9 +1237,10 @@ func testPeerCloses(t *env) {
 	wait()
 }
 
-// A source belongs to its owner again as soon as its write has ended, with or without an error. The
-// case overwrites every source at that moment. The bytes whose immediate the target counts must
-// still be the written ones, both in sessions that end normally and in sessions that are cut off.
+// A source is returned to its owner as soon as its write has ended, with or without an error. The
+// case overwrites every source at that moment. If the target counts a write's immediate, the bytes
+// must be those that were written. This is tested both in sessions that end normally and in
+// sessions that are cut off.
 func testPoisonedSources(t *env) {
 	down := make(chan error, 1)
 	server, client := t.engine(Config{Listen: true, OnPeerDown: func(_ rdma.EngineID, why error) { down <- why }}), t.engine(Config{})
@@ -1243,7 +1255,8 @@ func testPoisonedSources(t *env) {
 	for round := range rounds {
 		copy(source, want)
 		id := t.connect(client, server)
-		// Every fourth round runs to its end; the others are cut off when some writes have landed.
+		// In every fourth round all writes end normally. In the other rounds the session is cut
+		// off when some writes have landed.
 		cut := int64(round % 4)
 		cutNow := make(chan struct{}, writes)
 		before := landed.Load()
@@ -1288,7 +1301,7 @@ func testPoisonedSources(t *env) {
 		over.Wait()
 		client.Disconnect(id)
 		select {
-		case <-down: // the immediates of all arrived writes have been counted
+		case <-down: // the immediates of all writes that arrived have been counted
 		case <-t.ctx.Done():
 			t.Fatal("the session did not end in time")
 		}
@@ -1296,13 +1309,14 @@ func testPoisonedSources(t *env) {
 			x.Cancel()
 		}
 	}
-	// The writes that are cut off may have landed already: this race is the purpose of the case.
+	// Writes of a session that is cut off may have landed before: this race is the purpose of the
+	// case.
 	if n := landed.Load(); n+failed.Load() != int64(rounds*writes) || counted.Load() < n {
 		t.Errorf("%d writes of %d landed, %d failed, %d were counted", n, rounds*writes, failed.Load(), counted.Load())
 	}
 }
 
-// A session that has ended can be opened again, and old descriptors still work.
+// After a session has ended, another can be opened, and old Descs still work.
 func testReconnect(t *env) {
 	server, client := t.pair()
 	src, _ := t.random(server, 1000)

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// A peer group lists its members in order. Scatter and Barrier with a group have the same effect
-// as without.
+// A peer group lists its members in order. Scatter and Barrier have the same effect with a group
+// as without a group.
 func testPeerGroup(t *env) {
 	server := t.engine(Config{Listen: true})
 	const peers, n = 3, 1000
@@ -71,8 +71,8 @@ func testPeerGroup(t *env) {
 	g.Close()
 }
 
-// After the session of a member has ended, its group is broken. The remaining members can form
-// another group.
+// When the session of a member ends, the group is broken. The remaining members can form another
+// group.
 func testPeerGroupEnds(t *env) {
 	down := make(chan rdma.EngineID, 1)
 	server := t.engine(Config{Listen: true, OnPeerDown: func(id rdma.EngineID, _ error) { down <- id }})
@@ -108,7 +108,7 @@ func testPeerGroupEnds(t *env) {
 	h.Close()
 }
 
-// Device memory is written and read like host memory, although the process cannot address it.
+// Device memory is written and read like host memory, although it has no address in this process.
 func testDevice(t *env) {
 	if t.p.Device == nil {
 		t.Skip("needs a provider with device memory (Provider.Device)")
@@ -161,7 +161,7 @@ func testDevice(t *env) {
 type records struct {
 	mu   sync.Mutex
 	text []string
-	// more has an element if something was logged since the element was last received.
+	// more has an element if a record was added since the last element was received.
 	more chan struct{}
 }
 
@@ -182,8 +182,8 @@ func (r *records) Handle(_ context.Context, rec slog.Record) error {
 	return nil
 }
 
-// The engine that refuses an operation logs it: a wrong token, a wrong key, an offset past the end,
-// a huge length.
+// An engine that refuses an operation logs the refusal, for a wrong token, a wrong key, an offset
+// past the end, or a huge length.
 func testRefusalsLogged(t *env) {
 	for name, offend := range map[string]func(server, client rdma.Engine, src rdma.Region, d rdma.Desc){
 		"wrong token": func(server, _ rdma.Engine, _ rdma.Region, _ rdma.Desc) {
@@ -209,7 +209,7 @@ func testRefusalsLogged(t *env) {
 		dst, _ := t.region(server, 100)
 		offend(server, client, src, t.sent(dst.Desc()))
 		select {
-		case <-log.more: // may come after the peer got its answer
+		case <-log.more: // the record may be logged after the peer got its answer
 		case <-t.ctx.Done():
 			t.Errorf("%s: nothing was logged", name)
 		}
@@ -217,7 +217,7 @@ func testRefusalsLogged(t *env) {
 	}
 }
 
-// An engine logs no warning about the end of a session that its own caller ended.
+// If the caller of an engine ends a session, that engine logs no warning about the end.
 func testOwnEnds(t *env) {
 	for name, end := range map[string]func(client rdma.Engine, server rdma.EngineID){
 		"Disconnect": func(client rdma.Engine, server rdma.EngineID) { client.Disconnect(server) },

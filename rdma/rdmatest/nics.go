@@ -106,9 +106,9 @@ func (t *env) killer(e rdma.Engine) NICKiller {
 	return k
 }
 
-// nicDies is the body of the cases in which one of two NICs dies during many writes. All writes
-// succeed, their bytes have been placed when their immediate is counted, and each immediate is
-// counted once.
+// nicDies is the common part of the cases in which one of two NICs dies during many writes. All
+// writes succeed. When the immediate of a write is counted, the write's bytes have been placed,
+// and each immediate is counted once.
 func (t *env) nicDies(kill func(server, client rdma.Engine), dead func(server, client rdma.Engine) rdma.Engine) {
 	t.several(2)
 	server, client := t.engine(Config{Listen: true, NICs: 2, InFlightOps: 16}), t.engine(Config{NICs: 2})
@@ -145,7 +145,7 @@ func (t *env) nicDies(kill func(server, client rdma.Engine), dead func(server, c
 			wg.Done()
 		}
 		var err error
-		if i%3 == 2 { // in pages, back to front and not in order
+		if i%3 == 2 { // in pages that are not in order
 			const pages = 10
 			page := uint64(size / pages)
 			var idx []uint32
@@ -216,8 +216,8 @@ func testAllNICsDie(t *env) {
 	wait()
 }
 
-// A peer that is silent for IdleTimeout is dead: operations in flight to it, and expectations from
-// it, end with ErrPeerDied, once.
+// A peer from which nothing arrives for IdleTimeout is declared dead. Operations in flight to that
+// peer, and expectations from it, end with ErrPeerDied, once.
 func testVanish(t *env) {
 	if !t.p.Vanishes {
 		t.Skip("needs a provider whose engines can vanish (Provider.Vanishes)")

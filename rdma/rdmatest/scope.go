@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// After a confirmed Cancel no operation of the scope touches the target's memory or counts an
-// immediate, although its key is still valid. Operations outside the scope continue.
+// After Cancel has returned nil, no operation of the scope touches the target's memory or counts
+// an immediate, although the memory's key is still valid. Operations outside the scope continue.
 func testScope(t *env) {
 	server, client := t.engine(Config{Listen: true, NICs: t.p.NICs}), t.engine(Config{NICs: t.p.NICs})
 	t.connect(client, server)
@@ -69,7 +69,7 @@ func testScope(t *env) {
 		if !bytes.Equal(got, poison) {
 			t.Fatalf("round %d: bytes changed after a confirmed cancel", round)
 		}
-		// All successful writes are counted, soon, and nothing else.
+		// All successful writes are counted after some time, and no other write is.
 		rest, _ := t.expect(client, uint32(round), uint32(ended.Load())-uint32(1+round))
 		t.must(t.wait(rest))
 		total += ended.Load()
@@ -79,7 +79,7 @@ func testScope(t *env) {
 	}
 }
 
-// Cancel ends waits for the in-flight budget: waiting operations are not submitted.
+// Cancel ends the wait of operations for the in-flight budget; these operations are not submitted.
 func testScopeWaits(t *env) {
 	n := uint64(t.scaled(1<<20, 16<<10))
 	server, client := t.engine(Config{Listen: true, InFlightOps: 2, InFlightBytes: int64(n)}), t.engine(Config{})
@@ -121,9 +121,9 @@ func testScopeWaits(t *env) {
 	t.roundTrip(server, client)
 }
 
-// A prefiller sends each layer when the watched word shows that it is ready (fabric-lib,
-// appendix A). Every layer arrives once, no matter how many steps one callback of the watcher
-// covers.
+// A prefill engine sends each layer when the watched word shows that the layer is ready
+// (fabric-lib, appendix A). Every layer arrives once, no matter how many steps of the word one
+// callback of the watcher covers.
 func testWatcher(t *env) {
 	prefiller, decoder := t.pair()
 	layers, page := t.scaled(61, 12), uint64(t.scaled(16<<10, 512))

@@ -13,23 +13,25 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Config describes the engine that a case needs. Zero values mean the provider's defaults. An
+// Config describes the engine that a case needs. A zero value means the provider's default. An
 // engine may ignore a setting if its Provider does not declare support for it.
 type Config struct {
-	// Listen makes the engine reachable; its peers must then prove that they have Token.
+	// Listen makes the engine reachable. Its peers must then prove that they have Token.
 	Listen bool
 	Token  rdma.Token
-	// InFlightOps and InFlightBytes limit the operations in flight to one peer.
+	// InFlightOps and InFlightBytes are the largest number of operations in flight to one peer,
+	// and of their bytes.
 	InFlightOps   int
 	InFlightBytes int64
-	// EarlyImmediates is how many unexpected immediates are kept per peer.
+	// EarlyImmediates is the number of unexpected immediates that are kept for each peer.
 	EarlyImmediates int
 	// OnPeerDown is called when a session has ended.
 	OnPeerDown func(rdma.EngineID, error)
 
-	// NICs is the number of NICs of the engine; Provider.NICs declares support.
+	// NICs is the number of NICs of the engine, at most Provider.NICs.
 	NICs int
-	// IdleTimeout is the silence after which a peer is dead; Provider.Vanishes declares support.
+	// IdleTimeout is the time without any data after which a peer is declared dead. It is set only
+	// if Provider.Vanishes is true.
 	IdleTimeout time.Duration
 	// Logger receives the engine's log. If it is nil, the engine does not log.
 	Logger *slog.Logger
@@ -44,12 +46,12 @@ type Provider struct {
 	// Alloc returns memory that the provider's engines can register. The memory is valid
 	// until t has ended. Default: the Go heap.
 	Alloc func(t testing.TB, bytes int) []byte
-	// NICs is the largest Config.NICs that Open supports; 0 is 1. Engines with several NICs
-	// should be NICKillers.
+	// NICs is the largest Config.NICs that Open supports; 0 means 1. Engines with several NICs
+	// should implement NICKiller.
 	NICs int
 	// Uneven: engines with different numbers of NICs can connect to each other.
 	Uneven bool
-	// Vanishes: Open supports Config.IdleTimeout, and its engines are Vanishers.
+	// Vanishes: Open supports Config.IdleTimeout, and its engines implement Vanisher.
 	Vanishes bool
 	// Device, if set, returns device memory and functions to access it.
 	Device func(t testing.TB, e rdma.Engine, bytes int) Device
@@ -57,37 +59,38 @@ type Provider struct {
 	Quick bool
 }
 
-// NICKiller is an engine whose NICs can be made to fail, like a NIC that falls off its bus.
+// NICKiller is implemented by an engine whose NICs can be made to fail, like a NIC that is removed
+// from its bus.
 type NICKiller interface {
 	KillNIC(i int)
 }
 
-// Vanisher is an engine whose host can be made silent: nothing that it sends arrives any more, and
-// its peers get no notice.
+// Vanisher is implemented by an engine whose host can be made silent: no packet that it sends
+// arrives any more, and its peers get no notice.
 type Vanisher interface {
 	Vanish()
 }
 
-// Device is memory that a provider may not be able to address.
+// Device is memory that may have no address in the process.
 type Device struct {
 	Options rdma.RegisterOptions
 	// Read and Write access the memory through the device.
 	Read, Write func(off uint64, b []byte)
 }
 
-// Case is one promise of package rdma.
+// Case tests one promise of package rdma.
 type Case struct {
 	Name string
 	run  func(*env)
 }
 
-// caseTimeout limits each case; a case that takes longer hangs.
+// caseTimeout is the longest duration of a case; a case that takes longer is assumed to hang.
 const caseTimeout = 3 * time.Minute
 
 // token is the secret of every server in the suite.
 var token = rdma.Token("a token for the conformance suite")
 
-// Cases returns all cases, for callers that run them in another way.
+// Cases returns all cases, for callers that do not use Run.
 func Cases() []Case {
 	return []Case{
 		{"write", testWrite},
@@ -143,8 +146,8 @@ func Cases() []Case {
 	}
 }
 
-// Run runs every case against engines of a factory, with only the features that every provider
-// must support.
+// Run runs every case on engines that open starts, with only the features that every provider must
+// support.
 func Run(t *testing.T, open Factory) { Provider{Open: open}.Run(t) }
 
 // Run runs every case.
@@ -172,7 +175,7 @@ type env struct {
 	rng *rand.Rand
 }
 
-// scaled returns full, or quick if the provider has Quick.
+// scaled returns full, or quick if Provider.Quick is set.
 func (t *env) scaled(full, quick int) int {
 	if t.p.Quick {
 		return quick
@@ -253,7 +256,7 @@ func (t *env) wantRefused(err error, reasons ...rdma.Reason) {
 	t.Fatalf("refused with reason %v, want %v", r.Reason, reasons)
 }
 
-// wait returns the outcome of a flag. It fails the case if the flag is not set in time.
+// wait returns the result of a flag. It fails the case if the flag is not set in time.
 func (t *env) wait(f *rdma.Flag) error {
 	t.Helper()
 	select {
@@ -275,7 +278,8 @@ func (t *env) memory(n int) []byte {
 	return make([]byte, n)
 }
 
-// eventually waits for a condition that no event signals.
+// eventually polls a condition for which there is no event. It fails the case if the condition
+// does not become true in time.
 func (t *env) eventually(what string, ok func() bool) {
 	t.Helper()
 	for pause := 10 * time.Microsecond; !ok(); pause = min(2*pause, 10*time.Millisecond) {
@@ -314,7 +318,7 @@ func (t *env) random(e rdma.Engine, n int) (rdma.Region, []byte) {
 	return r, mem
 }
 
-// sent returns a Desc that was encoded and decoded, like a transferred one.
+// sent returns a Desc that was encoded and decoded, as if it had been sent to a peer.
 func (t *env) sent(d rdma.Desc) rdma.Desc {
 	t.Helper()
 	b, err := d.MarshalBinary()
@@ -361,11 +365,11 @@ func (t *env) writePaged(e rdma.Engine, w rdma.PagedWrite) error {
 	return t.wait(f)
 }
 
-// slots hands out places of a region, so that writes in flight at the same time do not overlap. The
-// contract allows overlaps, but the race detector reports them.
+// slots holds free offsets in a region, so that writes in flight at the same time do not overlap.
+// The contract allows overlaps, but the race detector reports them.
 type slots chan uint64
 
-// slotsOf returns count places of n bytes.
+// slotsOf returns the offsets of count ranges of n bytes.
 func slotsOf(count int, n uint64) slots {
 	s := make(slots, count)
 	for i := range uint64(count) {
@@ -382,8 +386,8 @@ func (t *env) still(f *rdma.Flag) {
 	}
 }
 
-// roundTrip checks that the session works in the direction from e. When it returns, the target has
-// processed the operations that e submitted earlier and that have ended.
+// roundTrip checks that e can write to target in its session. When it returns, the target has
+// processed all operations that e submitted earlier and that have ended.
 func (t *env) roundTrip(e, target rdma.Engine) {
 	t.Helper()
 	src, want := t.random(e, 100)

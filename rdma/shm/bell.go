@@ -8,10 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bell is an eventfd: its owner sleeps on it, and other processes ring it to wake the owner.
+// bell is an eventfd. Its owner sleeps until it is rung, and other processes ring it (write to it)
+// to wake the owner.
 type bell struct {
 	file *os.File
-	// fd is the descriptor of file: file.Fd would make the descriptor blocking.
+	// fd is the descriptor of file. It is kept because a call of file.Fd would make the descriptor
+	// blocking.
 	fd int
 }
 
@@ -20,7 +22,8 @@ func newBell() (bell, error) {
 	if err != nil {
 		return bell{}, fmt.Errorf("shm: eventfd: %w", err)
 	}
-	// Nonblocking, so that the runtime's poller waits for it and no thread is blocked.
+	// The descriptor is nonblocking, so that the runtime's poller waits for it and no thread is
+	// blocked.
 	return bell{os.NewFile(uintptr(fd), "penstock-bell"), fd}, nil
 }
 
@@ -31,16 +34,16 @@ func (b bell) wait() error {
 	return err
 }
 
-// ringBell rings the bell behind fd. It does not block. It fails only if fd is not a bell: the
-// counter of a bell overflows only at 2^64.
+// ringBell rings the bell behind fd. It does not block, and it fails only if fd is not a bell,
+// because the counter of a bell overflows only at 2^64.
 func ringBell(fd int) {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	_, _ = unix.Write(fd, one[:])
 }
 
-// checkBell rejects a peer's descriptor that is not an eventfd: a write to another file might block,
-// or change the file.
+// checkBell rejects a peer's descriptor that is not an eventfd. A write to another kind of file
+// might block, or change the file.
 func checkBell(fd int) error {
 	what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {

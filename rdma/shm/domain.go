@@ -13,48 +13,49 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Domain is the NIC between the processes of a host: the target's poller copies what its peers
-// post.
+// Domain is the NIC of an engine between processes of a host. The target's poller copies the
+// payload that its peers post.
 type Domain struct {
 	id       id
 	name     string
 	log      *slog.Logger
 	listener *net.UnixListener
 	bell     bell
-	// probe is in memory with which peers test whether they can read this process.
+	// probe is in memory. A peer reads it to test whether it can read the memory of this process.
 	probe *id
-	// accepting counts the accepting goroutine and its handshakes. ending is closed when the
-	// domain closes.
+	// accepting is the number of running goroutines that accept connections or perform handshakes.
+	// ending is closed when the domain closes.
 	accepting sync.WaitGroup
 	ending    chan struct{}
 
-	// keysMu guards keys, which holds open memory by key; nil once the domain is closed.
+	// keysMu guards keys, which holds the open memory by key. keys is nil once the domain is
+	// closed.
 	keysMu sync.RWMutex
 	keys   map[uint64]*memory
 
-	// mu guards the fields below, and orders the messages about segments.
+	// mu guards the fields below, and orders the messages about segments (shared arenas).
 	mu         sync.Mutex
 	closed     bool
 	segments   []segment
 	segmentIDs uint64
 	// awaited are the endpoints that are not closed, by id. connected are the endpoints whose
-	// peers are notified of new segments.
+	// peers must be notified of new segments.
 	awaited   map[id]*endpoint
 	connected map[*endpoint]struct{}
 
-	// live are the endpoints to poll. It is replaced as a whole, under mu.
+	// live are the endpoints that Poll polls. The slice is replaced as a whole, under mu.
 	live atomic.Pointer[[]*endpoint]
 
 	// pollMu is held by Poll, by Wait while it checks rings, and by Endpoint.Close, so that no
-	// ring is unmapped while it is used.
+	// ring is unmapped while another goroutine uses it.
 	pollMu sync.Mutex
-	// turn is the index where the next Poll begins. buffers are the buffers of PostRecv, in the
-	// order posted. Only the poller uses them.
+	// turn is the index of the endpoint with which the next Poll begins. buffers are the buffers
+	// of PostRecv, in the order posted. Only the poller uses turn and buffers.
 	turn    int
 	buffers recvQueue
 	spin    spinner
 
-	// fence is the operand of an atomic addition that orders memory accesses.
+	// fence is the operand of an atomic addition whose only purpose is to order memory accesses.
 	fence uint32
 
 	dead     atomic.Pointer[error]
@@ -67,9 +68,9 @@ var _ group.Domain = (*Domain)(nil)
 // errClosed is the error of a closed domain.
 var errClosed = fmt.Errorf("shm: the domain is closed: %w", rdma.ErrClosed)
 
-// NewDomain opens a domain with a name for people. log, which may be nil, logs sources that a peer
-// cannot read, once per endpoint. Peers connect through an abstract unix socket, so they must be in
-// the same network namespace.
+// NewDomain opens a domain; name is used in logs and status. log, which may be nil, receives a
+// line for each endpoint whose peer cannot read a source. Peers connect through an abstract unix
+// socket, so they must be in the same network namespace.
 func NewDomain(name string, log *slog.Logger) (*Domain, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -124,8 +125,8 @@ type recvBuffer struct {
 	buf  []byte
 }
 
-// recvQueue is the queue of posted buffers, first in, first out. The caller that posts them limits
-// its length.
+// recvQueue is the queue of posted buffers, first in, first out. Its length is limited by the
+// caller that posts the buffers.
 type recvQueue struct {
 	items []recvBuffer
 	head  int
@@ -140,7 +141,7 @@ func (q *recvQueue) push(b recvBuffer) {
 	q.items = append(q.items, b)
 }
 
-// first returns the first buffer, if its length is at least n bytes.
+// first returns the first buffer, if it has at least n bytes.
 func (q *recvQueue) first(n uint64) (recvBuffer, bool) {
 	if q.head == len(q.items) || uint64(len(q.items[q.head].buf)) < n {
 		return recvBuffer{}, false
@@ -154,7 +155,7 @@ func (q *recvQueue) pop() {
 	q.head++
 }
 
-// fail ends the domain, like the failure of a NIC: Poll returns the reason from now on.
+// fail ends the domain, as a failure ends a NIC: Poll returns the reason from then on.
 func (d *Domain) fail(why error) {
 	why = fmt.Errorf("shm: %w: %w", why, group.ErrDead)
 	if d.dead.CompareAndSwap(nil, &why) {
@@ -185,8 +186,8 @@ func (d *Domain) Close() error {
 	return errors.Join(err, d.bell.file.Close())
 }
 
-// handshakesMax limits the connections that have not yet named their endpoint; further ones wait in
-// the listener's backlog.
+// handshakesMax is the largest number of connections that have not yet named their endpoint.
+// Further connections wait in the listener's backlog.
 const handshakesMax = 16
 
 // accept is the goroutine that accepts peers' connections.
@@ -199,8 +200,8 @@ func (d *Domain) accept() {
 			return
 		}
 		if err != nil {
-			// Most likely, file descriptors are used up. A peer's Connect has a time limit and
-			// reports the failure.
+			// The most likely cause is that file descriptors are used up. A peer's Connect has a
+			// time limit and reports the failure.
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			select {
 			case <-time.After(pause):
@@ -217,7 +218,7 @@ func (d *Domain) accept() {
 	}
 }
 
-// receive passes a connection to the endpoint that its hello names.
+// receive passes a connection to the endpoint that the connection's hello names.
 func (d *Domain) receive(conn *net.UnixConn) {
 	a, err := readHello(conn)
 	if err != nil {
@@ -245,7 +246,7 @@ func (a *arrival) close() {
 	_ = a.conn.Close()
 }
 
-// connectTimeout limits a Connect and each of its steps.
+// connectTimeout is the longest time for a Connect and for each of its steps.
 const connectTimeout = 5 * time.Second
 
 // readHello reads the first message of a connection. If it fails, the caller still owns the

@@ -18,27 +18,27 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// endpoint is one end of a connection. It has a ring to which it posts and whose entries the peer
-// performs, and a ring in the other direction.
+// endpoint is one end of a connection. It has two rings: it posts entries to its own ring, which
+// the peer performs, and it performs the entries of the peer's ring.
 type endpoint struct {
 	d      *Domain
 	id     id
 	cookie uint64
 
-	// own is the ring to which this endpoint posts. free unmaps own and peer, under
+	// own is the ring to which this endpoint posts. Only free unmaps own and peer, under
 	// Domain.pollMu, recvMu and sendMu.
 	own      *ring
 	ownMem   []byte
 	ownFile  *os.File
 	arrivals chan *arrival
 
-	// ctx ends with Shut, and ends a Connect in progress. Connect holds connecting.
+	// ctx ends with Shut, and a Connect in progress ends with ctx. connecting is held by Connect.
 	ctx        context.Context
 	cancel     context.CancelFunc
 	connecting sync.WaitGroup
 	reading    sync.WaitGroup
 
-	// recvMu is held while a chunk of an entry of the peer is performed. It guards deaf and
+	// recvMu is held while a chunk of an entry of the peer is performed. It guards stopped and
 	// views.
 	recvMu sync.Mutex
 	// stopped: no entry of the peer is performed any more.
@@ -47,18 +47,18 @@ type endpoint struct {
 	// peer is the ring to which the peer posts.
 	peer    *ring
 	peerMem []byte
-	// stalled: the first entry names a segment that has not been received yet.
+	// stalled: the peer's next entry names a segment that has not been received yet.
 	stalled atomic.Bool
 
-	// sendMu guards conn, called, bell, and changes of posted: once ending is set, posted does
-	// not change.
+	// sendMu guards conn, called and bell. It also guards changes of posted: once ending is set,
+	// posted does not change.
 	sendMu sync.Mutex
 	called bool
 	conn   *net.UnixConn
 	bell   int // the peer's bell
 	freed  bool
-	// posted and reaped count our entries: those put into the ring, and those whose completion
-	// was polled. Invariant: reaped <= posted <= reaped+depth.
+	// posted is the number of our entries that were put into the ring, reaped the number of our
+	// entries whose completion was polled. Invariant: reaped <= posted <= reaped+depth.
 	posted, reaped atomic.Uint64
 	cookies        [depth]uint64
 	// ending: the endpoint is shut, or broken for the reason cause.
@@ -66,22 +66,23 @@ type endpoint struct {
 	cause  atomic.Pointer[error]
 	shut   atomic.Bool
 
-	// The fields below belong to the poller: the number of the next entry, the entry that is
-	// being performed, whether the end of our own entries is known, and whether the poller has
-	// reported that the endpoint is broken.
+	// The fields below belong to the poller. next is the number of the peer's next entry, and now
+	// the entry that is being performed. final: it is settled which of our entries have ended;
+	// ended is their number. told: the poller has reported that the endpoint is broken.
 	next    uint64
 	now     work
 	process *process
 	final   bool
 	ended   uint64
 	told    bool
-	// warned: it has been logged that the peer cannot read our memory.
+	// warned: a line has been logged that the peer cannot read our memory.
 	warned bool
 }
 
 var _ group.Endpoint = (*endpoint)(nil)
 
-// NewEndpoint implements group.Domain. Classes make no difference: memory has no lanes.
+// NewEndpoint implements group.Domain. Traffic classes make no difference between processes of a
+// host.
 func (d *Domain) NewEndpoint(cookie uint64, _ rdma.Class) (group.Endpoint, error) {
 	e := &endpoint{d: d, id: newID(), cookie: cookie, arrivals: make(chan *arrival, 1), views: make(map[uint64]*arena.View), bell: -1}
 	var err error
@@ -102,7 +103,8 @@ func (d *Domain) NewEndpoint(cookie uint64, _ rdma.Class) (group.Endpoint, error
 // Local implements group.Endpoint.
 func (e *endpoint) Local() []byte { return address{e.d.id, e.id}.encode() }
 
-// Connect implements group.Endpoint. The endpoint with the lesser id dials, the other waits.
+// Connect implements group.Endpoint. The endpoint with the lesser id dials, the other endpoint
+// waits.
 func (e *endpoint) Connect(remote []byte) error {
 	var to address
 	if err := to.decode(remote); err != nil {
@@ -157,7 +159,7 @@ func (e *endpoint) dial(ctx context.Context, to address) (*arrival, error) {
 	return a, nil
 }
 
-// exchangeHello is the dialing side's exchange of hellos.
+// exchangeHello is the dialing endpoint's exchange of hellos.
 func (e *endpoint) exchangeHello(conn *net.UnixConn, to address) (*arrival, error) {
 	if err := sameUser(conn); err != nil {
 		return nil, err
@@ -176,7 +178,7 @@ func (e *endpoint) exchangeHello(conn *net.UnixConn, to address) (*arrival, erro
 	return a, nil
 }
 
-// await waits until the peer dials, and answers its hello.
+// await waits until the peer dials, and answers the peer's hello.
 func (e *endpoint) await(ctx context.Context, to address) (*arrival, error) {
 	select {
 	case a := <-e.arrivals:
@@ -207,8 +209,8 @@ func (e *endpoint) sendHello(conn *net.UnixConn, to address) error {
 	return nil
 }
 
-// arriveLocked accepts a connection that names this endpoint, if it has none yet. Domain.mu is
-// held.
+// arriveLocked accepts a connection that names this endpoint, if the endpoint has no connection
+// yet. Domain.mu is held.
 func (e *endpoint) arriveLocked(a *arrival) bool {
 	select {
 	case e.arrivals <- a:
@@ -244,7 +246,8 @@ func (e *endpoint) join(a *arrival) error {
 	return nil
 }
 
-// adopt stores the peer's ring, bell and connection, unless the endpoint has been shut meanwhile.
+// adopt stores the peer's ring, bell and connection, unless the endpoint has been shut in the
+// meantime.
 func (e *endpoint) adopt(a *arrival, peer *ring, mem []byte) error {
 	e.recvMu.Lock()
 	defer e.recvMu.Unlock()
@@ -258,7 +261,7 @@ func (e *endpoint) adopt(a *arrival, peer *ring, mem []byte) error {
 	return nil
 }
 
-// read is the goroutine that receives the peer's segments and notices the end of the peer.
+// read is the goroutine that receives the peer's segments and detects the end of the peer.
 func (e *endpoint) read() {
 	b := make([]byte, segmentBytes)
 	for {
@@ -309,7 +312,7 @@ func (e *endpoint) Post(works []group.Work) (int, error) {
 	return e.publish(first, n, nil)
 }
 
-// publish makes n more entries visible to the peer. sendMu is held.
+// publish makes n more entries visible to the peer, from number first on. sendMu is held.
 func (e *endpoint) publish(first, n uint64, err error) (int, error) {
 	if n > 0 {
 		e.posted.Store(first + n)
@@ -332,7 +335,7 @@ func (e *endpoint) why() error {
 
 var errShut = errors.New("shm: the endpoint is shut")
 
-// broke ends the endpoint for a reason that is reported to its user.
+// broke ends the endpoint for the reason why, which is reported to its user.
 func (e *endpoint) broke(why error) {
 	e.sendMu.Lock()
 	if !e.ending.Load() {
@@ -353,7 +356,7 @@ func (e *endpoint) Shut() {
 	conn := e.conn
 	e.sendMu.Unlock()
 	e.cancel()
-	// Wait for a chunk that is being placed.
+	// recvMu makes this wait for a chunk that is being placed.
 	e.recvMu.Lock()
 	e.stopped = true
 	e.recvMu.Unlock()
@@ -372,7 +375,7 @@ func (e *endpoint) Close() error {
 	return e.free()
 }
 
-// delist removes the endpoint from everything that can find it.
+// delist removes the endpoint from all tables of the domain.
 func (d *Domain) delist(e *endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -402,7 +405,7 @@ func (d *Domain) enlist(e *endpoint) {
 	d.Wake()
 }
 
-// free releases the endpoint's resources, after the last Poll that saw it has ended.
+// free releases the endpoint's resources. It waits for the last Poll that uses the endpoint.
 func (e *endpoint) free() error {
 	e.d.pollMu.Lock()
 	defer e.d.pollMu.Unlock()

@@ -10,15 +10,15 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// memory is registered memory, or a window of it.
+// memory is a registered region, or a window of a region.
 type memory struct {
 	d   *Domain
 	key uint64
 	mem []byte
-	// spans, if not nil, are the open parts of mem.
+	// spans, if not nil, are the parts of mem to which peers may write.
 	spans []rdma.Span
-	// segment and offset are where peers read the memory: a shared arena, or, with segment 0, an
-	// address of this process.
+	// segment and offset are the place from which peers read the memory: an offset in a shared
+	// arena, or, if segment is 0, an address of this process.
 	segment, offset uint64
 
 	// mu is held while a chunk is placed into the memory.
@@ -31,8 +31,8 @@ var (
 	_ group.SpanMemory = (*memory)(nil)
 )
 
-// Register implements group.Domain. Peers map memory in an arena that is shared with the domain. They
-// read other memory by system calls, if they may read this process.
+// Register implements group.Domain. If mem is in an arena that is shared with the domain, peers
+// map the arena. Peers read other memory by system calls, if they may read this process.
 func (d *Domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
 	if opts.Device != "" || opts.DMABuf != nil {
 		return nil, fmt.Errorf("shm: register memory of device %q: processes share host memory only: %w", opts.Device, rdma.ErrUnsupported)
@@ -102,8 +102,8 @@ func (m *memory) Close() error {
 	return nil
 }
 
-// sliceLocked returns the bytes [addr, addr+n); it returns false unless all of them are within the
-// memory and open.
+// sliceLocked returns the bytes [addr, addr+n). It returns false unless all of them are within the
+// memory and peers may write to them.
 func (m *memory) sliceLocked(addr, n uint64) ([]byte, bool) {
 	size := uint64(len(m.mem))
 	if m.closed || addr > size || n > size-addr || m.spans != nil && !rdma.HoldSpan(m.spans, addr, n) {

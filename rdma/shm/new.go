@@ -18,18 +18,18 @@ const Provider = "shm"
 // Options configures an engine between processes of a host. The zero value is a client: it opens
 // sessions and accepts none.
 type Options struct {
-	// Listen is the path of the unix socket on which sessions are accepted; a path that begins
+	// Listen is the path of the unix socket on which sessions are accepted. A path that begins
 	// with @ is in the abstract namespace. Empty: no sessions are accepted.
 	Listen string
-	// Arenas are Shared arenas for sources. Every peer can read all of each arena. The caller
-	// keeps ownership and closes them after the engine.
+	// Arenas are the arenas for sources; they must be Shared. Every peer can read all of each
+	// arena. The caller keeps ownership of the arenas and closes them after the engine.
 	Arenas []*arena.Arena
-	// Pollers is the number of goroutines that copy what peers write; each is a NIC of the
-	// engine. Default 1, at most group.MaxDomains. More pollers help if one core cannot use
+	// Pollers is the number of goroutines that copy the payload of peers' writes; each is a NIC of
+	// the engine. Default 1, at most group.MaxDomains. More pollers help if one core cannot use
 	// the whole memory bandwidth.
 	Pollers int
-	// Group has the engine's other options; Provider, Detail, Domains, Reopen, Alloc and
-	// Control are overwritten.
+	// Group holds the engine's other options; Provider, Detail, Domains, Reopen, Alloc and Control
+	// are overwritten.
 	Group group.Options
 }
 
@@ -40,8 +40,8 @@ func New(ctx context.Context, o Options) (*group.Engine, error) {
 	return e, err
 }
 
-// start is New for tests: it also returns the domains' shared state, and mayOpen decides whether a
-// dead domain may be replaced.
+// start is New for tests. It also returns the state that the domains share. mayOpen, called for
+// NIC i, returns an error to prevent the replacement of its dead domain.
 func start(ctx context.Context, o Options, mayOpen func(i int) error) (*group.Engine, *host, error) {
 	if o.Pollers == 0 {
 		o.Pollers = 1
@@ -80,13 +80,13 @@ func closeAll(domains []group.Domain) (err error) {
 	return err
 }
 
-// host is the state that the domains of an engine share: their arenas.
+// host is the state that the domains of an engine share: the arenas for sources.
 type host struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
 	arenas []*arena.Arena
-	// domains has, for each NIC, its current or last domain; nil before the first.
+	// domains holds the current or last domain of each NIC; nil before the first.
 	domains []*Domain
 }
 

@@ -11,12 +11,13 @@ import (
 )
 
 const (
-	// chunkBytes is how many bytes are placed before other endpoints have their turn, and before
-	// Shut or a memory's Close can run.
+	// chunkBytes is the size of the chunks in which payload is placed. After each chunk, other
+	// endpoints have their turn, and Shut or a memory's Close can run.
 	chunkBytes = 256 << 10
-	// turnEntries is how many small entries are performed in one turn.
+	// turnEntries is the largest number of small entries that are performed in one turn of an
+	// endpoint.
 	turnEntries = 32
-	// pollBytes is how many bytes one Poll places if nothing completes.
+	// pollBytes is the number of bytes after which Poll returns even if nothing has completed.
 	pollBytes = 2 << 20
 )
 
@@ -56,7 +57,7 @@ func (d *Domain) Poll(dst []group.Completion) (int, error) {
 	return n, nil
 }
 
-// reap moves completions of our own entries to dst.
+// reap moves the completions of our own entries to dst.
 func (e *endpoint) reap(dst []group.Completion) (n int) {
 	if e.ending.Load() {
 		return e.reapLast(dst)
@@ -79,12 +80,13 @@ func (e *endpoint) reap(dst []group.Completion) (n int) {
 	return n
 }
 
-// reapLast moves to dst the last completions of an endpoint that ends: those of performed entries,
-// then those of entries whose end is unknown, and then that the endpoint is broken.
+// reapLast moves to dst the last completions of an endpoint that is ending. These are first the
+// completions of performed entries, then those of entries whose result is unknown, and at last the
+// report that the endpoint is broken.
 func (e *endpoint) reapLast(dst []group.Completion) (n int) {
 	reaped, posted := e.reaped.Load(), e.posted.Load()
 	if !e.final {
-		// With ending set, posted does not change: Post and broke hold sendMu.
+		// ending is set, so posted does not change after this: Post and broke hold sendMu.
 		e.sendMu.Lock()
 		posted = e.posted.Load()
 		e.sendMu.Unlock()
@@ -138,9 +140,9 @@ var (
 	errNoBuffer = errors.New("shm: the peer had no free buffer that was large enough")
 )
 
-// perform performs entries that the peer posted: one chunk of a large entry, or several small ones.
-// It returns how many completions it put into dst, which must have space for at least one, how many
-// bytes it placed, and whether it did anything.
+// perform performs entries that the peer posted: one chunk of a large entry, or several small
+// entries. It returns the number of completions that it put into dst, the number of bytes that it
+// placed, and whether it made any progress. dst must have space for at least one completion.
 func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved bool) {
 	if e.ending.Load() {
 		return 0, 0, false
@@ -231,7 +233,7 @@ func (e *endpoint) stepWrite() (status uint32, c group.Completion, bytes uint64,
 	return statusOK, c, bytes, true
 }
 
-// stepSend copies a whole message into the first buffer.
+// stepSend copies a whole message into the first posted buffer.
 func (e *endpoint) stepSend() (status uint32, c group.Completion, bytes uint64, done bool) {
 	w := &e.now
 	if w.len > maxMessage {
@@ -254,11 +256,12 @@ func (e *endpoint) stepSend() (status uint32, c group.Completion, bytes uint64, 
 	return statusOK, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: b.slot, Len: w.len}, w.len, true
 }
 
-// sourceValid reports whether the placed bytes were the source's: the poster has not withdrawn
-// the entry meanwhile, and was alive. If not, stands sets deaf. recvMu is held.
+// sourceValid reports whether the placed bytes are the bytes of the source. They are if the poster
+// has not withdrawn the entry and was still alive after the copy. If not, sourceValid sets stopped
+// and breaks the endpoint. recvMu is held.
 func (e *endpoint) sourceValid() bool {
-	// The bytes must be read before the flag. An atomic load would not keep earlier reads from
-	// moving after it, but an atomic read-modify-write does.
+	// The source must be read before the flag withdrawn. An atomic load of the flag would not keep
+	// the earlier reads before it, but an atomic read-modify-write does.
 	if atomic.AddUint32(&e.d.fence, 1); e.peer.withdrawn.Load() == 0 && (e.now.segment != 0 || e.now.len == 0 || !e.process.gone()) {
 		return true
 	}
@@ -272,8 +275,8 @@ type fetched uint8
 
 const (
 	fetchOK      fetched = iota
-	fetchLater           // its segment has not been received yet
-	fetchRefused         // it is not at the poster's address, or may not be read
+	fetchLater           // the source's segment has not been received yet
+	fetchRefused         // the source is not at the poster's address, or may not be read
 )
 
 // fetch fills to from the source of the entry in e.now. recvMu is held.
@@ -290,7 +293,8 @@ func (e *endpoint) fetch(to []byte, at uint64) fetched {
 	}
 	v := e.views[e.now.segment]
 	if v == nil {
-		// The message with the segment has not arrived yet. The reader clears the flag.
+		// The message with the segment has not arrived yet. The reader goroutine clears stalled
+		// when it arrives.
 		e.stalled.Store(true)
 		return fetchLater
 	}
@@ -310,7 +314,7 @@ func (e *endpoint) busy() bool {
 	return e.own.done.Load() != e.reaped.Load() || e.peer.tail.Load() != e.next && !e.stalled.Load()
 }
 
-// arm sets or clears the flags with which the peer rings our bell. pollMu is held.
+// arm sets or clears the flags that make the peer ring our bell. pollMu is held.
 func (e *endpoint) arm(sleeps uint32) {
 	e.own.posterSleeps.Store(sleeps)
 	e.peer.performerSleeps.Store(sleeps)
@@ -340,8 +344,9 @@ func (d *Domain) armAll(sleeps uint32) {
 	}
 }
 
-// Wait implements group.Domain. It polls for a while, then sleeps until the bell rings. A process
-// that adds work between the last poll and the sleep sees that the flags are set, and rings.
+// Wait implements group.Domain. It polls for a while, then sleeps until the bell rings. If a
+// process adds work between the last poll and the sleep, the flags are already set, so that
+// process rings.
 func (d *Domain) Wait() {
 	if d.spin.look(d.ready) {
 		return
@@ -366,8 +371,8 @@ func (d *Domain) Wake() {
 	}
 }
 
-// spinner polls before its owner sleeps, if polling has recently found work: a wake-up through the
-// bell takes longer than most answers.
+// spinner polls before its owner sleeps, if polling has recently found work. Polling is worthwhile
+// because a wake-up through the bell takes longer than most answers.
 type spinner struct{ patience time.Duration }
 
 const (
@@ -375,7 +380,7 @@ const (
 	patienceMax = 50 * time.Microsecond
 )
 
-// look calls ready until it returns true, or until patience has elapsed.
+// look calls ready until ready returns true, or until patience has elapsed.
 func (s *spinner) look(ready func() bool) bool {
 	s.patience = min(max(s.patience, patienceMin), patienceMax)
 	for start := time.Now(); ; runtime.Gosched() {

@@ -9,22 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is the peer's process. If permitted, we read sources that are in no shared arena from its
-// memory (process_vm_readv).
+// process is the peer's process. Sources that are in no shared arena are read from its memory
+// (process_vm_readv), if the kernel permits this.
 type process struct {
 	pid int
-	// fd is a pidfd, which shows whether pid is still that process. -1: the process cannot be
-	// read.
+	// fd is a pidfd, which shows whether pid is still the peer's process. -1: the process cannot
+	// be read.
 	fd int
 
-	// Arguments of system calls; only the poller uses them.
+	// Arguments of system calls, kept here to avoid allocations; only the poller uses them.
 	local  [1]unix.Iovec
 	remote [1]unix.RemoteIovec
 	poll   [1]unix.PollFd
 }
 
-// peerProcess finds the peer's process and tries to read the probe of its hello. Only that test shows
-// that the number is its pid in our namespace and that we may read its memory.
+// peerProcess finds the peer's process and tries to read the probe that the peer's hello names.
+// Only this test shows that the number is the peer's pid in our pid namespace and that we may read
+// the peer's memory.
 func peerProcess(conn *net.UnixConn, h *hello) *process {
 	p := &process{fd: -1}
 	var err error
@@ -86,7 +87,7 @@ func (p *process) read(b []byte, at uint64) error {
 	return nil
 }
 
-// gone reports whether the process has ended. Its pid may then belong to another process.
+// gone reports whether the process has ended. After that, pid may belong to another process.
 func (p *process) gone() bool {
 	p.poll[0] = unix.PollFd{Fd: int32(p.fd), Events: unix.POLLIN}
 	n, err := unix.Poll(p.poll[:], 0)

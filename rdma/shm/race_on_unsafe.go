@@ -9,18 +9,20 @@ import (
 
 const raceEnabled = true
 
-// The race detector identifies memory by address. It does not recognize that two mappings of a ring
-// are the same memory. If both ends are in one process, these functions report the synchronization
-// through one address for all rings, as package syscall does for reads and writes.
+// The race detector identifies memory by address, so it does not recognize that two mappings of a
+// ring are the same memory. For the case that both ends of a ring are in one process, the
+// functions below report the synchronization to the detector, through one address for all rings.
+// Package syscall does the same for reads and writes.
 var ioSync byte
 
-// released: earlier accesses happen before the accesses of a reader of the ring's change.
+// released reports that all earlier accesses happen before the accesses of a goroutine that reads
+// the ring's change and calls acquired.
 func released() {
 	// Safety: only the address is used.
 	runtime.RaceReleaseMerge(unsafe.Pointer(&ioSync))
 }
 
-// acquired: a ring's change has been read.
+// acquired reports that a change of a ring has been read.
 func acquired() {
 	// Safety: only the address is used.
 	runtime.RaceAcquire(unsafe.Pointer(&ioSync))

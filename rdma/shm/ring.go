@@ -14,9 +14,9 @@ import (
 // depth is the number of entries of a ring: a power of two.
 const depth = 256
 
-// A ring is the memory through which one endpoint posts and the other performs entries; doc.go has
-// the picture. Both processes can write all of it. So neither reads back its own writes, and each
-// checks what it reads.
+// A ring is memory that two endpoints share: one posts entries (the poster), the other performs
+// them (the performer). doc.go has the picture. Both processes can write all of the ring. So a
+// process never reads its own writes back, and it checks every value that it reads.
 type ring struct {
 	// tail is the number of posted entries, written by the poster.
 	tail atomic.Uint64
@@ -24,14 +24,14 @@ type ring struct {
 	// done is the number of performed entries, written by the performer.
 	done atomic.Uint64
 	_    [56]byte
-	// performerSleeps and posterSleeps ask the other side to ring the bell. The side that is
-	// about to sleep sets its flag, and the side that rings clears it.
+	// performerSleeps and posterSleeps request that the other process rings the bell. A process
+	// sets its flag before it sleeps, and the process that rings clears the flag.
 	performerSleeps atomic.Uint32
 	_               [60]byte
 	posterSleeps    atomic.Uint32
 	_               [60]byte
-	// withdrawn is set by a poster before its sources are reused: the performer must not count
-	// immediates after that.
+	// withdrawn is set by a poster before its sources are reused. After that the performer must
+	// not count immediates.
 	withdrawn atomic.Uint32
 	_         [60]byte
 
@@ -39,7 +39,7 @@ type ring struct {
 	statuses [depth]atomic.Uint32
 }
 
-// entry is one Work in a ring, in one cache line. Its words are:
+// entry is one Work in a ring. It fills one cache line. Its words are:
 //
 //	0  op (32 bits), immediate (32 bits)
 //	1  length, bytes
@@ -52,7 +52,7 @@ type entry [8]uint64
 // ringBytes is the size of a ring, in whole pages.
 const ringBytes = 5 * sys.PageSize
 
-// Statuses of an entry in a ring. All but the last are group's.
+// Statuses of an entry in a ring. All but statusUnreadable have the values of package group.
 const (
 	statusOK       = uint32(group.StatusOK)
 	statusRefused  = uint32(group.StatusRefused)
@@ -61,7 +61,7 @@ const (
 	statusUnreadable = 64
 )
 
-// work is a copy of an entry, which the performer reads only once.
+// work is a copy of an entry. The performer reads each word of an entry only once.
 type work struct {
 	op, imm   uint32
 	len       uint64
@@ -79,7 +79,8 @@ func (r *ring) put(i uint64, w *work) {
 	e[1], e[2], e[3], e[4], e[5] = w.len, w.segment, w.offset, w.addr, w.key
 }
 
-// get reads entry number i, each word once, because its writer may change it meanwhile.
+// get reads entry number i. It reads each word once, because the poster may change a word in the
+// meantime.
 func (r *ring) get(i uint64) work {
 	e := &r.entries[i%depth]
 	first := atomic.LoadUint64(&e[0])
@@ -91,7 +92,7 @@ func (r *ring) get(i uint64) work {
 	}
 }
 
-// newRing creates a ring, and the file with which it is sent to the other process.
+// newRing creates a ring, and the file by which the ring is sent to the other process.
 func newRing() (*ring, []byte, *os.File, error) {
 	f, err := sys.Memfd("penstock-ring", ringBytes, false)
 	if err != nil {

@@ -13,10 +13,10 @@ func ringOf(mem []byte) *ring {
 	return (*ring)(unsafe.Pointer(unsafe.SliceData(mem)))
 }
 
-// addressOf returns where b starts in this process.
+// addressOf returns the address of b in this process.
 func addressOf(b []byte) uint64 {
-	// Safety: the number is only compared with other addresses, or sent to a peer that reads at
-	// this address by a system call, which checks it. Registered memory is kept in place: its
-	// memory holds the slice.
+	// Safety: the number is only compared with other addresses, or sent to a peer. The peer reads
+	// at this address by a system call, which checks the address. Registered memory does not move
+	// or disappear: its memory holds the slice.
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }

@@ -11,19 +11,19 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
-// segmentsMax limits the arenas that a peer can make us map.
+// segmentsMax is the largest number of arenas that a peer can make this process map.
 const segmentsMax = 64
 
-// segment is an arena of this process that peers map to read sources.
+// segment is an arena of this process that peers map to read sources directly.
 type segment struct {
 	id    uint64
 	arena *arena.Arena
 	file  *os.File // read-only
 }
 
-// Share lets all present and later peers read a Shared arena, so that sources in it need no system
-// call. The caller keeps ownership of the arena and must close it after the domain. Every peer can
-// read all of the arena.
+// Share lets all present and later peers map a Shared arena, so that a peer reads sources in it
+// without a system call. The caller keeps ownership of the arena and must close it after the
+// domain. Every peer can read all of the arena.
 func (d *Domain) Share(a *arena.Arena) error {
 	fd := a.FD()
 	if fd < 0 {
@@ -52,8 +52,8 @@ func (d *Domain) Share(a *arena.Arena) error {
 	return nil
 }
 
-// unshare undoes Share for later peers. Peers that have mapped the arena keep it until their endpoint
-// is closed.
+// unshare undoes Share for later peers. A peer that has mapped the arena keeps the mapping until
+// its endpoint is closed.
 func (d *Domain) unshare(a *arena.Arena) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -66,8 +66,8 @@ func (d *Domain) unshare(a *arena.Arena) {
 	}
 }
 
-// locate returns where peers read mem: a segment and an offset in it, or segment 0 and an address of
-// this process.
+// locate returns the place from which peers read mem: a segment and an offset in the segment, or
+// segment 0 and an address of this process.
 func (d *Domain) locate(mem []byte) (id, offset uint64) {
 	at := addressOf(mem)
 	d.mu.Lock()
@@ -82,8 +82,8 @@ func (d *Domain) locate(mem []byte) (id, offset uint64) {
 	return 0, at
 }
 
-// sendSegments sends every segment to a peer that has just connected, and registers it for
-// later ones.
+// sendSegments sends every segment to a peer that has just connected, and registers the peer's
+// endpoint for later segments.
 func (d *Domain) sendSegments(e *endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -99,7 +99,7 @@ func (d *Domain) sendSegments(e *endpoint) error {
 	return nil
 }
 
-// sendTimeout limits the time to send a message to a peer that does not read.
+// sendTimeout is the longest time for sending a message to a peer that does not read.
 const sendTimeout = 5 * time.Second
 
 // sendSegment sends the number and the descriptor of a segment.
@@ -129,7 +129,8 @@ func (e *endpoint) takeSegment(id uint64, fd int) error {
 	return nil
 }
 
-// sameUser rejects processes of other users: each side lets the other read its memory.
+// sameUser rejects processes of other users, because each of the two processes can read memory of
+// the other.
 func sameUser(conn *net.UnixConn) error {
 	uid, err := sys.PeerUID(conn)
 	if err != nil {

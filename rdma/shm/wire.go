@@ -11,16 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The messages on the socket of an endpoint: a hello in each direction with two descriptors, and then
-// a message with a descriptor for each segment, until the socket is closed.
+// The messages on the socket of an endpoint. First each endpoint sends a hello with two
+// descriptors. Then each endpoint sends a message with a descriptor for each segment, until the
+// socket is closed.
 //
 //	address  ─ magic 4 ─┬─ domain 16 ─┬─ endpoint 16 ─┐   Endpoint.Local
 //	hello    ─ magic 4 ─┴─ kind 1 ─ to 16 ─ from 16 ─ probe 16 ─ where 8 ─   + ring, bell
 //	segment  ─ magic 4 ─── kind 1 ─ id 8 ─                                   + arena
 //
-// domain names the abstract socket, and to and from are endpoints. They are random numbers, which only
-// the two engines that have proved the token to each other have. probe is a random number that is
-// stored at the address where in the sender's memory.
+// domain names the abstract socket; to and from are the ids of endpoints. All are random numbers,
+// which only the two engines that have proved the token to each other have. probe is a random
+// number that is stored at the address where in the sender's memory.
 const (
 	magic = "psh1"
 
@@ -41,7 +42,7 @@ func newID() id {
 	return x
 }
 
-// address is the information with which a peer connects to an endpoint.
+// address is the information that a peer needs to connect to an endpoint.
 type address struct{ domain, endpoint id }
 
 func (a address) encode() []byte {
@@ -64,7 +65,7 @@ func socketName(domain id) *net.UnixAddr {
 	return &net.UnixAddr{Net: "unixpacket", Name: fmt.Sprintf("@penstock-shm-%x", domain)}
 }
 
-// hello is the first message on an endpoint's socket, in each direction.
+// hello is the first message that each endpoint sends on the socket.
 type hello struct {
 	to, from, probe id
 	where           uint64
@@ -90,7 +91,7 @@ func (h *hello) decode(b []byte) error {
 	return nil
 }
 
-// segmentMessage carries the descriptor of an arena.
+// segmentMessage carries the descriptor of an arena that the peer may map.
 type segmentMessage struct{ id uint64 }
 
 func (m *segmentMessage) encode() []byte {
@@ -106,7 +107,7 @@ func (m *segmentMessage) decode(b []byte) error {
 	return nil
 }
 
-// sendFiles sends one message with descriptors. The caller keeps the descriptors.
+// sendFiles sends one message with descriptors. The caller keeps ownership of the descriptors.
 func sendFiles(conn *net.UnixConn, msg []byte, fds ...int) error {
 	n, _, err := conn.WriteMsgUnix(msg, unix.UnixRights(fds...), nil)
 	if err == nil && n != len(msg) {
@@ -115,8 +116,8 @@ func sendFiles(conn *net.UnixConn, msg []byte, fds ...int) error {
 	return err
 }
 
-// receive reads one message into b. The message must have exactly want descriptors, which then belong
-// to the caller.
+// receive reads one message into b. The message must have exactly want descriptors, which then
+// belong to the caller of receive.
 func receive(conn *net.UnixConn, b []byte, want int) (n int, fds []int, err error) {
 	oob := make([]byte, unix.CmsgSpace(4*4))
 	n, oobn, flags, _, err := conn.ReadMsgUnix(b, oob)

@@ -10,34 +10,36 @@ import (
 
 // Sizes of a connection's buffers and batches.
 const (
-	// readAhead is the size of a reader's buffer for small frames. If directBytes or more of a
-	// frame are missing, they are read into their destination. Fewer bytes are read into the
-	// buffer and copied, because a system call costs more than that copy.
+	// readAhead is the size of a reader's buffer for small frames, in bytes. If directBytes or
+	// more of a frame are missing, they are read into their destination. If fewer are missing,
+	// they are read into the buffer and copied, because that copy costs less than a system call.
 	readAhead   = 32 << 10
 	directBytes = 16 << 10
-	// scatterRuns is the largest number of destinations of one read.
+	// scatterRuns is the largest number of destinations of one read call.
 	scatterRuns = 256
-	// landingBytes is the largest read into a window whose owner is notified of landed bytes.
-	// These bytes and their source then stay in a core's second-level cache until the owner has
-	// processed them.
+	// landingBytes is the largest read into a window whose owner is notified of landed bytes. At
+	// this size the bytes and their source stay in a core's second-level cache until the owner has
+	// processed the bytes.
 	landingBytes = 128 << 10
-	// spliceBytes is the smallest run that is spliced. Splicing needs three system calls, and a
-	// copy shares one with other runs. Pages of this size are faster with splice
-	// (docs/benchmarks.md).
+	// spliceBytes is the size in bytes from which a run (a contiguous part of a write) is spliced.
+	// Splicing needs three system calls for each run, while copied runs share one. From 64 KiB on,
+	// splicing is faster (docs/benchmarks.md).
 	spliceBytes = 64 << 10
 	// A batch is one writev. It ends at batchFrames frames or with the frame that reaches
-	// batchBytes. The kernel takes at most 1024 vectors per call; net.Buffers makes further
-	// calls. While other connections could use the frames, a connection takes fewer, down to
+	// batchBytes. The kernel takes at most 1024 vectors per call; net.Buffers makes further calls.
+	// While other connections are waiting for frames, a connection takes a smaller batch, at least
 	// shareBytes.
 	batchFrames = 64
 	batchBytes  = 1 << 20
 	shareBytes  = 64 << 10
 )
 
-// down reports that this side has closed a generation of a rail.
+// down reports that this engine has closed a generation of a rail (the connections between two
+// NICs).
 type down struct{ rail, generation uint32 }
 
-// conn is one connection of a rail, in one of its lanes.
+// conn is one connection of a rail. It carries the traffic of one of the rail's lanes (one for
+// each traffic class, or one for all).
 type conn struct {
 	s         *session
 	nc        net.Conn
@@ -47,23 +49,24 @@ type conn struct {
 	rail       *rail
 	generation uint32
 	lane       *lane
-	// control: the connection takes no frames from its lane (rail.controlConn).
+	// control: the connection carries messages and acks, and takes no frames from its lane
+	// (rail.controlConn).
 	control bool
-	// rx and tx count reads and writes that moved bytes, for the watch.
+	// rx and tx are the numbers of reads and writes that moved bytes, for the watch goroutine.
 	rx, tx atomic.Uint64
 	// wake has an element while the writer has work. gone is closed when the rail is taken down.
 	wake    chan struct{}
 	gone    chan struct{}
 	silence sessions.Silence
 
-	// Guarded by the session's mu. parked is set while the writer waits for the lane. woken is
-	// set from the lane's wake-up until the writer has looked at the queue. acks, downs and beat
-	// wait to be written on this connection.
+	// Guarded by the session's mu. parked: the writer waits for the lane. woken: the lane has
+	// woken the writer, and the writer has not looked at the queue yet. acks, downs and beat (a
+	// heartbeat) wait to be written on this connection.
 	parked, woken bool
 	acks          []ack
 	downs         []down
 	beat          bool
-	// ackTimer is the timer for delayed acks. ackTimerOn is set while it runs.
+	// ackTimer is the timer for delayed acks. ackTimerOn: the timer is running.
 	ackTimer   *time.Timer
 	ackTimerOn bool
 
@@ -80,7 +83,7 @@ type writerState struct {
 	meta  []byte      // headers, tables and acks of the batch
 	vec   net.Buffers // the batch; out is vec while WriteTo consumes it
 	out   net.Buffers
-	// large marks the vectors that may be spliced, and runs counts them. splicer is nil if
+	// large marks the vectors that may be spliced, and runs is their number. splicer is nil if
 	// splicing is not possible.
 	large   []bool
 	runs    int
@@ -92,8 +95,8 @@ type writerState struct {
 type readerState struct {
 	buf        []byte
 	start, end int // buf[start:end] is read ahead
-	// exact keeps the read of the next header from reading payload. It is set after a large
-	// frame, because another is likely.
+	// exact: the read of the next header must not read payload into buf. It is set after a large
+	// frame, because the next frame is likely to be large too.
 	exact bool
 	spans []span
 	// into is the destination of the payload that is being read. scatter, if not nil, reads into
@@ -101,7 +104,8 @@ type readerState struct {
 	into    [][]byte
 	few     [][]byte // the beginning of into, for one read
 	scatter *scatter
-	// resets checks for a reset after payload that the peer may have spliced.
+	// resets reports whether the peer has reset the connection. It is checked after payload that
+	// the peer may have spliced.
 	resets *resetProbe
 	ended  []sessions.Ended
 }
@@ -126,12 +130,13 @@ func (c *conn) signal() {
 	}
 }
 
-// interrupt makes a blocked read return. The caller holds the lock of a window that c is
-// inside.
+// interrupt makes a blocked read return. The caller holds the lock of a window into which c is
+// reading payload.
 func (c *conn) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
 
 // close closes the connection. If local operations are unacked, it drops the unsent data of a
-// socket that may refer to a source, because the source is returned to its owner when they end.
+// socket that may refer to their sources, because the sources are returned to their owners when
+// the operations end.
 func (c *conn) close(unacked bool) {
 	if unacked && c.w.splicer != nil {
 		c.w.splicer.discard()

@@ -1,9 +1,9 @@
 // Package tcp is the transfer engine over TCP: it implements the contract of rdma with sockets
 // only. A writer sends payload by writev from the registered source, and a reader reads it into
-// the registered destination, so neither side has a staging buffer. With Options.ZeroCopy the
-// kernel does not copy the source either. The channel is not secure unless Options.TLS is set:
-// the token keeps other engines out but neither encrypts nor authenticates the bytes on the
-// way.
+// the registered destination, so neither engine has a staging buffer. With Options.ZeroCopy the
+// kernel does not copy the source either. The channel is not secure unless Options.TLS is set: the
+// token keeps other engines out, but the bytes on the network are neither encrypted nor
+// authenticated.
 //
 //	Write ─► pieces of PieceBytes ─► lane of its class ◄─ taken by connections as they can write: one writev of many frames
 //	                                                          │ rails: a NIC of ours, a NIC of the peer, 1..N connections for each lane
@@ -11,47 +11,49 @@
 //
 // # Session, rails, lanes
 //
-// Two engines share at most one session. Both sides write and send on all of its connections,
-// whichever side dialed. An engine without a listener is reached over the sessions that it
-// opened. A session has a rail for each pair of NICs: rail i joins local NIC i mod n with
-// remote NIC i mod m (n and m are the numbers of NICs), for i below max(n, m). A rail has the
-// same number of connections for each lane. There is one lane for all classes, or one for each
-// class if the dialer marks classes (Options.QoS).
+// Two engines share at most one session. Both engines write and send on all connections of the
+// session, whichever engine dialed. An engine without a listener is reached over the sessions that
+// it opened. A session has a rail for each pair of NICs: rail i joins local NIC i mod n with
+// remote NIC i mod m (n and m are the numbers of NICs), for i below max(n, m). A lane is the queue
+// of a traffic class. There is one lane for all classes, or one for each class if the dialer marks
+// classes (Options.QoS). A rail has the same number of connections for each lane.
 //
-// Each rail has one more connection, its control connection. It carries messages, acks and
-// reports about rails, and no payload of writes. So payload in the socket queue of a slow NIC
-// never delays a request, its answer, or an ack. If the dialer marks classes, the control
-// connection has the mark of the highest class.
+// Each rail has one more connection, its control connection. It carries messages, acks and reports
+// about rails, and no payload of writes. So the payload in the socket queue of a slow NIC never
+// delays a request, its answer, or an ack. If the dialer marks classes, the control connection has
+// the mark of the highest class.
 //
-// A lane is a queue from which a connection takes frames when it can write. So each NIC carries
-// as much as it can, also when NICs differ in speed. Large writes are cut into pieces for all
-// NICs, and small writes rotate over the idle connections.
+// A connection takes frames from its lane when it can write. So each NIC carries as much as it
+// can, even when NICs differ in speed. Large writes are cut into pieces for all NICs, and small
+// writes rotate over the idle connections.
 //
-// A rail fails as a whole: when one of its connections breaks, when it is silent for NICTimeout
-// while other rails are not, or when its interface loses its carrier. The session continues
-// over the other rails, and its dialer dials the rail again under a new generation. The session
-// ends when its last rail fails, after silence for IdleTimeout, after a malformed frame, and
-// when the same engine opens a new session. Then all connections are closed. When no goroutine
-// touches memory any more, every operation in flight ends with rdma.ErrPeerDied.
+// A rail fails as a whole: when one of its connections breaks, when nothing arrives on it for
+// NICTimeout while other rails receive, or when its interface loses its carrier. The session
+// continues over the other rails, and the engine that dialed the session dials the rail again
+// under a new generation. The session ends when its last rail fails, after silence for
+// IdleTimeout, after a malformed frame, and when the same engine opens a new session. Then all
+// connections are closed. When no goroutine touches memory any more, every operation in flight
+// ends with rdma.ErrPeerDied.
 //
-// An engine that closes first writes the acks that it owes. Its peer reads all connections to
-// their ends. If no operation is in flight then, the session has ended normally and is not
+// An engine that closes writes its queued acks first. The peer reads all connections to their
+// ends. If no operation is in flight at that point, the session has ended normally and is not
 // logged as a failure.
 //
 //	up ──► dying ──► down ──► connecting ──► up
-//	  │       │         └ fenced: both sides said so
-//	  │       └ its readers and writers are in the middle of something
+//	  │       │         └ fenced: both engines reported this
+//	  │       └ its readers and writers are still running
 //	  └ a connection fails, the NIC or the peer is silent, the peer took it down
 //
-// Frames that were given to a failed rail and not acked are sent again over the other rails,
-// but only when the rail is fenced: each side has reported on another rail that it is down,
-// after the last reader and writer of the rail have ended. Nothing that was sent before can
-// land after that, so no byte is written after its operation has completed. Each frame has the
-// number of its piece. For the latest operation of each slot the target records which pieces
-// arrived. It drops a piece that arrives twice and counts an immediate once. Before it reports
-// that the rail is down, the target repeats the acks that may have been lost with the rail.
-// Connections are opened by rdma/internal/handshake with the magics "PRD3" and "PRC3". The
-// fields of the hello that belong to this protocol, little-endian:
+// Frames that were given to a failed rail and not acked are sent again over the other rails, but
+// only when the failed rail is fenced. A rail is fenced when each engine has reported on another
+// rail that the failed rail is down. An engine reports this after its last reader and writer of
+// the rail have ended. Nothing that was sent on the failed rail can land after that, so no byte is
+// written after its operation has completed. Each frame has the number of its piece. An operation
+// occupies one of the sender's slots. For the latest operation of each slot the target records
+// which pieces arrived. So the target drops a piece that arrives twice, and counts an immediate
+// once. Before it reports that the rail is down, the target repeats the acks that may have been
+// lost with the rail. Connections are opened by rdma/internal/handshake with the magics "PRD3" and
+// "PRC3". The fields of the hello that belong to this protocol, little-endian:
 //
 //	param     conn 2 | conns 2
 //	more      lane 1 | lanes 1 | rail 1 | rails 1 | generation 4 | zero 8        (16 bytes)
@@ -83,59 +85,59 @@
 //	table     runs x ( offset 8 | length 8 ); the lengths add up to length. Small pages of one paged write share a frame.
 //	ack       payload of up to 512 x ( op 8 | status 1 | zero 7 ); status is an rdma.Reason. It may come twice.
 //
-// The ack of a message that permits it waits up to a millisecond for another frame on the
-// connection, usually the answer. A request and its answer then take two system calls on each
-// side. A sender that uses half of its in-flight budget or more does not permit it.
+// If a message permits it, its ack waits up to a millisecond for another frame on the connection,
+// usually the answer. A request and its answer then take two system calls at each engine. A sender
+// that uses more than half of its in-flight budget does not permit this delay.
 //
 // A frame that does not decode ends the session, because the stream can no longer be trusted. A
-// frame that decodes but is not allowed (key, bounds, revoked) is refused: its payload is read
-// and dropped, the operation's ack carries the reason, and the session continues.
+// frame that decodes but is not allowed (key, bounds, revoked) is refused: its payload is read and
+// dropped, the operation's ack carries the reason, and the session continues.
 //
 // # Memory and revocation
 //
-// A reader enters a window before the first byte and leaves it after the last. Revoke marks the
-// window, interrupts readers inside it that wait for bytes of a slow or stalled peer (by a read
-// deadline in the past), and waits until no reader is inside. The rest of their payload is
-// dropped. So the duration of Revoke is bounded by the copy of bytes that have already arrived,
-// not by the peer.
+// A reader enters a window before the first byte of a frame and leaves the window after the last.
+// Revoke marks the window, interrupts readers inside it that wait for bytes of a slow or stalled
+// peer (by a read deadline in the past), and waits until no reader is inside. The remaining
+// payload of these frames is dropped. So the duration of Revoke is bounded by the time to copy
+// bytes that have already arrived, not by the peer.
 //
-// The owner of a window may be notified of bytes that land (rdma.LandingRegion). The reader
-// then reads 128 KiB at a time and calls the owner after each read, while it is inside the
-// window.
+// The owner of a window may be notified of bytes that land (rdma.LandingRegion). The reader then
+// reads 128 KiB at a time and calls the owner after each read, while it is inside the window.
 //
 // # Zero copy
 //
 //	source pages ──vmsplice──► pipe ──splice──► socket's queue ──► NIC, or, on one host, the peer's socket
-//	      └ referred to, not copied, until the peer has them: the ack of the operation comes after that
+//	      └ referred to, not copied, until the peer has received them; the ack of the operation comes later
 //
-// Headers and small runs are copied by a separate send (MSG_MORE), because their memory is
-// reused. The pipe belongs to the engine. A connection holds it while it writes one batch.
+// Headers and small runs are copied by a separate send (MSG_MORE), because their memory is reused.
+// The pipe belongs to the engine. A connection holds it while it writes one batch.
 //
 // When an operation is acked, its payload has been copied out of the target's socket. When an
-// operation ends with its session this is not certain. Its source is returned in this order:
+// operation ends because its session ends, its payload may still be in a queue. The operation's
+// source is then returned in this order:
 //
-//	sender    reset every socket that spliced: its queue is dropped
-//	          wait until no packet of theirs is in a queue of this host (SO_MEMINFO)
+//	sender    reset every socket that spliced; this drops the socket's queue
+//	          wait until no packet of these sockets is in a queue of this host (SO_MEMINFO)
 //	          Done: the owner may overwrite the source
 //	target    payload of 64 KiB and more has landed: was the connection reset meanwhile?
-//	          no: count the frame. yes: the connection has ended, the frame counts nothing
+//	          no: count the frame. yes: end the connection and do not count the frame
 //
 // The target's check matters for two sockets on one host, where the receive queue refers to the
-// sender's pages. With it no immediate is counted for bytes that were not written, although a
-// window may hold such bytes of a write that did not complete. The wait for packets in a queue
-// ends after IdleTimeout, for a NIC without carrier: the peer has ended the session by then.
-// The packets of a failed rail need no wait: its operations end only when they are acked over
-// other rails, and the target has closed its side.
+// sender's pages. Because of the check, no immediate is counted for bytes that the sender did not
+// write. Such bytes can still be in the window, as part of a write that did not complete. The wait
+// for packets in a queue is bounded by IdleTimeout, because a NIC without carrier never empties
+// its queue. By then the peer has ended the session. The packets of a failed rail need no wait.
+// The operations of that rail end only when they are acked over other rails, and the target has
+// then closed its end of the failed rail.
 //
 // # Bounds
 //
-// For each session these are bounded: operations and bytes in flight (Options), unsent acks,
-// slots (MaxOps), and pieces of incomplete operations (16 Mi). The target enforces the last
-// three. One frame has at most 16 MiB of payload and a table of 256 runs. Writers never block
-// readers, so two engines that write to each other cannot deadlock.
+// Each session has bounds for operations and bytes in flight (Options), unsent acks, slots
+// (MaxOps), and pieces of incomplete operations (16 Mi). The target enforces the last three. One
+// frame has at most 16 MiB of payload and a table of 256 runs. Writers never block readers, so two
+// engines that write to each other cannot deadlock.
 //
-// Lock order: Engine.core.Mu → session.Mu; window.mu, region.mu and the locks of
-// rdma/internal are leaves. No
-// lock is held across I/O or a callback. session.Mu guards the session's
-// operations, rails and lanes, and what its connections have queued.
+// Lock order: Engine.core.Mu → session.Mu; window.mu, region.mu and the locks of rdma/internal are
+// leaves. No lock is held across I/O or a callback. session.Mu guards the session's operations,
+// rails and lanes, and the queues of its connections.
 package tcp

@@ -20,11 +20,11 @@ type Engine struct {
 	congestion string // congestion control of the connections
 
 	core sessions.Engine[*session]
-	// railsLost counts rails that failed in sessions that continued. framesResent counts frames
-	// that were then given to another rail. framesRepeated counts frames that arrived twice and
-	// were dropped.
+	// railsLost counts rails (the connections between two NICs) that failed in sessions that
+	// continued. framesResent counts frames that were then given to another rail. framesRepeated
+	// counts frames that arrived twice; the second copy was dropped.
 	railsLost, framesResent, framesRepeated atomic.Uint64
-	// pipes is nil unless Options.ZeroCopy is set.
+	// pipes are the pipes for splicing; nil unless Options.ZeroCopy is set and usable.
 	pipes *pipes
 
 	// accepted holds the sessions that a peer dialed, by the peer's session id. Guarded by
@@ -32,13 +32,14 @@ type Engine struct {
 	accepted map[acceptedKey]*session
 
 	winMu sync.RWMutex
-	// windows by key; nil once the engine is closed.
+	// windows are the windows by key; nil once the engine is closed.
 	windows map[uint64]*window
 }
 
 var _ rdma.Engine = (*Engine)(nil)
 
-// New starts an engine. With Listen it listens before New returns. ctx bounds the start only.
+// New starts an engine. If Listen is set, the engine listens before New returns. ctx bounds the
+// start only.
 func New(ctx context.Context, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -73,8 +74,8 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// usablePipes returns nil if large writes must be copied. It logs the reason if opts requests
-// zero copy.
+// usablePipes returns nil if large writes must be copied. If opts requests zero copy, it then logs
+// the reason.
 func usablePipes(opts Options) *pipes {
 	if !opts.ZeroCopy || !canSplice {
 		return nil
@@ -209,7 +210,7 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 // Write implements rdma.Engine.
 func (e *Engine) Write(ctx context.Context, w rdma.Write) error { return e.write(ctx, nil, &w) }
 
-// write is Write, with the destination's session if it is known.
+// write is Write. s, if not nil, is the session with the destination's engine.
 func (e *Engine) write(ctx context.Context, s *session, w *rdma.Write) error {
 	if err := w.Check(); err != nil {
 		return err
@@ -300,10 +301,10 @@ func (e *Engine) Close() error {
 	return nil
 }
 
-// drainWait bounds the time for writing the last acks before the sessions end.
+// drainWait is the longest time for which Close waits until the last acks are written.
 const drainWait = time.Second
 
-// drainAcks waits for sessions that are about to end to write their last acks.
+// drainAcks waits until the sessions, which are about to end, have written their last acks.
 func (e *Engine) drainAcks(all []*session) {
 	t := time.NewTimer(drainWait)
 	defer t.Stop()

@@ -30,9 +30,9 @@ func (e *Engine) accept(n *nic) {
 	peers.Accept(e.core.Ctx, n.listener, &e.core.Running, failed, func(nc net.Conn, proved func()) { e.admit(nc, n, proved) })
 }
 
-// admit performs the accepting side of a handshake on nc. It closes nc if the handshake fails.
-// It calls proved once the peer has proved the token. From then on MaxPeers bounds the waiting
-// connections.
+// admit performs the accepting engine's part of a handshake on nc. It closes nc if the handshake
+// fails. It calls proved once the peer has proved the token. After that, MaxPeers bounds the
+// number of waiting connections.
 func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 	if e.opts.Wrap != nil {
 		nc = e.opts.Wrap(nc)
@@ -53,12 +53,13 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 	}
 }
 
-// admitConn performs the mutual proof of the token and adds the connection to its rail. The
-// rail is up with its last connection.
+// admitConn performs the mutual proof of the token and adds the connection to its rail. The rail
+// comes up when its last connection has been added.
 func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	raw, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
 	if err != nil {
-		// Close of this engine ended the connection: that is no failed authentication.
+		// If Close of this engine ended the connection, the handshake is not counted as failed
+		// authentication.
 		if e.core.Ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
 			e.core.AuthFailures.Add(1)
 		}
@@ -84,7 +85,7 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	return s.awaitRail(c, a, verdict)
 }
 
-// sessionOf returns the session of a hello, and creates it for the session's first hello.
+// sessionOf returns the session that a hello names, and creates it at the session's first hello.
 func (e *Engine) sessionOf(h *hello) (*session, handshake.Verdict, error) {
 	k := acceptedKey{h.engine, h.session}
 	e.core.Mu.Lock()
@@ -107,15 +108,15 @@ func (e *Engine) sessionOf(h *hello) (*session, handshake.Verdict, error) {
 	return s, handshake.OK, nil
 }
 
-// join adds an authenticated connection to its rail's next generation. The rail is up with its
-// last connection.
+// join adds an authenticated connection to its rail's next generation. The rail comes up when its
+// last connection has been added.
 func (s *session) join(h *hello, c *conn) (*assembly, handshake.Verdict, error) {
 	if h.rails != len(s.rails) || h.lanes != len(s.lanes) || h.conns != s.rails[0].connsEach {
 		return nil, handshake.Request, fmt.Errorf("hello for %d rails, %d lanes of %d connections; the session has %d, %d of %d: %w",
 			h.rails, h.lanes, h.conns, len(s.rails), len(s.lanes), s.rails[0].connsEach, errFrame)
 	}
 	r := s.rails[h.rail]
-	// The dialer has closed the previous generation before it starts the next.
+	// A dialer closes the previous generation before it starts the next.
 	if err := s.peerTookDown(uint32(h.rail), h.generation-1); err != nil {
 		return nil, handshake.Request, err
 	}
@@ -126,7 +127,7 @@ func (s *session) join(h *hello, c *conn) (*assembly, handshake.Verdict, error) 
 	if complete {
 		err := r.attach(a.generation, a.conns)
 		if err == nil {
-			// After a failure here the session has ended, which each connection detects.
+			// If this fails, the session has ended, and each connection detects that.
 			_ = s.activate()
 			s.e.logRailUp(c)
 		}
@@ -136,7 +137,8 @@ func (s *session) join(h *hello, c *conn) (*assembly, handshake.Verdict, error) 
 	return a, handshake.OK, nil
 }
 
-// collect adds a connection to the rail's next generation and reports whether it is complete.
+// collect adds a connection to the rail's next generation. complete reports whether the generation
+// has all its connections.
 func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ handshake.Verdict, _ error) {
 	s := r.s
 	s.Mu.Lock()
@@ -210,7 +212,7 @@ func (s *session) awaitRail(c *conn, a *assembly, verdict func(handshake.Verdict
 	return nil
 }
 
-// failUnassembled ends a session that has no rail up and none being assembled.
+// failUnassembled ends a session if no rail is up and no rail's connections are being collected.
 func (s *session) failUnassembled(err error) {
 	s.Mu.Lock()
 	waiting := s.up > 0
@@ -237,12 +239,12 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	})
 }
 
-// railGrace is the time for which Connect waits for the other rails once one is up.
+// railGrace is the time for which Connect waits for the other rails after the first rail is up.
 const railGrace = time.Second
 
-// dial opens a session with a rail for each pair of NICs. If the counts differ, the NICs of the
-// side with fewer are used in rotation (see the package doc). It returns when each rail has
-// been tried, or railGrace after the first is up.
+// dial opens a session with a rail for each pair of NICs. If the engines have different numbers of
+// NICs, the NICs of the engine with fewer are used in rotation (see the package doc). dial returns
+// when each rail has been tried, or railGrace after the first rail is up.
 func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*session, error) {
 	var id [16]byte
 	_, _ = rand.Read(id[:])
@@ -276,7 +278,8 @@ func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*s
 	return s, nil
 }
 
-// awaitRails waits for the first attempts of all rails.
+// awaitRails waits until each rail has been tried once, or railGrace after the first rail is up.
+// It returns early for an error that every rail would get.
 func (s *session) awaitRails(ctx context.Context, results <-chan error) error {
 	var first error
 	var grace <-chan time.Time
@@ -327,7 +330,8 @@ func (s *session) setPeer(id rdma.EngineID) error {
 // dialRail opens all connections of a generation of a rail.
 func (e *Engine) dialRail(ctx context.Context, s *session, r *rail, generation uint32) ([]*conn, error) {
 	if len(s.rails) > 1 {
-		// The other rails carry the traffic meanwhile, so time out and try again.
+		// The other rails carry the traffic in the meantime, so the attempt may time out and is
+		// repeated later.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, e.opts.HandshakeTimeout)
 		defer cancel()
@@ -363,7 +367,7 @@ func (e *Engine) dialRail(ctx context.Context, s *session, r *rail, generation u
 	return conns, nil
 }
 
-// dialConn opens one connection and performs the dialing side of its handshake.
+// dialConn opens one connection and performs the dialer's part of its handshake.
 func (e *Engine) dialConn(ctx context.Context, s *session, r *rail, h hello) (net.Conn, error) {
 	nc, err := e.dialNIC(ctx, r.nic, s.Where[r.index%len(s.Where)], rdma.Class(h.lane))
 	if err != nil {
@@ -408,8 +412,8 @@ func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma
 	return handshake.DialTLS(ctx, nc, hostPort, e.opts.TLS)
 }
 
-// authenticate performs the mutual proof of the token on nc. want, if not zero, is the engine that
-// must answer.
+// authenticate performs the dialer's part of the mutual proof of the token on nc. want, if not
+// zero, is the only engine that is accepted.
 func (e *Engine) authenticate(nc net.Conn, want rdma.EngineID, token rdma.Token, h hello) (rdma.EngineID, error) {
 	h.engine = e.id
 	return protocol.Dial(nc, h.encode(), want, token)

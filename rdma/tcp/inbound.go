@@ -7,19 +7,20 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// inbound is the target's record of the latest operation in one of its peer's slots. It remains
-// after the operation is complete, until the slot is used again. Only then has the peer
-// certainly received the ack, so that it sends no piece of the operation again over another
+// inbound is the target's record of the latest operation in one of the peer's slots. The record
+// remains after the operation is complete, until the slot is used again: only then has the peer
+// certainly received the ack, so that the peer sends no piece of the operation again over another
 // rail.
 type inbound struct {
 	generation uint32
-	// frames is the number of pieces, left the number that have not arrived.
+	// frames is the number of pieces of the operation, left the number of pieces that have not
+	// arrived.
 	frames, left uint32
 	reason       rdma.Reason
-	// via is the rail of the ack, once left is 0.
+	// via is the index of the rail that carries the ack, once left is 0.
 	via uint8
-	// arrived and more have a bit for each piece that arrived: had for the first 64 pieces, more for
-	// later ones.
+	// arrived and more have a bit for each piece that arrived: arrived for the first 64 pieces,
+	// more for later pieces.
 	arrived uint64
 	more    []uint64
 }
@@ -37,16 +38,17 @@ func (in *inbound) bit(i uint32) (*uint64, uint64) {
 }
 
 // Bounds of the state that a peer can create in one session: MaxOps slots, the pieces of
-// incomplete operations, and acks that it does not read. (The peer may receive an ack before
-// the local writer has recorded that it was written.)
+// incomplete operations, and unread acks. (The peer may receive an ack before the local writer has
+// recorded that it wrote the ack.)
 const (
 	openFramesMax = 1 << 24
 	acksOwedMax   = 4 * MaxOps
-	// A delayed ack is written after ackWait, or with the first of delayedAcksMax acks.
+	// A delayed ack is written after ackWait. The acks are written earlier if delayedAcksMax acks
+	// wait.
 	ackWait        = time.Millisecond
 	delayedAcksMax = 32
-	// keptWords is the largest length of more that a slot keeps for its next operation: 32 Ki
-	// pieces.
+	// keptWords is the largest length of inbound.more that a slot keeps for its next operation:
+	// 512 words, for 32 Ki pieces.
 	keptWords = 512
 )
 
@@ -62,9 +64,9 @@ func (in *inbound) begin(generation, frames uint32) {
 	*in = inbound{generation: generation, frames: frames, left: frames, via: unsentRail, more: more}
 }
 
-// arrive checks the header of a frame before its payload is placed. fresh is false for a piece
-// that arrived before, over a rail that has failed since, and for a piece of an operation that
-// has ended. Its payload is dropped.
+// arrive checks the header of a frame before its payload is placed. fresh is false if the payload
+// must be dropped: the piece has already arrived, over a rail that has failed since, or its
+// operation has ended.
 func (s *session) arrive(h *header) (fresh bool, _ error) {
 	slot, generation := uint32(h.op), uint32(h.op>>32)
 	if slot >= MaxOps || generation == 0 {
@@ -78,8 +80,8 @@ func (s *session) arrive(h *header) (fresh bool, _ error) {
 	}
 	in := &s.inbound[slot]
 	if len(s.rails) > 1 && in.generation != 0 && int32(generation-in.generation) < 0 {
-		// The frame was sent again over another rail before its ack arrived, and is late. The
-		// peer has used the slot again, so the operation had ended. With one rail no frame is
+		// This frame is late: it was sent again over another rail, and the ack has arrived there.
+		// The peer has used the slot again, so the operation had ended. With one rail no frame is
 		// sent twice.
 		return false, nil
 	}
@@ -102,8 +104,9 @@ func (s *session) arrive(h *header) (fresh bool, _ error) {
 	return *word&mask == 0, nil
 }
 
-// landed records that a fresh frame has been placed, or refused with a reason. It reports
-// whether the operation is complete, and the operation's result; the caller then sends the ack.
+// landed records that the payload of a fresh frame has been placed, or was refused for a reason.
+// It reports whether the operation is complete, and the operation's result. For a complete
+// operation the caller then sends the ack.
 func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.Reason) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -129,7 +132,7 @@ func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.R
 	return true, in.reason
 }
 
-// acknowledge queues the ack of a complete operation. If the peer permits it, the ack of a
+// acknowledge queues the ack of a complete operation. If the peer permits delay, the ack of a
 // successful operation waits for other frames, at most ackWait.
 func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 	s.Mu.Lock()
@@ -150,7 +153,7 @@ func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 	}
 }
 
-// flushLate wakes the writer for acks that have waited for ackWait.
+// flushLate wakes the writer when acks have waited for ackWait.
 func (c *conn) flushLate() {
 	c.s.Mu.Lock()
 	defer c.s.Mu.Unlock()
@@ -160,7 +163,7 @@ func (c *conn) flushLate() {
 	}
 }
 
-// reackLocked queues the acks again that may have been lost with a failed rail.
+// reackLocked queues those acks again that may have been lost with the failed rail dead.
 func (s *session) reackLocked(dead *rail, to *conn) {
 	for slot := range s.inbound {
 		in := &s.inbound[slot]

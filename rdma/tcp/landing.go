@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// readWrite handles one frame of a write of the peer.
+// readWrite handles one frame of a write that the peer submitted.
 func (c *conn) readWrite(h *header) error {
 	c.r.spans = c.r.spans[:0]
 	if h.runs > 0 {
@@ -38,14 +38,15 @@ func (c *conn) readWrite(h *header) error {
 	}
 	left, err := c.land(w, h.length)
 	if err == nil && left == 0 && c.mayBeSpliced() && c.r.resets.seen() {
-		// The peer has returned the source to its owner, perhaps before all of it was copied.
+		// The peer has returned the source to its owner, perhaps before all of the source was
+		// copied.
 		err = errResetBehind
 	}
 	if w.revoked.Load() {
 		reason = rdma.ReasonRevoked
 	}
 	if err == nil && reason == rdma.ReasonNone {
-		// Before exit: after Revoke has returned, no write of the window may be counted.
+		// This precedes exit: after Revoke has returned, no write to the window may be counted.
 		c.conclude(h, reason)
 	}
 	if e := c.exit(w); err == nil {
@@ -57,12 +58,12 @@ func (c *conn) readWrite(h *header) error {
 	return c.refuseWrite(h, reason, left)
 }
 
-// errResetBehind ends a connection whose last frame arrived whole but may contain other bytes
-// than were written.
+// errResetBehind ends a connection whose last frame arrived completely but may contain other bytes
+// than the sender wrote.
 var errResetBehind = fmt.Errorf("the peer reset the connection while writing: %w", syscall.ECONNRESET)
 
-// mayBeSpliced reports whether the peer may have spliced a run of the frame that has landed.
-// The runs have the same length on both sides.
+// mayBeSpliced reports whether the peer may have spliced a run of the frame that has landed. A run
+// has the same length at the sender and at the target.
 func (c *conn) mayBeSpliced() bool {
 	for _, s := range c.r.spans {
 		if s.length >= spliceBytes {
@@ -72,13 +73,13 @@ func (c *conn) mayBeSpliced() bool {
 	return false
 }
 
-// repeated drops the payload of a piece that arrived before.
+// repeated drops the payload of a piece that has already arrived.
 func (c *conn) repeated(h *header) error {
 	c.s.e.framesRepeated.Add(1)
 	return c.drain(h.length)
 }
 
-// admit enters the window of h's key, or returns the reason why not.
+// admit enters the window of h's key, or returns the reason why the write is refused.
 func (c *conn) admit(h *header) (*window, rdma.Reason) {
 	w := c.s.e.lookup(h.key)
 	if w == nil || !w.admits(c.s.Peer) {
@@ -96,8 +97,8 @@ func (c *conn) admit(h *header) (*window, rdma.Reason) {
 	return w, rdma.ReasonNone
 }
 
-// land reads the payload of a frame, n bytes, into the window. left is not 0 if the window was
-// revoked meanwhile.
+// land reads the payload of a frame, n bytes, into the window. If the window was revoked in the
+// meantime, left is the number of bytes that have not been read.
 func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 	r := &c.r
 	for _, s := range r.spans {
@@ -135,8 +136,8 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 	return 0, nil
 }
 
-// notifyLanded calls landed for the first n bytes of rest, after at bytes of its first run. It
-// returns the remaining runs and the offset in the first of them.
+// notifyLanded calls landed for n bytes that were read into the runs rest; at bytes of the first
+// run were read before. It returns the remaining runs and the offset in the first of them.
 func notifyLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, uint64) {
 	for n > 0 {
 		k := min(n, rest[0].length-at)
@@ -150,17 +151,18 @@ func notifyLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span
 	return rest, at
 }
 
-// exit leaves w and resets the read deadline that Revoke may have set.
+// exit leaves w (the connection is no longer inside it) and resets the read deadline that Revoke
+// may have set.
 func (c *conn) exit(w *window) error {
 	w.leave(c)
 	if !w.revoked.Load() {
 		return nil
 	}
-	// c is inside no window now, so no Revoke interrupts it.
+	// c is inside no window, so no Revoke can set the deadline again.
 	return c.nc.SetReadDeadline(time.Time{})
 }
 
-// refuseWrite drops the remaining payload of a frame and accounts for the frame.
+// refuseWrite drops the remaining payload of a frame and counts the frame as refused.
 func (c *conn) refuseWrite(h *header, reason rdma.Reason, left uint64) error {
 	if err := c.refuse(h, reason, left); err != nil {
 		return err
@@ -169,7 +171,8 @@ func (c *conn) refuseWrite(h *header, reason rdma.Reason, left uint64) error {
 	return nil
 }
 
-// conclude accounts for a frame. With the last frame the operation is counted and acked.
+// conclude counts a frame. At the last frame of an operation it counts the operation and sends the
+// ack.
 func (c *conn) conclude(h *header, reason rdma.Reason) {
 	complete, reason := c.s.landed(h, reason)
 	if !complete {

@@ -27,7 +27,7 @@ func (q *queue) pop() frame {
 	if q.head == len(q.frames) {
 		q.frames, q.head = q.frames[:0], 0
 	} else if q.head >= 1024 && q.head >= len(q.frames)/2 {
-		// Without this copy a queue that is never empty would grow without bound.
+		// Without this copy, a queue that always holds a frame would grow without bound.
 		n := copy(q.frames, q.frames[q.head:])
 		clear(q.frames[n:])
 		q.frames, q.head = q.frames[:n], 0
@@ -35,22 +35,22 @@ func (q *queue) pop() frame {
 	return f
 }
 
-// lane is the queue of one traffic class and the connections that take from it, over all rails
-// that are up. A connection takes frames when it can write, so a NIC that is twice as fast
-// takes twice as many, and only frames that a slow NIC has taken wait for it. Guarded by the
-// session's mu.
+// lane is the queue of one traffic class and the connections that take frames from it, over all
+// rails that are up. A connection takes frames when it can write. So a NIC that is twice as fast
+// takes twice as many frames, and a slow NIC delays only the frames that it has taken. Guarded by
+// the session's mu.
 type lane struct {
 	queue
 	class rdma.Class
 	conns []*conn
 	// next is the index at which the search for a parked connection starts, so that small
-	// operations rotate. woken counts connections that were signalled and have not looked at the
-	// queue yet.
+	// operations rotate over the connections. woken is the number of connections that were
+	// signalled and have not looked at the queue yet.
 	next, woken int
 }
 
-// share is the number of bytes that one connection takes at a time: few enough to leave work
-// for the others, and enough to justify a system call.
+// share is the number of bytes that one connection takes at a time. It is small enough to leave
+// frames for the other connections, and large enough to justify a system call.
 func (l *lane) share() int64 {
 	return min(batchBytes, max(shareBytes, l.bytes/int64(max(1, len(l.conns)))))
 }
@@ -75,7 +75,7 @@ func (l *lane) wake() {
 	}
 }
 
-// add makes c take from the lane.
+// add adds c to the connections that take frames from the lane.
 func (l *lane) add(c *conn) { l.conns = append(l.conns, c) }
 
 // remove undoes add.
@@ -89,7 +89,7 @@ func (l *lane) remove(c *conn) {
 	l.looked(c)
 }
 
-// looked records that c is not parked, and not woken any more.
+// looked records that c has looked at the queue: c is neither parked nor counted as woken.
 func (l *lane) looked(c *conn) {
 	if c.woken {
 		c.woken = false

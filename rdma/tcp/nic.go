@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
-// nic is one network interface of an engine. Without Options.NICs it stands for all interfaces,
-// as chosen by the system's routes.
+// nic is one network interface of an engine. Without Options.NICs an engine has one nic, which
+// stands for all interfaces; the system's routes choose among them.
 type nic struct {
 	name     string
 	device   string
@@ -21,9 +21,9 @@ type nic struct {
 	addr     rdma.NetAddr // advertised address in Desc and Addr; "" without a listener
 	local    net.Addr     // source address of dialed connections; nil: chosen by the routes
 
-	// bytesOut and bytesIn count payload, including repeated frames.
+	// bytesOut and bytesIn are the payload sent and received, in bytes, including repeated frames.
 	bytesOut, bytesIn atomic.Uint64
-	// broken is the reason why the interface is unusable, as found by look.
+	// broken is the reason why the interface is unusable, as the last call of look found it.
 	broken atomic.Pointer[error]
 }
 
@@ -76,8 +76,8 @@ func (e *Engine) listen(ctx context.Context, n *nic, o NIC) error {
 	return nil
 }
 
-// HostPort returns the host:port of an address of this provider, and whether it must be dialed
-// with TLS.
+// HostPort returns the host:port of an address of this provider, and whether the address must be
+// dialed with TLS.
 func HostPort(a rdma.NetAddr) (hostPort string, secure bool) {
 	return strings.CutPrefix(string(a), handshake.TLSScheme)
 }
@@ -115,8 +115,8 @@ var errNoCarrier = errors.New("has no carrier")
 // interfaceByName queries the kernel for an interface.
 var interfaceByName = net.InterfaceByName
 
-// look checks whether the interface is usable. The kernel reports a link that is down
-// immediately, while connections detect it only by silence.
+// look checks whether the interface is usable. The kernel reports a link that is down immediately,
+// while a connection detects it only when nothing arrives for some time.
 func (n *nic) look() {
 	var why error
 	if dev, err := interfaceByName(n.device); err != nil {
@@ -139,8 +139,8 @@ func (n *nic) fault() error {
 	return nil
 }
 
-// NICs implements rdma.Engine. A NIC is up unless its interface has no carrier,
-// or each rail that uses it is down.
+// NICs implements rdma.Engine. A NIC is down if its interface has no carrier, or if each rail that
+// uses it is down.
 func (e *Engine) NICs() []rdma.NIC {
 	out := make([]rdma.NIC, len(e.nics))
 	for i, n := range e.nics {
@@ -156,7 +156,8 @@ func (e *Engine) NICs() []rdma.NIC {
 	return out
 }
 
-// railFault returns why no rail uses n, if a session has rails for it.
+// railFault returns why no rail that uses n is up. It returns nil if one is up or no session has a
+// rail for n.
 func (e *Engine) railFault(n *nic) (why error) {
 	for _, s := range e.core.Sessions() {
 		s.Mu.Lock()

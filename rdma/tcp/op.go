@@ -5,9 +5,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// op is one operation that this side submitted. The Dst of its runs counts from the start of
-// the window. The target records one operation for each slot, because this side uses a slot
-// again only after it has received the ack of the previous operation.
+// op is one operation that this engine submitted. The Dst of its runs counts from the start of the
+// window. An operation occupies a slot. The target records one operation for each slot: this
+// engine uses a slot again only after it has received the ack of the previous operation.
 type op struct {
 	sessions.Op
 
@@ -16,21 +16,21 @@ type op struct {
 	mem  []byte // the memory to which the runs' Src refers
 	// The runs are cut into frames: frame i is Runs[cuts[i-1]:cuts[i]].
 	cuts []uint32
-	// via is the rail to which each frame was given, or unsentRail.
+	// via holds the index of the rail to which each frame was given, or unsentRail.
 	via []uint8
 	msg []byte // copy of the message, kept for reuse when small
 
 	// The fields below and via are guarded by session.Mu. ackMayWait: the peer may delay the ack.
 	ackMayWait bool
-	// unsent counts frames that a writer still reads from or will read from. An op ends when it
-	// is acked and unsent is 0. An ack may come early, by an error of the peer or because the
-	// local writer was slow; it must not free the source.
+	// unsent is the number of frames that a writer is reading from or will read from. An op ends
+	// when it is acked and unsent is 0. An ack alone must not free the source: it may come early
+	// because of an error of the peer, or because the local writer is slow.
 	unsent int
 	acked  bool
 	status rdma.Reason
 }
 
-// unsentRail is the value in op.via of a frame without a rail.
+// unsentRail is the value in op.via for a frame that was given to no rail.
 const unsentRail = 0xff
 
 // keptMessageBytes is the largest message buffer that an idle op keeps for its next use.
@@ -51,9 +51,9 @@ func (o *op) Reset() {
 	o.ackMayWait, o.acked, o.unsent, o.status = false, false, 0, rdma.ReasonNone
 }
 
-// add appends n bytes from src in the source to dst at the target. It merges adjacent runs and
-// starts a new frame after each piece bytes. frame is the number of bytes in the last frame;
-// add returns its new value.
+// add appends n bytes from src in the source to dst at the target. It merges adjacent runs. It
+// starts a new frame when the last frame has piece bytes. frame is the number of bytes in the last
+// frame; add returns its new value.
 func (o *op) add(src, dst, n, piece, frame uint64) uint64 {
 	for n > 0 {
 		first := uint32(0)
@@ -83,7 +83,7 @@ func (o *op) seal() {
 	}
 }
 
-// frame is piece number piece of an operation, on its way to a writer.
+// frame is piece number piece of an operation, queued for a writer.
 type frame struct {
 	op    *op
 	piece uint32

@@ -21,79 +21,82 @@ type Options struct {
 	// listener's own address.
 	Advertise string
 	// NICs are the network interfaces to use, each with its own Listen and Advertise. A session
-	// has a rail for each pair of NICs. Default: one interface, chosen by the system's routes.
+	// has a rail (a group of connections) for each pair of NICs. Default: one interface, chosen by
+	// the system's routes.
 	NICs []NIC
-	// Token is the secret that a peer must prove to open a session with this engine. Required
-	// with Listen.
+	// Token is the secret that a peer must prove to open a session with this engine. It is
+	// required if Listen is set.
 	Token rdma.Token
 	// TLS, if set, protects the connections of this engine. It is the server's configuration for
-	// accepted connections, and the client's for connections dialed to an address whose listener
-	// uses TLS. The address contains that information (HostPort), so one engine can reach nodes
-	// with and without TLS; the source of the address must be authenticated. With TLS, payload
-	// is copied once more on each side.
+	// accepted connections. For dialed connections it is the client's configuration, used if the
+	// address states that its listener uses TLS (HostPort). So one engine can reach nodes with and
+	// without TLS; the source of the addresses must be authenticated. With TLS, payload is copied
+	// once more at each engine.
 	TLS *tls.Config
 
-	// Wrap, if set, wraps each of the engine's sockets, below TLS, to limit or count its
-	// traffic. The result must support deadlines as the socket does, and return the socket from
-	// NetConn. Payload then uses plain Read and Write.
+	// Wrap, if set, wraps each of the engine's sockets, below TLS, to limit or count its traffic.
+	// The result must support deadlines as the socket does, and its method NetConn must return the
+	// socket. Payload is then sent and received with plain Write and Read.
 	Wrap func(net.Conn) net.Conn
 
-	// Conns is the number of payload connections that this side opens for each session, on each
-	// pair of NICs, and for each class if QoS is set. Each lane has one more connection; the one
-	// of the highest class carries messages and acks, which therefore do not wait behind
-	// payload. Default 4, at most MaxConns.
+	// Conns is the number of payload connections in each session that this engine opens, for each
+	// pair of NICs, and for each class if QoS is set. Each pair has one more connection in each
+	// class. In the highest class it carries the messages and acks, which therefore do not wait
+	// behind payload. Default 4, at most MaxConns.
 	Conns int
-	// QoS, if set, gives each rdma.Class its own connections in the sessions that this side
-	// opens, and marks the packets that this side sends on them. The peer marks its packets by
-	// its own QoS. Otherwise all classes share unmarked connections.
+	// QoS, if set, gives each rdma.Class its own connections in the sessions that this engine
+	// opens. It also marks the packets that this engine sends on these connections. The peer marks
+	// its packets by its own QoS. Without QoS all classes share unmarked connections.
 	QoS *qos.Map
-	// Congestion is the TCP congestion control of every connection. Default "cubic" (bbr, a
-	// common system default, costs 10 to 35 % on fast links); "system" keeps the system's
-	// default.
+	// Congestion is the name of the TCP congestion control of every connection. Default "cubic"
+	// (bbr, a common system default, costs 10 to 35 % of the throughput on fast links); "system"
+	// keeps the system's default.
 	Congestion string
-	// PieceBytes is the size of the pieces into which a large write is cut, to spread it over
-	// the connections. Default 1 MiB, 64 KiB to 16 MiB.
+	// PieceBytes is the size of the pieces into which a large write is cut, to spread the write
+	// over the connections. Default 1 MiB, 64 KiB to 16 MiB.
 	PieceBytes int
 	// ZeroCopy sends runs of 64 KiB and more without copying them: the socket's queue refers to
-	// the pages of the source (vmsplice). It saves a quarter of both sides' CPU time. A write
-	// that failed because its session ended may leave other bytes in the peer's window than were
-	// written: later contents of the source. No immediate is counted for them. ZeroCopy has an
-	// effect only on Linux, without TLS, and where the system calls are permitted (not under
-	// gVisor or some seccomp filters).
+	// the pages of the source (vmsplice). This saves a quarter of the CPU time of both engines. If
+	// a write fails because its session ended, the peer's window may contain later contents of the
+	// source instead of the bytes that were written. No immediate is counted for these bytes.
+	// ZeroCopy has an effect only on Linux, without TLS, and where the system calls are permitted
+	// (not under gVisor or some seccomp filters).
 	ZeroCopy bool
-	// InFlightBytes and InFlightOps bound the operations that are submitted to one peer and have
-	// not ended. An operation larger than InFlightBytes is admitted alone. Defaults 64 MiB and
-	// 1024 (at most MaxOps).
+	// InFlightBytes and InFlightOps bound the bytes and the number of operations that are
+	// submitted to one peer and have not ended. An operation larger than InFlightBytes runs alone.
+	// Defaults 64 MiB and 1024 (at most MaxOps).
 	InFlightBytes int64
 	InFlightOps   int
 	// MaxMessage is the longest Send, in bytes. Default 64 KiB, at most 1 MiB.
 	MaxMessage int
-	// MaxPeers bounds the sessions. The engine refuses one more. An idle session costs about 40
-	// KiB for each connection. Default 1024.
+	// MaxPeers is the largest number of sessions. The engine refuses further sessions. An idle
+	// session costs about 40 KiB for each connection. Default 1024.
 	MaxPeers int
-	// EarlyImmediates is how many unexpected immediates are kept for each peer.
-	// Default rdma.DefaultEarlyImmediates.
+	// EarlyImmediates is the number of unexpected immediates that are kept for each peer. Default
+	// rdma.DefaultEarlyImmediates.
 	EarlyImmediates int
 
-	// HeartbeatInterval is how long a connection may be idle before a heartbeat
-	// is sent on it. Default 2 s.
+	// HeartbeatInterval is the idle time of a connection after which a heartbeat is sent on it.
+	// Default 2 s.
 	HeartbeatInterval time.Duration
-	// IdleTimeout is the silence after which a peer is declared dead. Default 10 s, at least
-	// twice the HeartbeatInterval.
+	// IdleTimeout is the time without a byte from a peer after which the peer is declared dead.
+	// Default 10 s, at least twice the HeartbeatInterval.
 	IdleTimeout time.Duration
-	// NICTimeout is the silence after which a rail is declared dead while other rails of the
-	// session are not silent. Default twice the HeartbeatInterval, which is also the minimum.
+	// NICTimeout is the time without a byte on a rail after which the rail is declared dead while
+	// other rails of the session receive. Default twice the HeartbeatInterval, which is also the
+	// minimum.
 	NICTimeout time.Duration
-	// TransferTimeout is the age at which an unacked operation ends its session, even if
-	// heartbeats arrive: a peer must not hold source buffers for ever. Default 60 s.
+	// TransferTimeout is the longest time from the start of an operation to its ack. An operation
+	// that takes longer ends its session, even if heartbeats arrive, because a peer must not hold
+	// source buffers for ever. Default 60 s.
 	TransferTimeout time.Duration
-	// HandshakeTimeout bounds the opening of a session on the accepting side.
+	// HandshakeTimeout is the longest time for the opening of a session at the accepting engine.
 	// Default 10 s.
 	HandshakeTimeout time.Duration
 
-	// OnPeerUp and OnPeerDown, if set, are called when a session begins and after it has ended,
-	// with the reason. After OnPeerDown no goroutine touches memory for that session. They must
-	// not block.
+	// OnPeerUp and OnPeerDown, if set, are called when a session begins and after it has ended;
+	// the error is the reason of the end. After OnPeerDown no goroutine touches memory for that
+	// session. The callbacks must not block.
 	OnPeerUp   func(rdma.EngineID)
 	OnPeerDown func(rdma.EngineID, error)
 	// OnPost, if set, is called before each system call that sends frames, by the goroutine that
@@ -105,16 +108,16 @@ type Options struct {
 
 // NIC is one network interface of an engine.
 type NIC struct {
-	// Name is the name for people. Default: Device, or the address.
+	// Name is the name in logs and status. Default: Device, or the address.
 	Name string
-	// Listen and Advertise are as in Options. All NICs listen, or none does.
+	// Listen and Advertise are as in Options. Either all NICs listen or none.
 	Listen, Advertise string
-	// Device binds the sockets of this NIC to an interface (SO_BINDTODEVICE): their packets
-	// leave there whatever the routes are, and the NIC is taken out of service as soon as the
-	// interface has no carrier.
+	// Device is the interface to which the sockets of this NIC are bound (SO_BINDTODEVICE). Their
+	// packets leave through this interface whatever the routes are, and the NIC is taken out of
+	// service as soon as the interface has no carrier.
 	Device string
-	// Local is the source IP address of dialed connections. Default: with Listen, its host,
-	// unless that is a wildcard; otherwise chosen by the routes.
+	// Local is the source IP address of dialed connections. Default: the host in Listen, if there
+	// is one and it is not a wildcard; otherwise the routes choose.
 	Local string
 }
 
@@ -126,10 +129,10 @@ const (
 	// MaxNICs is the largest number of NICs of one engine, and of rails of one
 	// session.
 	MaxNICs = 16
-	// MaxOps is the largest number of operations of one session in flight in one direction. A
-	// peer that exceeds it is disconnected.
+	// MaxOps is the largest number of operations of one session in flight in one direction. A peer
+	// that exceeds this number is disconnected.
 	MaxOps = 4096
-	// maxPiece bounds the payload of one frame.
+	// maxPiece is the largest payload of one frame, in bytes.
 	maxPiece = 16 << 20
 )
 

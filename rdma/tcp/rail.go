@@ -16,7 +16,7 @@ type railState uint8
 const (
 	// railDown: the rail has no connections.
 	railDown railState = iota
-	// railDialing: the dialer is opening connections.
+	// railDialing: the engine that dialed the session is opening connections.
 	railDialing
 	// railUp: the connections carry frames.
 	railUp
@@ -24,39 +24,38 @@ const (
 	railDying
 )
 
-// String returns the name of the state for people.
+// String returns the name of the state for logs.
 func (x railState) String() string {
 	return [...]string{"down", "connecting", "up", "being taken down"}[x]
 }
 
-// rail is a local NIC, a NIC of the peer, and the connections between them. It goes down as a
-// whole and comes up again under a new generation. Fields that change are guarded by
+// rail is a local NIC, a NIC of the peer, and the connections between the two NICs. A rail fails
+// as a whole and comes up again under a new generation. Fields that change are guarded by
 // session.Mu.
 type rail struct {
 	s         *session
 	index     int
 	connsEach int // in each lane, including the control connection
 
-	// nic is the local NIC. On the dialing side it is fixed. On the accepting side it is the NIC
-	// that accepted the latest generation.
+	// nic is the local NIC. At the engine that dialed the session it is fixed. At the engine that
+	// accepted the session it is the NIC that accepted the latest generation.
 	nic *nic
 
 	state      railState
 	generation uint32
 	// conns are the connections of this generation, lane after lane; empty unless up or dying.
 	conns []*conn
-	// resetting are connections of an earlier generation whose packets may not all have left
-	// this host. They are kept until the peer cannot place these packets.
+	// resetting are connections of an earlier generation with packets that may still be in a queue
+	// of this host. They are kept until the peer cannot place these packets.
 	resetting []*conn
-	// running counts the readers and writers of conns, ends the connections whose stream has
-	// ended.
+	// running is the number of running readers and writers of conns. ends is the number of
+	// connections whose incoming stream has ended.
 	running, ends int
-	// why is the reason that the rail is not up.
+	// why is the reason why the rail is not up.
 	why error
-	// peerDown is the last generation that the peer has reported as down. fenced is set when
-	// that includes the rail's generation and the rail is down on this side too. Then no piece
-	// that was sent on the rail can land any more, and unacked pieces may be sent over other
-	// rails.
+	// peerDown is the last generation that the peer has reported as down. fenced: peerDown
+	// includes the rail's generation, and the rail is down at this engine too. Then no piece that
+	// was sent on the rail can land any more, and unacked pieces may be sent over other rails.
 	peerDown uint32
 	fenced   bool
 	// assembly collects accepted connections of the next generation.
@@ -76,11 +75,12 @@ type assembly struct {
 // errPeerDropped is the reason of a rail that the peer took down.
 var errPeerDropped = errors.New("the peer took it down")
 
-// errRailBusy: the acceptor's last generation of the rail has not ended yet.
+// errRailBusy: at the accepting engine, the last generation of the rail has not ended yet.
 var errRailBusy = errors.New("not yet free on this side")
 
-// attach puts the connections of a new generation into service. It counts two goroutines for
-// each connection, which start starts or abandon releases.
+// attach puts the connections of a new generation into service. It adds two to running for each
+// connection, for its reader and writer. start starts these goroutines; abandon subtracts them
+// again.
 func (r *rail) attach(generation uint32, conns []*conn) error {
 	s := r.s
 	s.Mu.Lock()
@@ -113,7 +113,7 @@ func (r *rail) attach(generation uint32, conns []*conn) error {
 	return nil
 }
 
-// start starts the reader and the writer of a connection that attach counted.
+// start starts the reader and the writer of a connection, which attach has counted.
 func (c *conn) start() {
 	go func() {
 		defer c.goroutinesEnded(1)
@@ -125,14 +125,14 @@ func (c *conn) start() {
 	}()
 }
 
-// abandon releases the goroutines that attach counted for a connection that is not started.
+// abandon subtracts the goroutines that attach counted, for a connection that is not started.
 func (c *conn) abandon(why error) {
 	c.s.drop(c.rail, c.generation, why)
 	c.goroutinesEnded(2)
 }
 
-// goroutinesEnded records that n goroutines of a connection have ended. With the last one the
-// rail is down on this side.
+// goroutinesEnded records that n goroutines of a connection have ended. After the last goroutine
+// of a failed rail, the rail is down at this engine.
 func (c *conn) goroutinesEnded(n int) {
 	s, r := c.s, c.rail
 	s.Mu.Lock()
@@ -146,7 +146,7 @@ func (c *conn) goroutinesEnded(n int) {
 	}
 }
 
-// drop takes a generation of a rail out of service. With the last rail the session ends.
+// drop takes a generation of a rail out of service. The session ends with its last rail.
 func (s *session) drop(r *rail, generation uint32, why error) {
 	s.Mu.Lock()
 	if s.Why != nil || r.state != railUp || r.generation != generation {
@@ -188,12 +188,12 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 	s.e.logRail(r, conns[0].nic, why, closed)
 }
 
-// controlConn is the connection for messages and acks. If the rail has several connections it
-// carries nothing else, because messages would wait behind the payload in a slow NIC's socket
-// queue. It belongs to the highest class. The rail must be up or dying.
+// controlConn is the connection for messages and acks. If the rail has several connections,
+// controlConn carries nothing else, because messages would wait behind the payload in a slow NIC's
+// socket queue. It belongs to the highest class. The rail must be up or dying.
 func (r *rail) controlConn() *conn { return r.conns[(len(r.s.lanes)-1)*r.connsEach] }
 
-// electLocked chooses the connection for messages.
+// electLocked chooses the rail whose control connection carries the session's messages.
 func (s *session) electLocked() {
 	s.messenger = s.controlLocked()
 	if s.messenger != nil && !s.messages.empty() {
@@ -211,8 +211,9 @@ func (s *session) controlLocked() *conn {
 	return nil
 }
 
-// railDownLocked ends a rail on this side, after its last reader and writer. It repeats the acks
-// that may have been lost with the rail, and then reports to the peer that the rail is down.
+// railDownLocked marks a rail as down at this engine, after its last reader and writer have ended.
+// It repeats the acks that may have been lost with the rail, and then reports to the peer that the
+// rail is down.
 func (s *session) railDownLocked(r *rail) {
 	r.state = railDown
 	for _, c := range r.conns {
@@ -226,8 +227,8 @@ func (s *session) railDownLocked(r *rail) {
 	}
 }
 
-// reportDownLocked reports the rails that are down on this side to the peer. It reports all of
-// them each time, because an earlier report may have been lost with another rail.
+// reportDownLocked reports to the peer all rails that are down at this engine. It repeats rails
+// that it has reported before, because an earlier report may have been lost with another rail.
 func (s *session) reportDownLocked(to *conn) {
 	if to == nil {
 		return
@@ -259,7 +260,7 @@ func (s *session) peerTookDown(index, generation uint32) error {
 	return nil
 }
 
-// forgetLocked releases connections whose packets the peer cannot place any more.
+// forgetLocked releases connections once the peer cannot place their packets any more.
 func (r *rail) forgetLocked() {
 	for _, c := range r.resetting {
 		if c.w.splicer != nil {
@@ -269,8 +270,8 @@ func (r *rail) forgetLocked() {
 	r.resetting = nil
 }
 
-// fenceLocked, once a rail is down on both sides, sends its unacked frames over the other rails
-// and makes the dialing side dial the rail again.
+// fenceLocked does nothing until a rail is down at both engines. It then sends the rail's unacked
+// frames over the other rails, and makes the engine that dialed the session dial the rail again.
 func (s *session) fenceLocked(r *rail) {
 	if s.Why != nil || r.state != railDown || r.fenced || r.peerDown < r.generation {
 		return
@@ -310,8 +311,8 @@ const (
 	redialPauseMax = 5 * time.Second
 )
 
-// redialLocked starts the goroutine that dials a rail of a dialed session, first after pause.
-// result, if set, receives the result of the first attempt.
+// redialLocked starts the goroutine that dials a rail again in a session that this engine dialed.
+// The first attempt is made after pause. result, if set, receives the result of the first attempt.
 func (s *session) redialLocked(r *rail, pause time.Duration, result chan<- error) {
 	s.running.Add(1)
 	go func() {
@@ -348,7 +349,7 @@ func (s *session) redial(r *rail, pause time.Duration, result chan<- error) {
 	}
 }
 
-// bringUp makes one attempt to bring a rail up from the dialing side.
+// bringUp makes one attempt to dial a rail.
 func (s *session) bringUp(r *rail) error {
 	s.Mu.Lock()
 	if s.Why != nil {

@@ -25,7 +25,7 @@ func (c *conn) read() {
 	}
 }
 
-// readError returns the reason for the end of the stream.
+// readError returns the reason why the stream ended.
 func (c *conn) readError(err error) error {
 	if errors.Is(err, errFrame) {
 		c.s.e.core.MalformedFrames.Add(1)
@@ -88,17 +88,17 @@ func (c *conn) end() {
 	}
 }
 
-// How long endedNormally waits for the ends of the peer's other streams after the first has ended:
-// normalEndWait on the last rail, and normalEndRailWait if another rail continues, over which the
-// frames of this rail are sent again.
+// Times for which awaitNormalEnd waits for the ends of the peer's other streams, after the first
+// has ended. It waits normalEndWait on the last rail. If another rail continues, the frames of
+// this rail are sent again over that rail, so the wait is only normalEndRailWait.
 const (
 	normalEndWait     = time.Second
 	normalEndRailWait = 100 * time.Millisecond
 )
 
-// awaitNormalEnd returns sessions.ErrPeerClosed if the peer closed the session with no
-// operation in flight, otherwise nil. The peer's last acks may still be in other connections,
-// so endedNormally waits for their ends.
+// awaitNormalEnd returns sessions.ErrPeerClosed if the peer closed the session with no operation
+// in flight, otherwise nil. The peer's last acks may still be in other connections, so
+// awaitNormalEnd waits for the ends of these connections.
 func (c *conn) awaitNormalEnd() error {
 	s := c.s
 	s.Mu.Lock()
@@ -137,8 +137,8 @@ func (c *conn) fill(limit int) error {
 	return err
 }
 
-// ahead returns the next n bytes of the stream, at most readAhead. They are valid until the
-// next read. With exact it reads nothing beyond them.
+// ahead returns the next n bytes of the stream, at most readAhead. The bytes are valid until the
+// next read. If exact is set, ahead reads no byte after them.
 func (c *conn) ahead(n int, exact bool) ([]byte, error) {
 	r := &c.r
 	if r.start == r.end {
@@ -161,8 +161,8 @@ func (c *conn) ahead(n int, exact bool) ([]byte, error) {
 	return b, nil
 }
 
-// place reads some of the left bytes of payload into into, whose parts are not empty, and
-// returns how many bytes are in place: with few at most landingBytes.
+// place reads some of the left bytes of payload into into, whose slices are not empty. It returns
+// the number of bytes that are in place. With few it reads at most landingBytes.
 func (c *conn) place(into [][]byte, left uint64, few bool) (n uint64, err error) {
 	r := &c.r
 	if r.start < r.end {
@@ -192,9 +192,9 @@ func (c *conn) place(into [][]byte, left uint64, few bool) (n uint64, err error)
 	return n, nil
 }
 
-// withNext returns the destinations of one system call: as much of into as it takes and, if
-// that is all of into, a buffer for the next header and its table, which is assumed to be as
-// long as the current one.
+// withNext returns the destinations of one system call: as many slices of into as one call takes.
+// If these are all of into, a buffer for the next header and its table follows; the next table is
+// assumed to be as long as the current table.
 func (c *conn) withNext(into [][]byte) [][]byte {
 	r := &c.r
 	if len(into) > scatterRuns {
@@ -204,11 +204,11 @@ func (c *conn) withNext(into [][]byte) [][]byte {
 	if len(r.spans) > 1 {
 		next += len(r.spans) * runSize
 	}
-	// land left room for one more element after into.
+	// land has reserved capacity for one more element after into.
 	return append(into, r.buf[:next])
 }
 
-// first returns the first landingBytes of into, which is longer, or as many parts as one system
+// first returns the first landingBytes of into, which is longer, or as many slices as one system
 // call takes.
 func (c *conn) first(into [][]byte) [][]byte {
 	r := &c.r
@@ -251,7 +251,7 @@ func (c *conn) drain(n uint64) error {
 	return nil
 }
 
-// readAcks ends the operations that the peer acks, as landed or refused.
+// readAcks ends the operations that the peer has acked, successful or refused.
 func (c *conn) readAcks(h *header) error {
 	b, err := c.ahead(int(h.length), false)
 	if err != nil {
@@ -275,7 +275,7 @@ func (c *conn) readMessage(h *header) error {
 	if err != nil {
 		return err
 	}
-	// Count the ack before delivery, because the receiver of the message may close the engine.
+	// The ack is queued before delivery, because the receiver of the message may close the engine.
 	complete, reason := c.s.landed(h, reason)
 	if !complete {
 		if msg != nil {

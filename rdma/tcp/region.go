@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sources"
 )
 
-// region is registered memory: a source of writes, and the root of windows.
+// region is registered memory. It is a source of writes, and windows are parts of it.
 type region struct {
 	e    *Engine
 	mem  []byte
@@ -72,8 +72,8 @@ func (r *region) WindowLanding(off, n uint64, landed func(off, n uint64), peers 
 	if err := rdma.Range("window", off, n, uint64(len(r.mem))); err != nil {
 		return nil, err
 	}
-	// The capacity ends with the window, so that an append by the owner cannot overwrite the
-	// bytes after it.
+	// The capacity ends with the window, so that an append by the owner cannot overwrite the bytes
+	// after the window.
 	return r.open(&window{mem: r.mem[off : off+n : off+n], landed: landed, peers: slices.Clone(peers)})
 }
 
@@ -128,17 +128,17 @@ type window struct {
 	mem    []byte
 	// spans, if not nil, are the accessible parts of mem.
 	spans []rdma.Span
-	// landed, if set, is called for each placed range by the reader that is inside.
+	// landed, if set, is called for each placed range by the reader that placed it.
 	landed func(off, n uint64)
 	// peers may write to the window; empty means every peer.
 	peers []rdma.EngineID
 
-	// revoked is set under mu and read without it between the reads of a payload.
+	// revoked is set under mu. Readers load it without mu between the reads of a payload.
 	revoked atomic.Bool
 
 	mu sync.Mutex
-	// inside are the connections whose payload is landing in the window. A connection is inside
-	// at most one window. After revoked is set none is added.
+	// inside are the connections whose payload is landing in the window. A connection is inside at
+	// most one window. After revoked is set, no connection is added.
 	inside []*conn
 	// idle, if set, is closed when inside becomes empty.
 	idle chan struct{}
@@ -158,7 +158,7 @@ func (w *window) Bytes() []byte {
 func (w *window) Desc() rdma.Desc { return w.region.e.desc(w.key, len(w.mem)) }
 
 // begin makes the window refuse payload. It returns a channel that is closed when no payload is
-// landing any more; nil if none is landing.
+// landing any more, or nil if none is landing.
 func (w *window) begin() <-chan struct{} {
 	w.region.e.unlink(w)
 	w.mu.Lock()
@@ -183,7 +183,7 @@ func (w *window) Revoke(ctx context.Context) error {
 			return fmt.Errorf("tcp: revoke: payload is landing: %w", ctx.Err())
 		}
 	}
-	// Remove it last: until no payload lands, the region's Close must wait too.
+	// The window is removed last, so that the region's Close also waits until no payload lands.
 	w.region.mu.Lock()
 	delete(w.region.windows, w)
 	w.region.mu.Unlock()
@@ -195,7 +195,8 @@ func (w *window) admits(peer rdma.EngineID) bool {
 	return len(w.peers) == 0 || slices.Contains(w.peers, peer)
 }
 
-// enter admits a connection's payload to the window.
+// enter adds a connection to inside, before its payload lands. It returns false if the window is
+// revoked.
 func (w *window) enter(c *conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -206,8 +207,8 @@ func (w *window) enter(c *conn) bool {
 	return true
 }
 
-// leave undoes enter: the connection touches no byte of the window any more, and Revoke does
-// not interrupt it.
+// leave undoes enter. After leave the connection touches no byte of the window, and Revoke does
+// not interrupt the connection.
 func (w *window) leave(c *conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -216,13 +217,13 @@ func (w *window) leave(c *conn) {
 	w.inside[i] = w.inside[last]
 	w.inside[last] = nil
 	w.inside = w.inside[:last]
-	// idle stays set: a further Revoke finds a closed channel.
+	// idle stays set, so that another call of Revoke finds a closed channel.
 	if last == 0 && w.idle != nil {
 		close(w.idle)
 	}
 }
 
-// desc describes n bytes with key, which is the same on every NIC.
+// desc returns the Desc of n bytes with key, which is the same on every NIC.
 func (e *Engine) desc(key uint64, n int) rdma.Desc {
 	d := rdma.Desc{Engine: e.id, Len: uint64(n), NICs: make([]rdma.NICKey, len(e.nics))}
 	for i, nic := range e.nics {

@@ -9,20 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resetProbe reports whether the peer has reset a connection. When both ends are on one
-// host, spliced payload in our receive queue may still be the pages of the peer's source.
-// The peer resets the connection before it returns such a source to its owner, so payload
-// that the reader copied out of the queue before a reset holds the bytes that were written.
-// Only the connection's reader uses the probe.
+// resetProbe reports whether the peer has reset a connection. When both ends are on one host,
+// spliced payload in our receive queue may still be the pages of the peer's source. The peer
+// resets the connection before it returns such a source to its owner, so the payload that the
+// reader copied out of the queue before a reset is the payload that the peer wrote. Only the
+// connection's reader uses the probe.
 type resetProbe struct {
 	raw   syscall.RawConn
 	fd    [1]unix.PollFd
 	reset bool
-	// step is look as a value, made once to avoid an allocation per call.
+	// step is the method value of look, bound once to avoid an allocation per call.
 	step func(fd uintptr)
 }
 
-// newResetProbe returns nil if the stream is not the socket's (TLS), so nothing is spliced.
+// newResetProbe returns nil if nc is not a plain TCP socket (TLS): such a connection is not
+// spliced.
 func newResetProbe(nc net.Conn) *resetProbe {
 	t, ok := nc.(*net.TCPConn)
 	if !ok {

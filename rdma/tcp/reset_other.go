@@ -4,7 +4,7 @@ package tcp
 
 import "net"
 
-// resetProbe is of Linux: elsewhere no process of this host splices.
+// resetProbe is used on Linux only: on other systems no process splices, so it detects nothing.
 type resetProbe struct{}
 
 func newResetProbe(net.Conn) *resetProbe { return nil }

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disconnect resets a connection and leaves its descriptor open: connect(2) with the address
-// family AF_UNSPEC. Both queues are dropped. The reset has been sent when it returns.
+// disconnect resets a connection with connect(2) to the address family AF_UNSPEC, and leaves the
+// descriptor open. The kernel drops both queues. When disconnect returns, the reset has been sent.
 func disconnect(fd int) error {
 	addr := unix.RawSockaddr{Family: unix.AF_UNSPEC}
 	// Safety: the kernel reads sizeof(addr) bytes during the call.
@@ -22,9 +22,8 @@ func disconnect(fd int) error {
 	return nil
 }
 
-// sendQueued returns the number of bytes of packets that a socket has in the queues between TCP
-// and the wire: the kernel's sk_wmem_alloc, which decreases as the NIC reports each packet
-// sent.
+// sendQueued returns the number of bytes of a socket's packets in the queues between TCP and the
+// wire. This is the kernel's sk_wmem_alloc, which decreases as the NIC reports each packet sent.
 func sendQueued(fd int) (uint32, error) {
 	// SO_MEMINFO fills an array of SK_MEMINFO_VARS = 9 words (linux/sock_diag.h).
 	const wmemAlloc = 2

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// scatter is for Linux (scatter_unsafe.go). On other systems runs are read one by one.
+// scatter works on Linux only (scatter_unsafe.go). On other systems runs are read one by one.
 type scatter struct{}
 
 func newScatter(net.Conn) *scatter { return nil }

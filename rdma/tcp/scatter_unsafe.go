@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scatter reads from one socket into many destinations with one system call: the pages of a
-// frame and then the header of the next. It belongs to the reader.
+// scatter reads from one socket into many destinations with one system call: the pages of a frame
+// and then the header of the next frame. Only the reader goroutine uses it.
 type scatter struct {
 	raw   syscall.RawConn
 	iov   []unix.Iovec
 	n     int
 	errno syscall.Errno
-	// step is readv as a value, made once to avoid an allocation per read.
+	// step is the method value of readv, bound once to avoid an allocation per read.
 	step func(fd uintptr) bool
 }
 
-// newScatter returns nil if the stream is not the socket's (TLS), and in builds with the race
-// detector, which does not see writes by the kernel through vectors.
+// newScatter returns nil if nc is not a plain TCP socket (TLS). It also returns nil in builds with
+// the race detector, which does not observe writes by the kernel through vectors.
 func newScatter(nc net.Conn) *scatter {
 	t, ok := nc.(*net.TCPConn)
 	if !ok || raceEnabled {
@@ -61,12 +61,12 @@ func (s *scatter) read(into [][]byte) (int, error) {
 	return s.n, nil
 }
 
-// readv reports whether it read bytes or got an error. Otherwise the runtime calls it again
-// when the socket is readable.
+// readv returns true if it read bytes or got an error. If it returns false, the runtime calls it
+// again when the socket is readable.
 func (s *scatter) readv(fd uintptr) bool {
 	for {
-		// Safety: iov is not empty, holds its bases as pointers, and each length is
-		// that of the slice that the base came from.
+		// Safety: iov is not empty and holds its base addresses as pointers. Each length is the
+		// length of the slice from which the base comes.
 		n, _, errno := syscall.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&s.iov[0])), uintptr(len(s.iov)))
 		switch errno {
 		case syscall.EINTR:

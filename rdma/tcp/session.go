@@ -10,42 +10,42 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// session is the shared state of two engines: rails between their NICs, and the operations in
-// flight in both directions.
+// session is the state that this engine holds for a connected peer: rails between the NICs of
+// both, and the operations in flight in both directions.
 type session struct {
 	sessions.Session[*op]
 	e     *Engine
 	id    [16]byte
 	rails []*rail
-	// ctx ends when the session begins to end.
+	// ctx ends when the session begins to end (Fail).
 	ctx    context.Context
 	cancel context.CancelFunc
-	// activating makes the first rail that is up add the session to the engine.
+	// activating adds the session to the engine once, when its first rail is up.
 	activating sync.Once
-	// running counts readers, writers and redialing goroutines. It is incremented under Mu while
-	// Why is nil.
+	// running is the number of readers, writers and redialing goroutines. It is incremented under
+	// Mu while Why is nil.
 	running sync.WaitGroup
 
-	// The fields below are guarded by Mu. unacked is set if local operations are in flight when
-	// the session begins to end.
+	// The fields below are guarded by Mu. unacked: local operations were in flight when the
+	// session began to end.
 	unacked bool
-	// up counts the rails in state railUp. peerClosed is set when a rail ended because the peer
-	// closed the session with no operation in flight.
+	// up is the number of rails in state railUp. peerClosed: a rail ended because the peer closed
+	// the session with no operation in flight.
 	up         int
 	peerClosed bool
 	// lanes has one queue for each class, or one for all.
 	lanes []*lane
-	// messages wait for messenger, the one connection that carries them, so that they usually
-	// keep their order.
+	// messages are queued for messenger, the only connection that carries messages, so that
+	// messages usually keep their order.
 	messages  queue
 	messenger *conn
 
-	// inbound is indexed by the slot of the peer's operation. openOps counts incomplete
-	// operations and openFrames their pieces.
+	// inbound is indexed by the slot of the peer's operation. openOps is the number of incomplete
+	// operations of the peer, and openFrames the number of their pieces.
 	inbound             []inbound
 	openOps, openFrames int
-	// acksOwed counts acks of complete operations that are not written yet. acksDrained, if not nil,
-	// is closed when acksOwed is 0 or the session ends.
+	// acksOwed is the number of acks of complete operations that are not written yet. acksDrained,
+	// if not nil, is closed when acksOwed is 0 or the session ends.
 	acksOwed    int
 	acksDrained chan struct{}
 	// ended is closed when the streams of all connections have ended.
@@ -70,12 +70,12 @@ func newSession(e *Engine, peer rdma.EngineID, id [16]byte, n, lanes, conns int,
 	return s
 }
 
-// gone is the error of an operation that finds the session ended for why.
+// gone is the error of an operation on a session that ended for the reason why.
 func (s *session) gone(why error) error {
 	return fmt.Errorf("rdma: session with %v ended (%w): %w", s.Peer, why, rdma.ErrNoPeer)
 }
 
-// submit queues the frames of o. After an error it has released o.
+// submit queues the frames of o. If it returns an error it has released o.
 func (s *session) submit(o *op) error {
 	s.Mu.Lock()
 	if err := s.BeginLocked(o, s.e.core.Ticks.Load()); err != nil {
@@ -100,8 +100,8 @@ func (s *session) submit(o *op) error {
 	return nil
 }
 
-// lane returns the lane of a class. If the session's dialer marks no classes there is one lane
-// for all.
+// lane returns the lane of a class. If the session's dialer marks no classes, there is one lane
+// for all classes.
 func (s *session) lane(class rdma.Class) *lane {
 	if int(class) < len(s.lanes) {
 		return s.lanes[class]
@@ -109,12 +109,12 @@ func (s *session) lane(class rdma.Class) *lane {
 	return s.lanes[0]
 }
 
-// endLocked ends o and returns the work that remains to be done without the lock.
+// endLocked ends o. It returns the callback that must be called after the lock is released.
 func (s *session) endLocked(o *op, err error) sessions.Ended {
 	return s.EndLocked(o, o.kind == frameMessage, err)
 }
 
-// settleOpLocked ends o, appending to out, if it is acked and no writer needs it.
+// settleOpLocked ends o, if o is acked and no writer needs o any more. It appends o to out.
 func (s *session) settleOpLocked(o *op, out []sessions.Ended) []sessions.Ended {
 	if !o.acked || o.unsent > 0 {
 		return out
@@ -122,7 +122,7 @@ func (s *session) settleOpLocked(o *op, out []sessions.Ended) []sessions.Ended {
 	return append(out, s.endLocked(o, s.verdict(o)))
 }
 
-// verdict returns the error in the ack of o.
+// verdict returns the error that the ack of o reported.
 func (s *session) verdict(o *op) error {
 	if o.status != rdma.ReasonNone {
 		return &rdma.RefusedError{Peer: s.Peer, Reason: o.status}
@@ -130,8 +130,8 @@ func (s *session) verdict(o *op) error {
 	return nil
 }
 
-// acked handles a batch of acks of the peer and appends the operations that ended to out. A
-// rail failure may repeat an ack; the second is ignored.
+// acked handles a batch of acks of the peer and appends the operations that ended to out. A rail
+// failure may repeat an ack; the repetition is ignored.
 func (s *session) acked(acks []byte, out []sessions.Ended) ([]sessions.Ended, error) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -157,8 +157,8 @@ func (s *session) acked(acks []byte, out []sessions.Ended) ([]sessions.Ended, er
 	return out, nil
 }
 
-// Fail begins the end of the session. Only the first reason is kept. The session's own
-// goroutines may call it.
+// Fail begins the end of the session. Only the reason of the first call is kept. The session's own
+// goroutines may call Fail.
 func (s *session) Fail(why error) {
 	s.Mu.Lock()
 	conns, first := s.beginEndLocked(why)
@@ -169,7 +169,7 @@ func (s *session) Fail(why error) {
 }
 
 // beginEndLocked makes the session refuse new operations and returns the connections to close.
-// first reports whether this call ended the session.
+// first: this call, and no earlier call, ended the session.
 func (s *session) beginEndLocked(why error) (conns []*conn, first bool) {
 	if !s.FailLocked(why) {
 		return nil, false
@@ -181,14 +181,14 @@ func (s *session) beginEndLocked(why error) (conns []*conn, first bool) {
 	}
 	for _, r := range s.rails {
 		conns = append(conns, r.conns...)
-		// remove waits for their packets too.
+		// remove waits for the packets of these connections too.
 		conns = append(conns, r.resetting...)
 		r.resetting = nil
 	}
 	return conns, true
 }
 
-// finishEnd does the work that beginEndLocked leaves to be done without the lock.
+// finishEnd does the work that beginEndLocked leaves for the time after the lock is released.
 func (s *session) finishEnd(conns []*conn) {
 	close(s.Dying)
 	s.cancel()
@@ -199,10 +199,10 @@ func (s *session) finishEnd(conns []*conn) {
 	go s.remove(conns)
 }
 
-// remove ends the remaining operations of the session, once no reader or writer can touch
-// memory and no packet of conns in this host refers to a source. It waits at most IdleTimeout
-// for a queue that does not empty (a NIC without carrier). The peer has ended a silent session
-// by then, so a packet that leaves later finds the connection closed.
+// remove ends the remaining operations of the session. Before that, it waits until no reader or
+// writer can touch memory and no packet of conns in this host refers to a source. It waits at most
+// IdleTimeout for a queue that does not empty (a NIC without carrier). By then the peer has ended
+// the silent session, so a packet that leaves later finds the connection closed.
 func (s *session) remove(conns []*conn) {
 	s.running.Wait()
 	for _, c := range conns {
@@ -224,9 +224,9 @@ func (s *session) remove(conns []*conn) {
 	s.e.core.Remove(s)
 }
 
-// drainAcks waits for the queued acks to be written. A peer that does not receive them reports the
-// end of this engine as a failure. The returned channel is closed when they are written; it is
-// nil if none are queued.
+// drainAcks waits for the queued acks to be written, because a peer that does not receive them
+// reports the end of this engine as a failure. The returned channel is closed when the acks are
+// written; it is nil if none are queued.
 func (s *session) drainAcks() <-chan struct{} {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -242,8 +242,8 @@ func (s *session) drainAcks() <-chan struct{} {
 	return s.acksDrained
 }
 
-// idleLocked reports whether no operation is in flight in either direction. An acked operation
-// that its writer has not settled yet counts as ended.
+// idleLocked reports whether no operation is in flight in either direction. It counts an acked
+// operation as ended, even if the operation's writer has not settled it yet.
 func (s *session) idleLocked() bool {
 	if s.openOps > 0 {
 		return false

@@ -58,12 +58,12 @@ func setDevice(fd int, device string) error {
 	return nil
 }
 
-// unsentBytesMax bounds the unsent data in a socket if a session may have other rails. Data in
-// one socket cannot move to another, so a slow NIC must not take much.
+// unsentBytesMax is the largest number of unsent bytes in a socket, if a session may have several
+// rails. Data in one socket cannot move to another, so a slow NIC must not take much data.
 const unsentBytesMax = 256 << 10
 
-// control returns a function that prepares a socket of n before it connects or listens.
-// Accepted connections inherit the listener's settings.
+// control returns a function that sets the options of a socket of n before the socket connects or
+// listens. Accepted connections inherit the listener's options.
 func (e *Engine) control(n *nic) func(_, _ string, rc syscall.RawConn) error {
 	return func(_, _ string, rc syscall.RawConn) error {
 		var err error
@@ -82,7 +82,7 @@ func (e *Engine) control(n *nic) func(_, _ string, rc syscall.RawConn) error {
 	}
 }
 
-// mark sets the QoS marks of this side's packets on a connection of a class.
+// mark sets the QoS marks for the packets that this engine sends on a connection of a class.
 func (e *Engine) mark(nc net.Conn, class rdma.Class) error {
 	if e.opts.QoS == nil {
 		return nil
@@ -108,8 +108,8 @@ func (e *Engine) mark(nc net.Conn, class rdma.Class) error {
 	return errors.Join(cerr, merr)
 }
 
-// setMarking sets the traffic class of both IP versions, because an IPv6 socket may carry IPv4.
-// It sets the priority last, because setting the traffic class changes it.
+// setMarking sets the traffic class of both IP versions, because an IPv6 socket may carry IPv4. It
+// sets the socket priority last, because setting the traffic class changes the priority.
 func setMarking(fd int, l qos.Lane) error {
 	tos := l.TOS()
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)

@@ -11,10 +11,10 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// usableCongestion returns "system": only on Linux a socket can choose.
+// usableCongestion returns "system": only Linux lets a socket choose its congestion control.
 func usableCongestion(string, *slog.Logger) string { return "system" }
 
-// control prepares nothing and cannot bind to an interface.
+// control sets no socket options. It returns an error if the NIC must be bound to an interface.
 func (e *Engine) control(n *nic) func(_, _ string, _ syscall.RawConn) error {
 	return func(_, _ string, _ syscall.RawConn) error {
 		if n.device != "" {

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// canSplice is false in builds with the race detector, which does not see reads by the kernel
+// canSplice is false in builds with the race detector, which does not observe reads by the kernel
 // through pipes.
 const canSplice = !raceEnabled
 
 const (
-	// pipeBytes is the capacity of a pipe, which one pair of system calls moves.
+	// pipeBytes is the capacity of a pipe in bytes: the most that one pair of system calls moves.
 	pipeBytes = 1 << 20
-	// maxPipes bounds the pipes of an engine, which have two descriptors each. A connection that
-	// gets no pipe copies.
+	// maxPipes is the largest number of pipes of an engine. A pipe has two descriptors. A
+	// connection that gets no pipe copies its payload.
 	maxPipes = 64
 	// smallVecs is the largest number of copied vectors in one system call (the kernel's
 	// UIO_MAXIOV).
@@ -57,7 +57,7 @@ type pipes struct {
 	closed bool
 }
 
-// take returns an empty pipe, or nil if none is available.
+// take returns an empty pipe, or nil if no pipe is available.
 func (p *pipes) take() *pipe {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,8 +77,8 @@ func (p *pipes) take() *pipe {
 	return x
 }
 
-// give returns a pipe. A pipe that is not empty holds bytes of a failed connection and is
-// closed.
+// give returns a pipe to the free pipes. A pipe that is not empty holds bytes of a failed
+// connection; it is closed instead.
 func (p *pipes) give(x *pipe) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,8 +108,8 @@ type pipe struct {
 	held int // bytes in it
 }
 
-// newPipe opens a pipe. If the kernel's limit for the user is reached, the pipe has the default
-// capacity.
+// newPipe opens a pipe. If the user's pipes have reached the kernel's limit, the pipe has the
+// default capacity.
 func newPipe() (*pipe, error) {
 	var fd [2]int
 	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -121,8 +121,8 @@ func newPipe() (*pipe, error) {
 
 func (x *pipe) close() { _, _ = unix.Close(x.r), unix.Close(x.w) }
 
-// splicer sends a batch without copying its large vectors: the socket's queue refers to the
-// pages of the source until the peer has them. It belongs to the writer.
+// splicer sends a batch without copying its large vectors: the socket's queue refers to the pages
+// of the source until the peer has received them. Only the writer goroutine calls write.
 type splicer struct {
 	conn  *net.TCPConn
 	raw   syscall.RawConn
@@ -133,15 +133,16 @@ type splicer struct {
 	large []bool
 	iov   [1]unix.Iovec
 	err   error
-	// used is set before the first splice, dead by discard.
+	// used is set before the first splice. dead is set by discard.
 	used, dead atomic.Bool
-	// resetFD is a duplicate of the socket's descriptor, from discard until forget or awaitSent.
+	// resetFD is a duplicate of the socket's descriptor, kept from discard until forget or
+	// awaitSent.
 	resetFD atomic.Int64
-	// step is send as a value, made once to avoid an allocation per call.
+	// step is the method value of send, bound once to avoid an allocation per call.
 	step func(fd uintptr) bool
 }
 
-// newSplicer returns nil if p is nil, or if the stream is not the socket's (TLS).
+// newSplicer returns nil if p is nil, or if nc is not a plain TCP socket (TLS).
 func newSplicer(nc net.Conn, p *pipes) *splicer {
 	t, ok := nc.(*net.TCPConn)
 	if !ok || p == nil {
@@ -157,9 +158,9 @@ func newSplicer(nc net.Conn, p *pipes) *splicer {
 	return s
 }
 
-// write sends vec and consumes it. A vector with large set must not change until the peer has
-// it. It returns false, with nothing sent, if no pipe is available or the connection is about
-// to be closed.
+// write sends vec and consumes it. A vector that large marks must not change until the peer has
+// received it. write returns false, with nothing sent, if no pipe is available or the connection
+// is about to be closed.
 func (s *splicer) write(vec [][]byte, large []bool) (bool, error) {
 	s.used.Store(true)
 	if s.dead.Load() {
@@ -178,8 +179,8 @@ func (s *splicer) write(vec [][]byte, large []bool) (bool, error) {
 	return true, err
 }
 
-// send reports whether everything has been sent or an error occurred. Otherwise the runtime
-// calls it again when the socket is writable.
+// send returns true if everything has been sent or an error occurred. If it returns false, the
+// runtime calls it again when the socket is writable.
 func (s *splicer) send(fd uintptr) bool {
 	for len(s.vec) > 0 {
 		var n int
@@ -204,8 +205,8 @@ func (s *splicer) send(fd uintptr) bool {
 	return true
 }
 
-// splice makes the pipe refer to the pages of b, unless it still holds some, and then makes the
-// socket refer to the pages in the pipe.
+// splice makes the pipe refer to the pages of b, unless the pipe still refers to earlier pages. It
+// then makes the socket refer to the pages in the pipe.
 func (s *splicer) splice(fd int, b []byte) (int, error) {
 	p := s.pipe
 	if p.held == 0 {
@@ -230,7 +231,7 @@ func (s *splicer) splice(fd int, b []byte) (int, error) {
 	return int(n), err
 }
 
-// small returns the number of vectors before the next spliced one, at most as many as one
+// small returns the number of vectors before the next spliced vector, at most as many as one
 // system call takes.
 func (s *splicer) small() int {
 	n := 1
@@ -240,8 +241,8 @@ func (s *splicer) small() int {
 	return n
 }
 
-// more adds a flag unless the next n vectors are the last, so that later vectors may share
-// their packet.
+// more returns flags, with more added unless the next n vectors are the last. With that flag,
+// later vectors may share a packet with these.
 func (s *splicer) more(n, flags, more int) int {
 	if len(s.vec) > n {
 		flags |= more
@@ -261,10 +262,11 @@ func (s *splicer) sent(n int) {
 	}
 }
 
-// discard resets the connection if any of its data was spliced, and so drops unsent data.
-// Nothing is spliced afterwards.
+// discard resets the connection if any of its data was spliced. The reset drops the unsent data.
+// After discard nothing is spliced.
 func (s *splicer) discard() {
-	// write sets used and then loads dead, so at least one of the two sees the other's flag.
+	// write sets used and then loads dead; discard sets dead and then loads used. So at least one
+	// of them sees the other's flag.
 	s.dead.Store(true)
 	if !s.used.Load() {
 		return
@@ -289,15 +291,16 @@ const (
 	resetFDReleased = -2 // no awaitSent follows
 )
 
-// forget closes the descriptor of discard: no packet of the connection matters any more.
+// forget closes the descriptor that discard duplicated, when the packets of the connection no
+// longer matter.
 func (s *splicer) forget() {
 	if fd := s.resetFD.Swap(resetFDReleased); fd >= 0 {
 		_ = unix.Close(int(fd))
 	}
 }
 
-// awaitSent returns when no packet of a reset connection waits in a queue of this host, or
-// after limit. Packets refer to the source too.
+// awaitSent returns when no packet of a reset connection waits in a queue of this host, or after
+// limit. It is needed because packets refer to the source too.
 func (s *splicer) awaitSent(limit time.Duration) {
 	defer s.forget()
 	fd := int(s.resetFD.Load())
@@ -307,7 +310,7 @@ func (s *splicer) awaitSent(limit time.Duration) {
 	for pause := time.Millisecond; limit > 0; limit -= pause {
 		n, err := sendQueued(fd)
 		if n == 0 || err != nil {
-			return // without SO_MEMINFO there is no way to wait
+			return // the queue is empty, or it cannot be observed because SO_MEMINFO is missing
 		}
 		time.Sleep(pause)
 		pause = min(2*pause, 16*time.Millisecond)

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// canSplice is false: splicing is for Linux (splice_linux.go). On other systems everything is
-// copied.
+// canSplice is false: splicing works on Linux only (splice_linux.go). On other systems all payload
+// is copied.
 const canSplice = false
 
 func probeSplice() error { return rdma.ErrUnsupported }

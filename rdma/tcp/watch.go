@@ -24,8 +24,8 @@ func (e *Engine) watch() {
 }
 
 // watchLink checks the interface of a NIC once a round. It has its own goroutine because the
-// kernel answers late while interfaces are created or removed on the host (its rtnl lock), and
-// heartbeats must continue meanwhile.
+// kernel answers late while interfaces are created or removed on the host (its rtnl lock).
+// Heartbeats must continue in the meantime.
 func (e *Engine) watchLink(n *nic) {
 	ticker := time.NewTicker(sessions.WatchInterval(e.opts.HeartbeatInterval))
 	defer ticker.Stop()
@@ -39,9 +39,9 @@ func (e *Engine) watchLink(n *nic) {
 	}
 }
 
-// watch checks each rail once and takes down rails that have been silent for too long or whose
-// NIC has no link. While another rail is not silent the limit is railSilence. The limit of the
-// last rail is silence, after which the session ends.
+// watch checks each rail once. It takes down a rail whose NIC has no link, and a rail on which
+// nothing has arrived for too long. The limit is railSilence while another rail of the session
+// receives. For the last rail the limit is silence, after which the session ends.
 func (s *session) watch(railSilence, silence uint64) {
 	type heard struct {
 		r          *rail
@@ -79,15 +79,15 @@ func (s *session) watch(railSilence, silence uint64) {
 		s.Mu.Lock()
 		last := s.up == 1
 		s.Mu.Unlock()
-		if last { // counted first, because OnPeerDown may read the counter
+		if last { // counted first: OnPeerDown may read the counter
 			s.e.core.PeersTimedOut.Add(1)
 		}
 		s.drop(h.r, h.generation, fmt.Errorf("rdma: %v silent for %v: %w", s.Peer, timeout, rdma.ErrPeerDied))
 	}
 }
 
-// watch returns the number of rounds for which nothing has arrived on the connection. It sends
-// a heartbeat if nothing was sent. The caller holds the session's mu.
+// watch returns the number of rounds in which nothing has arrived on the connection. It sends a
+// heartbeat if nothing was sent. The caller holds the session's mu.
 func (c *conn) watch() (silentTicks uint64) {
 	silent, beat := c.silence.Look(c.rx.Load(), c.tx.Load())
 	if beat {

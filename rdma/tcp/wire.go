@@ -15,14 +15,14 @@ const (
 	headerSize = 64
 	runSize    = 16
 	ackSize    = 16
-	// maxRuns bounds the table of one write frame, maxAcks the entries of one
-	// ack frame.
+	// maxRuns is the largest number of runs in the table of one write frame, maxAcks the largest
+	// number of entries of one ack frame.
 	maxRuns = 256
 	maxAcks = 512
-	// maxMessage bounds a message; the receiver's buffers bound it further.
+	// maxMessage is the largest message, in bytes. The receiver's buffers may be smaller.
 	maxMessage = 1 << 20
-	// maxFrames bounds the frames of one operation: MaxPages pages that each have their own
-	// frame, or a large single write (1<<20 x 64 KiB).
+	// maxFrames is the largest number of frames of one operation: MaxPages pages that each have
+	// their own frame, or a large single write (1<<20 x 64 KiB).
 	maxFrames = 1 << 20
 )
 
@@ -45,7 +45,7 @@ const (
 	flagAckMayWait = 2
 )
 
-// errFrame is wrapped by every error after which the stream cannot be trusted.
+// errFrame is wrapped by every error after which the stream cannot be decoded any further.
 var errFrame = errors.New("malformed frame")
 
 // castagnoli is the table of CRC-32C, which has its own instruction on amd64
@@ -79,8 +79,8 @@ func (h *header) encode(b []byte) {
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
 
-// decode reads a header from b, which holds headerSize bytes, and performs all checks that do
-// not need the session.
+// decode reads a header from b, which holds headerSize bytes. It performs all checks that do not
+// depend on the session.
 func (h *header) decode(b []byte) error {
 	_ = b[headerSize-1]
 	le := binary.LittleEndian
@@ -116,7 +116,8 @@ func (h *header) check() error {
 	case frameHeartbeat:
 		ok = *h == header{kind: h.kind}
 	case frameDown:
-		// frames is the rail's number and piece its generation.
+		// In this frame, the field frames is the number of the rail and the field piece its
+		// generation.
 		ok = h.frames < MaxNICs && *h == header{kind: h.kind, frames: h.frames, piece: h.piece}
 	default:
 		return fmt.Errorf("frame of type %d: %w", h.kind, errFrame)
@@ -128,7 +129,7 @@ func (h *header) check() error {
 	return nil
 }
 
-// span is a run of bytes at the target: one entry of a frame's table.
+// span is one entry of a frame's table: the offset and length of a contiguous run at the target.
 type span struct{ offset, length uint64 }
 
 // putSpan encodes s to b.
@@ -179,10 +180,12 @@ func decodeAck(b []byte) (ack, error) {
 	return ack{binary.LittleEndian.Uint64(b), rdma.Reason(status)}, nil
 }
 
-// protocol is the start of every connection: "PRD" or "PRC" and the version of the frames.
+// protocol is the first bytes that each engine sends on a connection: "PRD" from the dialer, "PRC"
+// from the acceptor, then the version of the frames.
 var protocol = handshake.Protocol{Hello: [4]byte{'P', 'R', 'D', '3'}, Challenge: [4]byte{'P', 'R', 'C', '3'}, MoreBytes: 16}
 
-// hello opens a connection: number index of conns in a lane of a rail.
+// hello opens a connection. The connection has number index among the conns connections of one
+// lane of a rail.
 type hello struct {
 	index, conns int
 	engine       rdma.EngineID
@@ -218,5 +221,5 @@ func (h *hello) decode(from *handshake.Hello) error {
 	return nil
 }
 
-// slot is the connection's index among all those of its rail.
+// slot is the connection's index among all connections of its rail.
 func (h *hello) slot() int { return h.lane*h.conns + h.index }

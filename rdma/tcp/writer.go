@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sessions"
 )
 
-// write is the writer goroutine. It writes the queued frames in batches, one writev each.
+// write is the writer goroutine. It writes the queued frames in batches, each with one writev.
 func (c *conn) write() {
 	for {
 		if !c.next() {
@@ -68,8 +68,8 @@ func (c *conn) flush() error {
 	return err
 }
 
-// next settles the batch that was written and takes the next. If there is none it parks the
-// connection and returns false.
+// next releases the batch that was written and takes the next batch. If there is none, it parks
+// the connection and returns false.
 func (c *conn) next() bool {
 	s, w := c.s, &c.w
 	s.Mu.Lock()
@@ -89,7 +89,7 @@ func (c *conn) settle() {
 	sessions.CallAll(c.w.ended)
 }
 
-// settleLocked releases the batch: the writer does not read from it any more.
+// settleLocked releases the batch, from which the writer does not read any more.
 func (c *conn) settleLocked(out []sessions.Ended) []sessions.Ended {
 	s, w := c.s, &c.w
 	s.acksOwed -= len(w.acks)
@@ -114,7 +114,7 @@ func (c *conn) settleLocked(out []sessions.Ended) []sessions.Ended {
 	return out
 }
 
-// takeLocked moves the next frames to be written to the writer's state.
+// takeLocked moves the next frames to the writer's state.
 func (c *conn) takeLocked(out []sessions.Ended) (some bool, _ []sessions.Ended) {
 	s, w, l := c.s, &c.w, c.lane
 	l.looked(c)
@@ -124,8 +124,8 @@ func (c *conn) takeLocked(out []sessions.Ended) (some bool, _ []sessions.Ended) 
 	n := min(len(c.acks), maxAcks)
 	w.acks = append(w.acks[:0], c.acks[:n]...)
 	c.acks = c.acks[:copy(c.acks, c.acks[n:])]
-	// Reports about rails come after the acks that may have been lost with them, so that the
-	// peer does not repeat operations that are acked.
+	// Reports about rails are written after the acks that may have been lost with these rails, so
+	// that the peer does not repeat acked operations.
 	if w.downs = w.downs[:0]; len(c.acks) == 0 {
 		w.downs = append(w.downs, c.downs...)
 		c.downs = c.downs[:0]
@@ -144,8 +144,8 @@ func (c *conn) takeLocked(out []sessions.Ended) (some bool, _ []sessions.Ended) 
 	return some, out
 }
 
-// takeFrameLocked adds a frame to the batch. It drops a frame whose operation has already been
-// acked, over another rail.
+// takeFrameLocked adds a frame to the batch. It drops the frame if its operation has already been
+// acked over another rail.
 func (c *conn) takeFrameLocked(f frame, bytes int64, out []sessions.Ended) (int64, []sessions.Ended) {
 	if f.op.acked {
 		f.op.unsent--
@@ -156,8 +156,8 @@ func (c *conn) takeFrameLocked(f frame, bytes int64, out []sessions.Ended) (int6
 	return bytes + f.bytes, out
 }
 
-// encode lays out the batch as vectors: headers and tables in meta, payload in its registered
-// memory.
+// encode lays out the batch as vectors. Headers and tables are in meta, payload is in its
+// registered memory.
 func (c *conn) encode() {
 	w := &c.w
 	size := headerSize + len(w.acks)*ackSize + len(w.downs)*headerSize + headerSize
@@ -194,7 +194,7 @@ func (c *conn) vector(meta []byte, n int) []byte {
 	return meta[n:]
 }
 
-// add makes b the next vector. stays marks registered memory.
+// add makes b the next vector. stays: b is registered memory.
 func (c *conn) add(b []byte, stays bool) {
 	large := stays && len(b) >= spliceBytes
 	if large {

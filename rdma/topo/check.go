@@ -17,41 +17,43 @@ type Severity string
 const (
 	// Failure: the NIC or function does not work.
 	Failure Severity = "fail"
-	// Warning: it works, but slower or less safely than it could.
+	// Warning: the NIC or function works, but slower or less safely than it could.
 	Warning Severity = "warn"
 )
 
 // Finding is one problem and its remedy.
 type Finding struct {
 	Severity Severity `json:"severity"`
-	// NIC is the NIC or GPU with the problem; "" is the host.
+	// NIC is the name of the NIC or GPU with the problem; "" is the host.
 	NIC string `json:"nic,omitempty"`
-	// Code names the check: "port-down". It does not change between versions.
+	// Code is the name of the check: "port-down". It does not change between versions.
 	Code string `json:"code"`
 	What string `json:"what"`
 	Do   string `json:"do"`
 }
 
-// Facts are the inputs of Check that sysfs does not have. A nil pointer, map or zero value was
-// not collected and is not checked.
+// Facts are the inputs of Check that are not in sysfs. A nil pointer, a nil map or a zero value
+// means that the input was not collected; it is then not checked.
 type Facts struct {
-	// MemlockBytes is the process's limit of locked memory; math.MaxUint64 means unlimited.
+	// MemlockBytes is the process's limit of locked memory, in bytes; math.MaxUint64 means
+	// unlimited.
 	MemlockBytes *uint64
-	// RateGbps is the expected rate of each RDMA NIC; 0: the rate of the other NICs of its
+	// RateGbps is the expected rate of each RDMA NIC in Gb/s; 0: the rate of the other NICs of its
 	// model.
 	RateGbps float64
 	// Kernel is the release, "6.1.0-28-amd64".
 	Kernel string
-	// DeviceErr is, by RDMA device, the reason why its file in /dev/infiniband can't be used.
+	// DeviceErr holds, by RDMA device, the reason why the device's file in /dev/infiniband cannot
+	// be used.
 	DeviceErr map[string]error
-	// Before and After are the driver's counters of each interface (ethtool -S), read Interval
-	// apart.
+	// Before and After are the driver's counters of each interface (ethtool -S). They were read
+	// with the time Interval between them.
 	Before, After map[string]map[string]uint64
 	Interval      time.Duration
 }
 
-// MemlockMin is the least amount of locked memory for an RDMA NIC, in bytes: the smallest arena
-// that the node accepts, plus the queues.
+// MemlockMin is the least limit of locked memory that an RDMA NIC needs, in bytes: the smallest
+// arena that the node accepts, plus the queues.
 const MemlockMin = 64 << 20
 
 // Check checks the host. Failures come first.
@@ -80,8 +82,8 @@ func Failed(findings []Finding) bool {
 	return slices.ContainsFunc(findings, func(f Finding) bool { return f.Severity == Failure })
 }
 
-// Report is the text that `penstock nic check` prints: each finding takes a line, and its
-// remedy the next.
+// Report returns the text that `penstock nic check` prints: a line for each finding, followed by a
+// line with its remedy.
 func Report(findings []Finding) string {
 	if len(findings) == 0 {
 		return "nothing to complain of\n"
@@ -113,7 +115,7 @@ func (c *checker) add(s Severity, nic, code, do, format string, args ...any) {
 	c.out = append(c.out, Finding{Severity: s, NIC: nic, Code: code, What: fmt.Sprintf(format, args...), Do: do})
 }
 
-// hostWide checks the properties that all NICs share.
+// hostWide checks properties of the host that concern all NICs.
 func (c *checker) hostWide() {
 	h := &c.host
 	rdma := slices.ContainsFunc(h.NICs, func(n NIC) bool { return n.IsRDMA() })
@@ -144,9 +146,9 @@ func (c *checker) hostWide() {
 	}
 }
 
-// gpuMemory checks access to GPU memory. NICs access it through nvidia_peermem, or through
-// dma-buf, which requires kernel 5.12 or later and NVIDIA's open modules. EFA's driver does not
-// need either.
+// gpuMemory checks that NICs can access GPU memory. They do so through nvidia_peermem, or through
+// dma-buf, which requires kernel 5.12 or later and NVIDIA's open modules. EFA's driver requires
+// neither.
 func (c *checker) gpuMemory() {
 	if len(c.host.GPUs) == 0 {
 		return
@@ -163,7 +165,7 @@ func (c *checker) gpuMemory() {
 	}
 }
 
-// kernelBefore compares a release with major.minor.
+// kernelBefore reports whether a kernel release is older than major.minor.
 func kernelBefore(release string, major, minor int) bool {
 	var a, b int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n != 2 {
@@ -209,8 +211,8 @@ func (c *checker) unusable(n NIC) {
 	c.add(Failure, n.Name, code, do, "%s", n.Problem)
 }
 
-// rate checks for fewer than four lanes, and for a rate below the expected one or that of other
-// NICs of its model.
+// rate reports a link with fewer than four lanes. It also reports a rate below the expected rate,
+// or below the rate of other NICs of the same model.
 func (c *checker) rate(n NIC) {
 	want, why := c.facts.RateGbps, "as expected"
 	if want == 0 {
@@ -229,7 +231,8 @@ func (c *checker) rate(n NIC) {
 	}
 }
 
-// slot checks whether the PCIe link is slower than the NIC's maximum or than its port needs.
+// slot reports a PCIe link that is slower than the NIC's maximum, or slower than the NIC's port
+// needs.
 func (c *checker) slot(n NIC) {
 	now, most := n.PCI.Link, n.PCI.LinkMax
 	if now == (Link{}) || n.Software || n.VFOf != "" { // a VF has no link of its own
@@ -246,9 +249,8 @@ func (c *checker) slot(n NIC) {
 	}
 }
 
-// RoCEMTU is the least MTU of an interface, in bytes, at which RoCE packets carry 4096 bytes:
-// the headers take 96 (GRH 40, UDP 8, BTH 12, XRC 4, atomic 28, ICRC 4; iboe_get_mtu in the
-// kernel).
+// RoCEMTU is the least MTU of an interface, in bytes, at which RoCE packets carry 4096 bytes. The
+// headers take 96 (GRH 40, UDP 8, BTH 12, XRC 4, atomic 28, ICRC 4; iboe_get_mtu in the kernel).
 const RoCEMTU = 4096 + 96
 
 func (c *checker) mtu(n NIC) {
@@ -265,7 +267,7 @@ func (c *checker) mtu(n NIC) {
 	}
 }
 
-// rocePayload returns the largest InfiniBand MTU that fits into an interface's MTU.
+// rocePayload returns the largest InfiniBand MTU that fits into an interface's MTU, in bytes.
 func rocePayload(mtu int) int {
 	for _, p := range []int{4096, 2048, 1024, 512} {
 		if mtu >= p+RoCEMTU-4096 {
@@ -275,8 +277,8 @@ func rocePayload(mtu int) int {
 	return 256
 }
 
-// bond checks the hash policy: a hash over MAC or IP addresses sends all traffic between two
-// hosts over one member.
+// bond checks the hash policy of a bond. A hash over MAC or IP addresses sends all traffic between
+// two hosts over one member.
 func (c *checker) bond(n NIC) {
 	if n.Bond == nil || len(n.Bond.Members) < 2 {
 		return
@@ -291,8 +293,8 @@ func (c *checker) bond(n NIC) {
 	}
 }
 
-// pause checks for PFC pause frames between the two reads of the counters. Sent frames mean
-// that this host does not drain its NIC, received frames that the network throttles it.
+// pause reports PFC pause frames between the two reads of the counters. If frames were sent, this
+// host does not drain its NIC. If frames were received, the network throttles the host.
 func (c *checker) pause(n NIC) {
 	interfaces := []string{n.Netdev}
 	if n.Bond != nil {
@@ -323,8 +325,8 @@ func (c *checker) pauseOf(n NIC, netdev string) {
 	}
 }
 
-// isPause reports whether a counter counts PFC pause frames. mlx5 and bnxt name them by
-// priority (rx_prio3_pause), ice and others rx_priority_3_xoff.
+// isPause reports whether a counter of that name counts PFC pause frames. mlx5 and bnxt name these
+// counters by priority (rx_prio3_pause), ice and others rx_priority_3_xoff.
 func isPause(name string) bool {
 	return strings.Contains(name, "prio") && (strings.HasSuffix(name, "_pause") || strings.Contains(name, "xoff") && strings.HasPrefix(strings.TrimLeft(name, "rt"), "x_"))
 }

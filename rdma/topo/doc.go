@@ -1,8 +1,8 @@
-// Package topo lists the NICs and GPUs of a host and pairs them. It reads sysfs. The names of
-// GPUs come from the driver's library (rdma/topo/gpus), if it is installed.
+// Package topo lists the NICs and GPUs of a host and assigns NICs to GPUs. It reads sysfs. The
+// names of GPUs come from the driver's library (rdma/topo/gpus), if it is installed.
 //
-// It opens no device, changes no setting and moves no data. Providers use it to choose NICs,
-// and `penstock nic list` prints the reason of each choice.
+// It opens no device, changes no setting and moves no data. Providers use it to choose NICs, and
+// `penstock nic list` prints the reason of each choice.
 //
 //	        /sys/class/infiniband/*   /sys/class/net/*   /sys/bus/pci/devices/*
 //	                      │                 │                   │
@@ -17,17 +17,18 @@
 //
 // The distance of two devices is the first of these that applies:
 //
-//	switch   their paths share a bridge: bytes turn around below the CPU
+//	switch   their paths share a bridge: bytes do not pass the CPU
 //	root     they share the host bridge only
-//	numa     they hang on the same NUMA node
-//	far      neither: bytes cross the link between the sockets
+//	numa     they are attached to the same NUMA node
+//	far      none of these: bytes cross the link between the sockets
 //
 // Roles, in DualPath's terms (section 3): a CNIC is a GPU's own NIC on the compute network, an
-// SNIC is on the storage network. If the two cannot be distinguished, a NIC is shared and
-// serves both. NIC.Reason explains the role; roles.go has the rules in their order.
+// SNIC is on the storage network. If the two cannot be distinguished, a NIC is shared and serves
+// both. NIC.Reason explains the role; roles.go has the rules in their order.
 //
-// If a file is missing, or the kernel refuses to read it (the speed of an interface that is
-// down), its value is unknown. That is never an error: a host without RDMA is valid.
+// If a file is missing, or the kernel does not permit to read it (the speed of an interface that
+// is down), its value is unknown. An unknown value is never an error, because a host without RDMA
+// is valid.
 //
 // There are no locks and no goroutines: Read returns a value.
 package topo

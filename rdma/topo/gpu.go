@@ -9,14 +9,15 @@ import (
 
 // GPU is one NVIDIA GPU.
 type GPU struct {
-	// Name is "gpu" and the index, which is NVML's.
+	// Name is "gpu" and the GPU's index, which is the same as NVML's index.
 	Name string `json:"name"`
 	PCI  PCI    `json:"pci"`
-	// Model, UUID and MemoryBytes come from the driver; "" and 0 if its library is missing.
+	// Model, UUID and MemoryBytes come from the driver's library; "" and 0 if the library is
+	// missing.
 	Model       string `json:"model,omitempty"`
 	UUID        string `json:"uuid,omitempty"`
 	MemoryBytes uint64 `json:"memory_bytes,omitempty"`
-	// Pairs are the NICs for this GPU, the preferred one first.
+	// Pairs are the NICs that serve this GPU, the preferred NIC first.
 	Pairs []Pair `json:"pairs,omitempty"`
 }
 
@@ -28,7 +29,7 @@ type Pair struct {
 }
 
 // gpus lists the NVIDIA GPUs on PCI: vendor 10de, class display (0300) or 3D controller (0302).
-// It takes the driver's data from known.
+// known holds the driver's data of GPUs.
 func (t tree) gpus(known []GPU) []GPU {
 	out := []GPU{}
 	for _, name := range t.names("bus/pci/devices") {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Host is the NICs and GPUs of a host. NICs are sorted by kind (RDMA first), then by the number
-// in their names, GPUs by PCI address, which is NVML's order.
+// Host holds the NICs and GPUs of a host. NICs are sorted by kind (RDMA first), then by the number
+// in their names. GPUs are sorted by PCI address, as NVML sorts them.
 type Host struct {
 	NICs []NIC `json:"nics"`
 	GPUs []GPU `json:"gpus"`
@@ -21,7 +21,7 @@ type Host struct {
 	Orphans []Orphan `json:"orphans,omitempty"`
 }
 
-// Orphan is a PCI device that supports RDMA but has no RDMA device.
+// Orphan is a PCI device that supports RDMA but for which the kernel has no RDMA device.
 type Orphan struct {
 	PCI PCI `json:"pci"`
 	// Module is the kernel module that creates the RDMA device.
@@ -30,15 +30,14 @@ type Orphan struct {
 
 // Options are the inputs of Read.
 type Options struct {
-	// Sysfs is the tree mounted at /sys. It must support links (fs.ReadLinkFS). Nil: /sys.
+	// Sysfs is the file tree mounted at /sys. It must support links (fs.ReadLinkFS). Nil: /sys.
 	Sysfs fs.FS
-	// Roles sets the roles of NICs by name and overrides all rules.
+	// Roles are the roles of NICs by name. They override all rules.
 	Roles map[string]Role
-	// Addrs returns the addresses of an interface, which sysfs does not have. Nil: addresses are
+	// Addrs returns the addresses of an interface, which are not in sysfs. Nil: addresses are
 	// unknown and not checked.
 	Addrs func(netdev string) []netip.Prefix
-	// GPUs are the driver's data of its GPUs (rdma/topo/gpus), by PCI address. Nil: only sysfs
-	// is used.
+	// GPUs is the driver's data of GPUs (rdma/topo/gpus), by PCI address. Nil: only sysfs is used.
 	GPUs []GPU
 }
 
@@ -82,8 +81,8 @@ func (t tree) modules() []string {
 // hasModule reports whether the module is loaded.
 func (h *Host) hasModule(name string) bool { return slices.Contains(h.Modules, name) }
 
-// rdmaModule returns the module that creates an RDMA device for a PCI device. It knows the ids
-// (as in lspci -n) of devices whose every function supports RDMA.
+// rdmaModule returns the kernel module that creates an RDMA device for a PCI device. It contains
+// the ids (as in lspci -n) of devices of which every function supports RDMA.
 func rdmaModule(id string) string {
 	switch {
 	case strings.HasPrefix(id, "15b3:"): // Mellanox, NVIDIA
@@ -94,7 +93,8 @@ func rdmaModule(id string) string {
 	return ""
 }
 
-// orphans finds network devices (PCI class 0x02) that support RDMA but have no RDMA device.
+// orphans lists network devices (PCI class 0x02) that support RDMA but for which there is no RDMA
+// device.
 func (t tree) orphans(nics []NIC) []Orphan {
 	var out []Orphan
 	for _, name := range t.names("bus/pci/devices") {
@@ -104,7 +104,7 @@ func (t tree) orphans(nics []NIC) []Orphan {
 		}
 		module := rdmaModule(pciID(t.text(dir+"/vendor"), t.text(dir+"/device")))
 		has := slices.ContainsFunc(nics, func(n NIC) bool { return n.PCI.Address == name && n.IsRDMA() })
-		// A port of a bond passes its RDMA device to the bond.
+		// In a bond, the RDMA device of a port belongs to the bond.
 		bonded := slices.ContainsFunc(nics, func(n NIC) bool { return n.IsRDMA() && n.Bond != nil && sameCard(n.PCI.Address, name) })
 		if module != "" && !has && !bonded {
 			out = append(out, Orphan{PCI: t.readPCI(t.real(dir)), Module: module})
@@ -113,7 +113,7 @@ func (t tree) orphans(nics []NIC) []Orphan {
 	return out
 }
 
-// sameCard reports whether two functions belong to one device.
+// sameCard reports whether two functions belong to one PCI device.
 func sameCard(a, b string) bool {
 	return len(a) > 2 && len(a) == len(b) && a[:len(a)-2] == b[:len(b)-2]
 }
@@ -141,7 +141,7 @@ func compareNames(a, b string) int {
 	return len(a) - len(b)
 }
 
-// digits returns the length of the number at the start of s.
+// digits returns the number of digits at the start of s.
 func digits(s string) int {
 	n := 0
 	for n < len(s) && s[n] >= '0' && s[n] <= '9' {

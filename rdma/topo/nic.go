@@ -23,47 +23,48 @@ const (
 
 // NIC is a port of an RDMA device, or an interface without an RDMA device.
 type NIC struct {
-	// Name is the name of the RDMA device, with ":port" if it has several ports, or of the
-	// interface.
+	// Name is the name of the RDMA device, with ":port" if the device has several ports. For a NIC
+	// without an RDMA device it is the name of the interface.
 	Name string `json:"name"`
 	Kind Kind   `json:"kind"`
 	Role Role   `json:"role"`
 	// Reason explains the role.
 	Reason string `json:"reason"`
-	// Usable reports whether it can carry traffic now. Problem is the reason if it can't.
+	// Usable: the NIC can carry traffic now. If it cannot, Problem is the reason.
 	Usable  bool   `json:"usable"`
 	Problem string `json:"problem,omitempty"`
 
 	PCI PCI `json:"pci"`
-	// Software is true if the CPU performs the RDMA: rxe, siw.
+	// Software: the CPU performs the RDMA (rxe, siw).
 	Software bool `json:"software,omitempty"`
-	// VerbsDevice is the device's name in /dev/infiniband: uverbs0.
+	// VerbsDevice is the name of the device's file in /dev/infiniband: uverbs0.
 	VerbsDevice string `json:"verbs_device,omitempty"`
-	// Port is the RDMA device's port, from 1.
+	// Port is the number of the port on the RDMA device, from 1.
 	Port int `json:"port,omitempty"`
 	// State is the state of the port or the interface in lower case: active, init, down; up.
 	State string `json:"state"`
 	// Physical is the physical state of an RDMA port: LinkUp, Polling, Disabled.
 	Physical string `json:"physical,omitempty"`
-	// RateGbps is in Gb/s; 0: unknown. Lanes is the number of lanes: 4 for 4X.
+	// RateGbps is the rate of the port in Gb/s; 0: unknown. Lanes is the number of lanes: 4 for
+	// 4X.
 	RateGbps float64 `json:"rate_gbps"`
 	Lanes    int     `json:"lanes,omitempty"`
 
-	// Netdev is the interface of the port; "" if it has none (EFA).
+	// Netdev is the name of the port's interface; "" if it has none (EFA).
 	Netdev string `json:"netdev,omitempty"`
-	// NetdevUp is whether an administrator has set the interface up.
+	// NetdevUp: an administrator has set the interface up.
 	NetdevUp bool `json:"netdev_up,omitempty"`
-	// MTUBytes is the MTU of the interface.
+	// MTUBytes is the MTU of the interface in bytes.
 	MTUBytes int            `json:"mtu_bytes,omitempty"`
 	Addrs    []netip.Prefix `json:"addrs,omitempty"`
 	Bond     *Bond          `json:"bond,omitempty"`
 
-	// GIDs are the GIDs that are set, and GID the one to use.
+	// GIDs are the non-empty GIDs of the port, and GID is the GID to use.
 	GIDs []GID `json:"gids,omitempty"`
 	GID  *GID  `json:"gid,omitempty"`
 
-	// VFOf is, for a virtual function, the PCI address of its physical function. VFs is the
-	// number of virtual functions of a physical one.
+	// VFOf is, for a virtual function, the PCI address of its physical function. VFs is, for a
+	// physical function, the number of its virtual functions.
 	VFOf string `json:"vf_of,omitempty"`
 	VFs  int    `json:"vfs,omitempty"`
 
@@ -74,11 +75,11 @@ type NIC struct {
 // IsRDMA reports whether the NIC is a port of an RDMA device.
 func (n *NIC) IsRDMA() bool { return n.Kind != TCP }
 
-// GID is an address of an RDMA port.
+// GID is an address (global identifier) of an RDMA port.
 type GID struct {
 	Index int        `json:"index"`
 	Addr  netip.Addr `json:"addr"`
-	// Type is the kernel's name: "RoCE v2", "IB/RoCE v1".
+	// Type is the kernel's name of the type: "RoCE v2", "IB/RoCE v1".
 	Type   string `json:"type"`
 	Netdev string `json:"netdev,omitempty"`
 }
@@ -88,7 +89,7 @@ func (g GID) String() string { return fmt.Sprintf("%d %s", g.Index, g.Addr.Unmap
 
 const typeRoCEv2 = "RoCE v2"
 
-// Bond is several interfaces combined into one.
+// Bond is a group of interfaces combined into one interface.
 type Bond struct {
 	// Mode and HashPolicy are the kernel's names: "802.3ad", "layer3+4".
 	Mode       string   `json:"mode"`
@@ -147,7 +148,7 @@ func (t tree) rdmaPort(device string, port int, o Options) NIC {
 	return n
 }
 
-// verbsDevice finds the character device of an RDMA device.
+// verbsDevice returns the name of the character device of an RDMA device.
 func (t tree) verbsDevice(device string) string {
 	for _, name := range t.names("class/infiniband_verbs") {
 		if t.text("class/infiniband_verbs/"+name+"/ibdev") == device {
@@ -157,7 +158,7 @@ func (t tree) verbsDevice(device string) string {
 	return ""
 }
 
-// readFunctions reads the virtual and physical functions of a PCI function.
+// readFunctions reads VFOf and VFs of n from the directory of a PCI function.
 func (t tree) readFunctions(n *NIC, dir string) {
 	if dir == "" {
 		return
@@ -198,7 +199,7 @@ func (n *NIC) rdmaProblem() string {
 	return ""
 }
 
-// afterColon returns the word after the colon in "4: ACTIVE".
+// afterColon returns the word after the colon: "ACTIVE" for "4: ACTIVE".
 func afterColon(s string) string {
 	_, word, _ := strings.Cut(s, ": ")
 	return word
@@ -220,7 +221,7 @@ func parseRate(s string) (gbps float64, lanes int) {
 	return gbps, lanes
 }
 
-// gids lists the GIDs of a port that are set.
+// gids lists the non-empty GIDs of a port.
 func (t tree) gids(dir string) []GID {
 	var out []GID
 	for _, name := range t.names(dir + "/gids") {
@@ -242,17 +243,17 @@ func (t tree) gids(dir string) []GID {
 	return out
 }
 
-// gidIsSet reports whether an entry is set. An empty entry is all zeroes, or a prefix with an
-// interface id of zeroes.
+// gidIsSet reports whether an entry of the GID table is in use. An unused entry is all zeroes, or
+// a prefix with an interface id of zeroes.
 func gidIsSet(a netip.Addr) bool {
 	b := a.As16()
 	return [8]byte(b[8:]) != [8]byte{}
 }
 
-// bestGID returns the GID to use. For RoCE it prefers version 2, which can be routed and
-// carries a DSCP: first an IPv4 address, because administrators assign it and a peer's list
-// includes it, then a global IPv6 address, then a link-local one. For other kinds it is the
-// first.
+// bestGID returns the GID to use. For RoCE it prefers version 2, which can be routed and carries a
+// DSCP. Among these it prefers an IPv4 address, because administrators assign it and a peer's GID
+// table contains it too, then a global IPv6 address, then a link-local address. For other kinds it
+// returns the first GID.
 func bestGID(kind Kind, gids []GID) *GID {
 	best, rank := -1, 0
 	for i, g := range gids {
@@ -281,8 +282,9 @@ func gidRank(kind Kind, g GID) int {
 	return 1
 }
 
-// netdevOf finds the interface of an RDMA port: the one in the GID table, otherwise the one of
-// the same PCI function. Software devices name it as their parent.
+// netdevOf returns the interface of an RDMA port: the interface in the GID table, otherwise the
+// interface of the same PCI function. A software device (rxe, siw) has the name of its interface
+// in the sysfs attribute parent.
 func (t tree) netdevOf(dev, real string, port int, n NIC) string {
 	if n.GID != nil && n.GID.Netdev != "" {
 		return n.GID.Netdev
@@ -373,11 +375,12 @@ func firstWord(s string) string {
 	return word
 }
 
-// uppersMax bounds the number of interfaces that are stacked: VLAN on bridge on bond on NIC.
+// uppersMax is the largest number of interfaces that are stacked on each other: VLAN on bridge on
+// bond on NIC.
 const uppersMax = 4
 
-// addrs returns the addresses of an interface and of the interfaces stacked on it. For a NIC in
-// a bridge, the bridge has the addresses.
+// addrs returns the addresses of an interface, and of the interfaces stacked on that interface. If
+// a NIC is in a bridge, its addresses belong to the bridge.
 func (t tree) addrs(name string, o Options, depth int) []netip.Prefix {
 	if o.Addrs == nil || depth > uppersMax {
 		return nil
@@ -391,8 +394,8 @@ func (t tree) addrs(name string, o Options, depth int) []netip.Prefix {
 	return out
 }
 
-// tcpNICs lists the interfaces without an RDMA device. Virtual interfaces count only if there
-// are no others, as in a container.
+// tcpNICs lists the interfaces without an RDMA device. Virtual interfaces are included only if
+// there are no others, as in a container.
 func (t tree) tcpNICs(o Options, rdma []NIC) (nics []NIC, skipped []string) {
 	var virtual []netdev
 	found := len(rdma) > 0
@@ -426,7 +429,7 @@ func (t tree) tcpNIC(d netdev, o Options) NIC {
 		Netdev: d.name, NetdevUp: d.up, MTUBytes: d.mtu, Bond: d.bond,
 		Addrs: t.addrs(d.name, o, 0),
 	}
-	// Drivers that do not detect a link report the state unknown.
+	// A driver that does not detect a link reports the state unknown.
 	if d.oper == "unknown" && d.up && d.carrier {
 		n.State = "up"
 	}
@@ -448,5 +451,5 @@ func orUnknown(s string) string {
 	return s
 }
 
-// model returns a string that is equal for NICs with the same PCI id.
+// model returns a string that is equal for NICs with the same kind and PCI id.
 func (n *NIC) model() string { return path.Join(string(n.Kind), n.PCI.ID) }

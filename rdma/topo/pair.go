@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// pair assigns NICs to GPUs so that every NIC serves a GPU and every GPU has a NIC. First every
-// NIC goes to the closest GPU, among equals to the one with the fewest NICs. Then a GPU without
-// a NIC shares the closest NIC, among equals the one that serves the fewest GPUs. TCP NICs
-// serve GPUs only if no RDMA NIC does.
+// pair assigns NICs to GPUs so that every NIC serves a GPU and every GPU has a NIC. First it
+// assigns every NIC to the closest GPU; among equally close GPUs, to the GPU with the fewest NICs.
+// Then a GPU without a NIC shares the closest NIC; among equally close NICs, the NIC that serves
+// the fewest GPUs. TCP NICs serve GPUs only if no RDMA NIC does.
 func (h *Host) pair() {
 	nics := h.serving(true)
 	if len(nics) == 0 {
@@ -40,7 +40,8 @@ func (h *Host) pair() {
 	}
 }
 
-// serving lists the NICs that may serve GPUs, with RDMA or without.
+// serving returns the indices of the NICs that may serve GPUs: RDMA NICs or, if rdma is false, the
+// others.
 func (h *Host) serving(rdma bool) (nics []int) {
 	for i, n := range h.NICs {
 		if n.Usable && (n.Role == CNIC || n.Role == Shared) && n.IsRDMA() == rdma {
@@ -57,14 +58,15 @@ func (h *Host) join(gpu, nic int) {
 	n.GPUs = append(n.GPUs, g.Name)
 }
 
-// Want is a caller's requirement for NICs.
+// Want is a caller's requirement for Choose.
 type Want struct {
-	// NICs names the NICs, or gives an address of each. All must be usable and of one of Kinds.
-	// Empty: choose by the other fields.
+	// NICs are names of NICs, or an address of each NIC. All must be usable and of one of Kinds.
+	// Empty: the other fields select the NICs.
 	NICs []string
-	// GPU selects the NICs paired with that GPU.
+	// GPU selects the NICs that are assigned to the GPU with that name.
 	GPU string
-	// Role selects the NICs with that role or the role Shared. "": CNIC, SNIC and Shared.
+	// Role selects the NICs with that role or the role Shared. If Role is "", the roles CNIC, SNIC
+	// and Shared are accepted.
 	Role Role
 	// RDMA excludes TCP NICs.
 	RDMA bool
@@ -72,7 +74,7 @@ type Want struct {
 	Kinds []Kind
 }
 
-// Choose returns the NICs to use, in the order of the table. If there are none it returns a
+// Choose returns the NICs that meet w, in the order of Host.NICs. If there are none it returns a
 // *NoNICError, whose text ends with the table of the host's NICs.
 func (h *Host) Choose(w Want) ([]NIC, error) {
 	if len(w.NICs) > 0 {
@@ -118,7 +120,7 @@ func (n *NIC) answersTo(text string) bool {
 		slices.ContainsFunc(n.GIDs, func(g GID) bool { return g.Addr.Unmap() == ip })
 }
 
-// speaks reports whether the NIC is of an accepted kind.
+// speaks reports whether the NIC is of an accepted kind, and has RDMA if w requires RDMA.
 func (w Want) speaks(n NIC) bool {
 	return (!w.RDMA || n.IsRDMA()) && (len(w.Kinds) == 0 || slices.Contains(w.Kinds, n.Kind))
 }
@@ -135,7 +137,7 @@ func (w Want) fits(n NIC) bool {
 	return true
 }
 
-// String describes the requirement: "usable RDMA NIC for gpu3".
+// String returns the requirement as text: "usable RDMA NIC for gpu3".
 func (w Want) String() string {
 	s := "usable NIC"
 	if w.RDMA {
@@ -151,7 +153,7 @@ func (w Want) String() string {
 	return s
 }
 
-// kinds describes Kinds: " of kind ib or roce".
+// kinds returns Kinds as text: " of kind ib or roce".
 func (w Want) kinds() string {
 	if len(w.Kinds) == 0 {
 		return ""
@@ -163,14 +165,14 @@ func (w Want) kinds() string {
 	return " of kind " + strings.Join(words, " or ")
 }
 
-// NoNICError reports that no NIC meets the requirement, and contains the host.
+// NoNICError reports that no NIC of Host meets the requirement What.
 type NoNICError struct {
 	// What describes the requirement.
 	What string
 	Host Host
 }
 
-// Error ends with the table of Host.
+// Error returns a text that ends with the table of Host.
 func (e *NoNICError) Error() string {
 	return fmt.Sprintf("topo: no %s; `penstock nic check` says what to do. This host has:\n%s", e.What, e.Host)
 }

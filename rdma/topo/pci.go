@@ -6,19 +6,21 @@ import (
 	"strings"
 )
 
-// PCI is the position of a device. The zero value: not on PCI, or unknown.
+// PCI is the position of a device. The zero value means that the device is not on PCI, or its
+// position is unknown.
 type PCI struct {
 	// Address is domain:bus:device.function.
 	Address string `json:"address,omitempty"`
-	// Path goes from the host bridge ("pci0000:15") over the bridges to the
-	// device itself.
+	// Path holds the host bridge ("pci0000:15"), then the bridges below it, then the device
+	// itself.
 	Path []string `json:"path,omitempty"`
-	// ID is vendor:device, in hexadecimal: "15b3:1021".
+	// ID is vendor:device in hexadecimal: "15b3:1021".
 	ID     string `json:"id,omitempty"`
 	Driver string `json:"driver,omitempty"`
-	// NUMA is the node; -1 if the firmware does not report it.
+	// NUMA is the NUMA node; -1 if the firmware does not report it.
 	NUMA int `json:"numa"`
-	// Link is the link negotiated with the slot, LinkMax the device's maximum.
+	// Link is the PCIe link as negotiated with the slot, LinkMax the fastest link that the device
+	// supports.
 	Link    Link `json:"link,omitzero"`
 	LinkMax Link `json:"link_max,omitzero"`
 }
@@ -38,9 +40,9 @@ func (l Link) String() string {
 	return fmt.Sprintf("%g GT/s x%d", l.GTs, l.Lanes)
 }
 
-// Gbps is the capacity of the link in Gb/s, without the overhead of packets: line code
-// 128b/130b from 8 GT/s on, 8b/10b below (PCI Express Base Specification, section 4.2; flit
-// mode at 64 GT/s is within 2 % of the former).
+// Gbps returns the capacity of the link in Gb/s, before the overhead of packets. The line code is
+// 128b/130b from 8 GT/s on, and 8b/10b below (PCI Express Base Specification, section 4.2). Flit
+// mode at 64 GT/s is within 2 % of 128b/130b.
 func (l Link) Gbps() float64 {
 	code := 128.0 / 130
 	if l.GTs < 8 {
@@ -79,8 +81,8 @@ func pciID(vendor, device string) string {
 	return v + ":" + d
 }
 
-// parseLink reads "32.0 GT/s PCIe" and "16". A link that is down has the speed "Unknown" and a
-// width of 0 or 255.
+// parseLink parses the sysfs values "32.0 GT/s PCIe" and "16". A link that is down has the speed
+// "Unknown" and a width of 0 or 255.
 func parseLink(speed, width string) Link {
 	rate, _, _ := strings.Cut(speed, " ")
 	gts, err := strconv.ParseFloat(rate, 64)
@@ -91,7 +93,7 @@ func parseLink(speed, width string) Link {
 	return Link{GTs: gts, Lanes: lanes}
 }
 
-// Distance is the distance of two devices. Smaller is closer.
+// Distance is the distance of two devices. A smaller value is closer.
 type Distance int
 
 // The distances, as doc.go defines them.
@@ -102,11 +104,11 @@ const (
 	ViaRoot
 	// ViaNUMA: both are on the same NUMA node.
 	ViaNUMA
-	// Far: none of these, or unknown.
+	// Far: none of the above applies, or the distance is unknown.
 	Far
 )
 
-// String returns the distance as in the tables.
+// String returns the distance as the tables show it.
 func (d Distance) String() string {
 	switch d {
 	case ViaSwitch:
@@ -129,11 +131,12 @@ type relation struct {
 	distance Distance
 	// via is the lowest bridge, or the host bridge, above both.
 	via string
-	// hops is the number of links between the two, if they share a bridge or a host bridge.
+	// hops is the number of links between the two devices, if they share a bridge or a host
+	// bridge.
 	hops int
 }
 
-// closer orders relations: the distance first, then the hops.
+// closer orders relations by distance, then by hops.
 func (r relation) closer(than relation) bool {
 	if r.distance != than.distance {
 		return r.distance < than.distance
@@ -162,7 +165,7 @@ func relate(a, b PCI) relation {
 	return r
 }
 
-// words describes a relation for people.
+// words returns the relation of a and b as text.
 func (r relation) words(a, b PCI) string {
 	switch r.distance {
 	case ViaSwitch:
@@ -178,5 +181,5 @@ func (r relation) words(a, b PCI) string {
 	return "NUMA node not known"
 }
 
-// shortPCI leaves out the domain 0000.
+// shortPCI removes the domain 0000 from an address.
 func shortPCI(address string) string { return strings.TrimPrefix(address, "0000:") }

@@ -17,7 +17,7 @@ const (
 	SNIC Role = "snic"
 	// Shared: a NIC for both.
 	Shared Role = "shared"
-	// Unused: a NIC that is not used.
+	// Unused: the NIC is not used.
 	Unused Role = "none"
 )
 
@@ -32,7 +32,7 @@ func ParseRole(s string) (Role, error) {
 // assignRoles gives every NIC the role of the first rule that applies:
 //
 //  1. the role in the configuration;
-//  2. a virtual function is unused if its own physical function is on this host, and
+//  2. a virtual function is unused if its physical function is on this host, and
 //     software RDMA is unused if there is hardware RDMA;
 //  3. without GPUs, an RDMA NIC is an SNIC;
 //  4. an RDMA NIC under a GPU's PCIe switch is a CNIC;
@@ -57,8 +57,8 @@ func (h *Host) assignRoles(config map[string]Role) {
 	h.shareCNICs(config)
 }
 
-// configured applies rule 1. It runs before TCP is assigned, which depends on the other roles,
-// and again for TCP.
+// configured applies rule 1. It runs before a role is assigned to TCP, because that depends on the
+// other roles, and again for the TCP NICs.
 func (h *Host) configured(config map[string]Role) {
 	for i := range h.NICs {
 		n := &h.NICs[i]
@@ -68,7 +68,8 @@ func (h *Host) configured(config map[string]Role) {
 	}
 }
 
-// nearestGPU returns the relation to the closest GPU, and all GPUs at that distance.
+// nearestGPU returns the relation of n to the closest GPU, and the indices of all GPUs at that
+// distance.
 func (h *Host) nearestGPU(n NIC) (best relation, gpus []int) {
 	best = relation{distance: Far, hops: 1 << 30}
 	for i, g := range h.GPUs {
@@ -136,7 +137,7 @@ func (h *Host) assignTCP() {
 	}
 }
 
-// tcpRole returns the functions that are left for TCP.
+// tcpRole returns the role that TCP takes (rule 7), and the reason.
 func (h *Host) tcpRole() (Role, string) {
 	usable := func(roles ...Role) bool {
 		return slices.ContainsFunc(h.NICs, func(n NIC) bool { return n.IsRDMA() && n.Usable && slices.Contains(roles, n.Role) })

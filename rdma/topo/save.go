@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Save copies into dir the parts of a tree that Read reads, so that Read of the copy gives the
-// same host: for a bug report, or for a test. A nil tree is /sys. dir is created if necessary
-// and must be empty.
+// Save copies into dir the parts of a sysfs tree that Read reads, for a bug report or for a test.
+// Read of the copy returns the same host. A nil tree is /sys. dir is created if necessary and must
+// be empty.
 func Save(dir string, sysfs fs.FS) error {
 	if sysfs == nil {
 		sysfs = os.DirFS("/sys")
@@ -33,13 +33,13 @@ func Save(dir string, sysfs fs.FS) error {
 	return nil
 }
 
-// saver is a tree that copies the parts that are read. One goroutine uses it.
+// saver is a tree that copies each part that is read. Only one goroutine may use it.
 type saver struct {
 	tree tree
 	dir  string
 	err  error // error of writing
-	// dirs are the locations of created directories: a port has a file for each of up to 1024
-	// GIDs.
+	// dirs holds the locations of the directories that have been created. The map saves time,
+	// because a port has a file for each of up to 1024 GIDs.
 	dirs map[string]string
 }
 
@@ -48,8 +48,8 @@ var (
 	_ fs.ReadLinkFS = (*saver)(nil)
 )
 
-// place returns the location of a file of the tree in the copy. It does not follow links, which
-// may lead to files that are not copied yet.
+// place returns the location in the copy of a file of the tree. It does not follow links, because
+// the target of a link may not have been copied yet.
 func (s *saver) place(name string) string {
 	parts := strings.Split(name, "/")
 	for n := 3; n <= 4 && n <= len(parts); n++ { // class/net/eth0, bus/pci/devices/0000:00:03.0
@@ -64,7 +64,7 @@ func (s *saver) place(name string) string {
 	return filepath.Join(s.dir, filepath.FromSlash(name))
 }
 
-// file returns the location of a file and creates its directory.
+// file returns the location in the copy of a file of the tree, and creates its directory.
 func (s *saver) file(name string) string {
 	dir := path.Dir(name)
 	at, made := s.dirs[dir]
@@ -92,7 +92,7 @@ func (s *saver) link(name, target string) {
 	}
 }
 
-// Open implements fs.FS. Reading the file also copies it.
+// Open implements fs.FS. When the file is read, it is copied too.
 func (s *saver) Open(name string) (fs.File, error) {
 	f, err := s.tree.fs.Open(name)
 	if err != nil {
@@ -109,7 +109,7 @@ func (s *saver) Open(name string) (fs.File, error) {
 	return &saved{File: f, saver: s, to: to}, nil
 }
 
-// saved is an open file, and its copy.
+// saved is an open file of the tree, and its copy.
 type saved struct {
 	fs.File
 	saver *saver
@@ -160,7 +160,7 @@ func (s *saver) ReadLink(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The link of a device below a class is resolved at the device's location.
+	// The link of a device in a directory of class/ is resolved at the device's location.
 	at, err := filepath.Rel(s.dir, filepath.Join(s.place(path.Dir(name)), path.Base(name)))
 	if err != nil {
 		return "", err

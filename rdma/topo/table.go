@@ -6,7 +6,7 @@ import (
 	"text/tabwriter"
 )
 
-// String is the table that `penstock nic list` prints.
+// String returns the table that `penstock nic list` prints.
 func (h Host) String() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
@@ -46,7 +46,7 @@ func trimLines(s string) string {
 }
 
 // pairWords returns the columns about the NICs of a GPU. All NICs of one GPU are at the same
-// distance.
+// distance from it.
 func (g *GPU) pairWords() []string {
 	if len(g.Pairs) == 0 {
 		return []string{"-", "-", "no usable NIC"}
@@ -58,7 +58,7 @@ func (g *GPU) pairWords() []string {
 	return []string{strings.Join(names, " "), g.Pairs[0].Distance.String(), g.Pairs[0].Reason}
 }
 
-// stateWord returns the state, or the reason why the NIC can't be used.
+// stateWord returns the state, or the reason why the NIC cannot be used.
 func (n *NIC) stateWord() string {
 	if n.Usable {
 		return n.State
@@ -73,7 +73,7 @@ func (n *NIC) rateWord() string {
 	return fmt.Sprintf("%g Gb/s", n.RateGbps)
 }
 
-// gidWord returns the GID to use, or the first address if there are no GIDs.
+// gidWord returns the GID to use, or the first address if the NIC has no GIDs.
 func (n *NIC) gidWord() string {
 	switch {
 	case n.GID != nil:

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// tree reads sysfs. An unreadable value is the empty string, or unknown.
+// tree reads sysfs. The value of a file that cannot be read is the empty string, or unknown.
 type tree struct{ fs fs.FS }
 
-// valueMax bounds the bytes read from one file: sysfs returns at most a page.
+// valueMax is the largest number of bytes read from one file: sysfs returns at most a page.
 const valueMax = 4096
 
 // text returns the trimmed content of a file.
@@ -48,13 +48,13 @@ func (t tree) names(dir string) []string {
 	return names
 }
 
-// exists reports whether there is such an entry.
+// exists reports whether the tree has an entry of that name.
 func (t tree) exists(name string) bool {
 	_, err := fs.Lstat(t.fs, name)
 	return err == nil
 }
 
-// link returns the last element of the link's target: the driver's name for .../driver, the
+// link returns the last element of a link's target: the driver's name for .../driver, the PCI
 // address for .../physfn.
 func (t tree) link(name string) string {
 	target, err := fs.ReadLink(t.fs, name)
@@ -79,8 +79,8 @@ var (
 	pciRootName = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 )
 
-// pciPath returns the PCI part of a path below /sys: the host bridge, the bridges, and the
-// device last. Nil: not a PCI device.
+// pciPath returns the PCI part of a path below /sys: the host bridge, the bridges, and the device
+// last. It returns nil if the path has no PCI device.
 func pciPath(real string) []string {
 	var out []string
 	for part := range strings.SplitSeq(real, "/") {
@@ -97,7 +97,7 @@ func pciPath(real string) []string {
 	return out
 }
 
-// pciDir returns the directory of the device at the end of a path below /sys.
+// pciDir returns the directory of the last PCI device in a path below /sys.
 func pciDir(real string) string {
 	parts := strings.Split(real, "/")
 	for i := len(parts) - 1; i >= 0; i-- {

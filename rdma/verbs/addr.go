@@ -6,16 +6,17 @@ import (
 	"fmt"
 )
 
-// endpointAddr is the information that an endpoint's peer needs to connect to it.
+// endpointAddr is the description of an endpoint that its peer needs to connect to it.
 type endpointAddr struct {
-	// writeQPN and messageQPN are the numbers of its queue pairs. writePSN and messagePSN
-	// are the packet sequence numbers with which each starts to send; 24 bits each.
+	// writeQPN and messageQPN are the numbers of the endpoint's two queue pairs. writePSN and
+	// messagePSN are the packet sequence numbers with which the queue pairs start to send. All
+	// have 24 bits.
 	writeQPN, messageQPN uint32
 	writePSN, messagePSN uint32
 	gid                  gid
-	// lid is its local identifier on an InfiniBand subnet, 0 on Ethernet.
+	// lid is the port's local identifier on an InfiniBand subnet, 0 on Ethernet.
 	lid uint16
-	// mtu is its port's active MTU as an ibv_mtu code: 256 bytes << (mtu-1).
+	// mtu is the port's active MTU as an ibv_mtu code: 256 bytes << (mtu-1).
 	mtu   uint8
 	layer linkLayer
 }
@@ -23,7 +24,7 @@ type endpointAddr struct {
 // gid is a global identifier, in the form of an IPv6 address.
 type gid [16]byte
 
-// linkLayer is the link layer of a port, as in ibv_port_attr.
+// linkLayer is the link layer of a port, with the values of ibv_port_attr.
 type linkLayer uint8
 
 // The link layers of a port.
@@ -62,10 +63,10 @@ func (a endpointAddr) append(b []byte) []byte {
 	return append(b, a.mtu, byte(a.layer))
 }
 
-// errAddr: the bytes are not an endpoint's address of this provider.
+// errAddr: the bytes are not an encoded endpointAddr.
 var errAddr = errors.New("not an endpoint's address")
 
-// parseAddr decodes the encoding of append. It rejects values that no queue pair can have.
+// parseAddr decodes an encoding made by append. It rejects values that no queue pair can have.
 func parseAddr(b []byte) (endpointAddr, error) {
 	var a endpointAddr
 	if len(b) != addrLen {

@@ -3,52 +3,55 @@ package verbs
 // card is one port of an open device. After start it includes the queues that the endpoints of
 // that port share. native_unsafe.go implements it over libibverbs; card_linux_test.go has an
 // implementation without hardware. poll, arm, lend and the queues' post run under domain.mu. They
-// issue no command to the device, so they return at once. Every other method may take as long as
-// a command of the device takes.
+// issue no command to the device, so they return at once. Every other method may take as long as a
+// command to the device takes.
 type card interface {
-	// device, portState, pkeys and gids query the device each time. pkeys returns the first
+	// device, portState, pkeys and gids query the device at each call. pkeys returns the first
 	// rows of the table of partition keys, gids the GIDs that are not zero.
 	device() (deviceAttr, error)
 	portState() (portAttr, error)
 	pkeys(rows int) ([]pkey, error)
 	gids() ([]gidEntry, error)
 
-	// start creates the completion queue with cqe entries and the two receive queues. Queue
-	// pairs use partitionRow of the table of partition keys.
+	// start creates the completion queue with cqe entries, and two receive queues: immEntries
+	// entries for immediates and msgEntries for messages. Queue pairs use the partition key in row
+	// partitionRow of the port's table.
 	start(partitionRow uint16, cqe, immEntries, msgEntries int) error
-	// startBind creates the queue pair that window and write use. restartBind makes it usable
-	// again after an error.
+	// startBind creates the bind queue pair, which window and write use. restartBind makes the
+	// bind queue pair usable again after an error.
 	startBind(loop path) error
 	restartBind() error
-	// channels returns descriptors that become readable when there are completions and when
-	// there are asynchronous events. The caller closes them.
+	// channels returns two descriptors. completions becomes readable when there are completions,
+	// async when there are asynchronous events. The caller closes both.
 	channels() (completions, async int, err error)
 	// resize makes the completion queue longer.
 	resize(cqe int) error
 	close() error
 
-	// poll returns completions; the slice is valid until the next poll. With an error it may
-	// also return completions, and no further completions follow.
+	// poll returns completions; the slice is valid until the next call of poll. poll may return
+	// both completions and an error. After an error there are no further completions.
 	poll() ([]completion, error)
 	// arm requests an event at the next completion; takeEvents consumes these events.
 	arm() error
 	takeEvents() int
-	// asyncEvent consumes one asynchronous event; qpn is 0 if the event concerns no queue pair.
+	// asyncEvent consumes one asynchronous event; ok is false if there is none. qpn is 0 if the
+	// event concerns no queue pair.
 	asyncEvent() (e asyncEvent, qpn uint32, ok bool)
 	// lend posts a buffer to the receive queue of messages.
 	lend(slot uint32, addr uint64, size, lkey uint32) error
 
-	// register and registerDMABuf register memory with these rights and give it keys.
+	// register and registerDMABuf register memory with the rights r. The card assigns the keys.
 	register(addr, size uint64, r rights) (registration, error)
 	registerDMABuf(fd int, off, size, addr uint64, r rights) (registration, error)
-	// window gives a part of a registration a key of its own; the registration must have
-	// rightBind. write writes to memory of this port; it returns a *wcError if the device
+	// window makes a window of a part of a registration, with its own key. The registration must
+	// have rightBind. write writes to memory of this port. It returns a *wcError if the device
 	// refuses the write. Calls of window and write must not overlap.
 	window(of registration, addr, size uint64) (registration, error)
 	write(from registration, src uint64, to registration, dst, size uint64) error
 
-	// newQueue creates a queue pair for depth requests. It receives from the queue of messages
-	// or from the queue of immediates. Its peer has the rights r.
+	// newQueue creates a queue pair with depth entries for requests. It consumes entries of the
+	// receive queue for messages, or of that for immediates. The peer's access to memory is
+	// limited to the rights r.
 	newQueue(depth int, messages bool, r rights) (*queue, error)
 
 	eventText(asyncEvent) string
@@ -62,23 +65,24 @@ type registration interface {
 	close() error
 }
 
-// queue is a queue pair of an endpoint.
+// queue is a queue pair of an endpoint, with its buffer of requests.
 type queue struct {
 	pair
-	// requests are the requests that post posts.
+	// requests are the requests that the next post submits.
 	requests []request
 	qpn, psn uint32
 }
 
-// pair has the operations of the device on a queue pair.
+// pair is the interface to the device for one queue pair.
 type pair interface {
-	// join connects the queue pair to the one at the other end of p.
+	// join connects the queue pair to the queue pair at the other end of p.
 	join(p path) error
 	// post posts the first n requests and returns how many the card accepted.
 	post(n int) (int, error)
 	// modify moves the queue pair to the state.
 	modify(s qpState) error
-	// destroy destroys the queue pair, close releases the rest; both may be called twice.
+	// destroy destroys the queue pair. close also releases its other resources. Both may be called
+	// twice.
 	destroy() error
 	close() error
 }
@@ -87,12 +91,12 @@ const (
 	// postMax is the largest number of requests in one post.
 	postMax = 64
 
-	// The top bits of a completion's id name the receive queue of the completion. The id of
-	// a request has neither bit.
+	// The top two bits of a completion's id name the receive queue of the completion. In the id of
+	// a request both bits are 0.
 	idImm     = uint64(1) << 63
 	idMessage = uint64(1) << 62
 
-	// The kinds of receives in completion.opcode (ibv_wc_opcode).
+	// The kinds of received entries in completion.opcode (ibv_wc_opcode).
 	gotMessage   = uint32(128)
 	gotImmediate = uint32(129)
 
@@ -102,7 +106,7 @@ const (
 	opSend     = 3
 )
 
-// request is one request of a post.
+// request is one entry of requests.
 type request struct {
 	id, local, remote                  uint64
 	len, lkey, rkey, imm, op, signaled uint32
@@ -132,7 +136,7 @@ const (
 	eventGIDChange   asyncEvent = 18
 )
 
-// rights are the permitted uses of memory, or the permitted operations of a queue pair's peer
+// rights are the permitted uses of memory, or the operations that a queue pair permits its peer
 // (ibv_access_flags).
 type rights uint32
 
@@ -157,8 +161,8 @@ func rightsOf(remote, windows bool) rights {
 	return r
 }
 
-// queueRights returns the rights of a peer over a queue pair of that kind (lane.kind). Over the
-// messages' queue pair the peer only sends, so it has no right to memory there.
+// queueRights returns the rights that a queue pair of that kind (lane.kind) gives its peer. Over
+// the queue pair for messages the peer only sends, so it has no right to memory there.
 func queueRights(kind int) rights {
 	if kind == messages {
 		return 0
@@ -195,7 +199,7 @@ const (
 	stateError qpState = 6
 )
 
-// path is the path of packets from a queue pair to the queue pair to which it is connected.
+// path is the route of packets from a queue pair to the queue pair to which it is connected.
 type path struct {
 	port, mtu            uint8
 	gidIndex             uint32
@@ -208,14 +212,14 @@ type path struct {
 	rnrTimer, rnrTries   uint8
 }
 
-// marking is the marking by which switches recognize a traffic class.
+// marking holds the fields of a packet by which switches recognize a traffic class.
 type marking struct{ serviceLevel, trafficClass uint8 }
 
 const (
-	// The rnr values are how long a sender waits, and how often it retries, if the receiver
-	// has no receive entry. For immediates: code 12 is 0.64 ms, and 7 means retries without
-	// limit, since every poll refills that queue. For messages: code 24 is 41 ms, six times;
-	// the send fails if the peer has posted no buffer in this time.
+	// rnrTimer and rnrTries are the wait of a sender whose receiver has no receive entry, as an
+	// InfiniBand code, and the number of retries. For immediates: code 12 is 0.64 ms, and 7 means
+	// retries without limit, since every poll refills that receive queue. For messages: code 24 is
+	// 41 ms, with six retries. The send fails if the peer has posted no buffer in this time.
 	rnrTimerImm, rnrTriesImm         = 12, 7
 	rnrTimerMessage, rnrTriesMessage = 24, 6
 )

@@ -21,57 +21,60 @@ type domain struct {
 	number uint8
 	port   portAttr
 	gid    gidEntry
-	// partition is the key in partitionRow of the port's table. Queue pairs use it.
+	// partition is the partition key of the queue pairs, and partitionRow its row in the port's
+	// table.
 	partition    pkey
 	partitionRow uint16
 	limits       group.Limits
-	// windows is set if the device confines writes to a memory window.
+	// windows: the device confines writes to a memory window, so memory windows are used.
 	windows bool
-	// lendMax is the number of message buffers that fit the receive queue.
+	// lendMax is the largest number of message buffers in the receive queue for messages.
 	lendMax int
 
 	// completions and async are the event channels, registered with the netpoller.
 	completions, async eventFile
-	// woken is set by Wake; the next Wait clears it.
+	// woken: Wake has been called since the last Wait, which clears it.
 	woken atomic.Bool
 	// spin is used by Wait.
 	spin    spinner
 	workers sync.WaitGroup
 
-	// memMu guards memories, which holds all memory whose address the card has. So the
-	// memory stays reachable even if a caller drops it.
+	// memMu guards memories, which holds all memory whose address the card has. So the memory
+	// stays reachable even if a caller drops its reference.
 	memMu    sync.Mutex
 	memories map[*memory]struct{}
 
-	// bindMu serializes the binding of windows.
+	// bindMu serializes the binding of memory windows.
 	bindMu sync.Mutex
 
-	// qpMu is held while queue pairs are created and destroyed; each takes a command of the
-	// device. A new queue pair may get the number of one that was just destroyed, so the new
-	// one must not be entered in byQPN before the old one has been removed.
+	// qpMu is held while queue pairs are created and destroyed, each by a command to the device. A
+	// new queue pair may get the number of a queue pair that was just destroyed. So the new queue
+	// pair must not be entered in byQPN before the old one has been removed.
 	qpMu sync.Mutex
 
-	// roomMu guards the completion queue's length. It is held while the device changes it.
+	// roomMu guards cqEntries and cqUsed. It is held while the device changes the length of the
+	// completion queue.
 	roomMu sync.Mutex
-	// cqEntries is the length of the completion queue. cqUsed is the number of completions
-	// that all queues together may have at once.
-	// Invariant: cqUsed <= cqEntries.
+	// cqEntries is the length of the completion queue, in entries. cqUsed is the largest number of
+	// completions that all queues together may have at the same time. Invariant: cqUsed <=
+	// cqEntries.
 	cqEntries, cqUsed int
 
 	mu sync.Mutex
 	// out[head:] are completions that were read from the card and not yet returned by Poll.
 	out  []group.Completion
 	head int
-	// byQPN and byIndex find the endpoint and the queue pair of a completion.
+	// byQPN finds the endpoint of a completion by the number of the queue pair, byIndex the queue
+	// pair by its index in the completion's id.
 	byQPN   map[uint32]*endpoint
 	byIndex []*lane
 	free    []uint32 // unused places of byIndex
-	// buffers are the message buffers of PostRecv, by slot. lent is how many of them are
+	// buffers are the message buffers of PostRecv, by slot. lent is the number of buffers that are
 	// posted to the card.
 	buffers map[uint32]buffer
 	lent    int
-	// doomed is set when the port or the device has failed. dead, which wraps
-	// group.ErrDead, is set when all endpoints have been cut off for that reason.
+	// doomed: the port or the device has failed. dead, which wraps group.ErrDead, is set when all
+	// endpoints have been cut off because of that.
 	doomed bool
 	dead   error
 }
@@ -82,17 +85,17 @@ var _ group.Domain = (*domain)(nil)
 type buffer struct {
 	addr       uint64
 	size, lkey uint32
-	// taken is set if it was delivered with a message since it was posted.
+	// taken: the buffer was delivered with a message since it was posted.
 	taken bool
 }
 
-// cqStart is the initial length of the completion queue. With the default options it is enough
-// for 16 endpoints. While a queue grows, mlx5's part of libibverbs holds the lock that its poll
-// takes, so every peer of the port waits for that command. The length doubles each time: up to
-// 1,024 endpoints the queue grows six times.
+// cqStart is the initial length of the completion queue, in entries. With the default options it
+// is enough for 16 endpoints. While a queue grows, mlx5's part of libibverbs holds the lock that
+// its poll takes, so every peer of the port waits for that command. The length doubles each time,
+// so the queue grows only six times up to 1,024 endpoints.
 const cqStart = 16 << 10
 
-// newDomain starts a domain on an open port. It closes the port if it fails.
+// newDomain starts a domain on an open port. If newDomain fails it closes the port.
 func newDomain(o NICOptions, at place, nic card) (*domain, error) {
 	d := &domain{
 		name: at.name, number: at.port, nic: nic, opts: o, spin: spinner{max: max(0, o.Spin)},
@@ -111,7 +114,7 @@ func newDomain(o NICOptions, at place, nic card) (*domain, error) {
 	return d, nil
 }
 
-// errPortDown: the port cannot be used now.
+// errPortDown: the port cannot be used in its current state.
 var errPortDown = errors.New("port is down: plug the cable in, or bring its network interface up (ip link set … up)")
 
 // start queries the device and creates the objects that all endpoints share.
@@ -147,7 +150,7 @@ func (d *domain) start(at place) error {
 		return fmt.Errorf("option QueueDepth is %d; the device supports at most %d", depth, d.dev.maxQPWork)
 	}
 	entries := min(d.opts.ReceiveEntries, d.dev.maxSRQWork)
-	// The entries of the two receive queues and of one endpoint must fit.
+	// The completion queue must hold the entries of the two receive queues and of one endpoint.
 	d.cqUsed = 2 * entries
 	d.cqEntries = min(max(cqStart, d.cqUsed+2*d.opts.QueueDepth), d.dev.maxCQE)
 	if d.cqUsed+2*d.opts.QueueDepth > d.cqEntries {
@@ -220,7 +223,7 @@ func (d *domain) Poll(dst []group.Completion) (int, error) {
 	return n, nil
 }
 
-// reapLocked reads the card's completions and reports whether out has any.
+// reapLocked reads the card's completions into out and reports whether out has any.
 func (d *domain) reapLocked() bool {
 	if d.head == len(d.out) {
 		d.out, d.head = d.out[:0], 0
@@ -233,8 +236,8 @@ func (d *domain) reapLocked() bool {
 		for i := range done {
 			d.takeLocked(&done[i])
 		}
-		// A batch may contain no completion for the engine, for example only entries of queue
-		// pairs that were reset.
+		// A batch may add nothing to out, for example if all entries belong to queue pairs that
+		// were reset.
 		if len(done) == 0 || d.head < len(d.out) {
 			break
 		}
@@ -242,7 +245,7 @@ func (d *domain) reapLocked() bool {
 	return d.head < len(d.out)
 }
 
-// takeLocked converts one completion of the card into completions of the engine.
+// takeLocked converts one completion of the card into completions for the engine.
 func (d *domain) takeLocked(c *completion) {
 	switch id := c.id; {
 	case id&idImm != 0:
@@ -257,7 +260,7 @@ func (d *domain) takeLocked(c *completion) {
 }
 
 // takeImmediateLocked delivers an immediate. An entry that returns with an error belonged to a
-// queue pair that broke; its place has already been refilled.
+// queue pair that broke; the receive queue has already been refilled.
 func (d *domain) takeImmediateLocked(c *completion) {
 	e := d.byQPN[c.qpn]
 	if e == nil || wcStatus(c.status) != wcSuccess {
@@ -270,8 +273,8 @@ func (d *domain) takeImmediateLocked(c *completion) {
 	d.out = append(d.out, group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: c.imm, Len: uint64(c.len)})
 }
 
-// errStray: a queue pair for immediates received a message, or the reverse. A peer that uses
-// this package never sends that.
+// errStray: a queue pair for immediates received a message, or a queue pair for messages received
+// an immediate. A peer that uses this package never sends that.
 var errStray = errors.New("the peer sent a message instead of an immediate, or an immediate instead of a message")
 
 // takeMessageLocked delivers a message. A buffer that returns without a message is posted
@@ -294,7 +297,7 @@ func (d *domain) takeMessageLocked(c *completion, slot uint32) {
 	d.out = append(d.out, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: slot, Len: uint64(c.len)})
 }
 
-// lendAgainLocked posts a buffer again that was returned without a message.
+// lendAgainLocked posts a buffer again that the card returned without a message.
 func (d *domain) lendAgainLocked(slot uint32) {
 	b := d.buffers[slot]
 	b.taken = false
@@ -306,7 +309,7 @@ func (d *domain) lendAgainLocked(slot uint32) {
 	d.lent++
 }
 
-// doomLocked starts to end the domain. The rest runs in a goroutine of its own, because an
+// doomLocked starts to end the domain. The further steps run in a separate goroutine, because an
 // endpoint may be busy (connecting, for example), and Poll must not wait for it.
 func (d *domain) doomLocked(why error) {
 	if d.doomed {
@@ -348,7 +351,8 @@ func (d *domain) reapAllLocked() {
 	}
 }
 
-// reserve reserves n more entries of the completion queue, which it lengthens if necessary.
+// reserve reserves n more entries of the completion queue. If necessary, it makes the queue
+// longer.
 func (d *domain) reserve(n int) error {
 	d.mu.Lock()
 	doomed := d.doomed
@@ -382,7 +386,7 @@ func (d *domain) release(n int) {
 
 // Close implements group.Domain.
 func (d *domain) Close() error {
-	// Close the channels first: that ends watchEvents.
+	// The channels are closed first, because that ends watchEvents.
 	err := errors.Join(d.completions.close(), d.async.close())
 	d.workers.Wait()
 	if err = errors.Join(err, d.nic.close()); err != nil {
@@ -391,7 +395,8 @@ func (d *domain) Close() error {
 	return nil
 }
 
-// hintMemlock adds the usual cause to an error of memory registration.
+// hintMemlock adds the usual cause (the limit of locked memory) to an error of memory
+// registration.
 func hintMemlock(err error) error {
 	if errors.Is(err, os.ErrPermission) || isNoMemory(err) {
 		return fmt.Errorf("%w (registered memory is locked: is the limit of locked memory, ulimit -l, too low?)", err)

@@ -66,7 +66,7 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 	if err := d.reserve(2 * d.opts.QueueDepth); err != nil {
 		return nil, fmt.Errorf("verbs: %s: endpoint: %w", d.name, err)
 	}
-	// Creating queue pairs takes the device some time. Other endpoints are polled meanwhile.
+	// Creating queue pairs takes the device some time. Other endpoints are polled in the meantime.
 	d.qpMu.Lock()
 	defer d.qpMu.Unlock()
 	for i := range e.lanes {
@@ -92,12 +92,12 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		d.byQPN[l.q.qpn] = e
 	}
 	if d.doomed {
-		e.breakLocked(group.ErrDead) // the domain died before this endpoint was registered
+		e.breakLocked(group.ErrDead) // the domain died before this endpoint was entered
 	}
 	return e, nil
 }
 
-// placeLocked returns an unused index of byIndex for l.
+// placeLocked returns an unused index of byIndex, at which it stores l.
 func (d *domain) placeLocked(l *lane) uint32 {
 	if k := len(d.free); k > 0 {
 		i := d.free[k-1]
@@ -112,7 +112,8 @@ func (d *domain) placeLocked(l *lane) uint32 {
 // Local implements group.Endpoint.
 func (e *endpoint) Local() []byte { return e.local }
 
-// path returns the path of packets to the peer. Connect adds queue pairs and packet numbers.
+// path returns the part of a path to the peer that both queue pairs share. Connect adds the
+// numbers of queue pairs and packets.
 func (d *domain) path(to endpointAddr, class rdma.Class) path {
 	return path{
 		port: d.number, mtu: min(d.port.mtu, to.mtu), gidIndex: d.gid.index, remoteGID: to.gid, remoteLID: to.lid,
@@ -121,7 +122,7 @@ func (d *domain) path(to endpointAddr, class rdma.Class) path {
 	}
 }
 
-// marking returns the marking of the class's packets.
+// marking returns the marking of the packets of a class.
 func (d *domain) marking(class rdma.Class) marking {
 	if d.opts.QoS == nil {
 		return marking{}
@@ -130,8 +131,8 @@ func (d *domain) marking(class rdma.Class) marking {
 	return marking{serviceLevel: l.SL, trafficClass: l.TrafficClass()}
 }
 
-// Connect implements group.Endpoint. On Ethernet the kernel resolves the peer's address, which
-// takes as long as ARP takes.
+// Connect implements group.Endpoint. On Ethernet the kernel resolves the peer's address by ARP,
+// for which Connect waits.
 func (e *endpoint) Connect(remote []byte) error {
 	to, err := parseAddr(remote)
 	if err == nil && to.layer != e.d.port.layer {
@@ -162,17 +163,18 @@ func (e *endpoint) Connect(remote []byte) error {
 
 // Limits of selective signalling.
 const (
-	// signalEvery is the largest number of requests that share a completion: the length
-	// of the chains of fabric-lib (section 3.5).
+	// signalEvery is the largest number of requests that share a completion: the length of the
+	// chains in fabric-lib (section 3.5).
 	signalEvery = 4
-	// signalBytes is the length, in bytes, from which a write has a completion of its own.
-	// Waiting for the writes after it would delay a write of this length noticeably.
+	// signalBytes is the length in bytes from which a write has its own completion. If such a
+	// write shared a completion, its completion would be noticeably late, because it would wait
+	// for later writes.
 	signalBytes = 64 << 10
 )
 
 // Post implements group.Endpoint. Consecutive Works for the same queue pair are posted in one
 // chain. Post allocates nothing; an error with a stack trace, or a slice of requests made here,
-// would allocate.
+// would be an allocation.
 func (e *endpoint) Post(works []group.Work) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -203,8 +205,8 @@ func (e *endpoint) laneOf(w *group.Work) *lane {
 	return e.lanes[writes]
 }
 
-// fill writes the works that can be posted together on l into l's requests and adds them to its
-// ring. It returns how many there are: 0 if the ring is full.
+// fill converts the first works for l, as many as can be posted together, into l's requests and
+// adds them to l's ring. It returns their number, which is 0 if the ring is full.
 func (l *lane) fill(works []group.Work) int {
 	n := min(len(works), postMax, l.ring.room())
 	requests := l.q.requests
@@ -241,7 +243,7 @@ func (l *lane) fill(works []group.Work) int {
 }
 
 // unusable returns why Post accepts no Works. The errors are made in advance, so that a caller
-// that retries often costs nothing.
+// that retries often causes no allocation.
 func (e *endpoint) unusable() error {
 	switch {
 	case !e.joined:
@@ -261,10 +263,10 @@ func (e *endpoint) fail(err error) error {
 	return fmt.Errorf("verbs: %s: %w", e.d.name, err)
 }
 
-// breakLocked ends the use of the endpoint and delivers KindBroken, once. Both queue pairs go to
-// the error state: the card returns their Works, and the peer finds no queue pair there. This
-// command to the device runs later, without d.mu: a command takes so long that all other peers
-// would wait.
+// breakLocked ends the use of the endpoint and delivers KindBroken, once. Both queue pairs are
+// moved to the error state: the card then returns their Works, and the peer's packets are not
+// accepted any more. This command to the device runs later, without d.mu, because all other peers
+// would wait for it.
 func (e *endpoint) breakLocked(why error) {
 	e.broken.Store(true)
 	if e.reported {
@@ -281,7 +283,7 @@ func (e *endpoint) breakLocked(why error) {
 	e.d.out = append(e.d.out, group.Completion{Kind: group.KindBroken, Cookie: e.cookie, Err: why})
 }
 
-// modifyAll moves both queue pairs to the error state. It ignores errors: the queue pairs may
+// modifyAll moves both queue pairs to the error state. Errors are ignored: a queue pair may
 // already be in that state, and a device that accepts no commands has no Works to return.
 func (e *endpoint) modifyAll() {
 	for _, l := range e.lanes {
@@ -289,7 +291,7 @@ func (e *endpoint) modifyAll() {
 	}
 }
 
-// takeLocked records how the Work with that sequence number ended, and all earlier Works that
+// takeLocked records the end of the Work with that sequence number, and of all earlier Works that
 // requested no completion of their own. d.mu is held.
 func (l *lane) takeLocked(seq uint32, status wcStatus, vendor uint32) {
 	n, ok := l.ring.before(seq)
@@ -318,14 +320,14 @@ func (e *endpoint) Shut() {
 	e.cutOff()
 }
 
-// flushMax limits how long cutOff waits for the card to return Works. Cards take microseconds.
-// cutOff itself ends the Works that have not returned by then.
+// flushMax is the longest time for which cutOff waits for the card to return Works. Cards take
+// microseconds. cutOff itself ends the Works that have not returned by then.
 const flushMax = 200 * time.Millisecond
 
-// cutOff does the work of Shut. Afterwards nothing of the endpoint is placed into or read from
-// memory here, and out contains everything that had arrived and the end of every Work. The queue
-// pairs are destroyed, which waits for payload that is being placed. A reset should be enough,
-// but the reset of rdma_rxe in Linux 6.1 counts packets in flight twice.
+// cutOff does the work of Shut. Afterwards the card neither reads nor writes memory here for this
+// endpoint. out then contains everything that had arrived, and the end of every Work. cutOff
+// destroys the queue pairs, which waits for payload that is being placed. A reset of the queue
+// pairs should be enough, but the reset of rdma_rxe in Linux 6.1 counts packets in flight twice.
 func (e *endpoint) cutOff() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -335,7 +337,7 @@ func (e *endpoint) cutOff() {
 	e.shut = true
 	d := e.d
 	e.broken.Store(true)
-	// The error state keeps arrived data, while destroying a queue pair may drop it.
+	// The error state keeps data that has arrived, while destroying a queue pair may drop it.
 	e.modifyAll()
 	d.mu.Lock()
 	for end := time.Now().Add(flushMax); ; {
@@ -353,7 +355,7 @@ func (e *endpoint) cutOff() {
 }
 
 // destroy destroys the queue pairs and ends their remaining Works. e.mu is held. While the device
-// destroys, other goroutines may poll, but not create queue pairs.
+// destroys the queue pairs, other goroutines may poll, but not create queue pairs.
 func (e *endpoint) destroy() {
 	d := e.d
 	d.qpMu.Lock()
@@ -400,8 +402,8 @@ func (e *endpoint) Close() error {
 	return nil
 }
 
-// forgetLocked drops the completions of a closed endpoint that have not been polled. These do not
-// include ends of Works, because the caller has polled them.
+// forgetLocked drops the completions of a closed endpoint that have not been polled. These are
+// only arrivals: the caller has polled the ends of all Works.
 func (d *domain) forgetLocked(e *endpoint) {
 	d.out = d.out[:copy(d.out, d.out[d.head:])]
 	d.head = 0

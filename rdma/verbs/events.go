@@ -27,7 +27,7 @@ func (d *domain) openChannels() error {
 		fd   int
 		name string
 	}{{&d.completions, completions, "completions"}, {&d.async, async, "events"}} {
-		// The descriptor is nonblocking, so os.NewFile registers it with the netpoller.
+		// The descriptor is nonblocking, therefore os.NewFile registers it with the netpoller.
 		c.to.file = os.NewFile(uintptr(c.fd), d.name+" "+c.name)
 		if c.to.raw, err = c.to.file.SyscallConn(); err == nil {
 			err = c.to.file.SetReadDeadline(time.Time{})
@@ -47,9 +47,9 @@ func (f *eventFile) close() error {
 	return f.file.Close()
 }
 
-// Wait implements group.Domain. It continues to poll if completions are likely to arrive soon. Then
-// it arms the completion queue, polls once more, because completions from before the arming cause
-// no event, and sleeps on the channel. Wake sets a deadline in the past, which ends the sleep.
+// Wait implements group.Domain. It continues to poll if completions are likely to arrive soon.
+// Then it arms the completion queue. It polls once more, because completions from before the
+// arming cause no event, and sleeps on the channel. Wake ends the sleep by a deadline in the past.
 func (d *domain) Wait() {
 	if d.woken.Swap(false) {
 		return
@@ -60,16 +60,16 @@ func (d *domain) Wait() {
 		return
 	}
 	_ = d.completions.raw.Read(func(uintptr) bool { return d.nic.takeEvents() > 0 || d.woken.Load() })
-	// Clear the deadline before checking woken: a Wake in between leaves a deadline that makes
-	// one later Wait return early, but no Wake is lost.
+	// The deadline is cleared before woken is checked. A Wake in between leaves a deadline that
+	// makes one later Wait return early, but no Wake is lost.
 	_ = d.completions.file.SetReadDeadline(time.Time{})
 	d.spin.note(time.Since(began))
 	d.woken.Store(false)
 }
 
 // polledOn polls for as long as the spinner allows, and reports whether there is work. Other
-// goroutines may run between two polls. With one processor, the poll would delay them, so
-// polledOn does not poll then.
+// goroutines may run between two polls. With one processor, polling would delay the other
+// goroutines, so polledOn does not poll.
 func (d *domain) polledOn(began time.Time) bool {
 	if !d.spin.worth() || runtime.GOMAXPROCS(0) == 1 {
 		return false
@@ -90,7 +90,8 @@ func (d *domain) ready() bool {
 	return d.dead != nil || d.head < len(d.out) || d.reapLocked()
 }
 
-// sleepy arms the completion queue and reports whether there are no completions.
+// sleepy arms the completion queue and reports whether the poller may sleep, because there are no
+// completions.
 func (d *domain) sleepy() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -129,8 +130,9 @@ func (d *domain) watchEvents() {
 	}
 }
 
-// takeEvent handles an asynchronous event. It ignores events that need no reaction (a connection
-// was established, the subnet manager changed). It queries the device without a lock.
+// takeEvent handles an asynchronous event. Events that need no reaction (a connection was
+// established, the subnet manager changed) are ignored. takeEvent queries the device without
+// holding a lock.
 func (d *domain) takeEvent(e asyncEvent, qpn uint32) {
 	var why error
 	switch e {
@@ -158,9 +160,9 @@ func (d *domain) takeEvent(e asyncEvent, qpn uint32) {
 	}
 }
 
-// checkPort returns an error if the port's LID has changed since it was sent to peers, or if its
-// partition has left the row that queue pairs use. The domain then ends and is opened again with
-// the new values.
+// checkPort returns an error if the port's LID has changed since it was sent to peers, or if the
+// partition of the queue pairs is no longer in its row of the port's table. The domain then ends
+// and is opened again with the new values.
 func (d *domain) checkPort() error {
 	p, err := d.nic.portState()
 	if err != nil {
@@ -176,8 +178,8 @@ func (d *domain) checkPort() error {
 // errGIDGone: packets with this source address cannot be sent any more.
 var errGIDGone = errors.New("the port has lost its GID: was an address removed from its network interface?")
 
-// checkGID returns errGIDGone if the port's GID table no longer has the domain's entry at its index.
-// If the entry has moved to another index, the reopened domain finds it there.
+// checkGID returns errGIDGone if the port's GID table no longer has the domain's GID at the
+// domain's index. If the GID has moved to another index, the reopened domain finds it there.
 func (d *domain) checkGID() error {
 	table, err := d.nic.gids()
 	if err == nil && !slices.Contains(table, d.gid) {

@@ -2,7 +2,7 @@ package verbs
 
 import "fmt"
 
-// wcError is a failed completion, with a text for people.
+// wcError is a failed completion as an error, with the card's text.
 type wcError struct {
 	nic    string
 	status wcStatus

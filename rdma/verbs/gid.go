@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// gidType is the format of packets that have the GID as source, as in ibv_gid_type.
+// gidType is the format of packets whose source is the GID, with the values of ibv_gid_type.
 type gidType uint32
 
 // Types of GIDs.
@@ -36,13 +36,14 @@ type gidEntry struct {
 	gid   gid
 }
 
-// addr returns the GID as an IP address, unmapped if it is an IPv4 address.
+// addr returns the GID as an IP address. A GID that maps an IPv4 address is returned as that IPv4
+// address.
 func (e gidEntry) addr() netip.Addr { return netip.AddrFrom16(e.gid).Unmap() }
 
-// rank returns the rank of a row for the choice, lowest first, and the reason. On Ethernet, RoCE v2
-// is routable and passes through switches as UDP. IPv4 addresses are assigned by operators.
-// Link-local addresses exist automatically and may not reach the peer. RoCE v1 needs a network of
-// its own and comes last.
+// rank returns the preference of a row, where the lowest is chosen, and the reason. On Ethernet,
+// RoCE v2 is routable and passes through switches as UDP. IPv4 addresses are assigned by
+// operators. Link-local addresses exist automatically and may not reach the peer. RoCE v1 needs a
+// separate network and comes last.
 func (e gidEntry) rank() (int, string) {
 	switch a := e.addr(); {
 	case e.kind == gidInfiniBand:
@@ -57,8 +58,8 @@ func (e gidEntry) rank() (int, string) {
 	return 4, e.kind.String() + ": no RoCE v2 in the table"
 }
 
-// chooseGID returns the row of a port's table to use, and the reason. asked is the row requested
-// by the user, or negative.
+// chooseGID returns the row of a port's table to use, and the reason for the choice. asked is the
+// index of the row that the user requested, or negative.
 func chooseGID(table []gidEntry, asked int) (gidEntry, string, error) {
 	if asked >= 0 {
 		for _, e := range table {

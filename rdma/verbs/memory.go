@@ -11,17 +11,17 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// memory is a region, or a window of one.
+// memory is a registered region, or a window of a region.
 type memory struct {
 	d *domain
 	// mem is the registered memory; nil for device memory.
 	mem  []byte
 	base uint64
 	size uint64
-	// lkey and rkey are the card's keys for this process and for peers.
+	// lkey and rkey are the card's keys: lkey for Works of this process, rkey for peers.
 	lkey, rkey uint32
 	reg        registration
-	// pin pins memory of the Go heap. For other memory it does nothing.
+	// pin pins memory of the Go heap while it is registered. Other memory is not pinned.
 	pin    runtime.Pinner
 	window bool
 	// device: the memory is a dma-buf.
@@ -31,8 +31,8 @@ type memory struct {
 
 var _ group.Memory = (*memory)(nil)
 
-// Register implements group.Domain. A Local region gets no remote rights; its windows have their
-// own.
+// Register implements group.Domain. A Local region gets no remote rights; each of its windows has
+// rights of its own.
 func (d *domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
 	m := &memory{d: d, mem: mem, base: addressOf(mem), size: uint64(len(mem))}
 	var err error
@@ -90,8 +90,8 @@ func (m *memory) offsetOf(buf []byte) (off uint64, ok bool) {
 	return off, off < m.size && uint64(len(buf)) <= m.size-off
 }
 
-// Window implements group.Memory. If a memory window is not possible, it returns an error, and
-// the engine registers that part separately.
+// Window implements group.Memory. If this part cannot be a memory window, it returns an error, and
+// the engine registers the part separately.
 func (m *memory) Window(off, n uint64) (group.Memory, error) {
 	if m.window {
 		return nil, fmt.Errorf("verbs: %s: a window of a window: %w", m.d.name, rdma.ErrUnsupported)
@@ -143,9 +143,9 @@ func (m *memory) Close() error {
 	return nil
 }
 
-// probeWindows tests whether the device confines writes to a memory window: rdma_rxe has windows,
-// but checks only the bounds of the region. A window that also opens the memory beside it is
-// worse than no window.
+// probeWindows tests whether the device confines writes to a memory window. rdma_rxe has memory
+// windows, but checks only the bounds of the region. A window that also permits writes to the
+// memory beside it is worse than no window.
 func (d *domain) probeWindows() (ok bool, err error) {
 	const size, half, n = 4096, 2048, 8
 	m, err := d.Register(make([]byte, size), rdma.RegisterOptions{})

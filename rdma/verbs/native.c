@@ -163,7 +163,7 @@ int pk_async(struct pk_nic *nic, uint32_t *qpn)
 	case IBV_EVENT_PATH_MIG_ERR:
 		*qpn = e.element.qp->qp_num;
 	}
-	// A queue pair with an event that is not acknowledged can't be destroyed, so it is still there above.
+	// The event is acknowledged last: until then its queue pair cannot be destroyed, so the access above is safe.
 	ibv_ack_async_event(&e);
 	return type;
 }
@@ -178,7 +178,7 @@ struct ibv_mr *pk_reg(struct ibv_pd *pd, uint64_t addr, uint64_t len, int access
 	return ibv_reg_mr(pd, (void *)(uintptr_t)addr, len, access);
 }
 
-// bound waits for the completion of the request id on the bind queue pair.
+// bound waits at most wait_ms for the completion of request id on the bind queue pair. It returns as pk_bind does.
 static int bound(struct pk_nic *nic, uint64_t id, int wait_ms)
 {
 	struct ibv_wc wc;

@@ -27,14 +27,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Safety: C allocates every struct of libibverbs and of native.h, and the close of its owner in
-// this file frees it, exactly once. Go keeps no slice over C memory beyond that. Addresses of Go
-// memory are passed to C as numbers with which the card reads and writes, and only while the
-// memory is pinned (memory.go).
+// Safety: C allocates every struct of libibverbs and of native.h. Each is freed exactly once, by
+// the close method of its owner in this file, and Go keeps no slice over C memory beyond that.
+// Addresses of Go memory are passed to C as numbers, with which the card reads and writes, only
+// while the memory is pinned (memory.go).
 
 const pollMax = C.PK_POLL_MAX
 
-// The types and constants of card.go have the values of native.h and of libibverbs.
+// The types and constants of card.go must have the sizes and values of native.h and libibverbs.
 var (
 	_ [C.sizeof_struct_pk_request]byte    = [unsafe.Sizeof(request{})]byte{}
 	_ [C.sizeof_struct_pk_completion]byte = [unsafe.Sizeof(completion{})]byte{}
@@ -81,7 +81,7 @@ func (n *nic) statusText(s wcStatus) string {
 	return C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(s)))
 }
 
-// errnoOf returns the errno that a C call set, or EIO if it set none.
+// errnoOf returns the errno that a C call set, or EIO if the call set none.
 func errnoOf(err error) error {
 	if err == nil || errors.Is(err, syscall.Errno(0)) {
 		return syscall.EIO
@@ -107,12 +107,12 @@ func deviceNames() ([]string, error) {
 	return names, nil
 }
 
-// nic is an open device. After start it includes the objects that the endpoints of one of its
-// ports share.
+// nic is one port of an open device. After start it includes the objects that the endpoints of the
+// port share.
 type nic struct {
 	c    *C.struct_pk_nic
 	port uint8
-	// partitionRow is the row of the port's table of partition keys that queue pairs use.
+	// partitionRow is the row of the port's table that holds the partition key of queue pairs.
 	partitionRow uint16
 	// loop is the path from a queue pair of this port to itself.
 	loop path
@@ -186,8 +186,8 @@ func (n *nic) pkeys(rows int) ([]pkey, error) {
 	return table, nil
 }
 
-// gidTableMax limits how many rows of a GID table are read; cards have a few hundred rows, most
-// of them empty.
+// gidTableMax is the largest number of rows of a GID table that are read. Cards have a few hundred
+// rows, most of them empty.
 const gidTableMax = 1024
 
 // gids returns the port's GIDs that are not zero.
@@ -207,9 +207,9 @@ func (n *nic) gids() ([]gidEntry, error) {
 	return table, nil
 }
 
-// start creates the objects that endpoints share: protection domain, completion queue of cqe
-// entries, and receive queues of immEntries and msgEntries. Queue pairs use partitionRow of the
-// port's table of partition keys.
+// start creates the objects that endpoints share: the protection domain, a completion queue of cqe
+// entries, and receive queues of immEntries and msgEntries. Queue pairs use the partition key in
+// row partitionRow of the port's table.
 func (n *nic) start(partitionRow uint16, cqe, immEntries, msgEntries int) error {
 	n.partitionRow = partitionRow
 	var err error
@@ -243,7 +243,7 @@ func (n *nic) start(partitionRow uint16, cqe, immEntries, msgEntries int) error 
 	return nil
 }
 
-// channels returns copies of the descriptors that signal completions and asynchronous events.
+// channels returns duplicates of the descriptors that signal completions and asynchronous events.
 func (n *nic) channels() (completions, async int, err error) {
 	completions, err = unix.FcntlInt(uintptr(n.c.channel.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -264,7 +264,8 @@ func (n *nic) resize(cqe int) error {
 	return nil
 }
 
-// close releases the device and the objects of start. Queues and memory must be closed before.
+// close releases the device and the objects that start created. Queues and memory must have been
+// closed.
 func (n *nic) close() error {
 	var errs []error
 	check := func(what string, e C.int) {
@@ -297,8 +298,8 @@ func (n *nic) close() error {
 	return errors.Join(errs...)
 }
 
-// poll reads completions; the slice is valid until the next call. With an error it may also
-// return completions, and no further completions follow.
+// poll reads completions; the slice is valid until the next call. It may return both completions
+// and an error. After an error there are no further completions.
 func (n *nic) poll() ([]completion, error) {
 	k := C.pk_poll(n.c)
 	if k < 0 {
@@ -338,14 +339,14 @@ func (n *nic) lend(slot uint32, addr uint64, size, lkey uint32) error {
 	return nil
 }
 
-// keyed is memory registered with the card: a region, or a window of it.
+// keyed is memory registered with the card: a region, or a window of a region.
 type keyed struct {
 	mr *C.struct_ibv_mr
 	mw *C.struct_ibv_mw
 }
 
-// register registers size bytes at addr with the card. It requests relaxed ordering; libibverbs
-// omits that if the device does not support it.
+// register registers size bytes at addr with the card. It requests relaxed ordering, which
+// libibverbs omits if the device does not support it.
 func (n *nic) register(addr, size uint64, r rights) (registration, error) {
 	mr, err := C.pk_reg(n.c.pd, C.uint64_t(addr), C.uint64_t(size), C.int(r))
 	if mr == nil {
@@ -363,11 +364,12 @@ func (n *nic) registerDMABuf(fd int, off, size, addr uint64, r rights) (registra
 	return keyed{mr: mr}, nil
 }
 
-// bindWaitMS limits how long the card may take to bind a window, in ms. It normally takes
-// microseconds; a card that has failed never completes it.
+// bindWaitMS is the longest time that the card may take to bind a window, in ms. It normally takes
+// microseconds; a card that has failed never completes the request.
 const bindWaitMS = 2000
 
-// window opens size bytes at addr of r with a key of its own. Calls must not overlap.
+// window makes a window of size bytes at addr of the registration of, with its own key. Calls must
+// not overlap.
 func (n *nic) window(of registration, addr, size uint64) (registration, error) {
 	r := of.(keyed)
 	mw, err := C.ibv_alloc_mw(n.c.pd, C.IBV_MW_TYPE_1)
@@ -383,12 +385,12 @@ func (n *nic) window(of registration, addr, size uint64) (registration, error) {
 		err = fmt.Errorf("bind a memory window: %s (status %d)", n.statusText(wcStatus(-e)), -e)
 	}
 	C.ibv_dealloc_mw(mw)
-	// A failed request has put the bind queue pair into the error state.
+	// The failed request has put the bind queue pair into the error state.
 	return nil, errors.Join(err, n.restartBind())
 }
 
-// write writes size bytes at src to dst with the key of to. It uses the bind queue pair, which is
-// connected to itself. Calls must not overlap.
+// write writes size bytes from src to dst, with the key of to. It uses the bind queue pair, which
+// is connected to itself. Calls must not overlap.
 func (n *nic) write(from registration, src uint64, to registration, dst, size uint64) error {
 	lkey, _ := from.keys()
 	_, rkey := to.keys()
@@ -403,7 +405,7 @@ func (n *nic) write(from registration, src uint64, to registration, dst, size ui
 	return nil
 }
 
-// keys returns the local and the remote key.
+// keys returns the local key and the remote key.
 func (r keyed) keys() (local, remote uint32) {
 	if r.mw != nil {
 		return uint32(r.mr.lkey), uint32(r.mw.rkey)
@@ -425,8 +427,8 @@ func (r keyed) close() error {
 	return nil
 }
 
-// startBind creates the queue pair on which memory windows are bound. It is connected to itself:
-// binding is a local operation, but only a connected queue pair can do it.
+// startBind creates the queue pair on which memory windows are bound. Binding is a local
+// operation, but only a connected queue pair can do it, so this queue pair is connected to itself.
 func (n *nic) startBind(loop path) error {
 	var err error
 	if n.c.bind_cq, err = C.ibv_create_cq(n.c.ctx, 16, nil, nil, 0); n.c.bind_cq == nil {
@@ -440,7 +442,7 @@ func (n *nic) startBind(loop path) error {
 	return n.restartBind()
 }
 
-// restartBind makes the bind queue pair usable, from any state.
+// restartBind makes the bind queue pair usable, whatever its state.
 func (n *nic) restartBind() error {
 	if err := modify(n.c.bind, stateReset); err != nil {
 		return err
@@ -451,8 +453,8 @@ func (n *nic) restartBind() error {
 	return joinQP(n.c.bind, n.loop)
 }
 
-// newQP creates a reliably connected queue pair for depth requests. A request causes a completion
-// only if it asks for one.
+// newQP creates a reliably connected queue pair for depth requests. A request has a completion
+// only if the request asks for one.
 func (n *nic) newQP(cq *C.struct_ibv_cq, srq *C.struct_ibv_srq, depth int) (*C.struct_ibv_qp, error) {
 	var attr C.struct_ibv_qp_init_attr
 	attr.send_cq, attr.recv_cq, attr.srq, attr.qp_type = cq, cq, srq, C.IBV_QPT_RC
@@ -464,14 +466,14 @@ func (n *nic) newQP(cq *C.struct_ibv_cq, srq *C.struct_ibv_srq, depth int) (*C.s
 	return qp, nil
 }
 
-// pairOf is a queue pair of an endpoint.
+// pairOf implements pair: it is a queue pair of an endpoint.
 type pairOf struct {
 	c   *C.struct_pk_queue
 	qpn uint32
 }
 
-// newQueue creates a queue pair that receives from the immediates' or from the messages' receive
-// queue. Its peer has the rights r.
+// newQueue creates a queue pair that consumes entries of the receive queue for immediates or of
+// that for messages. The peer's access to memory is limited to the rights r.
 func (n *nic) newQueue(depth int, messages bool, r rights) (*queue, error) {
 	srq := n.c.imm
 	if messages {
@@ -497,10 +499,10 @@ func newQueueOf(c *C.struct_pk_queue, qpn uint32) *queue {
 	return &queue{pair: &pairOf{c: c, qpn: qpn}, requests: (*[postMax]request)(unsafe.Pointer(&c.req))[:], qpn: qpn, psn: rand.Uint32() & max24}
 }
 
-// newQueueWithoutCard returns a queue that can be filled but not posted.
+// newQueueWithoutCard returns a queue for tests: its requests can be filled in but not posted.
 func newQueueWithoutCard() *queue { return newQueueOf(C.pk_queue_new(nil), 0) }
 
-// modify moves the queue pair to a state that needs no further attributes.
+// modify moves the queue pair to the state s, which must need no further attributes.
 func modify(qp *C.struct_ibv_qp, s qpState) error {
 	var attr C.struct_ibv_qp_attr
 	attr.qp_state = C.enum_ibv_qp_state(s)
@@ -514,7 +516,7 @@ func modifyQP(qp *C.struct_ibv_qp, attr *C.struct_ibv_qp_attr, mask C.int, to st
 	return nil
 }
 
-// initQP moves a new queue pair to INIT. r are its peer's rights to memory.
+// initQP moves a new queue pair to INIT. r are the rights of its peer to memory.
 func (n *nic) initQP(qp *C.struct_ibv_qp, r rights) error {
 	var attr C.struct_ibv_qp_attr
 	attr.qp_state, attr.port_num, attr.pkey_index = C.IBV_QPS_INIT, C.uint8_t(n.port), C.uint16_t(n.partitionRow)
@@ -525,7 +527,7 @@ func (n *nic) initQP(qp *C.struct_ibv_qp, r rights) error {
 // hopLimit is the largest number of routers that a packet may pass.
 const hopLimit = 64
 
-// joinQP moves a queue pair from INIT through RTR to RTS.
+// joinQP moves a queue pair from INIT to RTR (ready to receive) and then to RTS (ready to send).
 func joinQP(qp *C.struct_ibv_qp, p path) error {
 	var attr C.struct_ibv_qp_attr
 	attr.qp_state, attr.path_mtu, attr.min_rnr_timer = C.IBV_QPS_RTR, C.enum_ibv_mtu(p.mtu), C.uint8_t(p.rnrTimer)
@@ -545,7 +547,7 @@ func joinQP(qp *C.struct_ibv_qp, p path) error {
 	return modifyQP(qp, &attr, rts, "RTS")
 }
 
-// join connects the queue to the one at the other end of p.
+// join connects the queue pair to the queue pair at the other end of p.
 func (q *pairOf) join(p path) error { return joinQP(q.c.qp, p) }
 
 // post posts the first n requests and returns how many the card accepted.
@@ -558,7 +560,7 @@ func (q *pairOf) post(n int) (int, error) {
 	return int(k), nil
 }
 
-// modify moves the queue to the error state or resets it.
+// modify moves the queue pair to the error state or resets it.
 func (q *pairOf) modify(s qpState) error {
 	if q.c.qp == nil {
 		return nil
@@ -566,7 +568,7 @@ func (q *pairOf) modify(s qpState) error {
 	return modify(q.c.qp, s)
 }
 
-// destroy destroys the queue pair; close releases the rest.
+// destroy destroys the queue pair. close releases the other resources.
 func (q *pairOf) destroy() error {
 	if q.c == nil || q.c.qp == nil {
 		return nil
@@ -579,7 +581,7 @@ func (q *pairOf) destroy() error {
 	return nil
 }
 
-// close releases the queue. It may be called twice.
+// close releases the queue pair. It may be called twice.
 func (q *pairOf) close() error {
 	err := q.destroy()
 	if q.c != nil {

@@ -19,7 +19,7 @@ func New(ctx context.Context, o Options) (*group.Engine, error) {
 	return newEngine(ctx, o, func(_ int, n NICOptions) (port, error) { return openPort(n) })
 }
 
-// port is a domain that can describe itself.
+// port is a group.Domain that can describe itself.
 type port interface {
 	group.Domain
 	about() string
@@ -31,7 +31,7 @@ func Open(o NICOptions) (group.Domain, error) { return openPort(o) }
 func openPort(o NICOptions) (port, error) {
 	d, err := open(o)
 	if err != nil {
-		return nil, err // a plain nil, not an interface that holds a nil port
+		return nil, err // a plain nil: an interface that holds a nil port would not be nil
 	}
 	return d, nil
 }
@@ -117,12 +117,12 @@ func (o *Options) nics() ([]NICOptions, error) {
 	return nics, nil
 }
 
-// about returns one line that describes the port for people.
+// about returns a one-line description of the port for logs and status.
 func (d *domain) about() string {
 	return fmt.Sprintf("%s %v GID %v (%v) MTU %d", d.name, d.port.layer, d.gid.addr(), d.gid.kind, mtuBytes(d.port.mtu))
 }
 
-// mtuBytes converts the code of an MTU to bytes.
+// mtuBytes converts an ibv_mtu code to bytes.
 func mtuBytes(code uint8) int { return 128 << code }
 
 // List returns the ports of this machine's RDMA devices, in the library's order.
@@ -147,7 +147,7 @@ func List() ([]Device, error) {
 	return out, nil
 }
 
-// look describes one port, and returns the number of ports of the device.
+// look returns the description of one port, and the number of ports of its device.
 func look(name string, port uint8) (d Device, ports uint8, err error) {
 	d.Name = name
 	if port > 1 {

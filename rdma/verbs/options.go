@@ -16,37 +16,37 @@ const Provider = "verbs"
 
 // NICOptions configures one port.
 type NICOptions struct {
-	// Device names the port: "mlx5_0", or "mlx5_0/2" for its second port. With "@3" at the
-	// end, row 3 of its GID table is used instead of the best row.
+	// Device names the port: "mlx5_0", or "mlx5_0/2" for the device's second port. With "@3" at
+	// the end, row 3 of the port's GID table is used instead of the best row.
 	Device string
-	// QoS determines the marking of each traffic class's packets: the service level on
-	// InfiniBand, from which RoCE cards derive a priority, and the traffic class byte of
-	// the GRH and, for RoCE v2, of the IP header. nil: packets are not marked.
+	// QoS maps each traffic class to the marks of its packets: the service level on InfiniBand,
+	// from which RoCE cards derive a priority, and the traffic class byte of the GRH and, for RoCE
+	// v2, of the IP header. nil: packets are not marked.
 	QoS *qos.Map
-	// QueueDepth is the number of Works that an endpoint accepts: a power of two, 16 to
+	// QueueDepth is the largest number of Works in flight on an endpoint: a power of two, 16 to
 	// 4096, at most the device's limit. Default 256.
 	QueueDepth int
-	// ReceiveEntries is the size of each of the two shared receive queues: the largest
-	// number of immediates, and of message buffers, between two polls. Default 4096, or
-	// the device's limit if that is less; at least 64.
+	// ReceiveEntries is the number of entries in each of the two shared receive queues. It bounds
+	// the immediates, and the messages, that may arrive between two polls. Default 4096, or the
+	// device's limit if that is less; at least 64.
 	ReceiveEntries int
-	// TimeoutCode and Retries determine how long the card repeats an unanswered packet
-	// before the endpoint breaks: about 4 * Retries * 4.096 µs * 2^TimeoutCode. Defaults
-	// 14 and 6, which is one or two seconds. Codes 8 to 21, retries 1 to 6: rdma_rxe
+	// TimeoutCode and Retries are InfiniBand's timeout code and number of retries. The endpoint
+	// breaks if a packet remains unanswered for about 4 * Retries * 4.096 µs * 2^TimeoutCode.
+	// Defaults 14 and 6, which is one or two seconds. Codes 8 to 21, retries 1 to 6: rdma_rxe
 	// treats 7 as unlimited, which deviates from the standard.
 	TimeoutCode, Retries int
-	// Spin is how long the poller continues to poll, which occupies a processor, before it
-	// sleeps. It polls only if recent completions arrived sooner than that: sleeping and
-	// waking through the kernel takes longer than a card takes for a small write. On an
-	// idle port, and with GOMAXPROCS 1, it does not poll. Default 50 µs, at most 10 ms;
-	// negative: never poll.
+	// Spin is the longest time for which the poller continues to poll before it sleeps. Polling
+	// occupies a processor. The poller polls only if recent completions arrived in less than this
+	// time, because to sleep and wake up through the kernel takes longer than a card takes for a
+	// small write. It does not poll on an idle port, nor with GOMAXPROCS 1. Default 50 µs, at most
+	// 10 ms; negative: never poll.
 	Spin time.Duration
 }
 
 // maxSpin is the largest Spin.
 const maxSpin = 10 * time.Millisecond
 
-// EnsureDefaults sets each option that is zero to its default.
+// EnsureDefaults sets each zero option to its default.
 func (o *NICOptions) EnsureDefaults() {
 	for _, d := range []struct {
 		p *int
@@ -92,7 +92,7 @@ func (o *NICOptions) Validate() error {
 type place struct {
 	name string
 	port uint8
-	// gid is the row of the GID table; -1: choose the best.
+	// gid is the index of the row in the GID table; -1: choose the best row.
 	gid int
 }
 
@@ -123,31 +123,31 @@ func parseDevice(s string) (place, error) {
 
 // Options configures an engine.
 type Options struct {
-	// Devices are the engine's NICs in the notation of NICOptions.Device. Default: every
-	// port that is up.
+	// Devices are the ports that are the engine's NICs, in the notation of NICOptions.Device.
+	// Default: every port that is up.
 	Devices []string
-	// NIC has the other options of each NIC; Device is overwritten.
+	// NIC holds the other options of each NIC; its field Device is overwritten.
 	NIC NICOptions
-	// Group has the engine's other options. Provider, Detail, Domains and Reopen are
-	// overwritten, and SeparateClasses is set if NIC.QoS is set. Control should be
-	// group.TCP's or group.Unix's.
+	// Group holds the engine's other options. Provider, Detail, Domains and Reopen are
+	// overwritten, and SeparateClasses is set if NIC.QoS is set. Control should come from
+	// group.TCP or group.Unix.
 	Group group.Options
 }
 
-// Device describes one port. List returns it.
+// Device is the description of one port that List returns.
 type Device struct {
 	// Name is the port's name in the notation of NICOptions.Device.
 	Name string
-	// Up is set if the port can be used; otherwise Reason is set.
+	// Up: the port can be used. If not, Reason is the reason.
 	Up     bool
 	Reason string
-	// Link is InfiniBand or Ethernet. GID is the address that would be used, GIDReason why
-	// it is chosen. MTU is in bytes.
+	// Link is InfiniBand or Ethernet. GID is the address that would be used, and GIDReason the
+	// reason for this choice. MTU is in bytes.
 	Link, GID, GIDReason string
 	MTU                  int
 	// MaxWrite is the longest write of one request, in bytes; 0 if the port could not be
 	// queried. The engine splits longer writes.
 	MaxWrite int64
-	// Windows is set if the device has memory windows of type 1.
+	// Windows: the device has memory windows of type 1.
 	Windows bool
 }

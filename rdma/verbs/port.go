@@ -7,19 +7,19 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// pkey is a partition key of an InfiniBand subnet. 15 bits name the partition. The top bit is set if
-// the port is a full member, which may communicate with limited members too. On Ethernet every port
-// has only the default partition.
+// pkey is a partition key of an InfiniBand subnet. 15 bits are the number of the partition. The
+// top bit is set if the port is a full member of the partition; a full member may communicate with
+// limited members too. On Ethernet every port has only the default partition.
 type pkey uint16
 
-// pkeyFull is the bit of full membership.
+// pkeyFull is the bit that marks full membership.
 const pkeyFull pkey = 1 << 15
 
 // partition returns the key without the membership bit.
 func (k pkey) partition() pkey { return k &^ pkeyFull }
 
-// choosePKey returns the first row of a port's table that has a partition, with its key. A row with
-// full membership is preferred.
+// choosePKey returns a row of a port's table that has a partition, and the row's key. It prefers a
+// full membership, and then the first row.
 func choosePKey(table []pkey) (uint16, pkey, error) {
 	best := -1
 	for i, k := range table {
@@ -36,8 +36,8 @@ func choosePKey(table []pkey) (uint16, pkey, error) {
 	return uint16(best), table[best], nil
 }
 
-// stillThere returns an error if a port's LID, or the key in the row of its partition, differs from
-// the values with which queue pairs were created.
+// stillThere returns an error if the port's LID, or the key in row of its table, differs from the
+// values with which queue pairs were created.
 func stillThere(lidWas, lid uint16, keyWas pkey, table []pkey, row uint16) error {
 	switch {
 	case lid != lidWas:
@@ -48,7 +48,8 @@ func stillThere(lidWas, lid uint16, keyWas pkey, table []pkey, row uint16) error
 	return nil
 }
 
-// windowMax is the length of the longest memory window, in bytes: mlx5 binds no longer one.
+// windowMax is the length of the longest memory window in bytes, because mlx5 binds no longer
+// window.
 const windowMax = 2 << 30
 
 // Errors for memory that cannot have a memory window.
@@ -57,8 +58,8 @@ var (
 	errWindowDevice = fmt.Errorf("a dma-buf has no memory windows: %w", rdma.ErrUnsupported)
 )
 
-// noWindow returns why n bytes of memory cannot be a memory window, or nil if they can. device is
-// set for device memory.
+// noWindow returns why a part of n bytes cannot be a memory window, or nil if it can. device: the
+// memory belongs to a device.
 func noWindow(device bool, n uint64) error {
 	switch {
 	case device:
@@ -69,15 +70,15 @@ func noWindow(device bool, n uint64) error {
 	return nil
 }
 
-// Vendors whose devices are software: their drivers copy payload, and may be in the middle of a
-// packet when a key is invalidated.
+// Vendors of software devices. The drivers of these devices copy payload, and may still be copying
+// a packet when a key is invalidated.
 const (
 	vendorRXE = 0xffffff
 	vendorSIW = 0x626d74
 )
 
-// limitsOf returns the Limits of a port. After a card has invalidated a key, it places nothing with
-// the key any more, as InfiniBand requires for a deregistration. A software device may finish the
+// limitsOf returns the Limits of a port. After a card has invalidated a key, it places no payload
+// with this key, as InfiniBand requires for a deregistration. A software device may finish the
 // packet that it is copying.
 func limitsOf(maxWrite uint64, depth int, windows bool, vendor uint32) group.Limits {
 	return group.Limits{

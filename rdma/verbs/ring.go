@@ -2,9 +2,9 @@ package verbs
 
 import "sync/atomic"
 
-// ring holds the cookies of one queue pair's Works, in the order in which they were posted, until
-// their completion is known. At most one goroutine at a time may call add and drop, and one may
-// call end; the two may run concurrently.
+// ring holds the cookies of one queue pair's Works, in the order in which the Works were posted,
+// until their completion is known. At most one goroutine at a time may call add and drop, and one
+// may call end; these two goroutines may run concurrently.
 //
 //	     done                       posted
 //	      ▼                           ▼
@@ -22,13 +22,13 @@ type ring struct {
 // newRing returns a ring for depth Works; depth is a power of two.
 func newRing(depth int) *ring { return &ring{cookies: make([]uint64, depth)} }
 
-// room returns how many Works may be added.
+// room returns the number of Works that may be added.
 func (r *ring) room() int {
 	return len(r.cookies) - int(r.posted.Load()-r.done.Load())
 }
 
-// add adds a Work and returns its sequence number, whose low 32 bits identify it in a completion.
-// The ring must not be full.
+// add adds a Work and returns its sequence number. The low 32 bits of this number identify the
+// Work in a completion. The ring must not be full.
 func (r *ring) add(cookie uint64) uint64 {
 	seq := r.posted.Load()
 	r.cookies[seq&uint64(len(r.cookies)-1)] = cookie
@@ -36,14 +36,14 @@ func (r *ring) add(cookie uint64) uint64 {
 	return seq
 }
 
-// drop removes the last n Works, which were not posted.
+// drop removes the last n Works, because they were not posted.
 func (r *ring) drop(n int) { r.posted.Store(r.posted.Load() - uint64(n)) }
 
 // pending returns the number of Works that have not ended.
 func (r *ring) pending() int { return int(r.posted.Load() - r.done.Load()) }
 
-// before returns the number of Works that have not ended and were posted before the Work whose
-// sequence number has these low 32 bits. ok is false if there is no such Work.
+// before finds the Work whose sequence number has the low 32 bits low. It returns the number of
+// earlier Works that have not ended. ok is false if there is no such Work.
 func (r *ring) before(low uint32) (n int, ok bool) {
 	done := r.done.Load()
 	n = int(low - uint32(done))

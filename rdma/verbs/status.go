@@ -2,10 +2,11 @@ package verbs
 
 import "github.com/penstock-kv/penstock/rdma/group"
 
-// wcStatus is the status with which the card completes a request: ibv_wc_status.
+// wcStatus is the status with which the card completes a request, with the values of
+// ibv_wc_status.
 type wcStatus uint32
 
-// The values that this package distinguishes; they are part of libibverbs' ABI.
+// The values that this package distinguishes. They are part of libibverbs' ABI.
 const (
 	wcSuccess      wcStatus = 0
 	wcFlushed      wcStatus = 5
@@ -16,9 +17,10 @@ const (
 	wcRNRRetries   wcStatus = 13
 )
 
-// outcome returns the status of the Work for a completion with that status. If a message is longer
-// than the buffer, the target's card reports an invalid request or, with rdma_rxe, a failed
-// operation. For a write, an invalid request means that the card does not accept the write.
+// outcome converts the status of a completion to the status of its Work. If a message is longer
+// than the receiver's buffer, the target's card reports an invalid request or, with rdma_rxe, a
+// failed operation. For a write, an invalid request means that the target's card does not accept
+// the write.
 func (s wcStatus) outcome(message bool) group.Status {
 	switch {
 	case s == wcSuccess:

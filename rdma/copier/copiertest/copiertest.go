@@ -1,7 +1,7 @@
 // Package copiertest has a CUDA driver for tests on machines without a GPU.
 //
-// It does not simulate a GPU: device memory is host memory. The CPU can access memory of Device
-// only while the driver copies, so a program that accesses device memory directly crashes.
+// It does not simulate a GPU: device memory is host memory. Memory of Device is accessible to the
+// CPU only while the driver copies, so a program that accesses device memory directly crashes.
 //
 //	copier.NewCUDA(Library: Driver(t)) ─► testdata/fakecuda.c ─ memcpy ─► Memory.Address   PROT_NONE between copies
 //	                                                                      Memory.Bytes     the same pages, for the test
@@ -39,8 +39,8 @@ var built = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(so)
 })
 
-// Driver returns the path of a driver for the test, so that its counters are separate. Without
-// a C compiler it skips the test, and fails it in CI.
+// Driver returns the path of a copy of the driver that is only for this test, so that its counters
+// are separate. Without a C compiler it skips the test, or fails it in CI.
 func Driver(t testing.TB) string {
 	t.Helper()
 	if _, err := exec.LookPath("cc"); err != nil {
@@ -60,15 +60,15 @@ func Driver(t testing.TB) string {
 	return so
 }
 
-// Memory is device memory of the test's driver. Bytes are its contents for the test. At
-// Address, which the driver uses, the CPU has no access.
+// Memory is device memory of the test's driver. The driver uses it at Address, which the CPU
+// cannot access. Bytes are the same memory, accessible to the test.
 type Memory struct {
 	Address uint64
 	Bytes   []byte
 }
 
-// Device returns device memory, which is unmapped at the end of the test. The test must not be
-// parallel to others, because the memory is named in the environment.
+// Device returns device memory, which is unmapped at the end of the test. The test must not run in
+// parallel with others, because the memory is passed to the driver in the environment.
 func Device(t *testing.T, sizeBytes int) Memory {
 	t.Helper()
 	fd, err := unix.MemfdCreate("device", unix.MFD_CLOEXEC)

@@ -1,6 +1,6 @@
-// What the provider itself reaches: one-sided writes from one process into the
-// memory of another, a number of them in flight, each complete when it is in
-// place. bench_test.go compiles and runs it.
+// A benchmark of the provider without this package: one process writes into the memory
+// of another by one-sided writes, several of them in flight. A write completes when its
+// bytes are in place. bench_test.go compiles and runs this program.
 //
 //	peak target PROVIDER ADDRESS BYTES              prints "name key base", then lands writes until stdin ends
 //	peak source PROVIDER ADDRESS BYTES NAME KEY BASE
@@ -37,9 +37,9 @@ static struct fid_cq *cq;
 static struct fid_ep *ep;
 static struct fid_mr *mr;
 static char *mem;
-static int fd = -1;   // to wait on, if there is one
-static unsigned idle; // polls in a row that found nothing
-static unsigned spins = 32; // as rdma/group
+static int fd = -1;   // descriptor of the completion queue for waiting, or -1
+static unsigned idle; // consecutive polls without a completion
+static unsigned spins = 32; // polls before sleeping, as in rdma/group
 
 static void open_all(char **argv, uint64_t access) {
 	struct fi_info *h = fi_allocinfo();
@@ -76,8 +76,8 @@ static void open_all(char **argv, uint64_t access) {
 	MUST(fi_mr_reg(domain, mem, bytes, access, 0, 4711, 0, &mr, NULL));
 }
 
-// doze waits for the queue's descriptor. A completion leaves it readable, which
-// only fi_cq_sread takes back (native_unsafe.go, clear).
+// doze waits for the queue's descriptor. After a completion the descriptor stays
+// readable until fi_cq_sread resets it (native_unsafe.go, clear).
 static void doze(void) {
 	struct pollfd p = {.fd = fd, .events = POLLIN};
 	struct fi_cq_data_entry none;
@@ -87,9 +87,9 @@ static void doze(void) {
 		poll(&p, 1, 100);
 }
 
-// reap returns how many writes have completed. It spins a little before it
-// sleeps: on a machine with few cores the other side needs one too, and more
-// spinning measures the scheduler. PEAK_SPINS overrides how much.
+// reap returns the number of writes that have completed. It polls a few times before it
+// sleeps. More polls would measure the scheduler on a machine with few cores, because the
+// other process needs a core too. PEAK_SPINS overrides the number of polls.
 static int reap(void) {
 	struct fi_cq_data_entry e[64];
 	ssize_t n = fi_cq_read(cq, e, 64);

@@ -1,7 +1,7 @@
-// Package domaintest is the conformance suite of group.Domain. An implementation of Domain is
-// complete when Run passes. Each guarantee that group/domain.go documents has a case here. The
-// package measures nothing and contains no code for a particular provider. Package rdmatest
-// tests sessions.
+// Package domaintest is the conformance suite of group.Domain. An implementation of Domain
+// conforms to the contract when Run passes. Each guarantee that group/domain.go documents has a
+// case here. The package does not measure performance and contains no code for a particular
+// provider. Sessions are tested by package rdmatest.
 //
 //	func TestDomain(t *testing.T) {
 //		domaintest.Run(t, func(t testing.TB) domaintest.Pair { … })

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Pair is two NICs that can reach each other. Each case opens a new pair and closes it.
+// Pair holds two NICs that can reach each other. Each case opens a new pair and closes it.
 type Pair struct {
 	A, B group.Domain
 	// Alloc, if set, returns memory that both NICs can register and that stays valid until t has
@@ -33,7 +33,7 @@ type Case struct {
 	run  func(*env)
 }
 
-// caseTimeout bounds each case. A case that takes longer is assumed to hang.
+// caseTimeout is the longest duration of a case. A case that takes longer is assumed to hang.
 const caseTimeout = 60 * time.Second
 
 // Cases returns all cases, for callers that do not use Run.
@@ -83,7 +83,7 @@ func (c Case) Run(t *testing.T, open Factory) {
 	e := &env{T: t, ctx: ctx, rng: rand.New(rand.NewPCG(1, 2))}
 	e.pair = open(t)
 	e.a, e.b = newNIC(e, "a", e.pair.A), newNIC(e, "b", e.pair.B)
-	defer e.b.close() // also where the end of A fails
+	defer e.b.close() // runs even if the end of A fails
 	defer e.a.close()
 	c.run(e)
 }
@@ -100,7 +100,7 @@ func (t *env) same(what string, got, want []byte) {
 	}
 }
 
-// roundTrip writes over a new connection in both directions. It takes long enough that packets
+// roundTrip writes over a new connection in both directions. When it returns, packets that were
 // sent before it have arrived.
 func (t *env) roundTrip() {
 	t.Helper()
@@ -120,7 +120,7 @@ func (t *env) roundTrip() {
 	lb.close()
 }
 
-// Limits are constant and leave room to work.
+// Limits are constant and large enough for the other cases.
 func testLimits(t *env) {
 	for _, n := range []*nic{t.a, t.b} {
 		l := n.d.Limits()
@@ -137,7 +137,7 @@ func testLimits(t *env) {
 	t.roundTrip()
 }
 
-// An address is constant and short. An invalid address is an error.
+// An endpoint's address is constant and short. Connect with an invalid address returns an error.
 func testForeignAddresses(t *env) {
 	l := t.a.endpoint(rdma.ClassKV)
 	local := l.ep.Local()
@@ -154,7 +154,7 @@ func testForeignAddresses(t *env) {
 	t.roundTrip()
 }
 
-// Wake ends the current Wait, or the next.
+// Wake ends the current Wait or, if there is none, the next.
 func testWake(t *env) {
 	for range 200 {
 		t.a.onPoller(func() {}) // wakes the poller
@@ -169,8 +169,8 @@ func testWake(t *env) {
 	t.roundTrip()
 }
 
-// A NIC that dies returns the completions that had arrived, then an error. Works of other NICs
-// to it end, and no memory changes afterwards.
+// A NIC that dies returns the completions that had arrived, then an error. The Works that other
+// NICs have posted to it end, and no memory changes afterwards.
 func testDeath(t *env) {
 	if t.pair.KillB == nil {
 		t.Skip("needs a provider that can kill a NIC (Pair.KillB)")

@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Keys are never 0, fit in KeyBits, and differ. Registering no memory is an error.
+// Keys are never 0, fit in KeyBits, and differ from each other. Register without memory is an
+// error.
 func testKeys(t *env) {
 	keys := make(map[uint64]bool)
 	for range 50 {
@@ -34,7 +35,7 @@ func testKeys(t *env) {
 	t.must(local.Close())
 }
 
-// refusals returns writes that a NIC must refuse; only dm is accessible.
+// refusals returns writes that a NIC must refuse, because only dm is accessible.
 func (t *env) refusals(dm group.Memory, size uint64) map[string]group.Work {
 	key := dm.Key() ^ 1<<3
 	return map[string]group.Work{
@@ -46,8 +47,8 @@ func (t *env) refusals(dm group.Memory, size uint64) map[string]group.Work {
 	}
 }
 
-// A write that a NIC refuses changes no byte outside the accessible memory, counts no immediate
-// and ends with StatusRefused. If it breaks the endpoint, each side gets one KindBroken.
+// A refused write changes no byte outside the accessible memory, counts no immediate, and ends
+// with StatusRefused. If it breaks the endpoint, each end of the connection gets one KindBroken.
 func testRefused(t *env) {
 	const size = 8192
 	dst, dm := t.b.memory(size)
@@ -82,7 +83,7 @@ func testRefused(t *env) {
 }
 
 // If a refusal breaks the endpoint, the Works posted after the refused Work are not performed.
-// Otherwise they are.
+// Otherwise they are performed.
 func testRefusedInARow(t *env) {
 	const size, each = 4096, 16
 	dst, dm := t.b.memory(size)
@@ -140,7 +141,7 @@ func testRefusedInARow(t *env) {
 	}
 }
 
-// Once Memory.Close has returned, Works that arrive later are refused.
+// Works that arrive after Memory.Close has returned are refused.
 func testClosedMemory(t *env) {
 	dst, dm := t.b.memory(4096)
 	_, sm := t.a.random(100)
@@ -159,11 +160,12 @@ func testClosedMemory(t *env) {
 	t.same("closed memory", dst, make([]byte, len(dst)))
 }
 
-// fireMax ends a fire that the other side should have ended.
+// fireMax is the largest number of writes of fire. It is reached only if the test did not end fire
+// earlier.
 const fireMax = 5000
 
-// fire posts writes with immediates of one endpoint to dst until one fails or stop is
-// set. wait returns how many succeeded.
+// fire posts writes with immediates on one endpoint, to dst, until a write fails or stop is set.
+// wait returns the number of writes that succeeded.
 func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop *atomic.Bool) (wait func() int) {
 	ended := make(chan int, 1)
 	go func() {
@@ -200,8 +202,8 @@ func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop 
 	return func() int { return <-ended }
 }
 
-// If CloseIsFinal, no byte changes and no immediate is counted after Close, while writes are in
-// flight.
+// If CloseIsFinal is true and Close is called while writes are in flight, no byte changes and no
+// immediate is counted after Close.
 func testCloseUnderFire(t *env) {
 	if !t.b.d.Limits().CloseIsFinal {
 		t.Skip("CloseIsFinal is false for this NIC: the engine shuts endpoints instead (shut under fire)")
@@ -249,7 +251,7 @@ func testCloseUnderFire(t *env) {
 	}
 }
 
-// A window gives access to its part only, and closing it leaves other windows open.
+// A window gives access to its own part only, and closing the window leaves other windows open.
 func testWindows(t *env) {
 	const size = 64 << 10
 	dst, dm := t.b.memory(size)

@@ -5,7 +5,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Messages arrive whole, each in one of the buffers lent, from any endpoint.
+// Messages arrive whole, each in one of the posted buffers, from any endpoint.
 func testMessages(t *env) {
 	maxMessage := t.a.d.Limits().MaxMessage
 	maxMessage = min(maxMessage, 16<<10)
@@ -43,8 +43,8 @@ func testMessages(t *env) {
 	}
 }
 
-// A message for which the receiver has no buffer ends with StatusNoBuffer. If that does
-// not break the endpoint, the next message is delivered.
+// A message for which the receiver has no buffer ends with StatusNoBuffer. If this does not break
+// the endpoint, the next message is delivered.
 func testNoBuffer(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	_, sm := t.a.random(1000)

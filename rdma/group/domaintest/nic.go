@@ -21,7 +21,7 @@ type env struct {
 	rng  *rand.Rand
 }
 
-// nic is a Domain with its poller and all completions polled.
+// nic is a Domain, its poller, and all completions that the poller has received.
 type nic struct {
 	t *env
 	d group.Domain
@@ -30,20 +30,20 @@ type nic struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	// done holds the completions of local Works by cookie; a second completion fails the case.
-	// gone are cookies of closed endpoints.
+	// done holds the completions of local Works by cookie; a second completion of a Work fails the
+	// case. gone holds the cookies of closed endpoints.
 	done     map[uint64]group.Completion
 	imms     map[uint64][]group.Completion // by endpoint
 	messages []group.Completion
 	broken   map[uint64]int // by endpoint
 	gone     map[uint64]bool
-	owner    map[uint64]*link // of Works in flight, by cookie
+	owner    map[uint64]*link // the links of Works in flight, by cookie
 	dead     error            // of Poll
 	stop     bool
 	cookies  uint64
-	emptied  int // polls after which no completion was left
+	emptied  int // number of polls after which no completion was left
 
-	// calls are functions for the poller to run. over is closed when the poller ends.
+	// calls are functions that the poller runs. over is closed when the poller ends.
 	calls chan func()
 	over  chan struct{}
 
@@ -63,7 +63,7 @@ func newNIC(t *env, name string, d group.Domain) *nic {
 	return n
 }
 
-// poll is the poller. It runs until it is stopped.
+// poll is the poller goroutine. It runs until stop is set or the NIC has died.
 func (n *nic) poll() {
 	defer close(n.over)
 	dst := make([]group.Completion, 7)
@@ -130,8 +130,7 @@ func (n *nic) takeLocked(c group.Completion) {
 	}
 }
 
-// await blocks until ok returns true and fails the case after a timeout. It calls ok with mu
-// held.
+// await blocks until ok returns true. It fails the case after a timeout. It calls ok with mu held.
 func (n *nic) await(what string, ok func() bool) {
 	n.t.Helper()
 	stop := context.AfterFunc(n.t.ctx, func() {
@@ -169,7 +168,7 @@ func (n *nic) onPoller(f func()) {
 	}
 }
 
-// drained returns when a Poll that began after the call has left no completion.
+// drained returns when a Poll that began after the call of drained has left no completion.
 func (n *nic) drained() {
 	n.t.Helper()
 	before := 0
@@ -181,7 +180,7 @@ func (n *nic) drained() {
 	n.await("a Poll after which no completion is left", func() bool { return n.emptied > before || n.dead != nil })
 }
 
-// cookie returns a number that is not in use on this NIC.
+// cookie returns a number that is not in use as a cookie on this NIC.
 func (n *nic) cookie() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -218,7 +217,7 @@ func (n *nic) window(m group.Memory, off, size uint64) group.Memory {
 	return w
 }
 
-// closeMemory closes m and removes it from the memories that close closes.
+// closeMemory closes m and removes it from the memories that nic.close closes.
 func (n *nic) closeMemory(m group.Memory) {
 	n.t.Helper()
 	n.t.must(m.Close())
@@ -233,14 +232,14 @@ func (n *nic) lend(slot uint32, m group.Memory, buf []byte) {
 	n.t.must(err)
 }
 
-// immediates returns the immediates polled for an endpoint so far.
+// immediates returns the immediates that have been polled for an endpoint.
 func (n *nic) immediates(cookie uint64) []group.Completion {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.imms[cookie])
 }
 
-// close closes everything on the NIC.
+// close closes all endpoints and memories of the NIC, and the NIC.
 func (n *nic) close() {
 	if n.t.Failed() { // the earlier failure is the better message
 		n.abandon()
@@ -260,9 +259,8 @@ func (n *nic) close() {
 	n.t.must(n.d.Close())
 }
 
-// abandon closes the NIC and ignores errors. It closes memory too: if a NIC pins memory
-// by runtime.Pinner, leaked memory would crash the test binary before the case's failure
-// is printed.
+// abandon closes the NIC and ignores errors. It closes memory too: if memory that is pinned by
+// runtime.Pinner leaked, the test binary would crash before it prints the failure of the case.
 func (n *nic) abandon() {
 	for _, l := range n.links {
 		l.ep.Shut()
@@ -278,14 +276,14 @@ func (n *nic) abandon() {
 	_ = n.d.Close()
 }
 
-// link is one end of a connection.
+// link is one end of a connection: an endpoint and its Works.
 type link struct {
 	n      *nic
 	ep     group.Endpoint
 	cookie uint64
 	closed bool
 	posted []uint64 // cookies of accepted Works, in order
-	// inFlight counts the Works without a completion. Guarded by nic.mu.
+	// inFlight is the number of Works without a completion. Guarded by nic.mu.
 	inFlight int
 }
 
@@ -300,7 +298,7 @@ func (n *nic) endpoint(class rdma.Class) *link {
 	return l
 }
 
-// connect connects a new endpoint on each NIC.
+// connect makes an endpoint on each NIC and connects the two.
 func (t *env) connect(class rdma.Class) (a, b *link) {
 	t.Helper()
 	a, b = t.a.endpoint(class), t.b.endpoint(class)
@@ -308,7 +306,7 @@ func (t *env) connect(class rdma.Class) (a, b *link) {
 	return a, b
 }
 
-// join connects two endpoints, both sides concurrently, as two engines do.
+// join connects two endpoints, both ends concurrently, as two engines do.
 func (t *env) join(a, b *link) {
 	t.Helper()
 	errs := make(chan error, 1)
@@ -317,8 +315,8 @@ func (t *env) join(a, b *link) {
 	t.must(errors.Join(err, <-errs))
 }
 
-// post submits works with new cookies and waits for room if needed. It returns how many were
-// accepted before the endpoint broke.
+// post submits works with new cookies, and waits while the endpoint's queue is full. It returns
+// the number of Works that were accepted before the endpoint broke.
 func (l *link) post(works ...group.Work) int {
 	l.n.t.Helper()
 	for i := range works {
@@ -341,7 +339,7 @@ func (l *link) post(works ...group.Work) int {
 	return taken
 }
 
-// postOnce calls Post once. before is how many Works were in flight.
+// postOnce calls Post once. before is the number of Works in flight before the call.
 func (l *link) postOnce(works []group.Work) (n, before int, err error) {
 	l.n.mu.Lock()
 	before = l.inFlight
@@ -413,7 +411,7 @@ func (l *link) close() {
 	l.ep.Shut()
 	l.finish()
 	l.n.t.must(l.ep.Close())
-	l.n.onPoller(func() { // waits until earlier completions are recorded
+	l.n.onPoller(func() { // returns only after earlier completions have been recorded
 		l.n.mu.Lock()
 		defer l.n.mu.Unlock()
 		l.n.gone[l.cookie] = true

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// After Shut no write of the peer changes memory or is counted, while writes are in flight, and
-// each Work of the peer completes.
+// Shut is called while writes of the peer are in flight. After it, no write changes memory or is
+// counted, and each Work of the peer completes.
 func testShutUnderFire(t *env) {
 	const size, each = 1 << 20, 48 << 10
 	_, sm := t.a.random(each)
@@ -95,7 +95,7 @@ func testShutBySender(t *env) {
 	}
 }
 
-// An endpoint may be shut before it is connected, and twice.
+// An endpoint may be shut before it is connected, and it may be shut twice.
 func testShutEarly(t *env) {
 	l := t.a.endpoint(rdma.ClassKV)
 	l.ep.Shut()
@@ -110,7 +110,7 @@ func testShutEarly(t *env) {
 	t.roundTrip()
 }
 
-// Immediates and messages that arrived before Shut are polled after it.
+// Immediates and messages that arrived before Shut can be polled after it.
 func testShutDrains(t *env) {
 	const count = 10
 	space, rm := t.b.memory(count * 64)
@@ -133,8 +133,8 @@ func testShutDrains(t *env) {
 		})
 	}()
 	<-entered
-	// A NIC implemented in software may need its poller to receive. Then nothing has arrived,
-	// which is correct too.
+	// A NIC implemented in software may receive only while its poller runs. Then nothing has
+	// arrived, which is correct too.
 	la.post(withImm(write(sm, 64, dm, 0), 5))
 	la.post(group.Work{Op: group.OpSend, Src: sm, Len: 64})
 	arrived := make(chan int, 1)
@@ -165,7 +165,7 @@ func testShutDrains(t *env) {
 	}
 }
 
-// Works to an endpoint that is gone end with StatusBroken, and the local endpoint breaks.
+// A Work whose target endpoint is gone ends with StatusBroken, and the local endpoint breaks.
 func testPeerGone(t *env) {
 	_, sm := t.a.random(64)
 	_, dm := t.b.memory(64)
@@ -185,7 +185,7 @@ func testPeerGone(t *env) {
 	t.roundTrip()
 }
 
-// No completion names an endpoint after its Close. Other endpoints still work.
+// After the Close of an endpoint, no completion carries its cookie. Other endpoints still work.
 func testEndpointClosed(t *env) {
 	_, sm := t.a.random(64)
 	_, dm := t.b.memory(64)

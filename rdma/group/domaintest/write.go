@@ -7,12 +7,12 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// write is a Work that writes all of src to off in dst.
+// write returns a Work that writes the n bytes of src to the offset off in dst.
 func write(src group.Memory, n uint64, dst group.Memory, off uint64) group.Work {
 	return group.Work{Op: group.OpWrite, Src: src, Len: n, RemoteAddr: dst.Base() + off, RemoteKey: dst.Key()}
 }
 
-// withImm adds an immediate to w.
+// withImm returns w with an immediate.
 func withImm(w group.Work, imm uint32) group.Work {
 	w.Op, w.Imm = group.OpWriteImm, imm
 	return w
@@ -41,8 +41,8 @@ func testWrite(t *env) {
 	}
 }
 
-// The payload is in place when Poll returns its immediate. The immediate comes once, with its
-// endpoint's cookie.
+// The payload is in place when Poll returns the immediate. The immediate is returned once, with
+// its endpoint's cookie.
 func testImmediate(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	most := min(t.a.d.Limits().MaxWrite, 1<<20)
@@ -90,8 +90,8 @@ func testEmpty(t *env) {
 	}
 }
 
-// An endpoint accepts QueueDepth Works before the first completion is polled. Works that it
-// does not accept can be posted again. The caller may reuse the slice of Works when Post
+// An endpoint accepts QueueDepth Works before the first completion is polled. Works that the
+// endpoint does not accept can be posted again. The caller may reuse the slice of Works when Post
 // returns.
 func testQueueDepth(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
@@ -141,16 +141,16 @@ func testQueueDepth(t *env) {
 	}
 }
 
-// On an Ordered endpoint immediates come in the order posted, after all earlier writes are in
-// place. On other endpoints each immediate comes once.
+// On an Ordered endpoint, immediates are returned in the order posted, after all earlier writes
+// are in place. On other endpoints each immediate is returned once.
 func testOrder(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	const rounds, n = 300, 2000
 	_, sm := t.a.random(n)
 	_, dm := t.b.memory(n)
 	ordered := t.a.d.Limits().Ordered
-	// marks holds one byte for each plain write, different from the initial value. It must be in
-	// place when the following immediate arrives.
+	// marks has one byte for each plain write. The write changes the byte, which must be in place
+	// when the following immediate arrives.
 	marks, mm := t.b.memory(rounds)
 	ones, om := t.a.memory(1)
 	ones[0] = 1
@@ -183,7 +183,8 @@ func testOrder(t *env) {
 	}
 }
 
-// Completions of one endpoint never appear at another, for any class and direction.
+// A completion of one endpoint is never returned for another endpoint, for any class and
+// direction.
 func testMany(t *env) {
 	const links, rounds = 8, 40
 	n := int(min(t.a.d.Limits().MaxWrite, 5000))

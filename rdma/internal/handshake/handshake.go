@@ -22,9 +22,9 @@ const (
 	VerdictSize   = 8 + sha256.Size
 )
 
-// Protocol is the protocol that a handshake opens. Its hello and its challenge begin with
-// magics, whose last byte is the version. A hello has MoreBytes additional bytes for the
-// protocol.
+// Protocol is the protocol for which a handshake opens the stream. Its hello and its challenge
+// begin with magics, whose last byte is the version. A hello has MoreBytes additional bytes for
+// the protocol.
 type Protocol struct {
 	Hello, Challenge [4]byte
 	MoreBytes        int
@@ -33,9 +33,9 @@ type Protocol struct {
 // helloSize is the size of the protocol's hello.
 func (p Protocol) helloSize() int { return HelloSize + p.MoreBytes }
 
-// Hello is the dialer's description of itself and of the session.
+// Hello is the dialer's description of its engine and of the session.
 type Hello struct {
-	// Param and More, of MoreBytes bytes, are defined by the protocol.
+	// Param and More are defined by the protocol. More has MoreBytes bytes.
 	Param   uint32
 	Engine  rdma.EngineID
 	Session [16]byte
@@ -52,17 +52,17 @@ const (
 	OK Verdict = 0
 	// Token: the proof is wrong.
 	Token Verdict = 1
-	// Full: the acceptor has as many sessions as it accepts.
+	// Full: the acceptor already has its largest number of sessions.
 	Full Verdict = 2
 	// Request: the session could not be started.
 	Request Verdict = 3
 	// Gone: the session has ended.
 	Gone Verdict = 4
-	// Later: the acceptor's previous use of the resource has not ended.
+	// Later: the resource that the dialer requests is still in use at the acceptor.
 	Later Verdict = 5
 )
 
-// String returns a phrase for people.
+// String returns a phrase for logs and error texts.
 func (v Verdict) String() string {
 	switch v {
 	case OK:
@@ -83,22 +83,22 @@ func (v Verdict) String() string {
 
 // Errors.
 var (
-	// ErrMalformed: the other side does not use this protocol.
+	// ErrMalformed: the peer does not use this protocol.
 	ErrMalformed = errors.New("malformed handshake")
-	// ErrSilent: the connection was closed without any data, as health checks do.
+	// ErrSilent: the peer closed the connection without sending data, as health checks do.
 	ErrSilent = errors.New("closed without data")
-	// ErrGone and ErrLater are the verdicts Gone and Later.
+	// ErrGone and ErrLater are the errors for the verdicts Gone and Later.
 	ErrGone  = errors.New("the peer has ended the session")
 	ErrLater = errors.New("still in use on the peer")
 )
 
-// Roles of the two proofs, so that neither can be replayed as the other.
+// Roles that are part of the two proofs, so that neither proof can be replayed as the other.
 const (
 	roleDialer   = "penstock rdma dialer"
 	roleAcceptor = "penstock rdma acceptor"
 )
 
-// prove returns the HMAC over the transcript, which proves possession of the token.
+// prove returns the HMAC over the transcript, which proves that the sender has the token.
 func prove(token rdma.Token, role string, parts ...[]byte) []byte {
 	m := hmac.New(sha256.New, token)
 	m.Write([]byte(role))
@@ -108,7 +108,7 @@ func prove(token rdma.Token, role string, parts ...[]byte) []byte {
 	return m.Sum(nil)
 }
 
-// otherVersion returns an error if magic is want in another version.
+// otherVersion returns an error if magic differs from want only in the version.
 func otherVersion(magic, want []byte) error {
 	if !bytes.Equal(magic[:3], want[:3]) || magic[3] == want[3] {
 		return nil
@@ -126,7 +126,8 @@ func (p Protocol) encode(h *Hello) []byte {
 	return append(b, h.nonce[:]...)
 }
 
-// decode reads a hello from b, which holds helloSize bytes and must stay valid for More.
+// decode reads a hello from b, which holds helloSize bytes. More refers to b, so b must stay
+// valid.
 func (p Protocol) decode(b []byte) (h Hello, _ error) {
 	if !bytes.Equal(b[:4], p.Hello[:]) {
 		return h, fmt.Errorf("hello begins with %q, want %q: %w", b[:4], p.Hello[:], ErrMalformed)
@@ -142,8 +143,8 @@ func (p Protocol) decode(b []byte) (h Hello, _ error) {
 	return h, nil
 }
 
-// Dial performs the dialer's side on c: it sends h, proves the token, and checks the acceptor's
-// proof. want, if not zero, is the engine that must answer. Dial returns the engine that
+// Dial performs the dialer's part on c: it sends h, proves the token, and checks the acceptor's
+// proof. want, if not zero, is the only engine that is accepted. Dial returns the engine that
 // answered.
 func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.Token) (rdma.EngineID, error) {
 	var peer rdma.EngineID
@@ -198,8 +199,8 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 	return peer, nil
 }
 
-// Accept performs the acceptor's side on c up to the verdict. The caller sends its decision
-// with verdict. After rdma.ErrAuth, rdma.ErrVersion, ErrMalformed, or an early end of the
+// Accept performs the acceptor's part on c up to the verdict. The caller sends its decision by
+// calling verdict. After rdma.ErrAuth, rdma.ErrVersion, ErrMalformed, or an early end of the
 // stream, the peer has not proved the token. ErrSilent is no authentication failure.
 func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
 	hello := make([]byte, p.helloSize())
@@ -245,16 +246,16 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) 
 	return h, verdict, nil
 }
 
-// otherHelloMax bounds the bytes that sendVersion reads. A hello of another version may have
-// another length.
+// otherHelloMax is the largest number of bytes that sendVersion reads. A hello of another version
+// may have another length.
 const otherHelloMax = 4 << 10
 
-// sendVersion sends a dialer of another version the magic of this side's challenge, and reads
-// until the dialer closes the connection. Closing with unread bytes would reset the connection,
-// and the dialer might not receive the answer.
+// sendVersion sends the magic of the local challenge to a dialer of another version, and reads
+// until the dialer closes the connection. If the connection were closed with unread bytes, it
+// would be reset, and the dialer might not receive the answer.
 func (p Protocol) sendVersion(c io.ReadWriter) error {
-	// Write concurrently with the read: on an unbuffered connection the dialer would block in
-	// the rest of its hello.
+	// The write runs concurrently with the read: on an unbuffered connection the dialer still
+	// blocks in sending its hello.
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := c.Write(append(p.Challenge[:], make([]byte, ChallengeSize-len(p.Challenge))...))

@@ -9,12 +9,12 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// TLSScheme precedes the host:port of a listener that uses TLS.
+// TLSScheme is the prefix of the host:port of a listener that uses TLS.
 const TLSScheme = "tls://"
 
-// DialTLS performs the client's side of a TLS handshake on nc. If the handshake fails it closes
-// nc. The server's certificate must be for cfg.ServerName or, if that is empty, for the host of
-// hostPort.
+// DialTLS performs the client's part of a TLS handshake on nc. If the handshake fails it closes
+// nc. The server's certificate must be for cfg.ServerName or, if cfg.ServerName is empty, for the
+// host of hostPort.
 func DialTLS(ctx context.Context, nc net.Conn, hostPort string, cfg *tls.Config) (net.Conn, error) {
 	if cfg.ServerName == "" {
 		host, _, err := net.SplitHostPort(hostPort)

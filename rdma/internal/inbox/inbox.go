@@ -26,8 +26,8 @@ const (
 // Inbox is the pool of buffers.
 type Inbox struct {
 	size int
-	// Invariant: each buffer is in free, in full, being filled by a reader, or
-	// with the handler; both channels hold all of them, so no send blocks.
+	// Invariant: each buffer is in free, in full, being filled by a reader, or with the handler;
+	// both channels hold all of them, so no send to a channel blocks.
 	free chan []byte
 	full chan message
 }
@@ -78,7 +78,7 @@ func (p *Inbox) Take() []byte {
 	}
 }
 
-// Give returns a buffer to the pool. Under test its bytes are overwritten first, so that a
+// Give returns a buffer to the pool. In tests the buffer's bytes are overwritten first, so that a
 // handler that kept the message reads invalid data.
 func (p *Inbox) Give(b []byte) {
 	b = b[:p.size]
@@ -86,5 +86,5 @@ func (p *Inbox) Give(b []byte) {
 	p.free <- b
 }
 
-// Deliver passes a message, the front of a buffer that Take returned, to the handler.
+// Deliver passes a message to the handler. msg is the beginning of a buffer that Take returned.
 func (p *Inbox) Deliver(from rdma.EngineID, msg []byte) { p.full <- message{from, msg} }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// HandshakesMax bounds the connections that have not proved the token yet. Further connections
-// wait in the listener's backlog.
+// HandshakesMax is the largest number of connections that have not proved the token yet. Further
+// connections wait in the listener's backlog.
 const HandshakesMax = 256
 
 // Pauses before a failed Accept is tried again.
@@ -18,9 +18,10 @@ const (
 	pauseMax   = time.Second
 )
 
-// Accept passes each connection of l to admit, in a goroutine of running, until ctx ends or l
-// is closed. At most HandshakesMax connections are in admit before proved; admit may call
-// proved once, to admit another connection. failed is called with each error.
+// Accept calls admit for each connection of l, in a goroutine counted in running, until ctx ends
+// or l is closed. At most HandshakesMax calls of admit run at the same time. A call no longer
+// counts towards this limit once it has called proved, which it may do once. failed is called with
+// each error of l.
 func Accept(ctx context.Context, l net.Listener, running *sync.WaitGroup, failed func(error), admit func(nc net.Conn, proved func())) {
 	slots := make(chan struct{}, HandshakesMax)
 	var pause time.Duration
@@ -30,7 +31,8 @@ func Accept(ctx context.Context, l net.Listener, running *sync.WaitGroup, failed
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// The most likely reason is a lack of file descriptors, so wait until some are closed.
+			// The most likely reason is a lack of file descriptors, so the loop waits until some
+			// are closed.
 			pause = min(max(2*pause, pauseFirst), pauseMax)
 			failed(err)
 			select {

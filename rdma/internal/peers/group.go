@@ -8,15 +8,14 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Group is a set of sessions of one engine, resolved once. It implements
-// rdma.PeerGroup.
+// Group is a set of sessions of one engine, looked up once. It implements rdma.PeerGroup.
 type Group[S any] struct {
 	owner    rdma.Engine
 	peers    []rdma.EngineID
 	sessions map[rdma.EngineID]S
 }
 
-// NewGroup resolves the sessions with peers. It returns the first error of find.
+// NewGroup looks up the sessions with peers. It returns the first error of find.
 func NewGroup[S any](owner rdma.Engine, peers []rdma.EngineID, find func(rdma.EngineID) (S, error)) (*Group[S], error) {
 	g := &Group[S]{owner: owner, peers: slices.Clone(peers), sessions: make(map[rdma.EngineID]S, len(peers))}
 	for _, p := range peers {
@@ -32,11 +31,11 @@ func NewGroup[S any](owner rdma.Engine, peers []rdma.EngineID, find func(rdma.En
 // Peers implements rdma.PeerGroup.
 func (g *Group[S]) Peers() []rdma.EngineID { return slices.Clone(g.peers) }
 
-// Close implements rdma.PeerGroup. A group holds nothing but pointers.
+// Close implements rdma.PeerGroup. A group holds only pointers, so there is nothing to release.
 func (g *Group[S]) Close() {}
 
-// Resolve returns the function that finds the sessions of an operation on group: find if group
-// is nil. Otherwise group must belong to owner, and none of its sessions may have ended.
+// Resolve returns the function that finds the sessions for an operation on group. If group is nil,
+// this is find. Otherwise group must belong to owner, and none of its sessions may have ended.
 func Resolve[S any](owner rdma.Engine, group rdma.PeerGroup, find func(rdma.EngineID) (S, error), ended func(S) bool) (func(rdma.EngineID) (S, error), error) {
 	if group == nil {
 		return find, nil
@@ -70,7 +69,7 @@ func Scatter[S any](ctx context.Context, x rdma.Scatter, find func(rdma.EngineID
 	return rdma.ScatterOver(ctx, scatterEngine[S]{find: find, write: write}, x)
 }
 
-// scatterEngine performs an engine's writes in the sessions that find returns.
+// scatterEngine is an rdma.Engine whose writes go to the sessions that find returns.
 type scatterEngine[S any] struct {
 	rdma.Engine
 	find  func(rdma.EngineID) (S, error)

@@ -7,15 +7,15 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Key identifies a session. Two engines that dial each other at the same time get one session
-// in each direction, so that neither dial ends the other's session.
+// Key identifies a session. Two engines that dial each other at the same time get two sessions,
+// one for each dialer, so that neither dial ends the other's session.
 type Key struct {
 	ID     rdma.EngineID
 	Dialed bool
 }
 
-// Table holds the live sessions of an engine. Lookups take no lock, because they are part of
-// each write. The zero value is empty.
+// Table holds the live sessions of an engine. Lookups take no lock, because each write performs
+// one. The zero value is empty.
 type Table[S comparable] struct {
 	mu sync.Mutex // taken by writers
 	m  atomic.Pointer[map[Key]S]
@@ -28,7 +28,7 @@ func (t *Table[S]) load() map[Key]S {
 	return nil
 }
 
-// Find returns a session with an engine, preferably the dialed one.
+// Find returns a session with an engine. It prefers the session that this engine dialed.
 func (t *Table[S]) Find(id rdma.EngineID) (S, bool) {
 	m := t.load()
 	if s, ok := m[Key{id, true}]; ok {
@@ -54,10 +54,10 @@ func (t *Table[S]) All() []S {
 	return out
 }
 
-// Put makes s the session of a key.
+// Put makes s the session of k.
 func (t *Table[S]) Put(k Key, s S) { t.change(func(m map[Key]S) { m[k] = s }) }
 
-// Drop removes s if it is the session of the key.
+// Drop removes s, if s is still the session of k.
 func (t *Table[S]) Drop(k Key, s S) {
 	t.change(func(m map[Key]S) {
 		if m[k] == s {

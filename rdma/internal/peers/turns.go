@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// Turns admit one caller at a time for each key, so that callers that connect to one address
-// share a session. The zero value is ready.
+// Turns lets one caller proceed at a time for each key, so that callers that connect to one
+// address share a session. The zero value is ready.
 type Turns[K comparable] struct {
 	mu   sync.Mutex
 	busy map[K]chan struct{}
 }
 
-// Take waits for the key's turn and returns a function that releases it. If ctx has ended it
-// returns ctx's error, also if the turn is free.
+// Take waits until no other caller holds the key, and returns a function that releases the key. If
+// ctx has ended it returns the error of ctx, even if the key is free.
 func (t *Turns[K]) Take(ctx context.Context, k K) (giveUp func(), _ error) {
 	for {
 		if err := ctx.Err(); err != nil {

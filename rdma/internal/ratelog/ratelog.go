@@ -1,6 +1,6 @@
 // Package ratelog is a rate-limited log, so that a peer cannot fill the log: it logs at most one
-// event of each kind per second, with the number of events left out. It does not count for
-// metrics.
+// event of each kind per second, with the number of events of that kind that it left out since the
+// last one. It is not a source of metrics.
 //
 //	Warn(kind) ─► one of this kind within the last second? ── yes ─► counted
 //	                                                       └─ no ──► logged, with left_out
@@ -18,7 +18,8 @@ import (
 // interval is the shortest time between two logged events of one kind.
 const interval = time.Second
 
-// Log is a rate-limited log of events of kinds K. The number of kinds is small.
+// Log is a rate-limited log of events. K is the type of an event's kind; there must be only a few
+// kinds.
 type Log[K comparable] struct {
 	logger *slog.Logger
 
@@ -26,18 +27,18 @@ type Log[K comparable] struct {
 	kinds map[K]*kind
 }
 
-// kind is the state of one kind.
+// kind is the state of one kind of event.
 type kind struct {
 	last    time.Time
 	leftOut int
 }
 
-// New returns a log to logger.
+// New returns a log that writes to logger.
 func New[K comparable](logger *slog.Logger) *Log[K] {
 	return &Log[K]{logger: logger, kinds: make(map[K]*kind)}
 }
 
-// Warn logs or counts one event.
+// Warn logs an event of kind k, or counts it as left out.
 func (l *Log[K]) Warn(k K, msg string, args ...any) { l.log(slog.LevelWarn, k, msg, args...) }
 
 // Info is Warn for events that need no action.

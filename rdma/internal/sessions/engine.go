@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/ratelog"
 )
 
-// LogKind is a kind of event with its own rate limit.
+// LogKind is a kind of logged event. Each kind has its own rate limit.
 type LogKind int
 
 // Kinds of log events.
@@ -27,22 +27,24 @@ const (
 	LogAuth
 	LogSession
 	LogAccept
-	LogPath // a rail or an endpoint of a session that continues
+	LogPath // a rail or an endpoint failed in a session that continues
 	LogNIC
 	LogLate
 )
 
-// ErrPeerClosed is the reason of a session that the peer closed with no operation in flight.
+// ErrPeerClosed is the reason for the end of a session that the peer closed with no operation in
+// flight.
 var ErrPeerClosed = errors.New("closed the session with nothing in flight")
 
-// ErrDisconnected is the reason of a session that this engine's caller ended.
+// ErrDisconnected is the reason for the end of a session on which this engine's caller called
+// Disconnect.
 var ErrDisconnected = errors.New("disconnected")
 
 // Peer is an engine's session with a peer.
 type Peer interface {
 	comparable
 	state() *State
-	// Fail begins the end of the session. Only the first reason is kept.
+	// Fail begins the end of the session. Only the reason of the first call is kept.
 	Fail(why error)
 }
 
@@ -53,31 +55,31 @@ type Engine[S Peer] struct {
 	Imms  *rdma.ImmCounters
 	Inbox atomic.Pointer[inbox.Inbox]
 	Log   *ratelog.Log[LogKind]
-	// Ticks is the engine's coarse clock: it counts the rounds of Watch.
+	// Ticks is the number of rounds that Watch has made. The engine uses it as a coarse clock.
 	Ticks atomic.Uint64
 
-	// Ctx ends when Close begins. Running counts the engine's own goroutines. Closed is closed
-	// when Close has finished.
+	// Ctx ends when Close begins. Running is the number of the engine's own goroutines. Closed is
+	// closed when Close has finished.
 	Ctx     context.Context
 	Cancel  context.CancelFunc
 	Running sync.WaitGroup
 	Closed  chan struct{}
 
-	// table has the live sessions. connecting serialises the dials to one address.
+	// table holds the live sessions. connecting serialises the dials to one address.
 	table      peers.Table[S]
 	connecting peers.Turns[rdma.NetAddr]
 
 	Mu      sync.Mutex
 	Closing bool
-	// All are the sessions not yet removed.
+	// All are the sessions that have not been removed yet.
 	All map[S]struct{}
 }
 
-// Options are the options of an engine that its sessions need.
+// Options are the options of an engine that Engine and its sessions need.
 type Options struct {
-	// Name is the prefix of errors.
+	// Name is the prefix of error texts.
 	Name string
-	// InFlightBytes is the budget of a session.
+	// InFlightBytes is the in-flight budget of a session, in bytes.
 	InFlightBytes int64
 	// MaxMessage is the longest Send, in bytes.
 	MaxMessage      int
@@ -94,7 +96,7 @@ func (e *Engine[S]) Init(o Options) {
 	e.Closed, e.All = make(chan struct{}), make(map[S]struct{})
 }
 
-// Open returns ErrClosed once Close has begun.
+// Open returns nil while the engine is open, and ErrClosed once Close has begun.
 func (e *Engine[S]) Open() error {
 	if e.Ctx.Err() != nil {
 		return fmt.Errorf("rdma: %w", rdma.ErrClosed)
@@ -114,7 +116,7 @@ func (e *Engine[S]) Session(peer rdma.EngineID) (S, error) {
 	return s, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
 }
 
-// Recipient returns the session for a Send of msg.
+// Recipient returns the session for a Send of msg to the engine to.
 func (e *Engine[S]) Recipient(ctx context.Context, to rdma.EngineID, msg []byte) (none S, _ error) {
 	if err := ctx.Err(); err != nil {
 		return none, fmt.Errorf("%s: send: %w", e.Name, err)
@@ -125,8 +127,8 @@ func (e *Engine[S]) Recipient(ctx context.Context, to rdma.EngineID, msg []byte)
 	return e.Session(to)
 }
 
-// Alive reports whether there is a session with peer that has not begun to end. A session that
-// has begun to end stays in the table for a short time.
+// Alive reports whether there is a session with peer that has not begun to end. (A session that
+// has begun to end stays in the table for a short time.)
 func (e *Engine[S]) Alive(peer rdma.EngineID) bool {
 	s, ok := e.table.Find(peer)
 	return ok && s.state().alive()
@@ -135,7 +137,7 @@ func (e *Engine[S]) Alive(peer rdma.EngineID) bool {
 // Sessions returns the live sessions.
 func (e *Engine[S]) Sessions() []S { return e.table.All() }
 
-// Peers is the method of rdma.Engine.
+// Peers implements the method of rdma.Engine.
 func (e *Engine[S]) Peers() []rdma.Peer {
 	var out []rdma.Peer
 	for _, live := range e.Sessions() {
@@ -150,15 +152,15 @@ func (e *Engine[S]) Peers() []rdma.Peer {
 	return out
 }
 
-// Stats is the method of rdma.Engine.
+// Stats implements the method of rdma.Engine.
 func (e *Engine[S]) Stats() rdma.Stats { return e.Counters.Stats(e.Imms, e.Peers()) }
 
-// ExpectImm is the method of rdma.Engine.
+// ExpectImm implements the method of rdma.Engine.
 func (e *Engine[S]) ExpectImm(x rdma.Expect) (*rdma.Expectation, error) {
 	return e.Imms.Expect(x, e.Alive)
 }
 
-// Recv is the method of rdma.Engine.
+// Recv implements the method of rdma.Engine.
 func (e *Engine[S]) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
 	if handler == nil {
 		return fmt.Errorf("%s: receive buffers without a handler: %w", e.Name, rdma.ErrRange)
@@ -179,8 +181,8 @@ func (e *Engine[S]) Recv(count, sizeBytes int, handler func(from rdma.EngineID, 
 	return nil
 }
 
-// Scatter is the method of rdma.Engine, for the engine owner. It performs the writes by calling
-// write.
+// Scatter implements the method of rdma.Engine for the engine owner. It calls write for each
+// destination.
 func (e *Engine[S]) Scatter(ctx context.Context, owner rdma.Engine, x rdma.Scatter, write func(context.Context, S, *rdma.Write) error) error {
 	if err := e.Open(); err != nil {
 		return err
@@ -192,7 +194,7 @@ func (e *Engine[S]) Scatter(ctx context.Context, owner rdma.Engine, x rdma.Scatt
 	return peers.Scatter(ctx, x, find, write)
 }
 
-// Connect is the method of rdma.Engine. where are the addresses on which the engine peer
+// Connect implements the method of rdma.Engine. where are the addresses on which the engine peer
 // listens; peer is zero if it is unknown. dial opens a session at these addresses.
 func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdma.NetAddr, token rdma.Token, dial func(context.Context) (rdma.EngineID, error)) (none rdma.EngineID, _ error) {
 	if len(where) == 0 {
@@ -213,7 +215,8 @@ func (e *Engine[S]) Connect(ctx context.Context, peer rdma.EngineID, where []rdm
 		return peer, nil
 	}
 	if peer.IsZero() {
-		// A second session would end the first one.
+		// Another goroutine may have connected in the meantime. A second session would end that
+		// session.
 		if peer, ok := e.dialedTo(where, token); ok {
 			return peer, nil
 		}
@@ -242,8 +245,8 @@ func (e *Engine[S]) dialedTo(where []rdma.NetAddr, token rdma.Token) (rdma.Engin
 	return rdma.EngineID{}, false
 }
 
-// Activate adds a session to the table. An older session of the same peer ends first, because
-// the peer's engine has replaced it.
+// Activate adds a session to the table. If the same peer has an older session, that session ends
+// first, because the peer's engine has replaced it.
 func (e *Engine[S]) Activate(live S) error {
 	s := live.state()
 	k := s.key()
@@ -274,13 +277,13 @@ func (e *Engine[S]) Activate(live S) error {
 	if e.OnPeerUp != nil {
 		e.OnPeerUp(s.Peer)
 	}
-	// Close Ready last, so that OnPeerDown cannot precede OnPeerUp. Remove is called after the
-	// goroutines have ended that the engine starts after Activate, or has started before.
+	// Ready is closed last, so that OnPeerDown cannot precede OnPeerUp. The goroutines that the
+	// engine starts for the session must have ended before Remove is called.
 	close(s.Ready)
 	return nil
 }
 
-// Drop removes a session that begins to end from the table.
+// Drop removes a session that is beginning to end from the table.
 func (e *Engine[S]) Drop(s S) {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
@@ -306,8 +309,9 @@ func (e *Engine[S]) Remove(live S) {
 	close(s.Removed)
 }
 
-// logEnd logs the end of a session. It logs a warning unless the peer closed the session with
-// no operation in flight, or this engine's caller ended it. Neither of these needs action.
+// logEnd logs the end of a session, normally as a warning. It logs no warning if the peer closed
+// the session with no operation in flight, or if this engine's caller ended the session. Neither
+// of these needs action.
 func (e *Engine[S]) logEnd(s *State) {
 	args := []any{"peer", s.Peer.String(), "remote", s.Remote}
 	switch {
@@ -327,7 +331,8 @@ func (e *Engine[S]) Unremoved() []S {
 	return slices.Collect(maps.Keys(e.All))
 }
 
-// Disconnect ends the sessions with peer. part, if not nil, is first called with them.
+// Disconnect ends the sessions with peer. Before that it calls part, if part is not nil, with
+// these sessions.
 func (e *Engine[S]) Disconnect(peer rdma.EngineID, part func([]S)) {
 	with := slices.DeleteFunc(e.Sessions(), func(s S) bool { return s.state().Peer != peer })
 	if part != nil {
@@ -338,8 +343,8 @@ func (e *Engine[S]) Disconnect(peer rdma.EngineID, part func([]S)) {
 	}
 }
 
-// BeginClose begins to close the engine: no session can be added any more. If another call has
-// already begun, it waits for Closed and returns false.
+// BeginClose begins to close the engine: after that, no session can be added. If another call has
+// already begun, BeginClose waits for Closed and returns false.
 func (e *Engine[S]) BeginClose() (first bool) {
 	e.Mu.Lock()
 	first, e.Closing = !e.Closing, true
@@ -350,7 +355,7 @@ func (e *Engine[S]) BeginClose() (first bool) {
 	return first
 }
 
-// EndAll ends sessions as Close does, and returns when they have been removed.
+// EndAll ends the sessions because the engine closes, and returns when they have been removed.
 func (e *Engine[S]) EndAll(all []S) {
 	for _, s := range all {
 		s.Fail(fmt.Errorf("rdma: %w", rdma.ErrClosed))

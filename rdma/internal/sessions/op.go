@@ -8,28 +8,29 @@ import (
 	"github.com/penstock-kv/penstock/rdma/internal/sources"
 )
 
-// Run is a range that is contiguous in the source and at the target. The engine defines the
+// Run is a range that is contiguous both in the source and at the target. The engine defines the
 // origin of Dst.
 type Run struct{ Src, Dst, N uint64 }
 
-// Op is the part of a local operation for which its session keeps accounts. The op of an engine
-// embeds it. Ops are recycled: a session has as many as were ever in flight concurrently.
+// Op is the part of a local operation that its session manages. The op of an engine embeds it. Ops
+// are recycled: a session has as many ops as were ever in flight at the same time.
 type Op struct {
-	// Slot and Generation form the number of the operation, so that an answer to an operation
-	// that has ended is recognised. Generations begin at 1.
+	// Slot and Generation together are the number of the operation. Each use of a slot has a new
+	// generation, so an answer to an operation that has ended is recognised. Generations begin at
+	// 1.
 	Slot, Generation uint32
 
 	Class rdma.Class
 	Imm   rdma.Imm
 	Done  func(error)
 	Runs  []Run
-	// source is the region that the operation reads from, nil for messages and empty writes.
-	// bytes is the operation's charge to the budget.
+	// source is the region from which the operation reads; nil for messages and empty writes.
+	// bytes is the number of bytes that the operation occupies in the budget.
 	source *sources.Readers
 	bytes  int64
 
-	// Guarded by the session's Mu. reserved: a submitter is filling it in. Submitted: it will
-	// end, by itself or with the session. Tick is the engine's tick at submission.
+	// Guarded by the session's Mu. reserved: the op belongs to a submitter that fills it in.
+	// Submitted: the operation is in flight. Tick is the engine's tick at submission.
 	reserved, Submitted bool
 	Tick                uint64
 }
@@ -38,7 +39,7 @@ type Op struct {
 type Operation interface {
 	comparable
 	base() *Op
-	// Reset makes the op ready for its next use, with Op.Reset.
+	// Reset makes the op ready for its next use. It calls Op.Reset.
 	Reset()
 }
 
@@ -47,7 +48,7 @@ func (o *Op) base() *Op { return o }
 // ID returns the operation's number on the wire.
 func (o *Op) ID() uint64 { return uint64(o.Generation)<<32 | uint64(o.Slot) }
 
-// Hold makes the operation a reader of its source until the operation ends.
+// Hold registers the operation as a reader of its source until the operation ends.
 func (o *Op) Hold(source *sources.Readers) error {
 	if err := source.Acquire(); err != nil {
 		return err
@@ -56,7 +57,7 @@ func (o *Op) Hold(source *sources.Readers) error {
 	return nil
 }
 
-// KeptRuns is the largest number of runs that an idle op keeps for its next use: 48 KiB.
+// KeptRuns is the largest number of runs for which an idle op keeps memory (48 KiB).
 const KeptRuns = 2 << 10
 
 // Reset makes o ready for its next use.
@@ -103,15 +104,15 @@ func Pages(w *rdma.PagedWrite, size uint64, add func(src, dst uint64)) error {
 	return nil
 }
 
-// Ended is an operation that has ended. Its Done must be called without locks.
+// Ended is an operation that has ended. Its Done must be called when no lock is held.
 type Ended struct {
 	done   func(error)
 	err    error
 	source *sources.Readers
 }
 
-// call runs the callback, if there is one, and then releases the source, so that no callback is
-// outstanding after Region.Close.
+// call runs the callback, if there is one, and then releases the source. In this order, no
+// callback is outstanding when Region.Close returns.
 func (x Ended) call() {
 	if x.done != nil {
 		x.done(x.err)
@@ -121,7 +122,7 @@ func (x Ended) call() {
 	}
 }
 
-// CallAll calls the callbacks and clears out.
+// CallAll calls the callbacks of out and clears out.
 func CallAll(out []Ended) {
 	for i := range out {
 		out[i].call()

@@ -13,30 +13,32 @@ import (
 
 // State is the part of a session that does not depend on the type of its operations.
 type State struct {
-	// Peer and Remote, the peer's address as seen from this side, do not change after Ready.
+	// Peer is the peer's ID. Remote is the peer's address as the connection reports it. Both do
+	// not change after Ready is closed.
 	Peer   rdma.EngineID
 	Remote string
 	Dialed bool
-	// Where are the addresses that this side dialed, and Token the token that it proved there.
-	// On the accepting side both are empty.
+	// Where are the addresses that this engine dialed, and Token the token that it proved there.
+	// Both are empty at the accepting engine.
 	Where []rdma.NetAddr
 	Token rdma.Token
-	// Ready is closed when the session is in the engine's table, Dying when the session begins
-	// to end, Removed when it has ended completely.
+	// Ready is closed when the session is in the engine's table, Dying when the session begins to
+	// end, Removed when the session has ended completely.
 	Ready, Dying, Removed chan struct{}
 
 	Mu sync.Mutex
-	// Why is set when the session begins to end.
+	// Why is the reason for the end of the session; nil until the session begins to end.
 	Why error
-	// Invariant: Active = ops reserved or submitted = len(Ops) - len(free).
+	// Active is the number of ops that are reserved or submitted. Invariant: Active = len(Ops) -
+	// len(free).
 	Active int
-	// FreeBytes is the part of the budget that is not charged to an operation.
+	// FreeBytes is the part of the budget that no operation occupies, in bytes.
 	FreeBytes int64
 }
 
 func (s *State) state() *State { return s }
 
-// PeerID returns the session's peer; zero while it is unknown.
+// PeerID returns the ID of the session's peer; zero while the ID is unknown.
 func (s *State) PeerID() rdma.EngineID {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -63,31 +65,32 @@ func (s *State) alive() bool {
 	return s.Why == nil
 }
 
-// Queues of waiters: for writes, and for operations that are also limited by Rules.Room.
+// Queues of submitters that wait: Plain for writes, Limited for operations that Rules.Room also
+// limits.
 const (
 	Plain   = 0
 	Limited = 1
 )
 
-// Rules are the parts of a session's accounts that differ between engines. The functions are
+// Rules are the limits and callbacks of a session that differ between engines. The functions are
 // called with Mu held.
 type Rules[O Operation] struct {
-	// Ops and Bytes bound the operations in flight.
+	// Ops and Bytes are the largest number of operations in flight, and of their bytes.
 	Ops   int
 	Bytes int64
 	// New makes an op.
 	New func() O
 	// Gone returns the error of an operation on a session that has ended for the reason why.
 	Gone func(why error) error
-	// Room, if not nil, reports whether one more operation of the queue Limited may start.
-	// Started is called when it has started, and Ended when any operation ends.
+	// Room, if not nil, reports whether one more operation of the queue Limited may start. Started
+	// is called when such an operation has started. Ended is called when any operation ends.
 	Room    func() bool
 	Started func(o O)
 	Ended   func(o O)
 }
 
-// Session keeps the accounts of the local operations in flight to a peer: slots, a budget of
-// bytes, and the submitters that wait for either. The session of an engine embeds it.
+// Session manages the local operations in flight to a peer: their slots, a budget of bytes, and
+// the submitters that wait for a slot or for bytes. The session of an engine embeds it.
 type Session[O Operation] struct {
 	State
 	rules    Rules[O]
@@ -96,14 +99,14 @@ type Session[O Operation] struct {
 	// Ops are indexed by slot.
 	Ops  []O
 	free []O
-	// waiters are served in order within a queue.
+	// waiters are the waiting submitters by queue. Within a queue they are served in order.
 	waiters [Limited + 1][]*waiter[O]
 }
 
-// waiter is a submitter that waits for room.
+// waiter is a submitter that waits for a slot or for bytes.
 type waiter[O Operation] struct {
 	bytes int64
-	// granted receives the reserved op, or the zero value when the session died.
+	// granted receives the reserved op, or the zero value if the session ends.
 	granted chan O
 }
 
@@ -139,7 +142,7 @@ func (s *Session[O]) takeLocked(queue int, bytes int64) O {
 	return o
 }
 
-// releaseLocked releases an op and its charge, and grants waiters.
+// releaseLocked returns an op and its bytes, and grants the requests of waiters that now fit.
 func (s *Session[O]) releaseLocked(o O) {
 	if s.rules.Ended != nil {
 		s.rules.Ended(o)
@@ -160,7 +163,7 @@ func (s *Session[O]) releaseLocked(o O) {
 	}
 }
 
-// checkLocked panics if the accounts are wrong.
+// checkLocked panics if Active or FreeBytes does not match the ops.
 func (s *Session[O]) checkLocked() {
 	active, bytes := 0, s.FreeBytes
 	for _, o := range s.Ops {
@@ -173,10 +176,10 @@ func (s *Session[O]) checkLocked() {
 	invariants.Assert(bytes == s.rules.Bytes, "reserved and free bytes are %d, the budget %d", bytes, s.rules.Bytes)
 }
 
-// Reserve takes an op for n bytes. It waits for room unless noWait. Waiters are served in
-// order.
+// Reserve takes an op for n bytes. If there is no room it waits, unless noWait is set. Waiters are
+// served in order.
 func (s *Session[O]) Reserve(ctx context.Context, queue int, n uint64, noWait bool) (none O, _ error) {
-	// An operation larger than the whole budget is charged all of it.
+	// An operation larger than the whole budget occupies all of it.
 	bytes := int64(min(n, uint64(s.rules.Bytes)))
 	s.Mu.Lock()
 	if s.Why != nil {
@@ -210,7 +213,8 @@ func (s *Session[O]) await(ctx context.Context, queue int, w *waiter[O]) (none O
 		return o, nil
 	case <-ctx.Done():
 		if !s.leave(queue, w) {
-			// It was granted meanwhile: release it, because the caller's context has ended.
+			// The op was granted in the meantime. It is released, because the caller's context has
+			// ended.
 			if o := <-w.granted; o != none {
 				s.Unreserve(o)
 			}
@@ -219,7 +223,7 @@ func (s *Session[O]) await(ctx context.Context, queue int, w *waiter[O]) (none O
 	}
 }
 
-// leave removes w from the queue. It returns false if w is not in it any more.
+// leave removes w from the queue. It returns false if w is not in the queue any more.
 func (s *Session[O]) leave(queue int, w *waiter[O]) bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -254,8 +258,8 @@ func (s *Session[O]) BeginLocked(o O, tick uint64) error {
 // GoneLocked returns the error of an operation on the ended session.
 func (s *Session[O]) GoneLocked() error { return s.rules.Gone(s.Why) }
 
-// EndLocked counts the end of o, releases o and returns the callback that must be called
-// without the lock.
+// EndLocked counts the end of o, releases o, and returns the callback to be called without the
+// lock.
 func (s *Session[O]) EndLocked(o O, message bool, err error) Ended {
 	b := o.base()
 	x := Ended{b.Done, err, b.source}
@@ -268,8 +272,8 @@ func (s *Session[O]) EndLocked(o O, message bool, err error) Ended {
 	return x
 }
 
-// FailLocked begins the end of the session and ends the wait of all submitters. If the end has
-// already begun it does nothing and returns false: only the first reason is kept.
+// FailLocked begins the end of the session, which also ends the wait of all submitters. If the end
+// has already begun, FailLocked does nothing and returns false, so only the first reason is kept.
 func (s *Session[O]) FailLocked(why error) bool {
 	if s.Why != nil {
 		return false
@@ -285,8 +289,8 @@ func (s *Session[O]) FailLocked(why error) bool {
 	return true
 }
 
-// Overdue reports whether an operation has been submitted for more than the given rounds of the
-// engine's clock, which is at now.
+// Overdue reports whether any operation was submitted more than rounds rounds ago. now is the
+// current value of the engine's Ticks.
 func (s *Session[O]) Overdue(now, rounds uint64) bool {
 	if now <= rounds {
 		return false

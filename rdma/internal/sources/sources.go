@@ -1,5 +1,5 @@
 // Package sources counts the operations that read from a region, so that its Close can wait for
-// them. Windows handle the writes to a region.
+// them. Writes into a region are not counted here; windows handle them.
 //
 //	Acquire ─► reads from the region ─► Release
 //	Close: no Acquire succeeds from here on ─► Wait: returns with the last Release
@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Readers are the operations that read from one region. The zero value has none.
+// Readers counts the operations that read from one region. The zero value counts none.
 type Readers struct {
 	mu     sync.Mutex
 	closed bool
@@ -46,14 +46,14 @@ func (r *Readers) Release() {
 	}
 }
 
-// Close makes Acquire fail. It may be called again.
+// Close makes later calls of Acquire fail. It may be called again.
 func (r *Readers) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = true
 }
 
-// Wait returns when no operation is left, or with ctx's error.
+// Wait returns nil when no operation is left. If ctx ends first, it returns the error of ctx.
 func (r *Readers) Wait(ctx context.Context) error {
 	r.mu.Lock()
 	if r.count == 0 {

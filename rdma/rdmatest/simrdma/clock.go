@@ -14,22 +14,22 @@ const (
 	stepPipe   // bytes of a control connection arrive
 )
 
-// event is a scheduled event. It holds its parameters by value, so that scheduling allocates
-// nothing.
+// event is a scheduled event. It holds its parameters by value, so that scheduling allocates no
+// memory.
 type event struct {
 	at    time.Duration
 	order uint64
 	step  step
 	piece uint8
-	// life is the flight's life when the event was made. The event is ignored if the flight has
-	// been reused since.
+	// life is flight.life at the time when the event was made. If they differ later, the flight
+	// has been reused, and the event is ignored.
 	life   uint32
 	flight *flight
 	ep     *Endpoint
 	pipe   *pipe
 }
 
-// events is a heap, with the next event on top.
+// events is a heap, ordered by time.
 type events []event
 
 func (h events) less(i, j int) bool {
@@ -82,7 +82,7 @@ func (f *Fabric) scheduleLocked(e event) {
 	f.armLocked()
 }
 
-// armLocked sets the timer to the next event.
+// armLocked sets the timer to the time of the next event.
 func (f *Fabric) armLocked() {
 	if len(f.events) == 0 || f.running {
 		return

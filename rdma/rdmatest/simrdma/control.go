@@ -33,8 +33,8 @@ type listener struct {
 // acceptMax is the largest number of connections that wait for Accept.
 const acceptMax = 128
 
-// Listen accepts control connections to host. They are streams of bytes, delayed by
-// ControlDelay, held back by Part, and silent after KillHost.
+// Listen accepts control connections to host. They are streams of bytes that ControlDelay delays.
+// Part holds their bytes back, and after KillHost no bytes arrive.
 func (f *Fabric) Listen(host string) (net.Listener, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -86,7 +86,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// Close ends the listener and the connections that were not accepted.
+// Close ends the listener and closes the connections that were not accepted.
 func (l *listener) Close() error {
 	l.f.mu.Lock()
 	waiting := l.waiting
@@ -114,20 +114,20 @@ type pipe struct {
 	f        *Fabric
 	from, to string
 	draws    draws
-	// sent are the chunks in transit. readable holds the bytes that arrived.
+	// sent are the chunks in transit. readable are the bytes that have arrived and were not read.
 	sent     []chunk
 	readable []byte
 	held     bool // by Part
 	last     time.Duration
-	// bytes is the sum of both. Invariant: bytes <= ControlBuffer.
+	// bytes is the number of bytes in sent and readable. Invariant: bytes <= ControlBuffer.
 	bytes int
-	// eof: the writer has closed, and all its bytes have arrived. readerClosed: the reader has
-	// closed.
+	// eof: the writer has closed the connection, and all its bytes have arrived. readerClosed: the
+	// reader has closed it.
 	eof, readerClosed bool
 	changed           sync.Cond
 }
 
-// chunk is the data of one Write; nil data is the end of the stream.
+// chunk is the data of one Write. A chunk with nil data is the end of the stream.
 type chunk struct {
 	at   time.Duration
 	data []byte
@@ -137,7 +137,7 @@ func (f *Fabric) newPipe(from, to string) *pipe {
 	return &pipe{f: f, from: from, to: to, draws: drawsOf(f.seed, hash("pipe"), hash(from), hash(to)), changed: sync.Cond{L: &f.mu}}
 }
 
-// sendLocked sends a chunk after the earlier chunks.
+// sendLocked sends a chunk, which arrives after all earlier chunks.
 func (p *pipe) sendLocked(data []byte) {
 	p.last = max(p.f.now()+p.draws.within(p.f.opts.ControlDelay), p.last)
 	p.sent = append(p.sent, chunk{at: p.last, data: data})
@@ -145,11 +145,11 @@ func (p *pipe) sendLocked(data []byte) {
 	p.f.scheduleLocked(event{at: p.last, step: stepPipe, pipe: p})
 }
 
-// arriveLocked delivers the chunks whose time has come, unless the connection is parted or a
-// host is dead.
+// arriveLocked makes chunks readable whose time has come. While the connection is held back by
+// Part or a host is dead, it does nothing.
 func (p *pipe) arriveLocked() {
 	if p.f.deadHosts[p.from] || p.f.deadHosts[p.to] {
-		return // the bytes stay in the buffer
+		return // the bytes stay in sent
 	}
 	if p.f.parted[pairOf(p.from, p.to)] {
 		if !p.held {
@@ -161,7 +161,7 @@ func (p *pipe) arriveLocked() {
 	p.pumpLocked()
 }
 
-// pumpLocked delivers the chunks whose time has come.
+// pumpLocked makes chunks readable whose time has come.
 func (p *pipe) pumpLocked() {
 	now := p.f.now()
 	for len(p.sent) > 0 && p.sent[0].at <= now {
@@ -190,7 +190,7 @@ type conn struct {
 
 var _ net.Conn = (*conn)(nil)
 
-// deadline is the deadline of a call. Its timer wakes up waiting calls.
+// deadline is the deadline of reads or of writes. Its timer wakes calls that wait.
 type deadline struct {
 	at    time.Time
 	timer *time.Timer
@@ -268,12 +268,13 @@ func (c *conn) Write(b []byte) (int, error) {
 	}
 }
 
-// failed wraps an error as net's connections do.
+// failed wraps an error as the connections of package net do.
 func (c *conn) failed(op string, err error) error {
 	return &net.OpError{Op: op, Net: "sim", Source: c.local, Addr: c.remote, Err: err}
 }
 
-// Close closes both directions. The peer reads the bytes that were sent, then EOF.
+// Close closes both directions. The peer can still read the bytes that were sent, and then gets
+// EOF.
 func (c *conn) Close() error {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
@@ -294,10 +295,10 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// LocalAddr returns the host on this side.
+// LocalAddr returns the host of this end.
 func (c *conn) LocalAddr() net.Addr { return c.local }
 
-// RemoteAddr returns the host on the other side.
+// RemoteAddr returns the host of the other end.
 func (c *conn) RemoteAddr() net.Addr { return c.remote }
 
 // SetDeadline is SetReadDeadline and SetWriteDeadline.

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// mapBuf maps a dma-buf: its whole pages, and the described part of them.
+// mapBuf maps a dma-buf. mapped are the whole pages, part is the part of them that b describes.
 func mapBuf(b *rdma.DMABuf) (mapped, part []byte, err error) {
 	page := uint64(os.Getpagesize())
 	skip := b.Offset % page

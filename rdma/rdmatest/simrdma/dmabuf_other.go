@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// mapBuf maps nothing: a dma-buf is Linux's.
+// mapBuf fails: dma-bufs exist only on Linux.
 func mapBuf(*rdma.DMABuf) (mapped, part []byte, err error) {
 	return nil, nil, fmt.Errorf("simrdma: dma-buf: %w", rdma.ErrUnsupported)
 }

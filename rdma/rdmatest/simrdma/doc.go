@@ -1,5 +1,5 @@
-// Package simrdma is an in-memory fabric of NICs. Every NIC is a group.Domain, and the fabric
-// delays, reorders, repeats and loses packets as its seed determines. Tests of all code above
+// Package simrdma is an in-memory fabric of NICs. Every NIC is a group.Domain. The fabric delays,
+// reorders, repeats and loses packets; its seed determines which. Tests of all code above
 // group.Domain run on it, on thousands of networks per minute.
 //
 // It does not model performance (bytes take no time unless Delay is set) and does not connect
@@ -25,7 +25,7 @@
 //
 // # Fault model
 //
-// The fabric uses all the freedom that group.Domain leaves to a NIC, and no more:
+// The fabric does everything that group.Domain permits a NIC to do, and nothing else:
 //
 //   - Pieces of one payload, payloads, completions, messages and (where a NIC is
 //     not Ordered) immediates overtake each other. A completion of the sender gives no
@@ -50,18 +50,19 @@
 // # Seeds and time
 //
 // The events of a Work are drawn from the fabric's seed, the NIC's name, the number of the
-// endpoint on its NIC and the number of the Work on its endpoint. So the actions of one
-// goroutine do not change the draws of another: the same posts have the same outcome. The order
-// in which the program's goroutines run is up to the scheduler.
+// endpoint on its NIC and the number of the Work on its endpoint. So the actions of one goroutine
+// do not change the draws of another: the same posts have the same outcome. The seed does not
+// determine the order in which the program's goroutines run.
 //
 //	go test ./rdma/rdmatest/simrdma -run 'TestSeeds|TestLedger' -sim.seeds=10000
 //
 // runs the conformance suite of the engine, and random runs checked by a ledger, on that many
 // networks. A run that fails prints the command that repeats it.
 //
-// Time is the time package's: in a testing/synctest bubble it is virtual. A fabric belongs to
-// the bubble that made it. It has no goroutine of its own: a timer runs the due events.
+// The fabric uses the clock of package time, which is virtual in a testing/synctest bubble. A
+// fabric belongs to the bubble in which it was made. It has no goroutine; a timer runs the due
+// events.
 //
-// Lock order: Fabric.mu is the only lock. Payload is copied under it, so no payload lands after
-// Shut or Memory.Close, which take it, has returned.
+// Lock order: Fabric.mu is the only lock. Payload is copied while Fabric.mu is held. Shut and
+// Memory.Close take Fabric.mu too, so no payload lands after they have returned.
 package simrdma

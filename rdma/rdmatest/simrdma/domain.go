@@ -11,29 +11,30 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// NICOptions describe a NIC. The zero value is unordered, like EFA's SRD, and a refusal affects only
-// the refused Work.
+// NICOptions describe a NIC. With the zero value the NIC is unordered, like EFA's SRD, and a
+// refusal affects only the refused Work.
 type NICOptions struct {
 	// Host is the NIC's machine, for KillHost. Name is unique in the fabric.
 	Host, Name string
-	// Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked and KeyBits are those
-	// of group.Limits. Endpoints connect only NICs with the same Ordered and RefusalBreaks. Spans
-	// requires Windows.
+	// Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked and KeyBits are as in
+	// group.Limits. Endpoints of two NICs can connect only if both NICs have the same Ordered and
+	// RefusalBreaks. Spans requires Windows.
 	Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked bool
 	KeyBits                                                              int
 	// WindowMax is the longest window in bytes; 0: no limit. NoDeviceWindows: memory of a DMABuf
 	// has no windows. Memory.Window returns rdma.ErrUnsupported for a window outside these limits.
 	WindowMax       uint64
 	NoDeviceWindows bool
-	// VirtualAddresses makes Base the memory's address; otherwise Base is 0.
+	// VirtualAddresses makes Base the address of the memory; otherwise Base is 0.
 	VirtualAddresses bool
-	// MaxWrite in bytes, default 1 GiB; MaxMessage, default 256 KiB.
+	// MaxWrite is the longest payload of one Work in bytes, default 1 GiB. MaxMessage is the
+	// longest message in bytes, default 256 KiB.
 	MaxWrite   uint64
 	MaxMessage int
-	// QueueDepth is a number of Works; default 128.
+	// QueueDepth is the number of Works that an endpoint accepts; default 128.
 	QueueDepth int
-	// CompletionDepth is the largest number of unpolled completions. Further arrivals are
-	// delayed. Default 65536.
+	// CompletionDepth is the largest number of completions that wait to be polled. At this number,
+	// further arrivals are delayed. Default 65536.
 	CompletionDepth int
 }
 
@@ -53,7 +54,7 @@ func (o *NICOptions) ensureDefaults() {
 	}
 }
 
-// LikeRC makes o a NIC with the limits of a card under rdma/verbs: reliable connections, and
+// LikeRC returns o with the limits of a card under rdma/verbs: reliable connections (RC), and
 // memory windows of up to 2 GiB of host memory.
 func (o NICOptions) LikeRC() NICOptions {
 	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows, o.Spans = true, true, true, true, false
@@ -62,31 +63,31 @@ func (o NICOptions) LikeRC() NICOptions {
 	return o
 }
 
-// LikeRXE makes o a NIC with the limits of rdma_rxe under rdma/verbs. They differ from LikeRC in two
-// ways. There are no windows, because rxe does not confine writes to a memory window. CloseIsFinal is
-// false, because rxe may still process a packet after the packet's key was closed.
+// LikeRXE returns o with the limits of rdma_rxe under rdma/verbs. They differ from LikeRC in two
+// ways. There are no windows, because rxe does not confine writes to a memory window. CloseIsFinal
+// is false, because rxe may still process a packet after the packet's key was closed.
 func (o NICOptions) LikeRXE() NICOptions {
 	o = o.LikeRC()
 	o.CloseIsFinal, o.Windows, o.WindowMax, o.NoDeviceWindows = false, false, 0, false
 	return o
 }
 
-// LikeSRD makes o a NIC with the limits of Amazon's EFA under rdma/fabric.
+// LikeSRD returns o with the limits of Amazon's EFA under rdma/fabric.
 func (o NICOptions) LikeSRD() NICOptions {
 	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows, o.Spans = false, true, false, false, false
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = false, 64, true
 	return o
 }
 
-// LikeShm makes o a NIC with the limits of the software NIC of rdma/shm.
+// LikeShm returns o with the limits of the software NIC of rdma/shm.
 func (o NICOptions) LikeShm() NICOptions {
 	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows, o.Spans = true, false, true, true, true
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = false, 64, false
 	return o
 }
 
-// RandomNIC draws a kind of NIC: one that exists, or a random mixture. All NICs of one fabric
-// should be drawn from one seed.
+// RandomNIC returns random options: those of a real kind of NIC, or a random mixture. All NICs of
+// one fabric should be drawn from one seed.
 func RandomNIC(seed uint64) NICOptions {
 	d := drawsOf(seed, hash("nic options"))
 	var o NICOptions
@@ -116,11 +117,11 @@ type Domain struct {
 	f    *Fabric
 	id   uint32
 	opts NICOptions
-	// drawSeed is the seed of the NIC's own draws: a hash of its name, plus the number of times that
-	// a NIC of this name was opened before.
+	// drawSeed is the seed of the NIC's random numbers: a hash of its name, plus the number of
+	// times that a NIC of this name was opened before.
 	drawSeed uint64
 	keys     draws
-	// arrived wakes Wait. It uses the fabric's lock.
+	// arrived wakes Wait. Its lock is the fabric's lock.
 	arrived sync.Cond
 	polling atomic.Bool // true while a goroutine is in Poll or Wait; only one may be
 
@@ -131,7 +132,7 @@ type Domain struct {
 	endpoints           map[uint32]*Endpoint
 	made                uint32 // number of endpoints made so far
 	memories            map[uint64]*Memory
-	mapped              [][]byte // mapped dma-bufs, kept until Close because late payload may still land there
+	mapped              [][]byte // mapped dma-bufs, kept until Close because late payload may still land in them
 	completions         ring
 	receives            []receive
 }

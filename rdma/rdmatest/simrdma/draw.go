@@ -2,13 +2,13 @@ package simrdma
 
 import "time"
 
-// Span is a range of durations, both ends possible.
+// Span is a range of durations. Both ends are included.
 type Span struct {
 	Min, Max time.Duration
 }
 
-// draws is a stream of random numbers, small enough to keep one for each Work:
-// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+// draws is a stream of random numbers. Its state is so small that each Work can have a stream. The
+// generator is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
 // OOPSLA 2014).
 type draws struct {
 	state uint64
@@ -35,11 +35,11 @@ func (d *draws) next() uint64 {
 // chance returns true with probability p.
 func (d *draws) chance(p float64) bool { return float64(d.next()>>11)/(1<<53) < p }
 
-// below is a number under n, which is at least 1. The bias of the remainder is
-// of no account at such n.
+// below returns a random number from 0 to n-1; n is at least 1. The bias of the remainder is
+// negligible for small n.
 func (d *draws) below(n int) int { return int(d.next() % uint64(n)) }
 
-// within is a duration of s.
+// within returns a random duration in s.
 func (d *draws) within(s Span) time.Duration {
 	if s.Max <= s.Min {
 		return s.Min
@@ -47,7 +47,7 @@ func (d *draws) within(s Span) time.Duration {
 	return s.Min + time.Duration(d.next()%uint64(s.Max-s.Min+1))
 }
 
-// hash is FNV-1a of a name.
+// hash returns the FNV-1a hash of a name.
 func hash(name string) uint64 {
 	h := uint64(14695981039346656037)
 	for _, c := range []byte(name) {

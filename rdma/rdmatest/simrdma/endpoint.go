@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// endpointAddr is the length of Endpoint.Local: the NIC's number and the endpoint's number on
-// the NIC.
+// endpointAddr is the length of Endpoint.Local in bytes. Local holds the NIC's number and the
+// endpoint's number on the NIC.
 const endpointAddr = 8
 
 // Endpoint is one end of a connection between two NICs.
@@ -23,13 +23,13 @@ type Endpoint struct {
 	class  rdma.Class
 	addr   [endpointAddr]byte
 	draws  draws  // for the endpoint's own draws
-	works  uint64 // the start of the draws of its Works
+	works  uint64 // seed of the random numbers of its Works
 
 	posting atomic.Bool // true while a goroutine is in Post; only one may be
 
 	// The fields below are guarded by the fabric's lock.
 	peer *Endpoint
-	// shut, broken and closed are set in this order, if at all.
+	// shut, broken and closed are set in this order. Some may remain unset.
 	shut, broken, closed bool
 	why                  error // reason for being broken, or for breaking soon
 	breaking             bool  // stepBreak is scheduled
@@ -37,13 +37,15 @@ type Endpoint struct {
 	// <= QueueDepth.
 	unpolled int
 	posted   uint64 // total number of Works
-	// flying are the Works that have not landed or not completed, in the order posted.
+	// flying are the Works that have not landed, or whose completion has not been queued, in the
+	// order posted.
 	flying []*flight
-	// lastAdmit keeps admissions in order if the NIC is Ordered.
+	// lastAdmit is the time at which the latest Work is admitted, that is, arrives at the target's
+	// NIC. If the NIC is Ordered, no later Work is admitted before it.
 	lastAdmit time.Duration
-	// lastLanded is one more than the highest number of the peer's Works that landed here.
+	// lastLanded is the number after the highest number of a peer's Work that has landed here.
 	lastLanded uint64
-	// refusing: a Work was refused and breaks the endpoint, so no later Work is performed.
+	// refusing: a Work was refused, which will break the endpoint, so no later Work is performed.
 	refusing bool
 }
 
@@ -88,10 +90,10 @@ func (e *Endpoint) Connect(remote []byte) error {
 	return nil
 }
 
-// String names the endpoint in errors.
+// String returns the name of the endpoint for error texts.
 func (e *Endpoint) String() string { return fmt.Sprintf("%s#%d", e.d.opts.Name, e.number) }
 
-// closedToPeerLocked reports whether nothing that the peer posted can land here.
+// closedToPeerLocked reports whether no Work of the peer can land here any more.
 func (e *Endpoint) closedToPeerLocked() bool { return e.shut || e.broken || e.closed || e.d.dead }
 
 // Post submits Works.
@@ -216,8 +218,8 @@ func (e *Endpoint) shutLocked() {
 	e.endFlightsLocked()
 }
 
-// endFlightsLocked completes all Works in flight with StatusBroken. Some are on the wire and
-// may still land.
+// endFlightsLocked completes all Works in flight with StatusBroken. Some of these Works are on the
+// wire and may still land.
 func (e *Endpoint) endFlightsLocked() {
 	f := e.d.f
 	wire := true

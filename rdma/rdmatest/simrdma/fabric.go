@@ -13,14 +13,14 @@ import (
 // delay.
 type FabricOptions struct {
 	// Delay is the delay of a packet in one direction. Every step of a Work is one packet. With
-	// TailChance the delay is Tail instead.
+	// probability TailChance the delay is drawn from Tail instead.
 	Delay      Span
 	Tail       Span
 	TailChance float64
-	// Pieces is the largest number of parts into which a payload is cut and which are placed one
-	// by one: 1 to 64; default 1.
+	// Pieces is the largest number of pieces into which a payload is cut. The pieces are placed
+	// separately. 1 to 64; default 1.
 	Pieces int
-	// RepeatChance is the probability that a piece is attempted twice.
+	// RepeatChance is the probability that a piece is placed twice.
 	RepeatChance float64
 	// GhostChance is the probability that a Work in flight lands although its
 	// sender's endpoint has ended.
@@ -28,13 +28,13 @@ type FabricOptions struct {
 	// RetryTimeout is the time without an answer after which an endpoint breaks; default 20 ms.
 	// RetryEvery is the pause between attempts; default an eighth of RetryTimeout.
 	RetryTimeout, RetryEvery time.Duration
-	// ControlDelay is the delay of a chunk on a control connection, one way.
+	// ControlDelay is the delay of a chunk on a control connection, in one direction.
 	ControlDelay Span
 	// ControlBuffer is the number of bytes that a control connection holds in each direction
 	// before Write blocks; default 64 KiB.
 	ControlBuffer int
-	// OnViolation, if set, is called for each violation of the rules of group.Domain by its
-	// user. It must not call the fabric.
+	// OnViolation, if set, is called for each violation of the rules of group.Domain by the caller
+	// of a Domain. It must not call the fabric.
 	OnViolation func(string)
 }
 
@@ -54,9 +54,9 @@ func (o *FabricOptions) ensureDefaults() {
 	}
 }
 
-// RandomFabric draws a network from a seed: some are perfect, some reorder strongly, some
-// repeat nearly everything. Every packet takes some time, because virtual time does not pass
-// while any goroutine is busy.
+// RandomFabric returns random options for a network: some networks are perfect, some reorder
+// strongly, some repeat nearly every piece. Every packet takes some time, because virtual time
+// does not pass while any goroutine is busy.
 func RandomFabric(seed uint64) FabricOptions {
 	d := drawsOf(seed, hash("fabric options"))
 	pick := func(s ...time.Duration) time.Duration { return s[d.below(len(s))] }
@@ -86,7 +86,7 @@ type Fabric struct {
 	timer   *time.Timer
 	// alarm is the time for which timer is set, or noAlarm.
 	alarm time.Duration
-	// running: due events are being performed. The timer is set afterwards.
+	// running: due events are being performed. The timer is set after that.
 	running bool
 
 	nics   map[string]*Domain
@@ -113,22 +113,27 @@ const noAlarm = time.Duration(-1)
 
 // Counts are the fabric's counters.
 type Counts struct {
-	// Works were posted. Delivered Works landed.
+	// Works is the number of posted Works, Delivered the number of Works that landed.
 	Works, Delivered uint64
-	// Placements are copies of pieces. Repeated ones were not the first of their piece.
-	// Suppressed ones came after delivery and were dropped.
+	// Placements is the number of copied pieces. Repeated is the number of copies of a piece that
+	// had been copied before. Suppressed is the number of pieces that came after the delivery of
+	// their Work and were dropped.
 	Placements, Repeated, Suppressed uint64
-	// Overtaken Works landed after one that was posted later on the same endpoint.
+	// Overtaken is the number of Works that landed after a Work that was posted later on the same
+	// endpoint.
 	Overtaken uint64
-	// Ghosts landed after their sender's endpoint had ended. DeliveredBroken
-	// Works landed and were reported StatusBroken.
+	// Ghosts is the number of Works that landed after their sender's endpoint had ended.
+	// DeliveredBroken is the number of Works that landed although they were reported with
+	// StatusBroken.
 	Ghosts, DeliveredBroken uint64
-	// LatePieces were placed in memory closed before, where CloseIsFinal is false.
+	// LatePieces is the number of pieces that were placed in memory that had been closed (only if
+	// CloseIsFinal is false).
 	LatePieces uint64
-	// Accepted writes passed the check of their key at the target. Flying Works may still
-	// change memory at their target.
+	// Accepted is the number of writes whose key passed the check at the target. Flying is the
+	// number of Works that may still change memory at their target.
 	Accepted, Flying uint64
-	// Refused Works, and Breaks of endpoints for any reason.
+	// Refused is the number of refused Works, Breaks the number of endpoints that broke for any
+	// reason.
 	Refused, Breaks uint64
 }
 
@@ -155,8 +160,8 @@ func (f *Fabric) Counts() Counts {
 	return f.counts
 }
 
-// Await returns when ok reports true for the counts, or when ctx ends. It calls ok after each
-// step of the fabric; ok must not call the fabric.
+// Await returns when ok returns true for the counts, or when ctx ends. It calls ok after each step
+// of the fabric; ok must not call the fabric.
 func (f *Fabric) Await(ctx context.Context, ok func(Counts) bool) {
 	defer context.AfterFunc(ctx, func() {
 		f.mu.Lock()
@@ -170,10 +175,11 @@ func (f *Fabric) Await(ctx context.Context, ok func(Counts) bool) {
 	}
 }
 
-// maxViolations bounds the violations whose text is kept.
+// maxViolations is the largest number of violations whose text is kept.
 const maxViolations = 50
 
-// Violations returns the violations of the rules of group.Domain by its user, in order of time.
+// Violations returns the violations of the rules of group.Domain by callers of the domains, in
+// order of time.
 func (f *Fabric) Violations() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -204,7 +210,7 @@ func (f *Fabric) violation(format string, args ...any) {
 	f.violationLocked(format, args...)
 }
 
-// pair is the names of two ends, the smaller name first.
+// pair holds the names of two NICs or hosts, the smaller name first.
 type pair [2]string
 
 func pairOf(a, b string) pair {
@@ -214,7 +220,7 @@ func pairOf(a, b string) pair {
 	return pair{a, b}
 }
 
-// KillNIC ends a NIC: its domain is dead, and Open of that name fails until RepairNIC.
+// KillNIC makes a NIC fail: its domain is dead, and Open with that name fails until RepairNIC.
 func (f *Fabric) KillNIC(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -224,7 +230,7 @@ func (f *Fabric) KillNIC(name string) {
 	}
 }
 
-// RepairNIC lets the name be opened again. A dead domain stays dead.
+// RepairNIC permits Open with that name again. The dead domain stays dead.
 func (f *Fabric) RepairNIC(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -245,8 +251,8 @@ func (f *Fabric) HealLink(a, b string) {
 	delete(f.cut, pairOf(a, b))
 }
 
-// KillHost ends all NICs of a host and silences its control connections permanently, without
-// notification.
+// KillHost makes all NICs of a host fail. No bytes arrive on the host's control connections any
+// more, and their ends get no notice.
 func (f *Fabric) KillHost(host string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -265,7 +271,7 @@ func (f *Fabric) Part(a, b string) {
 	f.parted[pairOf(a, b)] = true
 }
 
-// Join undoes Part: the held bytes arrive.
+// Join undoes Part: the bytes that were held back arrive.
 func (f *Fabric) Join(a, b string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -278,7 +284,8 @@ func (f *Fabric) Join(a, b string) {
 	}
 }
 
-// upLocked reports whether a packet can get from one NIC to another.
+// upLocked reports whether a packet can reach the NIC to from the NIC from. A ghost (doc.go) can
+// do so even if from is dead.
 func (f *Fabric) upLocked(from, to *Domain, ghost bool) bool {
 	if to.dead || (from.dead && !ghost) {
 		return false

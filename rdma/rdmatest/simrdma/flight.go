@@ -11,13 +11,15 @@ import (
 
 // flight is one Work in transit.
 type flight struct {
-	// life distinguishes successive uses of the struct.
+	// life is incremented at each reuse of the struct, so that events for an earlier use are
+	// recognized.
 	life     uint32
 	from, to *Endpoint
 	number   uint64 // of the Work on its endpoint
 	work     group.Work
 	src      *Memory
-	// wire is a copy of a ghost's payload, because its source has been returned to its owner.
+	// wire is a copy of the payload of a ghost (a Work whose sender's endpoint has ended), because
+	// its source has been returned to its owner.
 	wire  []byte
 	draws draws
 
@@ -29,7 +31,7 @@ type flight struct {
 	pieces  int
 	placed  uint64
 	inPlace bool
-	// status is the result for the sender. why is the reason, as text for people.
+	// status is the result for the sender. why is the reason as text for logs.
 	status group.Status
 	why    error
 	// The states of a flight at the target:
@@ -47,7 +49,7 @@ type flight struct {
 
 func (fl *flight) refused() bool { return fl.status != group.StatusOK }
 
-// makeGhost makes the flight a ghost, independent of its source.
+// makeGhost makes the flight a ghost, which no longer refers to its source.
 func (fl *flight) makeGhost() {
 	fl.ghost = true
 	if fl.src != nil {
@@ -87,7 +89,7 @@ func (f *Fabric) flyLocked(fl *flight, at time.Duration, s step, piece int) {
 	f.scheduleLocked(event{at: at, step: s, piece: uint8(piece), flight: fl, life: fl.life})
 }
 
-// lostLocked handles a packet on a cut link: it is sent again until the sender's timeout. It
+// lostLocked handles a packet on a cut link, which is sent again until the sender's timeout. It
 // reports whether the packet was lost.
 func (f *Fabric) lostLocked(fl *flight, e event) bool {
 	if f.upLocked(fl.from.d, fl.to.d, fl.ghost) {
@@ -109,7 +111,7 @@ func (f *Fabric) lostLocked(fl *flight, e event) bool {
 	return true
 }
 
-// loseGhostLocked drops a ghost and, on an Ordered NIC, all ghosts after it.
+// loseGhostLocked drops a ghost and, on an Ordered NIC, all later ghosts of the endpoint.
 func (f *Fabric) loseGhostLocked(fl *flight) {
 	if !fl.from.d.opts.Ordered {
 		f.landLocked(fl)
@@ -122,15 +124,15 @@ func (f *Fabric) loseGhostLocked(fl *flight) {
 	}
 }
 
-// deadEndLocked handles a packet for an endpoint that accepts no packets: the sender's endpoint
-// breaks. It reports whether the endpoint accepts none.
+// deadEndLocked handles a packet for an endpoint that accepts no packets, which breaks the
+// sender's endpoint. It reports whether this was the case.
 func (f *Fabric) deadEndLocked(fl *flight) bool {
 	if !fl.to.closedToPeerLocked() {
 		return false
 	}
 	fl.status, fl.why = group.StatusBroken, errGone
 	f.landLocked(fl)
-	if !fl.ended && !fl.from.refusing { // otherwise a refusal is on its way, which has more information
+	if !fl.ended && !fl.from.refusing { // if refusing is set, a refusal is on its way, which has more information
 		fl.from.breakSoonLocked(errGone)
 	}
 	return true
@@ -150,8 +152,8 @@ func (f *Fabric) admitLocked(e event) {
 	}
 }
 
-// advanceLocked accepts the next Work of an endpoint if RefusalBreaks is set. It accepts one Work at
-// a time, so that no Work after a refused one is performed.
+// advanceLocked accepts the next Work of an endpoint if RefusalBreaks is set. Works are accepted
+// one at a time, so that no Work after a refused Work is performed.
 func (f *Fabric) advanceLocked(from *Endpoint) {
 	if from.refusing {
 		return
@@ -208,7 +210,7 @@ func (fl *flight) resolveLocked() error {
 	return nil
 }
 
-// placeLocked handles the arrival of one piece of the payload, possibly repeated.
+// placeLocked handles the arrival of one piece of the payload, which may be a repetition.
 func (f *Fabric) placeLocked(e event) {
 	fl := e.flight
 	if e.step == stepRepeat && fl.inPlace {
@@ -241,7 +243,8 @@ func (f *Fabric) placeLocked(e event) {
 
 var errRevoked = errors.New("simrdma: the memory was closed while the payload was landing")
 
-// closedLocked reports whether the destination was closed and CloseIsFinal is true.
+// closedLocked reports whether the destination is closed and accepts no payload any more, because
+// CloseIsFinal is true.
 func (fl *flight) closedLocked() bool {
 	if fl.dst == nil || !fl.dst.closed {
 		return false
@@ -250,7 +253,7 @@ func (fl *flight) closedLocked() bool {
 }
 
 // copyLocked copies one piece of a write's payload to its destination. It does nothing for a
-// message: arriveLocked chooses the receive buffer and copies the message.
+// message, because arriveLocked chooses the receive buffer and copies the message.
 func (fl *flight) copyLocked(piece int) {
 	f := fl.from.d.f
 	if fl.work.Len == 0 || fl.work.Op == group.OpSend {
@@ -285,8 +288,8 @@ func (f *Fabric) refuseLocked(fl *flight, s group.Status, why error) {
 	f.settleLocked(fl)
 }
 
-// settleLocked delivers the flight. On an Ordered NIC it instead delivers the flights of the endpoint
-// in the order posted, up to the first one that is not over.
+// settleLocked delivers the flight if the NIC is not Ordered. On an Ordered NIC it delivers the
+// flights of the endpoint in the order posted, up to the first flight that is not over.
 func (f *Fabric) settleLocked(fl *flight) {
 	if !fl.from.d.opts.Ordered {
 		f.deliverLocked(fl)
@@ -324,8 +327,8 @@ func (f *Fabric) deliverLocked(fl *flight) {
 	}
 	if !fl.refused() {
 		if to.d.completions.len() >= to.d.opts.CompletionDepth {
-			// The completion queue is full, so place piece 0 again later. With its bit cleared,
-			// this placement does not count as a repetition.
+			// The completion queue is full, so piece 0 is placed again later. Its bit is cleared,
+			// so that this placement does not count as a repetition.
 			fl.placed, fl.inPlace, fl.over = fl.placed&^1, false, false
 			f.flyLocked(fl, f.now()+f.opts.RetryEvery, stepPlace, 0)
 			return
@@ -424,7 +427,7 @@ func (f *Fabric) completeLocked(fl *flight, s group.Status, why error) {
 	}
 }
 
-// freeLocked removes a flight from its endpoint and keeps it for reuse.
+// freeLocked removes a flight from its endpoint and keeps the struct for reuse.
 func (f *Fabric) freeLocked(fl *flight) {
 	line := fl.from.flying
 	for i, x := range line {

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Memory is memory that is registered with one NIC, or a window of it.
+// Memory is memory that is registered with one NIC, or a window of such memory.
 type Memory struct {
 	d      *Domain
 	parent *Memory // nil for a registration
@@ -22,7 +22,7 @@ type Memory struct {
 	// The fields below are guarded by the fabric's lock.
 	closed  bool
 	windows int // open ones
-	reads   int // Works in flight whose source it is
+	reads   int // number of Works in flight whose source is this memory
 }
 
 var (
@@ -30,8 +30,8 @@ var (
 	_ group.SpanMemory = (*Memory)(nil)
 )
 
-// Register registers mem with the NIC. A DMABuf may be any file that can be mapped: a memfd
-// stands for device memory.
+// Register registers mem with the NIC. A DMABuf may be any file that can be mapped: the tests use
+// a memfd in place of device memory.
 func (d *Domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
 	if opts.Device != "" {
 		return nil, fmt.Errorf("simrdma: memory of device %q: there are no devices: %w", opts.Device, rdma.ErrUnsupported)
@@ -82,7 +82,7 @@ func (d *Domain) keyLocked(m *Memory) {
 // Key returns the key.
 func (m *Memory) Key() uint64 { return m.key }
 
-// Base returns the memory's first address in terms of Work.RemoteAddr.
+// Base returns the value of Work.RemoteAddr for the first byte.
 func (m *Memory) Base() uint64 { return m.base }
 
 // Window makes a window of a part of the memory.
@@ -96,7 +96,7 @@ func (m *Memory) WindowSpans(off, n uint64, spans []rdma.Span) (group.Memory, er
 	return m.window(off, n, spans)
 }
 
-// window makes a window of a part of the memory. Nil spans are the whole window.
+// window makes a window of a part of the memory. If spans is nil, the whole part is accessible.
 func (m *Memory) window(off, n uint64, spans []rdma.Span) (group.Memory, error) {
 	if !m.d.opts.Windows {
 		return nil, fmt.Errorf("simrdma: %s has no windows: %w", m.d.opts.Name, rdma.ErrUnsupported)

@@ -17,14 +17,14 @@ const Provider = "sim"
 type Options struct {
 	// Fabric is the network of the engine's NICs.
 	Fabric *Fabric
-	// Host is the engine's machine, unique in the fabric.
+	// Host is the name of the engine's machine, unique in the fabric.
 	Host string
 	// Listen makes the engine reachable under the address Host.
 	Listen bool
-	// NICs are its NICs. Default: one. Host is overwritten, and an empty Name becomes the host's
-	// name and a number.
+	// NICs are the engine's NICs. Default: one NIC. In each, Host is overwritten, and an empty
+	// Name is replaced by the host's name and a number.
 	NICs []NICOptions
-	// Group has the engine's other options. Provider, Domains, Reopen and Control are
+	// Group holds the engine's other options. Provider, Domains, Reopen and Control are
 	// overwritten.
 	Group group.Options
 }
@@ -70,7 +70,8 @@ func closeAll(domains []group.Domain) {
 	}
 }
 
-// Control returns the transport for sessions of an engine on host. With listen it also accepts.
+// Control returns the transport for sessions of an engine on host. If listen is set, the transport
+// also accepts connections.
 func (f *Fabric) Control(host string, listen bool) (group.Control, error) {
 	c := group.Control{Dial: func(ctx context.Context, addr string) (net.Conn, error) { return f.Dial(ctx, host, addr) }}
 	if !listen {

@@ -12,7 +12,7 @@ import (
 )
 
 // List returns the GPUs that the driver manages, each with its PCI address, model, UUID and
-// memory. The error names the missing part.
+// memory. An error names the library or the call that failed.
 func List() ([]topo.GPU, error) { return list(nvml.New()) }
 
 func list(lib nvml.Interface) ([]topo.GPU, error) {
@@ -59,8 +59,8 @@ func one(lib nvml.Interface, index int) (topo.GPU, error) {
 	return g, nil
 }
 
-// pciAddress returns the address in sysfs format. NVML reports function 0 only; a GPU's other
-// functions are its audio and USB.
+// pciAddress returns the PCI address in the format of sysfs. NVML reports function 0 only; the
+// other functions of a GPU are its audio and USB devices.
 func pciAddress(p nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", p.Domain, p.Bus, p.Device)
 }

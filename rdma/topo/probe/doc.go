@@ -1,6 +1,6 @@
-// Package probe queries the running kernel for values that sysfs does not have: the addresses
-// of interfaces, the limit of locked memory, access to the RDMA devices, and the drivers'
-// counters, which include the PFC pause frames.
+// Package probe queries the running kernel for values that are not in sysfs: the addresses of
+// interfaces, the limit of locked memory, access to the RDMA devices, and the drivers' counters,
+// which include the PFC pause frames.
 //
 // It changes nothing and keeps no file open.
 //

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ifreq is struct ifreq with the union's pointer member: 16 bytes of name, then
-// a union of 24.
+// ifreq is struct ifreq with the pointer member of its union: 16 bytes of name, then a union of 24
+// bytes.
 type ifreq struct {
 	name [unix.IFNAMSIZ]byte
 	data unsafe.Pointer
@@ -21,16 +21,17 @@ type ifreq struct {
 
 var _ [40]byte = [unsafe.Sizeof(ifreq{})]byte{}
 
-// stringLen is ETH_GSTRING_LEN: the size of a name in bytes.
+// stringLen is ETH_GSTRING_LEN, the size of a counter's name in bytes.
 const stringLen = 32
 
-// countersMax bounds the counters that a driver may report; mlx5 has about 2,000.
+// countersMax is the largest number of counters that is accepted from a driver; mlx5 has about
+// 2,000.
 const countersMax = 1 << 16
 
-// statistics is ETH_SS_STATS, the string set with the names of counters.
+// statistics is ETH_SS_STATS, the number of the string set that holds the names of counters.
 const statistics = 1
 
-// Counters returns a driver's counters of an interface, as ethtool -S prints them.
+// Counters returns the driver's counters of an interface, which ethtool -S prints.
 func Counters(netdev string) (map[string]uint64, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -65,8 +66,8 @@ func Counters(netdev string) (map[string]uint64, error) {
 	return zip(names, values, n), nil
 }
 
-// zip joins names and values. The kernel reports the written number again, which is smaller if
-// the driver has fewer counters by then.
+// zip returns the counters by name. In names and values the kernel reports the number that it
+// wrote, which is smaller than n if the driver has fewer counters by then.
 func zip(names, values []byte, n int) map[string]uint64 {
 	n = min(n, int(binary.NativeEndian.Uint32(names[8:])), int(binary.NativeEndian.Uint32(values[4:])))
 	out := make(map[string]uint64, n)
@@ -77,11 +78,11 @@ func zip(names, values []byte, n int) map[string]uint64 {
 	return out
 }
 
-// ethtool performs one request; b begins with the command.
+// ethtool performs one request. b begins with the command and receives the answer.
 //
-// Safety: the kernel writes at most the lengths given in b, for which the caller has allocated
-// b. Drivers write as many counters as they reported in N_stats, and the kernel's own buffer
-// has the same length.
+// Safety: the kernel writes at most the lengths given in b, for which the caller has allocated b.
+// Drivers write as many counters as they reported in N_stats, and the kernel's own buffer has the
+// same length.
 func ethtool(fd int, netdev string, b []byte) error {
 	r := ifreq{data: unsafe.Pointer(&b[0])}
 	if len(netdev) >= len(r.name) {

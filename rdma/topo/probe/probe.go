@@ -13,8 +13,8 @@ import (
 // ErrUnsupported: the system is not Linux.
 var ErrUnsupported = errors.New("probe: only Linux is asked")
 
-// Addrs returns the addresses of an interface in the kernel's order; none if there is no such
-// interface.
+// Addrs returns the addresses of an interface in the kernel's order. If there is no such interface
+// it returns none.
 func Addrs(netdev string) []netip.Prefix {
 	i, err := net.InterfaceByName(netdev)
 	if err != nil {
@@ -60,7 +60,8 @@ func Facts(ctx context.Context, h topo.Host, interval time.Duration) (topo.Facts
 	return f, nil
 }
 
-// counters reads the counters of all interfaces of the NICs. It skips drivers without counters.
+// counters returns the counters of the interfaces of all NICs. It skips interfaces whose driver
+// has no counters.
 func counters(h topo.Host) map[string]map[string]uint64 {
 	all := make(map[string]map[string]uint64)
 	for _, n := range h.NICs {

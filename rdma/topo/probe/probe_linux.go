@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel returns the release, or "".
+// kernel returns the release of the kernel, or "".
 func kernel() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -19,8 +19,8 @@ func kernel() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// memlock returns the number of bytes that this process may lock; math.MaxUint64: no limit. A
-// process with CAP_IPC_LOCK has no limit (mlock(2)).
+// memlock returns the number of bytes that this process may lock in memory; math.MaxUint64: no
+// limit. A process with CAP_IPC_LOCK has no limit (mlock(2)).
 func memlock() (uint64, error) {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -34,7 +34,8 @@ func memlock() (uint64, error) {
 	return r.Cur, nil
 }
 
-// openable returns why a device can't be opened for reading and writing, or nil.
+// openable returns nil if the device can be opened for reading and writing, otherwise the reason
+// why not.
 func openable(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,6 +1,6 @@
-// Package topotest writes sysfs trees from descriptions, so that tests can read other hosts
-// than their own. The trees have the links of real ones, and only the files that package topo
-// reads.
+// Package topotest writes sysfs trees from descriptions, so that tests can read hosts other than
+// the machine of the test. The trees have the links of real sysfs trees, but only the files that
+// package topo reads.
 //
 // A description is a line for each device; '#' begins a comment:
 //
@@ -15,6 +15,6 @@
 //	directory module/ib_core
 //	gone class/infiniband/mlx5_0/ports/1/rate
 //
-// at is the path from the host bridge to the device, without the domain 0000.
-// See the fields of device for the settings and their defaults.
+// at is the path from the host bridge to the device, without the domain 0000. See the fields of
+// device for the settings and their defaults.
 package topotest

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Write writes the tree that text describes below dir.
+// Write writes the tree that text describes into the directory dir.
 func Write(dir, text string) error {
 	w := &writer{dir: dir}
 	line := 0
@@ -63,7 +63,7 @@ type writer struct {
 	dir string
 }
 
-// device writes the device of one line.
+// device writes the device that one line describes.
 func (w *writer) device(kind string, words []string) error {
 	switch kind {
 	case "file":
@@ -118,7 +118,7 @@ func (w *writer) device(kind string, words []string) error {
 	return fmt.Errorf("%q is no kind of line", kind)
 }
 
-// device is a line with settings.
+// device is a line of the description with its settings.
 type device struct {
 	w    *writer
 	name string
@@ -132,7 +132,7 @@ func (d device) get(key, otherwise string) string {
 	return otherwise
 }
 
-// pciDir is the device's directory: at=15/15:01.0/18:00.0 is
+// pciDir returns the device's directory: for at=15/15:01.0/18:00.0 this is
 // devices/pci0000:15/0000:15:01.0/0000:18:00.0.
 func (d device) pciDir() string {
 	at := d.set["at"]
@@ -147,8 +147,8 @@ func (d device) pciDir() string {
 	return dir
 }
 
-// pci writes the PCI part: at, numa (default -1), model as vendor:device, class,
-// driver, link and linkmax as GT/s and lanes ("32/16"), vfs, vf-of.
+// pci writes the files of the PCI device from the settings at, numa (default -1), model as
+// vendor:device, class, driver, link and linkmax as GT/s and lanes ("32/16"), vfs, vf-of.
 func (d device) pci(model, class, driver string) error {
 	dir := d.pciDir()
 	if dir == "" {
@@ -183,10 +183,10 @@ func (d device) pci(model, class, driver string) error {
 
 func (d device) gpu() error { return d.pci("10de:2330", "0x030200", "nvidia") }
 
-// rdma writes an RDMA device with one port: layer (InfiniBand), node (1: CA),
-// state (4: ACTIVE), phys (5: LinkUp), rate (400 Gb/sec (4X NDR)), gid= and
-// gid2= as index,address[,type], netdev with the settings of net. Without at it
-// is a software device whose parent is netdev.
+// rdma writes an RDMA device with one port. The settings and their defaults: layer (InfiniBand),
+// node (1: CA), state (4: ACTIVE), phys (5: LinkUp), rate (400 Gb/sec (4X NDR)), gid= and gid2= as
+// index,address[,type], netdev with the settings of net. Without at it is a software device whose
+// parent is netdev.
 func (d device) rdma() error {
 	if err := d.pci("15b3:1021", "0x020700", "mlx5_core"); err != nil {
 		return err
@@ -235,8 +235,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// net writes an interface: speed in Mb/s (default 25000), mtu, oper (up), flags
-// (0x1003), carrier (1), type (1). Without at it is virtual.
+// net writes an interface. The settings and their defaults: speed in Mb/s (25000), mtu, oper (up),
+// flags (0x1003), carrier (1), type (1). Without at it is a virtual interface.
 func (d device) net() error {
 	if err := d.pci("8086:1592", "0x020000", "ice"); err != nil {
 		return err
@@ -264,7 +264,7 @@ func (d device) netAt(base string) error {
 	return errors.Join(d.w.files(files), d.w.links(map[string]string{"class/net/" + d.name: dir}))
 }
 
-// bond writes a bond over members, with mode and hash.
+// bond writes a bond interface over members, with mode and hash.
 func (d device) bond() error {
 	if err := d.netAt("devices/virtual"); err != nil {
 		return err
@@ -295,15 +295,15 @@ func (w *writer) files(files map[string]string) error {
 	return nil
 }
 
-// links makes links from one path below the root to another, relative as the kernel's links
-// are.
+// links makes links from one path below the root to another. The links are relative, as the
+// kernel's links are.
 func (w *writer) links(links map[string]string) error {
 	for name, target := range maps.All(links) {
 		path := filepath.Join(w.dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
-		// The kernel's links are relative to the real location of the file.
+		// A link of the kernel is relative to the real location of the link.
 		real, err := filepath.EvalSymlinks(filepath.Dir(path))
 		if err != nil {
 			return err

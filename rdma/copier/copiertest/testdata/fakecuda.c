@@ -1,11 +1,11 @@
-// A CUDA driver for tests. Device memory is host memory. Copies are put off until
-// an event behind them is waited for, so that bytes which are read too early are
-// the old ones. Faults: the environment variable FAKE_CUDA_FAIL names a function
-// and the call of it, counted from 1, that fails: "cuMemcpyAsync 3". When the
-// library is unloaded it appends a line to the file that FAKE_CUDA_REPORT names:
-// how many things it has given out and not got back. FAKE_CUDA_DEVICE lists further
-// device memory, "ADDRESS:BYTES,ADDRESS:BYTES" in hexadecimal, in whole pages of the
-// machine: no CPU may touch such memory but during a copy.
+// A CUDA driver for tests. Device memory is host memory. Copies are performed only when
+// a later event is waited for, so a test that reads too early reads the old bytes.
+// The environment variable FAKE_CUDA_FAIL injects a fault: "cuMemcpyAsync 3" makes the
+// third call of this function fail. When the library is unloaded, it appends a line to
+// the file FAKE_CUDA_REPORT, with the number of objects that were created and not
+// released. FAKE_CUDA_DEVICE lists further device memory as
+// "ADDRESS:BYTES,ADDRESS:BYTES" in hexadecimal, in whole pages of the machine. The CPU
+// can access that memory only during a copy.
 
 #include <stdint.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ static void count(int n) {
 	pthread_mutex_unlock(&mu);
 }
 
-// Whether this call is the one to fail.
+// Reports whether this call must fail (FAKE_CUDA_FAIL).
 static int fails(const char *name, int *calls) {
 	const char *spec = getenv("FAKE_CUDA_FAIL");
 	char want[64];
