@@ -210,7 +210,8 @@ func complete(ctx context.Context, all []candidate, formatted []*candidate, memb
 	for _, c := range formatted {
 		count = max(count, int(c.superblock.Count))
 	}
-	// A missing volume that was never formatted is in no superblock.
+	// A volume that was never formatted is in no superblock, so it cannot be one of the missing
+	// volumes.
 	if unknown := len(missing) - (count - members.removed.len() - len(formatted)); len(missing) > 0 && unknown > 0 {
 		return nil, members, fmt.Errorf("blockstore: volume %s: %w; node %v has no such volume: take it out of the list, or set add_volumes when it is there: %w",
 			missing[len(missing)-1].path(), absent(missing[len(missing)-1].dev), formatted[0].superblock.Node, ErrForeign)

@@ -38,7 +38,8 @@ type ScanOptions struct {
 
 // ScanStats counts the slots of a Scan.
 type ScanStats struct {
-	// Segments and Slots count those read, Found the slots passed to fn.
+	// Segments and Slots count the segments and slots that were read, and Found the slots passed to
+	// fn.
 	Segments, Slots, Found int64
 	// Blank slots have no header, or a header that is older than the segment's present division
 	// into slots. Damaged slots have a wrong checksum in the header or, with Verify, in a layer.

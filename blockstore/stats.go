@@ -28,9 +28,9 @@ type Stats struct {
 
 // SlotStats has the bytes of the slots in each state.
 type SlotStats struct {
-	// LiveBytes is in slots that the index refers to, ReservedBytes in slots that are being
-	// written, CondemnedBytes in freed slots that still have readers, FreeBytes in free slots of
-	// cut segments.
+	// LiveBytes is the size of the slots that the index refers to, ReservedBytes of the slots that
+	// are being written, CondemnedBytes of the freed slots that still have readers, and FreeBytes
+	// of the free slots in segments that are cut.
 	LiveBytes, ReservedBytes, CondemnedBytes, FreeBytes int64
 	// Live is the number of live slots.
 	Live int64

@@ -28,7 +28,8 @@ type job struct {
 	twice bool
 	// skip is set if the outcome is known already, so that nothing is submitted.
 	skip bool
-	// entire is set for a whole slot, which may be merged with the adjacent one.
+	// entire is set if the job is for a whole slot. Such a job may be merged with that of the
+	// adjacent slot.
 	entire bool
 }
 
