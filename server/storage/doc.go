@@ -1,8 +1,7 @@
-// Package storage is the storage node without its network: it joins the prefix
-// index (trie), the block store and the arena, and keeps the invariants that need
-// all three. It contains neither gRPC nor the transfer engine. It passes verified
-// bytes, which stay in the arena, to a deliver function. Bytes to be written are in
-// the arena when Commit is called.
+// Package storage is the storage node without its network. It joins the prefix index (trie), the
+// block store and the arena, and keeps the invariants that need all three. It contains neither gRPC
+// nor the transfer engine. For a read it passes verified bytes in the arena to a deliver function.
+// For a write the bytes are in the arena when Commit is called.
 //
 //	Load     trie.Match ─► Pin slots ─► arena ─► device read ─► verify header and layers ─► deliver(part)
 //	                                      ▲                                                    │

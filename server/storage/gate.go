@@ -2,8 +2,8 @@ package storage
 
 import "context"
 
-// A gate bounds the concurrent calls. As many calls again may wait, and further calls are refused
-// at once.
+// A gate limits the number of calls in progress. The same number of further calls may wait, and any
+// other call is refused at once.
 type gate struct {
 	running chan struct{} // a token for each running call
 	waiting chan struct{} // a token for each running or waiting call
@@ -40,9 +40,9 @@ func (g *gate) leave() {
 	<-g.waiting
 }
 
-// close acquires every token: it waits for the running calls and admits no further call. It fails
-// only if a call is still running when ctx ends. It closes an empty gate even if ctx has ended
-// before.
+// close waits for the calls in progress and admits no further call, because it acquires every token
+// of running. It fails only if a call is still in progress when ctx ends. If no call is in progress
+// it succeeds, even if ctx has ended already.
 func (g *gate) close(ctx context.Context) error {
 	for range cap(g.running) {
 		select {
