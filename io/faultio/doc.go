@@ -1,8 +1,8 @@
-// Package faultio wraps a blockio.Device and injects faults into it, by rules in a small language.
-// It counts the faults, so that a test can assert that every single one surfaced as an error or was
-// repaired. Without rules it changes nothing.
+// Package faultio wraps a blockio.Device and injects faults into it, according to rules in a small
+// language. It counts the faults, so that a test can assert that each fault surfaced as an error or
+// was repaired. Without rules it changes nothing.
 //
-// It does not model crashes (memio does). The only change of timing is Delay.
+// The package does not model crashes; memio does. It changes the timing of calls only by Delay.
 //
 //	rules, err := faultio.Parse(`
 //		(Err EIO (And Reads (File "seg-*") (Offset 0 1048576) (After 3) (Count 2)))
@@ -24,9 +24,9 @@
 //	                  drawn, or BIT counted from the first of the request
 //	(Delay 5ms p)     the call waits first; then later rules are looked at
 //
-// Err, ENOSPC and Delay apply to every call, the other actions only to transfers. The rules are
-// tried in order. The first one that applies decides, except that after a Delay the later rules are
-// tried too.
+// Err, ENOSPC and Delay apply to every call, and the other actions only to transfers. The rules are
+// tried in order, and only the first rule that applies has an effect. If that rule is a Delay, the
+// later rules are tried too.
 //
 // # Predicates
 //
@@ -45,12 +45,12 @@
 // # Below the device
 //
 // A Device resumes short transfers itself, so a Short above a device is an error that the caller
-// must see. To test resumption, Hook turns Err, Short and Delay rules into a blockio.ResultHook,
-// which posixio and uring accept in their options. Below the device, a Short must be repaired and
-// an Err EINTR retried.
+// must see. To test the resumption, Hook makes a blockio.ResultHook from Err, Short and Delay
+// rules, which posixio and uring accept in their options. Below the device, the device must repair
+// a Short and retry after an Err EINTR.
 //
 //	            faultio.Wrap            faultio.Hook
 //	blockstore ──── ▼ ──── posixio, uring ──── ▼ ──── kernel
 //
-// Lock order: Device.mu (the rules' state), then Counter.mu.
+// Lock order: program.mu (the state of the rules), then Counter.mu.
 package faultio
