@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// Python returns the path of python3. Without python3 the test is skipped, and under continuous
-// integration it fails.
+// Python returns the path of python3. If there is none, the test is skipped, or fails in CI.
 func Python(t testing.TB) string {
 	t.Helper()
 	path, err := exec.LookPath("python3")
