@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// reserveMax bounds the slots of one Reserve.
+// reserveMax is the maximum number of slots of one Reserve.
 const reserveMax = 1 << 20
 
 // placement is the state of one call of Reserve: taken has the runs of slots reserved so far, n

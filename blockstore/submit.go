@@ -11,7 +11,7 @@ const (
 	// mergeBytes is the maximum size, in bytes, of a request that merges adjacent slots. Larger
 	// requests are not faster, and would keep a device with parallel channels from using them.
 	mergeBytes = 1 << 20
-	// mergeVecs bounds the buffers of such a request.
+	// mergeVecs is the maximum number of buffers of such a request.
 	mergeVecs = 64
 )
 

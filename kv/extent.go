@@ -14,9 +14,9 @@ import "fmt"
 type Extent uint64
 
 const (
-	// MaxVolumes bounds the volumes of one storage node.
+	// MaxVolumes is the maximum number of volumes of one storage node.
 	MaxVolumes = 1 << 8
-	// MaxSegments bounds the segments of one volume.
+	// MaxSegments is the maximum number of segments of one volume.
 	MaxSegments = 1 << 24
 )
 

@@ -16,8 +16,8 @@ const (
 	MaxLayers      = 1 << 12
 	MaxTokenBytes  = 1 << 24
 	MaxGroups      = 8
-	// MaxPieceBytes bounds one group of one block: 1 GiB. It also bounds one
-	// device request and one transfer.
+	// MaxPieceBytes is the maximum size of a piece, which is one group of one block: 1 GiB. It
+	// is also the maximum size of one device request and of one transfer.
 	MaxPieceBytes = 1 << 30
 	maxTagLen     = 64
 )

@@ -21,7 +21,7 @@ type EpochRun struct {
 	Blocks int
 }
 
-// MaxLive bounds the live epochs of a namespace.
+// MaxLive is the maximum number of live epochs of a namespace.
 const MaxLive = 16
 
 // MaxEpoch is the highest epoch that a caller may name. A bump to the next epoch may exceed it, so

@@ -85,7 +85,7 @@
 //	                      └─┼─┘ └─┼─┘ └─────┼─────┘             └─┬─┘  └─┬─┘
 //	Match{Epoch 8, Oldest 7}┴─────┘         │                     ▼      ▼
 //	Match{Epoch 4} ─────────────────────────┘                    ReclaimStep
-//	Evict  5, 6, then 4, then 7, then 8 and the newest epochs of the others by policy
+//	Evict  5, 6, then 4, then 7, then 8 and the newest epochs of other namespaces by policy
 //
 // A bump or a retirement is one synced write of the definition and one change of the list of live
 // spaces, whatever the number of nodes. PlanBump and PlanRetire return the new definition, and

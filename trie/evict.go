@@ -48,8 +48,8 @@ const (
 	// time, about 100 µs, so that no match waits long.
 	victimsPerStep = 128
 	looksPerStep   = 8192
-	// secondChances bounds how often eviction passes over one leaf: a policy records up to 3
-	// touches of a node.
+	// secondChances is the maximum number of times that Evict passes over one leaf: a policy records
+	// up to 3 touches of a node.
 	secondChances = 3
 )
 

@@ -80,7 +80,7 @@ type MatchOptions struct {
 	// stored too, but they are neither counted in the match nor touched. Suffix needs a tree of one
 	// Full group, and excludes Mix.
 	Suffix bool
-	// MaxBlocks bounds the length of the match; 0 means no limit.
+	// MaxBlocks is the maximum length of the match in blocks; 0 means no limit.
 	MaxBlocks int
 	// Lease requests a lease on the matched pieces. A match of 0 blocks gets no lease.
 	Lease bool

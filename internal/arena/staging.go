@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
-// StagingMaxBytes bounds the size of a Staging.
+// StagingMaxBytes is the maximum size of a Staging, in bytes.
 const StagingMaxBytes = 1 << 30
 
 // A Staging is memory outside of any arena through which another process passes bytes to this one.

@@ -11,7 +11,7 @@
 //		buf := testkit.AlignedBuffer(t, 1<<20)   gone when the test ends; later use faults
 //		testkit.Long(t, "why it takes long")     skips with -short, as in make quick
 //		rounds := testkit.Rounds(400, 60)        60 under the race detector
-//		addr := testkit.Port(t)                  the test's own, also while nobody listens on it
+//		addr := testkit.Port(t)                  reserved for the test, also while it does not listen
 //		…
 //	}
 //

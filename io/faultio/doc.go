@@ -18,11 +18,11 @@
 //	(ENOSPC p)        the same as (Err ENOSPC p): the error is also blockio.ErrNoSpace
 //	(Short p)         the first half is transferred, then io.ErrUnexpectedEOF
 //	(Torn p)          success is reported, but some 512-byte sectors of a write keep
-//	                  what they held, or those of a read come back as zeroes
+//	                  their old content, or some of a read are returned as zeroes
 //	(Flip p)          success is reported, but one bit of the data is wrong: on the
 //	(Flip BIT p)      disk for a write, in the buffer for a read; which one is
 //	                  drawn, or BIT counted from the first of the request
-//	(Delay 5ms p)     the call waits first; then later rules are looked at
+//	(Delay 5ms p)     the call waits first; then the later rules are tried
 //
 // Err, ENOSPC and Delay apply to every call, and the other actions only to transfers. The rules are
 // tried in order, and only the first rule that applies has an effect. If that rule is a Delay, the
@@ -34,10 +34,10 @@
 //	Any                      every call; the same as leaving p out
 //	(File "seg-*")           the file's name, as path.Match does; any of a Sync's files
 //	(Offset FROM TO)         a transfer that touches bytes FROM to TO-1
-//	(After N)                false for the first N times it is asked
-//	(Count N)                true for the first N times it is asked
+//	(After N)                false for the first N calls that it tests, then true
+//	(Count N)                true for the first N calls that it tests, then false
 //	(Prob P SEED)            true with probability P; the same SEED, the same draws
-//	(And p …) (Or p …)       left to right, asking no further than needed
+//	(And p …) (Or p …)       left to right, until the result is certain
 //	(Not p)
 //
 // So (And Reads (After 3) (Count 2)) selects the fourth and the fifth read.
