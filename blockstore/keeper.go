@@ -98,8 +98,8 @@ func (v *volume) remove(g *segment) error {
 	return v.dev.Remove(g.file.Name())
 }
 
-// zeroAhead prepares one blank segment for the next cut, if there is none and the
-// capacity has room for one.
+// zeroAhead creates a blank segment for the next cut and fills it with zeroes. It does nothing if
+// there is a blank segment already, or if the capacity has no room for one.
 func (v *volume) zeroAhead(ctx context.Context) error {
 	if !v.takesWrites() || !v.space.wantsBlank() {
 		return nil

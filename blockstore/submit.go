@@ -103,7 +103,8 @@ func (m *submission) run(ctx context.Context, volumes []*volume) error {
 		return m.runOn(ctx, one)
 	}
 	return onVolumes(volumes, func(v *volume) error {
-		// Each volume needs its own requests. The volumes share the jobs, but use different ones.
+		// Each volume needs its own requests. The volumes share the array of jobs, but each uses
+		// only its own jobs.
 		part := submission{op: m.op, jobs: m.jobs}
 		return part.runOn(ctx, v)
 	})

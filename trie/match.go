@@ -371,8 +371,8 @@ func (w *walk) hybrid(m *Match) {
 		if groups[g].Kind == kv.Window {
 			m.Cut = CutWindowMissing
 		}
-		// A prefix of missing blocks ends before the missing block and does not need it. Every
-		// group is checked again at the new length.
+		// A prefix that ends before the block with the index missing does not need that block.
+		// Every group is checked again at the new length.
 		m.Blocks, g = missing, -1
 	}
 	if w.ns.tree {

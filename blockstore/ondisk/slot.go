@@ -205,8 +205,8 @@ func (h *SlotHeader) String() string {
 // LayerSum is the checksum of one layer: XXH3-64.
 func LayerSum(layer []byte) uint64 { return xxh3.Hash(layer) }
 
-// AppendLayerSums appends the checksum of each of the layers equal parts of
-// payload to dst.
+// AppendLayerSums divides payload into equal parts, as many as layers, and appends the checksum of
+// each part to dst.
 func AppendLayerSums(dst []uint64, payload []byte, layers int) []uint64 {
 	n := len(payload) / layers
 	for i := range layers {

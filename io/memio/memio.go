@@ -329,8 +329,8 @@ func (d *Device) Info() blockio.Info {
 	return blockio.Info{Backend: "mem", Path: d.medium.opts.Path, Detail: "in memory; ends with the process"}
 }
 
-// Stats implements blockio.Device. The gauges are zero: no request stays in flight, and there is no
-// budget.
+// Stats implements blockio.Device. InFlightBytes and InFlightLimitBytes are zero: no request stays in
+// flight, and there is no budget.
 func (d *Device) Stats() blockio.Stats { return d.counters.Stats() }
 
 // Close implements blockio.Device. The volume remains: see Reopen.
