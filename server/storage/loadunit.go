@@ -269,7 +269,7 @@ func (l *load) want(i int) ondisk.SlotKey {
 }
 
 // part makes a part of the bytes in h from payload to payload+bytes. at is the offset of the part
-// in the piece. part records the checksums sums of its layers.
+// in the piece. part records sums, the checksums of the part's layers.
 func (l *load) part(i int, at int64, h *hold, payload, bytes int64, sums []uint64) Part {
 	h.retain()
 	l.mu.Lock()

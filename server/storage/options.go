@@ -49,9 +49,9 @@ type Options struct {
 	Durability blockstore.Durability
 	SyncEvery  time.Duration
 	// ReadsMax is the maximum number of Loads that read from one volume at a time. If another Load
-	// requests pieces from that volume, these pieces are Busy. At most ReadsMax times the number of
-	// volumes Loads are in progress in all. The same number of further Loads may wait; any other
-	// Load is Busy. Default 256.
+	// requests pieces from that volume, these pieces are Busy. The maximum number of Loads in
+	// progress on the node is ReadsMax multiplied by the number of volumes. As many further Loads
+	// may wait; any other Load is Busy. Default 256.
 	ReadsMax int
 	// ReservationsMax is the maximum number of open reservations. Default 256.
 	ReservationsMax int
